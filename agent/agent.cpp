@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The agent's life and its memory. Its operations are in operations.cpp.
+
+#include "agent.hpp"
+
+#include "base/log.hpp"
+#include "driver/context.hpp"
+
+#include <pthread.h>
+
+#include <cstdlib>
+
+namespace gpu_sleep::agent {
+namespace {
+
+std::atomic<Agent*> g_agent{nullptr};
+std::mutex g_agent_mutex; ///< one making at a time
+
+constexpr std::size_t k_max_name_length = 64;
+
+/// Says once that work in a context of the program's own cannot be waited for.
+void warn_of_own_context(const driver::Api& api) {
+    static std::atomic<bool> looked{false};
+    if (looked.exchange(true) || !driver::has_own_context_current(api)) return;
+    log::warning(
+        "the program works in a context of its own: it must synchronize that itself before a sleep, in a "
+        "before-sleep callback");
+}
+
+} // namespace
+
+Agent* Agent::existing() noexcept {
+    return g_agent.load(std::memory_order_acquire);
+}
+
+Agent& Agent::instance() {
+    if (auto* agent = existing()) return *agent;
+    const std::lock_guard lock(g_agent_mutex);
+    if (auto* agent = existing()) return *agent;
+    auto* agent = new Agent; // never destroyed: its threads, and late callers, may outlive static destructors
+    g_agent.store(agent, std::memory_order_release);
+    return *agent;
+}
+
+Agent::Agent() : server_(*this) {
+    if (const char* name = std::getenv("GPU_SLEEP_NAME"))
+        name_ = std::string(name).substr(0, k_max_name_length);
+}
+
+void Agent::handle_exit() noexcept {
+    auto* agent = existing();
+    if (!agent) return;
+    agent->exiting_ = true;
+    agent->server_.remove_endpoint();
+}
+
+void Agent::handle_fork_in_child() noexcept {
+    // The child has the memory of the agent but none of its threads, and CUDA does not work in it: it starts
+    // without.
+    if (auto* agent = existing()) agent->server_.close_in_child();
+    g_agent.store(nullptr, std::memory_order_release);
+}
+
+Result<void> Agent::start() {
+    if (running_.load(std::memory_order_acquire)) return {};
+    const std::lock_guard lock(start_mutex_);
+    if (running_.load(std::memory_order_relaxed)) return {};
+    auto api = driver::Api::load();
+    if (!api) return std::move(api).error();
+    GPU_SLEEP_DRIVER_TRY(*api, cuInit, "cannot initialise CUDA", 0);
+    if (!running_storage_)
+        running_storage_ = std::make_unique<Running>(*api, ledger_, sleep::Engine::Options{});
+    GPU_SLEEP_TRY(server_.start());
+    static std::once_flag once;
+    std::call_once(once, [] {
+        std::atexit(&Agent::handle_exit);
+        ::pthread_atfork(nullptr, nullptr, &Agent::handle_fork_in_child);
+    });
+    running_.store(running_storage_.get(), std::memory_order_release);
+    return {};
+}
+
+Result<driver::DeviceAddress> Agent::allocate(int device, std::string_view tag, Bytes bytes) {
+    GPU_SLEEP_TRY(start());
+    if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
+    auto& running = *running_.load();
+    warn_of_own_context(running.api);
+    const std::lock_guard lock(memory_mutex_);
+    return running.heap.allocate(device, ledger_.tag_id(tag), bytes);
+}
+
+Result<void> Agent::prepare_free(driver::DeviceAddress address) {
+    auto& running = *running_.load();
+    {
+        const std::lock_guard lock(memory_mutex_);
+        const auto* backing = ledger_.find(address);
+        if (!backing || backing->shared || backing->is_asleep()) return {};
+    }
+    // As the driver's own free does: nothing may still use memory that goes, and a capture must not be under
+    // way. Without the mutex, for it may take long.
+    const driver::RelaxedCaptureMode relaxed(running.api);
+    const auto contexts = driver::active_contexts(running.api);
+    if (!contexts) return contexts.error();
+    driver::DrainLimits limits;
+    limits.captures = Clock::now();
+    limits.work = Clock::time_point::max();
+    return driver::drain(running.api, *contexts, limits);
+}
+
+Result<void> Agent::free(driver::DeviceAddress address) {
+    if (exiting_) return {}; // the driver takes everything back
+    auto* running = running_.load();
+    if (!running) return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
+    if (auto drained = prepare_free(address); !drained) {
+        if (drained.error().code != ErrorCode::context_lost) return drained;
+        log::debug("freeing without waiting: {}",
+                   drained.error().message); // no work runs in a broken context
+    }
+    const std::lock_guard lock(memory_mutex_);
+    auto freed = running->heap.free(address);
+    if (!freed) return std::move(freed).error();
+    running->engine.vaults().forget(freed->kept);
+    return {};
+}
+
+Result<void> Agent::allow_access(driver::DeviceAddress address, int device) {
+    auto* running = running_.load();
+    if (!running) return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
+    const std::lock_guard lock(memory_mutex_);
+    return running->heap.allow_access(address, device);
+}
+
+Result<void> Agent::set_policy(std::string_view tag, model::Policy policy) {
+    const std::lock_guard lock(memory_mutex_);
+    ledger_.set_policy(ledger_.tag_id(tag), policy);
+    return {};
+}
+
+Result<void> Agent::preserve(driver::DeviceAddress address, Bytes bytes) {
+    auto* running = running_.load();
+    if (!running) return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
+    const std::lock_guard lock(memory_mutex_);
+    auto place = running->heap.locate(address);
+    if (!place) return std::move(place).error();
+    auto& [backing, whole] = *place;
+    const ledger::Span span{address - backing->address, bytes};
+    if (bytes > whole.bytes || span.end() > whole.end())
+        return make_error(ErrorCode::not_owned, "{} from {:#x} on do not lie within one allocation",
+                          format_bytes(bytes), address);
+    ledger::Ledger::preserve(*backing, span);
+    return {};
+}
+
+Result<void> Agent::mark_refilled(std::string_view tag) {
+    const std::lock_guard lock(memory_mutex_);
+    const auto id = ledger_.find_tag(tag);
+    if (!id) return id.error();
+    for (auto& [address, backing] : ledger_.backings())
+        if (backing.tag == *id && !backing.is_asleep()) backing.needs_refill = false;
+    return {};
+}
+
+void Agent::set_name(std::string_view name) {
+    const std::lock_guard lock(name_mutex_);
+    name_ = name;
+}
+
+Bytes Agent::asleep_bytes() {
+    const std::lock_guard lock(memory_mutex_);
+    Bytes sum = 0;
+    for (const auto& [address, backing] : ledger_.backings()) sum += backing.is_asleep() ? backing.bytes : 0;
+    return sum;
+}
+
+} // namespace gpu_sleep::agent

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The agent of a process: its memory, its transactions and its life, from the first use of CUDA through fork
+// to exit.
+
+#pragma once
+
+#include "callbacks.hpp"
+#include "memory/heap.hpp"
+#include "server/server.hpp"
+#include "sleep/engine.hpp"
+#include "turnstile.hpp"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+namespace gpu_sleep::agent {
+
+/// One for each process; a child of fork() starts without. Thread-safe.
+///
+/// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then
+/// memory_mutex_. None is held across socket work or callbacks. Nobody waits for anything but the driver
+/// under memory_mutex_.
+class Agent final : public server::Operations {
+public:
+    /// Makes it on first use, without CUDA, threads or files. Never destroyed.
+    static Agent& instance();
+    /// The agent if there is one.
+    static Agent* existing() noexcept;
+
+    /// Opens the driver, initialises CUDA, starts the threads and the socket. Cheap once it is done.
+    /// Errors: no_driver, driver_failed, internal. A socket that cannot be made is logged and does without.
+    [[nodiscard]] Result<void> start();
+
+    /// See the functions of the same purpose in gpu_sleep.h for all of these.
+    [[nodiscard]] Result<driver::DeviceAddress> allocate(int device, std::string_view tag, Bytes bytes);
+    [[nodiscard]] Result<void> free(driver::DeviceAddress address);
+    [[nodiscard]] Result<void> allow_access(driver::DeviceAddress address, int device);
+    [[nodiscard]] Result<void> set_policy(std::string_view tag, model::Policy policy);
+    [[nodiscard]] Result<void> preserve(driver::DeviceAddress address, Bytes bytes);
+    [[nodiscard]] Result<void> mark_refilled(std::string_view tag);
+    void set_name(std::string_view name);
+    [[nodiscard]] Bytes asleep_bytes();
+
+    [[nodiscard]] Callbacks& callbacks() noexcept { return callbacks_; }
+    [[nodiscard]] Turnstile& turnstile() noexcept { return turnstile_; }
+
+    /// Runs an operation on the operations thread and waits for it. Errors: refused when called from a
+    /// callback.
+    [[nodiscard]] server::Outcome run_here(server::Operation operation);
+
+    // server::Operations, called on the server's threads.
+    [[nodiscard]] model::Report status() override;
+    [[nodiscard]] server::Outcome run(const server::Operation& operation,
+                                      const server::ProgressSink& progress) override;
+    void after_reply() override;
+
+private:
+    /// What exists once CUDA is in use.
+    struct Running {
+        explicit Running(driver::Api found, ledger::Ledger& ledger, sleep::Engine::Options options)
+            : api(found), heap(api, ledger), engine(api, ledger, options) {}
+        driver::Api api;
+        memory::Heap heap;
+        sleep::Engine engine;
+    };
+
+    Agent();
+    static void handle_exit() noexcept;
+    static void handle_fork_in_child() noexcept;
+
+    [[nodiscard]] Result<model::Report> sleep(const model::SleepRequest& request,
+                                              const server::ProgressSink& progress);
+    [[nodiscard]] Result<model::Report> wake(const model::WakeRequest& request,
+                                             const server::ProgressSink& progress);
+    [[nodiscard]] Result<Event> try_to_wake(const model::WakeRequest& request,
+                                            const server::ProgressSink& progress, model::Report& report);
+    [[nodiscard]] Result<Event> wake_within(const model::WakeRequest& request,
+                                            const server::ProgressSink& progress, model::Report& report);
+    [[nodiscard]] Result<Event> preview(const model::SleepRequest& request);
+    [[nodiscard]] Result<void> quiesce(const model::SleepRequest& request,
+                                       const server::ProgressSink& progress, Clock::time_point deadline,
+                                       std::vector<int>& ran, model::Report& report);
+    [[nodiscard]] Result<void> prepare_free(driver::DeviceAddress address);
+    void complete(model::Report& report);
+
+    std::mutex start_mutex_; ///< one start at a time
+    std::unique_ptr<Running> running_storage_;
+    std::atomic<Running*> running_{nullptr};
+
+    std::mutex memory_mutex_; ///< guards ledger_, and the heap and the engine in running_
+    ledger::Ledger ledger_;
+    Clock::time_point state_since_ = Clock::now();
+
+    std::mutex name_mutex_; ///< guards name_
+    std::string name_;
+
+    Turnstile turnstile_;
+    Callbacks callbacks_;
+    server::Server server_;
+    std::atomic<bool> exiting_{false}; ///< the process is ending: no more calls of CUDA
+};
+
+} // namespace gpu_sleep::agent

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The C API: checks arguments, calls the agent, and turns errors into statuses. No policy.
+
+#include "gpu_sleep/gpu_sleep.h"
+
+#include "agent.hpp"
+#include "base/guard.hpp"
+#include "base/log.hpp"
+
+#include <cstring>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+using namespace gpu_sleep;
+using agent::Agent;
+
+namespace {
+
+constexpr std::size_t k_max_name_length = 64;
+
+thread_local std::string t_last_error;
+thread_local std::vector<std::string> t_tags;
+
+gpu_sleep_status fail(const Error& error) noexcept {
+    try {
+        t_last_error = error.message;
+    } catch (const std::bad_alloc&) {
+        t_last_error.clear();
+    }
+    return static_cast<gpu_sleep_status>(error.code);
+}
+
+/// Runs the body of an API function, which returns a Result<void>: nothing it throws reaches the program.
+template <class Body>
+gpu_sleep_status finish(Body&& body) noexcept {
+    const auto result = guarded(std::forward<Body>(body));
+    return result ? GPU_SLEEP_OK : fail(result.error());
+}
+
+Error invalid(std::string_view what) {
+    return make_error(ErrorCode::invalid_argument, "{}", what);
+}
+
+/// `tag` as text. Errors: invalid_argument.
+Result<std::string_view> checked_tag(const char* tag) {
+    if (!tag || !model::is_valid_tag(tag))
+        return invalid("a tag is 1 to 64 letters, digits, '_', '-', '.' or ':'");
+    return std::string_view(tag);
+}
+
+Result<void> run(agent::server::Operation operation) {
+    auto outcome = Agent::instance().run_here(std::move(operation));
+    if (auto* failure = std::get_if<model::Failure>(&outcome)) return std::move(failure->error);
+    return {};
+}
+
+std::string_view current_tag() {
+    return t_tags.empty() ? model::k_default_tag : std::string_view(t_tags.back());
+}
+
+driver::DeviceAddress address_of(const void* pointer) {
+    return reinterpret_cast<driver::DeviceAddress>(pointer);
+}
+
+std::vector<std::string> split_tags(const char* tags) {
+    std::vector<std::string> names;
+    for (std::string_view rest = tags ? tags : ""; !rest.empty();) {
+        const auto comma = rest.find(',');
+        names.emplace_back(rest.substr(0, comma));
+        rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
+    }
+    return names;
+}
+
+} // namespace
+
+extern "C" {
+
+const char* gpu_sleep_version(void) {
+    return GPU_SLEEP_VERSION;
+}
+
+int gpu_sleep_api_version(void) {
+    return GPU_SLEEP_API_VERSION;
+}
+
+const char* gpu_sleep_last_error(void) {
+    return t_last_error.c_str();
+}
+
+gpu_sleep_status gpu_sleep_alloc(void** pointer, size_t bytes, int device, const char* tag) {
+    return finish([&]() -> Result<void> {
+        if (!pointer) return invalid("the place for the address is NULL");
+        const auto name = tag ? checked_tag(tag) : Result<std::string_view>(current_tag());
+        if (!name) return name.error();
+        const auto address = Agent::instance().allocate(device, *name, bytes);
+        if (!address) return address.error();
+        *pointer = reinterpret_cast<void*>(*address);
+        return {};
+    });
+}
+
+gpu_sleep_status gpu_sleep_free(void* pointer) {
+    return finish([&] { return pointer ? Agent::instance().free(address_of(pointer)) : Result<void>(); });
+}
+
+gpu_sleep_status gpu_sleep_allow_access(void* pointer, int device) {
+    return finish([&] { return Agent::instance().allow_access(address_of(pointer), device); });
+}
+
+gpu_sleep_status gpu_sleep_push_tag(const char* tag) {
+    return finish([&]() -> Result<void> {
+        const auto name = checked_tag(tag);
+        if (!name) return name.error();
+        t_tags.emplace_back(*name);
+        return {};
+    });
+}
+
+gpu_sleep_status gpu_sleep_pop_tag(void) {
+    return finish([]() -> Result<void> {
+        if (t_tags.empty()) return invalid("no tag scope is open on this thread");
+        t_tags.pop_back();
+        return {};
+    });
+}
+
+gpu_sleep_status gpu_sleep_set_policy(const char* tag, gpu_sleep_retention retention, int refillable) {
+    return finish([&]() -> Result<void> {
+        const auto name = checked_tag(tag);
+        if (!name) return name.error();
+        if (retention < GPU_SLEEP_OFFLOAD || retention > GPU_SLEEP_DISCARD)
+            return invalid("there is no such retention");
+        return Agent::instance().set_policy(*name,
+                                            {static_cast<model::Retention>(retention), refillable != 0});
+    });
+}
+
+gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes) {
+    return finish([&]() -> Result<void> {
+        if (bytes == 0) return invalid("a span of zero bytes preserves nothing");
+        return Agent::instance().preserve(address_of(pointer), bytes);
+    });
+}
+
+gpu_sleep_status gpu_sleep_mark_refilled(const char* tag) {
+    return finish([&]() -> Result<void> {
+        const auto name = checked_tag(tag);
+        if (!name) return name.error();
+        return Agent::instance().mark_refilled(*name);
+    });
+}
+
+gpu_sleep_status gpu_sleep_set_name(const char* name) {
+    return finish([&]() -> Result<void> {
+        if (!name || std::strlen(name) > k_max_name_length)
+            return invalid("a name has at most 64 characters");
+        Agent::instance().set_name(name);
+        return {};
+    });
+}
+
+gpu_sleep_status gpu_sleep_add_callback(gpu_sleep_callback before_sleep, gpu_sleep_callback after_wake,
+                                        void* user, uint32_t deadline_ms, int* id) {
+    return finish([&]() -> Result<void> {
+        if (!before_sleep && !after_wake) return invalid("both callbacks are NULL");
+        auto& callbacks = Agent::instance().callbacks();
+        const int added = callbacks.add(before_sleep, after_wake, user, Milliseconds(deadline_ms));
+        if (id) *id = added;
+        return {};
+    });
+}
+
+gpu_sleep_status gpu_sleep_remove_callback(int id) {
+    return finish([&] { return Agent::instance().callbacks().remove(id); });
+}
+
+gpu_sleep_status gpu_sleep_hold(void) {
+    return finish([]() -> Result<void> {
+        Agent::instance().turnstile().hold(agent::Callbacks::is_callback_thread());
+        return {};
+    });
+}
+
+gpu_sleep_status gpu_sleep_resume(void) {
+    return finish([] { return Agent::instance().turnstile().resume(); });
+}
+
+gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms) {
+    return finish([&]() -> Result<void> {
+        if (level != 1 && level != 2) return invalid("the level is 1 or 2");
+        model::SleepRequest request;
+        request.level = static_cast<model::Level>(level);
+        request.tags = split_tags(tags);
+        if (timeout_ms != 0) request.timeout = Milliseconds(timeout_ms);
+        return run(std::move(request));
+    });
+}
+
+gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms) {
+    return finish([&]() -> Result<void> {
+        model::WakeRequest request;
+        request.tags = split_tags(tags);
+        request.wait = Milliseconds(wait_ms);
+        return run(std::move(request));
+    });
+}
+
+size_t gpu_sleep_asleep_bytes(void) {
+    return Agent::instance().asleep_bytes();
+}
+
+void* gpu_sleep_torch_malloc(ssize_t size, int device, void* /*stream*/) {
+    void* pointer = nullptr;
+    if (size <= 0 ||
+        gpu_sleep_alloc(&pointer, static_cast<std::size_t>(size), device, nullptr) != GPU_SLEEP_OK)
+        return nullptr;
+    return pointer;
+}
+
+void gpu_sleep_torch_free(void* pointer, ssize_t /*size*/, int /*device*/, void* /*stream*/) {
+    if (gpu_sleep_free(pointer) != GPU_SLEEP_OK) log::error("cannot free {}: {}", pointer, t_last_error);
+}
+} // extern "C"

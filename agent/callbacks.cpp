@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Running the program's code, and giving up on it when it is late.
+
+#include "callbacks.hpp"
+
+#include "base/guard.hpp"
+#include "base/quiet_thread.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::agent {
+namespace {
+
+thread_local bool t_is_callback_thread = false;
+
+std::vector<const char*> pointers_of(const std::vector<std::string>& names) {
+    std::vector<const char*> pointers;
+    pointers.reserve(names.size());
+    for (const auto& name : names) pointers.push_back(name.c_str());
+    return pointers;
+}
+
+int call(gpu_sleep_callback function, void* user, const Event& event) {
+    const auto tags = pointers_of(event.tags);
+    const auto dropped = pointers_of(event.dropped_tags);
+    const gpu_sleep_event view{sizeof(gpu_sleep_event), event.level,   tags.size(), tags.data(),
+                               dropped.size(),          dropped.data()};
+    return function(&view, user);
+}
+
+} // namespace
+
+bool Callbacks::is_callback_thread() noexcept {
+    return t_is_callback_thread;
+}
+
+int Callbacks::add(gpu_sleep_callback before_sleep, gpu_sleep_callback after_wake, void* user,
+                   Milliseconds deadline) {
+    const std::lock_guard lock(mutex_);
+    entries_.push_back({next_id_, before_sleep, after_wake, user, deadline});
+    return next_id_++;
+}
+
+Result<void> Callbacks::remove(int id) {
+    std::unique_lock lock(mutex_);
+    const auto removed = std::erase_if(entries_, [=](const Entry& e) { return e.id == id; });
+    if (removed == 0) return make_error(ErrorCode::invalid_argument, "there is no callback {}", id);
+    if (!t_is_callback_thread) changed_.wait(lock, [&] { return !job_ || job_->entry.id != id; });
+    return {};
+}
+
+std::vector<Callbacks::Entry> Callbacks::snapshot() {
+    const std::lock_guard lock(mutex_);
+    return entries_;
+}
+
+Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point deadline,
+                                         std::vector<int>& ran) {
+    for (const auto& entry : snapshot()) {
+        if (entry.before_sleep) {
+            const auto answer = run(entry, entry.before_sleep, event, deadline);
+            if (!answer) return answer.error();
+            if (*answer != 0)
+                return make_error(ErrorCode::refused,
+                                  "a before-sleep callback of the program refused (it returned {})", *answer);
+        }
+        ran.push_back(entry.id);
+    }
+    return {};
+}
+
+std::vector<std::string> Callbacks::run_after_wake(const Event& event, Clock::time_point deadline,
+                                                   const std::vector<int>* only) {
+    std::vector<std::string> failures;
+    for (const auto& entry : snapshot()) {
+        if (!entry.after_wake) continue;
+        if (only && std::find(only->begin(), only->end(), entry.id) == only->end()) continue;
+        const auto answer = run(entry, entry.after_wake, event, deadline);
+        if (!answer)
+            failures.push_back(answer.error().message);
+        else if (*answer != 0)
+            failures.push_back(
+                fmt::format("an after-wake callback of the program failed (it returned {})", *answer));
+    }
+    return failures;
+}
+
+Result<void> Callbacks::start_thread() {
+    if (has_thread_) return {};
+    auto thread = start_quiet_thread("gpu-sleep-call", [this] { serve(); });
+    if (!thread) return std::move(thread).error();
+    thread->detach();
+    has_thread_ = true;
+    return {};
+}
+
+Result<int> Callbacks::run(const Entry& entry, gpu_sleep_callback function, const Event& event,
+                           Clock::time_point deadline) {
+    if (entry.deadline.count() > 0) deadline = std::min(deadline, Clock::now() + entry.deadline);
+    std::unique_lock lock(mutex_);
+    GPU_SLEEP_TRY(start_thread());
+    if (!changed_.wait_until(lock, deadline, [this] { return !job_; }))
+        return make_error(ErrorCode::timed_out, "a callback of an earlier request still runs");
+    const auto still =
+        std::any_of(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.id == entry.id; });
+    if (!still) return 0; // removed meanwhile
+    const auto job = std::make_shared<Job>(Job{entry, function, event});
+    job_ = job;
+    changed_.notify_all();
+    if (!changed_.wait_until(lock, deadline, [&] { return job->done; }))
+        return make_error(ErrorCode::timed_out, "a callback of the program did not return in time");
+    return job->result;
+}
+
+void Callbacks::serve() {
+    t_is_callback_thread = true;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        changed_.wait(lock, [this] { return job_ != nullptr; });
+        const auto job = job_;
+        lock.unlock();
+        const auto result =
+            guarded([&]() -> Result<int> { return call(job->function, job->entry.user, job->event); });
+        lock.lock();
+        job->result = result ? *result : -1; // what throws has not done its part
+        job->done = true;
+        job_.reset();
+        changed_.notify_all();
+    }
+}
+
+} // namespace gpu_sleep::agent

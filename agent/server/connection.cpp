@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Receiving requests and sending replies.
+
+#include "connection.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include <array>
+#include <cerrno>
+#include <fstream>
+
+namespace gpu_sleep::agent::server {
+namespace {
+
+/// The user id that stands for every user whom this user namespace does not know.
+uid_t overflow_uid() {
+    constexpr uid_t k_default = 65534;
+    std::ifstream file("/proc/sys/kernel/overflowuid");
+    uid_t uid = k_default;
+    return file >> uid ? uid : k_default;
+}
+
+/// The socket lies in a directory that only its owner may enter, so whoever gets here is this user, or holds
+/// the capability to pass: root. Root of an outer user namespace shows as the overflow user.
+bool is_allowed(uid_t peer) {
+    return peer == ::geteuid() || peer == 0 || peer == overflow_uid();
+}
+
+} // namespace
+
+Result<std::unique_ptr<Connection>> Connection::adopt(UniqueFd socket) {
+    ucred peer{};
+    socklen_t length = sizeof(peer);
+    if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || !is_allowed(peer.uid))
+        return make_error(ErrorCode::not_permitted, "user {} may not control a process of user {}", peer.uid,
+                          ::geteuid());
+    constexpr timeval k_send_limit{2, 0};
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &k_send_limit, sizeof(k_send_limit));
+    return std::unique_ptr<Connection>(new Connection(std::move(socket)));
+}
+
+Result<void> Connection::receive() {
+    std::array<std::byte, 4096> buffer;
+    for (;;) {
+        const auto got = ::recv(socket_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+        if (got > 0) {
+            reader_.append({buffer.data(), static_cast<std::size_t>(got)});
+            // Whole requests are small: what is left can wait until this much was looked at.
+            return {};
+        }
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {};
+        return make_error(ErrorCode::connection_lost, "the command closed the connection");
+    }
+}
+
+Result<std::optional<protocol::Request>> Connection::next() {
+    auto frame = reader_.next();
+    if (!frame) return std::move(frame).error();
+    if (!frame->has_value()) return std::optional<protocol::Request>();
+    auto request = protocol::decode_request(**frame);
+    if (!request) return std::move(request).error();
+    return std::optional(*std::move(request));
+}
+
+void Connection::answer(const protocol::Reply& reply) {
+    auto bytes = protocol::encode(reply);
+    if (!bytes) bytes = protocol::encode(protocol::Reply(model::Failure{bytes.error(), model::State::awake}));
+    if (!bytes) return;
+    for (std::size_t sent = 0; sent < bytes->size();) {
+        const auto count = ::send(socket_.get(), bytes->data() + sent, bytes->size() - sent, MSG_NOSIGNAL);
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) return; // nobody is there to be told
+        sent += static_cast<std::size_t>(count);
+    }
+    ::shutdown(socket_.get(), SHUT_WR);
+}
+
+bool Connection::tell(const model::Progress& progress) {
+    constexpr Milliseconds k_interval{50};
+    if (Clock::now() - last_told_ < k_interval) return true;
+    last_told_ = Clock::now();
+    pollfd peer{socket_.get(), POLLRDHUP, 0};
+    if (::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return false;
+    const auto bytes = protocol::encode(protocol::Reply(progress));
+    if (!bytes) return true;
+    const auto count = ::send(socket_.get(), bytes->data(), bytes->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    return static_cast<std::size_t>(count) == bytes->size();
+}
+
+} // namespace gpu_sleep::agent::server

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One command's connection: who it is, what it sends, what it is told.
+
+#pragma once
+
+#include "base/fd.hpp"
+#include "base/units.hpp"
+#include "protocol/messages.hpp"
+
+#include <optional>
+
+namespace gpu_sleep::agent::server {
+
+/// Used by one thread at a time: first the listening one, then, with an operation, the operations thread.
+class Connection {
+public:
+    /// Takes over an accepted socket. Errors: not_permitted (the peer is neither this user nor root).
+    [[nodiscard]] static Result<std::unique_ptr<Connection>> adopt(UniqueFd socket);
+
+    [[nodiscard]] int fd() const noexcept { return socket_.get(); }
+    [[nodiscard]] Clock::time_point since() const noexcept { return since_; }
+
+    /// Reads what has arrived. Errors: connection_lost.
+    [[nodiscard]] Result<void> receive();
+    /// The next whole request, if there is one. Errors: protocol_mismatch, invalid_argument.
+    [[nodiscard]] Result<std::optional<protocol::Request>> next();
+
+    /// Sends the last word and lets the peer see the end. Waits two seconds at most for a peer that does not
+    /// read.
+    void answer(const protocol::Reply& reply);
+
+    /// Sends progress, at most every 50 ms, and never waits. Returns false when the peer has gone.
+    [[nodiscard]] bool tell(const model::Progress& progress);
+
+private:
+    explicit Connection(UniqueFd socket) noexcept : socket_(std::move(socket)) {}
+
+    UniqueFd socket_;
+    protocol::FrameReader reader_;
+    Clock::time_point since_ = Clock::now();
+    Clock::time_point last_told_{};
+};
+
+} // namespace gpu_sleep::agent::server

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The socket's place in the file system: the user's directory, the process's own name, nothing left behind.
+
+#pragma once
+
+#include "base/fd.hpp"
+#include "base/result.hpp"
+
+#include <sys/types.h>
+
+#include <string>
+
+namespace gpu_sleep::agent::server {
+
+/// A listening socket in the user's agent directory. Used by one thread, but for the two functions that say
+/// so.
+class Endpoint {
+public:
+    /// Makes the directory if need be (private, owned by this user, not a link; when somebody else took its
+    /// name, one with a number), removes sockets there whose processes are gone, binds and listens. Errors:
+    /// io_failed, not_permitted.
+    [[nodiscard]] Result<void> open();
+
+    [[nodiscard]] int fd() const noexcept { return socket_.get(); }
+    [[nodiscard]] const std::string& path() const noexcept { return path_; }
+
+    /// Whether the file that names the socket is still there: /tmp is cleaned by others.
+    [[nodiscard]] bool is_in_place() const;
+
+    /// Removes the file. At the end of the process; async-signal-safe.
+    void remove() const noexcept;
+    /// Closes the descriptor in a child. Async-signal-safe.
+    void close_in_child() const noexcept;
+
+private:
+    UniqueFd socket_;
+    std::string path_;
+    dev_t device_ = 0; ///< identity of the file that we made
+    ino_t inode_ = 0;
+};
+
+} // namespace gpu_sleep::agent::server

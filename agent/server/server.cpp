@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The two threads.
+
+#include "server.hpp"
+
+#include "base/guard.hpp"
+#include "base/log.hpp"
+#include "base/quiet_thread.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <future>
+#include <thread>
+
+namespace gpu_sleep::agent::server {
+namespace {
+
+constexpr std::size_t k_most_connections = 64;
+constexpr Milliseconds k_request_limit{10'000}; ///< for a command to send its request
+constexpr Milliseconds k_tick{2'000};           ///< how often the socket's file is looked for
+constexpr Milliseconds k_shortage_pause{100};
+
+} // namespace
+
+Result<void> Server::start() {
+    auto operations = start_quiet_thread("gpu-sleep-work", [this] { operate_for_ever(); });
+    if (!operations) return std::move(operations).error();
+    operations->detach();
+    if (auto opened = endpoint_.open(); !opened)
+        log::error("this process cannot be controlled from outside: {}", opened.error().message);
+    auto listening = start_quiet_thread("gpu-sleep-ctl", [this] { listen_for_ever(); });
+    if (!listening) return std::move(listening).error();
+    listening->detach();
+    return {};
+}
+
+Outcome Server::post(Operation operation) {
+    std::promise<Outcome> promise;
+    auto outcome = promise.get_future();
+    enqueue({std::move(operation), [](const model::Progress&) { return true; },
+             [&promise](Outcome done) { promise.set_value(std::move(done)); }});
+    return outcome.get();
+}
+
+void Server::remove_endpoint() noexcept {
+    endpoint_.remove();
+}
+
+void Server::close_in_child() noexcept {
+    endpoint_.close_in_child();
+}
+
+void Server::enqueue(Job job) {
+    {
+        const std::lock_guard lock(mutex_);
+        jobs_.push_back(std::move(job));
+    }
+    job_added_.notify_one();
+}
+
+void Server::operate_for_ever() {
+    for (;;) {
+        std::unique_lock lock(mutex_);
+        job_added_.wait(lock, [this] { return !jobs_.empty(); });
+        const auto job = std::move(jobs_.front());
+        jobs_.pop_front();
+        lock.unlock();
+        const auto answered = guarded([&]() -> Result<void> {
+            job.answer(operations_.run(job.operation, job.progress));
+            operations_.after_reply();
+            return {};
+        });
+        if (!answered) log::write(log::Severity::error, "no memory to answer a command");
+    }
+}
+
+void Server::keep_in_place() {
+    if (endpoint_.is_in_place()) return;
+    if (auto opened = endpoint_.open(); !opened) log::debug("no socket yet: {}", opened.error().message);
+}
+
+void Server::listen_for_ever() {
+    auto next_look = Clock::now() + k_tick;
+    for (;;) {
+        const auto listened = guarded([&]() -> Result<void> {
+            listen_once(next_look);
+            return {};
+        });
+        if (!listened) std::this_thread::sleep_for(k_shortage_pause);
+    }
+}
+
+void Server::listen_once(Clock::time_point& next_look) {
+    std::vector<pollfd> polled{{endpoint_.fd(), POLLIN, 0}}; // a negative descriptor is passed over
+    for (const auto& connection : connections_) polled.push_back({connection->fd(), POLLIN, 0});
+    const int ready = ::poll(polled.data(), polled.size(), static_cast<int>(k_tick.count()));
+    const auto now = Clock::now();
+    if (now >= next_look) {
+        keep_in_place();
+        next_look = now + k_tick;
+    }
+    for (std::size_t i = connections_.size(); i-- > 0;) {
+        const bool has_input = ready > 0 && polled[i + 1].revents != 0;
+        const auto stays = guarded([&]() -> Result<bool> {
+            return has_input ? attend(connections_[i]) : now - connections_[i]->since() < k_request_limit;
+        });
+        if (!stays || !*stays) connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    if (ready > 0 && polled[0].revents != 0) accept_all();
+}
+
+void Server::accept_all() {
+    for (;;) {
+        UniqueFd socket(::accept4(endpoint_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (!socket) {
+            if (errno == EINTR || errno == ECONNABORTED) continue;
+            // Out of descriptors or memory: the connection stays in line, so look again only after a while.
+            if (errno != EAGAIN && errno != EWOULDBLOCK) std::this_thread::sleep_for(k_shortage_pause);
+            return;
+        }
+        // Who has been silent for longest makes room: otherwise silent peers could keep everybody out.
+        if (connections_.size() >= k_most_connections) connections_.erase(connections_.begin());
+        auto connection = Connection::adopt(std::move(socket));
+        if (connection)
+            connections_.push_back(*std::move(connection));
+        else
+            log::warning("refused: {}", connection.error().message);
+    }
+}
+
+bool Server::attend(std::unique_ptr<Connection>& connection) {
+    if (!connection->receive()) return false;
+    auto request = connection->next();
+    if (!request) {
+        connection->answer(model::Failure{request.error(), operations_.status().state});
+        return false;
+    }
+    if (!request->has_value()) return true;
+    if (std::holds_alternative<model::StatusRequest>(**request)) {
+        connection->answer(operations_.status());
+        return false;
+    }
+    Operation operation;
+    if (auto* sleep = std::get_if<model::SleepRequest>(&**request)) operation = std::move(*sleep);
+    if (auto* wake = std::get_if<model::WakeRequest>(&**request)) operation = std::move(*wake);
+    const std::shared_ptr<Connection> asker = std::move(connection);
+    enqueue({std::move(operation), [asker](const model::Progress& progress) { return asker->tell(progress); },
+             [asker](Outcome outcome) {
+                 std::visit([&](auto& done) { asker->answer(protocol::Reply(std::move(done))); }, outcome);
+             }});
+    return false;
+}
+
+} // namespace gpu_sleep::agent::server

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The control side of the agent: one thread that listens and answers questions, and one that runs operations.
+
+#pragma once
+
+#include "connection.hpp"
+#include "endpoint.hpp"
+#include "model/model.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <variant>
+#include <vector>
+
+namespace gpu_sleep::agent::server {
+
+using Operation = std::variant<model::SleepRequest, model::WakeRequest>;
+using Outcome = std::variant<model::Report, model::Failure>;
+/// Told how far an operation is; false means that the asker has gone.
+using ProgressSink = std::function<bool(const model::Progress&)>;
+
+/// What the server asks of the agent.
+class Operations {
+public:
+    virtual ~Operations() = default;
+    /// Called on the listening thread.
+    [[nodiscard]] virtual model::Report status() = 0;
+    /// Called on the operations thread, one at a time.
+    [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress) = 0;
+    /// Called on the operations thread once the asker has its answer: for work nobody should wait for.
+    virtual void after_reply() = 0;
+};
+
+/// Owns the two threads, the socket and the connections. Never destroyed: its threads end with the process.
+class Server {
+public:
+    explicit Server(Operations& operations) noexcept : operations_(operations) {}
+
+    /// Starts the threads. Without a socket (logged) only post() works. Errors: internal (no thread).
+    [[nodiscard]] Result<void> start();
+
+    /// Runs `operation` on the operations thread and waits for it. Thread-safe.
+    [[nodiscard]] Outcome post(Operation operation);
+
+    /// Removes the socket's file: the process is ending.
+    void remove_endpoint() noexcept;
+    /// Closes what a child inherited across fork(). Async-signal-safe.
+    void close_in_child() noexcept;
+
+private:
+    struct Job {
+        Operation operation;
+        ProgressSink progress;
+        std::function<void(Outcome)> answer;
+    };
+
+    void listen_for_ever();
+    /// Waits for something to do, for k_tick at most, and does it. Looks after the socket's file at
+    /// `next_look`.
+    void listen_once(Clock::time_point& next_look);
+    void operate_for_ever();
+    void keep_in_place();
+    void accept_all();
+    /// Reads and acts. False when the connection is finished with, or has gone to the operations thread.
+    [[nodiscard]] bool attend(std::unique_ptr<Connection>& connection);
+    void enqueue(Job job);
+
+    Operations& operations_;
+    Endpoint endpoint_; ///< used by the listening thread, and at fork and exit
+    std::vector<std::unique_ptr<Connection>> connections_; ///< used by the listening thread alone
+
+    std::mutex mutex_; ///< guards jobs_
+    std::condition_variable job_added_;
+    std::deque<Job> jobs_;
+};
+
+} // namespace gpu_sleep::agent::server

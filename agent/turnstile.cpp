@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Operations and holds take turns.
+
+#include "turnstile.hpp"
+
+namespace gpu_sleep::agent {
+
+Result<void> Turnstile::enter(bool is_sleep, Clock::time_point deadline,
+                              const std::function<bool()>& keep_going) {
+    constexpr Milliseconds k_look{100};
+    std::unique_lock lock(mutex_);
+    const auto free = [&] { return !busy_ && (!is_sleep || holds_ == 0); };
+    while (!free()) {
+        if (Clock::now() >= deadline)
+            return make_error(
+                ErrorCode::timed_out, "{}",
+                busy_ ? "another sleep or wake of the process is still under way"
+                      : "the program holds sleeps back (gpu_sleep_hold) and did not resume in time");
+        lock.unlock();
+        const bool wanted = keep_going();
+        lock.lock();
+        if (!wanted) return make_error(ErrorCode::cancelled, "the request was withdrawn");
+        changed_.wait_until(lock, std::min(deadline, Clock::now() + k_look), free);
+    }
+    busy_ = true;
+    return {};
+}
+
+void Turnstile::leave() {
+    {
+        const std::lock_guard lock(mutex_);
+        busy_ = false;
+    }
+    changed_.notify_all();
+}
+
+void Turnstile::hold(bool within_operation) {
+    std::unique_lock lock(mutex_);
+    if (!within_operation) changed_.wait(lock, [this] { return !busy_; });
+    ++holds_;
+}
+
+Result<void> Turnstile::resume() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (holds_ == 0) return make_error(ErrorCode::invalid_argument, "nothing holds sleeps back");
+        --holds_;
+    }
+    changed_.notify_all();
+    return {};
+}
+
+} // namespace gpu_sleep::agent

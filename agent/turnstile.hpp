@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Lets one operation at a time happen, and none that sleeps while the program holds sleeps back.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+
+namespace gpu_sleep::agent {
+
+/// Thread-safe. Operations wait for holds; holds wait for operations.
+class Turnstile {
+public:
+    /// Waits until no operation is under way and, for a sleep, nobody holds sleeps back. `keep_going` is
+    /// asked ten times a second. Errors: timed_out, cancelled.
+    [[nodiscard]] Result<void> enter(bool is_sleep, Clock::time_point deadline,
+                                     const std::function<bool()>& keep_going);
+    void leave();
+
+    /// Counts a hold; waits for the end of an operation under way unless `within_operation` (a callback of it
+    /// calls).
+    void hold(bool within_operation);
+    /// Errors: invalid_argument (no hold is open).
+    [[nodiscard]] Result<void> resume();
+
+private:
+    std::mutex mutex_; ///< guards all below; held for moments only
+    std::condition_variable changed_;
+    bool busy_ = false;
+    unsigned holds_ = 0;
+};
+
+} // namespace gpu_sleep::agent

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+# Completion for gpu-sleep, gpu-wake and gpu-ps in bash: options, and the processes and tags that gpu-ps lists.
+# shellcheck shell=bash
+
+# Prints the values of one member of gpu-ps --json, one a line.
+_gpu_sleep_values() {
+    gpu-ps "${@:2}" --json --timeout 500ms 2>/dev/null |
+        sed -n "s/^ *\"$1\": \"\{0,1\}\([^\",]\{1,\}\)\"\{0,1\},\{0,1\}$/\1/p" | sort -u
+}
+
+# The first word that is neither the command nor an option, if there is one.
+_gpu_sleep_target() {
+    local word
+    for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+        [[ $word =~ ^[0-9]+$ ]] && { printf '%s\n' "$word"; return; }
+    done
+}
+
+_gpu_sleep() {
+    local current=$2 previous=$3 options='--help --version --json --timeout' target words=''
+    case $1 in
+    *gpu-sleep) options+=' --level --tags --keep --discard --require-refill --dry-run --quiet' ;;
+    *gpu-wake) options+=' --tags --wait --dry-run --quiet' ;;
+    *gpu-ps) options+=' --watch' ;;
+    esac
+    case $previous in
+    --level) words='1 2' ;;
+    --timeout | --wait) words='10s 30s 60s 5m' ;;
+    --tags | --keep | --discard)
+        target=$(_gpu_sleep_target)
+        words=$(_gpu_sleep_values tag ${target:+"$target"})
+        ;;
+    *)
+        if [[ $current == -* ]]; then
+            words=$options
+        else
+            words="$(_gpu_sleep_values pid) $(_gpu_sleep_values name)"
+        fi
+        ;;
+    esac
+    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+}
+
+complete -F _gpu_sleep gpu-sleep gpu-wake gpu-ps

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// gpu-ps: lists the processes that can be put to sleep, and how they stand.
+
+#include "cli/json.hpp"
+#include "cli/options.hpp"
+#include "cli/render.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <thread>
+
+using namespace gpu_sleep;
+
+namespace {
+
+constexpr const char* k_examples =
+    "  gpu-ps                   all processes that this user may put to sleep\n"
+    "  gpu-ps 4242 --json       one of them, for a program to read\n"
+    "  gpu-ps --watch=5s        again every five seconds\n";
+
+struct Options {
+    std::string target;
+    cli::OutputOptions output;
+    Milliseconds timeout{5'000};
+    std::string watch; ///< the interval; empty to list once
+};
+
+void complain(const std::vector<cli::Outcome>& outcomes) {
+    for (const auto& [process, answer] : outcomes) {
+        const auto* failure = std::get_if<model::Failure>(&answer);
+        const auto* error = failure ? &failure->error : std::get_if<Error>(&answer);
+        if (error) std::cerr << cli::render_error("gpu-ps", "ask " + cli::title(process), *error);
+    }
+}
+
+/// Lists once. Returns the exit status.
+int list(const Options& options) {
+    const int indent = options.watch.empty() ? 2 : -1;
+    cli::Finder finder;
+    auto targets = options.target.empty() ? cli::find_all(finder) : cli::find_targets(finder, options.target);
+    if (!targets) {
+        std::cerr << cli::render_error("gpu-ps", "", targets.error());
+        if (options.output.json) std::cout << cli::to_json("gpu-ps", targets.error(), indent) << std::endl;
+        return traits(targets.error().code).exit_status;
+    }
+    const auto outcomes = cli::ask_status(*std::move(targets), options.timeout);
+    if (options.output.json)
+        std::cout << cli::to_json("gpu-ps", outcomes, indent) << std::endl;
+    else if (outcomes.empty())
+        std::cout << "no process with an agent\n" << std::flush;
+    else
+        std::cout << cli::render_listing(outcomes) << std::flush;
+    complain(outcomes);
+    return cli::exit_status_of(outcomes);
+}
+
+/// Lists again and again, until the command is ended or nobody reads any more.
+int watch(const Options& options, Milliseconds interval) {
+    constexpr const char* k_clear_screen = "\033[H\033[2J";
+    constexpr Milliseconds k_shortest{100};
+    const bool redraws = !options.output.json && ::isatty(STDOUT_FILENO) == 1;
+    int status = exit_status::done;
+    while (std::cout) {
+        if (redraws) std::cout << k_clear_screen;
+        status = list(options);
+        std::this_thread::sleep_for(std::max(interval, k_shortest));
+    }
+    return status;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    CLI::App app(
+        "Lists the processes that gpu-sleep can put to sleep: their tags, where the bytes are, and policies.",
+        "gpu-ps");
+    Options options;
+    cli::add_basics(app, k_examples);
+    cli::add_target(app, options.target);
+    app.add_flag("--watch{2s}", options.watch, "Repeat every two seconds, or as given: --watch=500ms");
+    cli::add_duration(app, "--timeout", options.timeout, "How long a process may take to answer");
+    cli::add_output(app, options.output, false);
+    if (const auto status = cli::parse(app, argc, argv)) return *status;
+    if (options.watch.empty()) return list(options);
+    const auto interval = parse_duration(options.watch);
+    if (!interval) {
+        std::cerr << cli::render_error("gpu-ps", "", interval.error());
+        return exit_status::usage;
+    }
+    return watch(options, *interval);
+}

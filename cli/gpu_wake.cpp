@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// gpu-wake: wakes a process.
+
+#include "cli/operation.hpp"
+
+using namespace gpu_sleep;
+
+namespace {
+
+constexpr const char* k_examples = "  gpu-wake 4242                  everything back, at the same addresses\n"
+                                   "  gpu-wake 4242 --tags weights   the rest stays asleep\n"
+                                   "  gpu-wake 4242 --wait 60s       try again while GPU memory is short\n";
+
+} // namespace
+
+int main(int argc, char** argv) {
+    CLI::App app(
+        "Wakes a GPU process that gpu-sleep has put to sleep: its memory returns, at the same addresses.",
+        "gpu-wake");
+    cli::Operation operation{"gpu-wake", {}, {}, {}, {}};
+    model::WakeRequest request;
+    cli::add_basics(app, k_examples);
+    cli::add_target(app, operation.target)->required();
+    cli::add_tags(app, "--tags", request.tags, "Only these tags (default: all)");
+    cli::add_duration(app, "--wait", request.wait, "How long to try again while GPU memory is short");
+    cli::add_duration(app, "--timeout", request.timeout, "How long the program's callbacks may take");
+    app.add_flag("--dry-run", request.dry_run, "Change nothing; say what would be taken and brought back");
+    cli::add_output(app, operation.output);
+    if (const auto status = cli::parse(app, argc, argv)) return *status;
+    operation.limit = request.timeout + request.wait;
+    operation.request = std::move(request);
+    return cli::run(operation);
+}

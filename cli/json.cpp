@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The JSON schema, member by member.
+
+#include "cli/json.hpp"
+
+#include <nlohmann/json.hpp>
+
+namespace gpu_sleep::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json to_value(const Error& error) {
+    const auto& row = traits(error.code);
+    return {{"code", row.name},
+            {"message", error.message},
+            {"advice", row.advice},
+            {"where", error.where},
+            {"driver_status", error.driver_status}};
+}
+
+Json to_value(const model::TagReport& tag) {
+    return {{"tag", tag.tag},
+            {"device", tag.device},
+            {"state", model::to_string(tag.state)},
+            {"policy", model::to_string(tag.policy.retention)},
+            {"refillable", tag.policy.refillable},
+            {"needs_refill", tag.needs_refill},
+            {"ranges", tag.ranges},
+            {"bytes", tag.bytes},
+            {"allocated_bytes", tag.allocated},
+            {"resident_bytes", tag.resident},
+            {"kept_bytes", tag.kept},
+            {"dropped_bytes", tag.dropped},
+            {"damaged_bytes", tag.damaged}};
+}
+
+Json to_value(const model::DeviceReport& device) {
+    Json value{{"device", device.device},
+               {"name", device.name},
+               {"moved_bytes", device.released},
+               {"kept_bytes", device.kept},
+               {"dropped_bytes", device.dropped}};
+    if (device.total == 0) return value; // the driver was not asked
+    value["free_before_bytes"] = device.free_before;
+    value["free_after_bytes"] = device.free_after;
+    value["total_bytes"] = device.total;
+    return value;
+}
+
+Json to_value(const model::PhaseTimes& times) {
+    return {{"callbacks_seconds", times.callbacks},
+            {"drain_seconds", times.drain},
+            {"transfer_seconds", times.transfer},
+            {"release_seconds", times.release},
+            {"total_seconds", times.total}};
+}
+
+template <class T>
+Json to_array(const std::vector<T>& items) {
+    auto values = Json::array();
+    for (const auto& item : items) values.push_back(to_value(item));
+    return values;
+}
+
+Json to_value(const model::Report& report) {
+    Json value{{"operation", model::to_string(report.operation)}};
+    if (report.operation == model::Operation::sleep) value["level"] = static_cast<int>(report.level);
+    value["dry_run"] = report.dry_run;
+    value["changed"] = report.changed;
+    value["state_seconds"] = report.state_seconds;
+    value["host_bytes"] = report.host_bytes;
+    value["times"] = to_value(report.times);
+    value["tags"] = to_array(report.tags);
+    value["devices"] = to_array(report.devices);
+    value["dropped_without_refill"] = report.dropped_without_refill;
+    value["notes"] = report.notes;
+    return value;
+}
+
+Json to_value(const Outcome& outcome) {
+    const auto& process = outcome.process;
+    Json value{
+        {"pid", process.pid}, {"namespace_pid", process.inner_pid}, {"user", user_name(process.uid)},
+        {"uid", process.uid}, {"command", process.command},         {"exit_status", exit_status_of(outcome)}};
+    if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
+        value["name"] = report->name;
+        value["state"] = model::to_string(report->state);
+        value["report"] = to_value(*report);
+    } else if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) {
+        value["state"] = model::to_string(failure->state);
+        value["error"] = to_value(failure->error);
+    } else {
+        value["error"] = to_value(std::get<Error>(outcome.answer));
+    }
+    return value;
+}
+
+Json document(std::string_view program, int exit_status) {
+    return {{"schema", k_json_schema},
+            {"program", program},
+            {"version", GPU_SLEEP_VERSION},
+            {"exit_status", exit_status},
+            {"processes", Json::array()}};
+}
+
+std::string written(const Json& value, int indent) {
+    return value.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+} // namespace
+
+std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, int indent) {
+    auto value = document(program, exit_status_of(outcomes));
+    for (const auto& outcome : outcomes) value["processes"].push_back(to_value(outcome));
+    return written(value, indent);
+}
+
+std::string to_json(std::string_view program, const Error& error, int indent) {
+    auto value = document(program, traits(error.code).exit_status);
+    value["error"] = to_value(error);
+    return written(value, indent);
+}
+
+} // namespace gpu_sleep::cli

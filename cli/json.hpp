@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Outcomes for programs to read. The schema is the same for all commands; man/gpu-ps.1 describes it.
+
+#pragma once
+
+#include "cli/targets.hpp"
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gpu_sleep::cli {
+
+/// Rises whenever a member changes its meaning or goes away; members may be added without that.
+inline constexpr int k_json_schema = 1;
+
+/// One document: what `program` did to each process, sizes in bytes and times in seconds. Text that is not
+/// UTF-8 is made so. `indent` is the number of spaces a level, or -1 for a single line.
+[[nodiscard]] std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes,
+                                  int indent = 2);
+
+/// The document for a command that found no process to ask.
+[[nodiscard]] std::string to_json(std::string_view program, const Error& error, int indent = 2);
+
+} // namespace gpu_sleep::cli

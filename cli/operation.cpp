@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Running a sleep or a wake from outside.
+
+#include "cli/operation.hpp"
+
+#include "cli/json.hpp"
+#include "cli/progress.hpp"
+#include "cli/render.hpp"
+
+#include <unistd.h>
+
+#include <iostream>
+
+namespace gpu_sleep::cli {
+namespace {
+
+/// The agent keeps the request's own limit; a command waits for longer before it calls the agent
+/// unresponsive.
+constexpr Milliseconds k_grace{10'000};
+
+std::string purpose(const Operation& operation, const std::string& subject) {
+    if (std::holds_alternative<model::SleepRequest>(operation.request))
+        return fmt::format("put {} to sleep", subject);
+    return fmt::format("wake {}", subject);
+}
+
+std::vector<Outcome> ask(const Operation& operation, std::vector<Target> targets) {
+    const bool visible = !operation.output.quiet && ::isatty(STDERR_FILENO) == 1;
+    ProgressBar bar(STDERR_FILENO, visible, targets.size());
+    std::vector<Question> questions;
+    questions.reserve(targets.size());
+    for (auto& target : targets)
+        questions.push_back({std::move(target.socket), operation.request, operation.limit + k_grace});
+    auto answers = ask_all(std::move(questions), [&](std::size_t index, const model::Progress& progress) {
+        bar.show(index, progress);
+    });
+
+    std::vector<Outcome> outcomes;
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+        const auto* error = std::get_if<Error>(&answers[i]);
+        if (error && error->code == ErrorCode::connection_lost)
+            answers[i] = settle(Finder(), targets[i].process, *error);
+        outcomes.push_back({std::move(targets[i].process), std::move(answers[i])});
+    }
+    return outcomes;
+}
+
+void show(const Operation& operation, const Outcome& outcome) {
+    const auto complain = [&](const Error& error) {
+        std::cerr << render_error(operation.program, purpose(operation, title(outcome.process)), error);
+    };
+    if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) return complain(failure->error);
+    if (const auto* error = std::get_if<Error>(&outcome.answer)) return complain(*error);
+    if (operation.output.json || operation.output.quiet) return;
+    std::cout << render_operation(outcome.process, std::get<model::Report>(outcome.answer));
+}
+
+} // namespace
+
+Answer settle(Finder finder, const Process& process, const Error& lost) {
+    constexpr Milliseconds k_patience{2'000};
+    const auto now = finder.proc().read(process.pid);
+    if (!now || now->start_time != process.start_time)
+        return make_error(ErrorCode::no_process, "the process has ended meanwhile");
+    auto socket = finder.connect(*now);
+    if (!socket)
+        return socket.error().code == ErrorCode::no_process ? std::move(socket).error() : Error(lost);
+    std::vector<Target> targets;
+    targets.push_back({process, *std::move(socket)});
+    const auto outcomes = ask_status(std::move(targets), k_patience);
+    const auto* report = std::get_if<model::Report>(&outcomes.front().answer);
+    if (!report) return lost;
+    return model::Failure{lost, report->state};
+}
+
+int run(const Operation& operation) {
+    Finder finder;
+    auto targets = find_targets(finder, operation.target);
+    if (!targets) {
+        std::cerr << render_error(operation.program, "", targets.error());
+        if (operation.output.json) std::cout << to_json(operation.program, targets.error()) << '\n';
+        return traits(targets.error().code).exit_status;
+    }
+    const auto outcomes = ask(operation, *std::move(targets));
+    for (const auto& outcome : outcomes) show(operation, outcome);
+    if (operation.output.json) std::cout << to_json(operation.program, outcomes) << '\n';
+    return exit_status_of(outcomes);
+}
+
+} // namespace gpu_sleep::cli

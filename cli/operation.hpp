@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What gpu-sleep and gpu-wake have in common: find the processes, ask them, tell the result.
+
+#pragma once
+
+#include "cli/options.hpp"
+#include "cli/targets.hpp"
+
+#include <optional>
+#include <string>
+
+namespace gpu_sleep::cli {
+
+/// One run of a command that changes processes.
+struct Operation {
+    std::string program;
+    std::string target;
+    protocol::Request request;
+    Milliseconds limit{0}; ///< the time that the request itself allows
+    OutputOptions output;
+};
+
+/// Runs it to the end: results on standard output, progress and errors on standard error. Returns the exit
+/// status.
+[[nodiscard]] int run(const Operation& operation);
+
+/// What is known of a process whose connection was lost before it answered with more than `lost`: that it has
+/// ended, or in which state it is. `finder` is used once.
+[[nodiscard]] Answer settle(Finder finder, const Process& process, const Error& lost);
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The options that several commands share, read in the same way and described in the same words.
+
+#pragma once
+
+#include "base/units.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::cli {
+
+/// How a command shows what it did.
+struct OutputOptions {
+    bool json = false;
+    bool quiet = false; ///< no progress and no report; errors are shown all the same
+};
+
+/// Gives `app` --help, which ends with `examples`, and --version.
+void add_basics(CLI::App& app, const std::string& examples);
+
+/// The positional PID, which may be a name; see find_targets.
+CLI::Option* add_target(CLI::App& app, std::string& target);
+
+/// An option that takes tags, separated by commas or given again. A bad tag is wrong usage.
+void add_tags(CLI::App& app, const std::string& name, std::vector<std::string>& tags,
+              const std::string& help);
+
+/// An option that takes a duration with its unit; what `value` holds is the default and is shown as such.
+void add_duration(CLI::App& app, const std::string& name, Milliseconds& value, const std::string& help);
+
+/// --json and, unless `quiet_too` is false, --quiet.
+void add_output(CLI::App& app, OutputOptions& output, bool quiet_too = true);
+
+/// Reads the command line. Returns the status to exit with when there is nothing more to do: help or the
+/// version was shown, or the usage was wrong and that was said on standard error. Catches what CLI11 throws.
+[[nodiscard]] std::optional<int> parse(CLI::App& app, int argc, const char* const* argv);
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reading /proc/PID.
+
+#include "cli/process_info.hpp"
+
+#include "cli/table.hpp"
+
+#include <pwd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <sstream>
+
+namespace gpu_sleep::cli {
+namespace {
+
+Error no_such_process(pid_t pid) {
+    return make_error(ErrorCode::no_process, "there is no process {}", pid);
+}
+
+/// Fills in what /proc/PID/status says. Returns false unless all that is needed was there.
+bool read_status(std::istream& file, Process& process) {
+    bool has_uid = false;
+    for (std::string line; std::getline(file, line);) {
+        const std::string_view text = line;
+        const auto values = [&](std::string_view key) { return std::istringstream(line.substr(key.size())); };
+        if (text.starts_with("Name:\t")) process.command = fmt::format("[{}]", text.substr(6));
+        if (text.starts_with("PPid:")) values("PPid:") >> process.parent;
+        if (text.starts_with("Uid:")) {
+            uid_t real = 0;
+            has_uid = static_cast<bool>(values("Uid:") >> real >> process.uid);
+        }
+        if (!text.starts_with("NSpid:")) continue;
+        auto numbers = values("NSpid:"); // one for each namespace, the innermost last
+        for (pid_t number = 0; numbers >> number;) process.inner_pid = number;
+    }
+    return has_uid && process.inner_pid > 0;
+}
+
+std::string read_command(const std::filesystem::path& directory) {
+    std::ifstream file(directory / "cmdline", std::ios::binary);
+    std::string text{std::istreambuf_iterator<char>(file), {}};
+    while (!text.empty() && text.back() == '\0') text.pop_back();
+    std::replace(text.begin(), text.end(), '\0', ' ');
+    return text;
+}
+
+} // namespace
+
+Result<Process> ProcFs::read(pid_t pid) const {
+    std::ifstream status(directory(pid) / "status");
+    if (!status) return no_such_process(pid);
+    Process process;
+    process.pid = pid;
+    if (!read_status(status, process))
+        return make_error(ErrorCode::io_failed, "cannot read the status of process {}", pid);
+    const auto start_time = start_time_of(pid, root_);
+    if (!start_time) return start_time.error();
+    process.start_time = *start_time;
+    if (auto command = read_command(directory(pid)); !command.empty()) process.command = std::move(command);
+    return process;
+}
+
+std::vector<Process> ProcFs::list() const {
+    std::vector<Process> processes;
+    std::error_code failure;
+    for (std::filesystem::directory_iterator entry(root_, failure), end; entry != end;
+         entry.increment(failure)) {
+        const auto name = entry->path().filename().string();
+        pid_t pid = 0;
+        const auto [rest, bad] = std::from_chars(name.data(), name.data() + name.size(), pid);
+        if (bad != std::errc{} || rest != name.data() + name.size()) continue;
+        if (auto process = read(pid)) processes.push_back(*std::move(process));
+    }
+    std::sort(processes.begin(), processes.end(), [](const auto& a, const auto& b) { return a.pid < b.pid; });
+    return processes;
+}
+
+bool ProcFs::shares_time_namespace(pid_t pid) const {
+    std::error_code own_failure;
+    std::error_code failure;
+    const auto own = std::filesystem::read_symlink(root_ / "self" / "ns" / "time", own_failure);
+    const auto other = std::filesystem::read_symlink(directory(pid) / "ns" / "time", failure);
+    // A kernel without time namespaces has no such links.
+    return failure == std::errc::no_such_file_or_directory || (!own_failure && !failure && own == other);
+}
+
+std::string title(const Process& process) {
+    constexpr std::size_t k_columns = 40;
+    return fmt::format("{} ({})", process.pid, shortened(process.command, k_columns));
+}
+
+std::vector<Process> descendants_of(pid_t ancestor, const std::vector<Process>& processes) {
+    std::set<pid_t> family{ancestor};
+    for (std::size_t before = 0; before != family.size();) {
+        before = family.size();
+        for (const auto& process : processes)
+            if (family.contains(process.parent)) family.insert(process.pid);
+    }
+    std::vector<Process> found;
+    for (const auto& process : processes)
+        if (process.pid != ancestor && family.contains(process.pid)) found.push_back(process);
+    return found;
+}
+
+std::string user_name(uid_t uid) {
+    std::array<char, 4096> buffer;
+    passwd entry{};
+    passwd* found = nullptr;
+    if (::getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) == 0 && found) return found->pw_name;
+    return std::to_string(uid);
+}
+
+} // namespace gpu_sleep::cli

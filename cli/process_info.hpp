@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What the proc file system says about processes. Nothing here knows of agents.
+
+#pragma once
+
+#include "base/process.hpp"
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::cli {
+
+struct Process {
+    pid_t pid = 0;                ///< as this command's pid namespace sees it
+    pid_t inner_pid = 0;          ///< as the process's own, innermost pid namespace sees it
+    pid_t parent = 0;             ///< 0 when the parent lies outside this command's namespace
+    uid_t uid = 0;                ///< effective, as this command's user namespace sees it
+    std::uint64_t start_time = 0; ///< clock ticks after boot
+    std::string command;          ///< its arguments, joined by spaces; "[name]" when it shows none
+};
+
+/// Reads processes from a mounted proc file system. Stateless; thread-safe.
+class ProcFs {
+public:
+    /// `root` is where the proc file system is mounted; tests name a tree of their own.
+    explicit ProcFs(std::filesystem::path root = "/proc") : root_(std::move(root)) {}
+
+    /// Errors: no_process, io_failed. Source: proc_pid_status(5), proc_pid_cmdline(5).
+    [[nodiscard]] Result<Process> read(pid_t pid) const;
+
+    /// Every process that can be read, ordered by pid; those that end meanwhile are left out.
+    [[nodiscard]] std::vector<Process> list() const;
+
+    /// The directory of one process.
+    [[nodiscard]] std::filesystem::path directory(pid_t pid) const { return root_ / std::to_string(pid); }
+
+    /// Whether the process counts its clock from the same boot as this command, so that start times can be
+    /// compared. Source: time_namespaces(7).
+    [[nodiscard]] bool shares_time_namespace(pid_t pid) const;
+
+private:
+    std::filesystem::path root_;
+};
+
+/// "4242 (python3 serve.py)", not too long and safe for a terminal.
+[[nodiscard]] std::string title(const Process& process);
+
+/// Those of `processes` that descend from `ancestor`, in the order they have.
+[[nodiscard]] std::vector<Process> descendants_of(pid_t ancestor, const std::vector<Process>& processes);
+
+/// The name of a user, or the number where the system knows none. Thread-safe; may ask the network.
+[[nodiscard]] std::string user_name(uid_t uid);
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A bar on standard error while an operation runs.
+
+#pragma once
+
+#include "model/model.hpp"
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::cli {
+
+/// One line of at most 80 columns: phase, bar, figures; no bar where there are no figures.
+[[nodiscard]] std::string progress_line(const model::Progress& progress);
+
+/// Draws on a terminal, over and over in one line, the sum of what several agents report. Not thread-safe.
+class ProgressBar {
+public:
+    /// `fd` is borrowed and is written to only if `visible`.
+    ProgressBar(int fd, bool visible, std::size_t agents) : fd_(fd), visible_(visible), latest_(agents) {}
+    ProgressBar(const ProgressBar&) = delete;
+    ProgressBar& operator=(const ProgressBar&) = delete;
+    /// Wipes the line.
+    ~ProgressBar();
+
+    /// Takes what agent `index` reports. Nothing is drawn for operations that are over in an instant.
+    void show(std::size_t index, const model::Progress& progress);
+
+private:
+    void write(const std::string& text) const noexcept;
+
+    int fd_;
+    bool visible_;
+    bool drawn_ = false;
+    Clock::time_point next_ = Clock::now() + Milliseconds{200}; ///< when to draw again
+    std::vector<model::Progress> latest_;                       ///< by agent
+};
+
+} // namespace gpu_sleep::cli

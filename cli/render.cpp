@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Sentences and tables for people.
+
+#include "cli/render.hpp"
+
+#include "cli/table.hpp"
+
+#include <fmt/ranges.h>
+
+#include <set>
+
+namespace gpu_sleep::cli {
+namespace {
+
+using model::DeviceReport;
+using model::Operation;
+using model::Report;
+using model::State;
+using model::TagReport;
+
+constexpr auto k_left = Table::Align::left;
+constexpr auto k_right = Table::Align::right;
+constexpr std::size_t k_label_columns = 40;
+
+std::string_view words_for(State state) noexcept {
+    switch (state) {
+    case State::awake: return "awake";
+    case State::asleep: return "asleep";
+    case State::partial: return "partly asleep";
+    case State::damaged: return "asleep, damaged";
+    }
+    return "unknown";
+}
+
+/// The name that the program gave itself, or else its command.
+std::string label(const Process& process, const Report& report) {
+    return shortened(report.name.empty() ? process.command : report.name, k_label_columns);
+}
+
+std::string joined(const std::vector<std::string>& words) {
+    return printable(fmt::format("{}", fmt::join(words, ", ")));
+}
+
+// ---- The listing
+// ----------------------------------------------------------------------------------------------------
+
+/// "GPU", or "GPU 2.00 GiB, host 13.0 GiB" when the bytes are in several places.
+std::string where(Bytes resident, Bytes kept, Bytes dropped, Bytes damaged) {
+    struct Place {
+        std::string_view name;
+        Bytes bytes;
+    };
+    std::vector<Place> places{{"GPU", resident}, {"host", kept}, {"dropped", dropped}, {"damaged", damaged}};
+    std::erase_if(places, [](const Place& place) { return place.bytes == 0; });
+    if (places.size() == 1) return std::string(places.front().name);
+    std::vector<std::string> words;
+    words.reserve(places.size());
+    for (const auto& place : places)
+        words.push_back(fmt::format("{} {}", place.name, format_bytes(place.bytes)));
+    return fmt::format("{}", fmt::join(words, ", "));
+}
+
+std::string where(const TagReport& tag) {
+    auto text = where(tag.resident, tag.kept, tag.dropped, tag.damaged);
+    return tag.needs_refill ? text + " (needs refill)" : text;
+}
+
+std::string policy(const TagReport& tag) {
+    const auto retention = model::to_string(tag.policy.retention);
+    return tag.policy.refillable ? fmt::format("{}, refillable", retention) : std::string(retention);
+}
+
+/// A process's tags and devices added up.
+struct Sums {
+    std::set<std::string_view> tags;
+    std::set<int> devices;
+    Bytes bytes = 0, resident = 0, kept = 0, dropped = 0, damaged = 0;
+    bool needs_refill = false;
+
+    explicit Sums(const Report& report) {
+        for (const auto& tag : report.tags) {
+            tags.insert(tag.tag);
+            devices.insert(tag.device);
+            bytes += tag.bytes;
+            resident += tag.resident;
+            kept += tag.kept;
+            dropped += tag.dropped;
+            damaged += tag.damaged;
+            needs_refill = needs_refill || tag.needs_refill;
+        }
+    }
+};
+
+std::string counted(std::size_t count, std::string_view noun) {
+    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+void add_process(Table& table, const Process& process, const Report& report) {
+    const Sums sums(report);
+    const auto state = fmt::format("{} {}", words_for(report.state), format_seconds(report.state_seconds));
+    const auto places = where(sums.resident, sums.kept, sums.dropped, sums.damaged);
+    table.add({std::to_string(process.pid), user_name(process.uid), label(process, report), state,
+               counted(sums.tags.size(), "tag"), counted(sums.devices.size(), "GPU"),
+               format_bytes(sums.bytes), sums.needs_refill ? places + " (needs refill)" : places});
+    for (const auto& tag : report.tags)
+        table.add({"", "", "", std::string(words_for(tag.state)), printable(tag.tag),
+                   fmt::format("GPU {}", tag.device), format_bytes(tag.bytes), where(tag), policy(tag)});
+}
+
+// ---- A sleep or a wake
+// ----------------------------------------------------------------------------------------------
+
+/// The difference that the driver saw, or what the agent counted where the driver was not asked.
+Bytes moved(const DeviceReport& device, Bytes less, Bytes more) {
+    return device.total != 0 && more >= less ? more - less : device.released;
+}
+
+Table device_table(const Report& report) {
+    const bool sleeps = report.operation == Operation::sleep;
+    std::vector<std::string> headings =
+        sleeps ? std::vector<std::string>{"FREED", "KEPT", "DROPPED", "STILL USED"}
+               : std::vector<std::string>{"TAKEN", "RESTORED", "ZEROED", "STILL FREE"};
+    if (report.dry_run)
+        headings = sleeps ? std::vector<std::string>{"WOULD FREE", "KEEP", "DROP", "USED NOW"}
+                          : std::vector<std::string>{"WOULD TAKE", "RESTORE", "ZERO", "FREE NOW"};
+    std::vector<Table::Column> columns{{"DEVICE", k_left}};
+    for (auto& heading : headings) columns.push_back({std::move(heading), k_right});
+    Table table(std::move(columns));
+    for (const auto& device : report.devices) {
+        const Bytes left = sleeps ? device.total - device.free_after : device.free_after;
+        const Bytes amount = sleeps ? moved(device, device.free_before, device.free_after)
+                                    : moved(device, device.free_after, device.free_before);
+        table.add({fmt::format("GPU {} {}", device.device, printable(device.name)),
+                   format_bytes(report.dry_run ? device.released : amount), format_bytes(device.kept),
+                   format_bytes(device.dropped), device.total == 0 ? "-" : format_bytes(left)});
+    }
+    return table;
+}
+
+std::string headline(const Process& process, const Report& report) {
+    const auto subject = fmt::format("{} {}", process.pid, label(process, report));
+    const bool sleeps = report.operation == Operation::sleep;
+    const auto level = sleeps ? fmt::format(" at level {}", static_cast<int>(report.level)) : std::string();
+    if (report.dry_run && !report.devices.empty())
+        return fmt::format("{} would {}{}; nothing was changed:\n", subject, sleeps ? "sleep" : "wake",
+                           level);
+    if (report.tags.empty())
+        return fmt::format("{} holds no memory that could sleep; nothing to do\n", subject);
+    if (!report.changed)
+        return fmt::format("{} is {} already, as asked; nothing to do\n", subject, words_for(report.state));
+    return fmt::format("{} is {}{} after {}:\n", subject, words_for(report.state), level,
+                       format_seconds(report.times.total));
+}
+
+} // namespace
+
+std::string render_operation(const Process& process, const Report& report) {
+    auto text = headline(process, report);
+    if (!report.devices.empty()) text += device_table(report).text(2);
+    if (!report.dropped_without_refill.empty())
+        text += fmt::format("  {} with no declared refill: {}\n", report.dry_run ? "would drop" : "dropped",
+                            joined(report.dropped_without_refill));
+    for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
+    return text;
+}
+
+std::string render_listing(const std::vector<Outcome>& outcomes) {
+    Table table({{"PID", k_right},
+                 {"USER", k_left},
+                 {"NAME", k_left},
+                 {"STATE", k_left},
+                 {"TAG", k_left},
+                 {"DEVICE", k_left},
+                 {"BYTES", k_right},
+                 {"WHERE", k_left},
+                 {"POLICY", k_left}});
+    for (const auto& [process, answer] : outcomes) {
+        if (const auto* report = std::get_if<Report>(&answer))
+            add_process(table, process, *report);
+        else
+            table.add({std::to_string(process.pid), user_name(process.uid),
+                       shortened(process.command, k_label_columns), "no answer"});
+    }
+    return table.text();
+}
+
+std::string render_error(std::string_view program, std::string_view purpose, const Error& error) {
+    auto text = fmt::format("{}: ", program);
+    if (!purpose.empty()) text += fmt::format("cannot {}: ", purpose);
+    text += printable(error.message);
+    if (const auto advice = traits(error.code).advice; !advice.empty()) text += fmt::format("; {}", advice);
+    return text + '\n';
+}
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Columns of text that line up, and foreign text made safe for a terminal.
+
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gpu_sleep::cli {
+
+/// `text` with every control character replaced: a process chooses its own name, and must not steer the
+/// terminal of whoever lists it.
+[[nodiscard]] std::string printable(std::string_view text);
+
+/// At most `columns` characters of printable(text), the last three of them "..." if some are missing.
+[[nodiscard]] std::string shortened(std::string_view text, std::size_t columns);
+
+/// Rows of cells under headings, each column as wide as its widest cell. Cells are UTF-8 and printable.
+class Table {
+public:
+    enum class Align { left, right };
+    struct Column {
+        std::string heading;
+        Align align = Align::left;
+    };
+
+    explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+
+    /// Adds a row; cells that are missing at its end are empty.
+    void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+
+    /// All lines, each begun with `indent` spaces and ended by a newline; nothing is left at the ends of
+    /// lines.
+    [[nodiscard]] std::string text(std::size_t indent = 0) const;
+
+private:
+    std::vector<Column> columns_;
+    std::vector<std::vector<std::string>> rows_;
+};
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Which processes a person means, and what became of the request to each.
+
+#pragma once
+
+#include "cli/client.hpp"
+#include "cli/find.hpp"
+
+#include <string_view>
+#include <vector>
+
+namespace gpu_sleep::cli {
+
+/// A process and a connection to its agent.
+struct Target {
+    Process process;
+    UniqueFd socket; ///< good for one request
+};
+
+/// A process and what its agent answered.
+struct Outcome {
+    Process process;
+    Answer answer;
+};
+
+/// The processes that `text` names. A number is a pid: that process or, if it has no agent, its descendants
+/// that have one. Anything else is a name that programs gave themselves (Report.name): all that bear it.
+/// Never empty. Errors: no_process, no_agent, not_permitted, timed_out.
+[[nodiscard]] Result<std::vector<Target>> find_targets(Finder& finder, std::string_view text);
+
+/// All processes with an agent that this user may ask, ordered by pid.
+[[nodiscard]] std::vector<Target> find_all(Finder& finder);
+
+/// Asks each target for its status; the outcomes are in the same order.
+[[nodiscard]] std::vector<Outcome> ask_status(std::vector<Target> targets, Milliseconds patience);
+
+/// The exit status for one outcome: of its failure, or 0.
+[[nodiscard]] int exit_status_of(const Outcome& outcome) noexcept;
+
+/// The exit status for several: that of the first that failed, or 0.
+[[nodiscard]] int exit_status_of(const std::vector<Outcome>& outcomes) noexcept;
+
+} // namespace gpu_sleep::cli

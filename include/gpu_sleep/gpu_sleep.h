@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copyright the gpu-sleep authors. */
+/* The C API of the gpu-sleep agent (libgpu-sleep-agent.so): allocating GPU memory that can be put to sleep,
+ * and taking part in sleeping and waking. C11; no CUDA types, so any language with a foreign-function
+ * interface can call it. Link the agent, dlopen it, or preload it.
+ *
+ * Unless a declaration says otherwise: every function may be called from any thread, except from a signal
+ * handler; sizes are in bytes; devices are CUDA ordinals of this process; strings are UTF-8, ended by NUL,
+ * and copied; a function that fails changes nothing and leaves a sentence for gpu_sleep_last_error().
+ *
+ * The agent works in the primary context of each device, as the CUDA runtime does, and before a sleep waits
+ * for the work in those. A program that makes contexts of its own must synchronize them in a before-sleep
+ * callback.
+ */
+
+#ifndef GPU_SLEEP_GPU_SLEEP_H
+#define GPU_SLEEP_GPU_SLEEP_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define GPU_SLEEP_API __attribute__((visibility("default")))
+
+/** Version of this API: rises by one whenever a declaration is added; none is ever changed or removed. */
+#define GPU_SLEEP_API_VERSION 1
+
+/** What a call reports. Zero is success; the others say what kind of failure it was. */
+typedef enum gpu_sleep_status {
+    GPU_SLEEP_OK = 0,
+    GPU_SLEEP_ERROR_INTERNAL = 1,
+    GPU_SLEEP_ERROR_INVALID_ARGUMENT = 2,
+    GPU_SLEEP_ERROR_UNKNOWN_TAG = 3,
+    GPU_SLEEP_ERROR_TIMED_OUT = 6,
+    GPU_SLEEP_ERROR_DAMAGED = 8,
+    GPU_SLEEP_ERROR_DRIVER = 9,
+    GPU_SLEEP_ERROR_OUT_OF_DEVICE_MEMORY = 10,
+    GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY = 11,
+    GPU_SLEEP_ERROR_REFUSED = 12,
+    GPU_SLEEP_ERROR_CAPTURE_IN_PROGRESS = 13,
+    GPU_SLEEP_ERROR_NO_REFILL = 18,
+    GPU_SLEEP_ERROR_NO_DRIVER = 19,
+    GPU_SLEEP_ERROR_NOT_OWNED = 20,
+    GPU_SLEEP_ERROR_CONTEXT_LOST = 21
+} gpu_sleep_status;
+
+/** The agent's version, such as "0.1.0". The string is static. */
+GPU_SLEEP_API const char* gpu_sleep_version(void);
+
+/** GPU_SLEEP_API_VERSION of the agent that is loaded. */
+GPU_SLEEP_API int gpu_sleep_api_version(void);
+
+/** What the last failed call of this thread had to say. Valid until this thread's next failing call. */
+GPU_SLEEP_API const char* gpu_sleep_last_error(void);
+
+/* ---- Memory ----------------------------------------------------------------------------------------------
+ */
+
+/** Allocates `bytes` of memory on `device` under `tag` and stores its address in `*pointer`.
+ *
+ *  `tag` may be NULL: the innermost gpu_sleep_push_tag() of this thread, or "default". The address is aligned
+ * to 512 bytes and stays the same through every sleep. The contents are not initialised. The first call
+ * starts the agent (its thread and its socket) in this process; it initialises CUDA if the program has not
+ * yet done so. While a sleep or a wake is under way the call waits for it. Memory allocated while its tag
+ * sleeps is awake. Errors: INVALID_ARGUMENT (zero bytes, bad device or tag), OUT_OF_DEVICE_MEMORY, DRIVER,
+ * NO_DRIVER. Source: CUDA Driver API, Virtual Memory Management. */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_alloc(void** pointer, size_t bytes, int device, const char* tag);
+
+/** Frees memory of gpu_sleep_alloc(). Like cuMemFree it waits for the work of the device first, so it may not
+ * be called while a graph is being captured. Asleep memory is freed without waking. NULL is allowed. Errors:
+ * NOT_OWNED (no such allocation), DRIVER. */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_free(void* pointer);
+
+/** Lets `device` read and write the allocation at `pointer`, which lies on another device (peer access; both
+ *  devices must support it). Remembered, and granted again on waking. Allocations that share a range with
+ * this one (small ones) are granted with it. Errors: NOT_OWNED, INVALID_ARGUMENT, DRIVER. */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_allow_access(void* pointer, int device);
+
+/** Makes `tag` the tag of this thread's allocations that name none, until the matching gpu_sleep_pop_tag().
+ *  Scopes nest. Errors: INVALID_ARGUMENT (bad tag; nothing pushed). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_push_tag(const char* tag);
+
+/** Ends this thread's innermost tag scope. Errors: INVALID_ARGUMENT (none is open). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_pop_tag(void);
+
+/* ---- Policies --------------------------------------------------------------------------------------------
+ */
+
+typedef enum gpu_sleep_retention {
+    GPU_SLEEP_OFFLOAD = 0,  /**< kept at level 1, dropped at level 2: the default */
+    GPU_SLEEP_PRESERVE = 1, /**< kept at every level */
+    GPU_SLEEP_DISCARD = 2   /**< dropped at every level */
+} gpu_sleep_retention;
+
+/** Sets what may be done with the contents of `tag`, now and for allocations to come. `refillable` is
+ * non-zero if the program can fill the tag again after its contents were dropped. Errors: INVALID_ARGUMENT.
+ */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_policy(const char* tag, gpu_sleep_retention retention,
+                                                    int refillable);
+
+/** Marks `bytes` from `pointer` on, a part of one allocation, as preserved at every level, although the rest
+ * of its range may be dropped. Overlapping spans are merged. The mark ends with the allocation. Errors:
+ * NOT_OWNED (not within one allocation), INVALID_ARGUMENT (zero bytes). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes);
+
+/** Says that the program has filled `tag` again after a drop: it is no longer reported as dropped.
+ *  Errors: UNKNOWN_TAG. */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_mark_refilled(const char* tag);
+
+/** Names this process for gpu-ps, and for commands that take a name in place of a pid. Overrides the
+ * environment variable GPU_SLEEP_NAME. At most 64 characters. Errors: INVALID_ARGUMENT. */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_name(const char* name);
+
+/* ---- Taking part in sleeping and waking ------------------------------------------------------------------
+ */
+
+/** What a callback is told. Everything in it is valid during the call only. */
+typedef struct gpu_sleep_event {
+    size_t struct_size; /**< sizeof(gpu_sleep_event) of the agent; later versions are longer */
+    int level;          /**< 1 or 2 before a sleep; 0 after a wake */
+    size_t tag_count;   /**< tags that go to sleep, or that woke */
+    const char* const* tags;
+    size_t dropped_tag_count;        /**< of those, the ones whose contents are, or were, dropped */
+    const char* const* dropped_tags; /**< after a wake these read as zero, but for preserved spans */
+} gpu_sleep_event;
+
+/** A callback. Before a sleep, a value other than 0 refuses it, and the sleep fails with REFUSED and no
+ * change. After a wake, a value other than 0 is reported: the process stays awake and the tags count as not
+ * refilled. When a sleep fails after its before-sleep callbacks ran, the after-wake callbacks registered with
+ * those run, with no tags: nothing was dropped, and what they had made ready for the sleep can be taken up
+ * again.
+ *
+ *  It runs on a thread of the agent's own that runs nothing else, with no lock of the agent held, and may
+ * call every function of this header except gpu_sleep_sleep() and gpu_sleep_wake(). Before a sleep all memory
+ * is still there; after a wake all memory of the event is there again. */
+typedef int (*gpu_sleep_callback)(const gpu_sleep_event* event, void* user);
+
+/** Registers callbacks; either may be NULL. They run in the order of registration, each with `user`.
+ *  `deadline_ms` bounds each call: one that is late makes a sleep fail with TIMED_OUT and no change, and a
+ * wake end with a note; 0 means the request's own time limit alone. `*id` (may be NULL) receives a number for
+ *  gpu_sleep_remove_callback(). Errors: INVALID_ARGUMENT (both NULL). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_add_callback(gpu_sleep_callback before_sleep,
+                                                      gpu_sleep_callback after_wake, void* user,
+                                                      uint32_t deadline_ms, int* id);
+
+/** Removes callbacks. When it returns they are not running and will not run again, unless it is called from a
+ *  callback. Errors: INVALID_ARGUMENT (no such id). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_remove_callback(int id);
+
+/** Holds sleeps back until the matching gpu_sleep_resume(): a sleep that is asked for waits, within its time
+ *  limit, and then fails with no change. If one is under way, the call first waits for it. Put it around the
+ *  capture of a CUDA graph: the agent cannot see a capture on a non-blocking stream, and a sleep would break
+ * it. Holds nest and belong to the process. */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_hold(void);
+
+/** Ends a gpu_sleep_hold(). Errors: INVALID_ARGUMENT (none is open). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_resume(void);
+
+/** Puts this process to sleep, as `gpu-sleep --level LEVEL --tags TAGS` does from outside. `level` is 1 or 2;
+ *  `tags` is a list separated by commas, or NULL for all; `timeout_ms` 0 means 30 seconds. On return the
+ * memory is released, and no GPU work may touch it until it is awake. Already asleep: OK. Errors:
+ * UNKNOWN_TAG, REFUSED, TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, DRIVER, CONTEXT_LOST; after each
+ * of them the memory is awake and unchanged. */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms);
+
+/** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short.
+ *  Already awake: OK. Errors: UNKNOWN_TAG, OUT_OF_DEVICE_MEMORY, DAMAGED, DRIVER, CONTEXT_LOST; after each of
+ *  them what was asleep is still asleep, with its contents. */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms);
+
+/** How much of this process is asleep, in bytes of GPU memory released. */
+GPU_SLEEP_API size_t gpu_sleep_asleep_bytes(void);
+
+/* ---- PyTorch ---------------------------------------------------------------------------------------------
+ */
+
+/** The two functions that torch.cuda.memory.CUDAPluggableAllocator takes. They allocate under the innermost
+ * tag scope of the calling thread. `gpu_sleep_torch_malloc` returns NULL when memory is short, and PyTorch
+ * then raises its own error. `stream` is a CUstream; freeing waits for the work of the device. */
+GPU_SLEEP_API void* gpu_sleep_torch_malloc(ssize_t size, int device, void* stream);
+GPU_SLEEP_API void gpu_sleep_torch_free(void* pointer, ssize_t size, int device, void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+# What the scripts share: where the tree is, how they speak, how a preset is built. Sourced, never run.
+# shellcheck shell=bash
+
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+jobs=$(nproc)
+
+# Progress goes to standard error: what a script prints on standard output is its result.
+say() { printf '==> %s\n' "$*" >&2; }
+die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 1; }
+
+# Prints the comment that opens the running script, without its SPDX lines: the script's --help.
+usage() { sed -n '/^# SPDX/,/^$/{/^# SPDX/d;/^# Copyright/d;s/^# \{0,1\}//p}' "$0"; }
+
+# The directory of nvcc, also where the toolkit is installed but not on the search path.
+cuda_bin() {
+    local candidate
+    for candidate in "$(command -v nvcc)" "${CUDA_HOME:-}/bin/nvcc" /usr/local/cuda/bin/nvcc; do
+        [[ -x $candidate ]] && { dirname "$candidate"; return 0; }
+    done
+    return 1
+}
+
+# configure PRESET: quick when nothing changed.
+configure() {
+    local options=()
+    command -v ccache >/dev/null &&
+        options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+    PATH="$(cuda_bin):$PATH" cmake -S "$root" --preset "$1" "${options[@]}" >&2
+}
+
+# build PRESET [TARGET...]: configures, then builds the targets, or everything.
+build() {
+    local preset=$1
+    shift
+    configure "$preset"
+    say "building preset $preset"
+    cmake --build "$root/build/$preset" --parallel "$jobs" ${1:+--target "$@"} >&2
+}
+
+# choose_driver BUILD-DIR [simulated]: the real driver where it finds a GPU, unless told otherwise; else programs
+# started from here on get the simulated one. Sets driver (real or simulated), gpu_name and gpu_free_mib.
+# shellcheck disable=SC2034 # for the scripts that source this file
+choose_driver() {
+    local program=$1/bin/demo_program found
+    driver=real
+    if [[ ${2:-} == simulated ]] || ! found=$("$program" --probe 2>/dev/null); then
+        driver=simulated
+        export LD_LIBRARY_PATH=$1/simulated${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+        found=$("$program" --probe) || die "not even the simulated driver works"
+    fi
+    IFS='|' read -r gpu_name gpu_free_mib _ <<<"$found"
+}
+
+# Runs a command without address randomisation where that is allowed: some sanitizer runtimes cannot place their
+# shadow memory on kernels that randomise with many bits.
+with_fixed_addresses() {
+    if setarch --addr-no-randomize true 2>/dev/null; then
+        setarch --addr-no-randomize "$@"
+    else
+        "$@"
+    fi
+}
+
+# The tree's C and C++ files, those not yet committed included.
+source_files() {
+    git -C "$root" ls-files --cached --others --exclude-standard -- '*.c' '*.h' '*.cpp' '*.hpp' '*.cu' '*.cuh' |
+        while read -r file; do [[ -f $root/$file ]] && echo "$file"; done
+}

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+# Installing, and being found: the agent and its header, for CMake (find_package(gpu-sleep), target gpu-sleep::agent)
+# and pkg-config (gpu-sleep). Both find their files relative to themselves, so an installed tree may be moved.
+# tests/integration/consumer uses what is installed here.
+include(CMakePackageConfigHelpers)
+
+add_library(gpu-sleep::agent ALIAS gpu-sleep-agent)
+install(DIRECTORY include/gpu_sleep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(TARGETS gpu-sleep-agent
+    EXPORT gpu-sleep-targets
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+
+set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gpu-sleep)
+install(EXPORT gpu-sleep-targets NAMESPACE gpu-sleep:: DESTINATION ${config_dir})
+configure_package_config_file(scripts/packaging/gpu-sleep-config.cmake.in ${PROJECT_BINARY_DIR}/gpu-sleep-config.cmake
+    INSTALL_DESTINATION ${config_dir}
+    NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/gpu-sleep-config-version.cmake
+    COMPATIBILITY SameMinorVersion)
+install(FILES
+    ${PROJECT_BINARY_DIR}/gpu-sleep-config.cmake
+    ${PROJECT_BINARY_DIR}/gpu-sleep-config-version.cmake
+    DESTINATION ${config_dir})
+
+set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH prefix_from_pkgconfig /${pkgconfig_dir} /)
+configure_file(scripts/packaging/gpu-sleep.pc.in ${PROJECT_BINARY_DIR}/gpu-sleep.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/gpu-sleep.pc DESTINATION ${pkgconfig_dir})

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The table of errors: wire number, name, exit status, advice.
+
+#include "base/error.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace gpu_sleep {
+namespace {
+
+using namespace exit_status;
+
+constexpr std::array k_errors = {
+    ErrorTraits{ErrorCode::internal, "internal", failed_awake, failed_asleep,
+                "this is a bug: please report it"},
+    ErrorTraits{ErrorCode::invalid_argument, "invalid_argument", usage, usage, ""},
+    ErrorTraits{ErrorCode::unknown_tag, "unknown_tag", usage, usage,
+                "gpu-ps PID lists the tags of a process"},
+    ErrorTraits{ErrorCode::no_process, "no_process", no_process, no_process,
+                "gpu-ps lists the processes that can be put to sleep"},
+    ErrorTraits{ErrorCode::no_agent, "no_agent", no_process, no_process,
+                "the program must use the agent, and must have used CUDA"},
+    ErrorTraits{ErrorCode::timed_out, "timed_out", timed_out, timed_out,
+                "try again, or allow more time with --timeout"},
+    ErrorTraits{ErrorCode::not_permitted, "not_permitted", not_permitted, not_permitted,
+                "only its owner and root may put a process to sleep"},
+    ErrorTraits{ErrorCode::damaged, "damaged", damaged, damaged,
+                "drop the contents with gpu-sleep --level 2 --tags TAG, then wake and refill"},
+    ErrorTraits{ErrorCode::driver_failed, "driver_failed", failed_awake, failed_asleep, ""},
+    ErrorTraits{ErrorCode::out_of_device_memory, "out_of_device_memory", failed_awake, failed_asleep,
+                "free GPU memory, or let gpu-wake try for longer with --wait 60s"},
+    ErrorTraits{ErrorCode::out_of_host_memory, "out_of_host_memory", no_host_memory, no_host_memory,
+                "free host memory, keep fewer tags, or drop contents with --level 2"},
+    ErrorTraits{ErrorCode::refused, "refused", failed_awake, failed_asleep,
+                "the program itself refused; ask it later"},
+    ErrorTraits{ErrorCode::capture_in_progress, "capture_in_progress", timed_out, timed_out,
+                "a CUDA graph is being captured; try again when it is done"},
+    ErrorTraits{ErrorCode::cancelled, "cancelled", failed_awake, failed_asleep, ""},
+    ErrorTraits{ErrorCode::protocol_mismatch, "protocol_mismatch", failed_awake, failed_asleep,
+                "use the commands of the version that the process was started with"},
+    ErrorTraits{ErrorCode::connection_lost, "connection_lost", failed_awake, failed_asleep,
+                "gpu-ps PID shows what state the process is in"},
+    ErrorTraits{ErrorCode::io_failed, "io_failed", failed_awake, failed_asleep, ""},
+    ErrorTraits{ErrorCode::no_refill, "no_refill", failed_awake, failed_asleep,
+                "declare a refill in the program, keep the tag with --keep, or leave out --require-refill"},
+    ErrorTraits{ErrorCode::no_driver, "no_driver", failed_awake, failed_asleep,
+                "is the NVIDIA driver installed?"},
+    ErrorTraits{ErrorCode::not_owned, "not_owned", failed_awake, failed_asleep, ""},
+    ErrorTraits{ErrorCode::context_lost, "context_lost", failed_awake, failed_asleep,
+                "the program's CUDA context has failed; restart the program"},
+};
+
+} // namespace
+
+std::span<const ErrorTraits> all_errors() noexcept {
+    return k_errors;
+}
+
+const ErrorTraits& traits(ErrorCode code) noexcept {
+    const auto* row =
+        std::find_if(k_errors.begin(), k_errors.end(), [=](const ErrorTraits& e) { return e.code == code; });
+    return row == k_errors.end() ? k_errors.front() : *row;
+}
+
+} // namespace gpu_sleep

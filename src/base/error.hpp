@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The one list of things that can go wrong, and the one table that says what each means to a person.
+
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace gpu_sleep {
+
+/// What went wrong. The numbers are sent between command and agent: never change one, add at the end.
+enum class ErrorCode : std::uint16_t {
+    internal = 1,
+    invalid_argument = 2,
+    unknown_tag = 3,
+    no_process = 4,
+    no_agent = 5,
+    timed_out = 6,
+    not_permitted = 7,
+    damaged = 8,
+    driver_failed = 9,
+    out_of_device_memory = 10,
+    out_of_host_memory = 11,
+    refused = 12,
+    capture_in_progress = 13,
+    cancelled = 14,
+    protocol_mismatch = 15,
+    connection_lost = 16,
+    io_failed = 17,
+    no_refill = 18,
+    no_driver = 19,
+    not_owned = 20,
+    context_lost = 21,
+};
+
+/// Exit statuses of every command; DESIGN of the command line in README.md, "Exit status".
+namespace exit_status {
+inline constexpr int done = 0;
+inline constexpr int failed_awake = 1;
+inline constexpr int usage = 2;
+inline constexpr int no_process = 3;
+inline constexpr int timed_out = 4;
+inline constexpr int not_permitted = 5;
+inline constexpr int damaged = 6;
+inline constexpr int failed_asleep = 7;
+inline constexpr int no_host_memory = 8;
+} // namespace exit_status
+
+struct Error {
+    ErrorCode code = ErrorCode::internal;
+    std::string message;   ///< what happened, to which process and range, and what to do
+    std::string where;     ///< the call or step that failed, such as "cuMemCreate"; may be empty
+    int driver_status = 0; ///< the CUresult or errno behind it; 0 when there is none
+};
+
+/// One row of the table of errors.
+struct ErrorTraits {
+    ErrorCode code;
+    std::string_view name;   ///< stable word used in JSON output
+    int exit_status;         ///< status when the process is awake afterwards
+    int exit_status_asleep;  ///< status when anything of it is asleep afterwards
+    std::string_view advice; ///< one line for the person at the terminal; may be empty
+};
+
+/// Every known error, ordered by code.
+[[nodiscard]] std::span<const ErrorTraits> all_errors() noexcept;
+
+/// The row of `code`; a number that no row has (sent by a newer peer) gets the row of `internal`.
+[[nodiscard]] const ErrorTraits& traits(ErrorCode code) noexcept;
+
+} // namespace gpu_sleep

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Where exceptions of the standard library end: at the bodies of threads and at the C API.
+
+#pragma once
+
+#include "base/result.hpp"
+
+#include <exception>
+#include <new>
+#include <type_traits>
+
+namespace gpu_sleep {
+
+/// Calls `body`, which returns a Result, and turns what it throws into an Error: nothing in this project
+/// throws by design, but the standard library does when memory runs out. Errors: those of `body`;
+/// out_of_host_memory, internal.
+template <class Body>
+[[nodiscard]] std::invoke_result_t<Body> guarded(Body&& body) noexcept {
+    try {
+        return body();
+    } catch (const std::bad_alloc&) {
+        return Error{ErrorCode::out_of_host_memory, {}, "operator new", 0}; // no memory for words either
+    } catch (const std::exception& unexpected) {
+        return Error{ErrorCode::internal, unexpected.what(), {}, 0};
+    }
+}
+
+} // namespace gpu_sleep

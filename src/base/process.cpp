@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Names of sockets, and what they are made of.
+
+#include "base/process.hpp"
+
+#include <charconv>
+#include <fstream>
+#include <sstream>
+
+namespace gpu_sleep {
+namespace {
+
+template <class T>
+bool parse_number(std::string_view text, T& value) {
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return failure == std::errc{} && end == text.data() + text.size();
+}
+
+std::optional<std::string> first_line(const std::filesystem::path& path) {
+    std::ifstream file(path);
+    std::string line;
+    return std::getline(file, line) ? std::optional(std::move(line)) : std::nullopt;
+}
+
+Result<std::uint64_t> start_time_in(const std::string& stat_line, std::string_view process) {
+    // The command's name, field 2, is in brackets and may hold spaces and brackets: count on from the last
+    // one.
+    constexpr int k_fields_between = 19;
+    const auto bracket = stat_line.rfind(')');
+    std::istringstream rest(bracket == std::string::npos ? std::string() : stat_line.substr(bracket + 1));
+    std::string field;
+    for (int i = 0; i < k_fields_between; ++i) rest >> field;
+    std::uint64_t start_time = 0;
+    if (!(rest >> start_time))
+        return make_error(ErrorCode::io_failed, "cannot read the start time of process {}", process);
+    return start_time;
+}
+
+} // namespace
+
+std::string agent_directory(uid_t uid) {
+    return fmt::format("/tmp/{}{}", k_agent_directory_prefix, uid);
+}
+
+std::string agent_socket_name(pid_t pid, std::uint64_t start_time) {
+    return fmt::format("{}-{}.sock", pid, start_time);
+}
+
+std::optional<ProcessIdentity> parse_agent_socket_name(std::string_view name) {
+    constexpr std::string_view k_suffix = ".sock";
+    const auto dash = name.find('-');
+    if (dash == std::string_view::npos || !name.ends_with(k_suffix)) return std::nullopt;
+    ProcessIdentity identity;
+    const auto start_time = name.substr(dash + 1, name.size() - dash - 1 - k_suffix.size());
+    if (!parse_number(name.substr(0, dash), identity.pid) || !parse_number(start_time, identity.start_time))
+        return std::nullopt;
+    return identity.pid > 0 ? std::optional(identity) : std::nullopt;
+}
+
+Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc) {
+    auto line = first_line(proc / std::to_string(pid) / "stat");
+    if (!line) return make_error(ErrorCode::no_process, "there is no process {}", pid);
+    return start_time_in(*line, std::to_string(pid));
+}
+
+Result<std::uint64_t> own_start_time(const std::filesystem::path& proc) {
+    auto line = first_line(proc / "self" / "stat");
+    if (!line) return make_error(ErrorCode::io_failed, "cannot read {}/self/stat", proc.string());
+    return start_time_in(*line, "self");
+}
+
+} // namespace gpu_sleep

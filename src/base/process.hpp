@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// How an agent's socket is named after its user and its process: the rules that agent and commands share.
+
+#pragma once
+
+#include "base/result.hpp"
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace gpu_sleep {
+
+/// What the names of all agent directories begin with, beneath /tmp.
+inline constexpr std::string_view k_agent_directory_prefix = "gpu-sleep-";
+
+/// "/tmp/gpu-sleep-UID": fixed, so that cron finds it, and outside of what a logout removes. `uid` as the
+/// process's own user namespace sees it.
+[[nodiscard]] std::string agent_directory(uid_t uid);
+
+/// A process that cannot be mistaken for a later one of the same number.
+struct ProcessIdentity {
+    pid_t pid = 0;
+    std::uint64_t start_time = 0; ///< clock ticks after boot, field 22 of /proc/PID/stat
+    friend bool operator==(const ProcessIdentity&, const ProcessIdentity&) = default;
+};
+
+/// "PID-STARTTIME.sock", as the process's own namespaces see both.
+[[nodiscard]] std::string agent_socket_name(pid_t pid, std::uint64_t start_time);
+
+/// The reverse; nothing for any other name.
+[[nodiscard]] std::optional<ProcessIdentity> parse_agent_socket_name(std::string_view name);
+
+/// The start time of `pid`. `proc` is where the proc file system is mounted. Errors: no_process, io_failed.
+/// Source: proc_pid_stat(5).
+[[nodiscard]] Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc = "/proc");
+
+/// The start time of the calling process. Right even where the proc file system belongs to another pid
+/// namespace than the process, and the process's own number means somebody else there. Errors: io_failed.
+[[nodiscard]] Result<std::uint64_t> own_start_time(const std::filesystem::path& proc = "/proc");
+
+} // namespace gpu_sleep

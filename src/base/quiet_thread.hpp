@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Threads inside somebody else's process.
+
+#pragma once
+
+#include "base/result.hpp"
+
+#include <functional>
+#include <thread>
+
+namespace gpu_sleep {
+
+/// Starts a thread with all signals blocked, since they belong to the program's own threads. `name` has at
+/// most 15 characters. `body` must not throw. Errors: internal (the system gives no thread).
+[[nodiscard]] Result<std::thread> start_quiet_thread(const char* name, std::function<void()> body);
+
+} // namespace gpu_sleep

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Byte counts and durations: reading them with units, and showing them to people.
+
+#pragma once
+
+#include "base/result.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace gpu_sleep {
+
+/// A count of bytes. Plain, because it is added, compared and printed everywhere.
+using Bytes = std::uint64_t;
+
+inline constexpr Bytes k_kib = Bytes{1} << 10;
+inline constexpr Bytes k_mib = Bytes{1} << 20;
+inline constexpr Bytes k_gib = Bytes{1} << 30;
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+/// Rounds `value` up to a multiple of `step`, a power of two.
+[[nodiscard]] constexpr Bytes round_up(Bytes value, Bytes step) noexcept {
+    return (value + step - 1) & ~(step - 1);
+}
+
+/// Reads "15m", "250ms", "1.5h" or "30" (seconds). Units: ms, s, m, h, d. Errors: invalid_argument.
+[[nodiscard]] Result<Milliseconds> parse_duration(std::string_view text);
+
+/// Reads "40GiB", "1.5GB", "4096" (bytes). Units: B, KiB, MiB, GiB, TiB, kB, MB, GB, TB, and K, M, G, T for
+/// the binary ones. Errors: invalid_argument.
+[[nodiscard]] Result<Bytes> parse_bytes(std::string_view text);
+
+/// "61.2 GiB", "512 B": three or four significant digits, binary units.
+[[nodiscard]] std::string format_bytes(Bytes bytes);
+
+/// "0.29 s", "1.4 ms", "2 h 5 min".
+[[nodiscard]] std::string format_seconds(double seconds);
+
+} // namespace gpu_sleep

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The driver's entry points, found in libcuda at run time, and their errors as ours.
+
+#pragma once
+
+#include "base/result.hpp"
+
+#include <cuda.h>
+
+namespace gpu_sleep::driver {
+
+/// The driver functions that the product calls. Names are cuda.h's, so the versioned symbol behind each
+/// (cuMemAlloc -> cuMemAlloc_v2) follows the header that we were built with.
+#define GPU_SLEEP_DRIVER_FUNCTIONS(X)                                                                        \
+    X(cuInit)                                                                                                \
+    X(cuGetErrorName)                                                                                        \
+    X(cuDeviceGet)                                                                                           \
+    X(cuDeviceGetCount)                                                                                      \
+    X(cuDeviceGetName)                                                                                       \
+    X(cuDeviceGetAttribute)                                                                                  \
+    X(cuDeviceTotalMem)                                                                                      \
+    X(cuDeviceCanAccessPeer)                                                                                 \
+    X(cuDevicePrimaryCtxRetain)                                                                              \
+    X(cuDevicePrimaryCtxRelease)                                                                             \
+    X(cuDevicePrimaryCtxGetState)                                                                            \
+    X(cuCtxPushCurrent)                                                                                      \
+    X(cuCtxPopCurrent)                                                                                       \
+    X(cuCtxGetCurrent)                                                                                       \
+    X(cuCtxSynchronize)                                                                                      \
+    X(cuThreadExchangeStreamCaptureMode)                                                                     \
+    X(cuStreamCreate)                                                                                        \
+    X(cuStreamDestroy)                                                                                       \
+    X(cuStreamSynchronize)                                                                                   \
+    X(cuStreamIsCapturing)                                                                                   \
+    X(cuEventCreate)                                                                                         \
+    X(cuEventDestroy)                                                                                        \
+    X(cuEventRecord)                                                                                         \
+    X(cuEventQuery)                                                                                          \
+    X(cuEventSynchronize)                                                                                    \
+    X(cuModuleLoadData)                                                                                      \
+    X(cuModuleUnload)                                                                                        \
+    X(cuModuleGetFunction)                                                                                   \
+    X(cuLaunchKernel)                                                                                        \
+    X(cuMemGetInfo)                                                                                          \
+    X(cuMemGetAllocationGranularity)                                                                         \
+    X(cuMemAddressReserve)                                                                                   \
+    X(cuMemAddressFree)                                                                                      \
+    X(cuMemCreate)                                                                                           \
+    X(cuMemRelease)                                                                                          \
+    X(cuMemMap)                                                                                              \
+    X(cuMemUnmap)                                                                                            \
+    X(cuMemSetAccess)                                                                                        \
+    X(cuMemHostAlloc)                                                                                        \
+    X(cuMemFreeHost)                                                                                         \
+    X(cuMemHostRegister)                                                                                     \
+    X(cuMemHostUnregister)                                                                                   \
+    X(cuMemcpyDtoHAsync)                                                                                     \
+    X(cuMemcpyHtoDAsync)                                                                                     \
+    X(cuMemsetD8Async)
+
+/// Functions that older drivers lack; null there.
+#define GPU_SLEEP_OPTIONAL_DRIVER_FUNCTIONS(X) X(cuCtxRecordEvent)
+
+/// The table of entry points. Immutable after load(); thread-safe.
+struct Api {
+#define GPU_SLEEP_MEMBER(name) decltype(&::name) name = nullptr;
+    GPU_SLEEP_DRIVER_FUNCTIONS(GPU_SLEEP_MEMBER)
+    GPU_SLEEP_OPTIONAL_DRIVER_FUNCTIONS(GPU_SLEEP_MEMBER)
+#undef GPU_SLEEP_MEMBER
+
+    /// Opens libcuda.so.1 (never closed again) and finds every function. Calls none of them.
+    /// Errors: no_driver (no library, or one that lacks a function: named).
+    [[nodiscard]] static Result<Api> load();
+};
+
+/// The error behind a driver status that is not CUDA_SUCCESS. `call` is the function's name; `what` says what
+/// was being done, and to which range. Statuses that end a context become context_lost.
+[[nodiscard]] Error to_error(const Api& api, CUresult status, std::string_view call, std::string_view what);
+
+} // namespace gpu_sleep::driver
+
+/// Calls `api.function(...)` and leaves the enclosing function with an Error when it fails.
+#define GPU_SLEEP_DRIVER_TRY(api, function, what, ...)                                                       \
+    do {                                                                                                     \
+        if (const CUresult gpu_sleep_status = (api).function(__VA_ARGS__); gpu_sleep_status != CUDA_SUCCESS) \
+            return ::gpu_sleep::driver::to_error(api, gpu_sleep_status, #function, what);                    \
+    } while (false)

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Primary contexts: retaining one, working in it for a while, and waiting until all work in them is done.
+
+#pragma once
+
+#include "base/units.hpp"
+#include "driver/api.hpp"
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::driver {
+
+/// A device's primary context, retained until destroyed: the one that the runtime, and all frameworks, work
+/// in. We use no other, for nobody can ask the driver whether a context that the program made still exists:
+/// touching one that was destroyed corrupts memory. Move-only.
+class PrimaryContext {
+public:
+    /// Makes the context if it is not active. Errors: out_of_device_memory, driver_failed.
+    [[nodiscard]] static Result<PrimaryContext> retain(const Api& api, int device);
+
+    PrimaryContext(PrimaryContext&& other) noexcept
+        : api_(other.api_), context_(std::exchange(other.context_, nullptr)), device_(other.device_) {}
+    PrimaryContext& operator=(PrimaryContext&& other) noexcept;
+    ~PrimaryContext() { reset(); }
+
+    [[nodiscard]] CUcontext get() const noexcept { return context_; }
+    [[nodiscard]] int device() const noexcept { return device_; }
+
+private:
+    PrimaryContext(const Api& api, CUcontext context, int device) noexcept
+        : api_(&api), context_(context), device_(device) {}
+    void reset() noexcept;
+
+    const Api* api_;
+    CUcontext context_;
+    int device_;
+};
+
+/// The primary contexts of all devices that are active now, in the order of their devices. Errors:
+/// driver_failed.
+[[nodiscard]] Result<std::vector<PrimaryContext>> active_contexts(const Api& api);
+
+/// Whether the calling thread's current context is one that the program made itself.
+[[nodiscard]] bool has_own_context_current(const Api& api);
+
+/// Makes a context current on this thread until it is destroyed. Neither copyable nor movable.
+class CurrentContext {
+public:
+    CurrentContext(const Api& api, CUcontext context) noexcept
+        : api_(api), status_(api.cuCtxPushCurrent(context)) {}
+    ~CurrentContext() {
+        if (status_ == CUDA_SUCCESS) {
+            CUcontext popped = nullptr;
+            api_.cuCtxPopCurrent(&popped);
+        }
+    }
+    CurrentContext(const CurrentContext&) = delete;
+    CurrentContext& operator=(const CurrentContext&) = delete;
+
+    /// CUDA_SUCCESS when the context is current.
+    [[nodiscard]] CUresult status() const noexcept { return status_; }
+
+private:
+    const Api& api_;
+    CUresult status_;
+};
+
+/// How long drain() waits, and whether it should go on.
+struct DrainLimits {
+    Clock::time_point captures;                             ///< for captures that can be seen to end
+    Clock::time_point work;                                 ///< for submitted work to end
+    std::function<bool()> keep_going = [] { return true; }; ///< asked between looks
+};
+
+/// Waits until all work submitted to `contexts` is done. A capture on a stream that synchronizes with the
+/// legacy stream can be seen, and is waited for; any other is broken, for recording a context breaks it and
+/// nothing shows it beforehand. Errors: timed_out, capture_in_progress (the message says whether one was
+/// broken), cancelled, context_lost.
+[[nodiscard]] Result<void> drain(const Api& api, const std::vector<PrimaryContext>& contexts,
+                                 const DrainLimits& limits);
+
+/// Puts the calling thread's capture mode at relaxed while it lives, so that what this thread does on streams
+/// of its own does not break a capture of another thread. Source: CUDA Driver API,
+/// cuThreadExchangeStreamCaptureMode.
+class RelaxedCaptureMode {
+public:
+    explicit RelaxedCaptureMode(const Api& api) noexcept : api_(api) {
+        api_.cuThreadExchangeStreamCaptureMode(&mode_);
+    }
+    ~RelaxedCaptureMode() { api_.cuThreadExchangeStreamCaptureMode(&mode_); }
+    RelaxedCaptureMode(const RelaxedCaptureMode&) = delete;
+    RelaxedCaptureMode& operator=(const RelaxedCaptureMode&) = delete;
+
+private:
+    const Api& api_;
+    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+} // namespace gpu_sleep::driver

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Copies, zeroing and fingerprints on a stream of our own.
+
+#include "driver/device_session.hpp"
+
+#include "driver/kernels/image.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace gpu_sleep::driver {
+
+class MappedBuffer {
+public:
+    [[nodiscard]] static Result<std::unique_ptr<MappedBuffer>> create(const Api& api, Bytes bytes) {
+        void* memory = nullptr;
+        const auto status =
+            api.cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+        if (status != CUDA_SUCCESS) {
+            auto error = to_error(api, status, "cuMemHostAlloc", "cannot allocate page-locked memory");
+            if (error.code == ErrorCode::out_of_device_memory) error.code = ErrorCode::out_of_host_memory;
+            return error;
+        }
+        return std::unique_ptr<MappedBuffer>(new MappedBuffer(api, static_cast<std::byte*>(memory), bytes));
+    }
+    MappedBuffer(const MappedBuffer&) = delete;
+    MappedBuffer& operator=(const MappedBuffer&) = delete;
+    ~MappedBuffer() { api_.cuMemFreeHost(data_); }
+
+    [[nodiscard]] std::byte* data() const noexcept { return data_; }
+    [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
+
+private:
+    MappedBuffer(const Api& api, std::byte* data, Bytes bytes) noexcept
+        : api_(api), data_(data), bytes_(bytes) {}
+
+    const Api& api_;
+    std::byte* data_;
+    Bytes bytes_;
+};
+
+DeviceSession::DeviceSession(const Api& api, PrimaryContext context) noexcept
+    : api_(api), context_(std::move(context)) {}
+
+Result<std::unique_ptr<DeviceSession>> DeviceSession::open(const Api& api, PrimaryContext context) {
+    std::unique_ptr<DeviceSession> session(new DeviceSession(api, std::move(context)));
+    const auto current = session->enter();
+    if (current.status() != CUDA_SUCCESS)
+        return to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
+    GPU_SLEEP_DRIVER_TRY(api, cuStreamCreate, "cannot make a stream", &session->stream_,
+                         CU_STREAM_NON_BLOCKING);
+    GPU_SLEEP_DRIVER_TRY(api, cuStreamCreate, "cannot make a stream", &session->side_stream_,
+                         CU_STREAM_NON_BLOCKING);
+    return session;
+}
+
+DeviceSession::~DeviceSession() {
+    const auto current = enter();
+    if (current.status() != CUDA_SUCCESS) return; // everything went with the context
+    for (auto* stream : {stream_, side_stream_})
+        if (stream) api_.cuStreamSynchronize(stream);
+    buffer_.reset();
+    for (const auto& mark : marks_) api_.cuEventDestroy(mark.event);
+    if (module_) api_.cuModuleUnload(module_);
+    for (auto* stream : {stream_, side_stream_})
+        if (stream) api_.cuStreamDestroy(stream);
+}
+
+Result<void> DeviceSession::load_kernel() {
+    if (fingerprint_kernel_) return {};
+    GPU_SLEEP_DRIVER_TRY(api_, cuModuleLoadData, "cannot load the fingerprint kernel", &module_,
+                         kernel_image());
+    GPU_SLEEP_DRIVER_TRY(api_, cuModuleGetFunction, "cannot find the fingerprint kernel",
+                         &fingerprint_kernel_, module_, k_fingerprint_kernel);
+    return {};
+}
+
+Result<void> DeviceSession::copy_to_host(std::byte* to, DeviceAddress from, Bytes bytes) {
+    GPU_SLEEP_DRIVER_TRY(api_, cuMemcpyDtoHAsync, "cannot copy to the host", to, from, bytes, stream_);
+    return {};
+}
+
+Result<void> DeviceSession::copy_to_device(DeviceAddress to, const std::byte* from, Bytes bytes) {
+    GPU_SLEEP_DRIVER_TRY(api_, cuMemcpyHtoDAsync, "cannot copy to the device", to, from, bytes, stream_);
+    return {};
+}
+
+Result<void> DeviceSession::zero(AddressSpan span) {
+    GPU_SLEEP_DRIVER_TRY(api_, cuMemsetD8Async, "cannot set memory to zero", span.address, 0, span.bytes,
+                         stream_);
+    return {};
+}
+
+Result<void> DeviceSession::zero_aside(AddressSpan span) {
+    GPU_SLEEP_DRIVER_TRY(api_, cuMemsetD8Async, "cannot set memory to zero", span.address, 0, span.bytes,
+                         side_stream_);
+    return {};
+}
+
+Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const FingerprintBlock> blocks) {
+    if (blocks.empty()) return std::span<const Fingerprint>();
+    GPU_SLEEP_TRY(load_kernel());
+    const auto needed = blocks.size() * (sizeof(FingerprintBlock) + sizeof(Fingerprint));
+    if (!buffer_ || buffer_->bytes() < needed) {
+        buffer_.reset();
+        auto buffer = MappedBuffer::create(api_, needed);
+        if (!buffer) return std::move(buffer).error();
+        buffer_ = *std::move(buffer);
+    }
+    auto* input = reinterpret_cast<FingerprintBlock*>(buffer_->data());
+    std::copy(blocks.begin(), blocks.end(), input);
+    auto* output = reinterpret_cast<Fingerprint*>(buffer_->data() + blocks.size_bytes());
+
+    std::uint64_t count = blocks.size();
+    void* arguments[] = {&input, &output, &count};
+    constexpr std::uint64_t k_most_blocks = 16 * 1024; // several for each multiprocessor of any device
+    const auto grid = static_cast<unsigned>(std::min(count, k_most_blocks));
+    GPU_SLEEP_DRIVER_TRY(api_, cuLaunchKernel, "cannot launch the fingerprint kernel", fingerprint_kernel_,
+                         grid, 1, 1, k_fingerprint_threads, 1, 1, 0, stream_, arguments, nullptr);
+    return std::span<const Fingerprint>(output, blocks.size());
+}
+
+Result<void> DeviceSession::synchronize() {
+    GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "a transfer failed", stream_);
+    GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "setting memory to zero failed", side_stream_);
+    return {};
+}
+
+Result<void> DeviceSession::mark(Bytes bytes) {
+    // Many small copies share a mark: an event costs more than they do.
+    constexpr Bytes k_mark_bytes = 64 * k_mib;
+    unmarked_ += bytes;
+    if (unmarked_ < k_mark_bytes) return {};
+    CUevent event = nullptr;
+    GPU_SLEEP_DRIVER_TRY(api_, cuEventCreate, "cannot make an event", &event, CU_EVENT_DISABLE_TIMING);
+    marks_.push_back({event, std::exchange(unmarked_, 0)});
+    GPU_SLEEP_DRIVER_TRY(api_, cuEventRecord, "cannot record an event", event, stream_);
+    return {};
+}
+
+Result<void> DeviceSession::wait_marks(const std::function<Result<void>(Bytes)>& passed) {
+    for (const auto& mark : marks_) {
+        GPU_SLEEP_DRIVER_TRY(api_, cuEventSynchronize, "a transfer failed", mark.event);
+        GPU_SLEEP_TRY(passed(mark.bytes));
+    }
+    return passed(std::exchange(unmarked_, 0));
+}
+
+Result<DeviceSession::MemoryInfo> DeviceSession::memory_info() const {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    GPU_SLEEP_DRIVER_TRY(api_, cuMemGetInfo, "cannot ask for free memory", &free, &total);
+    return MemoryInfo{free, total};
+}
+
+Result<void> pin_host_memory(const Api& api, std::span<std::byte> memory) {
+    GPU_SLEEP_DRIVER_TRY(api, cuMemHostRegister, "cannot pin host memory", memory.data(), memory.size(),
+                         CU_MEMHOSTREGISTER_PORTABLE);
+    return {};
+}
+
+Result<void> unpin_host_memory(const Api& api, std::span<std::byte> memory) {
+    const auto status = api.cuMemHostUnregister(memory.data());
+    // Registrations die with the context that made them; then there is nothing to take back.
+    if (status == CUDA_SUCCESS || status == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) return {};
+    return to_error(api, status, "cuMemHostUnregister", "cannot unpin host memory");
+}
+
+} // namespace gpu_sleep::driver

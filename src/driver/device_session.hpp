@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Working on one device for the length of a transaction: a stream of our own, copies, zeroing and
+// fingerprints.
+
+#pragma once
+
+#include "driver/context.hpp"
+#include "driver/kernels/fingerprint.hpp"
+#include "driver/memory.hpp"
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace gpu_sleep::driver {
+
+/// Page-locked memory that the device reads and writes in place. Freed when destroyed; for one thread at a
+/// time.
+class MappedBuffer;
+
+/// What a transaction uses of one device. Nothing of it is left on the device when it is destroyed. One
+/// thread at a time, which must have entered the session's context (enter()).
+class DeviceSession {
+public:
+    /// Errors: out_of_device_memory, driver_failed, context_lost.
+    [[nodiscard]] static Result<std::unique_ptr<DeviceSession>> open(const Api& api, PrimaryContext context);
+    DeviceSession(const DeviceSession&) = delete;
+    DeviceSession& operator=(const DeviceSession&) = delete;
+    ~DeviceSession();
+
+    [[nodiscard]] int device() const noexcept { return context_.device(); }
+    [[nodiscard]] CUcontext context() const noexcept { return context_.get(); }
+    [[nodiscard]] CurrentContext enter() const noexcept { return {api_, context_.get()}; }
+
+    /// Each queues its work on the session's stream, in order, and returns; synchronize() waits. With host
+    /// memory that is not page-locked a copy may take as long as the transfer. Errors: driver_failed,
+    /// context_lost.
+    [[nodiscard]] Result<void> copy_to_host(std::byte* to, DeviceAddress from, Bytes bytes);
+    [[nodiscard]] Result<void> copy_to_device(DeviceAddress to, const std::byte* from, Bytes bytes);
+    [[nodiscard]] Result<void> zero(AddressSpan span);
+    /// The same on a stream beside the session's: not in order with its copies, and not held up by them.
+    [[nodiscard]] Result<void> zero_aside(AddressSpan span);
+
+    /// Queues the fingerprinting of `blocks`. The fingerprints, in their order, are valid once synchronize()
+    /// has returned, and until the next call. Errors: out_of_host_memory, driver_failed, context_lost.
+    [[nodiscard]] Result<std::span<const Fingerprint>> fingerprint(std::span<const FingerprintBlock> blocks);
+
+    /// Waits for all queued work. Errors: driver_failed, context_lost.
+    [[nodiscard]] Result<void> synchronize();
+
+    /// Says that `bytes` were queued, so that wait_marks() can tell how far the transfer is.
+    [[nodiscard]] Result<void> mark(Bytes bytes);
+    /// Waits until everything marked has passed, telling `passed` the bytes as they do.
+    /// Errors: those of `passed`, which end the waiting; as synchronize().
+    [[nodiscard]] Result<void> wait_marks(const std::function<Result<void>(Bytes)>& passed);
+
+    struct MemoryInfo {
+        Bytes free = 0;
+        Bytes total = 0;
+    };
+    /// Source: CUDA Driver API, cuMemGetInfo. Errors: driver_failed, context_lost.
+    [[nodiscard]] Result<MemoryInfo> memory_info() const;
+
+private:
+    DeviceSession(const Api& api, PrimaryContext context) noexcept;
+    [[nodiscard]] Result<void> load_kernel();
+
+    const Api& api_;
+    PrimaryContext context_;
+    CUstream stream_ = nullptr;
+    CUstream side_stream_ = nullptr;
+    CUmodule module_ = nullptr;
+    CUfunction fingerprint_kernel_ = nullptr;
+    struct Mark {
+        CUevent event;
+        Bytes bytes;
+    };
+    std::vector<Mark> marks_;
+    Bytes unmarked_ = 0; ///< queued since the last mark
+    std::unique_ptr<MappedBuffer> buffer_;
+};
+
+/// Makes host memory page-locked for every context, or ordinary again. The calling thread needs a current
+/// context. Errors: driver_failed. Source: CUDA Driver API, cuMemHostRegister, cuMemHostUnregister.
+[[nodiscard]] Result<void> pin_host_memory(const Api& api, std::span<std::byte> memory);
+[[nodiscard]] Result<void> unpin_host_memory(const Api& api, std::span<std::byte> memory);
+
+} // namespace gpu_sleep::driver

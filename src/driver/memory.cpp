@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The virtual memory calls of the driver.
+
+#include "driver/memory.hpp"
+
+#include <array>
+#include <thread>
+
+namespace gpu_sleep::driver {
+namespace {
+
+bool has_attribute(const Api& api, CUdevice_attribute attribute, CUdevice device) {
+    int value = 0;
+    return api.cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS && value != 0;
+}
+
+std::string describe(AddressSpan span) {
+    return fmt::format("range {:#x} of {}", span.address, format_bytes(span.bytes));
+}
+
+} // namespace
+
+Result<VaReservation> VaReservation::create(const Api& api, Bytes bytes) {
+    CUdeviceptr address = 0;
+    GPU_SLEEP_DRIVER_TRY(api, cuMemAddressReserve, "cannot reserve device addresses", &address, bytes, 0, 0,
+                         0);
+    return VaReservation(api, {address, bytes});
+}
+
+VaReservation& VaReservation::operator=(VaReservation&& other) noexcept {
+    if (this != &other) {
+        reset();
+        api_ = other.api_;
+        span_ = std::exchange(other.span_, {});
+    }
+    return *this;
+}
+
+void VaReservation::reset() noexcept {
+    if (span_.bytes != 0) api_->cuMemAddressFree(span_.address, span_.bytes);
+    span_ = {};
+}
+
+PhysicalMemory& PhysicalMemory::operator=(PhysicalMemory&& other) noexcept {
+    if (this != &other) {
+        reset();
+        api_ = other.api_;
+        handle_ = other.release();
+    }
+    return *this;
+}
+
+void PhysicalMemory::reset() noexcept {
+    if (handle_ != 0) api_->cuMemRelease(handle_);
+    handle_ = 0;
+}
+
+Result<MemoryKind> MemoryKind::of_device(const Api& api, int device) {
+    MemoryKind kind;
+    auto& p = kind.properties_;
+    p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    p.location.id = device;
+    if (has_attribute(api, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device))
+        p.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    if (has_attribute(api, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device))
+        p.allocFlags.gpuDirectRDMACapable = 1;
+    std::size_t granularity = 0;
+    GPU_SLEEP_DRIVER_TRY(api, cuMemGetAllocationGranularity, "cannot ask for the granularity", &granularity,
+                         &p, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    kind.granularity_ = granularity;
+    return kind;
+}
+
+Result<PhysicalMemory> MemoryKind::create(const Api& api, Bytes bytes, Milliseconds patience) const {
+    constexpr auto k_pause = std::chrono::milliseconds(10);
+    const auto deadline = Clock::now() + patience;
+    for (;;) {
+        PhysicalMemory::Handle handle = 0;
+        const auto status = api.cuMemCreate(&handle, bytes, &properties_, 0);
+        if (status == CUDA_SUCCESS) return PhysicalMemory(api, handle);
+        if (status != CUDA_ERROR_OUT_OF_MEMORY || Clock::now() + k_pause > deadline)
+            return to_error(api, status, "cuMemCreate",
+                            fmt::format("cannot create {} on GPU {}", format_bytes(bytes), device()));
+        std::this_thread::sleep_for(k_pause);
+    }
+}
+
+Result<void> map(const Api& api, AddressSpan span, PhysicalMemory::Handle handle) {
+    GPU_SLEEP_DRIVER_TRY(api, cuMemMap, "cannot map " + describe(span), span.address, span.bytes, 0, handle,
+                         0);
+    return {};
+}
+
+Result<void> set_access(const Api& api, AddressSpan span, DeviceMask devices) {
+    std::array<CUmemAccessDesc, k_max_devices> grants{};
+    std::size_t count = 0;
+    for (int device = 0; device < k_max_devices; ++device) {
+        if ((devices >> device & 1) == 0) continue;
+        grants[count++] = {{CU_MEM_LOCATION_TYPE_DEVICE, {device}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    }
+    GPU_SLEEP_DRIVER_TRY(api, cuMemSetAccess, "cannot grant access to " + describe(span), span.address,
+                         span.bytes, grants.data(), count);
+    return {};
+}
+
+Result<void> unmap(const Api& api, AddressSpan span) {
+    GPU_SLEEP_DRIVER_TRY(api, cuMemUnmap, "cannot unmap " + describe(span), span.address, span.bytes);
+    return {};
+}
+
+} // namespace gpu_sleep::driver

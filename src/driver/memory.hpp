@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Virtual memory of the devices: address space that outlives sleep, physical memory that dies at it, and the
+// mappings between. Address ranges are in bytes, multiples of the granularity.
+
+#pragma once
+
+#include "base/units.hpp"
+#include "driver/api.hpp"
+
+#include <cstdint>
+#include <utility>
+
+namespace gpu_sleep::driver {
+
+using DeviceAddress = std::uint64_t;
+
+/// A span of device addresses.
+struct AddressSpan {
+    DeviceAddress address = 0;
+    Bytes bytes = 0;
+    [[nodiscard]] DeviceAddress end() const noexcept { return address + bytes; }
+};
+
+/// A set of device ordinals, the lowest bit for device 0. No host has more than 64 devices.
+using DeviceMask = std::uint64_t;
+inline constexpr int k_max_devices = 64;
+
+/// Reserved address space, freed when destroyed. Move-only.
+class VaReservation {
+public:
+    /// Errors: out_of_device_memory, driver_failed. Source: CUDA Driver API, cuMemAddressReserve.
+    [[nodiscard]] static Result<VaReservation> create(const Api& api, Bytes bytes);
+
+    VaReservation(VaReservation&& other) noexcept : api_(other.api_), span_(std::exchange(other.span_, {})) {}
+    VaReservation& operator=(VaReservation&& other) noexcept;
+    ~VaReservation() { reset(); }
+
+    [[nodiscard]] AddressSpan span() const noexcept { return span_; }
+
+private:
+    VaReservation(const Api& api, AddressSpan span) noexcept : api_(&api), span_(span) {}
+    void reset() noexcept;
+
+    const Api* api_;
+    AddressSpan span_;
+};
+
+/// Physical memory on one device, released when destroyed. Move-only.
+class PhysicalMemory {
+public:
+    using Handle = CUmemGenericAllocationHandle;
+
+    /// Takes over a handle that release() gave away.
+    PhysicalMemory(const Api& api, Handle handle) noexcept : api_(&api), handle_(handle) {}
+    PhysicalMemory(PhysicalMemory&& other) noexcept
+        : api_(other.api_), handle_(std::exchange(other.handle_, 0)) {}
+    PhysicalMemory& operator=(PhysicalMemory&& other) noexcept;
+    ~PhysicalMemory() { reset(); }
+
+    [[nodiscard]] Handle get() const noexcept { return handle_; }
+    /// Gives the handle away; the caller releases it.
+    [[nodiscard]] Handle release() noexcept { return std::exchange(handle_, 0); }
+
+private:
+    void reset() noexcept;
+
+    const Api* api_;
+    Handle handle_;
+};
+
+/// What memory of one device is made with, asked once: granularity and the properties that cannot be added
+/// later (the POSIX file handle type and the RDMA flag, where the device has them). Immutable; thread-safe.
+class MemoryKind {
+public:
+    /// Errors: driver_failed. Source: CUDA Driver API, cuMemGetAllocationGranularity.
+    [[nodiscard]] static Result<MemoryKind> of_device(const Api& api, int device);
+
+    [[nodiscard]] int device() const noexcept { return properties_.location.id; }
+    [[nodiscard]] Bytes granularity() const noexcept { return granularity_; }
+
+    /// Makes physical memory of `bytes`. The driver scrubs released memory in the background, so a shortage
+    /// is believed only after some tries over `patience`. Errors: out_of_device_memory, driver_failed.
+    [[nodiscard]] Result<PhysicalMemory> create(const Api& api, Bytes bytes, Milliseconds patience) const;
+
+private:
+    CUmemAllocationProp properties_{};
+    Bytes granularity_ = 0;
+};
+
+/// Maps `handle` whole at `span`. Access must be granted before use. Errors: driver_failed (nothing mapped).
+[[nodiscard]] Result<void> map(const Api& api, AddressSpan span, PhysicalMemory::Handle handle);
+
+/// Grants every device of `devices` reading and writing of `span`, which must be mapped without holes.
+/// Errors: driver_failed.
+[[nodiscard]] Result<void> set_access(const Api& api, AddressSpan span, DeviceMask devices);
+
+/// Unmaps `span`, any number of whole neighbouring mappings. No work may still use it.
+/// Errors: driver_failed (nothing unmapped).
+[[nodiscard]] Result<void> unmap(const Api& api, AddressSpan span);
+
+} // namespace gpu_sleep::driver

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The record of memory.
+
+#include "ledger/ledger.hpp"
+
+#include "base/log.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace gpu_sleep::ledger {
+
+using model::Residence;
+using model::State;
+
+namespace {
+
+/// Adds up residences into one state.
+class StateSum {
+public:
+    void add(Residence residence) noexcept {
+        awake_ |= residence == Residence::device;
+        asleep_ |= residence != Residence::device;
+        damaged_ |= residence == Residence::damaged;
+    }
+    [[nodiscard]] State state() const noexcept {
+        if (damaged_) return State::damaged;
+        if (!asleep_) return State::awake;
+        return awake_ ? State::partial : State::asleep;
+    }
+
+private:
+    bool awake_ = false;
+    bool asleep_ = false;
+    bool damaged_ = false;
+};
+
+Bytes kept_bytes(const Backing& backing) noexcept {
+    Bytes sum = 0;
+    for (const auto& extent : backing.kept) sum += extent.span.bytes;
+    return sum;
+}
+
+void add_to(model::TagReport& row, const Backing& backing) {
+    const auto kept = kept_bytes(backing);
+    ++row.ranges;
+    row.bytes += backing.bytes;
+    row.allocated += backing.allocated;
+    row.needs_refill |= backing.needs_refill;
+    switch (backing.residence()) {
+    case Residence::device: row.resident += backing.bytes; break;
+    case Residence::host: row.kept += backing.bytes; break;
+    case Residence::damaged: row.damaged += backing.bytes; break;
+    case Residence::dropped:
+        row.kept += kept;
+        row.dropped += backing.bytes - kept;
+        break;
+    }
+}
+
+} // namespace
+
+bool may_move(Residence from, Residence to) noexcept {
+    switch (from) {
+    case Residence::device: return to == Residence::host || to == Residence::dropped;
+    case Residence::host: return to != Residence::host;
+    case Residence::dropped: return to == Residence::device || to == Residence::damaged;
+    case Residence::damaged: return to == Residence::dropped;
+    }
+    return false;
+}
+
+TagId Ledger::tag_id(std::string_view name) {
+    const auto known = std::find_if(tags_.begin(), tags_.end(), [=](const Tag& t) { return t.name == name; });
+    if (known != tags_.end()) return static_cast<TagId>(known - tags_.begin());
+    tags_.push_back({std::string(name), {}});
+    return static_cast<TagId>(tags_.size() - 1);
+}
+
+Result<TagId> Ledger::find_tag(std::string_view name) const {
+    const auto known = std::find_if(tags_.begin(), tags_.end(), [=](const Tag& t) { return t.name == name; });
+    if (known != tags_.end()) return static_cast<TagId>(known - tags_.begin());
+    std::string names;
+    for (const auto& tag : tags_) names += (names.empty() ? "" : ", ") + tag.name;
+    return make_error(ErrorCode::unknown_tag, "there is no tag '{}'; the process has {}", name,
+                      names.empty() ? "none" : names);
+}
+
+Backing& Ledger::add(Backing backing) {
+    const auto address = backing.address;
+    return backings_.emplace(address, std::move(backing)).first->second;
+}
+
+Backing Ledger::remove(std::uint64_t address) {
+    auto node = backings_.extract(address);
+    return std::move(node.mapped());
+}
+
+Backing* Ledger::find(std::uint64_t address) noexcept {
+    auto after = backings_.upper_bound(address);
+    if (after == backings_.begin()) return nullptr;
+    auto& backing = std::prev(after)->second;
+    return address < backing.end() ? &backing : nullptr;
+}
+
+bool Ledger::move(Backing& backing, Residence to) {
+    if (!may_move(backing.residence_, to)) {
+        log::error("bug: range {:#x} may not go from {} to {}", backing.address,
+                   to_string(backing.residence_), to_string(to));
+        return false;
+    }
+    backing.residence_ = to;
+    return true;
+}
+
+void Ledger::preserve(Backing& backing, Span span) {
+    auto& spans = backing.preserved;
+    for (const auto& other : spans) {
+        if (other.end() < span.offset || span.end() < other.offset) continue;
+        const auto end = std::max(span.end(), other.end());
+        span.offset = std::min(span.offset, other.offset);
+        span.bytes = end - span.offset;
+    }
+    std::erase_if(spans, [=](const Span& s) { return s.offset >= span.offset && s.end() <= span.end(); });
+    const auto after =
+        std::find_if(spans.begin(), spans.end(), [=](const Span& s) { return s.offset > span.offset; });
+    spans.insert(after, span);
+}
+
+void Ledger::forget_preserved(Backing& backing, Span span) {
+    std::vector<Span> left;
+    for (const auto& mark : backing.preserved) {
+        if (mark.offset < span.offset)
+            left.push_back({mark.offset, std::min(mark.end(), span.offset) - mark.offset});
+        if (mark.end() > span.end()) {
+            const auto from = std::max(mark.offset, span.end());
+            left.push_back({from, mark.end() - from});
+        }
+    }
+    backing.preserved = std::move(left);
+}
+
+State Ledger::state() const noexcept {
+    StateSum sum;
+    for (const auto& [address, backing] : backings_) sum.add(backing.residence());
+    return sum.state();
+}
+
+std::vector<model::TagReport> Ledger::report() const {
+    std::map<std::pair<std::string_view, int>, std::pair<model::TagReport, StateSum>> rows;
+    for (const auto& [address, backing] : backings_) {
+        const auto& tag = tags_[backing.tag];
+        auto& [row, sum] = rows[{tag.name, backing.device}];
+        row.tag = tag.name;
+        row.device = backing.device;
+        row.policy = tag.policy;
+        sum.add(backing.residence());
+        add_to(row, backing);
+    }
+    std::vector<model::TagReport> reports;
+    reports.reserve(rows.size());
+    for (auto& [key, row] : rows) {
+        row.first.state = row.second.state();
+        reports.push_back(std::move(row.first));
+    }
+    return reports;
+}
+
+} // namespace gpu_sleep::ledger

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The record of all memory that the agent manages: every backing and where it is mapped, its tag, device,
+// access grants, preserved spans and residence. It calls nobody: numbers stand for handles and vaults of
+// other rooms.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "model/model.hpp"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gpu_sleep::ledger {
+
+/// The index of a tag in its ledger; never reused.
+using TagId = std::uint32_t;
+
+/// A part of a backing, in bytes from its start.
+struct Span {
+    Bytes offset = 0;
+    Bytes bytes = 0;
+    [[nodiscard]] Bytes end() const noexcept { return offset + bytes; }
+    friend bool operator==(const Span&, const Span&) = default;
+};
+
+/// Where a part of a backing's contents is kept: `vault` and the place in it are the sleep room's numbers.
+struct KeptExtent {
+    Span span;
+    std::uint64_t vault = 0;
+    Bytes vault_offset = 0;
+    std::uint64_t first_seal = 0; ///< index of its first fingerprint in the vault
+};
+
+/// Physical memory of one handle, and the one mapping that shows it. Sizes and addresses are multiples of the
+/// device's granularity.
+struct Backing {
+    std::uint64_t address = 0; ///< of its mapping; the same for life
+    Bytes bytes = 0;           ///< of the handle and of the mapping
+    Bytes allocated = 0;       ///< of those, what the program asked for
+    TagId tag = 0;
+    int device = 0;
+    std::uint64_t access = 0;     ///< mask of the devices that may read and write it
+    bool shared = false;          ///< several small allocations lie in it
+    bool needs_refill = false;    ///< awake, but dropped by an earlier sleep
+    bool mapped = false;          ///< its address shows its handle
+    std::uint64_t handle = 0;     ///< the driver's physical memory; 0 when it has none
+    std::vector<Span> preserved;  ///< sorted, disjoint, not touching
+    std::vector<KeptExtent> kept; ///< contents held for it, by offset; empty while awake
+
+    [[nodiscard]] model::Residence residence() const noexcept { return residence_; }
+    [[nodiscard]] std::uint64_t end() const noexcept { return address + bytes; }
+    [[nodiscard]] bool is_asleep() const noexcept { return residence_ != model::Residence::device; }
+
+private:
+    friend class Ledger;
+    model::Residence residence_ = model::Residence::device;
+};
+
+struct Tag {
+    std::string name;
+    model::Policy policy;
+};
+
+/// Whether a backing may go from one residence to another in one step:
+///   device  -> host, dropped         a sleep
+///   host    -> device                a wake
+///   host    -> dropped               a deeper sleep
+///   host    -> damaged               a wake whose contents failed their checksum
+///   dropped -> device, damaged       a wake (damaged when a preserved span of it was)
+///   damaged -> dropped               the operator gave the contents up
+[[nodiscard]] bool may_move(model::Residence from, model::Residence to) noexcept;
+
+/// Backings in the order of their addresses, and the tags. Not thread-safe: its owner guards it with one
+/// mutex.
+class Ledger {
+public:
+    using Backings = std::map<std::uint64_t, Backing>;
+
+    /// The id of `name`, made with the default policy if it is new. `name` must be a valid tag.
+    TagId tag_id(std::string_view name);
+    /// Errors: unknown_tag, with the known ones listed.
+    [[nodiscard]] Result<TagId> find_tag(std::string_view name) const;
+    [[nodiscard]] const Tag& tag(TagId id) const { return tags_[id]; }
+    [[nodiscard]] const std::vector<Tag>& tags() const noexcept { return tags_; }
+    void set_policy(TagId id, model::Policy policy) { tags_[id].policy = policy; }
+
+    /// Adds a backing that is awake; its addresses must be free. The reference is valid until it is removed.
+    Backing& add(Backing backing);
+    /// Removes the backing that begins at `address` and returns it.
+    Backing remove(std::uint64_t address);
+    /// The backing whose mapping holds `address`, or null.
+    [[nodiscard]] Backing* find(std::uint64_t address) noexcept;
+    [[nodiscard]] Backings& backings() noexcept { return backings_; }
+    [[nodiscard]] const Backings& backings() const noexcept { return backings_; }
+
+    /// The one place where a residence changes. A move that may_move() forbids is a bug: it is refused and
+    /// logged.
+    static bool move(Backing& backing, model::Residence to);
+
+    /// Marks a span as preserved, merging it with those it meets. Must lie within the backing.
+    static void preserve(Backing& backing, Span span);
+    /// Forgets every mark within `span`.
+    static void forget_preserved(Backing& backing, Span span);
+
+    /// What the residences of all backings add up to.
+    [[nodiscard]] model::State state() const noexcept;
+    /// One report for each tag on each device, ordered by tag and device.
+    [[nodiscard]] std::vector<model::TagReport> report() const;
+
+private:
+    std::vector<Tag> tags_;
+    Backings backings_;
+};
+
+} // namespace gpu_sleep::ledger

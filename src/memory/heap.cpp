@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Allocating and freeing ranges.
+
+#include "memory/heap.hpp"
+
+#include "base/log.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::memory {
+
+using driver::AddressSpan;
+using driver::DeviceAddress;
+using ledger::Backing;
+
+namespace {
+
+/// How long a shortage of memory is doubted at an allocation: the driver scrubs released memory in the
+/// background.
+constexpr Milliseconds k_create_patience{50};
+
+} // namespace
+
+Result<Heap::Device*> Heap::device(int ordinal) {
+    if (const auto known = devices_.find(ordinal); known != devices_.end()) return &known->second;
+    int count = 0;
+    GPU_SLEEP_DRIVER_TRY(api_, cuDeviceGetCount, "cannot count the devices", &count);
+    if (ordinal < 0 || ordinal >= std::min(count, driver::k_max_devices))
+        return make_error(ErrorCode::invalid_argument, "there is no device {}: the process has {}", ordinal,
+                          count);
+    std::size_t memory = 0;
+    GPU_SLEEP_DRIVER_TRY(api_, cuDeviceTotalMem, "cannot ask for the device's memory", &memory, ordinal);
+    auto kind = driver::MemoryKind::of_device(api_, ordinal);
+    if (!kind) return std::move(kind).error();
+    return &devices_.emplace(ordinal, Device{*kind, memory}).first->second;
+}
+
+std::vector<int> Heap::devices() const {
+    std::vector<int> ordinals;
+    for (const auto& [ordinal, device] : devices_) ordinals.push_back(ordinal);
+    return ordinals;
+}
+
+Result<DeviceAddress> Heap::reserve(Pool& pool, const Device& device, Bytes bytes) {
+    for (auto& [base, region] : pool.regions)
+        if (const auto offset = region.spans.allocate(bytes)) return base + *offset;
+    // Address space costs nothing: a region as large as the device rarely needs a second one.
+    const auto granularity = device.kind.granularity();
+    const auto region_bytes = std::max(round_up(device.memory, k_gib), round_up(bytes, k_gib));
+    auto reservation = driver::VaReservation::create(api_, region_bytes);
+    if (!reservation && region_bytes > bytes) reservation = driver::VaReservation::create(api_, bytes);
+    if (!reservation) return std::move(reservation).error();
+    const auto span = reservation->span();
+    Region region{*std::move(reservation), SpanAllocator(span.bytes, granularity)};
+    const auto offset = region.spans.allocate(bytes);
+    pool.regions.emplace(span.address, std::move(region));
+    return span.address + offset.value_or(0);
+}
+
+void Heap::unreserve(Pool& pool, DeviceAddress address) {
+    const auto region = std::prev(pool.regions.upper_bound(address));
+    region->second.spans.free(address - region->first);
+    if (region->second.spans.is_empty()) pool.regions.erase(region);
+}
+
+Result<Backing*> Heap::add_range(Pool& pool, const Device& device, ledger::TagId tag, Bytes bytes) {
+    auto address = reserve(pool, device, bytes);
+    if (!address) return std::move(address).error();
+    const AddressSpan span{*address, bytes};
+    const auto mask = driver::DeviceMask{1} << device.kind.device();
+    auto memory = device.kind.create(api_, bytes, k_create_patience);
+    auto done = memory ? driver::map(api_, span, memory->get()) : Result<void>(memory.error());
+    if (done) {
+        done = driver::set_access(api_, span, mask);
+        if (!done) static_cast<void>(driver::unmap(api_, span));
+    }
+    if (!done) {
+        unreserve(pool, *address);
+        return std::move(done).error();
+    }
+    Backing backing;
+    backing.address = *address;
+    backing.bytes = bytes;
+    backing.tag = tag;
+    backing.device = device.kind.device();
+    backing.access = mask;
+    backing.mapped = true;
+    backing.handle = memory->release();
+    return &ledger_.add(std::move(backing));
+}
+
+Result<Freed> Heap::remove_range(Pool& pool, Backing& backing) {
+    if (backing.mapped) GPU_SLEEP_TRY(driver::unmap(api_, {backing.address, backing.bytes}));
+    auto removed = ledger_.remove(backing.address);
+    if (removed.handle != 0) static_cast<void>(driver::PhysicalMemory(api_, removed.handle));
+    unreserve(pool, removed.address);
+    return Freed{std::move(removed.kept)};
+}
+
+Result<DeviceAddress> Heap::allocate(int ordinal, ledger::TagId tag, Bytes bytes) {
+    if (bytes == 0) return make_error(ErrorCode::invalid_argument, "cannot allocate zero bytes");
+    auto known = device(ordinal);
+    if (!known) return std::move(known).error();
+    const auto& device = **known;
+    if (bytes > device.memory)
+        return make_error(ErrorCode::out_of_device_memory, "cannot allocate {}: GPU {} has {} in all",
+                          format_bytes(bytes), ordinal, format_bytes(device.memory));
+    auto& pool = pools_[{ordinal, tag}];
+    if (bytes <= k_largest_small) return allocate_small(pool, device, tag, bytes);
+    auto backing = add_range(pool, device, tag, round_up(bytes, device.kind.granularity()));
+    if (!backing) return std::move(backing).error();
+    (*backing)->allocated = bytes;
+    return (*backing)->address;
+}
+
+Result<Freed> Heap::free(DeviceAddress address) {
+    auto* backing = ledger_.find(address);
+    if (!backing || (!backing->shared && backing->address != address))
+        return make_error(ErrorCode::not_owned, "{:#x} is not the start of an allocation", address);
+    return backing->shared ? free_small(*backing, address) : remove_range(pool_of(*backing), *backing);
+}
+
+void Heap::update_space(Pool& pool, const Block& block, Bytes before) {
+    pool.blocks_by_space.erase({before, block.address});
+    pool.blocks_by_space.emplace(block.spans.largest_free(), block.address);
+}
+
+Result<DeviceAddress> Heap::allocate_small(Pool& pool, const Device& device, ledger::TagId tag, Bytes bytes) {
+    const auto rounded = round_up(bytes, k_alignment);
+    // Only a range that is awake may take new allocations: memory allocated while its tag sleeps is awake.
+    auto fit = pool.blocks_by_space.lower_bound({rounded, 0});
+    while (fit != pool.blocks_by_space.end() && ledger_.find(fit->second)->is_asleep()) ++fit;
+    if (fit == pool.blocks_by_space.end()) {
+        auto backing = add_range(pool, device, tag, device.kind.granularity());
+        if (!backing) return std::move(backing).error();
+        (*backing)->shared = true;
+        const auto address = (*backing)->address;
+        pool.blocks.emplace(address, Block{address, SpanAllocator((*backing)->bytes, k_alignment)});
+        fit = pool.blocks_by_space.emplace((*backing)->bytes, address).first;
+    }
+    auto& block = pool.blocks.at(fit->second);
+    const auto before = fit->first;
+    const auto offset = block.spans.allocate(rounded);
+    update_space(pool, block, before);
+    ledger_.find(block.address)->allocated += rounded;
+    return block.address + offset.value_or(0);
+}
+
+Result<Freed> Heap::free_small(Backing& backing, DeviceAddress address) {
+    auto& pool = pool_of(backing);
+    auto& block = pool.blocks.at(backing.address);
+    const auto before = block.spans.largest_free();
+    const auto offset = address - backing.address;
+    const auto bytes = block.spans.free(offset);
+    if (!bytes) return make_error(ErrorCode::not_owned, "{:#x} is not the start of an allocation", address);
+    update_space(pool, block, before);
+    ledger::Ledger::forget_preserved(backing, {offset, *bytes});
+    backing.allocated -= *bytes;
+    if (!block.spans.is_empty()) return Freed{};
+
+    const auto space = std::pair(block.spans.largest_free(), block.address);
+    auto freed = remove_range(pool, backing);
+    if (!freed) {
+        // The allocation is gone, only its empty range could not be: it stays for the next ones.
+        log::warning("an empty range stays: {}", freed.error().message);
+        return Freed{};
+    }
+    pool.blocks_by_space.erase(space);
+    pool.blocks.erase(space.second);
+    return freed;
+}
+
+Result<Heap::Place> Heap::locate(DeviceAddress address) {
+    auto* backing = ledger_.find(address);
+    if (!backing) return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
+    if (!backing->shared) return Place{backing, {0, backing->bytes}};
+    const auto& block = pool_of(*backing).blocks.at(backing->address);
+    const auto begin = block.spans.allocation_holding(address - backing->address);
+    if (!begin) return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
+    return Place{backing, {*begin, block.spans.allocated_at(*begin).value_or(0)}};
+}
+
+Result<void> Heap::allow_access(DeviceAddress address, int ordinal) {
+    auto place = locate(address);
+    if (!place) return std::move(place).error();
+    if (auto known = device(ordinal); !known) return std::move(known).error();
+    auto& backing = *place->backing;
+    const auto mask = backing.access | driver::DeviceMask{1} << ordinal;
+    int reachable = 1;
+    if (ordinal != backing.device)
+        GPU_SLEEP_DRIVER_TRY(api_, cuDeviceCanAccessPeer, "cannot ask about peer access", &reachable, ordinal,
+                             backing.device);
+    if (!reachable)
+        return make_error(ErrorCode::invalid_argument, "GPU {} cannot reach memory of GPU {}", ordinal,
+                          backing.device);
+    if (backing.mapped) GPU_SLEEP_TRY(driver::set_access(api_, {backing.address, backing.bytes}, mask));
+    backing.access = mask;
+    return {};
+}
+
+} // namespace gpu_sleep::memory

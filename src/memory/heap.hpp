@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Allocating GPU memory that can sleep: address space by device and tag, ranges in it, and small allocations
+// that share ranges.
+
+#pragma once
+
+#include "driver/memory.hpp"
+#include "ledger/ledger.hpp"
+#include "memory/span_allocator.hpp"
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+namespace gpu_sleep::memory {
+
+/// Allocations up to this size share a range with others of their device and tag.
+inline constexpr Bytes k_largest_small = k_mib;
+/// Every address it gives is a multiple of this: what cuMemAlloc gives, and what kernels with wide loads
+/// expect.
+inline constexpr Bytes k_alignment = 512;
+
+/// What freeing an allocation left for others to do.
+struct Freed {
+    /// The contents that had been kept for a range that is gone: give their place in the vaults back.
+    std::vector<ledger::KeptExtent> kept;
+};
+
+/// Allocates ranges and records them in the ledger. Neighbours of one device and tag get neighbouring
+/// addresses, so that a sleep unmaps them together. Not thread-safe: the mutex that guards the ledger guards
+/// it too. Calls of the driver need no current context.
+class Heap {
+public:
+    Heap(const driver::Api& api, ledger::Ledger& ledger) noexcept : api_(api), ledger_(ledger) {}
+
+    /// Memory of `bytes` on `device`, awake, uninitialised. Errors: invalid_argument (zero bytes or no such
+    /// device), out_of_device_memory, driver_failed; nothing changed.
+    [[nodiscard]] Result<driver::DeviceAddress> allocate(int device, ledger::TagId tag, Bytes bytes);
+
+    /// Frees what begins at `address`, awake or asleep. No work may still use it.
+    /// Errors: not_owned; driver_failed (it is still allocated).
+    [[nodiscard]] Result<Freed> free(driver::DeviceAddress address);
+
+    /// The allocation that holds `address`: its backing, and its place in it. Errors: not_owned.
+    struct Place {
+        ledger::Backing* backing = nullptr;
+        ledger::Span span; ///< the whole allocation, rounded up
+    };
+    [[nodiscard]] Result<Place> locate(driver::DeviceAddress address);
+
+    /// Grants `device` access to the range that holds `address`. Errors: not_owned, invalid_argument,
+    /// driver_failed.
+    [[nodiscard]] Result<void> allow_access(driver::DeviceAddress address, int device);
+
+    /// Devices that have, or had, ranges.
+    [[nodiscard]] std::vector<int> devices() const;
+
+private:
+    struct Region {
+        driver::VaReservation reservation;
+        SpanAllocator spans;
+    };
+    struct Block {
+        driver::DeviceAddress address;
+        SpanAllocator spans;
+    };
+    /// What one tag has on one device.
+    struct Pool {
+        std::map<driver::DeviceAddress, Region> regions;
+        std::map<driver::DeviceAddress, Block> blocks; ///< ranges shared by small allocations
+        std::set<std::pair<Bytes, driver::DeviceAddress>> blocks_by_space; ///< (largest free span, block)
+    };
+    struct Device {
+        driver::MemoryKind kind;
+        Bytes memory; ///< of the device in all
+    };
+    using PoolKey = std::pair<int, ledger::TagId>;
+
+    [[nodiscard]] Result<Device*> device(int ordinal);
+    [[nodiscard]] Pool& pool_of(const ledger::Backing& backing) {
+        return pools_[{backing.device, backing.tag}];
+    }
+    [[nodiscard]] Result<driver::DeviceAddress> reserve(Pool& pool, const Device& device, Bytes bytes);
+    void unreserve(Pool& pool, driver::DeviceAddress address);
+    [[nodiscard]] Result<ledger::Backing*> add_range(Pool& pool, const Device& device, ledger::TagId tag,
+                                                     Bytes bytes);
+    [[nodiscard]] Result<Freed> remove_range(Pool& pool, ledger::Backing& backing);
+    [[nodiscard]] Result<driver::DeviceAddress> allocate_small(Pool& pool, const Device& device,
+                                                               ledger::TagId tag, Bytes bytes);
+    [[nodiscard]] Result<Freed> free_small(ledger::Backing& backing, driver::DeviceAddress address);
+    void update_space(Pool& pool, const Block& block, Bytes before);
+
+    const driver::Api& api_;
+    ledger::Ledger& ledger_;
+    std::map<int, Device> devices_;
+    std::map<PoolKey, Pool> pools_;
+};
+
+} // namespace gpu_sleep::memory

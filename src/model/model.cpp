@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Names of the words, and the rules that need no state.
+
+#include "model/model.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::model {
+
+bool is_valid_tag(std::string_view tag) noexcept {
+    const auto allowed = [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+               c == '-' || c == '.' || c == ':';
+    };
+    return !tag.empty() && tag.size() <= k_max_tag_length && std::all_of(tag.begin(), tag.end(), allowed);
+}
+
+std::string_view to_string(Retention retention) noexcept {
+    switch (retention) {
+    case Retention::offload: return "offload";
+    case Retention::preserve: return "preserve";
+    case Retention::discard: return "discard";
+    }
+    return "unknown";
+}
+
+std::string_view to_string(Residence residence) noexcept {
+    switch (residence) {
+    case Residence::device: return "device";
+    case Residence::host: return "host";
+    case Residence::dropped: return "dropped";
+    case Residence::damaged: return "damaged";
+    }
+    return "unknown";
+}
+
+std::string_view to_string(State state) noexcept {
+    switch (state) {
+    case State::awake: return "awake";
+    case State::asleep: return "asleep";
+    case State::partial: return "partial";
+    case State::damaged: return "damaged";
+    }
+    return "unknown";
+}
+
+std::string_view to_string(Operation operation) noexcept {
+    switch (operation) {
+    case Operation::status: return "status";
+    case Operation::sleep: return "sleep";
+    case Operation::wake: return "wake";
+    }
+    return "unknown";
+}
+
+std::string_view to_string(Progress::Phase phase) noexcept {
+    switch (phase) {
+    case Progress::Phase::callbacks: return "callbacks";
+    case Progress::Phase::drain: return "drain";
+    case Progress::Phase::transfer: return "transfer";
+    case Progress::Phase::release: return "release";
+    case Progress::Phase::verify: return "verify";
+    case Progress::Phase::waiting: return "waiting";
+    }
+    return "unknown";
+}
+
+int exit_status_of(const Failure& failure) noexcept {
+    const auto& row = traits(failure.error.code);
+    return failure.state == State::awake ? row.exit_status : row.exit_status_asleep;
+}
+
+} // namespace gpu_sleep::model

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The words of gpu-sleep as plain data: levels, policies, states, requests and reports. The command, the wire
+// and the agent share them; nothing here acts.
+
+#pragma once
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gpu_sleep::model {
+
+/// How deep a sleep is: level 1 keeps contents, level 2 drops what no policy or span preserves.
+enum class Level : std::uint8_t { keep = 1, drop = 2 };
+
+/// What a tag allows to be done with its contents.
+enum class Retention : std::uint8_t {
+    offload = 0,  ///< kept at level 1, dropped at level 2 (the default)
+    preserve = 1, ///< kept at every level
+    discard = 2,  ///< dropped at every level
+};
+
+struct Policy {
+    Retention retention = Retention::offload;
+    bool refillable = false; ///< the program declared that it can fill the tag again after a drop
+};
+
+/// Where the bytes of one backing are.
+enum class Residence : std::uint8_t {
+    device = 0,  ///< in GPU memory: awake
+    host = 1,    ///< kept in host memory
+    dropped = 2, ///< released without being kept; reads as zero when it wakes
+    damaged = 3, ///< kept, but the checksum did not match on waking
+};
+
+/// What the residences of all backings of a tag, or of a process, add up to.
+enum class State : std::uint8_t {
+    awake = 0,
+    asleep = 1,
+    partial = 2, ///< some of it asleep, some awake
+    damaged = 3, ///< asleep, and some of it damaged
+};
+
+/// The name of the tag that a range has when nobody named one.
+inline constexpr std::string_view k_default_tag = "default";
+inline constexpr std::size_t k_max_tag_length = 64;
+
+/// A tag is 1 to 64 characters of letters, digits, '_', '-', '.' and ':'.
+[[nodiscard]] bool is_valid_tag(std::string_view tag) noexcept;
+
+struct SleepRequest {
+    Level level = Level::keep;
+    std::vector<std::string> tags;    ///< empty means every tag
+    std::vector<std::string> keep;    ///< tags treated as `preserve` by this request
+    std::vector<std::string> discard; ///< tags treated as `discard` by this request
+    bool require_refill = false;      ///< refuse when a tag that would be dropped has no declared refill
+    bool dry_run = false;
+    Milliseconds timeout{30'000}; ///< for callbacks and for draining the device, together
+};
+
+struct WakeRequest {
+    std::vector<std::string> tags; ///< empty means every tag
+    bool dry_run = false;
+    Milliseconds timeout{30'000}; ///< for callbacks
+    Milliseconds wait{0};         ///< how long to try again when GPU memory is short
+};
+
+struct StatusRequest {};
+
+/// One tag on one device. Sizes in bytes of GPU address space.
+struct TagReport {
+    std::string tag;
+    int device = 0;
+    Policy policy;
+    State state = State::awake;
+    std::uint64_t ranges = 0;  ///< backings
+    Bytes bytes = 0;           ///< all of them
+    Bytes resident = 0;        ///< of those, in GPU memory
+    Bytes kept = 0;            ///< contents held in host memory
+    Bytes dropped = 0;         ///< asleep without contents
+    Bytes damaged = 0;         ///< asleep with contents that failed their checksum
+    bool needs_refill = false; ///< awake, but dropped in an earlier sleep and not yet reported refilled
+    Bytes allocated = 0;       ///< what the program asked for, as opposed to what it occupies
+};
+
+struct DeviceReport {
+    int device = 0;
+    std::string name;
+    Bytes released = 0;    ///< GPU memory that this operation gave back (sleep) or took (wake)
+    Bytes kept = 0;        ///< contents this operation moved to, or brought back from, host memory
+    Bytes dropped = 0;     ///< contents this operation dropped, or ranges it set to zero
+    Bytes free_before = 0; ///< free GPU memory as the driver reported it; 0 when it was not asked
+    Bytes free_after = 0;
+    Bytes total = 0;
+};
+
+enum class Operation : std::uint8_t { status = 0, sleep = 1, wake = 2 };
+
+/// Seconds spent in each phase of an operation; phases overlap only where noted.
+struct PhaseTimes {
+    double callbacks = 0;
+    double drain = 0;
+    double transfer = 0; ///< host memory made ready, contents sealed and copied (or copied and verified)
+    double release = 0;  ///< unmapped and released (or created and mapped)
+    double total = 0;
+};
+
+/// The answer to every request that did not fail: what was done, and how the process now stands.
+struct Report {
+    Operation operation = Operation::status;
+    Level level = Level::keep;  ///< of a sleep
+    bool dry_run = false;       ///< nothing was changed; the figures say what would be
+    bool changed = false;       ///< false when the process was already as asked
+    std::int32_t pid = 0;       ///< in the process's own namespace
+    std::string name;           ///< given by the program or its environment; may be empty
+    State state = State::awake; ///< of the whole process, afterwards
+    Bytes host_bytes = 0;       ///< host memory that the agent holds for contents, afterwards
+    double state_seconds = 0;   ///< how long the process has been in its state; 0 right after a change
+    PhaseTimes times;
+    std::vector<TagReport> tags;                     ///< every tag of the process, afterwards
+    std::vector<DeviceReport> devices;               ///< every device it holds ranges on
+    std::vector<std::string> dropped_without_refill; ///< tags dropped by this sleep with no declared refill
+    std::vector<std::string> notes; ///< sentences for a person, such as what could not be done
+};
+
+/// How far an operation is. Sent often; losing one is harmless.
+struct Progress {
+    enum class Phase : std::uint8_t {
+        callbacks = 0,
+        drain = 1,
+        transfer = 2,
+        release = 3,
+        verify = 4,
+        waiting = 5
+    };
+    Phase phase = Phase::callbacks;
+    Bytes done = 0;
+    Bytes total = 0;
+};
+
+/// A failed request: why, and how the process stands afterwards.
+struct Failure {
+    Error error;
+    State state = State::awake;
+};
+
+[[nodiscard]] std::string_view to_string(Retention retention) noexcept;
+[[nodiscard]] std::string_view to_string(Residence residence) noexcept;
+[[nodiscard]] std::string_view to_string(State state) noexcept;
+[[nodiscard]] std::string_view to_string(Operation operation) noexcept;
+[[nodiscard]] std::string_view to_string(Progress::Phase phase) noexcept;
+
+/// The exit status a command ends with after `failure`; see exit_status.
+[[nodiscard]] int exit_status_of(const Failure& failure) noexcept;
+
+} // namespace gpu_sleep::model

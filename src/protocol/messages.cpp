@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One writer and one reader for each message, in the order of PROTOCOL.md.
+
+#include "protocol/messages.hpp"
+
+#include "protocol/wire.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace gpu_sleep::protocol {
+namespace {
+
+using namespace model;
+
+constexpr std::uint32_t k_magic = 0x504C5347; // "GSLP"
+
+enum class Type : std::uint16_t {
+    status_request = 1,
+    sleep_request = 2,
+    wake_request = 3,
+    progress = 16,
+    report = 17,
+    failure = 18,
+};
+
+// ---- Writing
+// ----------------------------------------------------------------------------------------------------
+
+Type write(Writer&, const StatusRequest&) {
+    return Type::status_request;
+}
+
+Type write(Writer& out, const SleepRequest& request) {
+    out.number(request.level);
+    out.strings(request.tags);
+    out.strings(request.keep);
+    out.strings(request.discard);
+    out.boolean(request.require_refill);
+    out.boolean(request.dry_run);
+    out.duration(request.timeout);
+    return Type::sleep_request;
+}
+
+Type write(Writer& out, const WakeRequest& request) {
+    out.strings(request.tags);
+    out.boolean(request.dry_run);
+    out.duration(request.timeout);
+    out.duration(request.wait);
+    return Type::wake_request;
+}
+
+Type write(Writer& out, const Progress& progress) {
+    out.number(progress.phase);
+    out.number(progress.done);
+    out.number(progress.total);
+    return Type::progress;
+}
+
+Type write(Writer& out, const Failure& failure) {
+    out.number(failure.error.code);
+    out.string(failure.error.message);
+    out.string(failure.error.where);
+    out.number(static_cast<std::int32_t>(failure.error.driver_status));
+    out.number(failure.state);
+    return Type::failure;
+}
+
+void write_tag(Writer& out, const TagReport& tag) {
+    out.string(tag.tag);
+    out.number(static_cast<std::int32_t>(tag.device));
+    out.number(tag.policy.retention);
+    out.boolean(tag.policy.refillable);
+    out.number(tag.state);
+    for (const auto value :
+         {tag.ranges, tag.bytes, tag.resident, tag.kept, tag.dropped, tag.damaged, tag.allocated})
+        out.number(value);
+    out.boolean(tag.needs_refill);
+}
+
+void write_device(Writer& out, const DeviceReport& device) {
+    out.number(static_cast<std::int32_t>(device.device));
+    out.string(device.name);
+    for (const auto value :
+         {device.released, device.kept, device.dropped, device.free_before, device.free_after, device.total})
+        out.number(value);
+}
+
+Type write(Writer& out, const Report& report) {
+    out.number(report.operation);
+    out.number(report.level);
+    out.boolean(report.dry_run);
+    out.boolean(report.changed);
+    out.number(report.pid);
+    out.string(report.name);
+    out.number(report.state);
+    out.number(report.host_bytes);
+    const auto& times = report.times;
+    for (const auto value :
+         {report.state_seconds, times.callbacks, times.drain, times.transfer, times.release, times.total})
+        out.number(value);
+    out.list(report.tags, [&](const TagReport& tag) { write_tag(out, tag); });
+    out.list(report.devices, [&](const DeviceReport& device) { write_device(out, device); });
+    out.strings(report.dropped_without_refill);
+    out.strings(report.notes);
+    return Type::report;
+}
+
+/// Over the header up to the checksum itself, too: a type or a length that was damaged must not pass.
+std::uint32_t checksum_of(std::span<const std::byte> header, std::span<const std::byte> payload) noexcept {
+    return crc32c(payload, crc32c(header.first(k_header_bytes - sizeof(std::uint32_t))));
+}
+
+template <class Message>
+Result<std::vector<std::byte>> encode_any(const Message& message) {
+    Writer payload;
+    const auto type = std::visit([&](const auto& m) { return write(payload, m); }, message);
+    const auto& bytes = payload.bytes();
+    if (bytes.size() > k_max_payload_bytes)
+        return make_error(ErrorCode::invalid_argument, "a message of {} is too long",
+                          format_bytes(bytes.size()));
+    Writer frame;
+    frame.number(k_magic);
+    frame.number(k_version);
+    frame.number(type);
+    frame.number(static_cast<std::uint32_t>(bytes.size()));
+    frame.number(checksum_of(frame.bytes(), bytes));
+    frame.bytes().insert(frame.bytes().end(), bytes.begin(), bytes.end());
+    return std::move(frame.bytes());
+}
+
+// ---- Reading
+// ----------------------------------------------------------------------------------------------------
+
+SleepRequest read_sleep(Reader& in) {
+    SleepRequest request;
+    request.level = in.enumerator(Level::drop, Level::keep);
+    request.tags = in.strings();
+    request.keep = in.strings();
+    request.discard = in.strings();
+    request.require_refill = in.boolean();
+    request.dry_run = in.boolean();
+    request.timeout = in.duration();
+    return request;
+}
+
+WakeRequest read_wake(Reader& in) {
+    WakeRequest request;
+    request.tags = in.strings();
+    request.dry_run = in.boolean();
+    request.timeout = in.duration();
+    request.wait = in.duration();
+    return request;
+}
+
+Progress read_progress(Reader& in) {
+    Progress progress;
+    progress.phase = in.enumerator(Progress::Phase::waiting);
+    progress.done = in.number<Bytes>();
+    progress.total = in.number<Bytes>();
+    return progress;
+}
+
+Failure read_failure(Reader& in) {
+    Failure failure;
+    failure.error.code =
+        static_cast<ErrorCode>(in.number<std::uint16_t>()); // an unknown one is treated as internal
+    failure.error.message = in.string();
+    failure.error.where = in.string();
+    failure.error.driver_status = in.number<std::int32_t>();
+    failure.state = in.enumerator(State::damaged);
+    return failure;
+}
+
+TagReport read_tag(Reader& in) {
+    TagReport tag;
+    tag.tag = in.string();
+    tag.device = in.number<std::int32_t>();
+    tag.policy.retention = in.enumerator(Retention::discard);
+    tag.policy.refillable = in.boolean();
+    tag.state = in.enumerator(State::damaged);
+    for (auto* value :
+         {&tag.ranges, &tag.bytes, &tag.resident, &tag.kept, &tag.dropped, &tag.damaged, &tag.allocated})
+        *value = in.number<std::uint64_t>();
+    tag.needs_refill = in.boolean();
+    return tag;
+}
+
+DeviceReport read_device(Reader& in) {
+    DeviceReport device;
+    device.device = in.number<std::int32_t>();
+    device.name = in.string();
+    for (auto* value : {&device.released, &device.kept, &device.dropped, &device.free_before,
+                        &device.free_after, &device.total})
+        *value = in.number<Bytes>();
+    return device;
+}
+
+Report read_report(Reader& in) {
+    constexpr std::size_t k_least_tag_bytes = 68;
+    constexpr std::size_t k_least_device_bytes = 56;
+    Report report;
+    report.operation = in.enumerator(model::Operation::wake);
+    report.level = in.enumerator(Level::drop, Level::keep);
+    report.dry_run = in.boolean();
+    report.changed = in.boolean();
+    report.pid = in.number<std::int32_t>();
+    report.name = in.string();
+    report.state = in.enumerator(State::damaged);
+    report.host_bytes = in.number<Bytes>();
+    auto& times = report.times;
+    for (auto* value : {&report.state_seconds, &times.callbacks, &times.drain, &times.transfer,
+                        &times.release, &times.total})
+        *value = in.seconds();
+    report.tags = in.list<TagReport>(k_least_tag_bytes, [&] { return read_tag(in); });
+    report.devices = in.list<DeviceReport>(k_least_device_bytes, [&] { return read_device(in); });
+    report.dropped_without_refill = in.strings();
+    report.notes = in.strings();
+    return report;
+}
+
+/// What `reader` read, unless it failed or left something over.
+template <class Message, class T>
+Result<Message> checked(const Reader& reader, T message) {
+    if (!reader.ok() || !reader.at_end())
+        return make_error(ErrorCode::protocol_mismatch, "a message could not be understood");
+    return Message(std::move(message));
+}
+
+Error unknown_type(std::uint16_t type) {
+    return make_error(ErrorCode::protocol_mismatch, "a message of unknown type {} was received", type);
+}
+
+} // namespace
+
+Result<std::vector<std::byte>> encode(const Request& request) {
+    return encode_any(request);
+}
+
+Result<std::vector<std::byte>> encode(const Reply& reply) {
+    return encode_any(reply);
+}
+
+void FrameReader::append(std::span<const std::byte> bytes) {
+    received_.insert(received_.end(), bytes.begin(), bytes.end());
+}
+
+Result<std::optional<FrameReader::Frame>> FrameReader::next() {
+    if (received_.size() < k_header_bytes) return std::optional<Frame>();
+    Reader header(std::span<const std::byte>(received_).first(k_header_bytes));
+    const auto magic = header.number<std::uint32_t>();
+    const auto version = header.number<std::uint16_t>();
+    const auto type = header.number<std::uint16_t>();
+    const auto length = header.number<std::uint32_t>();
+    const auto checksum = header.number<std::uint32_t>();
+    if (magic != k_magic)
+        return make_error(ErrorCode::protocol_mismatch, "the peer does not speak this protocol");
+    if (version != k_version)
+        return make_error(ErrorCode::protocol_mismatch,
+                          "the peer speaks version {} of the protocol, this is version {}", version,
+                          k_version);
+    if (length > k_max_payload_bytes)
+        return make_error(ErrorCode::invalid_argument, "a message of {} is too long", format_bytes(length));
+    if (received_.size() < k_header_bytes + length) return std::optional<Frame>();
+
+    const auto begin = received_.begin() + static_cast<std::ptrdiff_t>(k_header_bytes);
+    const auto end = begin + static_cast<std::ptrdiff_t>(length);
+    Frame frame{type, {begin, end}};
+    if (checksum_of(received_, frame.payload) != checksum)
+        return make_error(ErrorCode::invalid_argument, "a message was damaged on the way");
+    received_.erase(received_.begin(), end);
+    return std::optional(std::move(frame));
+}
+
+Result<Request> decode_request(const FrameReader::Frame& frame) {
+    Reader in(frame.payload);
+    switch (static_cast<Type>(frame.type)) {
+    case Type::status_request: return checked<Request>(in, StatusRequest{});
+    case Type::sleep_request: {
+        auto request = read_sleep(in);
+        return checked<Request>(in, std::move(request));
+    }
+    case Type::wake_request: {
+        auto request = read_wake(in);
+        return checked<Request>(in, std::move(request));
+    }
+    default: return unknown_type(frame.type);
+    }
+}
+
+Result<Reply> decode_reply(const FrameReader::Frame& frame) {
+    Reader in(frame.payload);
+    switch (static_cast<Type>(frame.type)) {
+    case Type::progress: {
+        auto progress = read_progress(in);
+        return checked<Reply>(in, progress);
+    }
+    case Type::report: {
+        auto report = read_report(in);
+        return checked<Reply>(in, std::move(report));
+    }
+    case Type::failure: {
+        auto failure = read_failure(in);
+        return checked<Reply>(in, std::move(failure));
+    }
+    default: return unknown_type(frame.type);
+    }
+}
+
+} // namespace gpu_sleep::protocol

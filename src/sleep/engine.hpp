@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Running a sleep or a wake as a transaction: after any failure everything is as it was before.
+
+#pragma once
+
+#include "driver/api.hpp"
+#include "ledger/ledger.hpp"
+#include "model/model.hpp"
+#include "sleep/pinner.hpp"
+#include "sleep/plan.hpp"
+#include "sleep/vault.hpp"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::sleep {
+
+/// How the asker follows a transaction, and may withdraw it. Called from several threads, one at a time.
+struct Control {
+    /// Told how far the transaction is; false withdraws the request, which is heeded until the point of no
+    /// return.
+    std::function<bool(const model::Progress&)> progress = [](const model::Progress&) { return true; };
+};
+
+/// Runs transactions over the ledger's backings. The caller holds the mutex that guards the ledger, has
+/// drained the device before a sleep, and lets no work at the memory until the call returns. One at a time.
+class Engine {
+public:
+    struct Options {
+        unsigned fill_threads = 6;        ///< that make host memory ready, for each device
+        Bytes host_reserve = 256 * k_mib; ///< host memory left to everybody else
+    };
+
+    Engine(const driver::Api& api, ledger::Ledger& ledger, Options options) noexcept
+        : api_(api), ledger_(ledger), pinner_(api), options_(options) {}
+
+    /// Fills in `report` what the transaction did on each device, and its times. Nothing to do: not changed.
+    /// Errors: those of plan_sleep(); out_of_host_memory, driver_failed, context_lost, cancelled: all is
+    /// awake and unchanged.
+    [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const Control& control,
+                                     model::Report& report);
+
+    /// Tries once: waiting for GPU memory (WakeRequest::wait) is the caller's, who can let the mutex go
+    /// meanwhile. Errors: those of plan_wake(); out_of_device_memory, damaged, driver_failed, context_lost,
+    /// cancelled: all that was asleep still is, with its contents.
+    [[nodiscard]] Result<void> wake(const model::WakeRequest& request, const Control& control,
+                                    model::Report& report);
+
+    [[nodiscard]] Vaults& vaults() noexcept { return vaults_; }
+
+private:
+    const driver::Api& api_;
+    ledger::Ledger& ledger_;
+    DriverPinner pinner_;
+    Vaults vaults_;
+    Options options_;
+};
+
+} // namespace gpu_sleep::sleep

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// From a request and the ledger to a plan.
+
+#include "sleep/plan.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::sleep {
+
+using ledger::Backing;
+using model::Residence;
+
+namespace {
+
+bool contains(const std::vector<std::string>& names, std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+void add_once(std::vector<std::string>& names, const std::string& name) {
+    if (!contains(names, name)) names.push_back(name);
+}
+
+Result<void> check_tags(const ledger::Ledger& ledger, const std::vector<std::string>& names) {
+    for (const auto& name : names)
+        if (auto known = ledger.find_tag(name); !known) return std::move(known).error();
+    return {};
+}
+
+/// Whether preserved spans cover the whole backing, so that dropping it loses nothing.
+bool is_wholly_preserved(const Backing& backing) noexcept {
+    return backing.preserved.size() == 1 && backing.preserved.front().bytes == backing.bytes;
+}
+
+void add_to(SleepPlan& plan, Backing& backing, Action action) {
+    switch (action) {
+    case Action::leave: break;
+    case Action::keep: plan.devices[backing.device].keep.push_back(&backing); break;
+    case Action::drop: plan.devices[backing.device].drop.push_back(&backing); break;
+    case Action::give_up: plan.give_up.push_back(&backing); break;
+    }
+}
+
+} // namespace
+
+Action action_for(Residence residence, bool keep, bool has_preserved) noexcept {
+    switch (residence) {
+    case Residence::device: return keep ? Action::keep : Action::drop;
+    case Residence::host: return keep || has_preserved ? Action::leave : Action::give_up;
+    case Residence::dropped: return Action::leave;
+    case Residence::damaged: return keep ? Action::leave : Action::give_up;
+    }
+    return Action::leave;
+}
+
+WakeAction wake_action_for(Residence residence) noexcept {
+    switch (residence) {
+    case Residence::device: return WakeAction::leave;
+    case Residence::host:
+    case Residence::dropped: return WakeAction::restore;
+    case Residence::damaged: return WakeAction::refuse;
+    }
+    return WakeAction::leave;
+}
+
+bool keeps_contents(const model::SleepRequest& request, std::string_view name, model::Policy policy) {
+    if (contains(request.keep, name)) return true;
+    if (contains(request.discard, name)) return false;
+    if (policy.retention == model::Retention::offload) return request.level == model::Level::keep;
+    return policy.retention == model::Retention::preserve;
+}
+
+std::vector<Run> make_runs(const std::vector<Backing*>& backings) {
+    std::vector<Run> runs;
+    for (auto* backing : backings) {
+        const auto* last = runs.empty() ? nullptr : runs.back().backings.back();
+        const bool joins = last && last->end() == backing->address && last->tag == backing->tag &&
+                           last->access == backing->access;
+        if (!joins) runs.emplace_back();
+        runs.back().backings.push_back(backing);
+    }
+    return runs;
+}
+
+Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request) {
+    GPU_SLEEP_TRY(check_tags(ledger, request.tags));
+    GPU_SLEEP_TRY(check_tags(ledger, request.keep));
+    GPU_SLEEP_TRY(check_tags(ledger, request.discard));
+    for (const auto& name : request.keep)
+        if (contains(request.discard, name))
+            return make_error(ErrorCode::invalid_argument, "tag '{}' is both to be kept and to be discarded",
+                              name);
+
+    SleepPlan plan;
+    for (auto& [address, backing] : ledger.backings()) {
+        const auto& tag = ledger.tag(backing.tag);
+        if (!request.tags.empty() && !contains(request.tags, tag.name)) continue;
+        const bool keep = keeps_contents(request, tag.name, tag.policy);
+        const auto action = action_for(backing.residence(), keep, !backing.preserved.empty());
+        if (action == Action::leave) continue;
+        add_to(plan, backing, action);
+        add_once(plan.tags, tag.name);
+        if (action == Action::keep || is_wholly_preserved(backing)) continue;
+        add_once(plan.dropped_tags, tag.name);
+        const bool declared = tag.policy.refillable || tag.policy.retention == model::Retention::discard;
+        if (!declared) add_once(plan.without_refill, tag.name);
+    }
+    if (request.require_refill && !plan.without_refill.empty())
+        return make_error(ErrorCode::no_refill,
+                          "tag '{}' would be dropped, and nobody declared how to refill it",
+                          plan.without_refill.front());
+    return plan;
+}
+
+Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request) {
+    GPU_SLEEP_TRY(check_tags(ledger, request.tags));
+    WakePlan plan;
+    for (auto& [address, backing] : ledger.backings()) {
+        const auto& tag = ledger.tag(backing.tag);
+        if (!request.tags.empty() && !contains(request.tags, tag.name)) continue;
+        const auto action = wake_action_for(backing.residence());
+        if (action == WakeAction::leave) continue;
+        if (action == WakeAction::refuse)
+            return make_error(ErrorCode::damaged,
+                              "the kept contents of tag '{}' are damaged (range {:#x} of {})", tag.name,
+                              backing.address, format_bytes(backing.bytes));
+        plan.devices[backing.device].push_back(&backing);
+        add_once(plan.tags, tag.name);
+        if (backing.residence() == Residence::dropped) add_once(plan.dropped_tags, tag.name);
+    }
+    return plan;
+}
+
+} // namespace gpu_sleep::sleep

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Planning: what a request does to each backing. Reads the ledger and changes nothing.
+
+#pragma once
+
+#include "driver/memory.hpp"
+#include "ledger/ledger.hpp"
+#include "model/model.hpp"
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::sleep {
+
+/// What a sleep request does to a backing.
+enum class Action : std::uint8_t {
+    leave,   ///< nothing: it is as asked, or not asked for
+    keep,    ///< keep all contents, release the memory
+    drop,    ///< keep preserved spans only, release the memory
+    give_up, ///< asleep with contents: give them up
+};
+
+/// What a sleep does to a backing that is `residence`, when the request means to `keep` its tag or not. This
+/// table and wakes_up() below are the whole meaning of requests in states:
+///
+///     residence   keep       drop
+///     device      keep       drop
+///     host        leave      give_up, unless it has preserved spans: then leave
+///     dropped     leave      leave
+///     damaged     leave      give_up
+[[nodiscard]] Action action_for(model::Residence residence, bool keep, bool has_preserved) noexcept;
+
+/// What a wake does to a backing: host and dropped ones wake, damaged ones make it fail, awake ones stay.
+enum class WakeAction : std::uint8_t { leave, restore, refuse };
+[[nodiscard]] WakeAction wake_action_for(model::Residence residence) noexcept;
+
+/// Whether `request` keeps contents under `policy` of the tag `name`.
+[[nodiscard]] bool keeps_contents(const model::SleepRequest& request, std::string_view name,
+                                  model::Policy policy);
+
+/// Neighbouring backings that one driver call unmaps, or grants access to.
+struct Run {
+    std::vector<ledger::Backing*> backings; ///< by address, without holes; one tag, one access mask
+    [[nodiscard]] driver::AddressSpan span() const noexcept {
+        return {backings.front()->address, backings.back()->end() - backings.front()->address};
+    }
+};
+
+/// Groups backings, given by address, into the longest runs.
+[[nodiscard]] std::vector<Run> make_runs(const std::vector<ledger::Backing*>& backings);
+
+struct DeviceSleepPlan {
+    std::vector<ledger::Backing*> keep; ///< by address, as all below
+    std::vector<ledger::Backing*> drop;
+};
+
+struct SleepPlan {
+    std::map<int, DeviceSleepPlan> devices;
+    std::vector<ledger::Backing*> give_up;
+    std::vector<std::string> tags;         ///< that have something to do
+    std::vector<std::string> dropped_tags; ///< of those, the ones that lose contents
+    std::vector<std::string>
+        without_refill; ///< of those, the ones that nobody declared refillable or discardable
+    [[nodiscard]] bool is_empty() const noexcept { return devices.empty() && give_up.empty(); }
+};
+
+struct WakePlan {
+    std::map<int, std::vector<ledger::Backing*>> devices;
+    std::vector<std::string> tags;
+    std::vector<std::string> dropped_tags;
+    [[nodiscard]] bool is_empty() const noexcept { return devices.empty(); }
+};
+
+/// Errors: unknown_tag, invalid_argument (a tag both kept and discarded), no_refill.
+[[nodiscard]] Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request);
+
+/// Errors: unknown_tag, damaged (a tag of the request has damaged contents).
+[[nodiscard]] Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request);
+
+} // namespace gpu_sleep::sleep

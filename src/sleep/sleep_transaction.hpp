@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One sleep, step by step. Internal to this room.
+
+#pragma once
+
+#include "sleep/transfer.hpp"
+
+#include <memory>
+#include <vector>
+
+namespace gpu_sleep::sleep {
+
+/// A vault in the making: the contents of one tag on one device.
+struct VaultDraft {
+    struct Extent {
+        ledger::Backing* backing;
+        ledger::KeptExtent place;
+    };
+    ledger::TagId tag = 0;
+    Bytes bytes = 0;
+    std::uint64_t seals = 0;
+    std::vector<Extent> extents;
+    Vault vault;
+};
+
+/// One device's part of a sleep. The session is destroyed first: its copies must end before their arenas do.
+struct DeviceSleep {
+    int device = 0;
+    DeviceSleepPlan plan;
+    std::vector<VaultDraft> drafts;
+    std::vector<driver::FingerprintBlock> blocks; ///< of all drafts, in order
+    std::vector<Run> runs;
+    std::vector<bool> unmapped; ///< for each run
+    model::DeviceReport report;
+    std::unique_ptr<driver::DeviceSession> session;
+};
+
+/// Prepares (copies and seals) and commits (unmaps and releases) a sleep. Until commit() has unmapped
+/// everything, any failure leaves all memory mapped with its contents.
+class SleepTransaction {
+public:
+    SleepTransaction(const driver::Api& api, store::Pinner& pinner, Vaults& vaults,
+                     const Engine::Options& options) noexcept
+        : api_(api), pinner_(pinner), vaults_(vaults), options_(options) {}
+
+    [[nodiscard]] Result<void> prepare(const SleepPlan& plan, const Control& control);
+    /// Errors: driver_failed (an unmap failed; everything is mapped again).
+    [[nodiscard]] Result<void> commit(const std::vector<ledger::Backing*>& give_up);
+    /// What was done on each device. Notes what could not be released.
+    void describe(model::Report& report) const;
+
+private:
+    [[nodiscard]] Result<void> draft(DeviceSleep& device);
+    [[nodiscard]] Result<void> open(DeviceSleep& device);
+    [[nodiscard]] Result<void> transfer(DeviceSleep& device, ProgressCounter& progress);
+    [[nodiscard]] Result<void> copy_out(DeviceSleep& device, store::ArenaPreparer& preparer,
+                                        ProgressCounter& progress);
+    [[nodiscard]] Result<void> unmap_all();
+    void map_again();
+    void release(DeviceSleep& device);
+    void enlist(DeviceSleep& device);
+    void strike_off();
+    void settle(DeviceSleep& device);
+
+    const driver::Api& api_;
+    store::Pinner& pinner_;
+    Vaults& vaults_;
+    const Engine::Options& options_;
+    std::vector<DeviceSleep> devices_;
+    std::size_t unreleased_ = 0;
+};
+
+} // namespace gpu_sleep::sleep

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Vaults: where kept contents lie while their owners sleep, with the fingerprints that seal them.
+
+#pragma once
+
+#include "driver/kernels/fingerprint.hpp"
+#include "ledger/ledger.hpp"
+#include "store/host_arena.hpp"
+
+#include <map>
+#include <memory>
+#include <vector>
+
+namespace gpu_sleep::sleep {
+
+/// The contents of one tag on one device. Seals are fingerprints of blocks as the GPU held them, in the order
+/// of the extents; each extent begins a new block.
+struct Vault {
+    std::unique_ptr<store::HostArena> arena;
+    std::vector<driver::Fingerprint> seals;
+    Bytes live = 0; ///< of the extents that still need it
+};
+
+/// All vaults of the process. Guarded by the mutex of the ledger, whose extents name vaults by number.
+class Vaults {
+public:
+    /// The number of the new vault.
+    std::uint64_t add(Vault vault);
+    [[nodiscard]] const Vault& at(std::uint64_t id) const { return vaults_.at(id); }
+
+    /// Gives up `extents`. A vault that nothing needs any more is retired: it holds its memory until reap().
+    void forget(const std::vector<ledger::KeptExtent>& extents);
+
+    /// Retired vaults, for the caller to destroy where it takes nobody's time: unpinning takes 12 ms a GiB.
+    [[nodiscard]] std::vector<Vault> reap() { return std::exchange(retired_, {}); }
+
+    /// Host memory of the vaults that are in use.
+    [[nodiscard]] Bytes host_bytes() const noexcept;
+
+private:
+    std::map<std::uint64_t, Vault> vaults_;
+    std::vector<Vault> retired_;
+    std::uint64_t next_id_ = 1;
+};
+
+} // namespace gpu_sleep::sleep

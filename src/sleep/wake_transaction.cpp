@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Prepare: create, map, fill, verify. Commit: the vaults are no longer needed.
+
+#include "sleep/wake_transaction.hpp"
+
+#include "base/log.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace gpu_sleep::sleep {
+
+using ledger::Backing;
+using ledger::Ledger;
+using model::Residence;
+
+namespace {
+
+/// How long a create that fails is tried again: memory that was just released elsewhere is still being
+/// scrubbed.
+constexpr Milliseconds k_create_patience{500};
+
+bool has_contents(const Run& run) noexcept {
+    return run.backings.front()->residence() == Residence::host;
+}
+
+/// Adds `run` in parts of a bounded size: the first copy need not wait until all of it is mapped.
+void add_parts(std::vector<Run>& runs, const Run& run) {
+    constexpr Bytes k_part_bytes = 512 * k_mib;
+    Bytes bytes = k_part_bytes;
+    for (auto* backing : run.backings) {
+        if (bytes + backing->bytes > k_part_bytes) {
+            runs.emplace_back();
+            bytes = 0;
+        }
+        runs.back().backings.push_back(backing);
+        bytes += backing->bytes;
+    }
+}
+
+/// Runs of one residence each, those with contents first: mapping the others then hides behind their copies.
+std::vector<Run> make_wake_runs(const std::vector<Backing*>& backings) {
+    std::vector<Backing*> kept;
+    std::vector<Backing*> dropped;
+    for (auto* backing : backings)
+        (backing->residence() == Residence::host ? kept : dropped).push_back(backing);
+    std::vector<Run> runs;
+    for (const auto& run : make_runs(kept)) add_parts(runs, run);
+    for (auto& run : make_runs(dropped)) runs.push_back(std::move(run));
+    return runs;
+}
+
+bool keeps_spans(const Run& run) noexcept {
+    return std::any_of(run.backings.begin(), run.backings.end(),
+                       [](const Backing* b) { return !b->kept.empty(); });
+}
+
+Bytes memory_needed(const std::vector<Backing*>& backings) noexcept {
+    Bytes sum = 0;
+    for (const auto* backing : backings) sum += backing->handle == 0 ? backing->bytes : 0;
+    return sum;
+}
+
+} // namespace
+
+Result<void> WakeTransaction::open(DeviceWake& device, const std::vector<Backing*>& backings) {
+    auto context = driver::PrimaryContext::retain(api_, device.device);
+    if (!context) return std::move(context).error();
+    auto session = driver::DeviceSession::open(api_, *std::move(context));
+    if (!session) return std::move(session).error();
+    device.session = *std::move(session);
+    const auto current = device.session->enter();
+    const auto memory = device.session->memory_info();
+    if (!memory) return memory.error();
+    device.runs = make_wake_runs(backings);
+    device.report.device = device.device;
+    device.report.free_before = memory->free;
+    device.report.total = memory->total;
+    const auto needed = memory_needed(backings);
+    if (needed > memory->free)
+        return make_error(ErrorCode::out_of_device_memory, "waking needs {} on GPU {}, and {} of {} are free",
+                          format_bytes(needed), device.device, format_bytes(memory->free),
+                          format_bytes(memory->total));
+    return {};
+}
+
+Result<void> WakeTransaction::prepare(const WakePlan& plan, const Control& control) {
+    Bytes total = 0;
+    for (const auto& [ordinal, backings] : plan.devices) {
+        auto& device = devices_.emplace_back();
+        device.device = ordinal;
+        GPU_SLEEP_TRY(open(device, backings));
+        for (const auto* backing : backings)
+            for (const auto& extent : backing->kept) total += extent.span.bytes;
+    }
+    ProgressCounter progress(control, total);
+    return run_side_by_side(devices_, progress,
+                            [&](DeviceWake& device) { return bring_back(device, progress); });
+}
+
+Result<void> WakeTransaction::bring_back(DeviceWake& device, ProgressCounter& progress) {
+    const driver::RelaxedCaptureMode relaxed(api_);
+    const auto current = device.session->enter();
+    const auto kind = driver::MemoryKind::of_device(api_, device.device);
+    if (!kind) return kind.error();
+    for (const auto& run : device.runs) {
+        GPU_SLEEP_TRY(map_run(device, *kind, run));
+        GPU_SLEEP_TRY(fill_run(device, run, progress));
+    }
+    GPU_SLEEP_TRY(device.session->wait_marks([&](Bytes bytes) { return progress.add(bytes); }));
+    return verify(device);
+}
+
+Result<void> WakeTransaction::map_run(DeviceWake& device, const driver::MemoryKind& kind, const Run& run) {
+    for (auto* backing : run.backings) {
+        device.opened.push_back(backing);
+        if (backing->handle == 0) {
+            auto memory = kind.create(api_, backing->bytes, k_create_patience);
+            if (!memory) return std::move(memory).error();
+            backing->handle = memory->release();
+            device.report.released += backing->bytes;
+        }
+        if (backing->mapped) continue; // an earlier wake could not be undone wholly
+        GPU_SLEEP_TRY(driver::map(api_, {backing->address, backing->bytes}, backing->handle));
+        backing->mapped = true;
+    }
+    return driver::set_access(api_, run.span(), run.backings.front()->access);
+}
+
+Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, ProgressCounter& progress) {
+    if (!has_contents(run)) {
+        // Spans are copied over the zeros, so those zeros must be in order with the copies.
+        GPU_SLEEP_TRY(keeps_spans(run) ? device.session->zero(run.span())
+                                       : device.session->zero_aside(run.span()));
+    }
+    std::vector<Copy> copies;
+    for (auto* backing : run.backings) {
+        Bytes kept = 0;
+        for (const auto& extent : backing->kept) {
+            const auto& vault = vaults_.at(extent.vault);
+            const Copy copy{{backing->address + extent.span.offset, extent.span.bytes},
+                            vault.arena.get(),
+                            extent.vault_offset};
+            add_copy(copies, copy);
+            const auto first = device.blocks.size();
+            add_blocks(device.blocks, copy.device);
+            for (auto i = first; i < device.blocks.size(); ++i) {
+                const auto& block = device.blocks[i];
+                const Copy part{{block.address, block.bytes},
+                                copy.arena,
+                                copy.arena_offset + (block.address - copy.device.address)};
+                device.kept.push_back({backing, part, vault.seals[extent.first_seal + (i - first)]});
+            }
+            kept += extent.span.bytes;
+        }
+        device.report.kept += kept;
+        device.report.dropped += backing->bytes - kept;
+    }
+    const auto part = [&](std::size_t, driver::DeviceAddress to, const std::byte* from,
+                          Bytes bytes) -> Result<void> {
+        GPU_SLEEP_TRY(device.session->copy_to_device(to, from, bytes));
+        GPU_SLEEP_TRY(device.session->mark(bytes));
+        return progress.add(0);
+    };
+    for (const auto& copy : copies) GPU_SLEEP_TRY(for_each_part(copy, part));
+    return {};
+}
+
+Result<std::vector<std::size_t>> WakeTransaction::find_damage(DeviceWake& device,
+                                                              const std::vector<std::size_t>& indices) {
+    std::vector<driver::FingerprintBlock> blocks;
+    blocks.reserve(indices.size());
+    for (const auto index : indices) blocks.push_back(device.blocks[index]);
+    auto found = device.session->fingerprint(blocks);
+    if (!found) return std::move(found).error();
+    GPU_SLEEP_TRY(device.session->synchronize());
+    std::vector<std::size_t> damaged;
+    for (std::size_t i = 0; i < indices.size(); ++i)
+        if ((*found)[i] != device.kept[indices[i]].seal) damaged.push_back(indices[i]);
+    return damaged;
+}
+
+Result<void> WakeTransaction::verify(DeviceWake& device) {
+    std::vector<std::size_t> all(device.blocks.size());
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    auto damaged = find_damage(device, all);
+    if (!damaged) return std::move(damaged).error();
+    if (damaged->empty()) return {};
+
+    // A bit that flipped on the way is still right in host memory: copy those blocks once more.
+    for (const auto index : *damaged) {
+        const auto& copy = device.kept[index].copy;
+        GPU_SLEEP_TRY(for_each_part(
+            copy, [&](std::size_t, driver::DeviceAddress to, const std::byte* from, Bytes bytes) {
+                return device.session->copy_to_device(to, from, bytes);
+            }));
+    }
+    auto still = find_damage(device, *damaged);
+    if (!still) return std::move(still).error();
+    if (still->empty()) {
+        log::warning("{} blocks arrived damaged on GPU {} and were copied again", damaged->size(),
+                     device.device);
+        return {};
+    }
+    for (const auto index : *still) device.damaged.push_back(device.kept[index].backing);
+    const auto& first = device.blocks[still->front()];
+    return make_error(ErrorCode::damaged, "{} of {} blocks changed while asleep, the first at {:#x}",
+                      still->size(), device.blocks.size(), first.address);
+}
+
+void WakeTransaction::commit() {
+    for (auto& device : devices_) {
+        for (const auto& run : device.runs) {
+            for (auto* backing : run.backings) {
+                backing->needs_refill |= backing->residence() == Residence::dropped;
+                vaults_.forget(std::exchange(backing->kept, {}));
+                Ledger::move(*backing, Residence::device);
+            }
+        }
+        const auto current = device.session->enter();
+        if (const auto memory = device.session->memory_info()) device.report.free_after = memory->free;
+    }
+}
+
+void WakeTransaction::undo() {
+    for (auto& device : devices_) {
+        device.session.reset(); // waits for its copies
+        for (auto* backing : device.opened) {
+            if (backing->mapped) {
+                const auto unmapped = driver::unmap(api_, {backing->address, backing->bytes});
+                if (!unmapped) {
+                    log::warning("a wake was not wholly undone: {}", unmapped.error().message);
+                    continue; // keeps its memory; the next wake fills it
+                }
+                backing->mapped = false;
+            }
+            if (backing->handle != 0 && api_.cuMemRelease(backing->handle) == CUDA_SUCCESS)
+                backing->handle = 0;
+        }
+        for (auto* backing : device.damaged)
+            if (backing->residence() != Residence::damaged) Ledger::move(*backing, Residence::damaged);
+    }
+}
+
+void WakeTransaction::describe(model::Report& report) const {
+    for (const auto& device : devices_) report.devices.push_back(device.report);
+}
+
+} // namespace gpu_sleep::sleep

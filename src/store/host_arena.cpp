@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reserving, populating and pinning host memory.
+
+#include "store/host_arena.hpp"
+
+#include "base/guard.hpp"
+#include "base/log.hpp"
+#include "base/quiet_thread.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <utility>
+
+// The C library of older systems does not know it; the kernel has it since 5.14.
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace gpu_sleep::store {
+namespace {
+
+constexpr Bytes k_huge_page_bytes = 2 * k_mib;
+
+Bytes page_bytes() {
+    static const auto bytes = static_cast<Bytes>(::sysconf(_SC_PAGESIZE));
+    return bytes;
+}
+
+/// Reserves `bytes`, whole pages, from the beginning of a huge page on. Returns null and sets errno on
+/// failure. The mapping ends where the arena does: the kernel gives huge pages only within one mapping, so
+/// the last 2 MiB come in small pages and not one byte is rounded up.
+std::byte* reserve(Bytes bytes) {
+    const auto longer = bytes + k_huge_page_bytes;
+    void* const mapping =
+        ::mmap(nullptr, longer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapping == MAP_FAILED) return nullptr;
+    auto* const begin = static_cast<std::byte*>(mapping);
+    const auto head =
+        round_up(reinterpret_cast<Bytes>(mapping), k_huge_page_bytes) - reinterpret_cast<Bytes>(mapping);
+    if (head > 0) ::munmap(begin, head);
+    if (head + bytes < longer) ::munmap(begin + head + bytes, longer - head - bytes);
+    return begin + head;
+}
+
+/// Gives `memory` pages by writing to each: for kernels that cannot do it at once.
+void touch(std::span<std::byte> memory) {
+    for (std::size_t at = 0; at < memory.size(); at += page_bytes())
+        *const_cast<volatile std::byte*>(&memory[at]) = std::byte{0};
+}
+
+/// Gives `memory`, which was never written to, pages. Returns 0 or an errno: ENOMEM (none left), EFAULT (the
+/// same, seen from within the fault), EHWPOISON (a broken one).
+int populate(std::span<std::byte> memory) {
+    constexpr int k_tries = 100; // each continues where the last was interrupted
+    for (int i = 0; i < k_tries; ++i) {
+        if (::madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE) == 0) return 0;
+        if (errno == EINVAL) {
+            touch(memory);
+            return 0;
+        }
+        if (errno != EINTR && errno != EAGAIN) return errno;
+    }
+    return errno;
+}
+
+} // namespace
+
+HostArena::HostArena(Bytes bytes, Pinner* pinner, std::byte* data)
+    : bytes_(bytes), pinner_(pinner), data_(data), pinned_((bytes + k_piece_bytes - 1) / k_piece_bytes) {}
+
+Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner) {
+    constexpr Bytes k_most_bytes = std::numeric_limits<Bytes>::max() / 2; // rounding up must not overflow
+    if (bytes == 0) return make_error(ErrorCode::invalid_argument, "an arena of zero bytes");
+    const auto whole = round_up(std::min(bytes, k_most_bytes), page_bytes());
+    auto* const data = reserve(whole);
+    if (data == nullptr)
+        return errno_error(ErrorCode::out_of_host_memory, errno, "mmap",
+                           fmt::format("cannot reserve {} of address space for contents (see ulimit -v)",
+                                       format_bytes(bytes)));
+    // Advice: it works without. Pinned pages would be copied for a child, and dumped into a core.
+    ::madvise(data, whole, MADV_DONTFORK);
+    ::madvise(data, whole, MADV_DONTDUMP);
+    ::madvise(data, whole, MADV_HUGEPAGE);
+    return std::unique_ptr<HostArena>(new HostArena(bytes, pinner, data));
+}
+
+HostArena::~HostArena() {
+    // All pieces are unpinned before the first is returned: unmapping stops every thread of the program for a
+    // moment, and this way it does so at the end only, not all along its first work after waking.
+    Bytes stuck = 0;
+    for (std::size_t i = 0; i < piece_count(); ++i) {
+        if (!is_pinned(i)) continue;
+        if (pinner_->unpin(piece(i)))
+            pinned_[i] = false;
+        else
+            stuck += piece(i).size();
+    }
+    // If the driver still holds a piece, whatever came to lie there would be taken for pinned: it must stay.
+    for (std::size_t i = 0; i < piece_count(); ++i)
+        if (!is_pinned(i)) ::munmap(piece(i).data(), piece(i).size());
+    if (stuck > 0)
+        log::warning("{} of host memory could not be unpinned and stay in use", format_bytes(stuck));
+}
+
+std::span<std::byte> HostArena::piece(std::size_t index) const noexcept {
+    const auto offset = index * k_piece_bytes;
+    return {data_ + offset, std::min(k_piece_bytes, bytes_ - offset)};
+}
+
+bool HostArena::is_pinned(std::size_t index) const noexcept {
+    return pinned_[index].load(std::memory_order_acquire);
+}
+
+Result<void> HostArena::prepare(std::size_t index) {
+    const auto memory = piece(index);
+    if (const int failure = populate(memory); failure != 0)
+        return errno_error(ErrorCode::out_of_host_memory, failure, "madvise",
+                           fmt::format("cannot have {} of host memory for contents", format_bytes(bytes_)));
+    populated_bytes_ += memory.size();
+    if (pinner_ != nullptr) pin(index);
+    return {};
+}
+
+void HostArena::pin(std::size_t index) {
+    const auto pinned = pinner_->pin(piece(index));
+    pinned_[index].store(pinned.has_value(), std::memory_order_release);
+    if (!pinned && !has_complained_.exchange(true))
+        log::info("copies will be slower: host memory could not be pinned: {}", pinned.error().message);
+}
+
+ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
+    : options_(std::move(options)), arenas_(std::move(arenas)) {
+    for (auto* arena : arenas_) {
+        first_task_.emplace(arena, tasks_.size());
+        for (std::size_t i = 0; i < arena->piece_count(); ++i) tasks_.push_back({arena, i});
+    }
+    ready_.resize(tasks_.size());
+}
+
+Result<std::unique_ptr<ArenaPreparer>> ArenaPreparer::start(std::vector<HostArena*> arenas, Options options) {
+    std::unique_ptr<ArenaPreparer> preparer(new ArenaPreparer(std::move(arenas), std::move(options)));
+    const auto allowed = std::min(preparer->options_.threads, std::thread::hardware_concurrency());
+    const auto most = std::min<std::size_t>(std::max(1U, allowed), preparer->tasks_.size());
+    for (std::size_t i = 0; i < most; ++i) {
+        auto thread = start_quiet_thread("gpu-sleep-fill", [raw = preparer.get()] { raw->work(); });
+        if (!thread && preparer->threads_.empty())
+            return make_error(ErrorCode::out_of_host_memory, "{}", thread.error().message);
+        if (!thread) break; // fewer do the same work
+        preparer->threads_.push_back(*std::move(thread));
+    }
+    return preparer;
+}
+
+ArenaPreparer::~ArenaPreparer() {
+    cancel();
+    for (auto& thread : threads_) thread.join();
+}
+
+void ArenaPreparer::cancel() noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        stopped_ = true;
+    }
+    changed_.notify_all();
+}
+
+void ArenaPreparer::work() {
+    while (!stopped_) {
+        const auto index = next_++;
+        if (index >= tasks_.size()) return;
+        finish(index, guarded([&] { return fill(tasks_[index]); }));
+    }
+}
+
+Result<void> ArenaPreparer::fill(const Task& task) {
+    const auto bytes = task.arena->piece(task.piece).size();
+    GPU_SLEEP_TRY(claim(bytes));
+    auto result = guarded([&] { return task.arena->prepare(task.piece); });
+    under_way_ -= bytes;
+    return result;
+}
+
+Result<void> ArenaPreparer::claim(Bytes bytes) {
+    constexpr Milliseconds k_pause{20};
+    const auto deadline = Clock::now() + options_.patience;
+    for (;;) {
+        // Claimed before asking: what another thread populates in between counts twice, never not at all.
+        const auto others = under_way_.fetch_add(bytes);
+        const auto headroom = guarded([&]() -> Result<Headroom> { return options_.headroom(); });
+        if (headroom && others + bytes + options_.reserve <= headroom->bytes) return {};
+        under_way_ -= bytes;
+        if (!headroom) return headroom.error();
+        if (Clock::now() >= deadline) return shortage(*headroom);
+        std::unique_lock lock(mutex_);
+        changed_.wait_for(lock, k_pause, [this] { return stopped_.load(); });
+        if (stopped_) return make_error(ErrorCode::cancelled, "host memory is no longer needed");
+    }
+}
+
+Error ArenaPreparer::shortage(const Headroom& headroom) const {
+    Bytes missing = 0;
+    for (const auto* arena : arenas_) missing += arena->bytes() - arena->populated_bytes();
+    return make_error(
+        ErrorCode::out_of_host_memory,
+        "not enough host memory to keep the contents: {} more are needed and {} must stay free, but "
+        "{} are available (limited by {})",
+        format_bytes(missing), format_bytes(options_.reserve), format_bytes(headroom.bytes),
+        headroom.limited_by);
+}
+
+void ArenaPreparer::finish(std::size_t task, Result<void> result) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (result) {
+            ready_[task] = true;
+        } else {
+            if (!failure_) failure_ = std::move(result).error();
+            stopped_ = true;
+        }
+    }
+    changed_.notify_all();
+}
+
+Result<void> ArenaPreparer::wait(const HostArena& arena, std::size_t piece) {
+    const auto first = first_task_.find(&arena);
+    if (first == first_task_.end() || piece >= arena.piece_count())
+        return make_error(ErrorCode::internal, "waiting for host memory that nobody prepares");
+    const auto task = first->second + piece;
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return ready_[task] || stopped_; });
+    if (ready_[task]) return {};
+    if (failure_) return *failure_;
+    return make_error(ErrorCode::cancelled, "host memory is no longer needed");
+}
+
+} // namespace gpu_sleep::store

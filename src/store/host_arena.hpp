@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Host memory that keeps contents: reserved at once, filled with pages and pinned piece by piece on several
+// threads, so that copying can start when the first piece is there.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "store/host_memory.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+namespace gpu_sleep::store {
+
+/// Makes host memory known to the GPUs (page-locked) and forgets it again. Implemented where the driver is
+/// known. Called from several threads at once, for disjoint memory. Must outlive the arenas that use it.
+class Pinner {
+public:
+    virtual ~Pinner() = default;
+    /// Errors: any; the memory is then used unpinned.
+    [[nodiscard]] virtual Result<void> pin(std::span<std::byte> memory) = 0;
+    /// Returns false if the memory is still pinned: it must then stay where it is for good.
+    [[nodiscard]] virtual bool unpin(std::span<std::byte> memory) noexcept = 0;
+};
+
+/// A span of host memory in pieces of `k_piece_bytes` (the last may be shorter). Anonymous, private, on huge
+/// pages where they can be had, left out of core dumps and of children. Begins on a huge page; takes no more
+/// memory than `bytes` rounded up to a page. Neither copyable nor movable; its figures may be read anywhere.
+class HostArena {
+public:
+    /// 128 MiB: the size at which populating and pinning together run fastest (tests/bench measures it).
+    static constexpr Bytes k_piece_bytes = 128 * k_mib;
+
+    /// Reserves address space for `bytes`; takes no memory yet. `pinner` may be null: nothing is pinned.
+    /// Errors: invalid_argument (zero bytes), out_of_host_memory (no address space: too large, or a limit on
+    /// it). Source: mmap(2), madvise(2).
+    [[nodiscard]] static Result<std::unique_ptr<HostArena>> create(Bytes bytes, Pinner* pinner);
+
+    HostArena(const HostArena&) = delete;
+    HostArena& operator=(const HostArena&) = delete;
+    /// Unpins and returns all memory, but for pieces that cannot be unpinned: those stay for good, with a
+    /// warning. No ArenaPreparer may still work on it. Takes 12 ms a GiB when pinned.
+    ~HostArena();
+
+    [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
+    [[nodiscard]] std::byte* data() const noexcept { return data_; }
+    [[nodiscard]] std::size_t piece_count() const noexcept { return pinned_.size(); }
+    [[nodiscard]] std::span<std::byte> piece(std::size_t index) const noexcept;
+    /// Whether the piece could be pinned; false means copies to and from it go through the driver's own
+    /// staging.
+    [[nodiscard]] bool is_pinned(std::size_t index) const noexcept;
+    /// Memory that has been given pages so far.
+    [[nodiscard]] Bytes populated_bytes() const noexcept { return populated_bytes_; }
+
+private:
+    friend class ArenaPreparer;
+
+    HostArena(Bytes bytes, Pinner* pinner, std::byte* data);
+    /// Gives pages to the piece and pins it. For each piece once; different pieces on different threads.
+    /// Errors: out_of_host_memory.
+    [[nodiscard]] Result<void> prepare(std::size_t index);
+    void pin(std::size_t index);
+
+    Bytes bytes_;
+    Pinner* pinner_;
+    std::byte* data_;
+    std::vector<std::atomic<bool>> pinned_; ///< for each piece
+    std::atomic<Bytes> populated_bytes_{0};
+    std::atomic<bool> has_complained_{false}; ///< of memory that cannot be pinned
+};
+
+/// Gives pages to, and pins, the pieces of some arenas, on threads of its own, in the order in which the
+/// arenas were given. For one transaction; several may be at work at once. Thread-safe.
+class ArenaPreparer {
+public:
+    struct Options {
+        unsigned threads = 6;        ///< at most one per processor is started, and at least one
+        Bytes reserve = 256 * k_mib; ///< headroom that is left to everybody else
+        /// Asked again for every piece, by several threads at once.
+        std::function<Headroom()> headroom = [] { return host_headroom(); };
+        /// How long a piece waits for headroom before it fails: virtual machines may grow while they are
+        /// used.
+        Milliseconds patience{2000};
+    };
+
+    /// The arenas, each given once, must outlive it. Starts at once, with as many threads as can be had.
+    /// Errors: out_of_host_memory (not one thread could be started).
+    [[nodiscard]] static Result<std::unique_ptr<ArenaPreparer>> start(std::vector<HostArena*> arenas,
+                                                                      Options options);
+
+    /// Waits until the piece is ready. Errors: out_of_host_memory (says how much was needed, what limited
+    /// it), cancelled. Once a piece has failed, every piece that was not yet ready fails the same way.
+    [[nodiscard]] Result<void> wait(const HostArena& arena, std::size_t piece);
+
+    /// Takes up no further piece; pieces that are not ready fail.
+    void cancel() noexcept;
+
+    /// Cancels, then joins the threads; waits no longer than one piece takes.
+    ~ArenaPreparer();
+    ArenaPreparer(const ArenaPreparer&) = delete;
+    ArenaPreparer& operator=(const ArenaPreparer&) = delete;
+
+private:
+    struct Task {
+        HostArena* arena;
+        std::size_t piece;
+    };
+
+    ArenaPreparer(std::vector<HostArena*> arenas, Options options);
+    void work();
+    /// Waits for headroom for the piece, then prepares it. Errors: out_of_host_memory, cancelled.
+    [[nodiscard]] Result<void> fill(const Task& task);
+    /// Waits for headroom for `bytes` more than all threads have under way, and adds them to that.
+    /// Errors: out_of_host_memory, cancelled.
+    [[nodiscard]] Result<void> claim(Bytes bytes);
+    void finish(std::size_t task, Result<void> result);
+    [[nodiscard]] Error shortage(const Headroom& headroom) const;
+
+    /// Claimed and not yet populated, by all preparers of the process: devices are put to sleep side by side.
+    static inline std::atomic<Bytes> under_way_{0};
+
+    const Options options_;
+    const std::vector<HostArena*> arenas_;
+    // Not changed after start:
+    std::map<const HostArena*, std::size_t> first_task_; ///< of each arena
+    std::vector<Task> tasks_;                            ///< in the order in which they are taken up
+    std::vector<std::thread> threads_;
+    std::atomic<std::size_t> next_{0}; ///< task to take up
+    std::atomic<bool> stopped_{false}; ///< set with mutex_ held, so that no waiting thread misses it
+
+    std::mutex mutex_; ///< guards all below
+    std::condition_variable changed_;
+    std::vector<bool> ready_;      ///< for each task
+    std::optional<Error> failure_; ///< of the first piece that failed
+};
+
+} // namespace gpu_sleep::store

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reading the kernel's figures of memory: /proc/meminfo and the control groups, version 2 and version 1.
+
+#include "store/host_memory.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <initializer_list>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace gpu_sleep::store {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The number that `text` begins with, after blanks. "max", which stands for no limit, is none.
+std::optional<Bytes> parse_number(std::string_view text) {
+    text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
+    Bytes value = 0;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return failure == std::errc{} ? std::optional(value) : std::nullopt;
+}
+
+std::optional<Bytes> read_number(const fs::path& file) {
+    std::ifstream stream(file);
+    std::string line;
+    return std::getline(stream, line) ? parse_number(line) : std::nullopt;
+}
+
+/// The sum of those of `keys` that a file of lines "key value" has; nothing if it has none of them.
+std::optional<Bytes> read_fields(const fs::path& file, std::initializer_list<std::string_view> keys) {
+    std::optional<Bytes> sum;
+    std::ifstream stream(file);
+    for (std::string line; std::getline(stream, line);) {
+        const auto end = std::min(line.find_first_of(" \t"), line.size());
+        const auto key = std::string_view(line).substr(0, end);
+        if (std::find(keys.begin(), keys.end(), key) == keys.end()) continue;
+        if (const auto value = parse_number(std::string_view(line).substr(end)))
+            sum = sum.value_or(0) + *value;
+    }
+    return sum;
+}
+
+/// What one control group allows and uses; nothing where it does not say.
+struct GroupMemory {
+    std::optional<Bytes> limit;
+    std::optional<Bytes> usage;
+    Bytes reclaimable = 0; ///< of the usage, what the kernel takes back before it kills
+};
+
+using GroupReader = GroupMemory (*)(const fs::path& group);
+
+GroupMemory read_version_2(const fs::path& group) {
+    GroupMemory memory;
+    memory.limit = read_number(group / "memory.max");
+    // Above memory.high nobody is killed, but every allocation is slowed until enough was reclaimed, and
+    // pinned memory never can be: a sleep would crawl and so would the program after it. It is a limit to us.
+    if (const auto high = read_number(group / "memory.high"))
+        memory.limit = std::min(memory.limit.value_or(*high), *high);
+    memory.usage = read_number(group / "memory.current");
+    memory.reclaimable =
+        read_fields(group / "memory.stat", {"inactive_file", "slab_reclaimable"}).value_or(0);
+    return memory;
+}
+
+GroupMemory read_version_1(const fs::path& group) {
+    return {read_number(group / "memory.limit_in_bytes"), read_number(group / "memory.usage_in_bytes"),
+            read_fields(group / "memory.stat", {"total_inactive_file"}).value_or(0)};
+}
+
+void limit_by(Headroom& headroom, Bytes bytes, std::string what) {
+    if (bytes >= headroom.bytes) return;
+    headroom.bytes = bytes;
+    headroom.limited_by = std::move(what);
+}
+
+void limit_by_group(Headroom& headroom, const fs::path& group, GroupReader read) {
+    const auto memory = read(group);
+    if (!memory.limit || !memory.usage) return;
+    const auto used = *memory.usage - std::min(*memory.usage, memory.reclaimable);
+    limit_by(headroom, *memory.limit - std::min(*memory.limit, used),
+             "the memory limit of control group " + group.string());
+}
+
+/// The group and its ancestors up to and including `root`: each of their limits counts. In a container the
+/// name may be the host's and lead nowhere; the ancestors that are there still count, `root` being the
+/// container's own group.
+void limit_by_groups(Headroom& headroom, const fs::path& root, std::string_view name, GroupReader read) {
+    auto relative = fs::path(name).relative_path().lexically_normal();
+    for (; !relative.empty() && relative != "."; relative = relative.parent_path())
+        limit_by_group(headroom, root / relative, read);
+    limit_by_group(headroom, root, read);
+}
+
+/// A line of /proc/self/cgroup: "0::/name" for version 2, "N:controllers:/name" for version 1.
+void limit_by_membership(Headroom& headroom, const fs::path& root, std::string_view line) {
+    const auto first = line.find(':');
+    const auto second = first == std::string_view::npos ? first : line.find(':', first + 1);
+    if (second == std::string_view::npos) return;
+    const auto controllers = line.substr(first + 1, second - first - 1);
+    const auto name = line.substr(second + 1);
+    if (controllers.empty()) {
+        limit_by_groups(headroom, root, name, read_version_2);
+        limit_by_groups(headroom, root / "unified", name,
+                        read_version_2); // where version 1 is mounted as well
+    } else if ((',' + std::string(controllers) + ',').find(",memory,") != std::string::npos) {
+        limit_by_groups(headroom, root / "memory", name, read_version_1);
+    }
+}
+
+} // namespace
+
+Headroom host_headroom(const HostMemorySources& sources) {
+    Headroom headroom{std::numeric_limits<Bytes>::max(), "nothing"};
+    if (const auto available = read_fields(sources.proc / "meminfo", {"MemAvailable:"}))
+        limit_by(headroom, *available * k_kib, "free host memory");
+    std::ifstream membership(sources.proc / "self" / "cgroup");
+    for (std::string line; std::getline(membership, line);)
+        limit_by_membership(headroom, sources.cgroup, line);
+    return headroom;
+}
+
+} // namespace gpu_sleep::store

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// How much host memory this process may still take before the kernel, or its control group, would kill
+// somebody.
+
+#pragma once
+
+#include "base/units.hpp"
+
+#include <filesystem>
+#include <string>
+
+namespace gpu_sleep::store {
+
+/// Where the figures are read from; the defaults are the real ones, tests name others.
+struct HostMemorySources {
+    std::filesystem::path proc = "/proc";
+    std::filesystem::path cgroup = "/sys/fs/cgroup";
+};
+
+struct Headroom {
+    Bytes bytes = 0; ///< what may still be taken
+    std::string
+        limited_by; ///< what sets that limit, for a message: "free host memory", or a control group's limit
+};
+
+/// The smallest of: MemAvailable, and for the process's control group and each of its ancestors (version 2
+/// and version 1) the limit less what is used, where page cache and slabs that the kernel can take back count
+/// as free. Swap does not count: pinned memory is never swapped. A figure that cannot be read does not limit;
+/// with none at all the headroom is the largest number there is. Thread-safe; opens and reads a handful of
+/// small files. Source: proc(5), Control Group v2 ("Memory"), Memory Resource Controller (version 1).
+[[nodiscard]] Headroom host_headroom(const HostMemorySources& sources = {});
+
+} // namespace gpu_sleep::store

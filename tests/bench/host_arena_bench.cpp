@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// How fast host memory is made ready for contents, by size of piece and number of threads: populated and,
+// where there is a driver, pinned. Decides HostArena::k_piece_bytes and ArenaPreparer::Options::threads.
+
+#include "driver/context.hpp"
+#include "sleep/pinner.hpp"
+#include "store/host_arena.hpp"
+
+#include <benchmark/benchmark.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace gpu_sleep;
+using store::ArenaPreparer;
+using store::HostArena;
+
+constexpr Bytes k_total_bytes = 2 * k_gib;
+
+/// The driver with a context on its first device. Never destroyed: at exit the driver takes no calls.
+class Driver {
+public:
+    /// Null where there is no driver or no device.
+    static Driver* get() {
+        static Driver* const driver = open().release();
+        return driver;
+    }
+    [[nodiscard]] store::Pinner& pinner() noexcept { return pinner_; }
+
+private:
+    explicit Driver(const driver::Api& api) : api_(api), pinner_(api_) {}
+
+    static std::unique_ptr<Driver> open() {
+        const auto api = driver::Api::load();
+        if (!api || api->cuInit(0) != CUDA_SUCCESS) return nullptr;
+        std::unique_ptr<Driver> driver(new Driver(*api));
+        auto context = driver::PrimaryContext::retain(driver->api_, 0);
+        if (!context) return nullptr;
+        driver->context_.emplace(*std::move(context));
+        return driver;
+    }
+
+    driver::Api api_;
+    std::optional<driver::PrimaryContext> context_;
+    sleep::DriverPinner pinner_;
+};
+
+/// Makes k_total_bytes ready in arenas of one piece each, so that any size of piece up to the arena's can be
+/// tried. False if it could not be done.
+bool prepare_all(std::vector<std::unique_ptr<HostArena>>& arenas, unsigned threads) {
+    std::vector<HostArena*> pointers;
+    for (const auto& arena : arenas) pointers.push_back(arena.get());
+    ArenaPreparer::Options options;
+    options.threads = threads;
+    const auto preparer = ArenaPreparer::start(std::move(pointers), std::move(options));
+    if (!preparer) return false;
+    for (const auto& arena : arenas)
+        if (!(*preparer)->wait(*arena, 0)) return false;
+    return true;
+}
+
+void prepare(benchmark::State& state, store::Pinner* pinner) {
+    const auto piece_bytes = static_cast<Bytes>(state.range(0)) * k_mib;
+    for (auto _ : state) {
+        std::vector<std::unique_ptr<HostArena>> arenas;
+        for (Bytes i = 0; i < k_total_bytes / piece_bytes; ++i) {
+            auto arena = HostArena::create(piece_bytes, pinner);
+            if (!arena) return state.SkipWithError(arena.error().message.c_str());
+            arenas.push_back(*std::move(arena));
+        }
+        if (!prepare_all(arenas, static_cast<unsigned>(state.range(1))))
+            return state.SkipWithError("the memory could not be made ready");
+        state.PauseTiming();
+        arenas.clear();
+        state.ResumeTiming();
+    }
+    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(k_total_bytes));
+}
+
+void populate(benchmark::State& state) {
+    prepare(state, nullptr);
+}
+
+void populate_and_pin(benchmark::State& state) {
+    if (Driver::get() == nullptr) return state.SkipWithError("there is no driver, or no device");
+    prepare(state, &Driver::get()->pinner());
+}
+
+void pieces_and_threads(benchmark::internal::Benchmark* run) {
+    run->ArgNames({"piece_mib", "threads"})->UseRealTime()->Unit(benchmark::kMillisecond)->MinTime(0.2);
+    run->ArgsProduct({{2, 8, 32, 128}, {1, 2, 4, 6, 8}});
+}
+
+BENCHMARK(populate)->Apply(pieces_and_threads);
+BENCHMARK(populate_and_pin)->Apply(pieces_and_threads);
+
+} // namespace
+
+BENCHMARK_MAIN();

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The process that sleep_bench puts to sleep: it holds memory, and answers questions about the device.
+
+#pragma once
+
+namespace gpu_sleep::bench {
+
+/// Answers lines of standard input on standard output, until `quit` or the end of input, and returns the exit
+/// status. Sizes are in bytes; what fails is answered by "error: " and a sentence.
+///
+///     hold TAG RETENTION BYTES...   allocates and fills memory of the agent; RETENTION as in gpu_sleep.h
+///     hold-plainly BYTES...         the same with the driver alone
+///     memory                        "FREE TOTAL" of the device, as the driver says
+///     device                        "real NAME" or "simulated NAME"
+///     link                          "TO_HOST TO_DEVICE": page-locked copies, in bytes a second
+int serve();
+
+} // namespace gpu_sleep::bench

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A process that sleep_bench puts to sleep by the real commands, and what can be seen of it from outside.
+
+#pragma once
+
+#include "support/child.hpp"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gpu_sleep::bench {
+
+/// What a command did, and how long it took from its start to its exit.
+struct Timed {
+    double seconds = 0;
+    double inside_seconds = 0; ///< of those, the operation itself, as the agent says
+    Bytes kept = 0;            ///< contents moved to, or brought back from, host memory
+    Bytes host_bytes = 0;      ///< host memory that the agent holds for contents afterwards, as it says
+};
+
+/// GPU memory as the driver reports it.
+struct GpuMemory {
+    Bytes free = 0;
+    Bytes total = 0;
+};
+
+/// Copies between page-locked host memory and the device, in bytes a second.
+struct Link {
+    double to_host = 0;
+    double to_device = 0;
+};
+
+/// A sleep_server in a process of its own; ended when destroyed. One thread at a time. Move-only.
+class Subject {
+public:
+    /// Errors, as of all below: io_failed, timed_out, driver_failed (in words of the server).
+    [[nodiscard]] static Result<Subject> start();
+
+    /// Allocates one range or more of these sizes, under `tag`. `retention` as in gpu_sleep.h.
+    [[nodiscard]] Result<void> hold(std::string_view tag, int retention, const std::vector<Bytes>& sizes);
+    /// The same without the agent.
+    [[nodiscard]] Result<void> hold_plainly(const std::vector<Bytes>& sizes);
+    [[nodiscard]] Result<GpuMemory> gpu_memory();
+    [[nodiscard]] Result<std::string> device();
+    [[nodiscard]] Result<Link> link();
+
+    /// Runs gpu-sleep or gpu-wake for this process, with more `arguments`. Errors: also failed commands.
+    [[nodiscard]] Result<Timed> sleep(std::vector<std::string> arguments = {});
+    [[nodiscard]] Result<Timed> wake(std::vector<std::string> arguments = {});
+
+    /// Memory of the host that the process has, without what it shares: the simulated driver keeps device
+    /// memory there. Source: proc_pid_smaps_rollup(5), proc_pid_status(5).
+    [[nodiscard]] Result<Bytes> resident_bytes() const;
+
+private:
+    explicit Subject(test::Server server) noexcept : server_(std::move(server)) {}
+    [[nodiscard]] Result<std::string> ask(const std::string& line);
+    [[nodiscard]] Result<Timed> run(std::string_view command, std::vector<std::string> arguments);
+
+    test::Server server_;
+};
+
+} // namespace gpu_sleep::bench

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Every driver call of a transaction fails in turn. Afterwards all is awake or all is asleep, every byte is
+// there, nothing is lost, and trying again succeeds.
+
+#include "support/engine_fixture.hpp"
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using model::State;
+
+namespace {
+
+/// Two devices, neighbours, a gap, a second tag, a span, a range with a peer: a little of everything.
+void populate(EngineFixture& fixture) {
+    fixture.add(0, "weights", 3 * k_mib);
+    fixture.add(0, "weights", 5 * k_mib);
+    fixture.add(0, "weights", 2 * k_mib);
+    fixture.add(0, "kv_cache", 4 * k_mib);
+    fixture.add(0, "buffers", 70'000);
+    fixture.add(1, "weights", 3 * k_mib);
+    fixture.remove(1);
+    REQUIRE(fixture.heap().allow_access(fixture.allocations()[0].address, 1));
+    auto* backing = fixture.ledger().find(fixture.allocations()[1].address);
+    ledger::Ledger::preserve(*backing, {123, 4567});
+}
+
+constexpr int k_most_calls = 2000;
+
+/// What a transaction makes for itself. One of them stays when the call that fails is the one to take it
+/// back.
+std::uint64_t helpers(const sim_live& live) {
+    return live.streams + live.events + live.modules + live.host_registrations + live.contexts;
+}
+
+} // namespace
+
+TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep]") {
+    const auto status = GENERATE(CUDA_ERROR_UNKNOWN, CUDA_ERROR_OUT_OF_MEMORY);
+    EngineFixture fixture;
+    populate(fixture);
+    int failures = 0;
+    int call = 1;
+    for (; call < k_most_calls; ++call) {
+        INFO("call " << call << " gives " << status);
+        const auto awake = sim_live_objects();
+        sim_reset_counts();
+        sim_fail("*", static_cast<std::uint64_t>(call), status, SIM_ONCE);
+        const auto slept = fixture.sleep(level(1));
+        const bool reached = sim_fault_counts().injected_failures != 0;
+        sim_clear();
+        if (!slept) CHECK(helpers(sim_live_objects()) <= helpers(awake) + 1);
+        if (!slept) {
+            ++failures;
+            CHECK(fixture.state() == State::awake);
+            CHECK(fixture.all_intact());
+            CHECK(sim_live_objects().handles == awake.handles);
+            CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes);
+            REQUIRE(fixture.sleep(level(1)));
+        }
+        CHECK(fixture.state() == State::asleep);
+        REQUIRE(fixture.wake());
+        CHECK(fixture.all_intact());
+        CHECK(sim_live_objects().handles == awake.handles);
+        CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes);
+        CHECK(sim_fault_counts().illegal_accesses == 0);
+        if (!reached) break;
+    }
+    CHECK(call < k_most_calls);
+    CHECK(failures > 10);
+}
+
+TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep]") {
+    const auto status = GENERATE(CUDA_ERROR_UNKNOWN, CUDA_ERROR_OUT_OF_MEMORY);
+    EngineFixture fixture;
+    populate(fixture);
+    int failures = 0;
+    int call = 1;
+    for (; call < k_most_calls; ++call) {
+        INFO("call " << call << " gives " << status);
+        const auto awake = sim_live_objects();
+        REQUIRE(fixture.sleep(level(1)));
+        const auto asleep = sim_live_objects();
+        sim_reset_counts();
+        sim_fail("*", static_cast<std::uint64_t>(call), status, SIM_ONCE);
+        const auto woken = fixture.wake();
+        const bool reached = sim_fault_counts().injected_failures != 0;
+        sim_clear();
+        if (!woken) CHECK(helpers(sim_live_objects()) <= helpers(asleep) + 1);
+        if (!woken) {
+            ++failures;
+            CHECK(fixture.state() == State::asleep);
+            REQUIRE(fixture.wake());
+        }
+        CHECK(fixture.state() == State::awake);
+        CHECK(fixture.all_intact());
+        CHECK(sim_live_objects().handles == awake.handles);
+        CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes);
+        CHECK(sim_fault_counts().illegal_accesses == 0);
+        if (!reached) break;
+    }
+    CHECK(call < k_most_calls);
+    CHECK(failures > 10);
+}

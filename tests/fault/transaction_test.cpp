@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Sleeping and waking over the simulated driver: what is kept, what is dropped, what is noticed.
+
+#include "support/engine_fixture.hpp"
+
+#include <algorithm>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using model::State;
+
+TEST_CASE("Transaction: level 1 brings every byte back at its address", "[transaction]") {
+    EngineFixture fixture;
+    fixture.add(0, "weights", 5 * k_mib + 12'345);
+    fixture.add(0, "weights", 3 * k_mib);
+    fixture.add(0, "kv_cache", 7 * k_mib);
+    fixture.add(1, "weights", 4 * k_mib);
+    fixture.add(0, "weights", 1000);
+    const auto before = sim_live_objects();
+    for (int round = 0; round < 3; ++round) {
+        model::Report report;
+        REQUIRE(fixture.sleep(level(1), &report));
+        CHECK(report.changed);
+        CHECK(fixture.state() == State::asleep);
+        CHECK(sim_live_objects().handles == 0);
+        CHECK(sim_live_objects().mapped_bytes == 0);
+        CHECK(sim_live_objects().reservations == before.reservations);
+        REQUIRE(report.devices.size() == 2);
+        CHECK(report.devices[0].released == 20 * k_mib);
+        CHECK(report.devices[0].kept == 20 * k_mib);
+        CHECK(report.devices[0].free_after - report.devices[0].free_before == report.devices[0].released);
+        REQUIRE(fixture.wake({}, &report));
+        CHECK(fixture.state() == State::awake);
+        CHECK(fixture.all_intact());
+        const auto after = sim_live_objects();
+        CHECK(after.handles == before.handles);
+        CHECK(after.mapped_bytes == before.mapped_bytes);
+        CHECK(after.host_registrations == before.host_registrations);
+        CHECK(after.streams == before.streams);
+        CHECK(after.events == before.events);
+        CHECK(after.modules == before.modules);
+    }
+    CHECK(sim_fault_counts().illegal_accesses == 0);
+}
+
+TEST_CASE("Transaction: level 2 drops, wakes as zeros and says so", "[transaction]") {
+    EngineFixture fixture;
+    const auto weights = fixture.add(0, "weights", 5 * k_mib);
+    model::Report report;
+    REQUIRE(fixture.sleep(level(2), &report));
+    CHECK(report.dropped_without_refill == std::vector<std::string>{"weights"});
+    CHECK(report.devices[0].dropped == 6 * k_mib);
+    CHECK(fixture.engine().vaults().host_bytes() == 0);
+    REQUIRE(fixture.wake());
+    CHECK(fixture.read(weights) == std::vector<std::uint8_t>(5 * k_mib, 0));
+    CHECK(fixture.ledger().report().front().needs_refill);
+}
+
+TEST_CASE("Transaction: a preserved span survives the drop of all around it", "[transaction]") {
+    EngineFixture fixture;
+    const auto weights = fixture.add(0, "weights", 5 * k_mib);
+    const auto small = fixture.add(0, "weights", 3000);
+    auto& allocation = fixture.allocations()[weights];
+    auto* backing = fixture.ledger().find(allocation.address);
+    // Odd places and lengths, and one that is longer than a fingerprint's block.
+    const std::vector<ledger::Span> spans = {{7, 1}, {4097, 333}, {k_mib + 5, 2 * k_mib + 11}};
+    for (const auto span : spans) ledger::Ledger::preserve(*backing, span);
+    const auto place = fixture.heap().locate(fixture.allocations()[small].address);
+    REQUIRE(place);
+    ledger::Ledger::preserve(*place->backing, {place->span.offset, 3000});
+
+    for (int round = 0; round < 2; ++round) {
+        REQUIRE(fixture.sleep(level(2)));
+        CHECK(fixture.engine().vaults().host_bytes() < 2 * k_mib + 64 * k_kib);
+        REQUIRE(fixture.wake());
+        std::vector<std::uint8_t> expected(allocation.contents.size(), 0);
+        for (const auto span : spans)
+            std::copy_n(allocation.contents.begin() + static_cast<std::ptrdiff_t>(span.offset), span.bytes,
+                        expected.begin() + static_cast<std::ptrdiff_t>(span.offset));
+        CHECK(fixture.read(weights) == expected);
+        CHECK(fixture.is_intact(small));
+    }
+}
+
+TEST_CASE("Transaction: tags sleep and wake on their own, in any order", "[transaction]") {
+    EngineFixture fixture;
+    const auto weights = fixture.add(0, "weights", 3 * k_mib);
+    const auto cache = fixture.add(0, "kv_cache", 5 * k_mib);
+    REQUIRE(fixture.sleep(level(1, {"kv_cache"})));
+    CHECK(fixture.state() == State::partial);
+    CHECK(fixture.is_intact(weights));
+    REQUIRE(fixture.sleep(level(1)));
+    CHECK(fixture.state() == State::asleep);
+    REQUIRE(fixture.wake(tags({"weights"})));
+    CHECK(fixture.is_intact(weights));
+    REQUIRE(fixture.sleep(level(2, {"weights"})));
+    REQUIRE(fixture.wake(tags({"kv_cache"})));
+    CHECK(fixture.is_intact(cache));
+    REQUIRE(fixture.wake());
+    CHECK(fixture.state() == State::awake);
+}
+
+TEST_CASE("Transaction: asking for what already is succeeds and changes nothing", "[transaction]") {
+    EngineFixture fixture;
+    fixture.add(0, "weights", 3 * k_mib);
+    model::Report report;
+    REQUIRE(fixture.wake({}, &report));
+    CHECK_FALSE(report.changed);
+    REQUIRE(fixture.sleep(level(1)));
+    report = {};
+    REQUIRE(fixture.sleep(level(1), &report));
+    CHECK_FALSE(report.changed);
+    CHECK(fixture.engine().vaults().host_bytes() == 4 * k_mib);
+}
+
+TEST_CASE("Transaction: a deeper sleep gives up what the first one kept", "[transaction]") {
+    EngineFixture fixture;
+    const auto weights = fixture.add(0, "weights", 3 * k_mib);
+    REQUIRE(fixture.sleep(level(1)));
+    model::Report report;
+    REQUIRE(fixture.sleep(level(2), &report));
+    CHECK(report.changed);
+    CHECK(report.devices[0].dropped == 4 * k_mib);
+    CHECK(fixture.engine().vaults().host_bytes() == 0);
+    REQUIRE(fixture.wake());
+    CHECK(fixture.read(weights) == std::vector<std::uint8_t>(3 * k_mib, 0));
+}
+
+TEST_CASE("Transaction: a dry run says what would be, and changes nothing", "[transaction]") {
+    EngineFixture fixture;
+    fixture.add(0, "weights", 3 * k_mib);
+    auto request = level(1);
+    request.dry_run = true;
+    model::Report report;
+    REQUIRE(fixture.sleep(request, &report));
+    CHECK_FALSE(report.changed);
+    CHECK(report.devices.at(0).released == 4 * k_mib);
+    CHECK(fixture.state() == State::awake);
+    CHECK(fixture.all_intact());
+}
+
+TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its tag is damaged",
+          "[transaction]") {
+    EngineFixture fixture;
+    const auto weights = fixture.add(0, "weights", 3 * k_mib);
+    const auto cache = fixture.add(0, "kv_cache", 3 * k_mib);
+    REQUIRE(fixture.sleep(level(1)));
+    auto* backing = fixture.ledger().find(fixture.allocations()[weights].address);
+    const auto& vault = fixture.engine().vaults().at(backing->kept.at(0).vault);
+    sim_flip_bit(reinterpret_cast<std::uint64_t>(vault.arena->data()), 2 * k_mib + 77, 3);
+
+    const auto woken = fixture.wake();
+    REQUIRE_FALSE(woken);
+    CHECK(woken.error().code == ErrorCode::damaged);
+    CHECK(fixture.state() == State::damaged);
+    CHECK(sim_live_objects().handles == 0);
+    CHECK(fixture.wake(tags({"weights"})).error().code == ErrorCode::damaged);
+    REQUIRE(fixture.wake(tags({"kv_cache"})));
+    CHECK(fixture.is_intact(cache));
+    REQUIRE(fixture.sleep(level(2, {"weights"})));
+    REQUIRE(fixture.wake());
+    CHECK(fixture.read(weights) == std::vector<std::uint8_t>(3 * k_mib, 0));
+    CHECK(fixture.ledger().report()[1].needs_refill);
+}
+
+TEST_CASE("Transaction: a bit that flips on the way out is caught on waking", "[transaction]") {
+    EngineFixture fixture;
+    fixture.add(0, "weights", 3 * k_mib);
+    sim_corrupt_copy("cuMemcpyDtoHAsync", 1);
+    REQUIRE(fixture.sleep(level(1)));
+    sim_clear();
+    CHECK(fixture.wake().error().code == ErrorCode::damaged);
+    CHECK(fixture.state() == State::damaged);
+}
+
+TEST_CASE("Transaction: a bit that flips on the way in is caught and copied again", "[transaction]") {
+    EngineFixture fixture;
+    fixture.add(0, "weights", 3 * k_mib);
+    REQUIRE(fixture.sleep(level(1)));
+    sim_corrupt_copy("cuMemcpyHtoDAsync", 1);
+    REQUIRE(fixture.wake());
+    CHECK(sim_fault_counts().corrupted_copies > 0);
+    CHECK(fixture.all_intact());
+}
+
+TEST_CASE("Transaction: memory freed while asleep is gone without waking, the rest comes back",
+          "[transaction]") {
+    EngineFixture fixture;
+    for (int i = 0; i < 5; ++i) fixture.add(0, "weights", 3 * k_mib);
+    REQUIRE(fixture.sleep(level(1)));
+    fixture.remove(3);
+    fixture.remove(1);
+    fixture.add(0, "weights", 3 * k_mib); // awake, perhaps at an address of one that is gone
+    CHECK(fixture.state() == State::partial);
+    REQUIRE(fixture.wake());
+    CHECK(fixture.all_intact());
+    REQUIRE(fixture.sleep(level(1)));
+    while (!fixture.allocations().empty()) fixture.remove(0);
+    CHECK(fixture.engine().vaults().host_bytes() == 0);
+    CHECK(sim_live_objects().handles == 0);
+}
+
+TEST_CASE("Transaction: GPU memory that somebody else took is missed, and all stays asleep",
+          "[transaction]") {
+    EngineFixture fixture;
+    fixture.add(0, "weights", 64 * k_mib);
+    REQUIRE(fixture.sleep(level(1)));
+    memory::Heap neighbour(fixture.api(), fixture.ledger());
+    const auto taken =
+        neighbour.allocate(0, fixture.ledger().tag_id("neighbour"), sim_free_bytes(0) - 32 * k_mib);
+    REQUIRE(taken);
+    const auto failed = fixture.wake(tags({"weights"}));
+    REQUIRE_FALSE(failed);
+    CHECK(failed.error().code == ErrorCode::out_of_device_memory);
+    CHECK(failed.error().message.find("64.0 MiB") != std::string::npos);
+    REQUIRE(neighbour.free(*taken));
+    REQUIRE(fixture.wake(tags({"weights"})));
+    CHECK(fixture.all_intact());
+}
+
+TEST_CASE("Transaction: a withdrawn request leaves everything as it was", "[transaction]") {
+    EngineFixture fixture;
+    fixture.add(0, "weights", 3 * k_mib);
+    fixture.control().progress = [](const model::Progress&) { return false; };
+    CHECK(fixture.sleep(level(1)).error().code == ErrorCode::cancelled);
+    CHECK(fixture.state() == State::awake);
+    CHECK(fixture.all_intact());
+    fixture.control().progress = [](const model::Progress&) { return true; };
+    REQUIRE(fixture.sleep(level(1)));
+    fixture.control().progress = [](const model::Progress&) { return false; };
+    CHECK(fixture.wake().error().code == ErrorCode::cancelled);
+    CHECK(fixture.state() == State::asleep);
+    CHECK(sim_live_objects().handles == 0);
+    fixture.control().progress = [](const model::Progress&) { return true; };
+    REQUIRE(fixture.wake());
+    CHECK(fixture.all_intact());
+}
+
+TEST_CASE("Transaction: access of a peer is granted again on waking", "[transaction]") {
+    EngineFixture fixture;
+    const auto weights = fixture.add(0, "weights", 3 * k_mib);
+    REQUIRE(fixture.heap().allow_access(fixture.allocations()[weights].address, 1));
+    REQUIRE(fixture.sleep(level(1)));
+    REQUIRE(fixture.wake());
+    CHECK(fixture.is_intact(weights));
+    unsigned long long flags = 0;
+    CUmemLocation peer{CU_MEM_LOCATION_TYPE_DEVICE, 1};
+    REQUIRE(cuMemGetAccess(&flags, &peer, fixture.allocations()[weights].address) == CUDA_SUCCESS);
+    CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+}
+
+TEST_CASE("Transaction: ten thousand small allocations share ranges", "[transaction]") {
+    EngineFixture fixture;
+    const auto tag = fixture.ledger().tag_id("small");
+    std::vector<driver::DeviceAddress> addresses;
+    const auto before = sim_live_objects().physical_bytes;
+    for (int i = 0; i < 10'000; ++i) {
+        const auto address = fixture.heap().allocate(0, tag, 4 * k_kib);
+        REQUIRE(address);
+        addresses.push_back(*address);
+    }
+    CHECK(sim_live_objects().physical_bytes - before <= 42 * k_mib);
+    for (const auto address : addresses) REQUIRE(fixture.heap().free(address));
+    CHECK(sim_live_objects().physical_bytes == before);
+}
+
+TEST_CASE("Transaction: neighbours of a tag take few driver calls", "[transaction]") {
+    EngineFixture fixture;
+    for (int i = 0; i < 100; ++i) fixture.add(0, "weights", 2 * k_mib);
+    sim_reset_counts();
+    REQUIRE(fixture.sleep(level(1)));
+    CHECK(sim_calls("cuMemUnmap") == 1);
+    CHECK(sim_calls("cuMemcpyDtoHAsync") == 2); // two pieces of the arena
+    sim_reset_counts();
+    REQUIRE(fixture.wake());
+    CHECK(sim_calls("cuMemSetAccess") == 1);
+    CHECK(fixture.all_intact());
+}

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""Puts a real model server to sleep from outside and wakes it, and checks every promise on the way.
+
+Starts llama_server.py, then in this process, five times over: the server generates, `gpu-sleep` takes its memory, a
+neighbour fills 100 GiB of it, `gpu-wake` brings the weights and then the cache back, and the server must generate
+the same tokens, the first one as fast as before. Then once at level 2, with the weights refilled by the server.
+
+Needs a GPU, PyTorch and transformers. Exit status 0 when everything held; figures as JSON in --json FILE.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+GIB = 1 << 30
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Driver:
+    """As much of the driver API as a neighbour on the GPU needs."""
+
+    def __init__(self):
+        self.lib = ctypes.CDLL("libcuda.so.1")
+        self.context = ctypes.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+        self.call("cuCtxSetCurrent", self.context)
+
+    def call(self, name, *arguments):
+        status = getattr(self.lib, name)(*arguments)
+        if status != 0:
+            raise RuntimeError(f"{name} gave {status}")
+
+    def used(self):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return total.value - free.value
+
+    def fill(self, size):
+        """Allocates, fills and frees `size` bytes."""
+        pointer = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+        self.call("cuMemsetD32_v2", pointer, ctypes.c_uint(0xA5A5A5A5), ctypes.c_size_t(size // 4))
+        self.call("cuCtxSynchronize")
+        self.call("cuMemFree_v2", pointer)
+
+
+class Server:
+    def __init__(self, arguments):
+        self.process = subprocess.Popen([sys.executable, os.path.join(HERE, "llama_server.py"), *arguments],
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.ready = self.answer()
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("the server has ended")
+        return json.loads(line)
+
+    def ask(self, *words):
+        self.process.stdin.write(" ".join(words) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+
+def command(options, name, *arguments):
+    """Runs a command of gpu-sleep and returns its report and how long it took, from start to exit."""
+    start = time.perf_counter()
+    done = subprocess.run([os.path.join(options.build, "bin", name), *arguments, "--json"],
+                          stdout=subprocess.PIPE, text=True, check=False)
+    seconds = time.perf_counter() - start
+    if done.returncode != 0:
+        raise RuntimeError(f"{name} {' '.join(arguments)} ended with {done.returncode}: {done.stdout}")
+    return json.loads(done.stdout), seconds
+
+
+def gib(size):
+    return f"{size / GIB:.2f} GiB"
+
+
+def cycle_level_1(options, server, gpu, pid, expected, baseline):
+    awake = gpu.used()
+    _, slept = command(options, "gpu-sleep", pid, "--level", "1")
+    asleep = gpu.used()
+    gpu.fill(options.neighbour * GIB)
+    _, weights = command(options, "gpu-wake", pid, "--tags", "weights")
+    _, cache = command(options, "gpu-wake", pid, "--tags", "kv_cache")
+    again = server.ask("generate")
+    assert again["tokens"] == expected, "the tokens after waking differ"
+    ratio = again["first_token_s"] / baseline
+    print(f"  awake {gib(awake)}, asleep {gib(asleep)}; sleep {slept:.3f} s, wake weights {weights:.3f} s, "
+          f"cache {cache:.3f} s; first token {again['first_token_s'] * 1e3:.2f} ms, {ratio:.3f} x before", flush=True)
+    return {"awake_bytes": awake, "asleep_bytes": asleep, "sleep_s": slept, "wake_weights_s": weights,
+            "wake_cache_s": cache, "first_token_ratio": ratio}
+
+
+def cycle_level_2(options, server, gpu, pid, expected):
+    server.ask("save", options.weights_file)
+    server.ask("refill-from", options.weights_file)
+    preserved = server.ask("preserve-buffers")["preserved"]
+    _, slept = command(options, "gpu-sleep", pid, "--level", "2")
+    asleep = gpu.used()
+    gpu.fill(options.neighbour * GIB)
+    _, weights = command(options, "gpu-wake", pid, "--tags", "weights", "--timeout", "300s")
+    _, cache = command(options, "gpu-wake", pid, "--tags", "kv_cache")
+    again = server.ask("generate")
+    os.remove(options.weights_file)
+    assert again["tokens"] == expected, "the tokens after a level-2 sleep and a refill differ"
+    print(f"  level 2: {preserved} buffers preserved; asleep {gib(asleep)}; sleep {slept:.3f} s, wake and refill "
+          f"{weights:.3f} s, cache {cache:.3f} s; the same tokens", flush=True)
+    return {"asleep_bytes": asleep, "sleep_s": slept, "wake_and_refill_s": weights, "wake_cache_s": cache}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", required=True, help="the build folder with bin/ and lib/")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--cycles", type=int, default=5)
+    parser.add_argument("--neighbour", type=int, default=100, help="GiB that the second program fills")
+    parser.add_argument("--weights-file", default="/tmp/gpu-sleep-test-weights.safetensors")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    server = Server(["--agent", os.path.join(options.build, "lib", "libgpu-sleep-agent.so"), "--layers",
+                     str(options.layers)])
+    pid = str(server.process.pid)
+    gpu = Driver()
+    runs = [server.ask("generate") for _ in range(7)]
+    expected = runs[0]["tokens"]
+    assert all(run["tokens"] == expected for run in runs), "the server does not repeat itself even awake"
+    assert len({token for row in expected for token in row}) > 8, "the tokens say nothing"
+    baseline = statistics.median(run["first_token_s"] for run in runs[2:])
+    print(f"{server.ready['parameters'] / 1e9:.2f} billion parameters, first token {baseline * 1e3:.2f} ms", flush=True)
+    cycles = [cycle_level_1(options, server, gpu, pid, expected, baseline) for _ in range(options.cycles)]
+    level_2 = cycle_level_2(options, server, gpu, pid, expected)
+    server.process.stdin.write("quit\n")
+    server.process.stdin.flush()
+    assert server.process.wait(60) == 0, "the server did not end well"
+    worst = max(cycle["first_token_ratio"] for cycle in cycles)
+    median = statistics.median(cycle["first_token_ratio"] for cycle in cycles)
+    result = {"parameters": server.ready["parameters"], "first_token_s": baseline, "cycles": cycles,
+              "level_2": level_2, "worst_first_token_ratio": worst, "median_first_token_ratio": median}
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=2)
+    print(f"the same tokens {len(cycles)} times over; first token after waking: {median:.3f} x (median), "
+          f"{worst:.3f} x (worst)")
+
+
+main()

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A program on two devices that reach each other's memory, from kernels and by copies, inside captured
+// graphs.
+
+#include "support/gpu.hpp"
+
+#include <array>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr Bytes k_bytes = 32 * k_mib;
+constexpr Bytes k_half = k_bytes / 2;
+
+/// One thread copies one word. The simulated driver has a kernel of this name and these parameters built in.
+constexpr const char* k_kernel = "sim_copy";
+constexpr const char* k_ptx = R"(
+.version 6.4
+.target sm_70
+.address_size 64
+.visible .entry sim_copy(.param .u64 to, .param .u64 from, .param .u64 count)
+{
+    .reg .pred %out_of_range;
+    .reg .b32 %block, %threads, %thread, %word;
+    .reg .b64 %to, %from, %count, %index, %offset;
+    ld.param.u64 %to, [to];
+    ld.param.u64 %from, [from];
+    ld.param.u64 %count, [count];
+    mov.u32 %block, %ctaid.x;
+    mov.u32 %threads, %ntid.x;
+    mov.u32 %thread, %tid.x;
+    cvt.u64.u32 %offset, %thread;
+    mad.wide.u32 %index, %block, %threads, %offset;
+    setp.ge.u64 %out_of_range, %index, %count;
+    @%out_of_range bra done;
+    shl.b64 %offset, %index, 2;
+    add.u64 %to, %to, %offset;
+    add.u64 %from, %from, %offset;
+    ld.global.u32 %word, [%from];
+    st.global.u32 [%to], %word;
+done:
+    ret;
+}
+)";
+
+/// What one of the two devices holds.
+struct Holding {
+    explicit Holding(int device) : weights("weights", k_bytes, device), cache("kv_cache", k_bytes, device) {}
+
+    void allow_access(int device) const {
+        check(gpu_sleep_allow_access(weights.pointer(), device));
+        check(gpu_sleep_allow_access(cache.pointer(), device));
+    }
+
+    TaggedMemory weights;
+    TaggedMemory cache;
+};
+
+/// A graph of one device that reads the other's memory in a kernel and writes it by a copy: its own cache
+/// gets the first half of the other's weights, the other's cache the second half of its own.
+class PeerGraph {
+public:
+    PeerGraph(const Gpu& gpu, const Holding& own, const Holding& other) : gpu_(gpu) {
+        gpu_.enter();
+        check(cuModuleLoadData(&module_, k_ptx));
+        check(cuModuleGetFunction(&kernel_, module_, k_kernel));
+        check(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
+        check(gpu_sleep_hold());
+        check(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        submit(own, other);
+        CUgraph graph = nullptr;
+        check(cuStreamEndCapture(stream_, &graph));
+        check(gpu_sleep_resume());
+        check(cuGraphInstantiate(&executable_, graph, 0));
+        check(cuGraphDestroy(graph));
+    }
+    PeerGraph(const PeerGraph&) = delete;
+    PeerGraph& operator=(const PeerGraph&) = delete;
+    ~PeerGraph() {
+        gpu_.enter();
+        cuGraphExecDestroy(executable_);
+        cuStreamDestroy(stream_);
+        cuModuleUnload(module_);
+    }
+
+    void replay() const {
+        gpu_.enter();
+        check(cuGraphLaunch(executable_, stream_));
+        check(cuStreamSynchronize(stream_));
+    }
+
+private:
+    void submit(const Holding& own, const Holding& other) const {
+        constexpr unsigned k_threads = 256;
+        std::uint64_t to = own.cache.address();
+        std::uint64_t from = other.weights.address();
+        std::uint64_t count = k_half / sizeof(std::uint32_t);
+        void* arguments[] = {&to, &from, &count};
+        const auto blocks = static_cast<unsigned>((count + k_threads - 1) / k_threads);
+        check(cuLaunchKernel(kernel_, blocks, 1, 1, k_threads, 1, 1, 0, stream_, arguments, nullptr));
+        check(cuMemcpyDtoDAsync(other.cache.address() + k_half, own.weights.address() + k_half, k_half,
+                                stream_));
+    }
+
+    const Gpu& gpu_;
+    CUmodule module_ = nullptr;
+    CUfunction kernel_ = nullptr;
+    CUstream stream_ = nullptr;
+    CUgraphExec executable_ = nullptr;
+};
+
+bool can_reach_each_other() {
+    int forth = 0;
+    int back = 0;
+    check(cuInit(0));
+    check(cuDeviceCanAccessPeer(&forth, 0, 1));
+    check(cuDeviceCanAccessPeer(&back, 1, 0));
+    return forth != 0 && back != 0;
+}
+
+} // namespace
+
+TEST_CASE("Two devices: graphs over each other's memory replay after sleeping", "[two_devices]") {
+    if (!can_reach_each_other()) {
+        WARN("nothing was tested: devices 0 and 1 cannot reach each other's memory");
+        return;
+    }
+    const std::array<Gpu, 2> gpus{Gpu(0), Gpu(1)};
+    const std::array<Holding, 2> held{Holding(0), Holding(1)};
+    held[0].allow_access(1);
+    held[1].allow_access(0);
+    const std::array<Words, 2> weights{random_words(k_bytes, 1), random_words(k_bytes, 2)};
+    for (std::size_t i = 0; i < 2; ++i) {
+        gpus[i].enter();
+        held[i].weights.write(weights[i]);
+    }
+    const std::array<PeerGraph, 2> graphs{PeerGraph(gpus[0], held[0], held[1]),
+                                          PeerGraph(gpus[1], held[1], held[0])};
+
+    for (unsigned cycle = 0; cycle < 5; ++cycle) {
+        const std::array<Words, 2> before{random_words(k_bytes, 10 + cycle),
+                                          random_words(k_bytes, 20 + cycle)};
+        std::array<Bytes, 2> free_awake{};
+        for (std::size_t i = 0; i < 2; ++i) {
+            free_awake[i] = gpus[i].free_bytes();
+            held[i].cache.write(before[i]);
+        }
+
+        REQUIRE(command("gpu-sleep", {"--level", "1"}) == 0);
+        for (std::size_t i = 0; i < 2; ++i)
+            CHECK(gpus[i].free_bytes() >= free_awake[i] + 2 * k_bytes * 9 / 10); // others come and go
+        REQUIRE(command("gpu-wake", {"--tags", "weights"}) == 0);
+        REQUIRE(command("gpu-wake", {"--tags", "kv_cache"}) == 0);
+
+        for (std::size_t i = 0; i < 2; ++i) {
+            gpus[i].enter();
+            CHECK(held[i].weights.read() == weights[i]);
+            CHECK(held[i].cache.read() == before[i]);
+        }
+        for (const auto& graph : graphs) graph.replay();
+        for (std::size_t i = 0; i < 2; ++i) {
+            gpus[i].enter();
+            CHECK(held[i].cache.read() == weights[1 - i]);
+        }
+    }
+}

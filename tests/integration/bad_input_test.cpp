@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Peers that misbehave, commands that come in each other's way, and processes that are killed in the middle.
+
+#include "host.hpp"
+#include "mentions.hpp"
+#include "protocol/messages.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <array>
+#include <csignal>
+#include <cstring>
+#include <span>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+/// A connection to the agent of `host` that says what a test wants.
+class Peer {
+public:
+    explicit Peer(const Host& host) : socket_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+        const auto path = socket_file(host.pid());
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        REQUIRE(path.size() < sizeof(address.sun_path));
+        std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+        const auto* const generic = reinterpret_cast<const sockaddr*>(&address);
+        REQUIRE(::connect(socket_.get(), generic, sizeof(address)) == 0);
+    }
+
+    /// A peer that has been cut off is part of some tests, so what cannot be sent is not.
+    void send(std::span<const std::byte> bytes) const {
+        [[maybe_unused]] const auto sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    }
+
+    /// The agent's last word, or an empty optional when it closed without one.
+    [[nodiscard]] std::optional<protocol::Reply> last_word() const {
+        protocol::FrameReader reader;
+        std::array<std::byte, 4096> buffer;
+        for (;;) {
+            pollfd readable{socket_.get(), POLLIN, 0};
+            REQUIRE(::poll(&readable, 1, static_cast<int>(k_patience.count())) == 1);
+            const auto got = ::recv(socket_.get(), buffer.data(), buffer.size(), 0);
+            if (got <= 0) return std::nullopt;
+            reader.append(std::span(buffer).first(static_cast<std::size_t>(got)));
+            while (true) {
+                const auto frame = reader.next();
+                REQUIRE(frame);
+                if (!frame->has_value()) break;
+                auto reply = protocol::decode_reply(**frame);
+                REQUIRE(reply);
+                if (!std::holds_alternative<model::Progress>(*reply)) return *std::move(reply);
+            }
+        }
+    }
+
+    /// The code of the failure that the agent answers with.
+    [[nodiscard]] std::optional<ErrorCode> refusal() const {
+        const auto reply = last_word();
+        const auto* failure = reply ? std::get_if<model::Failure>(&*reply) : nullptr;
+        return failure ? std::optional(failure->error.code) : std::nullopt;
+    }
+
+private:
+    UniqueFd socket_;
+};
+
+std::vector<std::byte> status_frame() {
+    return *protocol::encode(protocol::Request(model::StatusRequest{}));
+}
+
+std::vector<std::byte> sleep_frame() {
+    return *protocol::encode(protocol::Request(model::SleepRequest{}));
+}
+
+/// The process is awake and whole, and can be put to sleep and woken.
+void check_unharmed(Host& host) {
+    CHECK(host.state() == "awake");
+    CHECK(host.command("gpu-sleep").status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(host.tell("faults") == "0");
+}
+
+/// Starts a command and kills it after `time`.
+void start_and_kill(const Host& host, const std::string& name, Milliseconds time) {
+    const auto command = host.start(name);
+    pause_for(time);
+}
+
+/// Several tags, so that a sleep and a wake consist of several copies.
+void allocate_tags(Host& host) {
+    for (int i = 0; i < 6; ++i) host.tell(fmt::format("alloc tag_{} 2097152 0", i));
+}
+
+} // namespace
+
+TEST_CASE("Bad input: what is no message is refused and does no harm", "[bad_input]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    SECTION("garbage") {
+        std::vector<std::byte> garbage(5000);
+        for (std::size_t i = 0; i < garbage.size(); ++i) garbage[i] = static_cast<std::byte>(i * 37 + 11);
+        const Peer peer(host);
+        peer.send(garbage);
+        CHECK(peer.refusal() == ErrorCode::protocol_mismatch);
+    }
+    SECTION("a frame that announces too much") {
+        auto frame = status_frame();
+        frame[11] = std::byte{0x7f};
+        const Peer peer(host);
+        peer.send(frame);
+        CHECK(peer.refusal() == ErrorCode::invalid_argument);
+    }
+    SECTION("another version") {
+        auto frame = status_frame();
+        frame[4] = std::byte{99};
+        const Peer peer(host);
+        peer.send(frame);
+        CHECK(peer.refusal() == ErrorCode::protocol_mismatch);
+    }
+    SECTION("a bit that flipped") {
+        auto frame = sleep_frame();
+        frame[16] ^= std::byte{0x40};
+        const Peer peer(host);
+        peer.send(frame);
+        CHECK(peer.refusal() == ErrorCode::invalid_argument);
+    }
+    check_unharmed(host);
+}
+
+TEST_CASE("Bad input: a request cut at any byte does nothing", "[bad_input]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    const auto frame = sleep_frame();
+    for (std::size_t length = 0; length < frame.size(); ++length) {
+        const Peer peer(host);
+        peer.send(std::span(frame).first(length));
+    }
+    check_unharmed(host);
+}
+
+TEST_CASE("Bad input: a request may come byte by byte", "[bad_input]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    const auto frame = status_frame();
+    const Peer peer(host);
+    for (const auto byte : frame) {
+        peer.send({&byte, 1});
+        pause_for(Milliseconds(2));
+    }
+    const auto reply = peer.last_word();
+    REQUIRE(reply.has_value());
+    CHECK(std::holds_alternative<model::Report>(*reply));
+}
+
+TEST_CASE("Bad input: silent connections keep nobody out", "[bad_input]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    std::vector<Peer> silent;
+    for (int i = 0; i < 200; ++i) silent.emplace_back(host);
+    check_unharmed(host);
+}
+
+TEST_CASE("Bad input: a peer that leaves before its answer does no harm", "[bad_input]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    for (int i = 0; i < 20; ++i) Peer(host).send(status_frame());
+    check_unharmed(host);
+}
+
+TEST_CASE("Bad input: a command that is killed while contents are copied leaves the process awake",
+          "[bad_input]") {
+    Host host({"GPU_SLEEP_SIM_POISON=0"});
+    allocate_tags(host);
+    host.tell("alloc_many bulk 1 67108864"); // so much is copied between two looks at the command
+    host.tell("delay cuMemcpyDtoHAsync 500000");
+    start_and_kill(host, "gpu-sleep", Milliseconds(150));
+    host.tell("delay cuMemcpyDtoHAsync 0");
+    check_unharmed(host);
+}
+
+TEST_CASE("Bad input: a command that is killed at any time leaves the process wholly awake or asleep",
+          "[bad_input]") {
+    Host host;
+    allocate_tags(host);
+    for (const auto* name :
+         {"cuMemcpyDtoHAsync", "cuMemUnmap", "cuMemRelease", "cuMemCreate", "cuMemcpyHtoDAsync"})
+        host.tell(fmt::format("delay {} 10000", name));
+    for (int i = 0; i < 12; ++i) {
+        start_and_kill(host, i % 2 == 0 ? "gpu-sleep" : "gpu-wake", Milliseconds(25 * i));
+        const auto state = host.state(); // waits for what is under way
+        CHECK((state == "awake" || state == "asleep"));
+        REQUIRE(host.command(i % 2 == 0 ? "gpu-sleep" : "gpu-wake").status == 0);
+    }
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Bad input: a command that is killed while the program is asked leaves it awake", "[bad_input]") {
+    Host host;
+    allocate_tags(host);
+    constexpr Milliseconds k_soon{100};
+    SECTION("held back") {
+        host.tell("hold");
+        start_and_kill(host, "gpu-sleep", k_soon);
+        pause_for(Milliseconds(300)); // the agent looks ten times a second whether somebody still waits
+        host.tell("resume");
+    }
+    SECTION("a long kernel") {
+        host.tell("spin 700");
+        start_and_kill(host, "gpu-sleep", k_soon);
+    }
+    SECTION("a callback") {
+        host.tell("callback linger");
+        start_and_kill(host, "gpu-sleep", k_soon);
+        host.tell("let_go");
+        host.tell("callback none");
+    }
+    check_unharmed(host);
+}
+
+TEST_CASE("Bad input: two sleeps at once both succeed, and one has nothing to do", "[bad_input]") {
+    Host host;
+    allocate_tags(host);
+    host.tell("delay cuMemcpyDtoHAsync 20000");
+    auto one = host.start("gpu-sleep", {"--json"});
+    auto other = host.start("gpu-sleep", {"--json"});
+    const auto first = one.finish();
+    const auto second = other.finish();
+    CHECK(first.status == 0);
+    CHECK(second.status == 0);
+    CHECK(first.json("/processes/0/report/changed") != second.json("/processes/0/report/changed"));
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Bad input: a sleep during a wake comes after it", "[bad_input]") {
+    Host host;
+    allocate_tags(host);
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    host.tell("delay cuMemcpyHtoDAsync 50000");
+    auto waking = host.start("gpu-wake", {"--json"});
+    pause_for(Milliseconds(100));
+    auto sleeping = host.start("gpu-sleep", {"--json"});
+    CHECK(waking.finish().json("/processes/0/report/changed") == "true");
+    CHECK(sleeping.finish().json("/processes/0/report/changed") == "true");
+    CHECK(host.state() == "asleep");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Bad input: a process that is killed in the middle is reported as ended", "[bad_input]") {
+    Host host;
+    allocate_tags(host);
+    host.tell("delay cuMemcpyDtoHAsync 200000");
+    auto sleeping = host.start("gpu-sleep", {"--json"});
+    pause_for(Milliseconds(200));
+    host.process().signal(SIGKILL);
+    CHECK(host.wait() == 128 + SIGKILL);
+    const auto ended = sleeping.finish();
+    CHECK(ended.status == 3);
+    CHECK_THAT(ended.err, mentions("ended"));
+}
+
+TEST_CASE("Bad input: a process that is stopped answers nobody, and the command says so", "[bad_input]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    host.process().signal(SIGSTOP);
+    const auto asked = host.command("gpu-ps", {"--timeout", "300ms"});
+    CHECK(asked.status == 4);
+    CHECK_THAT(asked.err, mentions("has not answered"));
+    host.process().signal(SIGCONT);
+    check_unharmed(host);
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What each option of the commands does to a process, and the exit status of each outcome.
+
+#include "host.hpp"
+#include "mentions.hpp"
+#include "stage.hpp"
+
+#include <fstream>
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+/// Allocation 0 under `weights`, 1 under `kv_cache`, 2 (two small ones) under `default`.
+void allocate_three_tags(Host& host) {
+    host.tell("alloc weights 6291456 0");
+    host.tell("alloc kv_cache 4194304 0");
+    host.tell("alloc default 4096 0");
+    host.tell("alloc default 8192 0");
+}
+
+} // namespace
+
+TEST_CASE("Commands: level 1 keeps every byte and gives the memory back", "[commands]") {
+    Host host;
+    allocate_three_tags(host);
+    const auto address = host.tell("alloc weights 2097152 1");
+    const auto slept = host.command("gpu-sleep", {"--json"});
+    REQUIRE(slept.status == 0);
+    CHECK(slept.json("/schema") == "1");
+    CHECK(slept.json("/exit_status") == "0");
+    CHECK(slept.json("/processes/0/state") == "asleep");
+    CHECK(slept.json("/processes/0/report/level") == "1");
+    CHECK(slept.json("/processes/0/report/devices/0/moved_bytes") == "12582912");
+    CHECK(slept.json("/processes/0/report/devices/0/dropped_bytes") == "0");
+    CHECK(slept.json("/processes/0/report/devices/1/kept_bytes") == "2097152");
+    CHECK(slept.tag("kv_cache", "kept_bytes") == "4194304");
+    CHECK(host.tell("asleep") == "14680064");
+
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("asleep") == "0");
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(host.tell("faults") == "0");
+}
+
+TEST_CASE("Commands: level 2 drops what nothing preserves, and says which tags have no refill",
+          "[commands]") {
+    Host host;
+    allocate_three_tags(host);
+    host.tell("policy default preserve 0");
+    host.tell("policy kv_cache offload 1");
+    const auto slept = host.command("gpu-sleep", {"--level", "2"});
+    REQUIRE(slept.status == 0);
+    CHECK_THAT(slept.out, mentions("dropped with no declared refill: weights"));
+    CHECK_THAT(slept.out, !mentions("kv_cache"));
+
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check 0") == "zero");
+    CHECK(host.tell("check 1") == "zero");
+    CHECK(host.tell("check 2") == "intact");
+    CHECK(host.tell("check 3") == "intact");
+    const auto listed = host.command("gpu-ps", {"--json"});
+    CHECK(listed.tag("weights", "needs_refill") == "true");
+    CHECK(listed.tag("default", "needs_refill") == "false");
+    host.tell("refilled weights");
+    CHECK(host.command("gpu-ps", {"--json"}).tag("weights", "needs_refill") == "false");
+}
+
+TEST_CASE("Commands: a policy or an option decides for one tag at any level", "[commands]") {
+    Host host;
+    allocate_three_tags(host);
+    SECTION("--keep against level 2") {
+        REQUIRE(host.command("gpu-sleep", {"--level", "2", "--keep", "weights,default"}).status == 0);
+        REQUIRE(host.command("gpu-wake").status == 0);
+        CHECK(host.tell("check 0") == "intact");
+        CHECK(host.tell("check 1") == "zero");
+    }
+    SECTION("--discard against level 1") {
+        REQUIRE(host.command("gpu-sleep", {"--discard", "kv_cache"}).status == 0);
+        REQUIRE(host.command("gpu-wake").status == 0);
+        CHECK(host.tell("check 0") == "intact");
+        CHECK(host.tell("check 1") == "zero");
+    }
+    SECTION("the policy discard against level 1") {
+        host.tell("policy weights discard 0");
+        const auto slept = host.command("gpu-sleep");
+        REQUIRE(slept.status == 0);
+        CHECK_THAT(slept.out, !mentions("no declared refill"));
+        REQUIRE(host.command("gpu-wake").status == 0);
+        CHECK(host.tell("check 0") == "zero");
+        CHECK(host.tell("check 1") == "intact");
+    }
+    CHECK(host.tell("check 2") == "intact");
+}
+
+TEST_CASE("Commands: both --keep and --discard for one tag is wrong usage", "[commands]") {
+    Host host;
+    host.tell("alloc weights 4096 0");
+    const auto slept = host.command("gpu-sleep", {"--keep", "weights", "--discard", "weights"});
+    CHECK(slept.status == 2);
+    CHECK_THAT(slept.err, mentions("weights"));
+    CHECK(host.state() == "awake");
+}
+
+TEST_CASE("Commands: tags sleep and wake on their own", "[commands]") {
+    Host host;
+    allocate_three_tags(host);
+    REQUIRE(host.command("gpu-sleep", {"--tags", "kv_cache", "--level", "2"}).status == 0);
+    CHECK(host.state() == "partial");
+    CHECK(host.tell("check 0") == "intact");
+    REQUIRE(host.command("gpu-sleep", {"--tags", "weights"}).status == 0);
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    CHECK(host.state() == "asleep");
+    REQUIRE(host.command("gpu-wake", {"--tags", "weights,default"}).status == 0);
+    CHECK(host.state() == "partial");
+    CHECK(host.tell("check 0") == "intact");
+    CHECK(host.tell("check 3") == "intact");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check 1") == "zero");
+}
+
+TEST_CASE("Commands: what is done already succeeds and says so", "[commands]") {
+    Host host;
+    allocate_three_tags(host);
+    const auto woken = host.command("gpu-wake");
+    CHECK(woken.status == 0);
+    CHECK_THAT(woken.out, mentions("awake already"));
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    const auto again = host.command("gpu-sleep");
+    CHECK(again.status == 0);
+    CHECK_THAT(again.out, mentions("asleep already"));
+    CHECK(host.command("gpu-sleep", {"--json"}).json("/processes/0/report/changed") == "false");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Commands: a deeper sleep gives up what was kept", "[commands]") {
+    Host host;
+    allocate_three_tags(host);
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    const auto deeper = host.command("gpu-sleep", {"--level", "2", "--tags", "weights", "--json"});
+    REQUIRE(deeper.status == 0);
+    CHECK(deeper.tag("weights", "dropped_bytes") == "6291456");
+    CHECK(deeper.tag("kv_cache", "kept_bytes") == "4194304");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check 0") == "zero");
+    CHECK(host.tell("check 1") == "intact");
+}
+
+TEST_CASE("Commands: --require-refill refuses to drop what cannot be filled again", "[commands]") {
+    Host host;
+    allocate_three_tags(host);
+    host.tell("policy kv_cache offload 1");
+    const auto refused = host.command("gpu-sleep", {"--level", "2", "--require-refill"});
+    CHECK(refused.status == 1);
+    CHECK_THAT(refused.err, mentions("--keep"));
+    CHECK(host.state() == "awake");
+    CHECK(host.command("gpu-sleep", {"--level", "2", "--require-refill", "--tags", "kv_cache"}).status == 0);
+    CHECK(host.tell("check 0") == "intact");
+}
+
+TEST_CASE("Commands: --dry-run changes nothing and calls nobody", "[commands]") {
+    Host host;
+    allocate_three_tags(host);
+    host.tell("callback obey");
+    const auto slept =
+        host.command("gpu-sleep", {"--dry-run", "--level", "2", "--keep", "weights", "--json"});
+    REQUIRE(slept.status == 0);
+    CHECK(slept.json("/processes/0/report/dry_run") == "true");
+    CHECK(slept.json("/processes/0/report/devices/0/kept_bytes") == "6291456");
+    CHECK(slept.json("/processes/0/report/devices/0/dropped_bytes") == "6291456");
+    CHECK(slept.json("/processes/0/report/dropped_without_refill/0") != "none");
+    CHECK_THAT(host.command("gpu-sleep", {"--dry-run"}).out, mentions("WOULD FREE"));
+    CHECK(host.state() == "awake");
+    CHECK(host.tell("calls").substr(0, 3) == "0 0");
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Commands: wrong usage ends with 2 and changes nothing", "[commands]") {
+    Host host;
+    allocate_three_tags(host);
+    CHECK(host.command("gpu-sleep", {"--level", "3"}).status == 2);
+    CHECK(host.command("gpu-sleep", {"--timeout", "soon"}).status == 2);
+    CHECK(host.command("gpu-sleep", {"--tags", "a tag"}).status == 2);
+    CHECK(host.command("gpu-sleep", {"--no-such-option"}).status == 2);
+    CHECK(run({{command_file("gpu-sleep")}}).status == 2);
+    const auto unknown = host.command("gpu-sleep", {"--tags", "weights,wieghts"});
+    CHECK(unknown.status == 2);
+    CHECK_THAT(unknown.err, mentions("wieghts") && mentions("kv_cache") && mentions("default"));
+    CHECK(host.command("gpu-wake", {"--tags", "wieghts", "--json"}).json("/processes/0/error/code") ==
+          "unknown_tag");
+    CHECK(host.state() == "awake");
+}
+
+TEST_CASE("Commands: each says its version, and how it is used", "[commands]") {
+    const std::string name = GENERATE("gpu-sleep", "gpu-wake", "gpu-ps");
+    const auto version = run({{command_file(name), "--version"}});
+    CHECK(version.status == 0);
+    CHECK(version.out == name + " " GPU_SLEEP_VERSION "\n");
+    const auto help = run({{command_file(name), "--help"}});
+    CHECK(help.status == 0);
+    CHECK_THAT(help.out, mentions("Examples:") && mentions("Exit status:") && mentions("--json"));
+}
+
+TEST_CASE("Commands: without a process or an agent they end with 3", "[commands]") {
+    const auto no_process = run({{command_file("gpu-sleep"), "999999999"}});
+    CHECK(no_process.status == 3);
+    CHECK_THAT(no_process.err, mentions("999999999"));
+    CHECK(run({{command_file("gpu-wake"), "gpu-sleep-test-nobody-has-this-name"}}).status == 3);
+    CHECK(run({{command_file("gpu-ps"), "999999999"}}).status == 3);
+    const Process bystander(Launch{{"sleep", "60"}});
+    // A process that is in the middle of exec has a name, but no arguments yet.
+    REQUIRE(becomes_true([&] {
+        std::ifstream arguments("/proc/" + std::to_string(bystander.pid()) + "/cmdline");
+        std::string program;
+        return std::getline(arguments, program, '\0') && program == "sleep";
+    }));
+    const auto no_agent = run({{command_file("gpu-sleep"), std::to_string(bystander.pid()), "--json"}});
+    CHECK(no_agent.status == 3);
+    CHECK(no_agent.json("/error/code") == "no_agent");
+    CHECK_THAT(no_agent.err, mentions("sleep 60"));
+}
+
+TEST_CASE("Commands: a process is found by its name", "[commands]") {
+    const auto name = "gpu-sleep-test-" + std::to_string(::getpid());
+    Host host({"GPU_SLEEP_NAME=" + name});
+    host.tell("alloc weights 4096 0");
+    const auto slept = run({{command_file("gpu-sleep"), name, "--json"}});
+    REQUIRE(slept.status == 0);
+    CHECK(slept.json("/processes/0/pid") == std::to_string(host.pid()));
+    CHECK(slept.json("/processes/0/name") == name);
+    host.tell("name " + name + "-new");
+    CHECK(run({{command_file("gpu-wake"), name}}).status == 3);
+    CHECK(run({{command_file("gpu-wake"), name + "-new"}}).status == 0);
+}
+
+TEST_CASE("Commands: a parent without an agent stands for its descendants", "[commands]") {
+    Host family(Launch{{"sh", "-c", command_file("integration_host") + "; exit $?"}});
+    family.tell("alloc weights 4194304 0");
+    const auto slept = family.command("gpu-sleep", {"--json"});
+    REQUIRE(slept.status == 0);
+    CHECK(slept.json("/processes/0/pid") == family.tell("pid"));
+    CHECK(slept.json("/processes/0/pid") != std::to_string(family.pid()));
+    REQUIRE(family.command("gpu-wake").status == 0);
+    CHECK(family.tell("check_all") == "intact");
+}
+
+TEST_CASE("Commands: gpu-ps lists every process of the user, for people and for programs", "[commands]") {
+    Host one({"GPU_SLEEP_NAME=the-one"});
+    Host other;
+    one.tell("alloc weights 4194304 0");
+    other.tell("alloc kv_cache 4194304 0");
+    REQUIRE(other.command("gpu-sleep").status == 0);
+    const auto listed = run({{command_file("gpu-ps")}}); // its status depends on every agent of the machine
+    CHECK_THAT(listed.out, mentions("the-one") && mentions(std::to_string(other.pid())));
+    CHECK_THAT(other.command("gpu-ps").out, mentions("asleep") && mentions("host") && mentions("offload"));
+    CHECK(one.command("gpu-ps", {"--json"}).json("/processes/0/state") == "awake");
+}
+
+TEST_CASE("Commands: only the owner and root may", "[commands]") {
+    if (::geteuid() != 0) return; // it takes root to be two users
+    const Stage stage;
+    const Arguments as_nobody{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"};
+    SECTION("nobody may not touch root's process") {
+        Host host;
+        host.tell("alloc weights 4194304 0");
+        auto command = as_nobody;
+        command.insert(command.end(), {stage.file("gpu-sleep"), std::to_string(host.pid())});
+        const auto refused = run({command});
+        CHECK(refused.status == 5);
+        CHECK_THAT(refused.err, mentions("root"));
+        CHECK(host.state() == "awake");
+    }
+    SECTION("root may touch anybody's, and so may nobody its own") {
+        Host host(stage.launch(as_nobody));
+        host.tell("alloc weights 4194304 0");
+        REQUIRE(host.command("gpu-sleep").status == 0);
+        auto command = as_nobody;
+        command.insert(command.end(), {stage.file("gpu-wake"), std::to_string(host.pid())});
+        CHECK(run({command}).status == 0);
+        CHECK(host.tell("check_all") == "intact");
+    }
+}

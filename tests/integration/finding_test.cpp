@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Finding a process by its pid alone: whatever became of its socket, wherever it runs, whoever forked it.
+
+#include "host.hpp"
+#include "mentions.hpp"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <sstream>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+Output sleep_process(const std::string& pid, Arguments environment = {}) {
+    return run({{command_file("gpu-sleep"), pid, "--json"}, std::move(environment)});
+}
+
+/// Does `action` with `program` in namespaces of its own, with an empty /tmp.
+Launch in_namespaces(const std::string& program, const std::string& action = "exec") {
+    return {{"unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount",
+             "--mount-proc", "sh", "-c", "mount -t tmpfs none /tmp && " + action + " \"$0\"", program}};
+}
+
+/// Whether namespaces may be made, and the programs are still there in them: a build below /tmp is not.
+bool has_namespaces() {
+    return run(in_namespaces(command_file("integration_host"), "test -x")).status == 0;
+}
+
+/// A child of the host program, and what its allocation came to; see the host's `fork`.
+struct Child {
+    std::string pid;
+    int status = 0;
+};
+
+Child fork_child(Host& host, const std::string& mode) {
+    Child child;
+    std::istringstream(host.tell("fork " + mode)) >> child.pid >> child.status;
+    return child;
+}
+
+} // namespace
+
+TEST_CASE("Finding: a socket that was removed is made again within seconds", "[finding]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(fs::remove(socket_file(host.pid())));
+    CHECK(host.command("gpu-sleep").status == 3);
+    REQUIRE(becomes_true([&] { return fs::exists(socket_file(host.pid())); }));
+    CHECK(becomes_true([&] { return host.command("gpu-sleep").status == 0; }, Milliseconds(5000)));
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Finding: it takes no environment, as for cron", "[finding]") {
+    Host host(Launch{{command_file("integration_host")}, {}, false});
+    host.tell("alloc weights 4194304 0");
+    Launch command{{command_file("gpu-sleep"), std::to_string(host.pid())}, {}, false};
+    CHECK(run(command).status == 0);
+    command.command.front() = command_file("gpu-wake");
+    CHECK(run(command).status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Finding: another TMPDIR changes nothing", "[finding]") {
+    Host host({"TMPDIR=/var/tmp", "HOME=/nonexistent", "XDG_RUNTIME_DIR=/nonexistent"});
+    host.tell("alloc weights 4194304 0");
+    CHECK(sleep_process(std::to_string(host.pid()), {"TMPDIR=/nonexistent"}).status == 0);
+}
+
+TEST_CASE("Finding: each of two processes is found by its own pid", "[finding]") {
+    Host one;
+    Host other;
+    one.tell("alloc weights 4194304 0");
+    other.tell("alloc weights 4194304 0");
+    REQUIRE(one.command("gpu-sleep").status == 0);
+    CHECK(one.tell("asleep") == "4194304");
+    CHECK(other.tell("asleep") == "0");
+}
+
+TEST_CASE("Finding: a process that was killed leaves a socket which the next one removes", "[finding]") {
+    std::string stale;
+    pid_t killed = 0;
+    {
+        Host host;
+        host.tell("alloc weights 4194304 0");
+        stale = socket_file(host.pid());
+        killed = host.pid();
+        host.process().signal(SIGKILL);
+        CHECK(host.wait() == 128 + SIGKILL);
+    }
+    CHECK(fs::exists(stale));
+    CHECK(sleep_process(std::to_string(killed)).status == 3);
+    Host next;
+    next.tell("alloc weights 4194304 0");
+    CHECK_FALSE(fs::exists(stale));
+    CHECK(next.command("gpu-sleep").status == 0);
+}
+
+TEST_CASE("Finding: a child of fork has no agent, and its parent stays under control", "[finding]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    const auto child = fork_child(host, "");
+    CHECK(sleep_process(child.pid).status == 3);
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    CHECK(fork_child(host, "").status == 0); // and of a sleeping parent
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(fs::exists(socket_file(host.pid())));
+}
+
+TEST_CASE("Finding: a child for which CUDA is lost is told so", "[finding]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    const auto child = fork_child(host, "alloc");
+    CHECK(child.status != 0);
+    CHECK(sleep_process(child.pid).status == 3);
+    CHECK(host.command("gpu-sleep").status == 0);
+}
+
+TEST_CASE("Finding: a child that is forked before CUDA is used has an agent of its own", "[finding]") {
+    Host host;
+    const auto child = fork_child(host, "alloc");
+    REQUIRE(child.status == 0);
+    const auto slept = sleep_process(child.pid);
+    CHECK(slept.status == 0);
+    CHECK(slept.tag("child", "state") == "asleep");
+    host.tell("alloc weights 4194304 0");
+    CHECK(host.state() == "awake");
+    CHECK(host.command("gpu-sleep").status == 0);
+}
+
+TEST_CASE("Finding: a program that replaces itself has no agent until it uses CUDA again", "[finding]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    REQUIRE(host.ask("exec") == "ready");
+    CHECK(host.command("gpu-wake").status == 3);
+    host.tell("alloc weights 4194304 0");
+    CHECK(host.state() == "awake");
+    CHECK(host.command("gpu-sleep").status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Finding: a process in namespaces of its own is found by its pid outside", "[finding]") {
+    if (!has_namespaces()) return;
+    Host container(in_namespaces(command_file("integration_host")));
+    container.tell("alloc weights 4194304 0");
+    CHECK(container.tell("pid") == "1");
+    const auto listed = container.command("gpu-ps", {"--json"}); // by its ancestor, which is outside
+    REQUIRE(listed.status == 0);
+    CHECK(listed.json("/processes/0/namespace_pid") == "1");
+    const auto pid = listed.json("/processes/0/pid");
+    CHECK(pid != std::to_string(container.pid()));
+
+    const auto slept = sleep_process(pid);
+    REQUIRE(slept.status == 0);
+    CHECK(slept.json("/processes/0/pid") == pid);
+    CHECK(container.tell("asleep") == "4194304");
+    CHECK(run({{command_file("gpu-wake"), pid}}).status == 0);
+    CHECK(container.tell("check_all") == "intact");
+}
+
+TEST_CASE("Finding: a cleaned /tmp gets its directory and its socket again", "[finding]") {
+    if (!has_namespaces()) return;
+    Host container(in_namespaces(command_file("integration_host"))); // its /tmp holds nobody else's sockets
+    container.tell("alloc weights 4194304 0");
+    const auto pid = container.command("gpu-ps", {"--json"}).json("/processes/0/pid");
+    const fs::path directory = fmt::format("/proc/{}/root/tmp/gpu-sleep-0", pid);
+    REQUIRE(fs::remove_all(directory) == 2);
+    CHECK(sleep_process(pid).status == 3);
+    REQUIRE(becomes_true([&] { return fs::exists(directory); }));
+    CHECK(becomes_true([&] { return sleep_process(pid).status == 0; }, Milliseconds(5000)));
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Talking to the host program.
+
+#include "host.hpp"
+
+#include "base/process.hpp"
+#include "support/catch.hpp"
+
+#include <unistd.h>
+
+#include <exception>
+
+namespace gpu_sleep::test {
+
+Launch host_launch(Arguments environment, Arguments prefix) {
+    prefix.push_back(command_file("integration_host"));
+    return {std::move(prefix), std::move(environment)};
+}
+
+Host::Host(Arguments environment, Arguments prefix)
+    : Host(host_launch(std::move(environment), std::move(prefix))) {}
+
+Host::Host(const Launch& launch) : process_(launch) {
+    REQUIRE(process_.read_line() == "ready");
+}
+
+Host::~Host() {
+    if (is_over_ || std::uncaught_exceptions() > 0) return;
+    process_.close_input();
+    const int status = process_.wait_for(k_patience).value_or(-1);
+    INFO("standard error of the host program: " << process_.errors());
+    CHECK(status == 0);
+}
+
+std::string Host::ask(const std::string& line) {
+    process_.send(line);
+    return process_.read_line();
+}
+
+std::string Host::tell(const std::string& line) {
+    const auto answer = ask(line);
+    INFO(line << ": " << answer << "\nstandard error: " << process_.errors());
+    REQUIRE(answer.substr(0, 3) == "ok ");
+    return answer.substr(3);
+}
+
+int Host::wait() {
+    is_over_ = true;
+    return process_.wait();
+}
+
+Process Host::start(const std::string& name, Arguments arguments) const {
+    Arguments command{command_file(name), std::to_string(pid())};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    return Process(Launch{std::move(command)});
+}
+
+Output Host::command(const std::string& name, Arguments arguments) const {
+    return start(name, std::move(arguments)).finish();
+}
+
+std::string Host::state() const {
+    return command("gpu-ps", {"--json"}).json("/processes/0/state");
+}
+
+std::string socket_file(pid_t process) {
+    const auto start_time = start_time_of(process);
+    REQUIRE(start_time);
+    return agent_directory(::geteuid()) + "/" + agent_socket_name(process, *start_time);
+}
+
+} // namespace gpu_sleep::test

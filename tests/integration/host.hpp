@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The host program as a test holds it, and the commands given for it.
+
+#pragma once
+
+#include "process.hpp"
+
+namespace gpu_sleep::test {
+
+using Arguments = std::vector<std::string>;
+
+/// A running host program. At its end it must end by itself, without a complaint of a sanitizer, unless the
+/// test ended it. host_program.cpp has what it may be asked.
+class Host {
+public:
+    explicit Host(Arguments environment = {}, Arguments prefix = {});
+    /// A host started in any other way.
+    explicit Host(const Launch& launch);
+    Host(const Host&) = delete;
+    Host& operator=(const Host&) = delete;
+    ~Host();
+
+    [[nodiscard]] pid_t pid() const noexcept { return process_.pid(); }
+    [[nodiscard]] Process& process() noexcept { return process_; }
+
+    /// The whole answer to `line`, "ok ..." or "error ...".
+    [[nodiscard]] std::string ask(const std::string& line);
+    /// The answer without its "ok "; an error fails the test.
+    std::string tell(const std::string& line);
+    /// Waits for its end, which the test has brought about. Returns the status as in Output.
+    int wait();
+
+    /// Runs `command`, such as "gpu-sleep", for this process.
+    [[nodiscard]] Output command(const std::string& name, Arguments arguments = {}) const;
+    /// Starts it and does not wait.
+    [[nodiscard]] Process start(const std::string& name, Arguments arguments = {}) const;
+    /// "awake", "asleep", "partial" or "damaged", as gpu-ps says.
+    [[nodiscard]] std::string state() const;
+
+private:
+    Process process_;
+    bool is_over_ = false;
+};
+
+/// What starts a host program; `prefix` is a command that takes it as its arguments.
+[[nodiscard]] Launch host_launch(Arguments environment, Arguments prefix = {});
+
+/// The file of the socket of `process`, in the agent directory of this user.
+[[nodiscard]] std::string socket_file(pid_t process);
+
+/// Whether the tests and the programs they start are built with a sanitizer, which takes memory and time.
+[[nodiscard]] constexpr bool is_sanitized() noexcept {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+    return true;
+#else
+    return false;
+#endif
+#else
+    return false;
+#endif
+}
+
+} // namespace gpu_sleep::test

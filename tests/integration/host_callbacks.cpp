@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What the host program does before a sleep and after a wake.
+
+#include "host_callbacks.hpp"
+
+#include <chrono>
+#include <utility>
+
+namespace gpu_sleep::test {
+
+Result<std::string> HostCallbacks::install(std::istream& words) {
+    std::string kind;
+    std::uint32_t deadline_ms = 0;
+    words >> kind >> deadline_ms;
+    if (const int old = std::exchange(id_, 0); old != 0)
+        GPU_SLEEP_TRY(checked(gpu_sleep_remove_callback(old)));
+    {
+        const std::lock_guard lock(mutex_);
+        kind_ = kind;
+        may_go_ = false;
+        before_ = after_ = 0;
+    }
+    if (kind != "none")
+        GPU_SLEEP_TRY(checked(gpu_sleep_add_callback(before_sleep, after_wake, this, deadline_ms, &id_)));
+    return std::string();
+}
+
+Result<std::string> HostCallbacks::let_go() {
+    {
+        const std::lock_guard lock(mutex_);
+        may_go_ = true;
+    }
+    gone_.notify_all();
+    return std::string();
+}
+
+Result<std::string> HostCallbacks::calls() {
+    const std::lock_guard lock(mutex_);
+    return fmt::format("{} {} {} {}", before_, after_, level_, dropped_);
+}
+
+void HostCallbacks::note(const gpu_sleep_event& event, int& count) {
+    const std::lock_guard lock(mutex_);
+    ++count;
+    level_ = event.level;
+    dropped_ = event.dropped_tag_count;
+}
+
+int HostCallbacks::before_sleep(const gpu_sleep_event* event, void* self) {
+    auto& callbacks = *static_cast<HostCallbacks*>(self);
+    callbacks.note(*event, callbacks.before_);
+    if (callbacks.kind_ == "refuse") return 3;
+    if (callbacks.kind_ == "linger") return callbacks.linger();
+    if (callbacks.kind_ == "reenter") return gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_ERROR_REFUSED ? 0 : 1;
+    return 0;
+}
+
+int HostCallbacks::after_wake(const gpu_sleep_event* event, void* self) {
+    auto& callbacks = *static_cast<HostCallbacks*>(self);
+    callbacks.note(*event, callbacks.after_);
+    if (callbacks.kind_ == "fail") return 4;
+    return callbacks.kind_ == "refill" ? callbacks.refill(*event) : 0;
+}
+
+int HostCallbacks::linger() {
+    std::unique_lock lock(mutex_);
+    gone_.wait_for(lock, std::chrono::minutes(1), [this] { return may_go_; });
+    return 0;
+}
+
+int HostCallbacks::refill(const gpu_sleep_event& event) const {
+    for (std::size_t i = 0; i < event.dropped_tag_count; ++i) {
+        for (const auto& allocation : allocations_)
+            if (allocation.pointer && allocation.tag == event.dropped_tags[i] && !fill(allocation)) return 1;
+        if (gpu_sleep_mark_refilled(event.dropped_tags[i]) != GPU_SLEEP_OK) return 2;
+    }
+    return 0;
+}
+
+} // namespace gpu_sleep::test

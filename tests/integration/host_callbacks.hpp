@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Callbacks of the host program, which behave as a test wants them to.
+
+#pragma once
+
+#include "host_gpu.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <istream>
+#include <mutex>
+#include <string>
+
+namespace gpu_sleep::test {
+
+/// One registered pair of callbacks at a time. Thread-safe but for install(); must outlive the agent.
+class HostCallbacks {
+public:
+    explicit HostCallbacks(std::deque<Allocation>& allocations) noexcept : allocations_(allocations) {}
+
+    /// Reads "KIND [DEADLINE_MS]" and registers callbacks in place of those before. KIND is
+    ///   none      no callbacks at all
+    ///   obey      both return 0
+    ///   refuse    before a sleep: 3
+    ///   linger    before a sleep: returns after let_go(), at the latest after a minute
+    ///   refill    after a wake: fills the dropped tags again and says so
+    ///   fail      after a wake: 4
+    ///   reenter   before a sleep: tries to wake the process, and refuses if that was not refused
+    [[nodiscard]] Result<std::string> install(std::istream& words);
+
+    /// Ends the waiting of `linger`.
+    [[nodiscard]] Result<std::string> let_go();
+
+    /// "BEFORE AFTER LEVEL DROPPED": how often each was called, and what the last one was told.
+    [[nodiscard]] Result<std::string> calls();
+
+private:
+    static int before_sleep(const gpu_sleep_event* event, void* self);
+    static int after_wake(const gpu_sleep_event* event, void* self);
+    void note(const gpu_sleep_event& event, int& count);
+    [[nodiscard]] int linger();
+    [[nodiscard]] int refill(const gpu_sleep_event& event) const;
+
+    std::deque<Allocation>& allocations_; ///< not changed by the program while a sleep or wake is under way
+    std::mutex mutex_;                    ///< guards all below
+    std::condition_variable gone_;
+    std::string kind_;
+    bool may_go_ = false;
+    int id_ = 0;
+    int before_ = 0;
+    int after_ = 0;
+    int level_ = 0;
+    std::size_t dropped_ = 0;
+};
+
+} // namespace gpu_sleep::test

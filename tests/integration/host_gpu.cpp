@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The host program's calls of the driver.
+
+#include "host_gpu.hpp"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+namespace gpu_sleep::test {
+namespace {
+
+std::mutex g_contexts_mutex;
+std::map<int, CUcontext> g_contexts; ///< retained; guarded by g_contexts_mutex
+
+/// A number that looks random: splitmix64.
+std::uint64_t noise(std::uint64_t seed) noexcept {
+    std::uint64_t value = seed + 0x9E3779B97F4A7C15U;
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9U;
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EBU;
+    return value ^ (value >> 31);
+}
+
+std::uint64_t word_of(const Allocation& allocation, std::size_t index) noexcept {
+    return noise(allocation.seed * 0x100000001U + index);
+}
+
+} // namespace
+
+Result<void> checked(CUresult result, const char* call) {
+    if (result == CUDA_SUCCESS) return {};
+    const char* reason = "unknown error";
+    cuGetErrorString(result, &reason);
+    return Error{ErrorCode::driver_failed, fmt::format("{}: {}", call, reason), call,
+                 static_cast<int>(result)};
+}
+
+Result<void> checked(gpu_sleep_status status) {
+    if (status == GPU_SLEEP_OK) return {};
+    return Error{static_cast<ErrorCode>(status), gpu_sleep_last_error(), {}, 0};
+}
+
+Result<void> use_device(int device) {
+    const std::lock_guard lock(g_contexts_mutex);
+    auto& context = g_contexts[device];
+    if (!context) {
+        GPU_SLEEP_TRY(checked(cuInit(0), "cuInit"));
+        GPU_SLEEP_TRY(checked(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain"));
+    }
+    return checked(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+}
+
+Result<void> reset_device(int device) {
+    const std::lock_guard lock(g_contexts_mutex);
+    g_contexts.erase(device);
+    return checked(cuDevicePrimaryCtxReset(device), "cuDevicePrimaryCtxReset");
+}
+
+Result<void> fill(const Allocation& allocation) {
+    GPU_SLEEP_TRY(use_device(allocation.device));
+    std::vector<std::uint64_t> words(allocation.bytes / sizeof(std::uint64_t));
+    for (std::size_t i = 0; i < words.size(); ++i) words[i] = word_of(allocation, i);
+    return checked(cuMemcpyHtoD(allocation.address(), words.data(), allocation.bytes), "cuMemcpyHtoD");
+}
+
+Result<std::string> compare(const Allocation& allocation, std::size_t offset, std::size_t bytes) {
+    GPU_SLEEP_TRY(use_device(allocation.device));
+    std::vector<std::uint64_t> words(bytes / sizeof(std::uint64_t));
+    GPU_SLEEP_TRY(checked(cuMemcpyDtoH(words.data(), allocation.address() + offset, bytes), "cuMemcpyDtoH"));
+    const auto first = offset / sizeof(std::uint64_t);
+    std::size_t index = first;
+    const auto is_ours = [&](std::uint64_t word) { return word == word_of(allocation, index++); };
+    if (std::all_of(words.begin(), words.end(), is_ours)) return std::string("intact");
+    const auto is_zero = [](std::uint64_t word) { return word == 0; };
+    return std::string(std::all_of(words.begin(), words.end(), is_zero) ? "zero" : "differs");
+}
+
+Result<void> Graph::begin(unsigned flags, const Allocation& from, const Allocation& to) {
+    GPU_SLEEP_TRY(use_device(0));
+    GPU_SLEEP_TRY(checked(cuStreamCreate(&stream_, flags), "cuStreamCreate"));
+    GPU_SLEEP_TRY(
+        checked(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture"));
+    return checked(cuMemcpyDtoDAsync(to.address(), from.address(), from.bytes, stream_), "cuMemcpyDtoDAsync");
+}
+
+Result<void> Graph::end() {
+    CUgraph graph = nullptr;
+    GPU_SLEEP_TRY(checked(cuStreamEndCapture(stream_, &graph), "cuStreamEndCapture"));
+    GPU_SLEEP_TRY(checked(cuGraphInstantiate(&executable_, graph, 0), "cuGraphInstantiate"));
+    return checked(cuGraphDestroy(graph), "cuGraphDestroy");
+}
+
+Result<void> Graph::replay() {
+    GPU_SLEEP_TRY(use_device(0));
+    GPU_SLEEP_TRY(checked(cuGraphLaunch(executable_, stream_), "cuGraphLaunch"));
+    return checked(cuStreamSynchronize(stream_), "cuStreamSynchronize");
+}
+
+Result<void> spin(std::uint64_t milliseconds) {
+    GPU_SLEEP_TRY(use_device(0));
+    CUmodule module = nullptr;
+    CUfunction kernel = nullptr;
+    CUstream stream = nullptr;
+    GPU_SLEEP_TRY(
+        checked(cuModuleLoadData(&module, "any image has the built-in kernels"), "cuModuleLoadData"));
+    GPU_SLEEP_TRY(checked(cuModuleGetFunction(&kernel, module, "sim_spin"), "cuModuleGetFunction"));
+    GPU_SLEEP_TRY(checked(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
+    void* parameters[] = {&milliseconds};
+    return checked(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr),
+                   "cuLaunchKernel");
+}
+
+} // namespace gpu_sleep::test

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The program that the integration tests put to sleep. It says "ready", then answers each line of standard
+// input with one line, "ok ..." or "error ...". It knows nothing of the commands that act on it.
+
+#include "host_callbacks.hpp"
+#include "host_gpu.hpp"
+#include "support/simulated_driver/control.h"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <thread>
+
+namespace gpu_sleep::test {
+namespace {
+
+using Answer = Result<std::string>;
+using Words = std::istringstream;
+
+/// Everything the program holds. Threads that use it outlive main(), so it is never destroyed.
+struct Host {
+    std::deque<Allocation> allocations; ///< a freed one keeps its number and has no pointer
+    Graph graph;
+    HostCallbacks callbacks{allocations};
+    std::vector<std::thread> churners;
+    std::atomic<bool> churns{false};
+    std::atomic<std::uint64_t> churned{0};
+};
+
+Host& host() {
+    static Host& instance = *new Host;
+    return instance;
+}
+
+std::atomic<int> g_signals{0};
+
+template <class T>
+T next(Words& words, T fallback = {}) {
+    T value = fallback;
+    return words >> value ? value : fallback;
+}
+
+Answer ok(Result<void> done) {
+    if (!done) return std::move(done).error();
+    return std::string();
+}
+
+Result<Allocation*> allocation(Words& words) {
+    const auto number = next<std::size_t>(words, ~std::size_t{0});
+    auto& all = host().allocations;
+    if (number >= all.size() || !all[number].pointer)
+        return make_error(ErrorCode::invalid_argument, "there is no allocation {}", number);
+    return &all[number];
+}
+
+// ---- Memory
+
+Answer allocate(Words& words) {
+    Allocation made;
+    made.tag = next<std::string>(words);
+    made.bytes = next<std::size_t>(words);
+    made.device = next<int>(words);
+    made.seed = host().allocations.size() + 1;
+    GPU_SLEEP_TRY(checked(gpu_sleep_alloc(&made.pointer, made.bytes, made.device, made.tag.c_str())));
+    GPU_SLEEP_TRY(fill(made));
+    host().allocations.push_back(made);
+    return fmt::format("{} {:#x}", host().allocations.size() - 1, made.address());
+}
+
+Answer allocate_many(Words& words) {
+    const auto tag = next<std::string>(words);
+    const auto count = next<int>(words);
+    const auto bytes = next<std::size_t>(words);
+    for (int i = 0; i < count; ++i) {
+        void* pointer = nullptr;
+        GPU_SLEEP_TRY(checked(gpu_sleep_alloc(&pointer, bytes, 0, tag.c_str())));
+    }
+    return std::string();
+}
+
+Answer release(Words& words) {
+    const auto found = allocation(words);
+    if (!found) return found.error();
+    return ok(checked(gpu_sleep_free(std::exchange((*found)->pointer, nullptr))));
+}
+
+Answer check(Words& words) {
+    const auto found = allocation(words);
+    if (!found) return found.error();
+    const auto offset = next<std::size_t>(words);
+    return compare(**found, offset, next(words, (*found)->bytes));
+}
+
+Answer check_all(Words&) {
+    for (const auto& each : host().allocations) {
+        if (!each.pointer) continue;
+        auto found = compare(each, 0, each.bytes);
+        if (!found || *found != "intact") return found;
+    }
+    return std::string("intact");
+}
+
+Answer preserve(Words& words) {
+    const auto found = allocation(words);
+    if (!found) return found.error();
+    const auto offset = next<std::size_t>(words);
+    auto* const from = static_cast<std::byte*>((*found)->pointer) + offset;
+    return ok(checked(gpu_sleep_preserve(from, next<std::size_t>(words))));
+}
+
+Answer set_policy(Words& words) {
+    static const std::map<std::string, gpu_sleep_retention> names = {
+        {"offload", GPU_SLEEP_OFFLOAD}, {"preserve", GPU_SLEEP_PRESERVE}, {"discard", GPU_SLEEP_DISCARD}};
+    const auto tag = next<std::string>(words);
+    const auto retention = names.at(next<std::string>(words));
+    return ok(checked(gpu_sleep_set_policy(tag.c_str(), retention, next<int>(words))));
+}
+
+/// One thread of `churn`: allocates and frees, all the time.
+void churn(unsigned seed) {
+    constexpr std::array<std::size_t, 4> k_sizes = {512, 40'000, 3'000'000, 5'000'000};
+    std::array<void*, 8> held{};
+    for (std::size_t i = seed; host().churns; ++i) {
+        auto& slot = held[i % held.size()];
+        if (gpu_sleep_free(std::exchange(slot, nullptr)) != GPU_SLEEP_OK) break;
+        if (gpu_sleep_alloc(&slot, k_sizes[i * 7 % k_sizes.size()], 0, "churn") != GPU_SLEEP_OK) break;
+        ++host().churned;
+    }
+    for (auto* pointer : held) gpu_sleep_free(pointer);
+}
+
+Answer start_churn(Words& words) {
+    host().churns = true;
+    for (auto count = next<unsigned>(words); count > 0; --count) host().churners.emplace_back(churn, count);
+    return std::string();
+}
+
+Answer stop_churn(Words&) {
+    const bool all_ran = host().churns.exchange(false);
+    for (auto& thread : host().churners) thread.join();
+    host().churners.clear();
+    if (!all_ran) return make_error(ErrorCode::invalid_argument, "nothing churns");
+    return std::to_string(host().churned);
+}
+
+// ---- Work
+
+Answer begin_capture(Words& words) {
+    const auto flags = next<std::string>(words) == "blocking" ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
+    const auto from = allocation(words);
+    if (!from) return from.error();
+    const auto to = allocation(words);
+    if (!to) return to.error();
+    (*to)->seed = (*from)->seed;
+    return ok(host().graph.begin(flags, **from, **to));
+}
+
+/// Says whether the second allocation of the capture holds the first one's bytes again after a replay.
+Answer replay(Words& words) {
+    const auto to = allocation(words);
+    if (!to) return to.error();
+    GPU_SLEEP_TRY(use_device(0));
+    GPU_SLEEP_TRY(checked(cuMemsetD8((*to)->address(), 0x5A, (*to)->bytes), "cuMemsetD8"));
+    GPU_SLEEP_TRY(checked(cuCtxSynchronize(), "cuCtxSynchronize"));
+    GPU_SLEEP_TRY(host().graph.replay());
+    return compare(**to, 0, (*to)->bytes);
+}
+
+Answer use_own_context(Words&) {
+    CUcontext context = nullptr;
+    GPU_SLEEP_TRY(checked(cuInit(0), "cuInit"));
+    GPU_SLEEP_TRY(checked(cuCtxCreate(&context, nullptr, 0, 0), "cuCtxCreate"));
+    void* pointer = nullptr;
+    GPU_SLEEP_TRY(checked(gpu_sleep_alloc(&pointer, 4096, 0, "own")));
+    return ok(checked(cuCtxDestroy(context), "cuCtxDestroy"));
+}
+
+// ---- The program's own sleep
+
+Answer sleep_self(Words& words) {
+    const auto level = next<int>(words);
+    const auto tags = next<std::string>(words);
+    return ok(checked(gpu_sleep_sleep(level, tags.empty() ? nullptr : tags.c_str(), 10'000)));
+}
+
+Answer wake_self(Words& words) {
+    const auto tags = next<std::string>(words);
+    return ok(checked(gpu_sleep_wake(tags.empty() ? nullptr : tags.c_str(), 0)));
+}
+
+// ---- Life and death
+
+/// The child lives until its parent ends. With "alloc" it allocates first, and the answer is how that went.
+Answer fork_child(Words& words) {
+    const bool allocates = next<std::string>(words) == "alloc";
+    std::array<int, 2> ends{};
+    if (::pipe(ends.data()) != 0) return errno_error(ErrorCode::io_failed, errno, "pipe", "fork");
+    const auto child = ::fork();
+    if (child == 0) {
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        void* pointer = nullptr;
+        const auto status = allocates ? gpu_sleep_alloc(&pointer, 4096, 0, "child") : GPU_SLEEP_OK;
+        const auto told = static_cast<char>(status);
+        if (::write(ends[1], &told, 1) != 1) ::_exit(EXIT_FAILURE);
+        for (;;) ::pause();
+    }
+    char status = 0;
+    const auto got = ::read(ends[0], &status, 1);
+    ::close(ends[0]);
+    ::close(ends[1]);
+    if (child < 0 || got != 1) return make_error(ErrorCode::internal, "the child did not say how it is");
+    return fmt::format("{} {}", child, static_cast<int>(status));
+}
+
+Answer become_another(Words&) {
+    std::string self = "/proc/self/exe";
+    std::array<char*, 2> arguments = {self.data(), nullptr};
+    ::execv(self.c_str(), arguments.data());
+    return errno_error(ErrorCode::io_failed, errno, "execv", self);
+}
+
+Answer block_signals(Words&) {
+    std::signal(SIGUSR1, [](int) { ++g_signals; });
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+    return std::string();
+}
+
+Answer unblock_signals(Words&) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+    return std::to_string(g_signals);
+}
+
+// ---- The simulated driver
+
+Answer set_fault(const std::string& kind, Words& words) {
+    const auto name = next<std::string>(words);
+    const auto number = next<std::uint64_t>(words);
+    if (kind == "delay") sim_delay(name.c_str(), number);
+    if (kind == "corrupt") sim_corrupt_copy(name.c_str(), number);
+    if (kind == "fail") sim_fail(name.c_str(), number, next<int>(words), SIM_ONCE);
+    return std::string();
+}
+
+const std::map<std::string, std::function<Answer(Words&)>>& commands() {
+    static const std::map<std::string, std::function<Answer(Words&)>> table = {
+        {"alloc", allocate},
+        {"alloc_many", allocate_many},
+        {"free", release},
+        {"check", check},
+        {"check_all", check_all},
+        {"preserve", preserve},
+        {"policy", set_policy},
+        {"refilled",
+         [](Words& w) { return ok(checked(gpu_sleep_mark_refilled(next<std::string>(w).c_str()))); }},
+        {"name", [](Words& w) { return ok(checked(gpu_sleep_set_name(next<std::string>(w).c_str()))); }},
+        {"churn", start_churn},
+        {"settle", stop_churn},
+        {"hold", [](Words&) { return ok(checked(gpu_sleep_hold())); }},
+        {"resume", [](Words&) { return ok(checked(gpu_sleep_resume())); }},
+        {"capture", begin_capture},
+        {"capture_end", [](Words&) { return ok(host().graph.end()); }},
+        {"replay", replay},
+        {"spin", [](Words& w) { return ok(spin(next<std::uint64_t>(w))); }},
+        {"reset", [](Words& w) { return ok(reset_device(next<int>(w))); }},
+        {"own_context", use_own_context},
+        {"callback", [](Words& w) { return host().callbacks.install(w); }},
+        {"let_go", [](Words&) { return host().callbacks.let_go(); }},
+        {"calls", [](Words&) { return host().callbacks.calls(); }},
+        {"sleep", sleep_self},
+        {"wake", wake_self},
+        {"asleep", [](Words&) { return Answer(std::to_string(gpu_sleep_asleep_bytes())); }},
+        {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},
+        {"fork", fork_child},
+        {"exec", become_another},
+        {"exit", [](Words& w) -> Answer { std::exit(next<int>(w)); }},
+        {"block", block_signals},
+        {"unblock", unblock_signals},
+        {"signals", [](Words&) { return Answer(std::to_string(g_signals)); }},
+        {"delay", [](Words& w) { return set_fault("delay", w); }},
+        {"corrupt", [](Words& w) { return set_fault("corrupt", w); }},
+        {"fail", [](Words& w) { return set_fault("fail", w); }},
+        {"faults", [](Words&) { return Answer(std::to_string(sim_fault_counts().illegal_accesses)); }},
+    };
+    return table;
+}
+
+std::string answer(const std::string& line) {
+    Words words(line);
+    const auto command = commands().find(next<std::string>(words));
+    if (command == commands().end()) return "error there is no such command";
+    const auto result = command->second(words);
+    return result ? "ok " + *result : "error " + result.error().message;
+}
+
+} // namespace
+} // namespace gpu_sleep::test
+
+int main() {
+    std::cout << "ready" << std::endl;
+    for (std::string line; std::getline(std::cin, line);)
+        std::cout << gpu_sleep::test::answer(line) << std::endl;
+    return EXIT_SUCCESS;
+}

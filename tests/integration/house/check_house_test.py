@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""Shows that scripts/check-house finds what it looks for: each case is a small tree with one file in it."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+CHECK_HOUSE = sys.argv.pop(1)
+OPENING = "// SPDX-License-Identifier: Apache-2.0\n// Copyright the gpu-sleep authors.\n// A file.\n"
+
+
+def findings(path, text):
+    """Exit status and output of the check over a tree that holds only this file."""
+    with tempfile.TemporaryDirectory() as tree:
+        file = pathlib.Path(tree, path)
+        file.parent.mkdir(parents=True)
+        file.write_text(text, encoding="utf-8")
+        check = subprocess.run([sys.executable, CHECK_HOUSE, tree], capture_output=True, text=True, check=False)
+        return check.returncode, check.stdout
+
+
+class CheckHouse(unittest.TestCase):
+    def assert_clean(self, path, body):
+        self.assertEqual(findings(path, OPENING + body), (0, "1 files keep the rules of the house\n"))
+
+    def assert_found(self, path, body, expected):
+        status, output = findings(path, OPENING + body)
+        self.assertEqual(status, 1)
+        self.assertIn(f"{path}:4: {expected}", output)
+
+    def test_missing_opening(self):
+        for text in ("", "int x;\n", OPENING.replace("Apache-2.0", "MIT"), OPENING.replace("// A file.", "int x;")):
+            with self.subTest(text=text):
+                self.assertEqual(findings("src/base/x.cpp", text)[0], 1)
+
+    def test_walls(self):
+        for path, header in (("src/base/x.hpp", "model/model.hpp"), ("src/model/x.hpp", "driver/api.hpp"),
+                             ("src/ledger/x.cpp", "driver/api.hpp"), ("src/store/x.cpp", "sleep/plan.hpp"),
+                             ("src/protocol/x.cpp", "ledger/ledger.hpp"), ("cli/x.cpp", "driver/api.hpp")):
+            with self.subTest(path=path):
+                self.assert_found(path, f'#include "{header}"\n', "")
+
+    def test_gates_in_the_walls(self):
+        for path, header in (("src/model/x.hpp", '"base/units.hpp"'), ("src/sleep/x.cpp", '"store/host_arena.hpp"'),
+                             ("src/store/x.cpp", "<memory>"), ("src/store/x.cpp", '"store/host_arena.hpp"'),
+                             ("tests/unit/x.cpp", '"sleep/plan.hpp"')):
+            with self.subTest(path=path):
+                self.assert_clean(path, f"#include {header}\n")
+
+    def test_cuda_stays_out(self):
+        self.assert_found("cli/x.cpp", "#include <cuda.h>\n", "cli may not use CUDA's headers")
+        self.assert_clean("src/driver/x.cpp", "#include <cuda.h>\n")
+
+    def test_unknown_room(self):
+        self.assertIn("a room without walls", findings("src/attic/CMakeLists.txt", "")[1])
+
+    def test_manners(self):
+        for body in ("void f() { exit(1); }", "void f() { std::abort(); }", "void f() { ::_exit(1); }",
+                     'void f() { std::cout << "x"; }', 'void f() { std::printf("x"); }', "auto* f = stdout;",
+                     'void f() { setenv("A", "B", 1); }', "void f() { ::sigaction(1, nullptr, nullptr); }"):
+            with self.subTest(body=body):
+                self.assert_found("agent/x.cpp", body, "")
+                self.assert_found("src/sleep/x.cpp", body, "")
+
+    def test_good_manners(self):
+        for body in ("// never exit() here", 'const char* text = "abort(";', "void f() { thread.exit(); }",
+                     "void f() { on_exit(); } /* std::cout */", "int n = 1'000; int exit_code = 2'000;"):
+            with self.subTest(body=body):
+                self.assert_clean("agent/x.cpp", body)
+
+    def test_commands_may_print_and_exit(self):
+        self.assert_clean("cli/x.cpp", 'int main() { std::puts("x"); std::exit(3); }')
+
+
+if __name__ == "__main__":
+    unittest.main()

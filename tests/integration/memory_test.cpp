@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Memory that comes and goes around a sleep, and memory that is short, damaged or gone: on the GPU and on the
+// host.
+
+#include "control_group.hpp"
+#include "host.hpp"
+#include "mentions.hpp"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+/// Two devices' worth of memory that several host programs share.
+class SharedDevices {
+public:
+    explicit SharedDevices(const std::string& bytes)
+        : file_(fmt::format("/tmp/gpu-sleep-devices-{}", ::getpid())), bytes_(bytes) {}
+    SharedDevices(const SharedDevices&) = delete;
+    SharedDevices& operator=(const SharedDevices&) = delete;
+    ~SharedDevices() {
+        std::error_code ignored;
+        std::filesystem::remove(file_, ignored);
+    }
+
+    [[nodiscard]] Arguments environment() const {
+        return {"GPU_SLEEP_SIM_STATE=" + file_, "GPU_SLEEP_SIM_MEMORY=" + bytes_};
+    }
+
+private:
+    std::string file_;
+    std::string bytes_;
+};
+
+/// Lets `process` have `more` bytes of address space besides what it has; lifted at the end.
+class AddressLimit {
+public:
+    AddressLimit(pid_t process, std::size_t more) : process_(process) {
+        std::size_t pages = 0;
+        std::ifstream(fmt::format("/proc/{}/statm", process)) >> pages;
+        const rlimit limit{pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + more, RLIM_INFINITY};
+        REQUIRE(::prlimit(process_, RLIMIT_AS, &limit, &before_) == 0);
+    }
+    AddressLimit(const AddressLimit&) = delete;
+    AddressLimit& operator=(const AddressLimit&) = delete;
+    ~AddressLimit() { ::prlimit(process_, RLIMIT_AS, &before_, nullptr); }
+
+private:
+    pid_t process_;
+    rlimit before_{};
+};
+
+} // namespace
+
+TEST_CASE("Memory: other threads allocate and free through sleeps and wakes", "[memory]") {
+    Host host({"GPU_SLEEP_SIM_POISON=0"}); // writing a pattern to fresh memory would take most of the time
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc churn 4194304 0");
+    host.tell("churn 2");
+    for (int i = 0; i < 5; ++i) {
+        REQUIRE(host.command("gpu-sleep", {"--level", i % 2 == 0 ? "1" : "2", "--keep", "weights,churn"})
+                    .status == 0);
+        pause_for(Milliseconds(10));
+        REQUIRE(host.command("gpu-wake").status == 0);
+        CHECK(host.tell("check_all") == "intact");
+    }
+    CHECK(std::stoull(host.tell("settle")) > 0);
+    CHECK(host.tell("faults") == "0");
+    CHECK(host.command("gpu-ps", {"--json"}).tag("churn", "ranges") == "1");
+}
+
+TEST_CASE("Memory: what is freed asleep does not come back", "[memory]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc weights 4096 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    host.tell("free 0");
+    host.tell("free 2");
+    CHECK(host.tell("asleep") == "4194304");
+    const auto woken = host.command("gpu-wake", {"--json"});
+    CHECK(woken.json("/processes/0/report/devices/0/moved_bytes") == "4194304");
+    CHECK(woken.json("/processes/0/report/host_bytes") == "0");
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Memory: what is allocated while its tag sleeps is awake", "[memory]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    host.tell("alloc weights 4194304 0");
+    CHECK(host.tell("check 1") == "intact");
+    CHECK(host.state() == "partial");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    CHECK(host.state() == "asleep");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Memory: GPU memory that somebody else has taken keeps a process asleep and whole", "[memory]") {
+    const SharedDevices devices("67108864");
+    Host host(devices.environment());
+    Host rival(devices.environment());
+    host.tell("alloc weights 33554432 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    rival.tell("alloc weights 41943040 0");
+
+    const auto failed = host.command("gpu-wake", {"--json"});
+    CHECK(failed.status == 7);
+    CHECK(failed.json("/processes/0/error/code") == "out_of_device_memory");
+    CHECK_THAT(failed.err, mentions("32.0 MiB") && mentions("--wait"));
+    CHECK(host.state() == "asleep");
+    CHECK(host.command("gpu-wake", {"--wait", "200ms"}).status == 7);
+
+    auto waiting = host.start("gpu-wake", {"--wait", "60s"});
+    pause_for(Milliseconds(200));
+    CHECK(host.state() == "asleep");
+    rival.tell("free 0");
+    CHECK(waiting.finish().status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Memory: contents that changed while asleep are not used", "[memory]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc kv_cache 4194304 0");
+    host.tell("corrupt cuMemcpyDtoHAsync 1"); // what lies in host memory is not what the GPU held
+    REQUIRE(host.command("gpu-sleep", {"--tags", "weights"}).status == 0);
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    const auto damaged = host.command("gpu-wake");
+    CHECK(damaged.status == 6);
+    CHECK_THAT(damaged.err, mentions("gpu-sleep --level 2 --tags TAG"));
+    CHECK(host.state() == "damaged");
+    CHECK(host.command("gpu-wake").status == 6);
+    CHECK(host.command("gpu-wake", {"--tags", "kv_cache"}).status == 0);
+    CHECK(host.tell("check 1") == "intact");
+
+    REQUIRE(host.command("gpu-sleep", {"--level", "2", "--tags", "weights"}).status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check 0") == "zero");
+    CHECK(host.command("gpu-ps", {"--json"}).tag("weights", "needs_refill") == "true");
+}
+
+TEST_CASE("Memory: a bit that flips on the way back is copied again", "[memory]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    host.tell("corrupt cuMemcpyHtoDAsync 1");
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Memory: a limit on address space ends a sleep with 8, awake and whole", "[memory]") {
+    if (is_sanitized()) return; // a sanitizer cannot work within a limit
+    Host host;
+    host.tell("alloc weights 33554432 0");
+    const Output failed = [&] {
+        const AddressLimit limit(host.pid(), std::size_t{16} << 20);
+        return host.command("gpu-sleep", {"--json"});
+    }();
+    CHECK(failed.status == 8);
+    CHECK(failed.json("/processes/0/error/code") == "out_of_host_memory");
+    CHECK_THAT(failed.err, mentions("--level 2"));
+    {
+        // Not even the agent's own few bytes can be had, so it may not be able to say why.
+        const AddressLimit limit(host.pid(), 0);
+        const int status = host.command("gpu-sleep").status;
+        CHECK((status == 8 || status == 1));
+    }
+    CHECK(host.state() == "awake");
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(host.command("gpu-sleep").status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Memory: a control group's limit ends a sleep with 8 and kills nobody", "[memory]") {
+    const ControlGroup group;
+    if (!group || is_sanitized()) return; // needs a control group of our own
+    Host host;
+    host.tell("alloc weights 33554432 0");
+    group.take(host.pid());
+    group.limit(std::size_t{272} << 20); // a sleep leaves 256 MiB to everybody else
+    const auto failed = host.command("gpu-sleep");
+    CHECK(failed.status == 8);
+    CHECK_THAT(failed.err, mentions("control group") && mentions("--level 2"));
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(host.command("gpu-sleep", {"--level", "2"}).status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    group.limit(std::size_t{4} << 30);
+    CHECK(host.command("gpu-sleep").status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Spawning, pipes, and reading JSON.
+
+#include "process.hpp"
+
+#include "support/catch.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <thread>
+
+namespace gpu_sleep::test {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Pipe {
+    UniqueFd read;
+    UniqueFd write;
+};
+
+Pipe make_pipe() {
+    std::array<int, 2> ends{};
+    REQUIRE(::pipe2(ends.data(), O_CLOEXEC) == 0);
+    return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+std::vector<char*> pointers_to(std::vector<std::string>& texts) {
+    std::vector<char*> pointers;
+    for (auto& text : texts) pointers.push_back(text.data());
+    pointers.push_back(nullptr);
+    return pointers;
+}
+
+std::vector<std::string> environment_of(const Launch& launch) {
+    auto variables = launch.environment;
+    const auto is_set = [&](const std::string& inherited) {
+        const auto name = inherited.substr(0, inherited.find('=') + 1);
+        return std::any_of(launch.environment.begin(), launch.environment.end(),
+                           [&](const std::string& variable) { return variable.starts_with(name); });
+    };
+    for (char** inherited = ::environ; launch.inherits_environment && *inherited; ++inherited)
+        if (!is_set(*inherited)) variables.emplace_back(*inherited);
+    return variables;
+}
+
+int status_from(int waited) {
+    return WIFEXITED(waited) ? WEXITSTATUS(waited) : 128 + WTERMSIG(waited);
+}
+
+std::string text_of(const Json* value) {
+    if (!value) return "none";
+    return value->is_string() ? value->get<std::string>() : value->dump();
+}
+
+Json parsed(const std::string& text) {
+    auto document = Json::parse(text, nullptr, false);
+    INFO(text);
+    REQUIRE_FALSE(document.is_discarded());
+    return document;
+}
+
+const Json* at(const Json& document, const std::string& pointer) {
+    const Json::json_pointer place(pointer);
+    return document.contains(place) ? &document.at(place) : nullptr;
+}
+
+} // namespace
+
+std::string Output::json(const std::string& pointer) const {
+    const auto document = parsed(out);
+    return text_of(at(document, pointer));
+}
+
+std::string Output::tag(std::string_view name, const std::string& field) const {
+    const auto document = parsed(out);
+    const auto* tags = at(document, "/processes/0/report/tags");
+    if (!tags) return "none";
+    const auto found =
+        std::find_if(tags->begin(), tags->end(), [=](const Json& each) { return each.at("tag") == name; });
+    return found == tags->end() ? "none" : text_of(at(*found, "/" + field));
+}
+
+Process::Process(const Launch& launch) : errors_(::memfd_create("errors", MFD_CLOEXEC)) {
+    REQUIRE(errors_);
+    auto input = make_pipe();
+    auto output = make_pipe();
+    auto command = launch.command;
+    auto environment = environment_of(launch);
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_adddup2(&actions, input.read.get(), STDIN_FILENO);
+    ::posix_spawn_file_actions_adddup2(&actions, output.write.get(), STDOUT_FILENO);
+    ::posix_spawn_file_actions_adddup2(&actions, errors_.get(), STDERR_FILENO);
+    const int failure = ::posix_spawnp(pid_.address(), command.front().c_str(), &actions, nullptr,
+                                       pointers_to(command).data(), pointers_to(environment).data());
+    ::posix_spawn_file_actions_destroy(&actions);
+    INFO(command.front());
+    REQUIRE(failure == 0);
+    input_ = std::move(input.write);
+    output_ = std::move(output.read);
+}
+
+Process::~Process() {
+    if (pid_ == 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+}
+
+void Process::send(const std::string& line) const {
+    const auto text = line + '\n';
+    REQUIRE(::write(input_.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()));
+}
+
+bool Process::read_more(Clock::time_point deadline) {
+    const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
+    pollfd readable{output_.get(), POLLIN, 0};
+    INFO("standard error so far: " << errors());
+    REQUIRE(::poll(&readable, 1, static_cast<int>(std::max<Milliseconds::rep>(left, 0))) == 1);
+    std::array<char, 4096> buffer;
+    const auto got = ::read(output_.get(), buffer.data(), buffer.size());
+    REQUIRE(got >= 0);
+    unread_.append(buffer.data(), static_cast<std::size_t>(got));
+    return got > 0;
+}
+
+std::string Process::read_line() {
+    const auto deadline = Clock::now() + k_patience;
+    for (;;) {
+        const auto end = unread_.find('\n');
+        if (end != std::string::npos) {
+            auto line = unread_.substr(0, end);
+            unread_.erase(0, end + 1);
+            return line;
+        }
+        const bool goes_on = read_more(deadline);
+        INFO("standard error: " << errors());
+        REQUIRE(goes_on);
+    }
+}
+
+void Process::signal(int number) const {
+    REQUIRE(::kill(pid_, number) == 0);
+}
+
+std::optional<int> Process::wait_for(Milliseconds limit) {
+    int status = 0;
+    if (!becomes_true([&] { return ::waitpid(pid_, &status, WNOHANG) == pid_; }, limit)) return std::nullopt;
+    pid_ = 0;
+    return status_from(status);
+}
+
+int Process::wait() {
+    const auto status = wait_for(k_patience);
+    INFO("standard error: " << errors());
+    REQUIRE(status.has_value());
+    return *status;
+}
+
+Output Process::finish() {
+    input_.reset();
+    const auto deadline = Clock::now() + k_patience;
+    while (read_more(deadline)) {
+    }
+    const int status = wait();
+    return {status, std::exchange(unread_, {}), errors()};
+}
+
+std::string Process::errors() const {
+    std::string text;
+    std::array<char, 4096> buffer;
+    for (;;) {
+        const auto got =
+            ::pread(errors_.get(), buffer.data(), buffer.size(), static_cast<off_t>(text.size()));
+        if (got <= 0) return text;
+        text.append(buffer.data(), static_cast<std::size_t>(got));
+    }
+}
+
+Output run(const Launch& launch) {
+    return Process(launch).finish();
+}
+
+std::string command_file(std::string_view name) {
+    return fmt::format("{}/{}", GPU_SLEEP_TEST_PROGRAMS, name);
+}
+
+void pause_for(Milliseconds time) {
+    std::this_thread::sleep_for(time);
+}
+
+} // namespace gpu_sleep::test

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Real processes: started with pipes and an environment, talked to line by line, waited for with a limit.
+
+#pragma once
+
+#include "base/fd.hpp"
+#include "base/units.hpp"
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::test {
+
+/// Ends every wait of these tests; generous, since sanitizers are slow. What ought to be fast is timed where
+/// it is tested.
+inline constexpr Milliseconds k_patience{60'000};
+
+/// What to start. `command` is looked up in PATH unless it names a file.
+struct Launch {
+    std::vector<std::string> command;
+    std::vector<std::string> environment = {}; ///< "NAME=VALUE", besides what is inherited
+    bool inherits_environment = true;
+};
+
+/// What a command left behind.
+struct Output {
+    int status = 0; ///< exit status, or 128 and the number of the signal that ended it
+    std::string out;
+    std::string err;
+
+    /// The value in the JSON of `out` at `pointer`, such as "/processes/0/state"; texts without quotes, and
+    /// "none" where there is no such value. Fails the test when `out` is no JSON. Source: RFC 6901.
+    [[nodiscard]] std::string json(const std::string& pointer) const;
+    /// The value of `field` in the report of `tag` of the first process; as json().
+    [[nodiscard]] std::string tag(std::string_view tag, const std::string& field) const;
+};
+
+/// A child process; killed at the end if it still runs. Standard output is a pipe, standard error is kept.
+/// Not thread-safe. What fails, fails the test.
+class Process {
+public:
+    explicit Process(const Launch& launch);
+    Process(Process&&) noexcept = default;
+    Process& operator=(Process&&) = delete;
+    ~Process();
+
+    [[nodiscard]] pid_t pid() const noexcept { return pid_; }
+
+    void send(const std::string& line) const;
+    /// The next line of its standard output.
+    [[nodiscard]] std::string read_line();
+    void close_input() { input_.reset(); }
+    void signal(int number) const;
+
+    /// Waits for its end. Returns the status as in Output.
+    int wait();
+    /// The same, or nothing when it still runs after `limit`; never fails the test.
+    [[nodiscard]] std::optional<int> wait_for(Milliseconds limit);
+    /// Reads to the end of its standard output and waits for its end.
+    [[nodiscard]] Output finish();
+    /// What it has written to standard error so far.
+    [[nodiscard]] std::string errors() const;
+
+private:
+    /// Adds what comes to unread_; false at the end of the output.
+    [[nodiscard]] bool read_more(Clock::time_point deadline);
+
+    /// The pid, which is a move-only value.
+    class Owned {
+    public:
+        Owned() = default;
+        Owned(Owned&& other) noexcept : pid_(std::exchange(other.pid_, 0)) {}
+        Owned& operator=(pid_t pid) noexcept {
+            pid_ = pid;
+            return *this;
+        }
+        operator pid_t() const noexcept { return pid_; }
+        pid_t* address() noexcept { return &pid_; }
+
+    private:
+        pid_t pid_ = 0; ///< 0 once nothing runs any more
+    };
+
+    Owned pid_;
+    UniqueFd input_;
+    UniqueFd output_;
+    UniqueFd errors_; ///< an unnamed file
+    std::string unread_;
+};
+
+/// Starts `launch` and waits for its end.
+[[nodiscard]] Output run(const Launch& launch);
+
+/// The file of a command of this build, such as "gpu-sleep".
+[[nodiscard]] std::string command_file(std::string_view name);
+
+/// Waits until `is_so` is true, within the limit. Returns what it was last.
+template <class Condition>
+[[nodiscard]] bool becomes_true(Condition&& is_so, Milliseconds limit = k_patience);
+
+void pause_for(Milliseconds time);
+
+template <class Condition>
+bool becomes_true(Condition&& is_so, Milliseconds limit) {
+    constexpr Milliseconds k_look{10};
+    const auto deadline = Clock::now() + limit;
+    while (!is_so()) {
+        if (Clock::now() >= deadline) return false;
+        pause_for(k_look);
+    }
+    return true;
+}
+
+} // namespace gpu_sleep::test

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The program's part in it: callbacks, holds, captures, long kernels, and how it ends.
+
+#include "host.hpp"
+#include "mentions.hpp"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr const char* k_two_allocations[] = {"alloc weights 4194304 0", "alloc kv_cache 4194304 0"};
+
+void allocate(Host& host) {
+    for (const auto* line : k_two_allocations) host.tell(line);
+}
+
+/// The process is awake and whole, and a sleep and a wake still work.
+void check_sleeps_and_wakes(Host& host) {
+    CHECK(host.state() == "awake");
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(host.command("gpu-sleep").status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(host.tell("faults") == "0");
+}
+
+} // namespace
+
+TEST_CASE("Program: callbacks are told of each sleep and wake", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("callback obey");
+    REQUIRE(host.command("gpu-sleep", {"--level", "2", "--keep", "weights"}).status == 0);
+    CHECK(host.tell("calls") == "1 0 2 1");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("calls") == "1 1 0 1");
+    host.tell("callback none");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    CHECK(host.tell("calls").substr(0, 3) == "0 0");
+}
+
+TEST_CASE("Program: a callback that refuses leaves the process awake", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("callback refuse");
+    const auto refused = host.command("gpu-sleep", {"--json"});
+    CHECK(refused.status == 1);
+    CHECK(refused.json("/processes/0/error/code") == "refused");
+    CHECK_THAT(refused.err, mentions("returned 3"));
+    host.tell("callback none");
+    check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Program: a callback that is late ends the sleep with 4, and the next waits for it", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("callback linger " + std::string(GENERATE("0", "200")));
+    const auto late = host.command("gpu-sleep", {"--timeout", "400ms"});
+    CHECK(late.status == 4);
+    CHECK(host.state() == "awake");
+    CHECK(host.command("gpu-sleep", {"--timeout", "100ms"}).status == 4); // it still runs
+    host.tell("let_go");
+    check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Program: a callback may not put its own process to sleep or wake it", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("callback reenter");
+    CHECK(host.command("gpu-sleep").status == 0);
+    CHECK(host.state() == "asleep");
+}
+
+TEST_CASE("Program: what was dropped is filled again by a callback, and reported so", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("policy weights offload 1");
+    host.tell("policy kv_cache offload 1");
+    host.tell("callback refill");
+    const auto slept = host.command("gpu-sleep", {"--level", "2", "--require-refill"});
+    REQUIRE(slept.status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.command("gpu-ps", {"--json"}).tag("weights", "needs_refill") == "false");
+    check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Program: a wake whose callback fails is a wake, with a note", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("callback fail");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    const auto woken = host.command("gpu-wake");
+    CHECK(woken.status == 0);
+    CHECK_THAT(woken.out, mentions("returned 4"));
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Program: preserved spans survive a drop of what is around them", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("preserve 0 1048576 4096");
+    host.tell("preserve 0 8 56");
+    REQUIRE(host.command("gpu-sleep", {"--level", "2"}).status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check 0 1048576 4096") == "intact");
+    CHECK(host.tell("check 0 8 56") == "intact");
+    CHECK(host.tell("check 0 64 1048512") == "zero");
+    CHECK(host.tell("check 1") == "zero");
+    CHECK_THAT(host.ask("preserve 0 4194304 8"), mentions("error"));
+}
+
+TEST_CASE("Program: a hold keeps sleeps off until it is resumed", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("hold");
+    const auto held = host.command("gpu-sleep", {"--timeout", "200ms"});
+    CHECK(held.status == 4);
+    CHECK_THAT(held.err, mentions("gpu_sleep_hold"));
+    auto waiting = host.start("gpu-sleep");
+    pause_for(Milliseconds(200));
+    CHECK(host.state() == "awake");
+    host.tell("resume");
+    CHECK(waiting.finish().status == 0);
+    CHECK(host.state() == "asleep");
+    CHECK_THAT(host.ask("resume"), mentions("error"));
+}
+
+TEST_CASE("Program: a sleep waits for a capture that it can see, and does not break it", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("capture blocking 0 1");
+    const auto late = host.command("gpu-sleep", {"--timeout", "300ms", "--json"});
+    CHECK(late.status == 4);
+    CHECK(late.json("/processes/0/error/code") == "capture_in_progress");
+    auto waiting = host.start("gpu-sleep");
+    pause_for(Milliseconds(200));
+    host.tell("capture_end");
+    CHECK(waiting.finish().status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("replay 1") == "intact");
+    check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Program: a hold protects a capture that cannot be seen", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("hold");
+    host.tell("capture nonblocking 0 1");
+    CHECK(host.command("gpu-sleep", {"--timeout", "300ms"}).status == 4);
+    host.tell("capture_end");
+    host.tell("resume");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("replay 1") == "intact");
+    check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Program: a capture that cannot be seen is named as what broke", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("capture nonblocking 0 1");
+    const auto failed = host.command("gpu-sleep", {"--timeout", "300ms"});
+    CHECK(failed.status == 4);
+    CHECK_THAT(failed.err, mentions("gpu_sleep_hold"));
+    CHECK_THAT(host.ask("capture_end"), mentions("error"));
+    host.tell("capture blocking 0 1");
+    host.tell("capture_end");
+    CHECK(host.tell("replay 1") == "intact");
+    check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Program: a sleep waits for a long kernel, within its limit", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("spin 1500");
+    const auto late = host.command("gpu-sleep", {"--timeout", "200ms"});
+    CHECK(late.status == 4);
+    CHECK_THAT(late.err, mentions("long kernel"));
+    CHECK(host.state() == "awake");
+    CHECK(host.command("gpu-sleep").status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Program: it may put itself to sleep", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("sleep 1 kv_cache");
+    CHECK(host.state() == "partial");
+    host.tell("sleep 1");
+    CHECK(host.state() == "asleep");
+    host.tell("wake kv_cache");
+    CHECK(host.state() == "partial");
+    host.tell("wake");
+    CHECK_THAT(host.ask("sleep 1 nothing"), mentions("weights"));
+    CHECK_THAT(host.ask("sleep 3"), mentions("error"));
+    check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Program: a device that is reset loses no memory of the agent", "[program]") {
+    Host host;
+    allocate(host);
+    SECTION("awake") {
+        host.tell("reset 0");
+    }
+    SECTION("asleep") {
+        REQUIRE(host.command("gpu-sleep").status == 0);
+        host.tell("reset 0");
+        REQUIRE(host.command("gpu-wake").status == 0);
+    }
+    check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Program: a context of its own is warned of once, and may go", "[program]") {
+    Host host;
+    host.tell("own_context");
+    CHECK_THAT(host.process().errors(), mentions("context of its own"));
+    allocate(host);
+    check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Program: it may end at any time, and its socket goes with it", "[program]") {
+    Host host;
+    allocate(host);
+    const auto socket = socket_file(host.pid());
+    CHECK(std::filesystem::exists(socket));
+    SECTION("awake") {}
+    SECTION("asleep") {
+        REQUIRE(host.command("gpu-sleep").status == 0);
+    }
+    SECTION("with a callback that hangs") {
+        host.tell("callback linger");
+        CHECK(host.command("gpu-sleep", {"--timeout", "100ms"}).status == 4);
+    }
+    host.process().send("exit 3");
+    CHECK(host.wait() == 3);
+    CHECK_FALSE(std::filesystem::exists(socket));
+}
+
+TEST_CASE("Program: a signal ends it as ever, awake or asleep", "[program]") {
+    Host host;
+    allocate(host);
+    SECTION("awake") {}
+    SECTION("asleep") {
+        REQUIRE(host.command("gpu-sleep").status == 0);
+    }
+    host.process().signal(SIGTERM);
+    CHECK(host.wait() == 128 + SIGTERM);
+}
+
+TEST_CASE("Program: its signal handlers never run on the agent's threads", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("callback obey"); // the thread for callbacks is there as well
+    host.tell("block");
+    auto sleeping = host.start("gpu-sleep");
+    host.process().signal(SIGUSR1);
+    CHECK(sleeping.finish().status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("signals") == "0");
+    CHECK(host.tell("unblock") == "1");
+    check_sleeps_and_wakes(host);
+}

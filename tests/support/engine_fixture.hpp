@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The heap and the engine over the simulated driver, in the test's own process: memory with contents that are
+// never zero, and the questions that tests ask of it afterwards.
+
+#pragma once
+
+#include "driver/context.hpp"
+#include "memory/heap.hpp"
+#include "sleep/engine.hpp"
+#include "support/catch.hpp"
+#include "support/result_printing.hpp"
+#include "support/simulated_driver/control.h"
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::test {
+
+/// An allocation and what it should hold.
+struct Allocation {
+    driver::DeviceAddress address = 0;
+    std::vector<std::uint8_t> contents;
+};
+
+/// Initialises the simulated driver with a primary context on each device in use.
+class EngineFixture {
+public:
+    EngineFixture() : api_(load()), heap_(api_, ledger_), engine_(api_, ledger_, {2, 0}) {
+        sim_clear();
+        for (int device = 0; device < 2; ++device) {
+            auto context = driver::PrimaryContext::retain(api_, device);
+            REQUIRE(context);
+            contexts_.push_back(*std::move(context));
+        }
+    }
+    ~EngineFixture() {
+        sim_clear();
+        for (const auto& allocation : allocations_) static_cast<void>(free(allocation.address));
+        static_cast<void>(engine_.vaults().reap());
+    }
+    EngineFixture(const EngineFixture&) = delete;
+    EngineFixture& operator=(const EngineFixture&) = delete;
+
+    /// Allocates and fills with random bytes, none of them zero.
+    std::size_t add(int device, std::string_view tag, Bytes bytes) {
+        auto address = heap_.allocate(device, ledger_.tag_id(tag), bytes);
+        REQUIRE(address);
+        Allocation allocation{*address, std::vector<std::uint8_t>(bytes)};
+        std::uniform_int_distribution<int> byte(1, 255);
+        for (auto& value : allocation.contents) value = static_cast<std::uint8_t>(byte(random_));
+        write(device, allocation);
+        allocations_.push_back(std::move(allocation));
+        return allocations_.size() - 1;
+    }
+
+    [[nodiscard]] Result<void> free(driver::DeviceAddress address) {
+        auto freed = heap_.free(address);
+        if (!freed) return std::move(freed).error();
+        engine_.vaults().forget(freed->kept);
+        return {};
+    }
+
+    /// Frees allocation `index` and forgets it.
+    void remove(std::size_t index) {
+        REQUIRE(free(allocations_[index].address));
+        allocations_.erase(allocations_.begin() + static_cast<std::ptrdiff_t>(index));
+    }
+
+    [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, model::Report* report = nullptr) {
+        model::Report own;
+        auto done = engine_.sleep(request, control_, report ? *report : own);
+        static_cast<void>(engine_.vaults().reap());
+        return done;
+    }
+    [[nodiscard]] Result<void> wake(const model::WakeRequest& request = {}, model::Report* report = nullptr) {
+        model::Report own;
+        auto done = engine_.wake(request, control_, report ? *report : own);
+        static_cast<void>(engine_.vaults().reap());
+        return done;
+    }
+
+    /// What allocation `index` holds now; it must be awake.
+    [[nodiscard]] std::vector<std::uint8_t> read(std::size_t index) {
+        const auto& allocation = allocations_[index];
+        const auto device = ledger_.find(allocation.address)->device;
+        const driver::CurrentContext current(api_, contexts_[static_cast<std::size_t>(device)].get());
+        std::vector<std::uint8_t> bytes(allocation.contents.size());
+        REQUIRE(api_.cuMemcpyDtoHAsync(bytes.data(), allocation.address, bytes.size(), nullptr) ==
+                CUDA_SUCCESS);
+        REQUIRE(api_.cuStreamSynchronize(nullptr) == CUDA_SUCCESS);
+        return bytes;
+    }
+    [[nodiscard]] bool is_intact(std::size_t index) { return read(index) == allocations_[index].contents; }
+    [[nodiscard]] bool all_intact() {
+        for (std::size_t i = 0; i < allocations_.size(); ++i)
+            if (!is_intact(i)) return false;
+        return true;
+    }
+
+    [[nodiscard]] model::State state() const { return ledger_.state(); }
+    [[nodiscard]] ledger::Ledger& ledger() { return ledger_; }
+    [[nodiscard]] memory::Heap& heap() { return heap_; }
+    [[nodiscard]] sleep::Engine& engine() { return engine_; }
+    [[nodiscard]] const driver::Api& api() const { return api_; }
+    [[nodiscard]] std::vector<Allocation>& allocations() { return allocations_; }
+    [[nodiscard]] sleep::Control& control() { return control_; }
+
+private:
+    static driver::Api load() {
+        auto api = driver::Api::load();
+        REQUIRE(api);
+        REQUIRE(api->cuInit(0) == CUDA_SUCCESS);
+        return *api;
+    }
+    void write(int device, const Allocation& allocation) {
+        const driver::CurrentContext current(api_, contexts_[static_cast<std::size_t>(device)].get());
+        REQUIRE(api_.cuMemcpyHtoDAsync(allocation.address, allocation.contents.data(),
+                                       allocation.contents.size(), nullptr) == CUDA_SUCCESS);
+        REQUIRE(api_.cuStreamSynchronize(nullptr) == CUDA_SUCCESS);
+    }
+
+    driver::Api api_;
+    ledger::Ledger ledger_;
+    memory::Heap heap_;
+    sleep::Engine engine_;
+    sleep::Control control_;
+    std::vector<driver::PrimaryContext> contexts_;
+    std::vector<Allocation> allocations_;
+    std::mt19937 random_{20261121};
+};
+
+[[nodiscard]] inline model::SleepRequest level(int number, std::vector<std::string> tags = {}) {
+    model::SleepRequest request;
+    request.level = static_cast<model::Level>(number);
+    request.tags = std::move(tags);
+    return request;
+}
+
+[[nodiscard]] inline model::WakeRequest tags(std::vector<std::string> names) {
+    model::WakeRequest request;
+    request.tags = std::move(names);
+    return request;
+}
+
+} // namespace gpu_sleep::test

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Building the tree.
+
+#include "support/proc_tree.hpp"
+
+#include "support/catch.hpp"
+
+#include <cstdlib>
+#include <fstream>
+
+namespace gpu_sleep::test {
+
+namespace fs = std::filesystem;
+
+ProcTree::ProcTree() {
+    std::string name = (fs::temp_directory_path() / "gs-test-XXXXXX").string();
+    REQUIRE(::mkdtemp(name.data()) != nullptr);
+    path_ = name;
+    fs::create_directories(proc());
+    fs::create_directories(root() / "tmp");
+}
+
+ProcTree::~ProcTree() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+}
+
+void ProcTree::add(const FakeProcess& process) const {
+    const auto pid = std::to_string(process.pid);
+    const auto directory = "proc/" + pid;
+    const auto uid = std::to_string(process.uid);
+    const auto inner = process.inner_pid == 0 ? "" : "\t" + std::to_string(process.inner_pid);
+    write(directory + "/status", "Name:\t" + process.name + "\nUmask:\t0022\nState:\tS (sleeping)\nPPid:\t" +
+                                     std::to_string(process.parent) + "\nUid:\t12345\t" + uid + "\t" + uid +
+                                     "\t" + uid + "\nNSpid:\t" + pid + inner + "\nThreads:\t3\n");
+    write(directory + "/stat", pid + " (" + process.name +
+                                   ") S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 " +
+                                   std::to_string(process.start_time) + " 20 21\n");
+    write(directory + "/cmdline", process.arguments);
+    std::error_code exists;
+    fs::create_directory_symlink(root(), path_ / directory / "root", exists);
+}
+
+void ProcTree::write(const std::string& name, const std::string& text) const {
+    const auto path = path_ / name;
+    fs::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << text;
+}
+
+fs::path ProcTree::add_agent_directory(const std::string& name) const {
+    auto path = root() / "tmp" / name;
+    fs::create_directories(path);
+    fs::permissions(path, fs::perms::owner_all);
+    return path;
+}
+
+} // namespace gpu_sleep::test

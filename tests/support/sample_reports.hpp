@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reports of a model server that sleeps and wakes, for tests of how they are shown.
+
+#pragma once
+
+#include "model/model.hpp"
+
+namespace gpu_sleep::test {
+
+inline model::TagReport sample_weights() {
+    model::TagReport tag;
+    tag.tag = "weights";
+    tag.policy = {model::Retention::offload, true};
+    tag.ranges = 194;
+    tag.bytes = tag.resident = 15 * k_gib;
+    tag.allocated = 15 * k_gib - 4096;
+    return tag;
+}
+
+inline model::TagReport sample_cache() {
+    model::TagReport tag;
+    tag.tag = "kv_cache";
+    tag.device = 1;
+    tag.policy.retention = model::Retention::discard;
+    tag.ranges = 32;
+    tag.bytes = tag.resident = tag.allocated = 24 * k_gib;
+    return tag;
+}
+
+/// Awake for an hour, on two devices.
+inline model::Report sample_status() {
+    model::Report report;
+    report.pid = 7;
+    report.name = "llama";
+    report.state_seconds = 3600;
+    report.tags = {sample_weights(), sample_cache()};
+    return report;
+}
+
+/// What a sleep at level 1 answered.
+inline model::Report sample_sleep() {
+    auto report = sample_status();
+    report.operation = model::Operation::sleep;
+    report.changed = true;
+    report.state = model::State::asleep;
+    report.state_seconds = 0;
+    report.host_bytes = 15 * k_gib;
+    report.times = {0.01, 0.02, 0.4, 0.03, 0.46};
+    for (auto& tag : report.tags) {
+        tag.state = model::State::asleep;
+        tag.resident = 0;
+    }
+    report.tags[0].kept = 15 * k_gib;
+    report.tags[1].dropped = 24 * k_gib;
+    report.devices = {{0, "NVIDIA H200", 15 * k_gib, 15 * k_gib, 0, 100 * k_gib, 115 * k_gib, 140 * k_gib},
+                      {1, "NVIDIA H200", 24 * k_gib, 0, 24 * k_gib, 0, 0, 0}};
+    report.dropped_without_refill = {"kv_cache"};
+    report.notes = {"a sentence of the agent"};
+    return report;
+}
+
+} // namespace gpu_sleep::test

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Device addresses as spans of this process's own address space.
+
+#include "support/simulated_driver/address_space.hpp"
+
+#include "base/units.hpp"
+
+#include <sys/mman.h>
+
+namespace gpu_sleep::sim {
+namespace {
+
+constexpr int k_reserve_flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+void* to_pointer(std::uint64_t address) noexcept {
+    return reinterpret_cast<void*>(address);
+}
+
+/// Reserves at `hint` and nowhere else; 0 if that is taken.
+std::uint64_t reserve_at(std::uint64_t hint, std::uint64_t bytes) {
+    void* got = ::mmap(to_pointer(hint), bytes, PROT_NONE, k_reserve_flags | MAP_FIXED_NOREPLACE, -1, 0);
+    return got == MAP_FAILED ? 0 : reinterpret_cast<std::uint64_t>(got);
+}
+
+/// Reserves anywhere, by reserving more and trimming both ends; 0 if there is no room.
+std::uint64_t reserve_aligned(std::uint64_t bytes, std::uint64_t alignment) {
+    void* got = ::mmap(nullptr, bytes + alignment, PROT_NONE, k_reserve_flags, -1, 0);
+    if (got == MAP_FAILED) return 0;
+    const auto lowest = reinterpret_cast<std::uint64_t>(got);
+    const auto begin = round_up(lowest, alignment);
+    if (begin > lowest) ::munmap(got, begin - lowest);
+    if (begin < lowest + alignment) ::munmap(to_pointer(begin + bytes), lowest + alignment - begin);
+    return begin;
+}
+
+int protection_of(const Mapping& mapping) noexcept {
+    if (mapping.writers != 0) return PROT_READ | PROT_WRITE;
+    return mapping.readers != 0 ? PROT_READ : PROT_NONE;
+}
+
+} // namespace
+
+CUresult AddressSpace::reserve(std::uint64_t bytes, std::uint64_t alignment, std::uint64_t hint,
+                               std::uint64_t& begin) {
+    std::uint64_t got = 0;
+    if (hint != 0 && hint % alignment == 0) got = reserve_at(hint, bytes);
+    if (got == 0) got = reserve_aligned(bytes, alignment);
+    if (got == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    reservations_.emplace(got, bytes);
+    ++totals_.reservations;
+    totals_.reserved_bytes += bytes;
+    begin = got;
+    return CUDA_SUCCESS;
+}
+
+CUresult AddressSpace::free_reservation(std::uint64_t begin, std::uint64_t bytes) {
+    const auto found = reservations_.find(begin);
+    if (found == reservations_.end() || found->second != bytes) return CUDA_ERROR_INVALID_VALUE;
+    const auto inside = mappings_.lower_bound(begin);
+    if (inside != mappings_.end() && inside->first < begin + bytes) return CUDA_ERROR_INVALID_VALUE;
+    ::munmap(to_pointer(begin), bytes);
+    reservations_.erase(found);
+    --totals_.reservations;
+    totals_.reserved_bytes -= bytes;
+    return CUDA_SUCCESS;
+}
+
+std::uint64_t AddressSpace::reservation_bytes(std::uint64_t begin) const {
+    const auto found = reservations_.find(begin);
+    return found == reservations_.end() ? 0 : found->second;
+}
+
+bool AddressSpace::is_reserved(std::uint64_t address) const {
+    const auto after = reservations_.upper_bound(address);
+    return after != reservations_.begin() && address - std::prev(after)->first < std::prev(after)->second;
+}
+
+CUresult AddressSpace::map(std::uint64_t begin, std::shared_ptr<Physical> memory, bool plain) {
+    const auto bytes = memory->bytes();
+    const auto reservation = reservations_.upper_bound(begin);
+    if (reservation == reservations_.begin()) return CUDA_ERROR_INVALID_VALUE;
+    const auto& [start, length] = *std::prev(reservation);
+    if (begin - start > length || bytes > length - (begin - start)) return CUDA_ERROR_INVALID_VALUE;
+    const auto next = mappings_.lower_bound(begin);
+    if (next != mappings_.end() && next->first < begin + bytes) return CUDA_ERROR_INVALID_VALUE;
+    if (next != mappings_.begin() && std::prev(next)->second.end() > begin) return CUDA_ERROR_INVALID_VALUE;
+    Mapping mapping;
+    mapping.begin = begin;
+    mapping.bytes = bytes;
+    mapping.memory = std::move(memory);
+    mapping.since = ++generation_;
+    mapping.plain = plain;
+    mappings_.emplace_hint(next, begin, std::move(mapping));
+    ++totals_.mappings;
+    totals_.mapped_bytes += bytes;
+    return CUDA_SUCCESS;
+}
+
+std::optional<std::pair<AddressSpace::Mappings::iterator, AddressSpace::Mappings::iterator>>
+AddressSpace::exact_span(std::uint64_t begin, std::uint64_t bytes) {
+    const auto first = mappings_.find(begin);
+    auto last = first;
+    auto reached = begin;
+    while (last != mappings_.end() && last->first == reached && reached - begin < bytes) {
+        reached = last->second.end();
+        ++last;
+    }
+    if (bytes == 0 || reached - begin != bytes) return std::nullopt;
+    return std::pair{first, last};
+}
+
+CUresult AddressSpace::unmap(std::uint64_t begin, std::uint64_t bytes) {
+    const auto span = exact_span(begin, bytes);
+    if (!span) return CUDA_ERROR_INVALID_VALUE;
+    bool shown = false;
+    std::uint64_t count = 0;
+    for (auto it = span->first; it != span->second; ++it, ++count)
+        shown |= it->second.protection != PROT_NONE;
+    if (shown &&
+        ::mmap(to_pointer(begin), bytes, PROT_NONE, k_reserve_flags | MAP_FIXED, -1, 0) == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    totals_.mappings -= count;
+    totals_.mapped_bytes -= bytes;
+    ++generation_;
+    mappings_.erase(span->first, span->second);
+    return CUDA_SUCCESS;
+}
+
+CUresult AddressSpace::show(Mappings::iterator first, Mappings::iterator last, int protection) {
+    while (first != last) {
+        // Neighbours in memory that are neighbours in the file take one system call.
+        const auto begin = first->second.begin;
+        const auto fd = first->second.memory->fd();
+        const auto offset = first->second.memory->offset();
+        auto reached = begin;
+        auto next = first;
+        while (next != last && next->second.memory->fd() == fd && next->second.begin == reached &&
+               next->second.memory->offset() == offset + (reached - begin)) {
+            reached = next->second.end();
+            ++next;
+        }
+        void* shown = ::mmap(to_pointer(begin), reached - begin, protection,
+                             MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, static_cast<off_t>(offset));
+        if (shown == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+        for (; first != next; ++first) first->second.protection = protection;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult AddressSpace::set_access(std::uint64_t begin, std::uint64_t bytes, std::uint32_t devices,
+                                  CUmemAccess_flags flags) {
+    const auto span = exact_span(begin, bytes);
+    if (!span) return CUDA_ERROR_INVALID_VALUE;
+    for (auto it = span->first; it != span->second; ++it) {
+        auto& mapping = it->second;
+        mapping.readers =
+            flags == CU_MEM_ACCESS_FLAGS_PROT_NONE ? mapping.readers & ~devices : mapping.readers | devices;
+        mapping.writers = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? mapping.writers | devices
+                                                                      : mapping.writers & ~devices;
+    }
+    for (auto it = span->first; it != span->second;) {
+        const auto wanted = protection_of(it->second);
+        auto next = it;
+        while (next != span->second && protection_of(next->second) == wanted &&
+               next->second.protection == it->second.protection)
+            ++next;
+        if (it->second.protection != wanted)
+            if (const auto status = show(it, next, wanted); status != CUDA_SUCCESS) return status;
+        it = next;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult AddressSpace::remap(const Physical& memory) {
+    for (auto it = mappings_.begin(); it != mappings_.end(); ++it) {
+        if (it->second.memory.get() != &memory || it->second.protection == PROT_NONE) continue;
+        if (const auto status = show(it, std::next(it), it->second.protection); status != CUDA_SUCCESS)
+            return status;
+    }
+    return CUDA_SUCCESS;
+}
+
+const Mapping* AddressSpace::find(std::uint64_t address) const {
+    const auto after = mappings_.upper_bound(address);
+    if (after == mappings_.begin()) return nullptr;
+    const auto& mapping = std::prev(after)->second;
+    return address < mapping.end() ? &mapping : nullptr;
+}
+
+bool AddressSpace::accessible(std::uint64_t begin, std::uint64_t bytes, Accessor who, Access access,
+                              Generation as_of) const {
+    const auto self = std::uint32_t{1} << who.device;
+    for (auto address = begin; address - begin < bytes;) {
+        const auto* mapping = find(address);
+        if (!mapping || mapping->since > as_of) return false;
+        if (mapping->plain) {
+            const auto owner = std::uint32_t{1} << mapping->memory->device();
+            if ((owner & (self | who.peers)) == 0) return false;
+        } else if (((access == Access::write ? mapping->writers : mapping->readers) & self) == 0) {
+            return false;
+        }
+        address = mapping->end();
+    }
+    return true;
+}
+
+} // namespace gpu_sleep::sim

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The device's virtual addresses: what is reserved, what is mapped where, and which device may touch it. A
+// device address is an address of this process; while nobody may access it, it faults.
+
+#pragma once
+
+#include "support/simulated_driver/physical_memory.hpp"
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+
+namespace gpu_sleep::sim {
+
+/// Counts events that decide whether memory is still what it was when work was submitted.
+using Generation = std::uint64_t;
+
+enum class Access : std::uint8_t { read, write };
+
+/// Who touches memory: a device, and the devices whose plain allocations its context was given access to (one
+/// bit each).
+struct Accessor {
+    int device = 0;
+    std::uint32_t peers = 0;
+};
+
+/// Memory of one allocation, shown at an address.
+struct Mapping {
+    std::uint64_t begin = 0;
+    std::uint64_t bytes = 0;
+    std::shared_ptr<Physical> memory;
+    Generation since = 0;
+    std::uint32_t readers = 0; ///< one bit for each device
+    std::uint32_t writers = 0;
+    int protection = 0; ///< of the pages of this process; PROT_NONE until somebody is granted access
+    bool plain = false; ///< from cuMemAlloc: its device and enabled peers may access it
+
+    [[nodiscard]] std::uint64_t end() const noexcept { return begin + bytes; }
+};
+
+struct SpaceTotals {
+    std::uint64_t reservations = 0;
+    std::uint64_t reserved_bytes = 0;
+    std::uint64_t mappings = 0;
+    std::uint64_t mapped_bytes = 0;
+};
+
+/// The tables of addresses. Guarded by the driver's lock. Errors are the driver's own:
+/// CUDA_ERROR_INVALID_VALUE for a span that is not what it should be, CUDA_ERROR_OUT_OF_MEMORY when the host
+/// refuses; then nothing changed, unless a function says otherwise.
+class AddressSpace {
+public:
+    /// Reserves addresses, at `hint` if they are free there. `alignment` is a power of two.
+    CUresult reserve(std::uint64_t bytes, std::uint64_t alignment, std::uint64_t hint, std::uint64_t& begin);
+    /// Gives a whole reservation back; nothing may be mapped in it.
+    CUresult free_reservation(std::uint64_t begin, std::uint64_t bytes);
+
+    CUresult map(std::uint64_t begin, std::shared_ptr<Physical> memory, bool plain);
+    /// Unmaps all mappings of a span that they fill without holes.
+    CUresult unmap(std::uint64_t begin, std::uint64_t bytes);
+    /// Sets what the devices in `devices` (one bit each) may do in a span that whole mappings fill without
+    /// holes.
+    CUresult set_access(std::uint64_t begin, std::uint64_t bytes, std::uint32_t devices,
+                        CUmemAccess_flags flags);
+    /// Shows the mappings of `memory` in the file where it lies now.
+    CUresult remap(const Physical& memory);
+
+    /// The mapping that holds `address`, or null. Valid until the next change.
+    [[nodiscard]] const Mapping* find(std::uint64_t address) const;
+    [[nodiscard]] bool is_reserved(std::uint64_t address) const;
+    /// The reservation that starts at `begin`: its length, or 0.
+    [[nodiscard]] std::uint64_t reservation_bytes(std::uint64_t begin) const;
+
+    /// Whether all of a span is mapped, since no later than `as_of`, and `who` may do `access` to it.
+    [[nodiscard]] bool accessible(std::uint64_t begin, std::uint64_t bytes, Accessor who, Access access,
+                                  Generation as_of) const;
+
+    /// A number that is at least that of every mapping there is, and less than that of every later one.
+    [[nodiscard]] Generation now() const noexcept { return generation_; }
+    [[nodiscard]] const SpaceTotals& totals() const noexcept { return totals_; }
+
+private:
+    using Mappings = std::map<std::uint64_t, Mapping>;
+
+    /// The mappings that fill the span exactly: first, and one past the last; or nothing.
+    std::optional<std::pair<Mappings::iterator, Mappings::iterator>> exact_span(std::uint64_t begin,
+                                                                                std::uint64_t bytes);
+    CUresult show(Mappings::iterator first, Mappings::iterator last, int protection);
+
+    std::map<std::uint64_t, std::uint64_t> reservations_;
+    Mappings mappings_;
+    Generation generation_ = 1;
+    SpaceTotals totals_;
+};
+
+} // namespace gpu_sleep::sim

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The kernels that every module has, and the product's own, as host functions.
+
+#include "driver/kernels/fingerprint.hpp"
+#include "support/simulated_driver/kernels.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+namespace gpu_sleep::sim {
+namespace {
+
+using driver::Fingerprint;
+using driver::FingerprintBlock;
+
+template <class T>
+T argument(void** arguments, std::size_t index) {
+    return *static_cast<T*>(arguments[index]);
+}
+
+void fill(const sim_launch*, void** arguments) {
+    std::fill_n(argument<std::uint32_t*>(arguments, 0), argument<std::uint64_t>(arguments, 1),
+                argument<std::uint32_t>(arguments, 2));
+}
+
+void add(const sim_launch*, void** arguments) {
+    auto* const numbers = argument<std::uint32_t*>(arguments, 0);
+    const auto increment = argument<std::uint32_t>(arguments, 2);
+    std::for_each_n(numbers, argument<std::uint64_t>(arguments, 1),
+                    [=](std::uint32_t& n) { n += increment; });
+}
+
+void copy(const sim_launch*, void** arguments) {
+    std::copy_n(argument<const std::uint32_t*>(arguments, 1), argument<std::uint64_t>(arguments, 2),
+                argument<std::uint32_t*>(arguments, 0));
+}
+
+void spin(const sim_launch* launch, void** arguments) {
+    const auto end =
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(argument<std::uint64_t>(arguments, 0));
+    while (std::chrono::steady_clock::now() < end && sim_launch_cancelled(launch) == 0)
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+}
+
+void spin_until(const sim_launch* launch, void** arguments) {
+    auto* const flag = argument<const std::uint32_t*>(arguments, 0);
+    while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) == 0 && sim_launch_cancelled(launch) == 0)
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+}
+
+void fingerprint(const sim_launch* launch, void** arguments) {
+    const auto* const blocks = argument<const FingerprintBlock*>(arguments, 0);
+    auto* const out = argument<Fingerprint*>(arguments, 1);
+    const auto count = argument<std::uint64_t>(arguments, 2);
+    sim_require_access(launch, reinterpret_cast<std::uint64_t>(blocks), count * sizeof *blocks, 0);
+    sim_require_access(launch, reinterpret_cast<std::uint64_t>(out), count * sizeof *out, 1);
+    for (std::uint64_t i = 0; i < count; ++i)
+        sim_require_access(launch, blocks[i].address, blocks[i].bytes, 0);
+    driver::fingerprint_on_host(blocks, out, count);
+}
+
+constexpr std::size_t k_pointer = sizeof(void*);
+constexpr std::size_t k_word = sizeof(std::uint32_t);
+constexpr std::size_t k_long = sizeof(std::uint64_t);
+
+} // namespace
+
+void add_built_in_kernels(KernelRegistry& registry) {
+    registry.add("sim_fill", fill, std::array{k_pointer, k_long, k_word});
+    registry.add("sim_add", add, std::array{k_pointer, k_long, k_word});
+    registry.add("sim_copy", copy, std::array{k_pointer, k_pointer, k_long});
+    registry.add("sim_spin", spin, std::array{k_long});
+    registry.add("sim_spin_until", spin_until, std::array{k_pointer});
+}
+
+void add_product_kernels(KernelRegistry& registry) {
+    registry.add("gpu_sleep_fingerprint", fingerprint, std::array{k_pointer, k_pointer, k_long});
+}
+
+} // namespace gpu_sleep::sim

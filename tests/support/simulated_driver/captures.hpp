@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Stream capture: who captures, what breaks it, and what it records. All under the driver's lock.
+
+#pragma once
+
+#include "support/simulated_driver/driver.hpp"
+#include "support/simulated_driver/work.hpp"
+
+#include <memory>
+
+namespace gpu_sleep::sim {
+
+/// Breaks every capture of `context`, as calls do that no capture survives; whether there was one.
+bool break_captures_of(Driver& driver, const Context& context);
+
+/// Breaks the capture of `stream`, which has one. Returns CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.
+CUresult break_capture(Stream& stream);
+
+/// Ends the captures of a context that is being destroyed.
+void forget_captures(Driver& driver, const Context& context);
+
+/// Whether a blocking stream of the context of `stream` captures while `stream` is the legacy stream.
+[[nodiscard]] bool depends_on_capture(const Stream& stream);
+
+/// Work in `stream` now: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, and those captures are broken, if
+/// depends_on_capture().
+CUresult refuse_implicit_dependency(Driver& driver, const Stream& stream);
+
+/// Adds `work` to the graph that `stream` captures. Errors: STREAM_CAPTURE_INVALIDATED.
+CUresult record(Driver& driver, Stream& stream, std::shared_ptr<const Work> work);
+
+/// Records `event` in a stream that captures: others that wait for it join the capture.
+CUresult record_captured(Stream& stream, Event& event);
+
+/// Lets `stream` wait for an event that was recorded in a capture: it joins. Errors: STREAM_CAPTURE_MERGE,
+/// STREAM_CAPTURE_INVALIDATED, STREAM_CAPTURE_ISOLATION (the capture is over).
+CUresult wait_captured(const std::shared_ptr<Stream>& stream, const Event& event);
+
+/// Takes a graph and its nodes out of the tables.
+void destroy_graph(Driver& driver, CUgraph graph);
+
+} // namespace gpu_sleep::sim

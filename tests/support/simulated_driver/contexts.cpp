@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Contexts: cuCtx* and cuDevicePrimaryCtx*.
+
+#include "support/simulated_driver/contexts.hpp"
+
+#include "support/simulated_driver/captures.hpp"
+#include "support/simulated_driver/device_budget.hpp"
+#include "support/simulated_driver/faults.hpp"
+#include "support/simulated_driver/plain_memory.hpp"
+#include "support/simulated_driver/settings.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace gpu_sleep::sim {
+namespace {
+
+constexpr std::uint64_t k_primary_handles = std::uint64_t{15} << 40;
+constexpr unsigned k_api_version = 3020;
+
+thread_local std::vector<CUcontext> context_stack;
+
+CUcontext primary_handle(int device) noexcept {
+    return reinterpret_cast<CUcontext>(k_primary_handles + static_cast<std::uint64_t>(device + 1) * 16);
+}
+
+std::shared_ptr<Context> make_context(Driver& driver, CUcontext handle, int device, unsigned flags,
+                                      bool primary) {
+    if (!DeviceBudget::instance().take(device, settings().context_bytes)) return nullptr;
+    return std::make_shared<Context>(handle, device, flags, driver.next_id++, primary);
+}
+
+CUresult retain_primary(Driver& driver, int device, CUcontext& handle) {
+    auto& primary = driver.primaries[static_cast<std::size_t>(device)];
+    if (!primary.active) {
+        auto context = make_context(driver, primary_handle(device), device, primary.flags, true);
+        if (!context) return CUDA_ERROR_OUT_OF_MEMORY;
+        driver.contexts.put(context->handle, context);
+        primary.active = std::move(context);
+    }
+    ++primary.references;
+    handle = primary.active->handle;
+    return CUDA_SUCCESS;
+}
+
+/// Ends streams that were destroyed and have done their work.
+void reap_streams(Context& context) {
+    std::erase_if(context.streams, [](const auto& stream) { return stream->closed_and_done(); });
+}
+
+bool is_device(const Driver& driver, CUdevice device) noexcept {
+    return device >= 0 && device < driver.device_count();
+}
+
+} // namespace
+
+std::shared_ptr<Context> find_context(Driver& driver, CUcontext handle) {
+    return driver.contexts.find(handle);
+}
+
+CUresult current_context(Driver& driver, std::shared_ptr<Context>& context) {
+    if (context_stack.empty() || !context_stack.back()) return CUDA_ERROR_INVALID_CONTEXT;
+    context = driver.contexts.find(context_stack.back());
+    return context ? context->error() : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+std::shared_ptr<Stream> add_stream(Driver& driver, Context& context, Stream::Kind kind, int priority) {
+    reap_streams(context);
+    context.streams.push_back(std::make_shared<Stream>(context, kind, driver.next_id++, priority));
+    return context.streams.back();
+}
+
+void retire_stream(Context& context, Stream& stream) {
+    stream.close();
+    reap_streams(context);
+}
+
+std::shared_ptr<Stream> find_stream(Driver& driver, Context& context, CUstream handle) {
+    if (!handle || handle == CU_STREAM_LEGACY) {
+        if (!context.legacy) context.legacy = add_stream(driver, context, Stream::Kind::legacy, 0);
+        return context.legacy;
+    }
+    if (handle == CU_STREAM_PER_THREAD) {
+        auto& stream = context.per_thread[thread_id()];
+        if (!stream) stream = add_stream(driver, context, Stream::Kind::blocking, 0);
+        return stream;
+    }
+    return driver.streams.find(handle);
+}
+
+std::vector<Ticket> all_work(const Context& context) {
+    std::vector<Ticket> tickets;
+    for (const auto& stream : context.streams) tickets.push_back(stream->last());
+    return tickets;
+}
+
+CUresult wait_for(Call& call, const Context& context, const std::vector<Ticket>& tickets) {
+    call.lock.unlock();
+    for (const auto& ticket : tickets) ticket.wait();
+    call.lock.lock();
+    return context.error();
+}
+
+void destroy_context(Call& call, const std::shared_ptr<Context>& context) {
+    auto& driver = call.driver;
+    driver.contexts.remove(context->handle);
+    forget_captures(driver, *context);
+    auto streams = driver.streams.remove_if([&](const Stream& s) { return &s.context == context.get(); });
+    driver.events.remove_if([&](const Event& e) { return e.context == context.get(); });
+    driver.modules.remove_if([&](const Module& m) { return m.context == context.get(); });
+    driver.functions.remove_if([&](const Function& f) { return f.context == context.get(); });
+    driver.execs.remove_if([&](const GraphExec& e) { return e.context == context.get(); });
+    const auto working = context->streams;
+    for (const auto& stream : working) stream->abandon();
+    call.lock.unlock();
+    for (const auto& stream : working) stream->join();
+    call.lock.lock();
+    free_plain_memory_of(driver, *context);
+    driver.host.remove_all_of(context.get());
+    DeviceBudget::instance().give_back(context->device, settings().context_bytes);
+}
+
+} // namespace gpu_sleep::sim
+
+using namespace gpu_sleep::sim;
+
+CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+    return call(Entry::cuDevicePrimaryCtxRetain, [&](Call& c) {
+        if (!context) return CUDA_ERROR_INVALID_VALUE;
+        if (!is_device(c.driver, device)) return CUDA_ERROR_INVALID_DEVICE;
+        return retain_primary(c.driver, device, *context);
+    });
+}
+
+CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device) {
+    return call(Entry::cuDevicePrimaryCtxRelease, [&](Call& c) {
+        if (!is_device(c.driver, device)) return CUDA_ERROR_INVALID_DEVICE;
+        auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
+        if (primary.references == 0) return CUDA_ERROR_INVALID_CONTEXT;
+        if (--primary.references == 0)
+            if (const auto last = std::exchange(primary.active, nullptr)) destroy_context(c, last);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice device) {
+    return call(Entry::cuDevicePrimaryCtxReset, [&](Call& c) {
+        if (!is_device(c.driver, device)) return CUDA_ERROR_INVALID_DEVICE;
+        auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
+        primary.references = 0;
+        if (const auto last = std::exchange(primary.active, nullptr)) destroy_context(c, last);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) {
+    return call(Entry::cuDevicePrimaryCtxSetFlags, [&](Call& c) {
+        if (!is_device(c.driver, device)) return CUDA_ERROR_INVALID_DEVICE;
+        auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
+        primary.flags = flags;
+        if (primary.active) primary.active->flags = flags;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+    return call(Entry::cuDevicePrimaryCtxGetState, [&](Call& c) {
+        if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
+        if (!is_device(c.driver, device)) return CUDA_ERROR_INVALID_DEVICE;
+        const auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
+        *flags = primary.flags;
+        *active = primary.active ? 1 : 0;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxCreate(CUcontext* handle, CUctxCreateParams*, unsigned flags, CUdevice device) {
+    return call(Entry::cuCtxCreate, [&](Call& c) {
+        if (!handle) return CUDA_ERROR_INVALID_VALUE;
+        if (!is_device(c.driver, device)) return CUDA_ERROR_INVALID_DEVICE;
+        const auto own_handle = reinterpret_cast<CUcontext>((std::uint64_t{1} << 40) + c.driver.next_id * 16);
+        auto context = make_context(c.driver, own_handle, device, flags, false);
+        if (!context) return CUDA_ERROR_OUT_OF_MEMORY;
+        c.driver.contexts.put(own_handle, context);
+        context_stack.push_back(own_handle);
+        *handle = own_handle;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxDestroy(CUcontext handle) {
+    return call(Entry::cuCtxDestroy, [&](Call& c) {
+        const auto context = find_context(c.driver, handle);
+        if (!context || context->primary) return CUDA_ERROR_INVALID_CONTEXT;
+        if (!context_stack.empty() && context_stack.back() == handle) context_stack.pop_back();
+        destroy_context(c, context);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxPushCurrent(CUcontext handle) {
+    return call(Entry::cuCtxPushCurrent, [&](Call& c) {
+        if (!find_context(c.driver, handle)) return CUDA_ERROR_INVALID_CONTEXT;
+        context_stack.push_back(handle);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxPopCurrent(CUcontext* handle) {
+    return call(Entry::cuCtxPopCurrent, [&](Call&) {
+        if (context_stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+        if (handle) *handle = context_stack.back();
+        context_stack.pop_back();
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxSetCurrent(CUcontext handle) {
+    return call(Entry::cuCtxSetCurrent, [&](Call& c) {
+        if (handle && !find_context(c.driver, handle)) return CUDA_ERROR_INVALID_CONTEXT;
+        if (!context_stack.empty()) context_stack.pop_back();
+        if (handle) context_stack.push_back(handle);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxGetCurrent(CUcontext* handle) {
+    return call(Entry::cuCtxGetCurrent, [&](Call&) {
+        if (!handle) return CUDA_ERROR_INVALID_VALUE;
+        *handle = context_stack.empty() ? nullptr : context_stack.back();
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxGetDevice(CUdevice* device) {
+    return call_in_context(Entry::cuCtxGetDevice, [&](Call&, Context& context) {
+        if (!device) return CUDA_ERROR_INVALID_VALUE;
+        *device = context.device;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxGetFlags(unsigned* flags) {
+    return call_in_context(Entry::cuCtxGetFlags, [&](Call&, Context& context) {
+        if (!flags) return CUDA_ERROR_INVALID_VALUE;
+        *flags = context.flags;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxGetId(CUcontext handle, unsigned long long* id) {
+    return call(Entry::cuCtxGetId, [&](Call& c) {
+        if (!id) return CUDA_ERROR_INVALID_VALUE;
+        std::shared_ptr<Context> context;
+        if (!handle) {
+            if (const auto status = current_context(c.driver, context); !context) return status;
+        } else {
+            context = find_context(c.driver, handle);
+        }
+        if (!context) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        *id = context->id;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
+    return call(Entry::cuCtxGetApiVersion, [&](Call& c) {
+        if (!version) return CUDA_ERROR_INVALID_VALUE;
+        if (handle && !find_context(c.driver, handle)) return CUDA_ERROR_INVALID_CONTEXT;
+        *version = k_api_version;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxGetLimit(std::size_t* value, CUlimit limit) {
+    return call_in_context(Entry::cuCtxGetLimit, [&](Call&, Context& context) {
+        if (!value) return CUDA_ERROR_INVALID_VALUE;
+        *value = context.limits[limit];
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, std::size_t value) {
+    return call_in_context(Entry::cuCtxSetLimit, [&](Call&, Context& context) {
+        context.limits[limit] = value;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+    return call_in_context(Entry::cuCtxGetStreamPriorityRange, [&](Call&, Context&) {
+        if (least) *least = 0;
+        if (greatest) *greatest = -5;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+    return call_in_context(Entry::cuCtxEnablePeerAccess, [&](Call& c, Context& context) {
+        const auto other = find_context(c.driver, peer);
+        if (flags != 0 || !other || other.get() == &context) return CUDA_ERROR_INVALID_VALUE;
+        const auto bit = std::uint32_t{1} << other->device;
+        if ((context.peers & bit) != 0) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+        context.peers |= bit;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxDisablePeerAccess(CUcontext peer) {
+    return call_in_context(Entry::cuCtxDisablePeerAccess, [&](Call& c, Context& context) {
+        const auto other = find_context(c.driver, peer);
+        if (!other) return CUDA_ERROR_INVALID_CONTEXT;
+        const auto bit = std::uint32_t{1} << other->device;
+        if ((context.peers & bit) == 0) return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+        context.peers &= ~bit;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxSynchronize() {
+    return call_in_context(Entry::cuCtxSynchronize, [&](Call& c, Context& context) {
+        if (break_captures_of(c.driver, context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        return wait_for(c, context, all_work(context));
+    });
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Making and ending contexts, and finding the streams in them.
+
+#pragma once
+
+#include "support/simulated_driver/driver.hpp"
+#include "support/simulated_driver/entry.hpp"
+
+#include <memory>
+#include <vector>
+
+namespace gpu_sleep::sim {
+
+/// The context of `handle`; null if there is none, or it was destroyed.
+[[nodiscard]] std::shared_ptr<Context> find_context(Driver& driver, CUcontext handle);
+
+/// The stream that `handle` names in `context`: one of its own, or its default streams. Null if there is
+/// none.
+[[nodiscard]] std::shared_ptr<Stream> find_stream(Driver& driver, Context& context, CUstream handle);
+
+/// Adds a stream to `context`.
+[[nodiscard]] std::shared_ptr<Stream> add_stream(Driver& driver, Context& context, Stream::Kind kind,
+                                                 int priority);
+
+/// Ends `stream`, which no handle names any more, once its work is done.
+void retire_stream(Context& context, Stream& stream);
+
+/// The newest work of every stream of `context`.
+[[nodiscard]] std::vector<Ticket> all_work(const Context& context);
+
+/// Waits for `tickets` without the driver's lock. Afterwards: the error of `context`, if it has one.
+CUresult wait_for(Call& call, const Context& context, const std::vector<Ticket>& tickets);
+
+/// Takes `context` out of the tables with all that belongs to it, drops its work, and waits for its threads.
+/// Lets go of the lock meanwhile.
+void destroy_context(Call& call, const std::shared_ptr<Context>& context);
+
+} // namespace gpu_sleep::sim

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// cuMemcpy*. What involves host memory is over when a synchronous call returns; what stays on devices is not.
+
+#include "support/simulated_driver/contexts.hpp"
+#include "support/simulated_driver/transfer.hpp"
+
+#include <optional>
+
+namespace gpu_sleep::sim {
+namespace {
+
+enum class Wait : bool { no, yes };
+
+/// What a typed copy promises about a side; any: found out from the address.
+enum class Expect : std::uint8_t { any, device, host };
+
+struct Request {
+    Side to;
+    Side from;
+    Expect to_is = Expect::any;
+    Expect from_is = Expect::any;
+    std::uint64_t width = 0;
+    std::uint64_t height = 1;
+};
+
+/// Copies reach plain allocations of every device.
+Accessor copier(int device) noexcept {
+    return {device, ~std::uint32_t{0}};
+}
+
+std::uint64_t to_address(const void* pointer) noexcept {
+    return reinterpret_cast<std::uint64_t>(pointer);
+}
+
+/// Fills in where `side` leads; false if that is not as expected, or it cannot be reached.
+bool resolve(const Call& c, Side& side, Expect expected, const Request& request, Access access) {
+    side.space = space_of(c.driver, side, request.width, request.height);
+    // Page-locked memory has a device address, which is its own.
+    if (expected == Expect::device && side.space == Space::pageable) return false;
+    if (side.space == Space::page_locked) {
+        const auto* range = c.driver.host.find(side.address);
+        const auto extent = (request.height - 1) * side.pitch + request.width;
+        // A copy may not cross the border of a registration.
+        if (!range || side.address - range->begin > range->bytes - extent || extent > range->bytes)
+            return false;
+    }
+    return reachable(c.driver, side, request.width, request.height, access, c.driver.space.now(),
+                     c.driver.host.now());
+}
+
+CUresult copy(Call& c, Context& context, CUstream handle, Request request, Wait wait) {
+    const auto stream = find_stream(c.driver, context, handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (request.width == 0 || request.height == 0) return CUDA_SUCCESS;
+    if (!resolve(c, request.to, request.to_is, request, Access::write) ||
+        !resolve(c, request.from, request.from_is, request, Access::read))
+        return CUDA_ERROR_INVALID_VALUE;
+    const bool host = request.to.space != Space::device || request.from.space != Space::device;
+    const bool into_pageable = request.to.space == Space::pageable;
+    const auto work = std::make_shared<Copy>(request.to, request.from, request.width, request.height);
+    if (request.from.space == Space::pageable && !into_pageable && wait == Wait::no && !stream->capture)
+        work->stage();
+    Submitted submitted;
+    if (const auto status = submit(c, *stream, work, &submitted); status != CUDA_SUCCESS) return status;
+    if (submitted.captured || !(into_pageable || (host && wait == Wait::yes))) return CUDA_SUCCESS;
+    const auto owner = find_context(c.driver, stream->context.handle);
+    return wait_for(c, *owner, {submitted.ticket});
+}
+
+CUresult call_copy(Entry entry, std::uint64_t to, Expect to_is, std::uint64_t from, Expect from_is,
+                   std::size_t bytes, CUstream stream, Wait wait) noexcept {
+    return call_in_context(entry, [&](Call& c, Context& context) {
+        const auto who = copier(context.device);
+        return copy(c, context, stream, {{to, 0, who}, {from, 0, who}, to_is, from_is, bytes, 1}, wait);
+    });
+}
+
+CUresult call_peer_copy(Entry entry, CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                        CUcontext from_context, std::size_t bytes, CUstream stream, Wait wait) noexcept {
+    return call_in_context(entry, [&](Call& c, Context& context) {
+        const auto to_owner = find_context(c.driver, to_context);
+        const auto from_owner = find_context(c.driver, from_context);
+        if (!to_owner || !from_owner) return CUDA_ERROR_INVALID_CONTEXT;
+        const Request request{{to, 0, copier(to_owner->device)},
+                              {from, 0, copier(from_owner->device)},
+                              Expect::device,
+                              Expect::device,
+                              bytes,
+                              1};
+        return copy(c, context, stream, request, wait);
+    });
+}
+
+/// A side of a 2D copy; nothing for arrays, which are not simulated.
+std::optional<Side> side_of(CUmemorytype type, const void* host, CUdeviceptr device, std::size_t x,
+                            std::size_t y, std::size_t pitch, Accessor who) {
+    if (type == CU_MEMORYTYPE_ARRAY) return std::nullopt;
+    const auto base = type == CU_MEMORYTYPE_HOST ? to_address(host) : device;
+    return Side{base + y * pitch + x, pitch, who};
+}
+
+Expect expected(CUmemorytype type) noexcept {
+    if (type == CU_MEMORYTYPE_HOST) return Expect::host;
+    return type == CU_MEMORYTYPE_DEVICE ? Expect::device : Expect::any;
+}
+
+CUresult call_copy_2d(Entry entry, const CUDA_MEMCPY2D* p, CUstream stream, Wait wait) noexcept {
+    return call_in_context(entry, [&](Call& c, Context& context) {
+        if (!p) return CUDA_ERROR_INVALID_VALUE;
+        const auto who = copier(context.device);
+        const auto to =
+            side_of(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstXInBytes, p->dstY, p->dstPitch, who);
+        const auto from =
+            side_of(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcXInBytes, p->srcY, p->srcPitch, who);
+        if (!to || !from) return CUDA_ERROR_NOT_SUPPORTED;
+        const bool overlapping_rows =
+            p->Height > 1 && (p->WidthInBytes > p->dstPitch || p->WidthInBytes > p->srcPitch);
+        if (overlapping_rows) return CUDA_ERROR_INVALID_VALUE;
+        const Request request{
+            *to, *from, expected(p->dstMemoryType), expected(p->srcMemoryType), p->WidthInBytes, p->Height};
+        return copy(c, context, stream, request, wait);
+    });
+}
+
+} // namespace
+} // namespace gpu_sleep::sim
+
+using namespace gpu_sleep::sim;
+
+CUresult CUDAAPI cuMemcpy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+    return call_copy(Entry::cuMemcpy, to, Expect::any, from, Expect::any, bytes, nullptr, Wait::yes);
+}
+
+CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+    return call_copy(Entry::cuMemcpyAsync, to, Expect::any, from, Expect::any, bytes, stream, Wait::no);
+}
+
+CUresult CUDAAPI cuMemcpyHtoD(CUdeviceptr to, const void* from, std::size_t bytes) {
+    return call_copy(Entry::cuMemcpyHtoD, to, Expect::device, to_address(from), Expect::host, bytes, nullptr,
+                     Wait::yes);
+}
+
+CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream) {
+    return call_copy(Entry::cuMemcpyHtoDAsync, to, Expect::device, to_address(from), Expect::host, bytes,
+                     stream, Wait::no);
+}
+
+CUresult CUDAAPI cuMemcpyDtoH(void* to, CUdeviceptr from, std::size_t bytes) {
+    return call_copy(Entry::cuMemcpyDtoH, to_address(to), Expect::host, from, Expect::device, bytes, nullptr,
+                     Wait::yes);
+}
+
+CUresult CUDAAPI cuMemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+    return call_copy(Entry::cuMemcpyDtoHAsync, to_address(to), Expect::host, from, Expect::device, bytes,
+                     stream, Wait::no);
+}
+
+CUresult CUDAAPI cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+    return call_copy(Entry::cuMemcpyDtoD, to, Expect::device, from, Expect::device, bytes, nullptr,
+                     Wait::yes);
+}
+
+CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+    return call_copy(Entry::cuMemcpyDtoDAsync, to, Expect::device, from, Expect::device, bytes, stream,
+                     Wait::no);
+}
+
+CUresult CUDAAPI cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                              std::size_t bytes) {
+    return call_peer_copy(Entry::cuMemcpyPeer, to, to_context, from, from_context, bytes, nullptr, Wait::yes);
+}
+
+CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                                   CUcontext from_context, std::size_t bytes, CUstream stream) {
+    return call_peer_copy(Entry::cuMemcpyPeerAsync, to, to_context, from, from_context, bytes, stream,
+                          Wait::no);
+}
+
+CUresult CUDAAPI cuMemcpy2D(const CUDA_MEMCPY2D* parameters) {
+    return call_copy_2d(Entry::cuMemcpy2D, parameters, nullptr, Wait::yes);
+}
+
+CUresult CUDAAPI cuMemcpy2DUnaligned(const CUDA_MEMCPY2D* parameters) {
+    return call_copy_2d(Entry::cuMemcpy2DUnaligned, parameters, nullptr, Wait::yes);
+}
+
+CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D* parameters, CUstream stream) {
+    return call_copy_2d(Entry::cuMemcpy2DAsync, parameters, stream, Wait::no);
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// cuInit, and what the simulated devices say about themselves.
+
+#include "support/simulated_driver/entry.hpp"
+#include "support/simulated_driver/settings.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+namespace gpu_sleep::sim {
+namespace {
+
+constexpr int k_driver_version = 13000;
+constexpr int k_compute_major = 9;
+constexpr int k_compute_minor = 0;
+constexpr const char* k_device_name = "gpu-sleep simulated device";
+
+/// A call about one device.
+template <class Body>
+CUresult call_with_device(Entry entry, CUdevice device, Body&& body) noexcept {
+    return call(entry, [&](Call& c) -> CUresult {
+        return device >= 0 && device < c.driver.device_count() ? body() : CUDA_ERROR_INVALID_DEVICE;
+    });
+}
+
+int attribute_of(CUdevice_attribute attribute, CUdevice device) noexcept {
+    switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return k_compute_major;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return k_compute_minor;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return 132;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return 1024;
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X:
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y: return 1024;
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z: return 64;
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X: return 0x7FFFFFFF;
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y:
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z: return 65535;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: return 48 << 10;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: return 227 << 10;
+    case CU_DEVICE_ATTRIBUTE_WARP_SIZE: return 32;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: return 2048;
+    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: return 3;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: return device + 1;
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS:
+    case CU_DEVICE_ATTRIBUTE_GPU_OVERLAP:
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+    case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
+    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: return 1;
+    default: return 0;
+    }
+}
+
+void write_bus_id(CUdevice device, char* text, int size) {
+    std::snprintf(text, static_cast<std::size_t>(size), "0000:%02X:00.0",
+                  static_cast<unsigned>(device + 1) & 0xFFU);
+}
+
+} // namespace
+} // namespace gpu_sleep::sim
+
+using namespace gpu_sleep::sim;
+
+CUresult CUDAAPI cuInit(unsigned flags) {
+    return call(Entry::cuInit, [&](Call&) { return flags == 0 ? begin_life() : CUDA_ERROR_INVALID_VALUE; });
+}
+
+CUresult CUDAAPI cuDriverGetVersion(int* version) {
+    return call(Entry::cuDriverGetVersion, [&](Call&) {
+        if (!version) return CUDA_ERROR_INVALID_VALUE;
+        *version = k_driver_version;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuDeviceGetCount(int* count) {
+    return call(Entry::cuDeviceGetCount, [&](Call& c) {
+        if (!count) return CUDA_ERROR_INVALID_VALUE;
+        *count = c.driver.device_count();
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
+    return call_with_device(Entry::cuDeviceGet, ordinal, [&] {
+        if (!device) return CUDA_ERROR_INVALID_VALUE;
+        *device = ordinal;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuDeviceGetName(char* name, int size, CUdevice device) {
+    return call_with_device(Entry::cuDeviceGetName, device, [&] {
+        if (!name || size <= 0) return CUDA_ERROR_INVALID_VALUE;
+        std::snprintf(name, static_cast<std::size_t>(size), "%s", k_device_name);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+    return call_with_device(Entry::cuDeviceGetUuid, device, [&] {
+        if (!uuid) return CUDA_ERROR_INVALID_VALUE;
+        std::memcpy(uuid->bytes, "gpu-sleep-sim--", sizeof uuid->bytes);
+        uuid->bytes[sizeof uuid->bytes - 1] = static_cast<char>(device);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuDeviceTotalMem(std::size_t* bytes, CUdevice device) {
+    return call_with_device(Entry::cuDeviceTotalMem, device, [&] {
+        if (!bytes) return CUDA_ERROR_INVALID_VALUE;
+        *bytes = settings().memory_bytes;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+    return call_with_device(Entry::cuDeviceGetAttribute, device, [&] {
+        if (!value || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
+        *value = attribute_of(attribute, device);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuDeviceGetPCIBusId(char* text, int size, CUdevice device) {
+    return call_with_device(Entry::cuDeviceGetPCIBusId, device, [&] {
+        if (!text || size <= 0) return CUDA_ERROR_INVALID_VALUE;
+        write_bus_id(device, text, size);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice* device, const char* text) {
+    return call(Entry::cuDeviceGetByPCIBusId, [&](Call& c) {
+        if (!device || !text) return CUDA_ERROR_INVALID_VALUE;
+        for (int candidate = 0; candidate < c.driver.device_count(); ++candidate) {
+            char id[16];
+            write_bus_id(candidate, id, sizeof id);
+            if (std::strcmp(id, text) != 0) continue;
+            *device = candidate;
+            return CUDA_SUCCESS;
+        }
+        return CUDA_ERROR_INVALID_DEVICE;
+    });
+}
+
+CUresult CUDAAPI cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
+    return call_with_device(Entry::cuDeviceCanAccessPeer, std::max(device, peer), [&] {
+        if (!can || std::min(device, peer) < 0) return CUDA_ERROR_INVALID_VALUE;
+        *can = device != peer ? 1 : 0;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute, CUdevice device,
+                                         CUdevice peer) {
+    return call_with_device(Entry::cuDeviceGetP2PAttribute, std::max(device, peer), [&] {
+        if (!value || device == peer || std::min(device, peer) < 0) return CUDA_ERROR_INVALID_VALUE;
+        *value = attribute == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED ? 1 : 0;
+        return CUDA_SUCCESS;
+    });
+}

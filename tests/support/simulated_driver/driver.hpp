@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The state of the simulated driver, and the objects that its handles name.
+
+#pragma once
+
+#include "support/simulated_driver/address_space.hpp"
+#include "support/simulated_driver/entry_points.hpp"
+#include "support/simulated_driver/handle_table.hpp"
+#include "support/simulated_driver/host_memory.hpp"
+#include "support/simulated_driver/physical_memory.hpp"
+#include "support/simulated_driver/stream.hpp"
+
+#include <cuda.h>
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace gpu_sleep::sim {
+
+/// A CUDA context. Guarded by the driver's lock, but for its error.
+class Context {
+public:
+    Context(CUcontext its_handle, int its_device, unsigned its_flags, std::uint64_t its_id, bool is_primary)
+        : handle(its_handle), device(its_device), id(its_id), primary(is_primary), flags(its_flags) {}
+
+    /// Makes `status` what every later call in this context returns.
+    void fail(CUresult status) noexcept {
+        auto none = CUDA_SUCCESS;
+        error_.compare_exchange_strong(none, status);
+    }
+    [[nodiscard]] CUresult error() const noexcept { return error_; }
+    [[nodiscard]] Accessor accessor() const noexcept { return {device, peers}; }
+
+    const CUcontext handle;
+    const int device;
+    const std::uint64_t id;
+    const bool primary;
+    unsigned flags;
+    std::uint32_t peers = 0; ///< devices whose plain allocations this one may access, one bit each
+    std::map<CUlimit, std::size_t> limits;
+    std::shared_ptr<Stream> legacy;                              ///< the default stream; made when first used
+    std::unordered_map<int, std::shared_ptr<Stream>> per_thread; ///< default streams of threads, by thread id
+    std::vector<std::shared_ptr<Stream>> streams; ///< all of them; destroyed ones until they are done
+
+private:
+    std::atomic<CUresult> error_{CUDA_SUCCESS};
+};
+
+struct PrimaryContext {
+    std::shared_ptr<Context> active; ///< null while nobody retains it
+    unsigned references = 0;
+    unsigned flags = 0;
+};
+
+/// What a stream's captured work knows to have come before it: a count of nodes for each stream of the
+/// capture.
+using CaptureClock = std::map<const Stream*, std::size_t>;
+
+struct Event {
+    unsigned flags = 0;
+    const Context* context = nullptr;
+    std::vector<Ticket> tickets; ///< what the last recording waits for; none if it never was recorded
+    std::shared_ptr<std::atomic<std::int64_t>>
+        stamp;                      ///< when that was reached, in nanoseconds; null: not timed
+    std::weak_ptr<Capture> capture; ///< the capture that it was last recorded in
+    bool captured = false;
+    CaptureClock clock;
+};
+
+struct Kernel;
+class Work;
+
+struct Module {
+    const Context* context = nullptr;                         ///< null for a library, which belongs to none
+    std::unordered_map<std::string, std::uint64_t> functions; ///< handles of the functions asked for
+};
+
+struct Function {
+    std::shared_ptr<const Kernel> kernel;
+    CUmodule module = nullptr; ///< null for a kernel of a library
+    const Context* context = nullptr;
+};
+
+struct Graph {
+    struct Node {
+        CUgraphNode handle;
+        std::shared_ptr<const Work> work;
+    };
+    std::vector<Node> nodes; ///< in the order of submission, which every dependency respects
+};
+
+struct GraphExec {
+    std::shared_ptr<const Work> work;
+    const Context* context = nullptr;
+};
+
+/// A capture under way.
+struct Capture {
+    std::uint64_t id = 0;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    int thread = 0;
+    const Stream* origin = nullptr;
+    const Context* context = nullptr;
+    bool broken = false;
+    CUgraph graph = nullptr;
+    std::map<std::shared_ptr<Stream>, CaptureClock> streams; ///< those taking part
+};
+
+struct Allocation {
+    std::shared_ptr<Physical> memory;
+    unsigned references = 1;
+};
+
+struct PlainAllocation {
+    std::uint64_t bytes = 0;    ///< as asked for
+    std::uint64_t reserved = 0; ///< in whole pages
+    const Context* context = nullptr;
+};
+
+/// Everything the driver knows. One lock guards it all; whoever waits or runs work lets go of it. Locks
+/// inside are taken after it: those of streams, of Faults, of DeviceBudget. Made at the first call and never
+/// destroyed.
+struct Driver {
+    static Driver& instance();
+
+    [[nodiscard]] int device_count() const noexcept { return static_cast<int>(primaries.size()); }
+    [[nodiscard]] PhysicalPool& pool(int device) { return *pools[static_cast<std::size_t>(device)]; }
+
+    std::mutex mutex;
+    std::vector<std::unique_ptr<PhysicalPool>> pools;
+    PhysicalPool host_pool{PhysicalPool::k_host};
+    AddressSpace space;
+    HostMemory host;
+    std::vector<PrimaryContext> primaries;
+    HandleTable<CUcontext, Context> contexts{1};
+    HandleTable<CUstream, Stream> streams{2};
+    HandleTable<CUevent, Event> events{3};
+    HandleTable<CUmodule, Module> modules{4};
+    HandleTable<CUlibrary, Module> libraries{5};
+    HandleTable<CUfunction, Function> functions{6}; ///< kernels of libraries too
+    HandleTable<CUgraph, Graph> graphs{7};
+    HandleTable<CUgraphNode, Graph::Node> nodes{8};
+    HandleTable<CUgraphExec, GraphExec> execs{9};
+    HandleTable<CUmemGenericAllocationHandle, Allocation> allocations{10};
+    std::map<std::uint64_t, PlainAllocation> plain;
+    std::uint64_t plain_bytes = 0;
+    std::vector<std::shared_ptr<Capture>> captures;
+    std::uint64_t next_id = 1; ///< of contexts, streams and captures
+
+private:
+    Driver();
+};
+
+} // namespace gpu_sleep::sim

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The life of the driver in this process, and the frame around its functions.
+
+#include "support/simulated_driver/entry.hpp"
+
+#include "support/simulated_driver/faults.hpp"
+#include "support/simulated_driver/settings.hpp"
+
+#include <pthread.h>
+
+#include <array>
+#include <atomic>
+#include <thread>
+
+namespace gpu_sleep::sim {
+namespace {
+
+std::atomic<Life> current_life{Life::uninitialised};
+thread_local bool in_host_function = false;
+
+void after_fork_in_child() {
+    if (current_life == Life::ready) current_life = Life::forked;
+}
+
+// The driver refuses calls once the process has begun to exit and its own destructors ran.
+__attribute__((destructor)) void end_life() {
+    if (current_life == Life::ready) current_life = Life::exiting;
+}
+
+} // namespace
+
+Life life() noexcept {
+    return current_life;
+}
+
+CUresult begin_life() {
+    static std::once_flag once;
+    if (current_life == Life::forked) return CUDA_ERROR_NOT_INITIALIZED;
+    if (current_life == Life::exiting) return CUDA_ERROR_DEINITIALIZED;
+    if (settings().devices == 0) return CUDA_ERROR_NO_DEVICE;
+    std::call_once(once, [] {
+        ::pthread_atfork(nullptr, nullptr, after_fork_in_child);
+        current_life = Life::ready;
+    });
+    return CUDA_SUCCESS;
+}
+
+HostFunctionScope::HostFunctionScope() noexcept {
+    in_host_function = true;
+}
+
+HostFunctionScope::~HostFunctionScope() {
+    in_host_function = false;
+}
+
+CallRecord::CallRecord(Entry entry) noexcept : entry_(entry), begin_(std::chrono::steady_clock::now()) {
+    ++Counts::instance().calls[static_cast<std::size_t>(entry)];
+}
+
+CUresult CallRecord::admit() const {
+    const auto& point = entry_point(entry_);
+    if (point.trait != Trait::early) {
+        if (current_life == Life::exiting) return CUDA_ERROR_DEINITIALIZED;
+        if (current_life != Life::ready) return CUDA_ERROR_NOT_INITIALIZED;
+        if (in_host_function) return CUDA_ERROR_NOT_PERMITTED;
+    }
+    if (const auto status = Faults::instance().next_failure(entry_); status != CUDA_SUCCESS) return status;
+    if (const auto time = Faults::instance().delay_of(entry_);
+        time.count() > 0 && point.trait != Trait::queued)
+        std::this_thread::sleep_for(time);
+    return CUDA_SUCCESS;
+}
+
+CUresult CallRecord::finish(CUresult status) const noexcept {
+    const auto time = std::chrono::steady_clock::now() - begin_;
+    Counts::instance().nanoseconds_inside += static_cast<std::uint64_t>(time.count());
+    trace_call(entry_, status, time);
+    return status;
+}
+
+std::span<const EntryPoint> entry_points() noexcept {
+// Two steps, so that cuda.h's renaming macros are applied before the name becomes a string.
+#define GPU_SLEEP_SIM_STRING(name) #name
+#define GPU_SLEEP_SIM_SYMBOL(name) GPU_SLEEP_SIM_STRING(name)
+#define GPU_SLEEP_SIM_ROW(name, version, trait)                                                              \
+    EntryPoint{#name, GPU_SLEEP_SIM_SYMBOL(name), reinterpret_cast<void*>(&::name), version, Trait::trait},
+    static const std::array k_rows = {GPU_SLEEP_SIM_ENTRY_POINTS(GPU_SLEEP_SIM_ROW)};
+    return k_rows;
+}
+
+Driver& Driver::instance() {
+    static Driver& driver = *new Driver;
+    return driver;
+}
+
+Driver::Driver() : primaries(static_cast<std::size_t>(settings().devices)) {
+    for (int device = 0; device < settings().devices; ++device)
+        pools.push_back(std::make_unique<PhysicalPool>(device));
+}
+
+} // namespace gpu_sleep::sim

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The frame around every driver function: it counts, fails, delays, times and traces the call, and takes the
+// lock.
+
+#pragma once
+
+#include "support/simulated_driver/driver.hpp"
+#include "support/simulated_driver/entry_points.hpp"
+
+#include <chrono>
+#include <mutex>
+
+namespace gpu_sleep::sim {
+
+/// One call under way, with the driver's lock held.
+struct Call {
+    Entry entry;
+    Driver& driver;
+    std::unique_lock<std::mutex> lock;
+};
+
+/// Notes that a call began, and on the way out how it ended.
+class CallRecord {
+public:
+    explicit CallRecord(Entry entry) noexcept;
+    /// Why this call may not go on; CUDA_SUCCESS if it may. Not initialised, forked, exiting, inside a host
+    /// function, or failed on request. Delays calls that are to be delayed.
+    [[nodiscard]] CUresult admit() const;
+    CUresult finish(CUresult status) const noexcept;
+
+private:
+    Entry entry_;
+    std::chrono::steady_clock::time_point begin_;
+};
+
+/// Whether the driver can be used in this process: from cuInit on, until the process exits or (in a child)
+/// forks.
+enum class Life : int { uninitialised, ready, forked, exiting };
+[[nodiscard]] Life life() noexcept;
+/// cuInit.
+CUresult begin_life();
+
+/// The context that is current to the calling thread. CONTEXT_IS_DESTROYED if it is gone, its sticky error if
+/// it has one, INVALID_CONTEXT if none is current.
+CUresult current_context(Driver& driver, std::shared_ptr<Context>& context);
+
+/// Marks the calling thread as running a host function, from which no driver function may be called.
+class HostFunctionScope {
+public:
+    HostFunctionScope() noexcept;
+    ~HostFunctionScope();
+    HostFunctionScope(const HostFunctionScope&) = delete;
+    HostFunctionScope& operator=(const HostFunctionScope&) = delete;
+};
+
+/// CUDA_SUCCESS, or CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED when captures under way forbid an unsafe call to
+/// the calling thread; it breaks them. Source: CUDA Driver API, cuThreadExchangeStreamCaptureMode.
+CUresult refuse_during_capture(Driver& driver);
+
+/// Runs the `body` of a driver function: CUresult(Call&).
+template <class Body>
+CUresult call(Entry entry, Body&& body) noexcept {
+    const CallRecord record(entry);
+    if (const auto refusal = record.admit(); refusal != CUDA_SUCCESS) return record.finish(refusal);
+    if (entry_point(entry).trait == Trait::early) {
+        Call unlocked{entry, Driver::instance(), {}};
+        return record.finish(body(unlocked));
+    }
+    Call locked{entry, Driver::instance(), std::unique_lock(Driver::instance().mutex)};
+    if (entry_point(entry).trait == Trait::unsafe)
+        if (const auto refusal = refuse_during_capture(locked.driver); refusal != CUDA_SUCCESS)
+            return record.finish(refusal);
+    return record.finish(body(locked));
+}
+
+/// The same for a function that needs a current context: CUresult(Call&, Context&).
+template <class Body>
+CUresult call_in_context(Entry entry, Body&& body) noexcept {
+    return call(entry, [&](Call& c) -> CUresult {
+        std::shared_ptr<Context> context;
+        if (const auto status = current_context(c.driver, context); status != CUDA_SUCCESS) return status;
+        return body(c, *context);
+    });
+}
+
+} // namespace gpu_sleep::sim

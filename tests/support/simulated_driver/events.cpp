@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Events: cuEvent*, waiting for them, and recording a whole context.
+
+#include "support/simulated_driver/captures.hpp"
+#include "support/simulated_driver/contexts.hpp"
+#include "support/simulated_driver/work.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::sim {
+namespace {
+
+using Stamp = std::atomic<std::int64_t>;
+
+bool is_done(const Event& event) {
+    return std::all_of(event.tickets.begin(), event.tickets.end(), [](const Ticket& t) { return t.done(); });
+}
+
+void forget_capture(Event& event) {
+    event.captured = false;
+    event.capture.reset();
+    event.clock.clear();
+}
+
+std::shared_ptr<Stamp> make_stamp(const Event& event) {
+    return (event.flags & CU_EVENT_DISABLE_TIMING) != 0 ? nullptr : std::make_shared<Stamp>(0);
+}
+
+void set_to_now(Stamp& stamp) {
+    stamp = std::chrono::steady_clock::now().time_since_epoch().count();
+}
+
+CUresult record_event(Call& c, Context& context, CUevent handle, CUstream stream_handle) {
+    const auto event = c.driver.events.find(handle);
+    const auto stream = find_stream(c.driver, context, stream_handle);
+    if (!event || !stream || event->context != &stream->context) return CUDA_ERROR_INVALID_HANDLE;
+    if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
+        return status;
+    if (stream->capture) return record_captured(*stream, *event);
+    forget_capture(*event);
+    event->stamp = make_stamp(*event);
+    event->tickets = {enqueue(*stream, {}, [stamp = event->stamp] {
+        if (stamp) set_to_now(*stamp);
+    })};
+    return CUDA_SUCCESS;
+}
+
+/// A call about an event: `body` gets it, and its context.
+template <class Body>
+CUresult call_with_event(Entry entry, CUevent handle, Body&& body) noexcept {
+    return call(entry, [&](Call& c) -> CUresult {
+        const auto event = c.driver.events.find(handle);
+        if (!event) return CUDA_ERROR_INVALID_HANDLE;
+        if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
+        const auto context = find_context(c.driver, event->context->handle);
+        return context->error() != CUDA_SUCCESS ? context->error() : body(c, *context, *event);
+    });
+}
+
+} // namespace
+} // namespace gpu_sleep::sim
+
+using namespace gpu_sleep::sim;
+
+CUresult CUDAAPI cuEventCreate(CUevent* handle, unsigned flags) {
+    return call_in_context(Entry::cuEventCreate, [&](Call& c, Context& context) {
+        if (!handle) return CUDA_ERROR_INVALID_VALUE;
+        const auto event = std::make_shared<Event>();
+        event->flags = flags;
+        event->context = &context;
+        *handle = c.driver.events.insert(event);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuEventDestroy(CUevent handle) {
+    return call(Entry::cuEventDestroy, [&](Call& c) {
+        return c.driver.events.remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    });
+}
+
+CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream) {
+    return call_in_context(Entry::cuEventRecord, [&](Call& c, Context& context) {
+        return record_event(c, context, event, stream);
+    });
+}
+
+CUresult CUDAAPI cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned) {
+    return call_in_context(Entry::cuEventRecordWithFlags, [&](Call& c, Context& context) {
+        return record_event(c, context, event, stream);
+    });
+}
+
+CUresult CUDAAPI cuEventQuery(CUevent handle) {
+    return call_with_event(Entry::cuEventQuery, handle,
+                           [](Call&, const Context& context, const Event& event) {
+                               return is_done(event) ? context.error() : CUDA_ERROR_NOT_READY;
+                           });
+}
+
+CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
+    return call_with_event(Entry::cuEventSynchronize, handle,
+                           [](Call& c, const Context& context, const Event& event) {
+                               return wait_for(c, context, std::vector<Ticket>(event.tickets));
+                           });
+}
+
+CUresult CUDAAPI cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+    return call_with_event(
+        Entry::cuEventElapsedTime, start, [&](Call& c, const Context&, const Event& first) {
+            const auto second = c.driver.events.find(end);
+            if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
+            if (!second || !first.stamp || !second->stamp) return CUDA_ERROR_INVALID_HANDLE;
+            if (!is_done(first) || !is_done(*second)) return CUDA_ERROR_NOT_READY;
+            *milliseconds = static_cast<float>(static_cast<double>(*second->stamp - *first.stamp) / 1e6);
+            return CUDA_SUCCESS;
+        });
+}
+
+CUresult CUDAAPI cuStreamWaitEvent(CUstream stream_handle, CUevent event_handle, unsigned) {
+    return call_in_context(Entry::cuStreamWaitEvent, [&](Call& c, Context& context) {
+        const auto stream = find_stream(c.driver, context, stream_handle);
+        const auto event = c.driver.events.find(event_handle);
+        if (!stream || !event) return CUDA_ERROR_INVALID_HANDLE;
+        if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
+            return status;
+        if (event->captured) return wait_captured(stream, *event);
+        if (stream->capture) {
+            // Captured work may not depend on work outside of the capture.
+            break_capture(*stream);
+            return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+        }
+        enqueue(*stream, event->tickets, nullptr);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxRecordEvent(CUcontext context_handle, CUevent event_handle) {
+    return call(Entry::cuCtxRecordEvent, [&](Call& c) {
+        const auto context = find_context(c.driver, context_handle);
+        const auto event = c.driver.events.find(event_handle);
+        if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+        if (!event || event->context != context.get()) return CUDA_ERROR_INVALID_HANDLE;
+        if (context->error() != CUDA_SUCCESS) return context->error();
+        if (break_captures_of(c.driver, *context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        forget_capture(*event);
+        event->stamp = nullptr;
+        event->tickets = all_work(*context);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuCtxWaitEvent(CUcontext context_handle, CUevent event_handle) {
+    return call(Entry::cuCtxWaitEvent, [&](Call& c) {
+        const auto context = find_context(c.driver, context_handle);
+        const auto event = c.driver.events.find(event_handle);
+        if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+        if (!event) return CUDA_ERROR_INVALID_HANDLE;
+        if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
+        if (break_captures_of(c.driver, *context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        for (const auto& stream : context->streams)
+            if (!stream->closed()) enqueue(*stream, event->tickets, nullptr);
+        return CUDA_SUCCESS;
+    });
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What tests ask the driver to do wrong, and the counts of what went on.
+
+#pragma once
+
+#include "support/simulated_driver/control.h"
+#include "support/simulated_driver/entry_points.hpp"
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::sim {
+
+/// Failures, delays and corruptions to come. Thread-safe.
+class Faults {
+public:
+    /// The one of this process; what the environment asks for is in force from the start.
+    static Faults& instance();
+
+    void fail(const std::string& name, std::uint64_t nth, CUresult status, unsigned flags);
+    void delay(const std::string& name, std::chrono::microseconds time);
+    void corrupt_copy(const std::string& name, std::uint64_t nth);
+    void clear();
+
+    /// The status that this call of `entry` is to fail with, or CUDA_SUCCESS. Counts the call.
+    [[nodiscard]] CUresult next_failure(Entry entry);
+    [[nodiscard]] std::chrono::microseconds delay_of(Entry entry) const noexcept;
+    /// Whether this copy, made by `entry`, is to be corrupted. Counts the copy.
+    [[nodiscard]] bool next_corruption(Entry entry);
+
+private:
+    struct Failure {
+        std::string name;
+        std::uint64_t remaining;
+        CUresult status;
+        unsigned flags;
+        int asked_by; ///< thread id
+    };
+    struct Corruption {
+        std::string name;
+        std::uint64_t remaining;
+    };
+
+    Faults();
+
+    std::mutex mutex_; ///< guards both lists
+    std::vector<Failure> failures_;
+    std::vector<Corruption> corruptions_;
+    std::atomic<bool> any_failures_{false};
+    std::atomic<bool> any_corruptions_{false};
+    std::array<std::atomic<std::int64_t>, static_cast<std::size_t>(Entry::count)> delays_us_{};
+};
+
+/// What was called, how long it took, and what was done wrong. Thread-safe.
+struct Counts {
+    static Counts& instance();
+
+    /// Calls of `name`, or of all ("*").
+    [[nodiscard]] std::uint64_t calls_of(const std::string& name) const;
+    [[nodiscard]] sim_faults faults() const noexcept;
+    void reset() noexcept;
+
+    std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(Entry::count)> calls{};
+    std::atomic<std::uint64_t> nanoseconds_inside{0};
+    std::atomic<std::uint64_t> illegal_accesses{0};
+    std::atomic<std::uint64_t> host_memory_lost{0};
+    std::atomic<std::uint64_t> broken_captures{0};
+    std::atomic<std::uint64_t> corrupted_copies{0};
+    std::atomic<std::uint64_t> injected_failures{0};
+};
+
+/// Writes a line about a call to the file named by GPU_SLEEP_SIM_TRACE, if there is one. Thread-safe.
+void trace_call(Entry entry, CUresult status, std::chrono::nanoseconds time);
+
+/// Whether `name` is the documented name or the symbol of `entry`.
+[[nodiscard]] bool is_named(Entry entry, const std::string& name);
+
+/// The calling thread's number, as the kernel counts.
+[[nodiscard]] int thread_id() noexcept;
+
+} // namespace gpu_sleep::sim

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// cuMemset*. None of them waits: a memset is asynchronous to the host whatever its name.
+
+#include "support/simulated_driver/contexts.hpp"
+#include "support/simulated_driver/transfer.hpp"
+
+namespace gpu_sleep::sim {
+namespace {
+
+struct Fill {
+    CUdeviceptr address;
+    std::size_t pitch;
+    std::uint32_t value;
+    unsigned element_bytes;
+    std::size_t width;
+    std::size_t height;
+};
+
+CUresult call_memset(Entry entry, const Fill& fill, CUstream handle) noexcept {
+    return call_in_context(entry, [&](Call& c, Context& context) {
+        const auto stream = find_stream(c.driver, context, handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        if (fill.width == 0 || fill.height == 0) return CUDA_SUCCESS;
+        if (fill.address % fill.element_bytes != 0) return CUDA_ERROR_INVALID_VALUE;
+        const auto width_bytes = fill.width * fill.element_bytes;
+        Side to{fill.address, fill.pitch, context.accessor()};
+        to.space = space_of(c.driver, to, width_bytes, fill.height);
+        if (to.space == Space::pageable || !reachable(c.driver, to, width_bytes, fill.height, Access::write,
+                                                      c.driver.space.now(), c.driver.host.now()))
+            return CUDA_ERROR_INVALID_VALUE;
+        return submit(c, *stream,
+                      std::make_shared<Memset>(to, fill.value, fill.element_bytes, fill.width, fill.height));
+    });
+}
+
+} // namespace
+} // namespace gpu_sleep::sim
+
+using namespace gpu_sleep::sim;
+
+CUresult CUDAAPI cuMemsetD8(CUdeviceptr to, unsigned char value, std::size_t count) {
+    return call_memset(Entry::cuMemsetD8, {to, 0, value, 1, count, 1}, nullptr);
+}
+
+CUresult CUDAAPI cuMemsetD16(CUdeviceptr to, unsigned short value, std::size_t count) {
+    return call_memset(Entry::cuMemsetD16, {to, 0, value, 2, count, 1}, nullptr);
+}
+
+CUresult CUDAAPI cuMemsetD32(CUdeviceptr to, unsigned value, std::size_t count) {
+    return call_memset(Entry::cuMemsetD32, {to, 0, value, 4, count, 1}, nullptr);
+}
+
+CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t count, CUstream stream) {
+    return call_memset(Entry::cuMemsetD8Async, {to, 0, value, 1, count, 1}, stream);
+}
+
+CUresult CUDAAPI cuMemsetD16Async(CUdeviceptr to, unsigned short value, std::size_t count, CUstream stream) {
+    return call_memset(Entry::cuMemsetD16Async, {to, 0, value, 2, count, 1}, stream);
+}
+
+CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr to, unsigned value, std::size_t count, CUstream stream) {
+    return call_memset(Entry::cuMemsetD32Async, {to, 0, value, 4, count, 1}, stream);
+}
+
+CUresult CUDAAPI cuMemsetD2D8(CUdeviceptr to, std::size_t pitch, unsigned char value, std::size_t width,
+                              std::size_t height) {
+    return call_memset(Entry::cuMemsetD2D8, {to, pitch, value, 1, width, height}, nullptr);
+}
+
+CUresult CUDAAPI cuMemsetD2D16(CUdeviceptr to, std::size_t pitch, unsigned short value, std::size_t width,
+                               std::size_t height) {
+    return call_memset(Entry::cuMemsetD2D16, {to, pitch, value, 2, width, height}, nullptr);
+}
+
+CUresult CUDAAPI cuMemsetD2D32(CUdeviceptr to, std::size_t pitch, unsigned value, std::size_t width,
+                               std::size_t height) {
+    return call_memset(Entry::cuMemsetD2D32, {to, pitch, value, 4, width, height}, nullptr);
+}
+
+CUresult CUDAAPI cuMemsetD2D8Async(CUdeviceptr to, std::size_t pitch, unsigned char value, std::size_t width,
+                                   std::size_t height, CUstream stream) {
+    return call_memset(Entry::cuMemsetD2D8Async, {to, pitch, value, 1, width, height}, stream);
+}
+
+CUresult CUDAAPI cuMemsetD2D16Async(CUdeviceptr to, std::size_t pitch, unsigned short value,
+                                    std::size_t width, std::size_t height, CUstream stream) {
+    return call_memset(Entry::cuMemsetD2D16Async, {to, pitch, value, 2, width, height}, stream);
+}
+
+CUresult CUDAAPI cuMemsetD2D32Async(CUdeviceptr to, std::size_t pitch, unsigned value, std::size_t width,
+                                    std::size_t height, CUstream stream) {
+    return call_memset(Entry::cuMemsetD2D32Async, {to, pitch, value, 4, width, height}, stream);
+}

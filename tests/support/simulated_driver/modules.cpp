@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Modules, libraries and functions. Images are not read: every module has every registered kernel.
+
+#include "support/simulated_driver/contexts.hpp"
+#include "support/simulated_driver/kernels.hpp"
+
+#include <unistd.h>
+
+namespace gpu_sleep::sim {
+namespace {
+
+CUresult load(Entry entry, CUmodule* handle, const void* image) noexcept {
+    return call_in_context(entry, [&](Call& c, Context& context) {
+        if (!handle || !image) return CUDA_ERROR_INVALID_VALUE;
+        const auto module = std::make_shared<Module>();
+        module->context = &context;
+        *handle = c.driver.modules.insert(module);
+        return CUDA_SUCCESS;
+    });
+}
+
+/// The function `name` of a module or library: the same handle each time.
+CUresult get_function(Driver& driver, Module& owner, CUmodule module, const char* name, CUfunction* handle) {
+    if (!name || !handle) return CUDA_ERROR_INVALID_VALUE;
+    const auto kernel = KernelRegistry::instance().find(name);
+    if (!kernel) return CUDA_ERROR_NOT_FOUND;
+    auto& known = owner.functions[name];
+    if (known == 0) {
+        const auto function = std::make_shared<Function>(Function{kernel, module, owner.context});
+        known = reinterpret_cast<std::uint64_t>(driver.functions.insert(function));
+    }
+    *handle = reinterpret_cast<CUfunction>(known);
+    return CUDA_SUCCESS;
+}
+
+void forget_functions(Driver& driver, const Module& owner) {
+    for (const auto& [name, handle] : owner.functions)
+        driver.functions.remove(reinterpret_cast<CUfunction>(handle));
+}
+
+/// A call about a function: `body` gets it.
+template <class Body>
+CUresult call_with_function(Entry entry, CUfunction handle, Body&& body) noexcept {
+    return call(entry, [&](Call& c) -> CUresult {
+        const auto function = c.driver.functions.find(handle);
+        return function ? body(*function) : CUDA_ERROR_INVALID_HANDLE;
+    });
+}
+
+} // namespace
+} // namespace gpu_sleep::sim
+
+using namespace gpu_sleep::sim;
+
+CUresult CUDAAPI cuModuleLoad(CUmodule* module, const char* file) {
+    if (file && ::access(file, R_OK) != 0)
+        return call_in_context(Entry::cuModuleLoad,
+                               [](Call&, Context&) { return CUDA_ERROR_FILE_NOT_FOUND; });
+    return load(Entry::cuModuleLoad, module, file);
+}
+
+CUresult CUDAAPI cuModuleLoadData(CUmodule* module, const void* image) {
+    return load(Entry::cuModuleLoadData, module, image);
+}
+
+CUresult CUDAAPI cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned, CUjit_option*, void**) {
+    return load(Entry::cuModuleLoadDataEx, module, image);
+}
+
+CUresult CUDAAPI cuModuleLoadFatBinary(CUmodule* module, const void* image) {
+    return load(Entry::cuModuleLoadFatBinary, module, image);
+}
+
+CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
+    return call_in_context(Entry::cuModuleUnload, [&](Call& c, Context&) {
+        const auto module = c.driver.modules.remove(handle);
+        if (!module) return CUDA_ERROR_INVALID_HANDLE;
+        forget_functions(c.driver, *module);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuModuleGetFunction(CUfunction* function, CUmodule handle, const char* name) {
+    return call_in_context(Entry::cuModuleGetFunction, [&](Call& c, Context&) {
+        const auto module = c.driver.modules.find(handle);
+        return module ? get_function(c.driver, *module, handle, name, function) : CUDA_ERROR_INVALID_HANDLE;
+    });
+}
+
+CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
+    return call(Entry::cuModuleGetLoadingMode, [&](Call&) {
+        if (!mode) return CUDA_ERROR_INVALID_VALUE;
+        *mode = CU_MODULE_LAZY_LOADING;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuLibraryLoadData(CUlibrary* handle, const void* image, CUjit_option*, void**, unsigned,
+                                   CUlibraryOption*, void**, unsigned) {
+    return call(Entry::cuLibraryLoadData, [&](Call& c) {
+        if (!handle || !image) return CUDA_ERROR_INVALID_VALUE;
+        *handle = c.driver.libraries.insert(std::make_shared<Module>());
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuLibraryUnload(CUlibrary handle) {
+    return call(Entry::cuLibraryUnload, [&](Call& c) {
+        const auto library = c.driver.libraries.remove(handle);
+        if (!library) return CUDA_ERROR_INVALID_HANDLE;
+        forget_functions(c.driver, *library);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuLibraryGetKernel(CUkernel* kernel, CUlibrary handle, const char* name) {
+    return call(Entry::cuLibraryGetKernel, [&](Call& c) {
+        const auto library = c.driver.libraries.find(handle);
+        if (!library) return CUDA_ERROR_INVALID_HANDLE;
+        return get_function(c.driver, *library, nullptr, name, reinterpret_cast<CUfunction*>(kernel));
+    });
+}
+
+CUresult CUDAAPI cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+    return call_in_context(Entry::cuKernelGetFunction, [&](Call& c, Context&) {
+        const auto same = reinterpret_cast<CUfunction>(kernel);
+        if (!function) return CUDA_ERROR_INVALID_VALUE;
+        if (!c.driver.functions.find(same)) return CUDA_ERROR_INVALID_HANDLE;
+        *function = same;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction handle) {
+    return call_with_function(Entry::cuFuncGetAttribute, handle, [&](const Function&) {
+        if (!value || attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
+        *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuFuncSetAttribute(CUfunction handle, CUfunction_attribute, int) {
+    return call_with_function(Entry::cuFuncSetAttribute, handle,
+                              [](const Function&) { return CUDA_SUCCESS; });
+}
+
+CUresult CUDAAPI cuFuncSetCacheConfig(CUfunction handle, CUfunc_cache) {
+    return call_with_function(Entry::cuFuncSetCacheConfig, handle,
+                              [](const Function&) { return CUDA_SUCCESS; });
+}
+
+CUresult CUDAAPI cuFuncGetModule(CUmodule* module, CUfunction handle) {
+    return call_with_function(Entry::cuFuncGetModule, handle, [&](const Function& function) {
+        if (!module) return CUDA_ERROR_INVALID_VALUE;
+        *module = function.module;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuFuncGetName(const char** name, CUfunction handle) {
+    return call_with_function(Entry::cuFuncGetName, handle, [&](const Function& function) {
+        if (!name) return CUDA_ERROR_INVALID_VALUE;
+        *name = function.kernel->name.c_str();
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuFuncGetParamInfo(CUfunction handle, std::size_t index, std::size_t* offset,
+                                    std::size_t* bytes) {
+    return call_with_function(Entry::cuFuncGetParamInfo, handle, [&](const Function& function) {
+        if (!offset || index >= function.kernel->parameters.size()) return CUDA_ERROR_INVALID_VALUE;
+        *offset = function.kernel->parameters[index].offset;
+        if (bytes) *bytes = function.kernel->parameters[index].bytes;
+        return CUDA_SUCCESS;
+    });
+}

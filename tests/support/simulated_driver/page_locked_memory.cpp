@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// cuMemHost*: registering and allocating page-locked memory.
+
+#include "support/simulated_driver/entry.hpp"
+
+namespace gpu_sleep::sim {
+namespace {
+
+constexpr unsigned k_alloc_flags =
+    CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+constexpr unsigned k_register_flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
+                                      CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY;
+
+CUresult allocate(Call& c, const Context& context, void** pointer, std::size_t bytes, unsigned flags) {
+    if (!pointer || bytes == 0 || (flags & ~k_alloc_flags) != 0) return CUDA_ERROR_INVALID_VALUE;
+    HostRange range;
+    range.bytes = bytes;
+    range.flags = flags;
+    range.owner = &context;
+    std::uint64_t begin = 0;
+    if (const auto status = c.driver.host.allocate(range, begin); status != CUDA_SUCCESS) return status;
+    *pointer = reinterpret_cast<void*>(begin);
+    return CUDA_SUCCESS;
+}
+
+} // namespace
+} // namespace gpu_sleep::sim
+
+using namespace gpu_sleep::sim;
+
+CUresult CUDAAPI cuMemAllocHost(void** pointer, std::size_t bytes) {
+    return call_in_context(Entry::cuMemAllocHost, [&](Call& c, Context& context) {
+        return allocate(c, context, pointer, bytes, 0);
+    });
+}
+
+CUresult CUDAAPI cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned flags) {
+    return call_in_context(Entry::cuMemHostAlloc, [&](Call& c, Context& context) {
+        return allocate(c, context, pointer, bytes, flags);
+    });
+}
+
+CUresult CUDAAPI cuMemFreeHost(void* pointer) {
+    return call_in_context(Entry::cuMemFreeHost, [&](Call& c, Context&) {
+        return c.driver.host.free(reinterpret_cast<std::uint64_t>(pointer));
+    });
+}
+
+CUresult CUDAAPI cuMemHostRegister(void* pointer, std::size_t bytes, unsigned flags) {
+    return call_in_context(Entry::cuMemHostRegister, [&](Call& c, Context& context) {
+        if ((flags & ~k_register_flags) != 0) return CUDA_ERROR_INVALID_VALUE;
+        HostRange range;
+        range.begin = reinterpret_cast<std::uint64_t>(pointer);
+        range.bytes = bytes;
+        range.flags = flags;
+        range.owner = &context;
+        return c.driver.host.add(range);
+    });
+}
+
+CUresult CUDAAPI cuMemHostUnregister(void* pointer) {
+    return call_in_context(Entry::cuMemHostUnregister, [&](Call& c, Context&) {
+        return c.driver.host.remove(reinterpret_cast<std::uint64_t>(pointer));
+    });
+}
+
+CUresult CUDAAPI cuMemHostGetDevicePointer(CUdeviceptr* address, void* pointer, unsigned flags) {
+    return call_in_context(Entry::cuMemHostGetDevicePointer, [&](Call& c, Context&) {
+        const auto host = reinterpret_cast<std::uint64_t>(pointer);
+        if (!address || flags != 0 || !c.driver.host.find(host)) return CUDA_ERROR_INVALID_VALUE;
+        *address = host;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuMemHostGetFlags(unsigned* flags, void* pointer) {
+    return call_in_context(Entry::cuMemHostGetFlags, [&](Call& c, Context&) {
+        const auto* range = c.driver.host.find(reinterpret_cast<std::uint64_t>(pointer));
+        if (!flags || !range) return CUDA_ERROR_INVALID_VALUE;
+        *flags = range->flags;
+        return CUDA_SUCCESS;
+    });
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The memory files, and what is taken from them.
+
+#include "support/simulated_driver/physical_memory.hpp"
+
+#include "support/simulated_driver/device_budget.hpp"
+#include "support/simulated_driver/settings.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+
+namespace gpu_sleep::sim {
+namespace {
+
+constexpr std::uint64_t k_low_memory = std::uint64_t{64} << 20;
+// Released pages go back to the host in heaps: one system call for many handles.
+constexpr std::uint64_t k_released_at_most = std::uint64_t{64} << 20;
+constexpr int k_pattern = 0xA7;
+// The name tells a file that was exported from any other descriptor, in every process.
+constexpr const char* k_exported_name = "gpu-sleep-sim-exported-";
+constexpr std::uint64_t k_copy_bytes = std::uint64_t{1} << 20;
+
+bool copy_contents(int to, int from, std::uint64_t offset, std::uint64_t bytes) {
+    std::vector<std::byte> buffer(std::min(bytes, k_copy_bytes));
+    for (std::uint64_t done = 0; done < bytes;) {
+        const auto piece = std::min<std::uint64_t>(buffer.size(), bytes - done);
+        const auto got = ::pread(from, buffer.data(), piece, static_cast<off_t>(offset + done));
+        if (got <= 0 ||
+            ::pwrite(to, buffer.data(), static_cast<std::size_t>(got), static_cast<off_t>(done)) != got)
+            return false;
+        done += static_cast<std::uint64_t>(got);
+    }
+    return true;
+}
+
+} // namespace
+
+bool PhysicalPool::open() {
+    if (file_) return true;
+    file_.reset(::memfd_create("gpu-sleep-sim", MFD_CLOEXEC));
+    if (!file_ || ::ftruncate(file_.get(), static_cast<off_t>(k_end)) != 0) return false;
+    if (settings().poison == Poison::none || device_ == k_host) return true;
+    const auto wanted = settings().poison == Poison::all ? settings().memory_bytes : k_low_memory;
+    void* memory =
+        ::mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
+    if (memory == MAP_FAILED) return false;
+    window_ = static_cast<std::byte*>(memory);
+    poisoned_ = wanted;
+    return true;
+}
+
+std::uint64_t PhysicalPool::take_lowest(std::uint64_t bytes) {
+    const auto hole =
+        std::find_if(free_.begin(), free_.end(), [=](const auto& f) { return f.second >= bytes; });
+    if (hole == free_.end()) return k_end;
+    const auto [offset, length] = *hole;
+    auto node = free_.extract(hole);
+    if (length > bytes) {
+        node.key() = offset + bytes;
+        node.mapped() = length - bytes;
+        free_.insert(std::move(node));
+    }
+    return offset;
+}
+
+std::uint64_t PhysicalPool::take(std::uint64_t bytes) {
+    if (!open()) return k_end;
+    if (device_ != k_host && !DeviceBudget::instance().take(device_, bytes)) return k_end;
+    punch_released();
+    const auto offset = take_lowest(bytes);
+    if (offset == k_end) {
+        if (device_ != k_host) DeviceBudget::instance().give_back(device_, bytes);
+        return k_end;
+    }
+    taken_ += bytes;
+    make_fresh(offset, bytes);
+    return offset;
+}
+
+void PhysicalPool::make_fresh(std::uint64_t offset, std::uint64_t bytes) {
+    if (offset < poisoned_) std::memset(window_ + offset, k_pattern, std::min(bytes, poisoned_ - offset));
+}
+
+void PhysicalPool::insert_free(std::uint64_t offset, std::uint64_t bytes) {
+    auto next = free_.lower_bound(offset);
+    if (next != free_.end() && offset + bytes == next->first) {
+        bytes += next->second;
+        next = free_.erase(next);
+    }
+    if (next != free_.begin()) {
+        const auto before = std::prev(next);
+        if (before->first + before->second == offset) {
+            before->second += bytes;
+            return;
+        }
+    }
+    free_.emplace_hint(next, offset, bytes);
+}
+
+void PhysicalPool::give_back(std::uint64_t offset, std::uint64_t bytes) {
+    if (device_ != k_host) DeviceBudget::instance().give_back(device_, bytes);
+    taken_ -= bytes;
+    insert_free(offset, bytes);
+    // The poisoned part keeps its pages: it is filled again when it is taken, and small.
+    const auto first = settings().poison == Poison::all ? offset : std::max(offset, poisoned_);
+    if (first >= offset + bytes) return;
+    const auto length = offset + bytes - first;
+    if (!released_.empty() && released_.back().first + released_.back().second == first)
+        released_.back().second += length;
+    else
+        released_.emplace_back(first, length);
+    released_bytes_ += length;
+    if (released_bytes_ >= k_released_at_most) punch_released();
+}
+
+void PhysicalPool::punch_released() {
+    for (const auto& [offset, bytes] : released_)
+        ::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                    static_cast<off_t>(bytes));
+    released_.clear();
+    released_bytes_ = 0;
+}
+
+std::shared_ptr<Physical> Physical::create(PhysicalPool& pool, std::uint64_t bytes,
+                                           const CUmemAllocationProp& properties) {
+    const auto offset = pool.take(bytes);
+    if (offset == PhysicalPool::k_end) return nullptr;
+    return std::shared_ptr<Physical>(new Physical(&pool, offset, bytes, properties));
+}
+
+std::shared_ptr<Physical> Physical::import(int fd) {
+    std::array<char, 128> target{};
+    const auto link = "/proc/self/fd/" + std::to_string(fd);
+    if (::readlink(link.c_str(), target.data(), target.size() - 1) <= 0) return nullptr;
+    const std::string name(target.data());
+    const auto prefix = std::string("/memfd:") + k_exported_name;
+    struct stat status {};
+    if (name.compare(0, prefix.size(), prefix) != 0 || ::fstat(fd, &status) != 0) return nullptr;
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, std::atoi(name.c_str() + prefix.size())};
+    UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (!copy) return nullptr;
+    auto imported = std::shared_ptr<Physical>(
+        new Physical(nullptr, 0, static_cast<std::uint64_t>(status.st_size), properties));
+    imported->own_file_ = std::move(copy);
+    return imported;
+}
+
+Physical::~Physical() {
+    if (pool_) pool_->give_back(offset_, bytes_);
+}
+
+int Physical::device() const noexcept {
+    return properties_.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? properties_.location.id
+                                                                    : PhysicalPool::k_host;
+}
+
+bool Physical::is_exported_as(int fd) const {
+    struct stat theirs {};
+    struct stat ours {};
+    return own_file_ && ::fstat(fd, &theirs) == 0 && ::fstat(own_file_.get(), &ours) == 0 &&
+           theirs.st_ino == ours.st_ino && theirs.st_dev == ours.st_dev;
+}
+
+UniqueFd Physical::export_fd(bool& moved) {
+    moved = false;
+    if (!own_file_) {
+        const auto name = k_exported_name + std::to_string(properties_.location.id);
+        UniqueFd file(::memfd_create(name.c_str(), MFD_CLOEXEC));
+        if (!file || ::ftruncate(file.get(), static_cast<off_t>(bytes_)) != 0) return {};
+        if (!copy_contents(file.get(), pool_->fd(), offset_, bytes_)) return {};
+        own_file_ = std::move(file);
+        moved = true;
+    }
+    return UniqueFd(::fcntl(own_file_.get(), F_DUPFD_CLOEXEC, 0));
+}
+
+} // namespace gpu_sleep::sim

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The names of the driver's statuses.
+
+#include "support/simulated_driver/entry.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <string>
+
+namespace gpu_sleep::sim {
+namespace {
+
+struct Status {
+    CUresult status;
+    const char* name;
+};
+
+#define GPU_SLEEP_SIM_STATUS(name)                                                                           \
+    Status {                                                                                                 \
+        name, #name                                                                                          \
+    }
+constexpr std::array k_statuses = {
+    GPU_SLEEP_SIM_STATUS(CUDA_SUCCESS),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_INVALID_VALUE),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_OUT_OF_MEMORY),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NOT_INITIALIZED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_DEINITIALIZED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STUB_LIBRARY),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_DEVICE_UNAVAILABLE),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NO_DEVICE),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_INVALID_DEVICE),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_INVALID_IMAGE),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_INVALID_CONTEXT),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_MAP_FAILED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_UNMAP_FAILED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_ALREADY_MAPPED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NO_BINARY_FOR_GPU),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NOT_MAPPED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_ECC_UNCORRECTABLE),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_UNSUPPORTED_LIMIT),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_FILE_NOT_FOUND),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_OPERATING_SYSTEM),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_INVALID_HANDLE),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_ILLEGAL_STATE),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NOT_FOUND),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NOT_READY),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_ILLEGAL_ADDRESS),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_LAUNCH_TIMEOUT),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_CONTEXT_IS_DESTROYED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_ASSERT),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_LAUNCH_FAILED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NOT_PERMITTED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NOT_SUPPORTED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_SYSTEM_NOT_READY),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_MERGE),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_UNJOINED),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_ISOLATION),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_CAPTURED_EVENT),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_TIMEOUT),
+    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_UNKNOWN),
+};
+
+const Status* find(CUresult status) {
+    const auto* found = std::find_if(k_statuses.begin(), k_statuses.end(),
+                                     [=](const Status& s) { return s.status == status; });
+    return found == k_statuses.end() ? nullptr : found;
+}
+
+/// "CUDA_ERROR_OUT_OF_MEMORY" as "out of memory".
+std::string sentence(std::string_view name) {
+    name.remove_prefix(
+        std::min(name.find("ERROR_") == name.npos ? name.find('_') + 1 : std::size_t{11}, name.size()));
+    std::string text(name);
+    for (auto& letter : text)
+        letter = letter == '_' ? ' ' : static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    return text;
+}
+
+CUresult answer(const char** text, const char* found) {
+    *text = found;
+    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+} // namespace
+} // namespace gpu_sleep::sim
+
+using namespace gpu_sleep::sim;
+
+CUresult CUDAAPI cuGetErrorName(CUresult status, const char** text) {
+    return call(Entry::cuGetErrorName, [&](Call&) {
+        if (!text) return CUDA_ERROR_INVALID_VALUE;
+        const auto* found = find(status);
+        return answer(text, found ? found->name : nullptr);
+    });
+}
+
+CUresult CUDAAPI cuGetErrorString(CUresult status, const char** text) {
+    static const auto& sentences = *new auto([] {
+        std::array<std::string, k_statuses.size()> made;
+        std::transform(k_statuses.begin(), k_statuses.end(), made.begin(),
+                       [](const Status& s) { return sentence(s.name); });
+        return made;
+    }());
+    return call(Entry::cuGetErrorString, [&](Call&) {
+        if (!text) return CUDA_ERROR_INVALID_VALUE;
+        const auto* found = find(status);
+        return answer(text, found ? sentences[static_cast<std::size_t>(found - k_statuses.data())].c_str()
+                                  : nullptr);
+    });
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Streams: cuStream*, and host functions in them.
+
+#include "support/simulated_driver/captures.hpp"
+#include "support/simulated_driver/contexts.hpp"
+#include "support/simulated_driver/work.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::sim {
+namespace {
+
+/// cuLaunchHostFunc.
+class HostFunction : public Work {
+public:
+    HostFunction(CUhostFn function, void* data) : function_(function), data_(data) {}
+    [[nodiscard]] CUgraphNodeType type() const noexcept override { return CU_GRAPH_NODE_TYPE_HOST; }
+    CUresult run(const Execution&) const override {
+        const HostFunctionScope scope;
+        function_(data_);
+        return CUDA_SUCCESS;
+    }
+
+private:
+    CUhostFn function_;
+    void* data_;
+};
+
+/// cuStreamAddCallback.
+class Callback : public Work {
+public:
+    Callback(CUstream stream, CUstreamCallback function, void* data)
+        : stream_(stream), function_(function), data_(data) {}
+    [[nodiscard]] CUgraphNodeType type() const noexcept override { return CU_GRAPH_NODE_TYPE_HOST; }
+    CUresult run(const Execution& execution) const override {
+        const HostFunctionScope scope;
+        function_(stream_, execution.context.error(), data_);
+        return CUDA_SUCCESS;
+    }
+
+private:
+    CUstream stream_;
+    CUstreamCallback function_;
+    void* data_;
+};
+
+CUresult create_stream(Call& c, Context& context, CUstream* handle, unsigned flags, int priority) {
+    if (!handle || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0) return CUDA_ERROR_INVALID_VALUE;
+    const auto kind = flags == CU_STREAM_NON_BLOCKING ? Stream::Kind::non_blocking : Stream::Kind::blocking;
+    *handle = c.driver.streams.insert(add_stream(c.driver, context, kind, std::clamp(priority, -5, 0)));
+    return CUDA_SUCCESS;
+}
+
+/// A call that asks something of a stream: `body` gets it.
+template <class Body>
+CUresult call_with_stream(Entry entry, CUstream handle, Body&& body) noexcept {
+    return call_in_context(entry, [&](Call& c, Context& context) -> CUresult {
+        const auto stream = find_stream(c.driver, context, handle);
+        return stream ? body(c, stream) : CUDA_ERROR_INVALID_HANDLE;
+    });
+}
+
+} // namespace
+} // namespace gpu_sleep::sim
+
+using namespace gpu_sleep::sim;
+
+CUresult CUDAAPI cuStreamCreate(CUstream* handle, unsigned flags) {
+    return call_in_context(Entry::cuStreamCreate, [&](Call& c, Context& context) {
+        return create_stream(c, context, handle, flags, 0);
+    });
+}
+
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
+    return call_in_context(Entry::cuStreamCreateWithPriority, [&](Call& c, Context& context) {
+        return create_stream(c, context, handle, flags, priority);
+    });
+}
+
+CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
+    return call(Entry::cuStreamDestroy, [&](Call& c) {
+        const auto stream = c.driver.streams.remove(handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        if (stream->capture) break_capture(*stream);
+        retire_stream(stream->context, *stream);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuStreamQuery(CUstream handle) {
+    return call_with_stream(Entry::cuStreamQuery, handle, [](Call&, const std::shared_ptr<Stream>& stream) {
+        if (stream->capture) return break_capture(*stream);
+        return stream->idle() ? stream->context.error() : CUDA_ERROR_NOT_READY;
+    });
+}
+
+CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
+    return call_with_stream(
+        Entry::cuStreamSynchronize, handle, [](Call& c, const std::shared_ptr<Stream>& stream) {
+            if (stream->capture) return break_capture(*stream);
+            if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
+                return status;
+            const auto context = c.driver.contexts.find(stream->context.handle);
+            // The legacy stream is done when the blocking streams are.
+            return wait_for(
+                c, *context,
+                {stream->kind() == Stream::Kind::legacy ? enqueue(*stream, {}, nullptr) : stream->last()});
+        });
+}
+
+CUresult CUDAAPI cuStreamGetCtx(CUstream handle, CUcontext* context) {
+    return call_with_stream(Entry::cuStreamGetCtx, handle, [&](Call&, const std::shared_ptr<Stream>& stream) {
+        if (!context) return CUDA_ERROR_INVALID_VALUE;
+        *context = stream->context.handle;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuStreamGetDevice(CUstream handle, CUdevice* device) {
+    return call_with_stream(Entry::cuStreamGetDevice, handle,
+                            [&](Call&, const std::shared_ptr<Stream>& stream) {
+                                if (!device) return CUDA_ERROR_INVALID_VALUE;
+                                *device = stream->context.device;
+                                return CUDA_SUCCESS;
+                            });
+}
+
+CUresult CUDAAPI cuStreamGetFlags(CUstream handle, unsigned* flags) {
+    return call_with_stream(Entry::cuStreamGetFlags, handle,
+                            [&](Call&, const std::shared_ptr<Stream>& stream) {
+                                if (!flags) return CUDA_ERROR_INVALID_VALUE;
+                                *flags = stream->kind() == Stream::Kind::non_blocking ? CU_STREAM_NON_BLOCKING
+                                                                                      : CU_STREAM_DEFAULT;
+                                return CUDA_SUCCESS;
+                            });
+}
+
+CUresult CUDAAPI cuStreamGetId(CUstream handle, unsigned long long* id) {
+    return call_with_stream(Entry::cuStreamGetId, handle, [&](Call&, const std::shared_ptr<Stream>& stream) {
+        if (!id) return CUDA_ERROR_INVALID_VALUE;
+        *id = stream->id();
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuStreamGetPriority(CUstream handle, int* priority) {
+    return call_with_stream(Entry::cuStreamGetPriority, handle,
+                            [&](Call&, const std::shared_ptr<Stream>& stream) {
+                                if (!priority) return CUDA_ERROR_INVALID_VALUE;
+                                *priority = stream->priority();
+                                return CUDA_SUCCESS;
+                            });
+}
+
+CUresult CUDAAPI cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
+    return call_with_stream(Entry::cuLaunchHostFunc, handle,
+                            [&](Call& c, const std::shared_ptr<Stream>& stream) {
+                                if (!function) return CUDA_ERROR_INVALID_VALUE;
+                                return submit(c, *stream, std::make_shared<HostFunction>(function, data));
+                            });
+}
+
+CUresult CUDAAPI cuStreamAddCallback(CUstream handle, CUstreamCallback function, void* data, unsigned flags) {
+    return call_with_stream(Entry::cuStreamAddCallback, handle,
+                            [&](Call& c, const std::shared_ptr<Stream>& stream) {
+                                if (!function || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+                                if (stream->capture) return break_capture(*stream);
+                                return submit(c, *stream, std::make_shared<Callback>(handle, function, data));
+                            });
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Virtual memory management: reserving, creating, mapping, granting, sharing.
+
+#include "support/simulated_driver/entry.hpp"
+
+#include "base/fd.hpp"
+
+#include <bit>
+
+namespace gpu_sleep::sim {
+namespace {
+
+constexpr std::uint64_t k_granularity = std::uint64_t{2} << 20;
+
+bool is_aligned(std::uint64_t value) noexcept {
+    return value % k_granularity == 0;
+}
+
+bool is_span(std::uint64_t begin, std::uint64_t bytes) noexcept {
+    return begin != 0 && bytes != 0 && is_aligned(begin) && is_aligned(bytes);
+}
+
+/// The pool that `location` means, or null.
+PhysicalPool* pool_of(Driver& driver, const CUmemLocation& location) {
+    switch (location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        return location.id >= 0 && location.id < driver.device_count() ? &driver.pool(location.id) : nullptr;
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return &driver.host_pool;
+    default: return nullptr;
+    }
+}
+
+CUresult check_properties(Driver& driver, const CUmemAllocationProp* properties) {
+    if (!properties || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+    if ((properties->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return pool_of(driver, properties->location) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUmemGenericAllocationHandle name_memory(Driver& driver, const std::shared_ptr<Physical>& memory) {
+    const auto allocation = std::make_shared<Allocation>();
+    allocation->memory = memory;
+    memory->handle = driver.allocations.insert(allocation);
+    return memory->handle;
+}
+
+/// One more reference to `memory`, by the handle that names it or by a new one.
+CUmemGenericAllocationHandle retain(Driver& driver, const std::shared_ptr<Physical>& memory) {
+    const auto named = driver.allocations.find(memory->handle);
+    if (!named) return name_memory(driver, memory);
+    ++named->references;
+    return memory->handle;
+}
+
+/// The devices that access descriptors mean, one bit each; the host, which needs no grant here, none.
+CUresult devices_of(const Driver& driver, const CUmemAccessDesc& description, std::uint32_t& devices) {
+    const auto flags = description.flags;
+    if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+        flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        return CUDA_ERROR_INVALID_VALUE;
+    devices = 0;
+    if (description.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_SUCCESS;
+    if (description.location.id < 0 || description.location.id >= driver.device_count())
+        return CUDA_ERROR_INVALID_DEVICE;
+    devices = std::uint32_t{1} << description.location.id;
+    return CUDA_SUCCESS;
+}
+
+/// Memory of this process that was exported as `fd`, or null.
+std::shared_ptr<Physical> find_exported(const Driver& driver, int fd) {
+    std::shared_ptr<Physical> found;
+    driver.allocations.for_each([&](auto, const Allocation& allocation) {
+        if (!found && allocation.memory->is_exported_as(fd)) found = allocation.memory;
+    });
+    return found;
+}
+
+} // namespace
+} // namespace gpu_sleep::sim
+
+using namespace gpu_sleep::sim;
+
+CUresult CUDAAPI cuMemGetAllocationGranularity(std::size_t* granularity,
+                                               const CUmemAllocationProp* properties,
+                                               CUmemAllocationGranularity_flags) {
+    return call(Entry::cuMemGetAllocationGranularity, [&](Call& c) {
+        if (!granularity) return CUDA_ERROR_INVALID_VALUE;
+        if (const auto status = check_properties(c.driver, properties); status != CUDA_SUCCESS) return status;
+        *granularity = k_granularity;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr* address, std::size_t bytes, std::size_t alignment,
+                                     CUdeviceptr hint, unsigned long long flags) {
+    return call(Entry::cuMemAddressReserve, [&](Call& c) {
+        if (!address || flags != 0 || bytes == 0 || !is_aligned(bytes)) return CUDA_ERROR_INVALID_VALUE;
+        if (alignment != 0 && !std::has_single_bit(alignment)) return CUDA_ERROR_INVALID_VALUE;
+        std::uint64_t begin = 0;
+        const auto status =
+            c.driver.space.reserve(bytes, std::max<std::uint64_t>(alignment, k_granularity), hint, begin);
+        if (status == CUDA_SUCCESS) *address = begin;
+        return status;
+    });
+}
+
+CUresult CUDAAPI cuMemAddressFree(CUdeviceptr address, std::size_t bytes) {
+    return call(Entry::cuMemAddressFree, [&](Call& c) {
+        if (c.driver.plain.contains(address)) return CUDA_ERROR_INVALID_VALUE;
+        return c.driver.space.free_reservation(address, bytes);
+    });
+}
+
+CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
+                             const CUmemAllocationProp* properties, unsigned long long flags) {
+    return call(Entry::cuMemCreate, [&](Call& c) {
+        if (!handle || flags != 0 || bytes == 0 || !is_aligned(bytes)) return CUDA_ERROR_INVALID_VALUE;
+        if (const auto status = check_properties(c.driver, properties); status != CUDA_SUCCESS) return status;
+        const auto memory = Physical::create(*pool_of(c.driver, properties->location), bytes, *properties);
+        if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
+        *handle = name_memory(c.driver, memory);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle) {
+    return call(Entry::cuMemRelease, [&](Call& c) {
+        const auto allocation = c.driver.allocations.find(handle);
+        if (!allocation) return CUDA_ERROR_INVALID_VALUE;
+        if (--allocation->references > 0) return CUDA_SUCCESS;
+        allocation->memory->handle = 0;
+        c.driver.allocations.remove(handle);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+    return call(Entry::cuMemRetainAllocationHandle, [&](Call& c) {
+        const auto* mapping = c.driver.space.find(reinterpret_cast<std::uint64_t>(address));
+        if (!handle || !mapping || mapping->plain) return CUDA_ERROR_INVALID_VALUE;
+        *handle = retain(c.driver, mapping->memory);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
+                          CUmemGenericAllocationHandle handle, unsigned long long flags) {
+    return call(Entry::cuMemMap, [&](Call& c) {
+        const auto allocation = c.driver.allocations.find(handle);
+        if (!allocation || flags != 0 || offset != 0 || !is_span(address, bytes))
+            return CUDA_ERROR_INVALID_VALUE;
+        if (bytes != allocation->memory->bytes()) return CUDA_ERROR_INVALID_VALUE;
+        return c.driver.space.map(address, allocation->memory, false);
+    });
+}
+
+CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
+    return call(Entry::cuMemUnmap, [&](Call& c) {
+        if (!is_span(address, bytes) || c.driver.plain.contains(address)) return CUDA_ERROR_INVALID_VALUE;
+        return c.driver.space.unmap(address, bytes);
+    });
+}
+
+CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* descriptions,
+                                std::size_t count) {
+    return call(Entry::cuMemSetAccess, [&](Call& c) {
+        if (!is_span(address, bytes) || !descriptions || count == 0 || c.driver.plain.contains(address))
+            return CUDA_ERROR_INVALID_VALUE;
+        std::uint32_t devices = 0;
+        for (std::size_t i = 0; i < count; ++i)
+            if (const auto status = devices_of(c.driver, descriptions[i], devices); status != CUDA_SUCCESS)
+                return status;
+        for (std::size_t i = 0; i < count; ++i) {
+            devices_of(c.driver, descriptions[i], devices);
+            const auto status = c.driver.space.set_access(address, bytes, devices, descriptions[i].flags);
+            if (status != CUDA_SUCCESS) return status;
+        }
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location,
+                                CUdeviceptr address) {
+    return call(Entry::cuMemGetAccess, [&](Call& c) {
+        const auto* mapping = c.driver.space.find(address);
+        if (!flags || !location || !mapping || location->type != CU_MEM_LOCATION_TYPE_DEVICE ||
+            location->id < 0 || location->id >= c.driver.device_count())
+            return CUDA_ERROR_INVALID_VALUE;
+        const auto bit = std::uint32_t{1} << location->id;
+        *flags = (mapping->writers & bit) != 0   ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                 : (mapping->readers & bit) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                                 : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
+                                                        CUmemGenericAllocationHandle handle) {
+    return call(Entry::cuMemGetAllocationPropertiesFromHandle, [&](Call& c) {
+        const auto allocation = c.driver.allocations.find(handle);
+        if (!properties || !allocation) return CUDA_ERROR_INVALID_VALUE;
+        *properties = allocation->memory->properties();
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
+                                              CUmemAllocationHandleType type, unsigned long long flags) {
+    return call(Entry::cuMemExportToShareableHandle, [&](Call& c) {
+        const auto allocation = c.driver.allocations.find(handle);
+        if (!shareable || !allocation || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+        const auto requested = allocation->memory->properties().requestedHandleTypes;
+        if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (requested & type) == 0)
+            return CUDA_ERROR_INVALID_VALUE;
+        bool moved = false;
+        gpu_sleep::UniqueFd fd = allocation->memory->export_fd(moved);
+        if (!fd) return CUDA_ERROR_OPERATING_SYSTEM;
+        if (moved)
+            if (const auto status = c.driver.space.remap(*allocation->memory); status != CUDA_SUCCESS)
+                return status;
+        *static_cast<int*>(shareable) = fd.release();
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
+                                                CUmemAllocationHandleType type) {
+    return call(Entry::cuMemImportFromShareableHandle, [&](Call& c) {
+        if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+        const auto fd = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
+        if (const auto own = find_exported(c.driver, fd)) {
+            *handle = retain(c.driver, own);
+            return CUDA_SUCCESS;
+        }
+        const auto imported = Physical::import(fd);
+        if (!imported || imported->properties().location.id >= c.driver.device_count())
+            return CUDA_ERROR_INVALID_VALUE;
+        *handle = name_memory(c.driver, imported);
+        return CUDA_SUCCESS;
+    });
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What streams and graphs are made of: a piece of work, and giving it to a stream.
+
+#pragma once
+
+#include "support/simulated_driver/driver.hpp"
+#include "support/simulated_driver/entry.hpp"
+
+#include <atomic>
+#include <memory>
+
+namespace gpu_sleep::sim {
+
+/// The circumstances in which work runs.
+struct Execution {
+    Context& context;
+    Entry entry;            ///< the call that submitted it
+    Generation space_as_of; ///< device memory mapped later than this is not what the work was given
+    Generation host_as_of;  ///< the same for page-locked host memory
+    const std::atomic<bool>& cancelled;
+};
+
+/// A kernel, a copy, a memset, a host function. Immutable: a graph runs it many times.
+class Work {
+public:
+    virtual ~Work() = default;
+    [[nodiscard]] virtual CUgraphNodeType type() const noexcept = 0;
+    /// Called on the stream's thread without locks. What it returns becomes the context's error.
+    virtual CUresult run(const Execution& execution) const = 0;
+};
+
+/// What became of submitted work.
+struct Submitted {
+    Ticket ticket;
+    bool captured = false; ///< recorded in a graph: nothing runs now
+};
+
+/// Gives `work` to `stream`: queues it behind what must come first, or records it if the stream captures.
+/// Work in the legacy stream while a blocking stream of its context captures breaks that capture. Errors:
+/// STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED.
+CUresult submit(Call& call, Stream& stream, std::shared_ptr<const Work> work, Submitted* submitted = nullptr);
+
+/// Queues `task` in `stream`, which does not capture: after all earlier work of it, `after`, and what the
+/// rules of the legacy default stream say.
+Ticket enqueue(Stream& stream, std::vector<Ticket> after, Stream::Task task);
+
+/// The work of `call` runs in these circumstances if it is submitted now.
+[[nodiscard]] Execution execution_now(const Call& call, Stream& stream);
+
+} // namespace gpu_sleep::sim

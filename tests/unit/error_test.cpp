@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The table of errors, and the numbers that others share with it.
+
+#include "base/error.hpp"
+#include "gpu_sleep/gpu_sleep.h"
+#include "model/model.hpp"
+
+#include "support/catch.hpp"
+
+#include <set>
+
+using namespace gpu_sleep;
+
+TEST_CASE("Errors: each code has one row, one number and one name", "[error]") {
+    std::set<std::uint16_t> numbers;
+    std::set<std::string_view> names;
+    for (const auto& row : all_errors()) {
+        CHECK(numbers.insert(static_cast<std::uint16_t>(row.code)).second);
+        CHECK(names.insert(row.name).second);
+        CHECK(&traits(row.code) == &row);
+    }
+    CHECK(numbers.size() == 21);
+    CHECK(traits(static_cast<ErrorCode>(999)).name == "internal");
+}
+
+TEST_CASE("Errors: exit statuses are those of the table, by the state afterwards", "[error]") {
+    const auto status = [](ErrorCode code, model::State state) {
+        return model::exit_status_of({Error{code, "", "", 0}, state});
+    };
+    using model::State;
+    CHECK(status(ErrorCode::driver_failed, State::awake) == 1);
+    CHECK(status(ErrorCode::driver_failed, State::asleep) == 7);
+    CHECK(status(ErrorCode::driver_failed, State::partial) == 7);
+    CHECK(status(ErrorCode::invalid_argument, State::awake) == 2);
+    CHECK(status(ErrorCode::unknown_tag, State::asleep) == 2);
+    CHECK(status(ErrorCode::no_process, State::awake) == 3);
+    CHECK(status(ErrorCode::no_agent, State::awake) == 3);
+    CHECK(status(ErrorCode::timed_out, State::awake) == 4);
+    CHECK(status(ErrorCode::capture_in_progress, State::awake) == 4);
+    CHECK(status(ErrorCode::not_permitted, State::awake) == 5);
+    CHECK(status(ErrorCode::damaged, State::damaged) == 6);
+    CHECK(status(ErrorCode::out_of_device_memory, State::asleep) == 7);
+    CHECK(status(ErrorCode::out_of_host_memory, State::awake) == 8);
+}
+
+TEST_CASE("Errors: the C API's statuses are the same numbers", "[error]") {
+    CHECK(GPU_SLEEP_ERROR_INTERNAL == static_cast<int>(ErrorCode::internal));
+    CHECK(GPU_SLEEP_ERROR_INVALID_ARGUMENT == static_cast<int>(ErrorCode::invalid_argument));
+    CHECK(GPU_SLEEP_ERROR_UNKNOWN_TAG == static_cast<int>(ErrorCode::unknown_tag));
+    CHECK(GPU_SLEEP_ERROR_TIMED_OUT == static_cast<int>(ErrorCode::timed_out));
+    CHECK(GPU_SLEEP_ERROR_DAMAGED == static_cast<int>(ErrorCode::damaged));
+    CHECK(GPU_SLEEP_ERROR_DRIVER == static_cast<int>(ErrorCode::driver_failed));
+    CHECK(GPU_SLEEP_ERROR_OUT_OF_DEVICE_MEMORY == static_cast<int>(ErrorCode::out_of_device_memory));
+    CHECK(GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY == static_cast<int>(ErrorCode::out_of_host_memory));
+    CHECK(GPU_SLEEP_ERROR_REFUSED == static_cast<int>(ErrorCode::refused));
+    CHECK(GPU_SLEEP_ERROR_CAPTURE_IN_PROGRESS == static_cast<int>(ErrorCode::capture_in_progress));
+    CHECK(GPU_SLEEP_ERROR_NO_REFILL == static_cast<int>(ErrorCode::no_refill));
+    CHECK(GPU_SLEEP_ERROR_NO_DRIVER == static_cast<int>(ErrorCode::no_driver));
+    CHECK(GPU_SLEEP_ERROR_NOT_OWNED == static_cast<int>(ErrorCode::not_owned));
+    CHECK(GPU_SLEEP_ERROR_CONTEXT_LOST == static_cast<int>(ErrorCode::context_lost));
+}

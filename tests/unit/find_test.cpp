@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Finding processes and their agents in a tree that looks like /proc. The agents are threads of this process,
+// so it is this process's pid that the kernel names as their peer.
+
+#include "cli/find.hpp"
+#include "cli/targets.hpp"
+
+#include "support/catch.hpp"
+#include "support/fake_agent.hpp"
+#include "support/proc_tree.hpp"
+#include "support/sample_reports.hpp"
+
+#include <unistd.h>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli;
+using namespace std::string_literals;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string k_directory =
+    "gpu-sleep-77"; // the name says which user its own namespace sees; it need not be ours
+
+void answer_status(const protocol::Request&, test::FakeConnection& connection) {
+    connection.send(test::sample_status());
+}
+
+Finder finder_of(const test::ProcTree& tree) {
+    return Finder(ProcFs(tree.proc()), tree.root());
+}
+
+ErrorCode code_of(const Result<UniqueFd>& result) {
+    REQUIRE_FALSE(result);
+    return result.error().code;
+}
+
+ErrorCode code_of(const Result<std::vector<Target>>& result) {
+    REQUIRE_FALSE(result);
+    return result.error().code;
+}
+
+} // namespace
+
+TEST_CASE("Find: a process is read from its status, stat and cmdline", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = 40,
+              .inner_pid = 7,
+              .parent = 12,
+              .uid = 1000,
+              .start_time = 99,
+              .arguments = "python3\0serve.py\0"s});
+    const auto process = ProcFs(tree.proc()).read(40);
+    REQUIRE(process);
+    CHECK(process->pid == 40);
+    CHECK(process->inner_pid == 7);
+    CHECK(process->parent == 12);
+    CHECK(process->uid == 1000);
+    CHECK(process->start_time == 99);
+    CHECK(process->command == "python3 serve.py");
+
+    tree.add({.pid = 41, .name = "kernel thread"});
+    CHECK(ProcFs(tree.proc()).read(41)->command == "[kernel thread]");
+    CHECK(ProcFs(tree.proc()).read(42).error().code == ErrorCode::no_process);
+    tree.write("proc/43/status", "Name:\tx\n");
+    CHECK(ProcFs(tree.proc()).read(43).error().code == ErrorCode::io_failed);
+    tree.write("proc/meminfo", "");
+    CHECK(ProcFs(tree.proc()).list().size() == 2);
+}
+
+TEST_CASE("Find: descendants are found over generations", "[find]") {
+    std::vector<Process> processes(5);
+    const std::pair<pid_t, pid_t> k_parents[] = {{10, 1}, {11, 12}, {12, 10}, {13, 11}, {14, 1}};
+    for (std::size_t i = 0; i < processes.size(); ++i)
+        std::tie(processes[i].pid, processes[i].parent) = k_parents[i];
+    std::vector<pid_t> found;
+    for (const auto& process : descendants_of(10, processes)) found.push_back(process.pid);
+    CHECK(found == std::vector<pid_t>{11, 12, 13});
+    CHECK(descendants_of(99, processes).empty());
+}
+
+TEST_CASE("Find: an agent is found by its process's inner pid and start time", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .inner_pid = 7, .start_time = 99});
+    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(7, 99),
+                                answer_status);
+    auto finder = finder_of(tree);
+    CHECK(finder.connect(*finder.proc().read(::getpid())));
+}
+
+TEST_CASE("Find: leftovers of an earlier process are passed over, and removed when nobody listens",
+          "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .inner_pid = 7, .start_time = 99});
+    const auto directory = tree.add_agent_directory(k_directory);
+    test::leave_stale_socket(directory / agent_socket_name(7, 98));
+    test::leave_stale_socket(directory / agent_socket_name(8, 98));
+    const test::FakeAgent other(directory / agent_socket_name(7, 97), answer_status);
+    auto finder = finder_of(tree);
+    CHECK(code_of(finder.connect(*finder.proc().read(::getpid()))) == ErrorCode::no_agent);
+    CHECK_FALSE(fs::exists(directory / agent_socket_name(7, 98)));
+    CHECK(fs::exists(directory / agent_socket_name(8, 98))); // not a name of this process: not ours to judge
+    CHECK(fs::exists(directory / agent_socket_name(7, 97)));
+
+    test::leave_stale_socket(directory / agent_socket_name(7, 99)); // it may be about to listen
+    auto again = finder_of(tree);
+    CHECK(code_of(again.connect(*again.proc().read(::getpid()))) == ErrorCode::no_agent);
+    CHECK(fs::exists(directory / agent_socket_name(7, 99)));
+}
+
+TEST_CASE("Find: a socket of another process does not pass for the agent's", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = 1, .start_time = 99}); // the listener is this process, not process 1
+    const test::FakeAgent impostor(tree.add_agent_directory(k_directory) / agent_socket_name(1, 99),
+                                   answer_status);
+    auto finder = finder_of(tree);
+    CHECK(code_of(finder.connect(*finder.proc().read(1))) == ErrorCode::no_agent);
+}
+
+TEST_CASE("Find: only private directories of the process's user count, and links do not", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .start_time = 99});
+    const auto elsewhere = tree.root() / "elsewhere";
+    fs::create_directory(elsewhere);
+    fs::permissions(elsewhere, fs::perms::owner_all);
+    const test::FakeAgent agent(elsewhere / agent_socket_name(::getpid(), 99), answer_status);
+    const auto find = [&] {
+        auto finder = finder_of(tree);
+        return finder.connect(*finder.proc().read(::getpid()));
+    };
+    CHECK(code_of(find()) == ErrorCode::no_agent);
+    const auto place = tree.root() / "tmp" / k_directory;
+    fs::create_directory_symlink(elsewhere, place);
+    CHECK(code_of(find()) == ErrorCode::no_agent);
+    fs::remove(place);
+    fs::rename(elsewhere, place);
+    CHECK(find());
+    fs::permissions(place, fs::perms::owner_all | fs::perms::group_exec);
+    CHECK(code_of(find()) == ErrorCode::no_agent);
+    fs::permissions(place, fs::perms::owner_all);
+    tree.add({.pid = ::getpid(), .uid = ::getuid() + 1, .start_time = 99});
+    CHECK(code_of(find()) == ErrorCode::no_agent);
+}
+
+TEST_CASE("Find: a link in the process's root does not lead out of it", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .start_time = 99});
+    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
+                                answer_status);
+    const auto find = [&] {
+        auto finder = finder_of(tree);
+        return finder.connect(*finder.proc().read(::getpid()));
+    };
+    const auto tmp = tree.root() / "tmp";
+    const auto moved = tree.root() / "private";
+    fs::rename(tmp, moved);
+    fs::create_directory_symlink("/private", tmp); // within the root, as on systems that put /tmp elsewhere
+    CHECK(find());
+    fs::remove(tmp);
+    fs::create_directory_symlink(moved, tmp); // by its path outside of the root
+    CHECK(code_of(find()) == ErrorCode::no_agent);
+}
+
+TEST_CASE("Find: a process whose root is gone has ended", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = 5});
+    fs::remove(tree.proc() / "5" / "root");
+    auto finder = finder_of(tree);
+    CHECK(code_of(finder.connect(*finder.proc().read(5))) == ErrorCode::no_process);
+}
+
+TEST_CASE("Targets: a pid, a parent without an agent, a name", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
+    tree.add({.pid = 20, .parent = 10});
+    tree.add({.pid = 10, .parent = 1});
+    tree.add({.pid = 30, .parent = 1});
+    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
+                                answer_status);
+    for (const auto& text : {std::to_string(::getpid()), "20"s, "10"s, "llama"s}) {
+        auto finder = finder_of(tree);
+        const auto targets = find_targets(finder, text);
+        REQUIRE(targets);
+        REQUIRE(targets->size() == 1);
+        CHECK(targets->front().process.pid == ::getpid());
+    }
+    auto finder = finder_of(tree);
+    CHECK(code_of(find_targets(finder, "30")) == ErrorCode::no_agent);
+    CHECK(code_of(find_targets(finder, "31")) == ErrorCode::no_process);
+    CHECK(code_of(find_targets(finder, "99999999999999")) == ErrorCode::no_process);
+    CHECK(code_of(find_targets(finder, "lama")) == ErrorCode::no_process);
+    CHECK(find_all(finder).size() == 1);
+}

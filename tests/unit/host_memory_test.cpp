@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Headroom, as read from trees that look like /proc and /sys/fs/cgroup.
+
+#include "store/host_memory.hpp"
+
+#include "support/catch.hpp"
+#include "support/proc_tree.hpp"
+
+#include <limits>
+#include <string>
+
+using namespace gpu_sleep;
+using store::host_headroom;
+
+namespace {
+
+constexpr Bytes k_unlimited = std::numeric_limits<Bytes>::max();
+
+/// A machine with 10 GiB available, and the control groups that a test adds.
+class Machine {
+public:
+    Machine() {
+        tree_.write("proc/meminfo", "MemTotal:       67108864 kB\n"
+                                    "MemFree:         1048576 kB\n"
+                                    "MemAvailable:   10485760 kB\n"
+                                    "Buffers:          524288 kB\n");
+    }
+
+    /// What /proc/self/cgroup says.
+    void join(const std::string& lines) const { tree_.write("proc/self/cgroup", lines); }
+    void write(const std::string& name, const std::string& text) const { tree_.write(name, text); }
+
+    void add_group(const std::string& path, const std::string& limit, Bytes usage,
+                   const std::string& stat = "") const {
+        const auto directory = "cgroup" + path + "/memory.";
+        write(directory + "max", limit + "\n");
+        write(directory + "current", std::to_string(usage) + "\n");
+        write(directory + "stat", stat);
+    }
+    void add_group_version_1(const std::string& path, Bytes limit, Bytes usage,
+                             const std::string& stat = "") const {
+        const auto directory = "cgroup/memory" + path + "/memory.";
+        write(directory + "limit_in_bytes", std::to_string(limit) + "\n");
+        write(directory + "usage_in_bytes", std::to_string(usage) + "\n");
+        write(directory + "stat", stat);
+    }
+
+    [[nodiscard]] store::Headroom headroom() const { return host_headroom({tree_.proc(), cgroup()}); }
+    [[nodiscard]] std::filesystem::path cgroup() const { return tree_.proc().parent_path() / "cgroup"; }
+
+private:
+    test::ProcTree tree_;
+};
+
+std::string gib(Bytes count) {
+    return std::to_string(count * k_gib);
+}
+
+} // namespace
+
+TEST_CASE("Host memory: without control groups the machine's free memory counts", "[host_memory]") {
+    const Machine machine;
+    CHECK(machine.headroom().bytes == 10 * k_gib);
+    CHECK(machine.headroom().limited_by == "free host memory");
+}
+
+TEST_CASE("Host memory: what cannot be read does not limit", "[host_memory]") {
+    const Machine machine;
+    machine.write("proc/meminfo", "MemTotal: 67108864 kB\n");
+    CHECK(machine.headroom().bytes == k_unlimited);
+    machine.join("garbage\n\n:\n0:\n::\n0::/no/such/group\n");
+    CHECK(machine.headroom().bytes == k_unlimited);
+    machine.write("cgroup/memory.max", "");
+    machine.write("cgroup/memory.current", "many\n");
+    CHECK(machine.headroom().bytes == k_unlimited);
+    machine.add_group("", gib(1), 0);
+    CHECK(machine.headroom().bytes == k_gib);
+}
+
+TEST_CASE("Host memory: the process's own group limits", "[host_memory]") {
+    const Machine machine;
+    machine.join("0::/user.slice/a.scope\n");
+    machine.add_group("/user.slice/a.scope", gib(4), k_gib);
+    CHECK(machine.headroom().bytes == 3 * k_gib);
+    CHECK(machine.headroom().limited_by ==
+          "the memory limit of control group " + (machine.cgroup() / "user.slice/a.scope").string());
+}
+
+TEST_CASE("Host memory: every ancestor limits, up to the root of the tree", "[host_memory]") {
+    const auto* tightest = GENERATE("", "/a", "/a/b", "/a/b/c");
+    const Machine machine;
+    machine.join("0::/a/b/c\n");
+    for (const auto* group : {"", "/a", "/a/b", "/a/b/c"})
+        machine.add_group(group, group == std::string(tightest) ? gib(2) : gib(8), k_gib);
+    CHECK(machine.headroom().bytes == k_gib);
+    CHECK(machine.headroom().limited_by ==
+          "the memory limit of control group " + machine.cgroup().string() + tightest);
+}
+
+TEST_CASE("Host memory: the groups of others do not limit", "[host_memory]") {
+    const Machine machine;
+    machine.join("0::/mine\n");
+    machine.add_group("/mine", "max", k_gib);
+    machine.add_group("/other", gib(1), k_gib);
+    machine.add_group("/mine/child", gib(1), k_gib);
+    CHECK(machine.headroom().bytes == 10 * k_gib);
+}
+
+TEST_CASE("Host memory: page cache and slabs that can be taken back count as free", "[host_memory]") {
+    const Machine machine;
+    machine.join("0::/a\n");
+    machine.add_group("/a", gib(4), 3 * k_gib,
+                      "anon 1\ninactive_file " + gib(1) + "\nactive_file " + gib(1) + "\nslab_reclaimable " +
+                          std::to_string(512 * k_mib) + "\nslab_unreclaimable 7\n");
+    CHECK(machine.headroom().bytes == 2 * k_gib + 512 * k_mib);
+}
+
+TEST_CASE("Host memory: a group that can reclaim more than it uses, or uses more than it may",
+          "[host_memory]") {
+    const Machine machine;
+    machine.join("0::/a\n");
+    machine.add_group("/a", gib(4), k_gib, "inactive_file " + gib(3) + "\n");
+    CHECK(machine.headroom().bytes == 4 * k_gib);
+    machine.add_group("/a", gib(4), 5 * k_gib);
+    CHECK(machine.headroom().bytes == 0);
+}
+
+TEST_CASE("Host memory: the point at which a group is slowed down is a limit too", "[host_memory]") {
+    const Machine machine;
+    machine.join("0::/a\n");
+    machine.add_group("/a", "max", k_gib);
+    machine.write("cgroup/a/memory.high", gib(3) + "\n");
+    CHECK(machine.headroom().bytes == 2 * k_gib);
+    machine.add_group("/a", gib(2), k_gib);
+    CHECK(machine.headroom().bytes == k_gib);
+    machine.write("cgroup/a/memory.high", "max\n");
+    CHECK(machine.headroom().bytes == k_gib);
+}
+
+TEST_CASE("Host memory: version 1 groups limit, found by their controller", "[host_memory]") {
+    const auto* controllers = GENERATE("memory", "cpu,memory", "memory,hugetlb", "cpu,memory,pids");
+    const Machine machine;
+    machine.join(std::string("9:name=systemd:/x\n4:") + controllers + ":/a/b\n3:memoryless:/c\n0::/\n");
+    machine.add_group_version_1("", 9223372036854771712U, k_gib);
+    machine.add_group_version_1("/a", 8 * k_gib, 4 * k_gib,
+                                "inactive_file " + gib(9) + "\ntotal_inactive_file " + gib(2) + "\n");
+    machine.add_group_version_1("/a/b", 9 * k_gib, k_gib);
+    machine.add_group_version_1("/c", k_gib, k_gib);
+    CHECK(machine.headroom().bytes == 6 * k_gib);
+}
+
+TEST_CASE("Host memory: version 2 groups limit where version 1 is mounted as well", "[host_memory]") {
+    const Machine machine;
+    machine.join("0::/a\n");
+    machine.add_group("/unified/a", gib(2), k_gib);
+    CHECK(machine.headroom().bytes == k_gib);
+}
+
+TEST_CASE("Host memory: in a container that sees the host's group names its own limit counts",
+          "[host_memory]") {
+    const Machine machine;
+    machine.join("4:memory:/docker/0123abcd\n");
+    machine.add_group_version_1("", 2 * k_gib, k_gib);
+    CHECK(machine.headroom().bytes == k_gib);
+}
+
+TEST_CASE("Host memory: strange group names are names", "[host_memory]") {
+    const auto* name = GENERATE("/a:b", "/a b", "/a (deleted)", "/a/../c");
+    const Machine machine;
+    machine.join("0::" + std::string(name) + "\n");
+    machine.add_group(std::filesystem::path(name).lexically_normal().string(), gib(2), k_gib);
+    CHECK(machine.headroom().bytes == k_gib);
+}
+
+TEST_CASE("Host memory: this machine has some", "[host_memory]") {
+    const auto headroom = host_headroom();
+    CHECK(headroom.bytes > 0);
+    CHECK(headroom.bytes < k_unlimited);
+    CHECK_FALSE(headroom.limited_by.empty());
+}

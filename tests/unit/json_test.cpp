@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The JSON schema.
+
+#include "cli/json.hpp"
+
+#include "support/catch.hpp"
+#include "support/sample_reports.hpp"
+
+#include <nlohmann/json.hpp>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli;
+using nlohmann::json;
+
+namespace {
+
+Process sample_process() {
+    Process process;
+    process.pid = 4242;
+    process.inner_pid = 7;
+    process.command = "python3 serve.py";
+    return process;
+}
+
+} // namespace
+
+TEST_CASE("JSON: a report has every figure, in bytes and seconds", "[json]") {
+    const auto value = json::parse(to_json("gpu-sleep", {{sample_process(), test::sample_sleep()}}));
+    CHECK(value["schema"] == 1);
+    CHECK(value["program"] == "gpu-sleep");
+    CHECK(value["exit_status"] == 0);
+    REQUIRE(value["processes"].size() == 1);
+    const auto& process = value["processes"][0];
+    CHECK(process["pid"] == 4242);
+    CHECK(process["namespace_pid"] == 7);
+    CHECK(process["user"] == "root");
+    CHECK(process["state"] == "asleep");
+    CHECK(process["name"] == "llama");
+    const auto& report = process["report"];
+    CHECK(report["operation"] == "sleep");
+    CHECK(report["level"] == 1);
+    CHECK(report["changed"] == true);
+    CHECK(report["host_bytes"] == 15 * k_gib);
+    CHECK(report["times"]["total_seconds"] == 0.46);
+    CHECK(report["tags"][0] ==
+          json::parse(R"({"tag": "weights", "device": 0, "state": "asleep", "policy": "offload",
+        "refillable": true, "needs_refill": false, "ranges": 194, "bytes": 16106127360, "allocated_bytes": 16106123264,
+        "resident_bytes": 0, "kept_bytes": 16106127360, "dropped_bytes": 0, "damaged_bytes": 0})"));
+    CHECK(report["devices"][0] ==
+          json::parse(R"({"device": 0, "name": "NVIDIA H200", "moved_bytes": 16106127360,
+        "kept_bytes": 16106127360, "dropped_bytes": 0, "free_before_bytes": 107374182400,
+        "free_after_bytes": 123480309760, "total_bytes": 150323855360})"));
+    CHECK_FALSE(report["devices"][1].contains("total_bytes"));
+    CHECK(report["dropped_without_refill"] == json::array({"kv_cache"}));
+}
+
+TEST_CASE("JSON: failures have a code, a sentence, advice and the state", "[json]") {
+    const model::Failure failure{{ErrorCode::driver_failed, "it failed", "cuMemCreate", 2},
+                                 model::State::asleep};
+    const auto lost = make_error(ErrorCode::timed_out, "no answer");
+    const auto value =
+        json::parse(to_json("gpu-wake", {{sample_process(), failure}, {sample_process(), lost}}));
+    CHECK(value["exit_status"] == 7);
+    const auto& first = value["processes"][0];
+    CHECK(first["exit_status"] == 7);
+    CHECK(first["state"] == "asleep");
+    CHECK(first["error"]["code"] == "driver_failed");
+    CHECK(first["error"]["where"] == "cuMemCreate");
+    CHECK(first["error"]["driver_status"] == 2);
+    CHECK_FALSE(first.contains("report"));
+    const auto& second = value["processes"][1];
+    CHECK(second["exit_status"] == 4);
+    CHECK_FALSE(second.contains("state"));
+    CHECK(second["error"]["message"] == "no answer");
+    CHECK(second["error"]["advice"] == traits(ErrorCode::timed_out).advice);
+}
+
+TEST_CASE("JSON: a command that found nobody says why", "[json]") {
+    const auto value =
+        json::parse(to_json("gpu-ps", make_error(ErrorCode::no_process, "there is no process 1")));
+    CHECK(value["schema"] == 1);
+    CHECK(value["exit_status"] == 3);
+    CHECK(value["error"]["code"] == "no_process");
+    CHECK(value["processes"].empty());
+}
+
+TEST_CASE("JSON: any bytes in a name give valid JSON, on one line if asked", "[json]") {
+    auto process = sample_process();
+    process.command = "bad \xFF\xC3 \"quoted\"\n\033";
+    const auto text = to_json("gpu-ps", {{process, test::sample_status()}}, -1);
+    CHECK(text.find('\n') == std::string::npos);
+    CHECK(text.find('\033') == std::string::npos);
+    CHECK(json::accept(text));
+}

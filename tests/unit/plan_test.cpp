@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The table of requests and states, walked in full.
+
+#include "sleep/plan.hpp"
+
+#include "support/catch.hpp"
+
+using namespace gpu_sleep;
+using ledger::Backing;
+using model::Level;
+using model::Residence;
+using model::Retention;
+using sleep::Action;
+using sleep::WakeAction;
+
+namespace {
+
+constexpr Bytes k_unit = 2 * k_mib;
+
+Backing& add(ledger::Ledger& ledger, std::uint64_t address, std::string_view tag, int device = 0) {
+    Backing backing;
+    backing.address = address;
+    backing.bytes = k_unit;
+    backing.tag = ledger.tag_id(tag);
+    backing.device = device;
+    backing.access = 1ULL << device;
+    return ledger.add(std::move(backing));
+}
+
+void put(Backing& backing, Residence residence) {
+    if (residence == Residence::damaged) ledger::Ledger::move(backing, Residence::host);
+    if (residence != Residence::device) ledger::Ledger::move(backing, residence);
+}
+
+model::SleepRequest request(Level level) {
+    model::SleepRequest made;
+    made.level = level;
+    return made;
+}
+
+} // namespace
+
+TEST_CASE("Plan: every request in every state does what the table says", "[plan]") {
+    struct Row {
+        Residence residence;
+        Action keep;
+        Action drop;
+        Action drop_with_spans;
+        WakeAction wake;
+    };
+    const std::vector<Row> table = {
+        {Residence::device, Action::keep, Action::drop, Action::drop, WakeAction::leave},
+        {Residence::host, Action::leave, Action::give_up, Action::leave, WakeAction::restore},
+        {Residence::dropped, Action::leave, Action::leave, Action::leave, WakeAction::restore},
+        {Residence::damaged, Action::leave, Action::give_up, Action::give_up, WakeAction::refuse},
+    };
+    for (const auto& row : table) {
+        INFO(to_string(row.residence));
+        CHECK(sleep::action_for(row.residence, true, false) == row.keep);
+        CHECK(sleep::action_for(row.residence, true, true) == row.keep);
+        CHECK(sleep::action_for(row.residence, false, false) == row.drop);
+        CHECK(sleep::action_for(row.residence, false, true) == row.drop_with_spans);
+        CHECK(sleep::wake_action_for(row.residence) == row.wake);
+
+        // The same through whole plans over a ledger with one backing.
+        ledger::Ledger ledger;
+        put(add(ledger, k_unit, "weights"), row.residence);
+        const auto first = sleep::plan_sleep(ledger, request(Level::keep));
+        REQUIRE(first);
+        CHECK(first->is_empty() == (row.keep == Action::leave));
+        const auto second = sleep::plan_sleep(ledger, request(Level::drop));
+        REQUIRE(second);
+        CHECK(second->is_empty() == (row.drop == Action::leave));
+        CHECK(second->give_up.size() == (row.drop == Action::give_up ? 1U : 0U));
+        const auto wake = sleep::plan_wake(ledger, {});
+        CHECK(wake.has_value() == (row.wake != WakeAction::refuse));
+        if (wake) CHECK(wake->is_empty() == (row.wake == WakeAction::leave));
+        if (!wake) CHECK(wake.error().code == ErrorCode::damaged);
+    }
+}
+
+TEST_CASE("Plan: a tag's policy and the command line decide what is kept", "[plan]") {
+    const auto keeps = [](Level level, Retention retention) {
+        return sleep::keeps_contents(request(level), "t", {retention, false});
+    };
+    CHECK(keeps(Level::keep, Retention::offload));
+    CHECK(keeps(Level::keep, Retention::preserve));
+    CHECK_FALSE(keeps(Level::keep, Retention::discard));
+    CHECK_FALSE(keeps(Level::drop, Retention::offload));
+    CHECK(keeps(Level::drop, Retention::preserve));
+    CHECK_FALSE(keeps(Level::drop, Retention::discard));
+    auto overridden = request(Level::drop);
+    overridden.keep = {"t"};
+    CHECK(sleep::keeps_contents(overridden, "t", {Retention::discard, false}));
+    overridden = request(Level::keep);
+    overridden.discard = {"t"};
+    CHECK_FALSE(sleep::keeps_contents(overridden, "t", {Retention::preserve, false}));
+    CHECK(sleep::keeps_contents(overridden, "other", {Retention::offload, false}));
+}
+
+TEST_CASE("Plan: tags limit a request, unknown and contradictory ones are refused", "[plan]") {
+    ledger::Ledger ledger;
+    add(ledger, k_unit, "weights");
+    add(ledger, 2 * k_unit, "kv_cache");
+    auto sleep_request = request(Level::keep);
+    sleep_request.tags = {"kv_cache"};
+    const auto plan = sleep::plan_sleep(ledger, sleep_request);
+    REQUIRE(plan);
+    CHECK(plan->tags == std::vector<std::string>{"kv_cache"});
+    CHECK(plan->devices.at(0).keep.size() == 1);
+
+    sleep_request.tags = {"cache"};
+    CHECK(sleep::plan_sleep(ledger, sleep_request).error().code == ErrorCode::unknown_tag);
+    sleep_request.tags = {};
+    sleep_request.keep = {"cache"};
+    CHECK(sleep::plan_sleep(ledger, sleep_request).error().code == ErrorCode::unknown_tag);
+    sleep_request.keep = {"weights"};
+    sleep_request.discard = {"weights"};
+    CHECK(sleep::plan_sleep(ledger, sleep_request).error().code == ErrorCode::invalid_argument);
+    CHECK(sleep::plan_wake(ledger, {{"cache"}, false, {}, {}}).error().code == ErrorCode::unknown_tag);
+}
+
+TEST_CASE("Plan: what is dropped without a declared refill is named, or refused", "[plan]") {
+    ledger::Ledger ledger;
+    add(ledger, k_unit, "weights");
+    add(ledger, 2 * k_unit, "kv_cache");
+    add(ledger, 3 * k_unit, "lora");
+    ledger.set_policy(ledger.tag_id("kv_cache"), {Retention::discard, false});
+    ledger.set_policy(ledger.tag_id("lora"), {Retention::offload, true});
+    auto sleep_request = request(Level::drop);
+    const auto plan = sleep::plan_sleep(ledger, sleep_request);
+    REQUIRE(plan);
+    CHECK(plan->dropped_tags == std::vector<std::string>{"weights", "kv_cache", "lora"});
+    CHECK(plan->without_refill == std::vector<std::string>{"weights"});
+    sleep_request.require_refill = true;
+    CHECK(sleep::plan_sleep(ledger, sleep_request).error().code == ErrorCode::no_refill);
+    sleep_request.keep = {"weights"};
+    CHECK(sleep::plan_sleep(ledger, sleep_request));
+}
+
+TEST_CASE("Plan: a backing that is preserved whole is not called dropped", "[plan]") {
+    ledger::Ledger ledger;
+    auto& backing = add(ledger, k_unit, "weights");
+    ledger::Ledger::preserve(backing, {0, k_unit});
+    const auto plan = sleep::plan_sleep(ledger, request(Level::drop));
+    REQUIRE(plan);
+    CHECK(plan->tags.size() == 1);
+    CHECK(plan->dropped_tags.empty());
+    CHECK(plan->without_refill.empty());
+}
+
+TEST_CASE("Plan: runs join neighbours of one tag and one set of grants", "[plan]") {
+    ledger::Ledger ledger;
+    std::vector<Backing*> backings;
+    for (const std::uint64_t i : {1, 2, 3, 5, 6}) backings.push_back(&add(ledger, i * k_unit, "weights"));
+    backings.push_back(&add(ledger, 7 * k_unit, "kv_cache"));
+    backings[1]->access |= 2;
+    const auto runs = sleep::make_runs(backings);
+    std::vector<std::size_t> lengths;
+    for (const auto& run : runs) lengths.push_back(run.backings.size());
+    CHECK(lengths == std::vector<std::size_t>{1, 1, 1, 2, 1});
+    CHECK(runs[3].span().address == 5 * k_unit);
+    CHECK(runs[3].span().bytes == 2 * k_unit);
+}

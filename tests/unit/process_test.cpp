@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Names of sockets and directories, and start times.
+
+#include "base/process.hpp"
+
+#include "support/catch.hpp"
+#include "support/proc_tree.hpp"
+
+#include <unistd.h>
+
+using namespace gpu_sleep;
+
+TEST_CASE("Process: a socket's name is read as it was written", "[process]") {
+    CHECK(agent_directory(1000) == "/tmp/gpu-sleep-1000");
+    CHECK(agent_socket_name(4242, 987654321) == "4242-987654321.sock");
+    CHECK(parse_agent_socket_name(agent_socket_name(4242, 987654321)) == ProcessIdentity{4242, 987654321});
+}
+
+TEST_CASE("Process: other names are no sockets of agents", "[process]") {
+    for (const auto* name : {"", ".", "-", ".sock", "-.sock", "1-.sock", "-1.sock", "0-1.sock", "-1-2.sock",
+                             "1-2.sock ", "1-2.soc", "1-2", "1-x.sock", "x-2.sock", "1-2-3.sock", "+1-2.sock",
+                             "99999999999-2.sock", "1-99999999999999999999999.sock", "1-2.sock.sock"})
+        CHECK_FALSE(parse_agent_socket_name(name));
+}
+
+TEST_CASE("Process: the start time is found behind any command name", "[process]") {
+    const test::ProcTree tree;
+    for (const auto* name : {"plain", "two words", ") R 1 2 3", "((", ""}) {
+        tree.add({.pid = 7, .start_time = 123456, .name = name});
+        CHECK(*start_time_of(7, tree.proc()) == 123456);
+    }
+}
+
+TEST_CASE("Process: a start time that is not there is an error", "[process]") {
+    const test::ProcTree tree;
+    CHECK(start_time_of(8, tree.proc()).error().code == ErrorCode::no_process);
+    for (const auto* text : {"8 (cut) S 1 2 3", "8", ")", "8 (x) S 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 x"}) {
+        tree.write("proc/8/stat", text);
+        const auto start_time = start_time_of(8, tree.proc());
+        REQUIRE_FALSE(start_time);
+        CHECK(start_time.error().code == ErrorCode::io_failed);
+    }
+}
+
+TEST_CASE("Process: this process finds itself", "[process]") {
+    const auto start_time = own_start_time();
+    REQUIRE(start_time);
+    CHECK(*start_time > 0);
+    CHECK(*start_time == *start_time_of(::getpid()));
+}

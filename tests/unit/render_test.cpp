@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What people read, character by character.
+
+#include "cli/progress.hpp"
+#include "cli/render.hpp"
+#include "cli/table.hpp"
+
+#include "support/catch.hpp"
+#include "support/sample_reports.hpp"
+
+#include <fcntl.h>
+
+#include <array>
+#include <thread>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli;
+
+namespace {
+
+Process sample_process() {
+    Process process;
+    process.pid = 4242;
+    process.uid = 0;
+    process.command = "python3 serve.py";
+    return process;
+}
+
+} // namespace
+
+TEST_CASE("Render: the listing has a line for each process and each of its tags", "[render]") {
+    auto other = sample_process();
+    other.pid = 77;
+    other.command = "python3 train.py";
+    auto status = test::sample_status();
+    status.tags[1].needs_refill = true;
+    auto asleep = test::sample_sleep();
+    asleep.name.clear();
+    asleep.state_seconds = 125;
+    const auto text = render_listing({{sample_process(), status}, {other, asleep}, {other, Error{}}});
+    CHECK(
+        text ==
+        R"( PID  USER  NAME              STATE             TAG       DEVICE     BYTES  WHERE                            POLICY
+4242  root  llama             awake 1 h 0 min   2 tags    2 GPUs  39.0 GiB  GPU (needs refill)
+                              awake             weights   GPU 0   15.0 GiB  GPU                              offload, refillable
+                              awake             kv_cache  GPU 1   24.0 GiB  GPU (needs refill)               discard
+  77  root  python3 train.py  asleep 2 min 5 s  2 tags    2 GPUs  39.0 GiB  host 15.0 GiB, dropped 24.0 GiB
+                              asleep            weights   GPU 0   15.0 GiB  host                             offload, refillable
+                              asleep            kv_cache  GPU 1   24.0 GiB  dropped                          discard
+  77  root  python3 train.py  no answer
+)");
+}
+
+TEST_CASE("Render: a sleep names what each device gave back, kept and dropped", "[render]") {
+    CHECK(render_operation(sample_process(), test::sample_sleep()) ==
+          R"(4242 llama is asleep at level 1 after 0.46 s:
+  DEVICE                FREED      KEPT   DROPPED  STILL USED
+  GPU 0 NVIDIA H200  15.0 GiB  15.0 GiB       0 B    25.0 GiB
+  GPU 1 NVIDIA H200  24.0 GiB       0 B  24.0 GiB           -
+  dropped with no declared refill: kv_cache
+  a sentence of the agent
+)");
+}
+
+TEST_CASE("Render: a wake names what each device took and got back", "[render]") {
+    auto report = test::sample_status();
+    report.operation = model::Operation::wake;
+    report.changed = true;
+    report.times.total = 0.31;
+    report.devices = {{0, "NVIDIA H200", 15 * k_gib, 15 * k_gib, 0, 115 * k_gib, 100 * k_gib, 140 * k_gib}};
+    CHECK(render_operation(sample_process(), report) == R"(4242 llama is awake after 0.31 s:
+  DEVICE                TAKEN  RESTORED  ZEROED  STILL FREE
+  GPU 0 NVIDIA H200  15.0 GiB  15.0 GiB     0 B   100.0 GiB
+)");
+}
+
+TEST_CASE("Render: a dry run says what would be", "[render]") {
+    auto report = test::sample_sleep();
+    report.dry_run = true;
+    report.changed = false;
+    CHECK(render_operation(sample_process(), report) ==
+          R"(4242 llama would sleep at level 1; nothing was changed:
+  DEVICE             WOULD FREE      KEEP      DROP  USED NOW
+  GPU 0 NVIDIA H200    15.0 GiB  15.0 GiB       0 B  25.0 GiB
+  GPU 1 NVIDIA H200    24.0 GiB       0 B  24.0 GiB         -
+  would drop with no declared refill: kv_cache
+  a sentence of the agent
+)");
+}
+
+TEST_CASE("Render: what was so already is said to be so", "[render]") {
+    model::Report report;
+    report.operation = model::Operation::wake;
+    CHECK(render_operation(sample_process(), report) ==
+          "4242 python3 serve.py holds no memory that could sleep; nothing to do\n");
+    report.tags = {test::sample_weights()};
+    CHECK(render_operation(sample_process(), report) ==
+          "4242 python3 serve.py is awake already, as asked; nothing to do\n");
+}
+
+TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[render]") {
+    const auto error = make_error(ErrorCode::out_of_device_memory, "needs 61.2 GiB on GPU 0, 40.1 GiB free");
+    CHECK(render_error("gpu-wake", "wake " + title(sample_process()), error) ==
+          "gpu-wake: cannot wake 4242 (python3 serve.py): needs 61.2 GiB on GPU 0, 40.1 GiB free; free GPU "
+          "memory, or "
+          "let gpu-wake try for longer with --wait 60s\n");
+    CHECK(render_error("gpu-ps", "", make_error(ErrorCode::invalid_argument, "no")) == "gpu-ps: no\n");
+}
+
+TEST_CASE("Render: a process cannot steer the terminal by what it calls itself", "[render]") {
+    CHECK(printable("a\033[31mb\r\n\tc\x7F") == "a?[31mb???c?");
+    CHECK(printable("\xC2\x9B"
+                    "31m") == "?31m");
+    CHECK(printable("gr\xC3\xBC\xC3\x9F") == "gr\xC3\xBC\xC3\x9F");
+    auto status = test::sample_status();
+    status.name = "\033]0;x\007";
+    status.notes = {"\033[2J"};
+    status.tags[0].tag = "\033c";
+    CHECK(render_listing({{sample_process(), status}}).find('\033') == std::string::npos);
+    CHECK(render_operation(sample_process(), status).find('\033') == std::string::npos);
+    CHECK(render_error("gpu-ps", "", make_error(ErrorCode::internal, "\033c")).find('\033') ==
+          std::string::npos);
+}
+
+TEST_CASE("Render: long commands are shortened by characters, not bytes", "[render]") {
+    CHECK(shortened("0123456789", 10) == "0123456789");
+    CHECK(shortened("0123456789a", 10) == "0123456...");
+    CHECK(shortened("\xC3\xBC\xC3\xBC\xC3\xBC\xC3\xBC\xC3\xBC", 4) == "\xC3\xBC...");
+}
+
+TEST_CASE("Render: columns line up, and nothing is left at the ends of lines", "[render]") {
+    Table table({{"A", Table::Align::left}, {"LONG", Table::Align::right}, {"C", Table::Align::left}});
+    table.add({"\xC3\xBC\xC3\xBC", "1", "x"});
+    table.add({"v"});
+    CHECK(table.text(1) == " A   LONG  C\n"
+                           " \xC3\xBC\xC3\xBC     1  x\n"
+                           " v\n");
+}
+
+TEST_CASE("Progress: the line shows how much of it is done", "[render]") {
+    using Phase = model::Progress::Phase;
+    CHECK(progress_line({Phase::transfer, 10 * k_gib, 40 * k_gib}) ==
+          "copying [#######-----------------------]  25%  10.0 GiB of 40.0 GiB");
+    CHECK(progress_line({Phase::drain, 0, 0}) == "waiting for the GPU's work");
+    CHECK(progress_line({Phase::verify, 2, 1}).find("100%") != std::string::npos);
+}
+
+TEST_CASE("Progress: the bar appears only where it is wanted, and is wiped", "[render]") {
+    std::array<int, 2> pipe{};
+    REQUIRE(::pipe2(pipe.data(), O_CLOEXEC | O_NONBLOCK) == 0);
+    const UniqueFd reader(pipe[0]);
+    const UniqueFd writer(pipe[1]);
+    const auto drawn = [&](bool visible) {
+        {
+            ProgressBar bar(writer.get(), visible, 2);
+            bar.show(0, {model::Progress::Phase::transfer, k_gib, 2 * k_gib}); // too early to draw
+            std::this_thread::sleep_for(Milliseconds{210});
+            bar.show(1, {model::Progress::Phase::transfer, 0, 2 * k_gib});
+        }
+        std::array<char, 1024> buffer;
+        const auto got = ::read(reader.get(), buffer.data(), buffer.size());
+        return std::string(buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+    };
+    CHECK(drawn(false).empty());
+    CHECK(drawn(true) ==
+          "\r\033[Kcopying [#######-----------------------]  25%  1.00 GiB of 4.00 GiB\r\033[K");
+}
