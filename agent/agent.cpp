@@ -7,11 +7,11 @@
 #include "base/log.hpp"
 #include "driver/context.hpp"
 #include "hooks/catches.hpp"
+#include "model/environment.hpp"
 
 #include <pthread.h>
 
 #include <charconv>
-#include <cstdint>
 #include <cstdlib>
 #include <string_view>
 
@@ -29,14 +29,14 @@ void read_environment(gate::Gate::Rule& rule) {
         const char* value = std::getenv(name);
         return std::string_view(value ? value : "");
     };
-    if (text("GPU_SLEEP_ON_TOUCH") == "wake") rule.on_touch = model::OnTouch::wake;
-    if (text("GPU_SLEEP_ON_TOUCH") == "fail") rule.on_touch = model::OnTouch::fail;
-    rule.checked = text("GPU_SLEEP_GATE") == "checked";
-    const auto limit = text("GPU_SLEEP_TOUCH_LIMIT");
-    std::int64_t milliseconds = 0;
+    namespace environment = model::environment;
+    if (const auto word = model::parse_on_touch(text(environment::k_on_touch))) rule.on_touch = *word;
+    rule.checked = model::parse_gate_mode(text(environment::k_gate)) == model::GateMode::checked;
+    const auto limit = text(environment::k_touch_limit);
+    Milliseconds::rep milliseconds = 0;
     const auto [end, failure] = std::from_chars(limit.data(), limit.data() + limit.size(), milliseconds);
     if (!limit.empty() && failure == std::errc{}) rule.limit = Milliseconds(milliseconds);
-    gate::Gate::instance().set_releases_python_lock(text("GPU_SLEEP_RELEASE_GIL") != "0");
+    gate::Gate::instance().set_releases_python_lock(text(environment::k_release_gil) != "0");
 }
 
 /// Says once that work in a context of the program's own cannot be waited for.
@@ -64,8 +64,9 @@ Agent& Agent::instance() {
 }
 
 Agent::Agent() : server_(*this) {
-    read_environment(rule_);
-    if (const char* name = std::getenv("GPU_SLEEP_NAME"))
+    read_environment(default_rule_);
+    rule_ = default_rule_;
+    if (const char* name = std::getenv(model::environment::k_name))
         name_ = std::string(name).substr(0, k_max_name_length);
 }
 

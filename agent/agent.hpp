@@ -105,6 +105,8 @@ private:
     void settle_gate();
     void wake_on_touch();
     void complete(model::Report& report);
+    /// What stays with the driver. Without the memory's mutex, which it takes.
+    static void add_residual(model::Report& report);
 
     std::mutex start_mutex_; ///< one start at a time
     std::unique_ptr<Running> running_storage_;
@@ -120,6 +122,7 @@ private:
     Turnstile turnstile_;
     Callbacks callbacks_;
     server::Server server_;
+    gate::Gate::Rule default_rule_;          ///< of the environment; not changed later
     gate::Gate::Rule rule_;                  ///< of the sleep under way or last done; used by one operation at a time
     std::atomic<bool> wake_wanted_{false};   ///< by a touch, and not yet tried
     std::atomic<bool> exiting_{false}; ///< the process is ending: no more calls of CUDA

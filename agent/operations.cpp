@@ -98,8 +98,15 @@ void Agent::after_reply() {
     // would slow the program's first work after waking.
 }
 
+void Agent::add_residual(Report& report) {
+    if (!hooks::catches()) return;
+    for (const auto& row : caught::residual())
+        report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
+}
+
 Report Agent::status() {
     Report report;
+    add_residual(report);
     const std::lock_guard lock(memory_mutex_);
     complete(report);
     return report;
@@ -114,6 +121,16 @@ void Agent::complete(Report& report) {
     report.state = ledger_.state();
     report.tags = ledger_.report();
     report.state_seconds = seconds_since(state_since_);
+    report.captures = hooks::catches();
+    const auto& gate = gate::Gate::instance();
+    report.gate = gate.is_open()      ? model::GateState::open
+                  : gate.is_checked() ? model::GateState::checked
+                                      : model::GateState::shut;
+    report.on_touch = rule_.on_touch;
+    const auto waiting = gate.waiting();
+    report.waiting = waiting.held_now;
+    report.touches = waiting.held_ever;
+    report.last_touch = waiting.last;
     const auto* running = running_.load();
     if (!running) return;
     report.host_bytes = running_.load()->engine.vaults().host_bytes();
@@ -254,7 +271,12 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         const std::lock_guard lock(memory_mutex_);
         done = running.engine.sleep(request, {progress}, report);
         if (done && report.changed) state_since_ = Clock::now();
-        if (done) complete(report);
+    }
+    if (done && report.changed) {
+        rule_ = default_rule_;
+        if (request.on_touch) rule_.on_touch = *request.on_touch;
+        if (request.touch_limit) rule_.limit = request.touch_limit;
+        rule_.checked |= request.gate == model::GateMode::checked;
     }
     settle_gate();
     if (!done) {
@@ -262,6 +284,9 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         for (const auto& failure : callbacks_.run_after_wake({}, deadline, &ran)) log::warning("{}", failure);
         return std::move(done).error();
     }
+    add_residual(report);
+    const std::lock_guard lock(memory_mutex_);
+    complete(report);
     report.times.total = seconds_since(start);
     return report;
 }
@@ -318,6 +343,7 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
         report.times.callbacks = seconds_since(called);
     }
     settle_gate();
+    add_residual(report);
     const std::lock_guard lock(memory_mutex_);
     complete(report);
     report.times.total = seconds_since(start);

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Captures and contexts as the program opens and ends them, memory that stays with the driver, and the rules of what
-// is caught.
+// Captures and contexts as the program opens and ends them, memory that stays with the driver.
 
 #include "caught/residual.hpp"
 #include "caught/state.hpp"
-#include "scope.hpp"
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <set>
@@ -201,22 +197,6 @@ void add_graph_memory(std::vector<Residual>& rows) {
             bytes != 0)
             rows.push_back({"graph", device, bytes, 1, "memory of graph nodes is the driver's"});
     }
-}
-
-std::optional<std::string> tag_for(std::size_t bytes) {
-    static const auto s_least = [] {
-        std::size_t least = 0;
-        if (const char* text = std::getenv("GPU_SLEEP_MIN_SIZE"))
-            std::from_chars(text, text + std::string_view(text).size(), least);
-        return least;
-    }();
-    static const auto s_tag = [] {
-        const char* tag = std::getenv("GPU_SLEEP_TAG");
-        return std::string(tag && model::is_valid_tag(tag) ? tag : model::k_default_tag);
-    }();
-    if (bytes < s_least) return std::nullopt;
-    if (const auto scope = current_scope_tag(); !scope.empty()) return std::string(scope);
-    return s_tag;
 }
 
 } // namespace gpu_sleep::agent::caught
