@@ -37,7 +37,8 @@ class Program:
     modules: tuple = ()
     arguments: tuple = ()
     environment: dict = dataclasses.field(default_factory=dict)
-    build: tuple = () # the compiler's words besides source and output
+    build: tuple = () # the compiler's words before the source
+    libraries: tuple = ()
     gpus: int = 1
     quiet: bool = False # put it to sleep only when it says "quiet"
 
@@ -67,7 +68,7 @@ ALL = [
     torch_program("triton", "triton_program.py", modules=("triton",)),
     cuda_program("runtime_static", "runtime_program.cu", "-cudart", "static"),
     cuda_program("runtime_shared", "runtime_program.cu", "-cudart", "shared"),
-    cuda_program("driver", "driver_program.cpp", "-lcuda"),
+    cuda_program("driver", "driver_program.cpp", libraries=("-lcuda",)),
     torch_program("torch_ddp", gpus=2, quiet=True),
     cuda_program("peer_copies", "peer_copies.cu", "-cudart", "static", gpus=2),
 ]
@@ -244,14 +245,11 @@ class Bench:
             return [sys.executable, source, *words]
         binary = os.path.join(self.scratch, program.name)
         if not os.path.exists(binary):
-            subprocess.run([self.compiler(program), *program.build[1:], source, "-o", binary, *self.link_words(program)],
-                           check=True)
+            toolkit = os.path.dirname(os.path.dirname(self.compiler(program)))
+            stubs = "-L" + os.path.join(toolkit, "lib64", "stubs") # for the linker only
+            subprocess.run([self.compiler(program), *program.build[1:], source, "-o", binary, stubs,
+                            *program.libraries], check=True)
         return [binary, *words]
-
-    def link_words(self, program):
-        """Where libcuda may be found by the linker only."""
-        toolkit = os.path.dirname(os.path.dirname(self.compiler(program)))
-        return ["-L" + os.path.join(toolkit, "lib64", "stubs")]
 
     def start(self, program, prefix, seconds):
         environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1", **program.environment)
