@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Feeds the reader of capture rules with anything. What it reads is written as the very same text, and can be matched.
+// Feeds the reader of capture rules with anything. What it reads is written as the very same text, and can be
+// matched.
 
 #include "model/capture_rules.hpp"
 
