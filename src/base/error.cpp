@@ -21,7 +21,7 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::no_process, "no_process", no_process, no_process,
                 "gpu-ps lists the processes that can be put to sleep"},
     ErrorTraits{ErrorCode::no_agent, "no_agent", no_process, no_process,
-                "the program must use the agent, and must have used CUDA"},
+                "start the program by gpu-run; the agent answers once the program uses CUDA"},
     ErrorTraits{ErrorCode::timed_out, "timed_out", timed_out, timed_out,
                 "try again, or allow more time with --timeout"},
     ErrorTraits{ErrorCode::not_permitted, "not_permitted", not_permitted, not_permitted,

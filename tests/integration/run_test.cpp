@@ -7,7 +7,9 @@
 #include "support/scratch.hpp"
 
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -70,8 +72,14 @@ std::string agent_file() {
     return fs::canonical(fs::path(GPU_SLEEP_TEST_AGENT).parent_path()) / "libgpu-sleep-agent.so";
 }
 
-/// From before a command is started until its end is known, without a pipe or a poll in between.
-double milliseconds_to_run(Arguments command) {
+struct Cost {
+    double wall_ms = 0; ///< from before it is started until its end is known
+    double processor_ms =
+        0; ///< what it computed; others on this machine cannot add to that by being in the way
+};
+
+/// Of a run of `command`, without a pipe or a poll in between.
+Cost cost_of(Arguments command) {
     std::vector<char*> words;
     for (auto& word : command) words.push_back(word.data());
     words.push_back(nullptr);
@@ -79,10 +87,15 @@ double milliseconds_to_run(Arguments command) {
     pid_t pid = 0;
     REQUIRE(::posix_spawn(&pid, words.front(), nullptr, nullptr, words.data(), ::environ) == 0);
     int status = -1;
-    REQUIRE(::waitpid(pid, &status, 0) == pid);
+    rusage usage{};
+    REQUIRE(::wait4(pid, &status, 0, &usage) == pid);
     const auto time = Clock::now() - start;
     REQUIRE(status == 0);
-    return std::chrono::duration<double, std::milli>(time).count();
+    const auto milliseconds = [](const timeval& value) {
+        return static_cast<double>(value.tv_sec) * 1e3 + static_cast<double>(value.tv_usec) / 1e3;
+    };
+    return {std::chrono::duration<double, std::milli>(time).count(),
+            milliseconds(usage.ru_utime) + milliseconds(usage.ru_stime)};
 }
 
 double median(std::vector<double> values) {
@@ -248,16 +261,20 @@ TEST_CASE("Run: without the agent beside it, or with it where the loader cannot 
 TEST_CASE("Run: a program that never uses CUDA starts within 2 ms as fast", "[run]") {
     if (is_sanitized()) return;
     constexpr double k_limit_ms = 2;
-    constexpr int k_runs = 50, k_attempts = 3; // others use this machine as well
-    double growth = k_limit_ms;
-    for (int attempt = 0; attempt < k_attempts && growth >= k_limit_ms; ++attempt) {
-        std::vector<double> plain, preloaded;
-        for (int i = 0; i < k_runs; ++i) {
-            plain.push_back(milliseconds_to_run({"/bin/true"}));
-            preloaded.push_back(milliseconds_to_run({command_file("gpu-run"), "/bin/true"}));
-        }
-        growth = median(preloaded) - median(plain);
-        UNSCOPED_INFO("plain " << median(plain) << " ms, by gpu-run " << median(preloaded) << " ms");
+    constexpr int k_runs = 50;
+    std::vector<double> plain, plain_processor, by_gpu_run, by_gpu_run_processor;
+    for (int i = 0; i < k_runs; ++i) {
+        const auto without = cost_of({"/bin/true"});
+        const auto with = cost_of({command_file("gpu-run"), "/bin/true"});
+        plain.push_back(without.wall_ms);
+        plain_processor.push_back(without.processor_ms);
+        by_gpu_run.push_back(with.wall_ms);
+        by_gpu_run_processor.push_back(with.processor_ms);
     }
-    CHECK(growth < k_limit_ms);
+    // On a busy machine the median of the time on the wall says how busy it is; the quickest run does not.
+    INFO("wall, median: plain " << median(plain) << " ms, by gpu-run " << median(by_gpu_run) << " ms");
+    CHECK(median(by_gpu_run_processor) - median(plain_processor) < k_limit_ms);
+    CHECK(*std::min_element(by_gpu_run.begin(), by_gpu_run.end()) -
+              *std::min_element(plain.begin(), plain.end()) <
+          k_limit_ms);
 }

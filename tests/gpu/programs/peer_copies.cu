@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// An ordinary program on two GPUs: peer access, peer copies, and kernels that read the other GPU's memory.
+
+#include "program.hpp"
+
+#include <cuda_runtime.h>
+
+#define CHECKED(call)                                                                                        \
+    do {                                                                                                     \
+        if (const cudaError_t status = (call); status != cudaSuccess) {                                      \
+            std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status));  \
+            std::exit(1);                                                                                    \
+        }                                                                                                    \
+    } while (false)
+
+namespace {
+
+using Word = unsigned;
+constexpr int k_devices = 2;
+
+/// Mixes what the other GPU holds into `words`.
+__global__ void mix(Word* words, const Word* others, std::size_t count, Word salt) {
+    for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
+         i += std::size_t{gridDim.x} * blockDim.x)
+        words[i] = words[i] * 1664525U + 1013904223U + (others[count - 1 - i] ^ salt ^ static_cast<Word>(i));
+}
+
+struct Device {
+    cudaStream_t stream = nullptr;
+    Word* words = nullptr;
+    Word* inbox = nullptr;
+};
+
+class Program {
+public:
+    explicit Program(double scale) : bytes_((static_cast<std::size_t>(256 * scale) + 1) << 20) {
+        for (int i = 0; i < k_devices; ++i) {
+            CHECKED(cudaSetDevice(i));
+            auto& device = devices_[i];
+            CHECKED(cudaStreamCreate(&device.stream));
+            if (i == 1) CHECKED(cudaMalloc(&device.inbox, bytes_)); // one before access is enabled, one after
+            CHECKED(cudaDeviceEnablePeerAccess(1 - i, 0));
+            CHECKED(cudaMalloc(&device.words, bytes_));
+            if (i == 0) CHECKED(cudaMalloc(&device.inbox, bytes_));
+            CHECKED(cudaMemset(device.words, 0x11 + i, bytes_));
+            CHECKED(cudaMemset(device.inbox, 0x33 + i, bytes_));
+        }
+        synchronize();
+    }
+
+    void step(int number) {
+        const auto count = bytes_ / sizeof(Word);
+        for (int i = 0; i < k_devices; ++i) {
+            CHECKED(cudaSetDevice(i));
+            mix<<<256, 256, 0, devices_[i].stream>>>(devices_[i].words, devices_[1 - i].inbox, count,
+                                                     static_cast<Word>(number * k_devices + i));
+            CHECKED(cudaGetLastError());
+        }
+        synchronize();
+        for (int i = 0; i < k_devices; ++i)
+            CHECKED(cudaMemcpyPeerAsync(devices_[1 - i].inbox, 1 - i, devices_[i].words, i, bytes_,
+                                        devices_[i].stream));
+        synchronize();
+    }
+
+    std::string digest() {
+        Sha256 digest;
+        std::vector<unsigned char> host(bytes_);
+        for (const auto& device : devices_)
+            for (const auto* words : {device.words, device.inbox}) {
+                CHECKED(cudaMemcpy(host.data(), words, bytes_, cudaMemcpyDefault));
+                digest.add(host.data(), host.size());
+            }
+        return digest.finish();
+    }
+
+private:
+    void synchronize() {
+        for (int i = 0; i < k_devices; ++i) {
+            CHECKED(cudaSetDevice(i));
+            CHECKED(cudaDeviceSynchronize());
+        }
+    }
+
+    std::size_t bytes_;
+    std::array<Device, k_devices> devices_;
+};
+
+} // namespace
+
+int main(int count, char** words) {
+    const ProgramOptions options(count, words);
+    Program program(options.scale);
+    run_paced(options, [&](int number) { program.step(number); });
+    std::printf("%s\n", program.digest().c_str());
+    return 0;
+}

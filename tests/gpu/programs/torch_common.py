@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""What the PyTorch programs share: determinism, a model, and digests of tensors."""
+
+import os
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8") # read when cuBLAS starts
+
+import torch # noqa: E402
+
+GIB = 1 << 30
+FULL_DIGEST_BYTES = 4 * GIB # beyond that, reading everything back would take longer than the program
+
+
+def make_deterministic(seed=1):
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.linear = torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + 0.1 * torch.nn.functional.gelu(self.linear(self.norm(x)))
+
+
+def mlp(width, layers):
+    """On the current GPU."""
+    with torch.device("cuda"):
+        return torch.nn.Sequential(*[Block(width) for _ in range(layers)])
+
+
+def words_of(tensor):
+    """The tensor's bytes as integers."""
+    flat = tensor.detach().contiguous().view(-1)
+    return flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+
+
+def weighted_sum(words, piece=1 << 24):
+    """An integer sum modulo 2^64 to which each word contributes by its place: the same in any order of adding, and
+    another one whenever one word is another."""
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for begin in range(0, words.numel(), piece):
+        part = words[begin:begin + piece].to(torch.int64)
+        places = torch.arange(begin, begin + part.numel(), device=words.device)
+        total += (part * (2 * places + 1)).sum()
+    return int(total)
+
+
+def add_tensors(digest, tensors):
+    """All bytes of all tensors; beyond FULL_DIGEST_BYTES, a sum over each that every bit changes."""
+    tensors = list(tensors)
+    in_full = sum(t.numel() * t.element_size() for t in tensors) <= FULL_DIGEST_BYTES
+    for tensor in tensors:
+        digest.add(words_of(tensor).cpu().numpy() if in_full else f"{weighted_sum(words_of(tensor))};")

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""Distributed training on two GPUs: two processes, NCCL all-reduce. Says "quiet" when no collective is under way.
+
+Every few steps all ranks finish their work, meet on the CPU, and rest for a while; rank 0 then writes "quiet N" to
+standard error. What is done to the ranks meanwhile is no business of theirs.
+"""
+
+import os
+import sys
+import time
+
+import program
+from torch_common import GIB, add_tensors, make_deterministic, mlp
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+RANKS = 2
+WIDTH = 2048
+QUIET_EVERY = 4
+QUIET_SECONDS = 0.5
+
+
+def rest(arguments, rank, gloo, number):
+    torch.cuda.synchronize()
+    dist.barrier(group=gloo)
+    if rank == 0:
+        program.heartbeat(f"quiet {number}")
+    if arguments.seconds > 0:
+        time.sleep(QUIET_SECONDS)
+
+
+def train(rank, arguments):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=RANKS, device_id=torch.device("cuda", rank))
+    gloo = dist.new_group(backend="gloo")
+    make_deterministic()
+    layers = max(1, round(arguments.gib * arguments.scale * GIB / (WIDTH * WIDTH * 20)))
+    model = torch.nn.parallel.DistributedDataParallel(mlp(WIDTH, layers), device_ids=[rank])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    generator = torch.Generator(device="cuda").manual_seed(10 + rank)
+    digest = program.Digest()
+    for step in range(arguments.steps):
+        if rank == 0:
+            program.heartbeat(f"step {step}")
+        inputs = torch.randn(256, WIDTH, device="cuda", generator=generator)
+        loss = (model(inputs) - inputs.roll(1, 1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        dist.all_reduce(loss.detach_())
+        digest.add(loss.cpu().numpy())
+        if step % QUIET_EVERY == QUIET_EVERY - 1:
+            rest(arguments, rank, gloo, step // QUIET_EVERY)
+    add_tensors(digest, model.parameters())
+    digests = [None] * RANKS
+    dist.all_gather_object(digests, digest.state.hexdigest(), group=gloo)
+    if rank == 0:
+        whole = program.Digest()
+        for each in digests:
+            whole.add(each)
+        whole.finish()
+    dist.barrier(group=gloo)
+    dist.destroy_process_group()
+
+
+def main():
+    arguments = program.options(__doc__, steps=40, extra=[("--gib", 2.0), ("--port", 29611)])
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(arguments.port))
+    multiprocessing.spawn(train, args=(arguments,), nprocs=RANKS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

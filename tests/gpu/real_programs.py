@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""Puts real programs that know nothing of gpu-sleep to sleep at random moments, and compares what they compute.
+
+Each program of tests/gpu/programs runs twice: plainly, and under `gpu-run`, where this script puts it to sleep and
+wakes it again and again from outside. Both must print the same digest of all their results. The outcome is printed as a
+table, and written as real_programs.md and real_programs.json with --out.
+
+Exit status: 0 when every chosen program that this machine can run is right, 1 otherwise.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PROGRAMS = os.path.join(HERE, "programs")
+GIB = 1 << 30
+ASLEEP_SECONDS = (0.05, 0.3)
+BETWEEN_SECONDS = (0.05, 0.5)
+OK, TIMED_OUT, NO_PROCESS = 0, 4, 3 # exit statuses of the commands
+
+
+@dataclasses.dataclass
+class Program:
+    name: str
+    source: str
+    modules: tuple = ()
+    arguments: tuple = ()
+    environment: dict = dataclasses.field(default_factory=dict)
+    build: tuple = () # the compiler's words before the source
+    libraries: tuple = ()
+    gpus: int = 1
+    quiet: bool = False # put it to sleep only when it says "quiet"
+
+
+def torch_program(name, source=None, **settings):
+    return Program(name, source or f"{name}.py", modules=("torch",) + settings.pop("modules", ()), **settings)
+
+
+def cuda_program(name, source, *words, **settings):
+    return Program(name, source, build=("nvcc", "-O3", "-std=c++20", "-arch=native", *words), **settings)
+
+
+ALL = [
+    torch_program("torch_adam"),
+    torch_program("torch_adam_expandable", "torch_adam.py",
+                  environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    torch_program("torch_adam_async", "torch_adam.py",
+                  environment={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
+    torch_program("torch_compile"),
+    torch_program("torch_graphs"),
+    torch_program("torch_dataloader"),
+    torch_program("llama_plain", modules=("transformers",)),
+    Program("cupy", "cupy_program.py", modules=("cupy",)),
+    Program("jax", "jax_program.py", modules=("jax",)),
+    Program("jax_preallocated", "jax_program.py", modules=("jax",),
+            environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.04"}),
+    torch_program("triton", "triton_program.py", modules=("triton",)),
+    cuda_program("runtime_static", "runtime_program.cu", "-cudart", "static"),
+    cuda_program("runtime_shared", "runtime_program.cu", "-cudart", "shared"),
+    cuda_program("driver", "driver_program.cpp", libraries=("-lcuda",)),
+    torch_program("torch_ddp", gpus=2, quiet=True),
+    cuda_program("peer_copies", "peer_copies.cu", "-cudart", "static", gpus=2),
+]
+
+
+@dataclasses.dataclass
+class Result:
+    program: str
+    verdict: str = ""
+    cycles: int = 0
+    slept_bytes: int = 0 # at most, in one sleep, over all processes and GPUs
+    late: int = 0        # sleeps that timed out and changed nothing
+    sleep_seconds: float = 0 # median of the command
+    wake_seconds: float = 0
+    plain_seconds: float = 0
+    seconds: float = 0
+    residual: str = ""
+    problems: list = dataclasses.field(default_factory=list)
+
+    def is_good(self):
+        return self.verdict == "right" or self.verdict.startswith("not run")
+
+
+def median(values):
+    return sorted(values)[len(values) // 2] if values else 0.0
+
+
+class Running:
+    """A program's process: its output collected, its heartbeats read as they come."""
+
+    def __init__(self, command, environment):
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        text=True, errors="replace")
+        self.output, self.errors = [], []
+        self.quiet = threading.Semaphore(0)
+        self.readers = [threading.Thread(target=self._read, args=each, daemon=True)
+                        for each in ((self.process.stdout, self.output), (self.process.stderr, self.errors))]
+        for reader in self.readers:
+            reader.start()
+
+    def _read(self, stream, lines):
+        for line in stream:
+            lines.append(line.rstrip("\n"))
+            if line.startswith("quiet "):
+                self.quiet.release()
+
+    def is_over(self):
+        return self.process.poll() is not None
+
+    def kill(self):
+        if not self.is_over():
+            self.process.kill()
+
+    def digest(self, limit):
+        """Waits for the end. Returns the digest and what went wrong, one of which is empty."""
+        try:
+            status = self.process.wait(max(0.1, limit))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return "", f"did not end in time; last line: {self.errors[-1] if self.errors else 'none'}"
+        for reader in self.readers:
+            reader.join(5)
+        last = self.output[-1].strip() if self.output else ""
+        if status != 0 or len(last) != 64:
+            return "", f"ended with {status}: {' | '.join(self.errors[-6:])}"
+        return last, ""
+
+
+class Sleeper:
+    """The commands, for all processes that have the name."""
+
+    def __init__(self, options, name):
+        self.options, self.name = options, name
+        self.random = random.Random(options.seed)
+        self.sleeps, self.wakes, self.slept, self.problems, self.late, self.cycles = [], [], 0, [], 0, 0
+        self.residual = {}
+
+    def command(self, name, *words):
+        start = time.monotonic()
+        done = subprocess.run([os.path.join(self.options.build, "bin", name), *words, "--json"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+        seconds = time.monotonic() - start
+        try:
+            answer = json.loads(done.stdout)
+        except ValueError:
+            answer = {"processes": []}
+        return done.returncode, answer, seconds, done.stderr.strip()
+
+    def pids(self):
+        """Those that hold memory which could sleep."""
+        _, answer, _, _ = self.command("gpu-ps", self.name, "--timeout", "2s")
+        found = []
+        for process in answer["processes"]:
+            report = process.get("report", {})
+            if sum(tag["bytes"] for tag in report.get("tags", [])) >= self.options.least:
+                found.append(str(process["pid"]))
+            for each in report.get("residual", []):
+                self.residual[each["kind"]] = max(self.residual.get(each["kind"], 0), each["bytes"])
+        return found
+
+    def report_of(self, answer):
+        processes = answer["processes"]
+        return processes[0].get("report", {}) if processes else {}
+
+    def sleep(self, pid):
+        """Whether it sleeps now. The bytes are what the agent gave back."""
+        status, answer, seconds, errors = self.command("gpu-sleep", pid, "--level", "1", "--timeout",
+                                                       self.options.timeout)
+        report = self.report_of(answer)
+        if status == OK and report.get("changed"):
+            self.sleeps.append(seconds)
+            return True, sum(device["moved_bytes"] for device in report["devices"])
+        if status == TIMED_OUT:
+            self.late += 1
+        elif status not in (OK, NO_PROCESS): # it may just have ended
+            self.problems.append(f"gpu-sleep {pid} ended with {status}: {errors}")
+        return False, 0
+
+    def wake(self, pid):
+        status, _, seconds, errors = self.command("gpu-wake", pid, "--wait", "20s")
+        if status == OK:
+            self.wakes.append(seconds)
+        else:
+            self.problems.append(f"gpu-wake {pid} ended with {status}: {errors}")
+
+    def cycle(self, pids):
+        outcomes = [(pid, *self.sleep(pid)) for pid in pids]
+        asleep = [pid for pid, is_asleep, _ in outcomes if is_asleep]
+        if not asleep:
+            return
+        self.slept = max(self.slept, sum(bytes_ for _, _, bytes_ in outcomes))
+        time.sleep(self.random.uniform(*ASLEEP_SECONDS))
+        for pid in asleep:
+            self.wake(pid)
+        self.cycles += len(asleep) == len(pids)
+
+    def run(self, program, running, deadline):
+        """Sleeps and wakes until the program ends, or has had cycles enough."""
+        while not running.is_over() and self.cycles < self.options.most and time.monotonic() < deadline:
+            if len(self.problems) > 3:
+                return
+            if program.quiet and not running.quiet.acquire(timeout=0.2):
+                continue
+            pids = self.pids()
+            if len(pids) < program.gpus and program.quiet or not pids:
+                time.sleep(0.1)
+                continue
+            self.cycle(pids)
+            time.sleep(0 if program.quiet else self.random.uniform(*BETWEEN_SECONDS))
+
+
+class Bench:
+    def __init__(self, options, scratch):
+        self.options, self.scratch = options, scratch
+
+    def reason_to_skip(self, program):
+        for module in program.modules:
+            if importlib.util.find_spec(module) is None:
+                return f"no module {module}"
+        if program.build and self.compiler(program) is None:
+            return f"no {program.build[0]}"
+        if program.gpus > self.options.gpus:
+            return f"needs {program.gpus} GPUs"
+        return ""
+
+    def compiler(self, program):
+        return shutil.which(program.build[0]) or shutil.which(program.build[0], path="/usr/local/cuda/bin")
+
+    def command(self, program, seconds):
+        words = ["--seconds", str(seconds), "--scale", str(self.options.scale), *program.arguments]
+        source = os.path.join(PROGRAMS, program.source)
+        if not program.build:
+            return [sys.executable, source, *words]
+        binary = os.path.join(self.scratch, program.name)
+        if not os.path.exists(binary):
+            toolkit = os.path.dirname(os.path.dirname(self.compiler(program)))
+            stubs = "-L" + os.path.join(toolkit, "lib64", "stubs") # for the linker only
+            subprocess.run([self.compiler(program), *program.build[1:], source, "-o", binary, stubs,
+                            *program.libraries], check=True)
+        return [binary, *words]
+
+    def start(self, program, prefix, seconds):
+        environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1", **program.environment)
+        return Running([*prefix, *self.command(program, seconds)], environment)
+
+    def run_plainly(self, program):
+        start = time.monotonic()
+        running = self.start(program, [], 0)
+        digest, problem = running.digest(self.options.limit)
+        return digest, problem, time.monotonic() - start
+
+    def run_with_sleeps(self, program, result):
+        name = f"{program.name}-{os.getpid()}"
+        prefix = [os.path.join(self.options.build, "bin", "gpu-run"), "--name", name, *self.options.run_option, "--"]
+        sleeper = Sleeper(self.options, name)
+        start = time.monotonic()
+        deadline = start + self.options.limit
+        running = self.start(program, prefix, self.options.seconds)
+        try:
+            sleeper.run(program, running, deadline)
+            digest, problem = running.digest(deadline - time.monotonic())
+        finally:
+            running.kill()
+        result.seconds = time.monotonic() - start
+        result.cycles, result.slept_bytes, result.late = sleeper.cycles, sleeper.slept, sleeper.late
+        result.sleep_seconds, result.wake_seconds = median(sleeper.sleeps), median(sleeper.wakes)
+        result.residual = ", ".join(f"{kind} {size / GIB:.2f} GiB" for kind, size in sorted(sleeper.residual.items()))
+        result.problems = sleeper.problems + ([problem] if problem else [])
+        return digest
+
+    def verdict(self, program, result, expected, digest):
+        if not digest:
+            return "failed asleep"
+        if digest != expected:
+            again, _, _ = self.run_plainly(program)
+            return "WRONG" if again == expected else "not deterministic"
+        if result.problems:
+            return "a command failed"
+        if result.cycles == 0 and result.slept_bytes == 0:
+            return "never slept"
+        return "right" if result.cycles >= self.options.least_cycles else "too few cycles"
+
+    def run(self, program):
+        result = Result(program.name)
+        reason = self.reason_to_skip(program)
+        if reason:
+            result.verdict = f"not run: {reason}"
+            return result
+        expected, problem, result.plain_seconds = self.run_plainly(program)
+        if problem:
+            result.verdict, result.problems = "failed without gpu-run", [problem]
+            return result
+        digest = self.run_with_sleeps(program, result)
+        result.verdict = self.verdict(program, result, expected, digest)
+        return result
+
+
+HEADINGS = ("program", "verdict", "cycles", "GiB slept", "late", "sleep s", "wake s", "plain s", "with cycles s",
+            "stays with the driver")
+
+
+def row(result):
+    return (result.program, result.verdict, str(result.cycles), f"{result.slept_bytes / GIB:.2f}", str(result.late),
+            f"{result.sleep_seconds:.3f}", f"{result.wake_seconds:.3f}", f"{result.plain_seconds:.1f}",
+            f"{result.seconds:.1f}", result.residual)
+
+
+def markdown(results):
+    lines = [HEADINGS, ["---"] * len(HEADINGS), *map(row, results)]
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    for result in results:
+        for problem in result.problems:
+            text += f"\n{result.program}: {problem}\n"
+    return text
+
+
+def count_gpus():
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
+def parse_options():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="programs (default: all that this machine can run); see --list")
+    parser.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
+    parser.add_argument("--list", action="store_true", help="list the programs and end")
+    parser.add_argument("--skip", default="", help="programs to leave out, separated by commas")
+    parser.add_argument("--scale", type=float, default=1, help="of the programs' memory: 7 gives torch_adam 21 GiB")
+    parser.add_argument("--seconds", type=float, default=7, help="how long a program's steps take at least under gpu-run")
+    parser.add_argument("--limit", type=float, default=90, help="seconds after which one run of a program is given up")
+    parser.add_argument("--budget", type=float, default=0, help="seconds after which no further program is started")
+    parser.add_argument("--least-cycles", type=int, default=5)
+    parser.add_argument("--most", type=int, default=8, help="cycles, after which the program is left alone")
+    parser.add_argument("--least", type=int, default=1 << 20, help="bytes that a process holds to be put to sleep")
+    parser.add_argument("--timeout", default="10s", help="for each gpu-sleep")
+    parser.add_argument("--gpus", type=int, default=count_gpus())
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--run-option", action="append", default=[], help="an option for gpu-run: --run-option=--gate ...")
+    parser.add_argument("--out", help="directory for real_programs.md and real_programs.json")
+    return parser.parse_args()
+
+
+def chosen_programs(options):
+    known = {program.name for program in ALL}
+    skipped = set(filter(None, options.skip.split(",")))
+    unknown = (set(options.names) | skipped) - known
+    if unknown:
+        sys.exit(f"there is no program {', '.join(sorted(unknown))}; see --list")
+    return [program for program in ALL
+            if (not options.names or program.name in options.names) and program.name not in skipped]
+
+
+def write(directory, results):
+    os.makedirs(directory, exist_ok=True)
+    with open(os.path.join(directory, "real_programs.md"), "w", encoding="utf-8") as file:
+        file.write(markdown(results))
+    with open(os.path.join(directory, "real_programs.json"), "w", encoding="utf-8") as file:
+        json.dump([dataclasses.asdict(result) for result in results], file, indent=2)
+
+
+def main():
+    options = parse_options()
+    options.build = os.path.abspath(options.build)
+    programs = chosen_programs(options)
+    if options.list:
+        print("\n".join(program.name for program in programs))
+        return 0
+    start = time.monotonic()
+    results = []
+    with tempfile.TemporaryDirectory(prefix="gpu-sleep-programs-") as scratch:
+        bench = Bench(options, scratch)
+        for program in programs:
+            if options.budget and time.monotonic() - start > options.budget:
+                results.append(Result(program.name, verdict="not run: no time left"))
+                continue
+            result = bench.run(program)
+            results.append(result)
+            print(" | ".join(row(result)), *result.problems, sep="\n  ", file=sys.stderr, flush=True)
+            if options.out:
+                write(options.out, results)
+    print(markdown(results))
+    if options.out:
+        write(options.out, results)
+    return 0 if all(result.is_good() for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
