@@ -173,7 +173,8 @@ Table device_table(const Report& report) {
     for (auto& heading : headings) columns.push_back({std::move(heading), k_right});
     Table table(std::move(columns));
     for (const auto& device : report.devices) {
-        const Bytes left = sleeps ? device.total - device.free_after : device.free_after;
+        const Bytes free = report.dry_run ? device.free_before : device.free_after;
+        const Bytes left = sleeps ? device.total - free : free;
         const Bytes amount = sleeps ? moved(device, device.free_before, device.free_after)
                                     : moved(device, device.free_after, device.free_before);
         table.add({fmt::format("GPU {} {}", device.device, printable(device.name)),

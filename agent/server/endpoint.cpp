@@ -46,15 +46,43 @@ Result<UniqueFd> open_agent_directory(std::string& path) {
     return directory;
 }
 
-void remove_stale_sockets(int directory) {
+Result<sockaddr_un> address_of(const std::string& path) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (path.size() >= sizeof(address.sun_path))
+        return make_error(ErrorCode::io_failed, "{} is too long", path);
+    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    return address;
+}
+
+Result<UniqueFd> new_socket(const std::string& path) {
+    UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!socket) return errno_error(ErrorCode::io_failed, errno, "socket", path);
+    return socket;
+}
+
+int connect_to(int socket, const sockaddr_un& address) {
+    return ::connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+}
+
+/// Whether nobody listens on the socket at `path`, which is named after `owner`. That no such process is seen
+/// proves nothing: where pid namespaces share a /tmp, it may live in another one.
+bool is_stale(const std::string& path, const ProcessIdentity& owner) {
+    const auto started = start_time_of(owner.pid);
+    if (started && *started == owner.start_time) return false; // it may be about to listen
+    const auto address = address_of(path);
+    const auto socket = new_socket(path);
+    return address && socket && connect_to(socket->get(), *address) != 0 && errno == ECONNREFUSED;
+}
+
+void remove_stale_sockets(int directory, const std::string& path) {
     const int copy = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const std::unique_ptr<DIR, int (*)(DIR*)> entries(copy < 0 ? nullptr : ::fdopendir(copy), &::closedir);
     if (!entries) return;
     while (const auto* entry = ::readdir(entries.get())) {
-        const auto owner = parse_agent_socket_name(entry->d_name);
-        if (!owner) continue;
-        const auto started = start_time_of(owner->pid);
-        if (!started || *started != owner->start_time) ::unlinkat(directory, entry->d_name, 0);
+        const std::string name = entry->d_name;
+        const auto owner = parse_agent_socket_name(name);
+        if (owner && is_stale(path + "/" + name, *owner)) ::unlinkat(directory, name.c_str(), 0);
     }
 }
 
@@ -64,29 +92,26 @@ Result<void> Endpoint::open() {
     std::string directory_path;
     const auto directory = open_agent_directory(directory_path);
     if (!directory) return directory.error();
-    remove_stale_sockets(directory->get());
-    const auto started = start_time_of(::getpid());
+    remove_stale_sockets(directory->get(), directory_path);
+    const auto started = own_start_time();
     if (!started) return started.error();
     const auto name = agent_socket_name(::getpid(), *started);
     path_ = directory_path + "/" + name;
 
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    if (path_.size() >= sizeof(address.sun_path))
-        return make_error(ErrorCode::io_failed, "{} is too long", path_);
-    std::memcpy(address.sun_path, path_.c_str(), path_.size() + 1);
-    UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!socket) return errno_error(ErrorCode::io_failed, errno, "socket", path_);
+    const auto address = address_of(path_);
+    if (!address) return address.error();
+    auto socket = new_socket(path_);
+    if (!socket) return std::move(socket).error();
     ::unlinkat(directory->get(), name.c_str(), 0);
-    if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
+    if (::bind(socket->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0)
         return errno_error(ErrorCode::io_failed, errno, "bind", path_);
     struct stat status {};
-    if (::fchmodat(directory->get(), name.c_str(), 0600, 0) != 0 || ::listen(socket.get(), SOMAXCONN) != 0 ||
+    if (::fchmodat(directory->get(), name.c_str(), 0600, 0) != 0 || ::listen(socket->get(), SOMAXCONN) != 0 ||
         ::fstatat(directory->get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
         return errno_error(ErrorCode::io_failed, errno, "listen", path_);
     device_ = status.st_dev;
     inode_ = status.st_ino;
-    socket_ = std::move(socket);
+    socket_ = *std::move(socket);
     return {};
 }
 

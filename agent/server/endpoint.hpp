@@ -18,8 +18,8 @@ namespace gpu_sleep::agent::server {
 class Endpoint {
 public:
     /// Makes the directory if need be (private, owned by this user, not a link; when somebody else took its
-    /// name, one with a number), removes sockets there whose processes are gone, binds and listens. Errors:
-    /// io_failed, not_permitted.
+    /// name, one with a number), removes sockets there on which nobody listens any more, binds and listens.
+    /// Errors: io_failed, not_permitted.
     [[nodiscard]] Result<void> open();
 
     [[nodiscard]] int fd() const noexcept { return socket_.get(); }

@@ -145,6 +145,13 @@ bool has_own_context_current(const Api& api) {
     return contexts && std::none_of(contexts->begin(), contexts->end(), is_current);
 }
 
+Result<MemoryInfo> memory_info(const Api& api) {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    GPU_SLEEP_DRIVER_TRY(api, cuMemGetInfo, "cannot ask for free memory", &free, &total);
+    return MemoryInfo{free, total};
+}
+
 Result<void> drain(const Api& api, const std::vector<PrimaryContext>& contexts, const DrainLimits& limits) {
     std::vector<CUcontext> raw;
     for (const auto& context : contexts) raw.push_back(context.get());

@@ -68,6 +68,16 @@ private:
     CUresult status_;
 };
 
+/// A device's memory as the driver reports it.
+struct MemoryInfo {
+    Bytes free = 0;
+    Bytes total = 0;
+};
+
+/// The memory of the device of the calling thread's current context. Errors: driver_failed, context_lost.
+/// Source: CUDA Driver API, cuMemGetInfo.
+[[nodiscard]] Result<MemoryInfo> memory_info(const Api& api);
+
 /// How long drain() waits, and whether it should go on.
 struct DrainLimits {
     Clock::time_point captures;                             ///< for captures that can be seen to end

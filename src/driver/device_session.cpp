@@ -147,13 +147,6 @@ Result<void> DeviceSession::wait_marks(const std::function<Result<void>(Bytes)>&
     return passed(std::exchange(unmarked_, 0));
 }
 
-Result<DeviceSession::MemoryInfo> DeviceSession::memory_info() const {
-    std::size_t free = 0;
-    std::size_t total = 0;
-    GPU_SLEEP_DRIVER_TRY(api_, cuMemGetInfo, "cannot ask for free memory", &free, &total);
-    return MemoryInfo{free, total};
-}
-
 Result<void> pin_host_memory(const Api& api, std::span<std::byte> memory) {
     GPU_SLEEP_DRIVER_TRY(api, cuMemHostRegister, "cannot pin host memory", memory.data(), memory.size(),
                          CU_MEMHOSTREGISTER_PORTABLE);

@@ -57,12 +57,8 @@ public:
     /// Errors: those of `passed`, which end the waiting; as synchronize().
     [[nodiscard]] Result<void> wait_marks(const std::function<Result<void>(Bytes)>& passed);
 
-    struct MemoryInfo {
-        Bytes free = 0;
-        Bytes total = 0;
-    };
-    /// Source: CUDA Driver API, cuMemGetInfo. Errors: driver_failed, context_lost.
-    [[nodiscard]] Result<MemoryInfo> memory_info() const;
+    /// Errors: driver_failed, context_lost.
+    [[nodiscard]] Result<MemoryInfo> memory_info() const { return driver::memory_info(api_); }
 
 private:
     DeviceSession(const Api& api, PrimaryContext context) noexcept;

@@ -121,7 +121,7 @@ struct DeviceReport {
     Bytes kept = 0;        ///< contents this operation moved to, or brought back from, host memory
     Bytes dropped = 0;     ///< contents this operation dropped, or ranges it set to zero
     Bytes free_before = 0; ///< free GPU memory as the driver reported it; 0 when it was not asked
-    Bytes free_after = 0;
+    Bytes free_after = 0;  ///< likewise; in a dry run, what it would be
     Bytes total = 0;
 };
 

@@ -5,6 +5,7 @@
 #include "sleep/engine.hpp"
 
 #include "base/guard.hpp"
+#include "driver/context.hpp"
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
 
@@ -46,11 +47,39 @@ void describe_plan(const WakePlan& plan, model::Report& report) {
         for (const auto* backing : backings) {
             Bytes kept = 0;
             for (const auto& extent : backing->kept) kept += extent.span.bytes;
-            device.released += backing->bytes;
+            if (backing->handle == 0) device.released += backing->bytes;
             device.kept += kept;
             device.dropped += backing->bytes - kept;
         }
     }
+}
+
+/// Adds the memory of each device in `report`: as it is, and as it would be. Devices whose context the
+/// program has given back are passed over: to ask for theirs would make a new one.
+Result<void> add_memory(const driver::Api& api, Bytes (*estimate)(Bytes free, Bytes moved),
+                        model::Report& report) {
+    const auto contexts = driver::active_contexts(api);
+    if (!contexts) return contexts.error();
+    for (const auto& context : *contexts) {
+        const driver::CurrentContext current(api, context.get());
+        for (auto& device : report.devices) {
+            if (device.device != context.device()) continue;
+            const auto memory = driver::memory_info(api);
+            if (!memory) return memory.error();
+            device.total = memory->total;
+            device.free_before = memory->free;
+            device.free_after = estimate(memory->free, device.released);
+        }
+    }
+    return {};
+}
+
+Bytes free_after_sleep(Bytes free, Bytes released) noexcept {
+    return free + released;
+}
+
+Bytes free_after_wake(Bytes free, Bytes taken) noexcept {
+    return free - std::min(free, taken);
 }
 
 /// Contents that were given up without touching the device belong in the report too.
@@ -76,7 +105,7 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     if (request.dry_run) describe_plan(*plan, report);
     if (plan->is_empty() || request.dry_run) {
         add_given_up(*plan, report);
-        return {};
+        return request.dry_run ? add_memory(api_, free_after_sleep, report) : Result<void>();
     }
     SleepTransaction transaction(api_, pinner_, vaults_, options_);
     const auto start = Clock::now();
@@ -94,8 +123,11 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
 Result<void> Engine::wake(const model::WakeRequest& request, const Control& control, model::Report& report) {
     const auto plan = plan_wake(ledger_, request);
     if (!plan) return plan.error();
-    if (request.dry_run) describe_plan(*plan, report);
-    if (plan->is_empty() || request.dry_run) return {};
+    if (request.dry_run) {
+        describe_plan(*plan, report);
+        return add_memory(api_, free_after_wake, report);
+    }
+    if (plan->is_empty()) return {};
 
     WakeTransaction transaction(api_, vaults_);
     const auto start = Clock::now();

@@ -5,10 +5,20 @@
 #include "support/engine_fixture.hpp"
 
 #include <algorithm>
+#include <tuple>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
+
+namespace {
+
+/// What a report says of a device's own memory.
+auto memory_of(const model::DeviceReport& device) {
+    return std::tuple(device.released, device.free_before, device.free_after, device.total);
+}
+
+} // namespace
 
 TEST_CASE("Transaction: level 1 brings every byte back at its address", "[transaction]") {
     EngineFixture fixture;
@@ -137,6 +147,22 @@ TEST_CASE("Transaction: a dry run says what would be, and changes nothing", "[tr
     CHECK_FALSE(report.changed);
     CHECK(report.devices.at(0).released == 4 * k_mib);
     CHECK(fixture.state() == State::awake);
+    CHECK(fixture.all_intact());
+
+    const auto estimated = report.devices.at(0);
+    CHECK(estimated.total > estimated.free_before);
+    model::Report slept;
+    REQUIRE(fixture.sleep(level(1), &slept));
+    CHECK(memory_of(slept.devices.at(0)) == memory_of(estimated));
+
+    model::WakeRequest wake;
+    wake.dry_run = true;
+    report = {};
+    REQUIRE(fixture.wake(wake, &report));
+    CHECK(fixture.state() == State::asleep);
+    model::Report woken;
+    REQUIRE(fixture.wake({}, &woken));
+    CHECK(memory_of(woken.devices.at(0)) == memory_of(report.devices.at(0)));
     CHECK(fixture.all_intact());
 }
 

@@ -173,10 +173,16 @@ TEST_CASE("Commands: --dry-run changes nothing and calls nobody", "[commands]") 
     CHECK(slept.json("/processes/0/report/devices/0/kept_bytes") == "6291456");
     CHECK(slept.json("/processes/0/report/devices/0/dropped_bytes") == "6291456");
     CHECK(slept.json("/processes/0/report/dropped_without_refill/0") != "none");
+    CHECK(slept.json("/processes/0/report/devices/0/total_bytes") != "0");
     CHECK_THAT(host.command("gpu-sleep", {"--dry-run"}).out, mentions("WOULD FREE"));
     CHECK(host.state() == "awake");
     CHECK(host.tell("calls").substr(0, 3) == "0 0");
     CHECK(host.tell("check_all") == "intact");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    CHECK(
+        host.command("gpu-wake", {"--dry-run", "--json"}).json("/processes/0/report/devices/0/total_bytes") !=
+        "0");
+    CHECK(host.state() == "asleep");
 }
 
 TEST_CASE("Commands: wrong usage ends with 2 and changes nothing", "[commands]") {

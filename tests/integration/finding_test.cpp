@@ -5,6 +5,8 @@
 #include "host.hpp"
 #include "mentions.hpp"
 
+#include "base/process.hpp"
+
 #include <unistd.h>
 
 #include <csignal>
@@ -22,15 +24,27 @@ Output sleep_process(const std::string& pid, Arguments environment = {}) {
     return run({{command_file("gpu-sleep"), pid, "--json"}, std::move(environment)});
 }
 
-/// Does `action` with `program` in namespaces of its own, with an empty /tmp.
-Launch in_namespaces(const std::string& program, const std::string& action = "exec") {
-    return {{"unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount",
-             "--mount-proc", "sh", "-c", "mount -t tmpfs none /tmp && " + action + " \"$0\"", program}};
+/// Starts `program` in user, pid and mount namespaces of its own. `options` are further ones of unshare, and
+/// `first` is a command that is run there before it.
+Launch in_namespaces(const std::string& program, Arguments options, const std::string& first = "true") {
+    Arguments command{"unshare", "--user", "--pid", "--fork", "--kill-child", "--mount"};
+    command.insert(command.end(), options.begin(), options.end());
+    command.insert(command.end(), {"sh", "-c", first + " && exec \"$0\" \"$@\"", program});
+    return {std::move(command)};
+}
+
+constexpr const char* k_empty_tmp = "mount -t tmpfs none /tmp";
+
+/// In namespaces with an empty /tmp and a /proc of their own, as a container has them.
+Launch in_container(const std::string& program) {
+    return in_namespaces(program, {"--map-root-user", "--mount-proc"}, k_empty_tmp);
 }
 
 /// Whether namespaces may be made, and the programs are still there in them: a build below /tmp is not.
 bool has_namespaces() {
-    return run(in_namespaces(command_file("integration_host"), "test -x")).status == 0;
+    auto launch = in_container("test");
+    launch.command.insert(launch.command.end(), {"-x", command_file("integration_host")});
+    return run(launch).status == 0;
 }
 
 /// A child of the host program, and what its allocation came to; see the host's `fork`.
@@ -151,7 +165,7 @@ TEST_CASE("Finding: a program that replaces itself has no agent until it uses CU
 
 TEST_CASE("Finding: a process in namespaces of its own is found by its pid outside", "[finding]") {
     if (!has_namespaces()) return;
-    Host container(in_namespaces(command_file("integration_host")));
+    Host container(in_container(command_file("integration_host")));
     container.tell("alloc weights 4194304 0");
     CHECK(container.tell("pid") == "1");
     const auto listed = container.command("gpu-ps", {"--json"}); // by its ancestor, which is outside
@@ -168,9 +182,46 @@ TEST_CASE("Finding: a process in namespaces of its own is found by its pid outsi
     CHECK(container.tell("check_all") == "intact");
 }
 
+TEST_CASE("Finding: a process in a pid namespace without a /proc of its own is found", "[finding]") {
+    if (!has_namespaces()) return;
+    Host container(in_namespaces(command_file("integration_host"), {"--map-root-user"}, k_empty_tmp));
+    container.tell("alloc weights 4194304 0");
+    CHECK(container.tell("pid") == "1"); // and process 1 of the /proc that it sees is another
+    const auto pid = container.command("gpu-ps", {"--json"}).json("/processes/0/pid");
+    CHECK(sleep_process(pid).status == 0);
+    CHECK(container.tell("asleep") == "4194304");
+    CHECK(run({{command_file("gpu-wake"), pid}}).status == 0);
+    CHECK(container.tell("check_all") == "intact");
+}
+
+TEST_CASE("Finding: where pid namespaces share a /tmp, no agent removes the socket of another", "[finding]") {
+    if (!has_namespaces()) return;
+    const auto program = command_file("integration_host");
+    const auto mount = std::string(k_empty_tmp) + " && exec \"$0\"";
+    Host outside(Launch{{"unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, program}});
+    outside.tell("alloc weights 4194304 0");
+    const auto started = start_time_of(outside.pid());
+    REQUIRE(started);
+    const auto socket = fmt::format("/proc/{}/root{}/{}", outside.pid(), agent_directory(0),
+                                    agent_socket_name(outside.pid(), *started));
+    REQUIRE(fs::exists(socket));
+    outside.process().signal(SIGSTOP); // it cannot make its socket again
+    Host inside(Launch{{"nsenter", "--target", std::to_string(outside.pid()), "--user", "--mount",
+                        "--preserve-credentials", "unshare", "--pid", "--fork", "--kill-child",
+                        "--mount-proc", program}});
+    inside.tell("alloc weights 4194304 0");
+    CHECK(inside.tell("pid") == "1");
+    CHECK(fs::exists(socket));
+    outside.process().signal(SIGCONT);
+    CHECK(outside.command("gpu-sleep").status == 0);
+    CHECK(outside.tell("asleep") == "4194304");
+    CHECK(inside.command("gpu-sleep").status == 0); // by its ancestor, which is outside
+    CHECK(inside.tell("asleep") == "4194304");
+}
+
 TEST_CASE("Finding: a cleaned /tmp gets its directory and its socket again", "[finding]") {
     if (!has_namespaces()) return;
-    Host container(in_namespaces(command_file("integration_host"))); // its /tmp holds nobody else's sockets
+    Host container(in_container(command_file("integration_host"))); // its /tmp holds nobody else's sockets
     container.tell("alloc weights 4194304 0");
     const auto pid = container.command("gpu-ps", {"--json"}).json("/processes/0/pid");
     const fs::path directory = fmt::format("/proc/{}/root/tmp/gpu-sleep-0", pid);

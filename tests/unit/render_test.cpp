@@ -120,7 +120,7 @@ TEST_CASE("Render: a dry run says what would be", "[render]") {
     CHECK(render_operation(sample_process(), report) ==
           R"(4242 llama would sleep at level 1; nothing was changed:
   DEVICE             WOULD FREE      KEEP      DROP  USED NOW
-  GPU 0 NVIDIA H200    15.0 GiB  15.0 GiB       0 B  25.0 GiB
+  GPU 0 NVIDIA H200    15.0 GiB  15.0 GiB       0 B  40.0 GiB
   GPU 1 NVIDIA H200    24.0 GiB       0 B  24.0 GiB         -
   would drop with no declared refill: kv_cache
   a sentence of the agent
