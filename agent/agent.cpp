@@ -6,10 +6,14 @@
 
 #include "base/log.hpp"
 #include "driver/context.hpp"
+#include "hooks/catches.hpp"
+#include "model/environment.hpp"
 
 #include <pthread.h>
 
+#include <charconv>
 #include <cstdlib>
+#include <string_view>
 
 namespace gpu_sleep::agent {
 namespace {
@@ -18,6 +22,22 @@ std::atomic<Agent*> g_agent{nullptr};
 std::mutex g_agent_mutex; ///< one making at a time
 
 constexpr std::size_t k_max_name_length = 64;
+
+/// How touches are met unless a sleep says otherwise.
+void read_environment(gate::Gate::Rule& rule) {
+    const auto text = [](const char* name) {
+        const char* value = std::getenv(name);
+        return std::string_view(value ? value : "");
+    };
+    namespace environment = model::environment;
+    if (const auto word = model::parse_on_touch(text(environment::k_on_touch))) rule.on_touch = *word;
+    rule.checked = model::parse_gate_mode(text(environment::k_gate)) == model::GateMode::checked;
+    const auto limit = text(environment::k_touch_limit);
+    Milliseconds::rep milliseconds = 0;
+    const auto [end, failure] = std::from_chars(limit.data(), limit.data() + limit.size(), milliseconds);
+    if (!limit.empty() && failure == std::errc{}) rule.limit = Milliseconds(milliseconds);
+    gate::Gate::instance().set_releases_python_lock(text(environment::k_release_gil) != "0");
+}
 
 /// Says once that work in a context of the program's own cannot be waited for.
 void warn_of_own_context(const driver::Api& api) {
@@ -44,7 +64,9 @@ Agent& Agent::instance() {
 }
 
 Agent::Agent() : server_(*this) {
-    if (const char* name = std::getenv("GPU_SLEEP_NAME"))
+    read_environment(default_rule_);
+    rule_ = default_rule_;
+    if (const char* name = std::getenv(model::environment::k_name))
         name_ = std::string(name).substr(0, k_max_name_length);
 }
 
@@ -52,6 +74,7 @@ void Agent::handle_exit() noexcept {
     auto* agent = existing();
     if (!agent) return;
     agent->exiting_ = true;
+    gate::Gate::instance().abandon();
     agent->server_.remove_endpoint();
 }
 
@@ -60,6 +83,14 @@ void Agent::handle_fork_in_child() noexcept {
     // without.
     if (auto* agent = existing()) agent->server_.close_in_child();
     g_agent.store(nullptr, std::memory_order_release);
+    hooks::stop_catching();
+    gate::Gate::instance().reset_in_child();
+}
+
+std::optional<Agent::Memory> Agent::memory() noexcept {
+    auto* running = running_.load(std::memory_order_acquire);
+    if (!running || exiting_) return std::nullopt;
+    return Memory{memory_mutex_, ledger_, running->heap, running->engine.vaults(), running->api};
 }
 
 Result<void> Agent::start() {
@@ -72,6 +103,7 @@ Result<void> Agent::start() {
     if (!running_storage_)
         running_storage_ = std::make_unique<Running>(*api, ledger_, sleep::Engine::Options{});
     GPU_SLEEP_TRY(server_.start());
+    gate::Gate::instance().set_waker([this] { wake_on_touch(); });
     static std::once_flag once;
     std::call_once(once, [] {
         std::atexit(&Agent::handle_exit);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "callbacks.hpp"
+#include "gate/gate.hpp"
 #include "memory/heap.hpp"
 #include "server/server.hpp"
 #include "sleep/engine.hpp"
@@ -21,8 +22,9 @@ namespace gpu_sleep::agent {
 
 /// One for each process; a child of fork() starts without. Thread-safe.
 ///
-/// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then
-/// memory_mutex_. None is held across socket work or callbacks. Nobody waits for anything but the driver
+/// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then the gate (no mutex
+/// either: threads are inside while they call the driver), then the mutex of the program's pools, then
+/// memory_mutex_, then those of the index of allocations and of the gate itself, under which nobody waits. None is held across socket work or callbacks. Nobody waits for anything but the driver
 /// under memory_mutex_.
 class Agent final : public server::Operations {
 public:
@@ -44,6 +46,17 @@ public:
     [[nodiscard]] Result<void> mark_refilled(std::string_view tag);
     void set_name(std::string_view name);
     [[nodiscard]] Bytes asleep_bytes();
+
+    /// What the program's caught memory is made of. The mutex guards the ledger, the heap and the vaults.
+    struct Memory {
+        std::mutex& mutex;
+        ledger::Ledger& ledger;
+        memory::Heap& heap;
+        sleep::Vaults& vaults;
+        const driver::Api& api;
+    };
+    /// Nothing before CUDA is in use, or when the process is ending.
+    [[nodiscard]] std::optional<Memory> memory() noexcept;
 
     [[nodiscard]] Callbacks& callbacks() noexcept { return callbacks_; }
     [[nodiscard]] Turnstile& turnstile() noexcept { return turnstile_; }
@@ -85,7 +98,15 @@ private:
                                        const server::ProgressSink& progress, Clock::time_point deadline,
                                        std::vector<int>& ran, model::Report& report);
     [[nodiscard]] Result<void> prepare_free(driver::DeviceAddress address);
+    /// Lets captures end, closes the gate and waits for the device.
+    [[nodiscard]] Result<void> shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going);
+    [[nodiscard]] Result<void> drain(Clock::time_point deadline, const std::function<bool()>& keep_going);
+    /// Makes the gate fit what sleeps now.
+    void settle_gate();
+    void wake_on_touch();
     void complete(model::Report& report);
+    /// What stays with the driver. Without the memory's mutex, which it takes.
+    static void add_residual(model::Report& report);
 
     std::mutex start_mutex_; ///< one start at a time
     std::unique_ptr<Running> running_storage_;
@@ -101,6 +122,9 @@ private:
     Turnstile turnstile_;
     Callbacks callbacks_;
     server::Server server_;
+    gate::Gate::Rule default_rule_;          ///< of the environment; not changed later
+    gate::Gate::Rule rule_;                  ///< of the sleep under way or last done; used by one operation at a time
+    std::atomic<bool> wake_wanted_{false};   ///< by a touch, and not yet tried
     std::atomic<bool> exiting_{false}; ///< the process is ending: no more calls of CUDA
 };
 

@@ -7,6 +7,7 @@
 #include "agent.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
+#include "scope.hpp"
 
 #include <cstring>
 #include <new>
@@ -58,7 +59,8 @@ Result<void> run(agent::server::Operation operation) {
 }
 
 std::string_view current_tag() {
-    return t_tags.empty() ? model::k_default_tag : std::string_view(t_tags.back());
+    const auto scope = agent::current_scope_tag();
+    return scope.empty() ? model::k_default_tag : scope;
 }
 
 driver::DeviceAddress address_of(const void* pointer) {
@@ -76,6 +78,10 @@ std::vector<std::string> split_tags(const char* tags) {
 }
 
 } // namespace
+
+std::string_view agent::current_scope_tag() noexcept {
+    return t_tags.empty() ? std::string_view() : std::string_view(t_tags.back());
+}
 
 extern "C" {
 

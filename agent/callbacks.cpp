@@ -6,6 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/quiet_thread.hpp"
+#include "gate/gate.hpp"
 
 #include <algorithm>
 
@@ -115,6 +116,7 @@ Result<int> Callbacks::run(const Entry& entry, gpu_sleep_callback function, cons
 
 void Callbacks::serve() {
     t_is_callback_thread = true;
+    const gate::Pass pass;
     std::unique_lock lock(mutex_);
     for (;;) {
         changed_.wait(lock, [this] { return job_ != nullptr; });

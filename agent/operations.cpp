@@ -5,12 +5,19 @@
 #include "agent.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
+#include "base/quiet_thread.hpp"
+#include "caught/caught.hpp"
 #include "driver/context.hpp"
+#include "gate/python_lock.hpp"
+#include "hooks/catches.hpp"
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <memory>
 #include <thread>
+#include <utility>
 
 namespace gpu_sleep::agent {
 
@@ -34,6 +41,29 @@ public:
 private:
     Turnstile& turnstile_;
 };
+
+/// Asks PyTorch for its unused blocks, on a thread of its own: whoever holds Python's lock may keep it for long, and
+/// then the sleep goes on without.
+void trim_torch(Clock::time_point deadline) {
+    constexpr Milliseconds k_limit{2'000};
+    struct Done {
+        std::mutex mutex;
+        std::condition_variable changed;
+        bool is_done = false;
+    };
+    const auto done = std::make_shared<Done>();
+    auto thread = start_quiet_thread("gpu-sleep-trim", [done] {
+        gate::empty_torch_cache();
+        const std::lock_guard lock(done->mutex);
+        done->is_done = true;
+        done->changed.notify_all();
+    });
+    if (!thread) return;
+    thread->detach();
+    std::unique_lock lock(done->mutex);
+    if (!done->changed.wait_until(lock, std::min(deadline, Clock::now() + k_limit), [&] { return done->is_done; }))
+        log::warning("PyTorch did not give back its unused memory in time: it is kept too");
+}
 
 } // namespace
 
@@ -68,8 +98,15 @@ void Agent::after_reply() {
     // would slow the program's first work after waking.
 }
 
+void Agent::add_residual(Report& report) {
+    if (!hooks::catches()) return;
+    for (const auto& row : caught::residual())
+        report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
+}
+
 Report Agent::status() {
     Report report;
+    add_residual(report);
     const std::lock_guard lock(memory_mutex_);
     complete(report);
     return report;
@@ -84,6 +121,16 @@ void Agent::complete(Report& report) {
     report.state = ledger_.state();
     report.tags = ledger_.report();
     report.state_seconds = seconds_since(state_since_);
+    report.captures = hooks::catches();
+    const auto& gate = gate::Gate::instance();
+    report.gate = gate.is_open()      ? model::GateState::open
+                  : gate.is_checked() ? model::GateState::checked
+                                      : model::GateState::shut;
+    report.on_touch = rule_.on_touch;
+    const auto waiting = gate.waiting();
+    report.waiting = waiting.held_now;
+    report.touches = waiting.held_ever;
+    report.last_touch = waiting.last;
     const auto* running = running_.load();
     if (!running) return;
     report.host_bytes = running_.load()->engine.vaults().host_bytes();
@@ -111,13 +158,97 @@ Result<void> Agent::quiesce(const model::SleepRequest& request, const server::Pr
     GPU_SLEEP_TRY(callbacks_.run_before_sleep(*event, deadline, ran));
     report.times.callbacks = seconds_since(start);
     start = Clock::now();
-    auto& running = *running_.load();
     const auto keep_going = [&] { return progress({Progress::Phase::drain, 0, 0}); };
-    const auto contexts = driver::active_contexts(running.api);
-    if (!contexts) return contexts.error();
-    GPU_SLEEP_TRY(driver::drain(running.api, *contexts, {deadline, deadline, keep_going}));
+    GPU_SLEEP_TRY(shut_gate(deadline, keep_going));
+    GPU_SLEEP_TRY(drain(deadline, keep_going));
     report.times.drain = seconds_since(start);
     return {};
+}
+
+Result<void> Agent::shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    if (!hooks::catches()) return {};
+    constexpr Milliseconds k_look{1};
+    auto& gate = gate::Gate::instance();
+    gate::find_python();
+    for (bool has_trimmed = false;;) {
+        // A capture must not meet a closed gate, and waiting for the device would break it: no new ones begin, and
+        // those under way go on until they end.
+        gate.hold_captures();
+        while (caught::captures_open() != 0) {
+            if (Clock::now() >= deadline)
+                return make_error(ErrorCode::capture_in_progress,
+                                  "a CUDA graph is being captured and did not end in time");
+            if (!keep_going()) return make_error(ErrorCode::cancelled, "the request was withdrawn");
+            std::this_thread::sleep_for(k_look);
+        }
+        if (!std::exchange(has_trimmed, true)) trim_torch(deadline);
+        GPU_SLEEP_TRY(gate.close(deadline, keep_going));
+        if (caught::captures_open() == 0) break; // else one began just before: let it end
+        settle_gate();
+    }
+    return {};
+}
+
+Result<void> Agent::drain(Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    auto& running = *running_.load();
+    auto& gate = gate::Gate::instance();
+    const auto contexts = driver::active_contexts(running.api);
+    if (!contexts) return contexts.error();
+    std::vector<CUcontext> all = caught::own_contexts();
+    for (const auto& context : *contexts) all.push_back(context.get());
+    // Work of a collective within this process may wait for work that the gate holds: when the device does not come
+    // to rest, one touch after the other is let through, oldest first.
+    constexpr Milliseconds k_rest{50};
+    constexpr Milliseconds k_between{2};
+    for (;;) {
+        bool has_released = false;
+        auto next = Clock::now() + k_rest;
+        const auto look = [&] {
+            if (hooks::catches() && Clock::now() >= next) {
+                has_released |= gate.release_oldest();
+                next = Clock::now() + k_between;
+            }
+            return keep_going();
+        };
+        GPU_SLEEP_TRY(driver::drain(running.api, all, {deadline, deadline, look}));
+        if (!has_released) break;
+        GPU_SLEEP_TRY(gate.wait_empty(deadline, keep_going));
+    }
+    if (hooks::catches()) caught::trim();
+    return {};
+}
+
+void Agent::settle_gate() {
+    if (!hooks::catches()) return;
+    auto& gate = gate::Gate::instance();
+    auto rule = rule_;
+    {
+        const std::lock_guard lock(memory_mutex_);
+        for (const auto& [address, backing] : ledger_.backings()) {
+            if (!backing.is_asleep()) continue;
+            if (!rule.sleeping.empty() && rule.sleeping.back().end == address)
+                rule.sleeping.back().end = backing.end();
+            else
+                rule.sleeping.push_back({address, backing.end()});
+        }
+    }
+    if (rule.sleeping.empty())
+        gate.open();
+    else
+        gate.keep_shut(std::move(rule));
+}
+
+void Agent::wake_on_touch() {
+    if (wake_wanted_.exchange(true)) return;
+    static std::atomic<bool> s_said{false};
+    server_.submit(model::WakeRequest{}, [this](const server::Outcome& outcome) {
+        wake_wanted_ = false;
+        const auto* failure = std::get_if<model::Failure>(&outcome);
+        if (!failure)
+            s_said = false;
+        else if (!s_said.exchange(true))
+            log::warning("a touch could not wake this process yet: {}", failure->error.message);
+    });
 }
 
 Result<Report> Agent::sleep(const model::SleepRequest& request, const server::ProgressSink& progress) {
@@ -140,19 +271,32 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         const std::lock_guard lock(memory_mutex_);
         done = running.engine.sleep(request, {progress}, report);
         if (done && report.changed) state_since_ = Clock::now();
-        if (done) complete(report);
     }
+    if (done && report.changed) {
+        rule_ = default_rule_;
+        if (request.on_touch) rule_.on_touch = *request.on_touch;
+        if (request.touch_limit) rule_.limit = request.touch_limit;
+        rule_.checked |= request.gate == model::GateMode::checked;
+    }
+    settle_gate();
     if (!done) {
         // Those that made ready for a sleep that did not come are told that all is as before.
         for (const auto& failure : callbacks_.run_after_wake({}, deadline, &ran)) log::warning("{}", failure);
         return std::move(done).error();
     }
+    add_residual(report);
+    const std::lock_guard lock(memory_mutex_);
+    complete(report);
     report.times.total = seconds_since(start);
     return report;
 }
 
 Result<Event> Agent::try_to_wake(const model::WakeRequest& request, const server::ProgressSink& progress,
                                  Report& report) {
+    // Contexts must not end while memory comes back, and what passes a checked gate must not see half of it.
+    auto& gate = gate::Gate::instance();
+    if (gate.phase() != gate::Gate::Phase::open && !request.dry_run)
+        GPU_SLEEP_TRY(gate.close(Clock::now() + request.timeout, [] { return true; }));
     const std::lock_guard lock(memory_mutex_);
     auto plan = sleep::plan_wake(ledger_, request);
     if (!plan) return std::move(plan).error();
@@ -169,6 +313,7 @@ Result<Event> Agent::wake_within(const model::WakeRequest& request, const server
         auto woken = try_to_wake(request, progress, report);
         const bool is_short = !woken && woken.error().code == ErrorCode::out_of_device_memory;
         if (!is_short || Clock::now() + k_pause > deadline) return woken;
+        settle_gate();
         if (!progress({Progress::Phase::waiting, 0, 0}))
             return make_error(ErrorCode::cancelled, "the request was withdrawn while waiting for GPU memory");
         std::this_thread::sleep_for(k_pause);
@@ -187,12 +332,18 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
     report.operation = model::Operation::wake;
     report.dry_run = request.dry_run;
     const auto event = wake_within(request, progress, report);
-    if (!event) return event.error();
+    if (!event) {
+        settle_gate();
+        return event.error();
+    }
     if (report.changed) {
         const auto called = Clock::now();
+        if (hooks::catches()) gate::Gate::instance().let_take();
         report.notes = callbacks_.run_after_wake(*event, called + request.timeout);
         report.times.callbacks = seconds_since(called);
     }
+    settle_gate();
+    add_residual(report);
     const std::lock_guard lock(memory_mutex_);
     complete(report);
     report.times.total = seconds_since(start);

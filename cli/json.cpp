@@ -57,6 +57,22 @@ Json to_value(const model::PhaseTimes& times) {
             {"total_seconds", times.total}};
 }
 
+Json to_value(const model::Residual& residual) {
+    return {{"kind", residual.kind},
+            {"device", residual.device},
+            {"bytes", residual.bytes},
+            {"count", residual.count},
+            {"reason", residual.reason}};
+}
+
+Json gate_of(const model::Report& report) {
+    return {{"state", model::to_string(report.gate)},
+            {"on_touch", model::to_string(report.on_touch)},
+            {"waiting_threads", report.waiting},
+            {"touches", report.touches},
+            {"last_touch", report.last_touch}};
+}
+
 template <class T>
 Json to_array(const std::vector<T>& items) {
     auto values = Json::array();
@@ -74,6 +90,9 @@ Json to_value(const model::Report& report) {
     value["times"] = to_value(report.times);
     value["tags"] = to_array(report.tags);
     value["devices"] = to_array(report.devices);
+    value["captures"] = report.captures;
+    value["gate"] = gate_of(report);
+    value["residual"] = to_array(report.residual);
     value["dropped_without_refill"] = report.dropped_without_refill;
     value["notes"] = report.notes;
     return value;

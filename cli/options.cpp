@@ -4,11 +4,29 @@
 
 #include "cli/options.hpp"
 
-#include "model/model.hpp"
-
+#include <algorithm>
 #include <iostream>
+#include <string_view>
 
 namespace gpu_sleep::cli {
+namespace {
+
+std::string duration_trouble(const std::string& text) {
+    const auto duration = parse_duration(text);
+    return duration ? std::string() : duration.error().message;
+}
+
+/// Whether `word` is one of those that `words` separates by '|'.
+bool is_one_of(std::string_view word, std::string_view words) {
+    while (!words.empty()) {
+        const auto end = std::min(words.find('|'), words.size());
+        if (words.substr(0, end) == word) return true;
+        words.remove_prefix(std::min(end + 1, words.size()));
+    }
+    return false;
+}
+
+} // namespace
 
 void add_basics(CLI::App& app, const std::string& examples) {
     app.set_version_flag("--version", app.get_name() + " " GPU_SLEEP_VERSION, "Print the version and exit");
@@ -41,15 +59,43 @@ void add_tags(CLI::App& app, const std::string& name, std::vector<std::string>& 
 }
 
 void add_duration(CLI::App& app, const std::string& name, Milliseconds& value, const std::string& help) {
-    const auto check = [](const std::string& text) {
-        const auto duration = parse_duration(text);
-        return duration ? std::string() : duration.error().message;
-    };
     const auto assign = [&value](const std::string& text) { value = *parse_duration(text); };
     const auto shown = format_seconds(std::chrono::duration<double>(value).count());
     app.add_option_function<std::string>(name, assign, fmt::format("{} (default: {})", help, shown))
         ->type_name("DURATION")
+        ->check(duration_trouble);
+}
+
+CLI::Option* add_limit(CLI::App& app, const std::string& name, std::optional<Milliseconds>& value,
+                       const std::string& help) {
+    const auto assign = [&value](const std::string& text) { value = *parse_duration(text); };
+    return app.add_option_function<std::string>(name, assign, help)
+        ->type_name("DURATION")
+        ->check(duration_trouble);
+}
+
+CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::string& words,
+                        std::function<void(const std::string&)> assign, const std::string& help) {
+    const auto check = [words](const std::string& word) {
+        if (is_one_of(word, words)) return std::string();
+        return fmt::format("'{}' is not one of {}", word, words);
+    };
+    return app.add_option_function<std::string>(name, std::move(assign), help)
+        ->type_name(words)
         ->check(check);
+}
+
+void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optional<model::GateMode>& gate,
+              const std::string& default_words) {
+    add_choice(
+        app, "--on-touch", "wait|wake|fail",
+        [&on_touch](const std::string& word) { on_touch = model::parse_on_touch(word); },
+        fmt::format("GPU work that comes while the process is asleep waits, wakes it, or fails ({})",
+                    default_words));
+    add_choice(
+        app, "--gate", "shut|checked",
+        [&gate](const std::string& word) { gate = model::parse_gate_mode(word); },
+        "In part asleep, hold all work, or only work that names a sleeping address (default: shut)");
 }
 
 void add_output(CLI::App& app, OutputOptions& output, bool quiet_too) {

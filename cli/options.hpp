@@ -5,9 +5,11 @@
 #pragma once
 
 #include "base/units.hpp"
+#include "model/model.hpp"
 
 #include <CLI/CLI.hpp>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,6 +34,19 @@ void add_tags(CLI::App& app, const std::string& name, std::vector<std::string>& 
 
 /// An option that takes a duration with its unit; what `value` holds is the default and is shown as such.
 void add_duration(CLI::App& app, const std::string& name, Milliseconds& value, const std::string& help);
+
+/// An option that takes one of `words`, written "shut|checked"; any other is wrong usage. `assign` gets it.
+CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::string& words,
+                        std::function<void(const std::string&)> assign, const std::string& help);
+
+/// --on-touch and --gate: what becomes of work that comes while the process is asleep. `default_words` says
+/// what holds where they are not given.
+void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optional<model::GateMode>& gate,
+              const std::string& default_words);
+
+/// An option that takes a duration and has no default of its own.
+CLI::Option* add_limit(CLI::App& app, const std::string& name, std::optional<Milliseconds>& value,
+                       const std::string& help);
 
 /// --json and, unless `quiet_too` is false, --quiet.
 void add_output(CLI::App& app, OutputOptions& output, bool quiet_too = true);

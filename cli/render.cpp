@@ -14,6 +14,8 @@ namespace gpu_sleep::cli {
 namespace {
 
 using model::DeviceReport;
+using model::GateState;
+using model::OnTouch;
 using model::Operation;
 using model::Report;
 using model::State;
@@ -40,6 +42,50 @@ std::string label(const Process& process, const Report& report) {
 
 std::string joined(const std::vector<std::string>& words) {
     return printable(fmt::format("{}", fmt::join(words, ", ")));
+}
+
+std::string counted(std::size_t count, std::string_view noun) {
+    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+// ---- The gate, and what stays
+// ----------------------------------------------------------------------------------------------------
+
+std::string_view words_for(OnTouch on_touch) noexcept {
+    switch (on_touch) {
+    case OnTouch::wait: return "waits";
+    case OnTouch::wake: return "wakes the process";
+    case OnTouch::fail: return "fails";
+    }
+    return "unknown";
+}
+
+std::string_view words_for(GateState gate) noexcept {
+    switch (gate) {
+    case GateState::open: return "open; once asleep, work on the GPU";
+    case GateState::checked: return "checked: work that names a sleeping address";
+    case GateState::shut: return "shut: work on the GPU";
+    }
+    return "unknown";
+}
+
+/// "gate shut: work on the GPU waits; 3 threads wait, the last in cuLaunchKernel; held 17 times so far".
+std::string gate_line(const Report& report) {
+    auto text = fmt::format("gate {} {}", words_for(report.gate), words_for(report.on_touch));
+    const auto last = shortened(report.last_touch, k_label_columns);
+    if (report.waiting != 0)
+        text +=
+            fmt::format("; {} {}", counted(report.waiting, "thread"), report.waiting == 1 ? "waits" : "wait");
+    if (report.touches != 0) text += fmt::format("; held {} so far", counted(report.touches, "time"));
+    if (!last.empty() && report.touches != 0) text += fmt::format(", last {}", last);
+    return text;
+}
+
+/// "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)".
+std::string residual_line(const model::Residual& residual) {
+    auto text = fmt::format("stays on GPU {}: {} {} in {}", residual.device, printable(residual.kind),
+                            format_bytes(residual.bytes), counted(residual.count, "allocation"));
+    return residual.reason.empty() ? text : text + fmt::format(" ({})", printable(residual.reason));
 }
 
 // ---- The listing
@@ -92,10 +138,6 @@ struct Sums {
     }
 };
 
-std::string counted(std::size_t count, std::string_view noun) {
-    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
-
 void add_process(Table& table, const Process& process, const Report& report) {
     const Sums sums(report);
     const auto state = fmt::format("{} {}", words_for(report.state), format_seconds(report.state_seconds));
@@ -106,6 +148,9 @@ void add_process(Table& table, const Process& process, const Report& report) {
     for (const auto& tag : report.tags)
         table.add({"", "", "", std::string(words_for(tag.state)), printable(tag.tag),
                    fmt::format("GPU {}", tag.device), format_bytes(tag.bytes), where(tag), policy(tag)});
+    if (report.captures || report.gate != GateState::open || report.touches != 0)
+        table.add_line(gate_line(report));
+    for (const auto& residual : report.residual) table.add_line(residual_line(residual));
 }
 
 // ---- A sleep or a wake
@@ -161,6 +206,9 @@ std::string render_operation(const Process& process, const Report& report) {
     if (!report.dropped_without_refill.empty())
         text += fmt::format("  {} with no declared refill: {}\n", report.dry_run ? "would drop" : "dropped",
                             joined(report.dropped_without_refill));
+    if (report.operation == Operation::sleep)
+        for (const auto& residual : report.residual) text += fmt::format("  {}\n", residual_line(residual));
+    if (report.gate != GateState::open) text += fmt::format("  {}\n", gate_line(report));
     for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
     return text;
 }

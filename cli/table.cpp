@@ -49,18 +49,21 @@ std::string Table::text(std::size_t indent) const {
     for (const auto& column : columns_) headings.push_back(column.heading);
     auto lines = rows_;
     lines.insert(lines.begin(), std::move(headings));
+    const auto is_line = [&](std::size_t row) { return row > 0 && spanning_.contains(row - 1); };
 
     std::vector<std::size_t> widths(columns_.size());
-    for (const auto& cells : lines)
-        for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], width_of(cells[i]));
+    for (std::size_t row = 0; row < lines.size(); ++row)
+        for (std::size_t i = 0; i < lines[row].size() && !is_line(row); ++i)
+            widths[i] = std::max(widths[i], width_of(lines[row][i]));
 
     std::string text;
-    for (const auto& cells : lines) {
+    for (std::size_t row = 0; row < lines.size(); ++row) {
         std::string line(indent, ' ');
-        for (std::size_t i = 0; i < cells.size(); ++i) {
-            const auto padding = widths[i] - width_of(cells[i]);
+        for (std::size_t i = 0; i < lines[row].size(); ++i) {
+            const auto& cell = lines[row][i];
+            const auto padding = widths[i] - std::min(widths[i], width_of(cell));
             if (columns_[i].align == Align::right) line.append(padding, ' ');
-            line += cells[i];
+            line += cell;
             if (columns_[i].align == Align::left) line.append(padding, ' ');
             line += "  ";
         }

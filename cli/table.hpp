@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +33,12 @@ public:
     /// Adds a row; cells that are missing at its end are empty.
     void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
 
+    /// Adds a line of text that starts in the second column and widens none.
+    void add_line(std::string text) {
+        rows_.push_back({std::string(), std::move(text)});
+        spanning_.insert(rows_.size() - 1);
+    }
+
     /// All lines, each begun with `indent` spaces and ended by a newline; nothing is left at the ends of
     /// lines.
     [[nodiscard]] std::string text(std::size_t indent = 0) const;
@@ -39,6 +46,7 @@ public:
 private:
     std::vector<Column> columns_;
     std::vector<std::vector<std::string>> rows_;
+    std::set<std::size_t> spanning_; ///< of rows_, those that are lines
 };
 
 } // namespace gpu_sleep::cli

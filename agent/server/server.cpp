@@ -45,6 +45,10 @@ Outcome Server::post(Operation operation) {
     return outcome.get();
 }
 
+void Server::submit(Operation operation, std::function<void(const Outcome&)> done) {
+    enqueue({std::move(operation), [](const model::Progress&) { return true; }, std::move(done)});
+}
+
 void Server::remove_endpoint() noexcept {
     endpoint_.remove();
 }

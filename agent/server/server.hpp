@@ -46,6 +46,9 @@ public:
     /// Runs `operation` on the operations thread and waits for it. Thread-safe.
     [[nodiscard]] Outcome post(Operation operation);
 
+    /// The same without waiting: `done` is told the outcome on the operations thread.
+    void submit(Operation operation, std::function<void(const Outcome&)> done);
+
     /// Removes the socket's file: the process is ending.
     void remove_endpoint() noexcept;
     /// Closes what a child inherited across fork(). Async-signal-safe.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-# Completion for gpu-sleep, gpu-wake and gpu-ps in bash: options, and the processes and tags that gpu-ps lists.
+# Completion for gpu-run, gpu-sleep, gpu-wake and gpu-ps in bash: options, and the processes and tags that gpu-ps
+# lists.
 # shellcheck shell=bash
 
 # Prints the values of one member of gpu-ps --json, one a line.
@@ -20,13 +21,15 @@ _gpu_sleep_target() {
 _gpu_sleep() {
     local current=$2 previous=$3 options='--help --version --json --timeout' target words=''
     case $1 in
-    *gpu-sleep) options+=' --level --tags --keep --discard --require-refill --dry-run --quiet' ;;
+    *gpu-sleep) options+=' --level --tags --keep --discard --require-refill --on-touch --touch-limit --gate --force --dry-run --quiet' ;;
     *gpu-wake) options+=' --tags --wait --dry-run --quiet' ;;
     *gpu-ps) options+=' --watch' ;;
     esac
     case $previous in
     --level) words='1 2' ;;
-    --timeout | --wait) words='10s 30s 60s 5m' ;;
+    --on-touch) words='wait wake fail' ;;
+    --gate) words='shut checked' ;;
+    --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;
     --tags | --keep | --discard)
         target=$(_gpu_sleep_target)
         words=$(_gpu_sleep_values tag ${target:+"$target"})
@@ -42,4 +45,41 @@ _gpu_sleep() {
     mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
 }
 
+# gpu-run: its own options, then whatever the command that it starts has.
+_gpu_run() {
+    local current=$2 word i words=''
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        word=${COMP_WORDS[i]}
+        case $word in
+        --) ((i += 1)); break ;;
+        --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --gate) ((i += 1)) ;;
+        -*) ;;
+        *) break ;;
+        esac
+    done
+    if ((i < COMP_CWORD)) && declare -F _command_offset >/dev/null; then
+        _command_offset "$i"
+        return
+    fi
+    case $3 in
+    --on-touch) words='wait wake fail' ;;
+    --gate) words='shut checked' ;;
+    --touch-limit) words='10s 30s 60s 5m' ;;
+    --min-size) words='64KiB 1MiB 16MiB' ;;
+    --name | --tag) ;;
+    --rules) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+    *)
+        if [[ $current == -* && $3 != -- ]]; then
+            words='--help --version --name --tag --min-size --rules --on-touch --touch-limit --gate --release-gil
+                --keep-gil --no-capture --'
+        else
+            mapfile -t COMPREPLY < <(compgen -c -- "$current")
+            return
+        fi
+        ;;
+    esac
+    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+}
+
+complete -F _gpu_run gpu-run
 complete -F _gpu_sleep gpu-sleep gpu-wake gpu-ps

@@ -50,6 +50,8 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::not_owned, "not_owned", failed_awake, failed_asleep, ""},
     ErrorTraits{ErrorCode::context_lost, "context_lost", failed_awake, failed_asleep,
                 "the program's CUDA context has failed; restart the program"},
+    ErrorTraits{ErrorCode::unseen_library, "unseen_library", failed_awake, failed_asleep,
+                "stop that library's work yourself, then use gpu-sleep --force"},
 };
 
 } // namespace

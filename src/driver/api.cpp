@@ -4,6 +4,8 @@
 
 #include "driver/api.hpp"
 
+#include "base/symbols.hpp"
+
 #include <dlfcn.h>
 
 namespace gpu_sleep::driver {
@@ -15,7 +17,7 @@ namespace {
 
 template <class Function>
 void find(void* library, const char* symbol, Function& function) {
-    function = reinterpret_cast<Function>(::dlsym(library, symbol));
+    function = reinterpret_cast<Function>(find_symbol(library, symbol));
 }
 
 ErrorCode code_of(CUresult status) noexcept {

@@ -27,6 +27,7 @@ namespace gpu_sleep::driver {
     X(cuCtxPushCurrent)                                                                                      \
     X(cuCtxPopCurrent)                                                                                       \
     X(cuCtxGetCurrent)                                                                                       \
+    X(cuCtxGetDevice)                                                                                        \
     X(cuCtxSynchronize)                                                                                      \
     X(cuThreadExchangeStreamCaptureMode)                                                                     \
     X(cuStreamCreate)                                                                                        \
@@ -60,7 +61,10 @@ namespace gpu_sleep::driver {
     X(cuMemsetD8Async)
 
 /// Functions that older drivers lack; null there.
-#define GPU_SLEEP_OPTIONAL_DRIVER_FUNCTIONS(X) X(cuCtxRecordEvent)
+#define GPU_SLEEP_OPTIONAL_DRIVER_FUNCTIONS(X)                                                               \
+    X(cuCtxRecordEvent)                                                                                      \
+    X(cuDeviceGetMemPool)                                                                                    \
+    X(cuDeviceGetGraphMemAttribute)
 
 /// The table of entry points. Immutable after load(); thread-safe.
 struct Api {

@@ -146,12 +146,18 @@ bool has_own_context_current(const Api& api) {
 }
 
 Result<void> drain(const Api& api, const std::vector<PrimaryContext>& contexts, const DrainLimits& limits) {
-    for (const auto& context : contexts) {
-        const CurrentContext current(api, context.get());
+    std::vector<CUcontext> raw;
+    for (const auto& context : contexts) raw.push_back(context.get());
+    return drain(api, raw, limits);
+}
+
+Result<void> drain(const Api& api, const std::vector<CUcontext>& contexts, const DrainLimits& limits) {
+    for (auto* const context : contexts) {
+        const CurrentContext current(api, context);
         if (current.status() != CUDA_SUCCESS)
             return to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
         GPU_SLEEP_TRY(wait_for_captures(api, limits));
-        GPU_SLEEP_TRY(wait_for_work(api, context.get(), limits));
+        GPU_SLEEP_TRY(wait_for_work(api, context, limits));
     }
     return {};
 }

@@ -5,8 +5,19 @@
 #include "model/model.hpp"
 
 #include <algorithm>
+#include <initializer_list>
 
 namespace gpu_sleep::model {
+namespace {
+
+template <class T>
+std::optional<T> find_word(std::string_view word, std::initializer_list<T> values) noexcept {
+    for (const auto value : values)
+        if (to_string(value) == word) return value;
+    return std::nullopt;
+}
+
+} // namespace
 
 bool is_valid_tag(std::string_view tag) noexcept {
     const auto allowed = [](char c) {
@@ -45,6 +56,32 @@ std::string_view to_string(State state) noexcept {
     return "unknown";
 }
 
+std::string_view to_string(OnTouch on_touch) noexcept {
+    switch (on_touch) {
+    case OnTouch::wait: return "wait";
+    case OnTouch::wake: return "wake";
+    case OnTouch::fail: return "fail";
+    }
+    return "unknown";
+}
+
+std::string_view to_string(GateMode gate) noexcept {
+    switch (gate) {
+    case GateMode::shut: return "shut";
+    case GateMode::checked: return "checked";
+    }
+    return "unknown";
+}
+
+std::string_view to_string(GateState gate) noexcept {
+    switch (gate) {
+    case GateState::open: return "open";
+    case GateState::checked: return "checked";
+    case GateState::shut: return "shut";
+    }
+    return "unknown";
+}
+
 std::string_view to_string(Operation operation) noexcept {
     switch (operation) {
     case Operation::status: return "status";
@@ -64,6 +101,14 @@ std::string_view to_string(Progress::Phase phase) noexcept {
     case Progress::Phase::waiting: return "waiting";
     }
     return "unknown";
+}
+
+std::optional<OnTouch> parse_on_touch(std::string_view word) noexcept {
+    return find_word(word, {OnTouch::wait, OnTouch::wake, OnTouch::fail});
+}
+
+std::optional<GateMode> parse_gate_mode(std::string_view word) noexcept {
+    return find_word(word, {GateMode::shut, GateMode::checked});
 }
 
 int exit_status_of(const Failure& failure) noexcept {

@@ -47,6 +47,26 @@ enum class State : std::uint8_t {
     damaged = 3, ///< asleep, and some of it damaged
 };
 
+/// What becomes of work that reaches the gate while it is closed to it: a touch.
+enum class OnTouch : std::uint8_t {
+    wait = 0, ///< it waits until the process is awake (the default)
+    wake = 1, ///< it wakes the process, then goes on
+    fail = 2, ///< it fails with an error of the driver's own kind
+};
+
+/// How the gate stands while a part of a process is asleep. Wholly asleep, it is shut either way.
+enum class GateMode : std::uint8_t {
+    shut = 0,    ///< no work passes (the default)
+    checked = 1, ///< work passes that names no sleeping address
+};
+
+/// What the gate lets through right now.
+enum class GateState : std::uint8_t {
+    open = 0,    ///< all work
+    checked = 1, ///< work that names no sleeping address
+    shut = 2,    ///< none
+};
+
 /// The name of the tag that a range has when nobody named one.
 inline constexpr std::string_view k_default_tag = "default";
 inline constexpr std::size_t k_max_tag_length = 64;
@@ -61,7 +81,12 @@ struct SleepRequest {
     std::vector<std::string> discard; ///< tags treated as `discard` by this request
     bool require_refill = false;      ///< refuse when a tag that would be dropped has no declared refill
     bool dry_run = false;
-    Milliseconds timeout{30'000}; ///< for callbacks and for draining the device, together
+    Milliseconds timeout{30'000};    ///< for callbacks and for draining the device, together
+    std::optional<OnTouch> on_touch; ///< unset: the default of the process
+    GateMode gate = GateMode::shut;  ///< in part asleep
+    bool force = false; ///< sleep although a library is loaded whose use of the GPU cannot be seen
+    /// How long a touch that wakes the process may wait for GPU memory that is short; unset: for ever.
+    std::optional<Milliseconds> touch_limit;
 };
 
 struct WakeRequest {
@@ -100,6 +125,15 @@ struct DeviceReport {
     Bytes total = 0;
 };
 
+/// Memory that stays on the GPU, with the driver, whatever is asked for: all of one kind on one device.
+struct Residual {
+    std::string kind; ///< such as managed, imported, exported, graph, multiple_mappings, array, pool or ipc
+    int device = 0;
+    Bytes bytes = 0;
+    std::uint64_t count = 0; ///< allocations
+    std::string reason;      ///< for a person: why it stays
+};
+
 enum class Operation : std::uint8_t { status = 0, sleep = 1, wake = 2 };
 
 /// Seconds spent in each phase of an operation; phases overlap only where noted.
@@ -127,6 +161,13 @@ struct Report {
     std::vector<DeviceReport> devices;               ///< every device it holds ranges on
     std::vector<std::string> dropped_without_refill; ///< tags dropped by this sleep with no declared refill
     std::vector<std::string> notes; ///< sentences for a person, such as what could not be done
+    bool captures = false;          ///< the program's own allocations are captured
+    GateState gate = GateState::open;
+    OnTouch on_touch = OnTouch::wait; ///< what a touch does; of this sleep, or the default of the process
+    std::uint64_t waiting = 0;        ///< threads that the gate holds now
+    std::uint64_t touches = 0;        ///< touches that it has held since the process started
+    std::string last_touch; ///< the entry point that was held last, such as cuLaunchKernel; may be empty
+    std::vector<Residual> residual;
 };
 
 /// How far an operation is. Sent often; losing one is harmless.
@@ -153,8 +194,15 @@ struct Failure {
 [[nodiscard]] std::string_view to_string(Retention retention) noexcept;
 [[nodiscard]] std::string_view to_string(Residence residence) noexcept;
 [[nodiscard]] std::string_view to_string(State state) noexcept;
+[[nodiscard]] std::string_view to_string(OnTouch on_touch) noexcept;
+[[nodiscard]] std::string_view to_string(GateMode gate) noexcept;
+[[nodiscard]] std::string_view to_string(GateState gate) noexcept;
 [[nodiscard]] std::string_view to_string(Operation operation) noexcept;
 [[nodiscard]] std::string_view to_string(Progress::Phase phase) noexcept;
+
+/// The word's value, or nothing for any other word.
+[[nodiscard]] std::optional<OnTouch> parse_on_touch(std::string_view word) noexcept;
+[[nodiscard]] std::optional<GateMode> parse_gate_mode(std::string_view word) noexcept;
 
 /// The exit status a command ends with after `failure`; see exit_status.
 [[nodiscard]] int exit_status_of(const Failure& failure) noexcept;

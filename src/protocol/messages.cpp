@@ -40,6 +40,10 @@ Type write(Writer& out, const SleepRequest& request) {
     out.boolean(request.require_refill);
     out.boolean(request.dry_run);
     out.duration(request.timeout);
+    out.optional(request.on_touch, [&](OnTouch on_touch) { out.number(on_touch); });
+    out.number(request.gate);
+    out.boolean(request.force);
+    out.optional(request.touch_limit, [&](Milliseconds limit) { out.duration(limit); });
     return Type::sleep_request;
 }
 
@@ -87,6 +91,14 @@ void write_device(Writer& out, const DeviceReport& device) {
         out.number(value);
 }
 
+void write_residual(Writer& out, const Residual& residual) {
+    out.string(residual.kind);
+    out.number(static_cast<std::int32_t>(residual.device));
+    out.number(residual.bytes);
+    out.number(residual.count);
+    out.string(residual.reason);
+}
+
 Type write(Writer& out, const Report& report) {
     out.number(report.operation);
     out.number(report.level);
@@ -104,6 +116,13 @@ Type write(Writer& out, const Report& report) {
     out.list(report.devices, [&](const DeviceReport& device) { write_device(out, device); });
     out.strings(report.dropped_without_refill);
     out.strings(report.notes);
+    out.boolean(report.captures);
+    out.number(report.gate);
+    out.number(report.on_touch);
+    out.number(report.waiting);
+    out.number(report.touches);
+    out.string(report.last_touch);
+    out.list(report.residual, [&](const Residual& residual) { write_residual(out, residual); });
     return Type::report;
 }
 
@@ -142,6 +161,10 @@ SleepRequest read_sleep(Reader& in) {
     request.require_refill = in.boolean();
     request.dry_run = in.boolean();
     request.timeout = in.duration();
+    request.on_touch = in.optional<OnTouch>([&] { return in.enumerator(OnTouch::fail); });
+    request.gate = in.enumerator(GateMode::checked);
+    request.force = in.boolean();
+    request.touch_limit = in.optional<Milliseconds>([&] { return in.duration(); });
     return request;
 }
 
@@ -197,9 +220,20 @@ DeviceReport read_device(Reader& in) {
     return device;
 }
 
+Residual read_residual(Reader& in) {
+    Residual residual;
+    residual.kind = in.string();
+    residual.device = in.number<std::int32_t>();
+    residual.bytes = in.number<Bytes>();
+    residual.count = in.number<std::uint64_t>();
+    residual.reason = in.string();
+    return residual;
+}
+
 Report read_report(Reader& in) {
     constexpr std::size_t k_least_tag_bytes = 68;
     constexpr std::size_t k_least_device_bytes = 56;
+    constexpr std::size_t k_least_residual_bytes = 28;
     Report report;
     report.operation = in.enumerator(model::Operation::wake);
     report.level = in.enumerator(Level::drop, Level::keep);
@@ -217,6 +251,13 @@ Report read_report(Reader& in) {
     report.devices = in.list<DeviceReport>(k_least_device_bytes, [&] { return read_device(in); });
     report.dropped_without_refill = in.strings();
     report.notes = in.strings();
+    report.captures = in.boolean();
+    report.gate = in.enumerator(GateState::shut);
+    report.on_touch = in.enumerator(OnTouch::fail);
+    report.waiting = in.number<std::uint64_t>();
+    report.touches = in.number<std::uint64_t>();
+    report.last_touch = in.string();
+    report.residual = in.list<Residual>(k_least_residual_bytes, [&] { return read_residual(in); });
     return report;
 }
 

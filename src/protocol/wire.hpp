@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,6 +36,11 @@ public:
         bytes_.insert(bytes_.end(), bytes, bytes + text.size());
     }
     void duration(Milliseconds value) { number(static_cast<std::int64_t>(value.count())); }
+    template <class T, class Each>
+    void optional(const std::optional<T>& value, Each&& each) {
+        boolean(value.has_value());
+        if (value) each(*value);
+    }
     template <class T, class Each>
     void list(const std::vector<T>& items, Each&& each) {
         number(static_cast<std::uint32_t>(items.size()));
@@ -112,6 +118,11 @@ public:
             return 0;
         }
         return value;
+    }
+    template <class T, class Each>
+    [[nodiscard]] std::optional<T> optional(Each&& each) {
+        if (!boolean()) return std::nullopt;
+        return each();
     }
     /// A list whose items take at least `least_bytes` each: a longer count than can be there fails before
     /// anything is allocated.

@@ -60,4 +60,17 @@ inline model::Report sample_sleep() {
     return report;
 }
 
+/// The same, of a program whose allocations are captured and which has touched the gate meanwhile.
+inline model::Report sample_captured_sleep() {
+    auto report = sample_sleep();
+    report.captures = true;
+    report.gate = model::GateState::shut;
+    report.on_touch = model::OnTouch::wake;
+    report.waiting = 2;
+    report.touches = 17;
+    report.last_touch = "cuLaunchKernel";
+    report.residual = {{"managed", 0, k_gib, 3, "the driver moves it by itself"}, {"array", 1, 4096, 1, ""}};
+    return report;
+}
+
 } // namespace gpu_sleep::test

@@ -20,7 +20,7 @@ TEST_CASE("Errors: each code has one row, one number and one name", "[error]") {
         CHECK(names.insert(row.name).second);
         CHECK(&traits(row.code) == &row);
     }
-    CHECK(numbers.size() == 21);
+    CHECK(numbers.size() == 22);
     CHECK(traits(static_cast<ErrorCode>(999)).name == "internal");
 }
 
@@ -42,6 +42,7 @@ TEST_CASE("Errors: exit statuses are those of the table, by the state afterwards
     CHECK(status(ErrorCode::damaged, State::damaged) == 6);
     CHECK(status(ErrorCode::out_of_device_memory, State::asleep) == 7);
     CHECK(status(ErrorCode::out_of_host_memory, State::awake) == 8);
+    CHECK(status(ErrorCode::unseen_library, State::awake) == 1);
 }
 
 TEST_CASE("Errors: the C API's statuses are the same numbers", "[error]") {
@@ -58,5 +59,6 @@ TEST_CASE("Errors: the C API's statuses are the same numbers", "[error]") {
     CHECK(GPU_SLEEP_ERROR_NO_REFILL == static_cast<int>(ErrorCode::no_refill));
     CHECK(GPU_SLEEP_ERROR_NO_DRIVER == static_cast<int>(ErrorCode::no_driver));
     CHECK(GPU_SLEEP_ERROR_NOT_OWNED == static_cast<int>(ErrorCode::not_owned));
+    CHECK(GPU_SLEEP_ERROR_UNSEEN_LIBRARY == static_cast<int>(ErrorCode::unseen_library));
     CHECK(GPU_SLEEP_ERROR_CONTEXT_LOST == static_cast<int>(ErrorCode::context_lost));
 }

@@ -55,6 +55,17 @@ TEST_CASE("JSON: a report has every figure, in bytes and seconds", "[json]") {
     CHECK(report["dropped_without_refill"] == json::array({"kv_cache"}));
 }
 
+TEST_CASE("JSON: a report says how the gate stands and what stays with the driver", "[json]") {
+    const auto value = json::parse(to_json("gpu-ps", {{sample_process(), test::sample_captured_sleep()}}));
+    const auto& report = value["processes"][0]["report"];
+    CHECK(report["captures"] == true);
+    CHECK(report["gate"] == json::parse(R"({"state": "shut", "on_touch": "wake", "waiting_threads": 2,
+        "touches": 17, "last_touch": "cuLaunchKernel"})"));
+    REQUIRE(report["residual"].size() == 2);
+    CHECK(report["residual"][0] == json::parse(R"({"kind": "managed", "device": 0, "bytes": 1073741824,
+        "count": 3, "reason": "the driver moves it by itself"})"));
+}
+
 TEST_CASE("JSON: failures have a code, a sentence, advice and the state", "[json]") {
     const model::Failure failure{{ErrorCode::driver_failed, "it failed", "cuMemCreate", 2},
                                  model::State::asleep};

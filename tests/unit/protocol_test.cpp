@@ -50,13 +50,15 @@ private:
 };
 
 SleepRequest random_sleep(Dice& dice) {
-    return {dice.enumerator(Level::drop),
-            dice.texts(),
-            dice.texts(),
-            dice.texts(),
-            dice.boolean(),
-            dice.boolean(),
-            Milliseconds(dice.small())};
+    SleepRequest request;
+    request.level = dice.enumerator(Level::drop);
+    for (auto* tags : {&request.tags, &request.keep, &request.discard}) *tags = dice.texts();
+    for (auto* flag : {&request.require_refill, &request.dry_run, &request.force}) *flag = dice.boolean();
+    request.timeout = Milliseconds(dice.small());
+    request.gate = GateMode::checked;
+    if (dice.boolean()) request.on_touch = dice.enumerator(OnTouch::fail);
+    if (dice.boolean()) request.touch_limit = Milliseconds(dice.small());
+    return request;
 }
 
 WakeRequest random_wake(Dice& dice) {
@@ -81,6 +83,10 @@ DeviceReport random_device(Dice& dice) {
             dice.number(), dice.number(), dice.number(), dice.number()};
 }
 
+Residual random_residual(Dice& dice) {
+    return {dice.text(), dice.small(), dice.number(), dice.number(), dice.text()};
+}
+
 Report random_report(Dice& dice) {
     Report report;
     report.operation = dice.enumerator(Operation::wake);
@@ -97,6 +103,13 @@ Report random_report(Dice& dice) {
     for (auto count = dice.number(4); count-- > 0;) report.devices.push_back(random_device(dice));
     report.dropped_without_refill = dice.texts();
     report.notes = dice.texts();
+    report.captures = dice.boolean();
+    report.gate = dice.enumerator(GateState::shut);
+    report.on_touch = dice.enumerator(OnTouch::fail);
+    report.waiting = dice.number();
+    report.touches = dice.number();
+    report.last_touch = dice.text();
+    for (auto count = dice.number(4); count-- > 0;) report.residual.push_back(random_residual(dice));
     return report;
 }
 
@@ -109,7 +122,7 @@ std::vector<Reply> random_replies(unsigned seed) {
     Dice dice(seed);
     return {Progress{dice.enumerator(Progress::Phase::waiting), dice.number(), dice.number()},
             random_report(dice),
-            Failure{{dice.enumerator(ErrorCode::context_lost), dice.text(), dice.text(), dice.small()},
+            Failure{{dice.enumerator(ErrorCode::unseen_library), dice.text(), dice.text(), dice.small()},
                     dice.enumerator(State::damaged)}};
 }
 
@@ -118,7 +131,8 @@ auto fields(const StatusRequest&) {
     return std::tuple();
 }
 auto fields(const SleepRequest& r) {
-    return std::tuple(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout);
+    return std::tuple(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout, r.on_touch,
+                      r.gate, r.force, r.touch_limit);
 }
 auto fields(const WakeRequest& r) {
     return std::tuple(r.tags, r.dry_run, r.timeout, r.wait);
@@ -136,6 +150,9 @@ auto fields(const TagReport& t) {
 auto fields(const DeviceReport& d) {
     return std::tuple(d.device, d.name, d.released, d.kept, d.dropped, d.free_before, d.free_after, d.total);
 }
+auto fields(const Residual& r) {
+    return std::tuple(r.kind, r.device, r.bytes, r.count, r.reason);
+}
 template <class T>
 auto fields(const std::vector<T>& items) {
     std::vector<decltype(fields(items.front()))> all;
@@ -145,7 +162,8 @@ auto fields(const std::vector<T>& items) {
 auto fields(const Report& r) {
     return std::tuple(r.operation, r.level, r.dry_run, r.changed, r.pid, r.name, r.state, r.host_bytes,
                       r.state_seconds, r.times.callbacks, r.times.drain, r.times.transfer, r.times.release,
-                      r.times.total, fields(r.tags), fields(r.devices), r.dropped_without_refill, r.notes);
+                      r.times.total, fields(r.tags), fields(r.devices), r.dropped_without_refill, r.notes,
+                      r.captures, r.gate, r.on_touch, r.waiting, r.touches, r.last_touch, fields(r.residual));
 }
 
 template <class Message>
@@ -308,7 +326,7 @@ TEST_CASE("Protocol: another version, another protocol and unknown types are mis
 
     FrameReader reader;
     reader.append(frame_of(1, {}, 9));
-    CHECK(reader.next().error().message == "the peer speaks version 9 of the protocol, this is version 1");
+    CHECK(reader.next().error().message == "the peer speaks version 9 of the protocol, this is version 2");
 }
 
 TEST_CASE("Protocol: values out of range are refused", "[protocol]") {
@@ -339,6 +357,16 @@ TEST_CASE("Protocol: values out of range are refused", "[protocol]") {
     CHECK_FALSE(accepts_level(0));
     CHECK(accepts_level(2));
     CHECK_FALSE(accepts_level(3));
+
+    const auto accepts_gate = [](int on_touch, int gate) {
+        SleepRequest request;
+        request.on_touch = static_cast<OnTouch>(on_touch);
+        request.gate = static_cast<GateMode>(gate);
+        return is_accepted(*encode(Request(request)), Request());
+    };
+    CHECK(accepts_gate(2, 1));
+    CHECK_FALSE(accepts_gate(3, 1));
+    CHECK_FALSE(accepts_gate(2, 2));
 }
 
 TEST_CASE("Protocol: the checksum is CRC-32C", "[protocol]") {
@@ -356,10 +384,10 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
     std::string text;
     for (const auto byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
     CHECK(text == "47534c50"
-                  "0100"
                   "0200"
-                  "23000000"
-                  "0d57924e"
+                  "0200"
+                  "27000000"
+                  "1ff99f46"
                   "02"
                   "01000000"
                   "08000000"
@@ -368,5 +396,9 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
                   "00000000"
                   "00"
                   "01"
-                  "3075000000000000");
+                  "3075000000000000"
+                  "00"
+                  "00"
+                  "00"
+                  "00");
 }

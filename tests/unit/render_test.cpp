@@ -52,6 +52,44 @@ TEST_CASE("Render: the listing has a line for each process and each of its tags"
 )");
 }
 
+TEST_CASE("Render: the listing says how the gate stands and what stays with the driver", "[render]") {
+    auto captured = test::sample_captured_sleep();
+    captured.state_seconds = 125;
+    captured.tags.pop_back();
+    auto awake = test::sample_status();
+    awake.tags.pop_back();
+    awake.captures = true;
+    CHECK(render_listing({{sample_process(), captured}, {sample_process(), awake}}) ==
+          R"( PID  USER  NAME   STATE             TAG      DEVICE     BYTES  WHERE  POLICY
+4242  root  llama  asleep 2 min 5 s  1 tag    1 GPU   15.0 GiB  host
+                   asleep            weights  GPU 0   15.0 GiB  host   offload, refillable
+      gate shut: work on the GPU wakes the process; 2 threads wait; held 17 times so far, last cuLaunchKernel
+      stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)
+      stays on GPU 1: array 4.00 KiB in 1 allocation
+4242  root  llama  awake 1 h 0 min   1 tag    1 GPU   15.0 GiB  GPU
+                   awake             weights  GPU 0   15.0 GiB  GPU    offload, refillable
+      gate open; once asleep, work on the GPU waits
+)");
+}
+
+TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render]") {
+    auto report = test::sample_captured_sleep();
+    report.gate = model::GateState::checked;
+    report.on_touch = model::OnTouch::fail;
+    report.waiting = report.touches = 0;
+    report.dropped_without_refill.clear();
+    CHECK(render_operation(sample_process(), report) ==
+          R"(4242 llama is asleep at level 1 after 0.46 s:
+  DEVICE                FREED      KEPT   DROPPED  STILL USED
+  GPU 0 NVIDIA H200  15.0 GiB  15.0 GiB       0 B    25.0 GiB
+  GPU 1 NVIDIA H200  24.0 GiB       0 B  24.0 GiB           -
+  stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)
+  stays on GPU 1: array 4.00 KiB in 1 allocation
+  gate checked: work that names a sleeping address fails
+  a sentence of the agent
+)");
+}
+
 TEST_CASE("Render: a sleep names what each device gave back, kept and dropped", "[render]") {
     CHECK(render_operation(sample_process(), test::sample_sleep()) ==
           R"(4242 llama is asleep at level 1 after 0.46 s:
@@ -117,6 +155,10 @@ TEST_CASE("Render: a process cannot steer the terminal by what it calls itself",
     status.name = "\033]0;x\007";
     status.notes = {"\033[2J"};
     status.tags[0].tag = "\033c";
+    status.gate = model::GateState::shut;
+    status.touches = 1;
+    status.last_touch = "\033c";
+    status.residual = {{"\033c", 0, 1, 1, "\033c"}};
     CHECK(render_listing({{sample_process(), status}}).find('\033') == std::string::npos);
     CHECK(render_operation(sample_process(), status).find('\033') == std::string::npos);
     CHECK(render_error("gpu-ps", "", make_error(ErrorCode::internal, "\033c")).find('\033') ==

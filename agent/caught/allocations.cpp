@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The index of allocations.
+
+#include "caught/allocations.hpp"
+
+#include <iterator>
+#include <mutex>
+
+namespace gpu_sleep::agent::caught {
+
+Allocations& Allocations::instance() {
+    static auto* const index = new Allocations;
+    return *index;
+}
+
+void Allocations::add(Known allocation) {
+    const std::unique_lock lock(mutex_);
+    allocation.id = next_id_++;
+    by_address_.insert_or_assign(allocation.address, allocation);
+}
+
+std::optional<Known> Allocations::take(CUdeviceptr address) {
+    const std::unique_lock lock(mutex_);
+    const auto found = by_address_.find(address);
+    if (found == by_address_.end()) return std::nullopt;
+    const auto allocation = found->second;
+    by_address_.erase(found);
+    return allocation;
+}
+
+void Allocations::put_back(const Known& allocation) {
+    const std::unique_lock lock(mutex_);
+    by_address_.insert_or_assign(allocation.address, allocation);
+}
+
+std::optional<Known> Allocations::find(CUdeviceptr address) const {
+    const std::shared_lock lock(mutex_);
+    const auto after = by_address_.upper_bound(address);
+    if (after == by_address_.begin()) return std::nullopt;
+    const auto& allocation = std::prev(after)->second;
+    return address - allocation.address < allocation.bytes ? std::optional(allocation) : std::nullopt;
+}
+
+std::vector<Known> Allocations::all(const std::function<bool(const Known&)>& wanted) const {
+    const std::shared_lock lock(mutex_);
+    std::vector<Known> found;
+    for (const auto& [address, allocation] : by_address_)
+        if (wanted(allocation)) found.push_back(allocation);
+    return found;
+}
+
+} // namespace gpu_sleep::agent::caught

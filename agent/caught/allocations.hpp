@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The index of what the program allocated: its own sizes, where the ledger knows ranges. Internal to this room.
+
+#pragma once
+
+#include "caught/caught.hpp"
+
+#include <functional>
+#include <map>
+#include <shared_mutex>
+#include <vector>
+
+namespace gpu_sleep::agent::caught {
+
+/// Thread-safe. Answers while a transaction is under way, for it is apart from the ledger's mutex; its own is the
+/// innermost of all and is held over no call.
+class Allocations {
+public:
+    /// Never destroyed.
+    static Allocations& instance();
+
+    /// Gives it an id and adds it.
+    void add(Known allocation);
+    /// Takes out what begins at `address`; nothing when nothing does.
+    std::optional<Known> take(CUdeviceptr address);
+    /// Puts back what take() returned.
+    void put_back(const Known& allocation);
+    /// What holds `address`.
+    [[nodiscard]] std::optional<Known> find(CUdeviceptr address) const;
+    [[nodiscard]] std::vector<Known> all(const std::function<bool(const Known&)>& wanted) const;
+
+private:
+    mutable std::shared_mutex mutex_; ///< guards all below
+    std::map<CUdeviceptr, Known> by_address_;
+    unsigned long long next_id_ = 1;
+};
+
+} // namespace gpu_sleep::agent::caught

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The program's own memory, caught: what its calls of the driver mean for the heap and the ledger. The hooks call
+// this; the types are cuda.h's, so that it can be read with or without the older entry points.
+
+#pragma once
+
+#include "base/units.hpp"
+#include "model/model.hpp"
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <vector>
+
+/// All functions are thread-safe and let nothing cross: what fails inside returns a status of the driver. No call needs
+/// the agent to run; without it everything is left to the driver.
+namespace gpu_sleep::agent::caught {
+
+/// The status to return, or nothing: the call is the driver's.
+using Answer = std::optional<CUresult>;
+
+/// After the program's cuInit: starts the agent.
+void start() noexcept;
+
+// Plain memory. Source: CUDA Driver API, Memory Management.
+[[nodiscard]] Answer allocate(CUdeviceptr* address, std::size_t bytes) noexcept;
+[[nodiscard]] Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
+                                      unsigned element_bytes) noexcept;
+/// Waits for the work of the memory's context, as the driver's own does.
+[[nodiscard]] Answer free(CUdeviceptr address) noexcept;
+
+// Stream-ordered memory. `per_thread`: the null stream is the thread's own.
+[[nodiscard]] Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
+                                    CUstream stream, bool per_thread) noexcept;
+[[nodiscard]] Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept;
+/// The program waited for some or all of its work: pools give back what exceeds their thresholds.
+void synchronized() noexcept;
+void pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
+void pool_destroyed(CUmemoryPool pool) noexcept;
+void pool_trimmed(CUmemoryPool pool, std::size_t keep) noexcept;
+void pool_threshold(CUmemoryPool pool, cuuint64_t bytes) noexcept;
+void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t count) noexcept;
+/// Adds what we hold for the pool to what the driver answered.
+void add_pool_figures(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) noexcept;
+void pool_figures_reset(CUmemoryPool pool, CUmemPool_attribute attribute) noexcept;
+void stream_destroyed(CUstream stream) noexcept;
+
+// The program's own virtual memory.
+[[nodiscard]] Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes,
+                            const CUmemAllocationProp* properties, unsigned long long flags) noexcept;
+[[nodiscard]] Answer release(CUmemGenericAllocationHandle handle) noexcept;
+[[nodiscard]] Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset,
+                         CUmemGenericAllocationHandle handle, unsigned long long flags) noexcept;
+[[nodiscard]] Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept;
+[[nodiscard]] Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
+                                std::size_t count) noexcept;
+[[nodiscard]] Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) noexcept;
+[[nodiscard]] Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) noexcept;
+/// The driver's handle behind the program's, for a use after which the memory has to stay where it is; `reason` says
+/// which. The handle itself when it is none of ours.
+[[nodiscard]] CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle,
+                                                           const char* reason) noexcept;
+/// Memory at `address` has to stay where it is from now on.
+void pin_address(CUdeviceptr address, const char* reason) noexcept;
+
+// What is known of an address without the driver.
+struct Known {
+    CUdeviceptr address = 0; ///< of the allocation
+    std::size_t bytes = 0;   ///< that the program asked for
+    int device = 0;
+    CUcontext context = nullptr; ///< null for virtual memory
+    CUmemoryPool pool = nullptr;
+    unsigned long long id = 0;  ///< never used twice
+    bool is_virtual = false;    ///< the program's own mapping: the driver's answers are right while it is awake
+};
+[[nodiscard]] std::optional<Known> find(CUdeviceptr address) noexcept;
+
+// Graph captures.
+void capture_began(CUstream stream, bool per_thread) noexcept;
+void capture_ended(CUstream stream, bool per_thread) noexcept;
+[[nodiscard]] unsigned captures_open() noexcept;
+
+// Contexts.
+void context_created(CUcontext context) noexcept;
+/// To be called before the driver destroys it; returns what frees the caught memory that dies with it, to be called
+/// afterwards if the driver did.
+void context_destroyed(CUcontext context) noexcept;
+void primary_context_gone(CUdevice device) noexcept;
+[[nodiscard]] std::vector<CUcontext> own_contexts() noexcept;
+/// The current context may reach memory of `peer`'s device from now on, or no longer.
+void peer_access_enabled(CUcontext peer) noexcept;
+
+// Memory that stays with the driver.
+void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept;
+void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept;
+void forget_residual(CUdeviceptr address) noexcept;
+
+/// One kind of memory that stays, on one device.
+struct Residual {
+    const char* kind;
+    int device;
+    Bytes bytes;
+    std::uint64_t count;
+    const char* reason;
+};
+[[nodiscard]] std::vector<Residual> residual() noexcept;
+
+/// Gives back every cached block that nobody uses: before a sleep, and when memory is short.
+void trim() noexcept;
+
+} // namespace gpu_sleep::agent::caught

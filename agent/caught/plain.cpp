@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// cuMemAlloc, cuMemAllocPitch and cuMemFree on ranges.
+
+#include "caught/state.hpp"
+#include "driver/context.hpp"
+
+#include <array>
+#include <mutex>
+
+namespace gpu_sleep::agent::caught {
+namespace {
+
+/// What the driver was seen to give as pitch: rows begin at multiples of this.
+constexpr std::size_t k_pitch_alignment = 512;
+
+/// Frees that have to wait: waiting for work would break a capture, and so would not waiting.
+struct Later {
+    std::mutex mutex; ///< guards allocations
+    std::vector<Known> allocations;
+    static Later& instance() {
+        static auto* const later = new Later;
+        return *later;
+    }
+};
+
+/// Waits for all work of the allocation's context, as the driver's free does.
+void wait_for_work(const Agent::Memory& memory, const Known& allocation) {
+    const driver::CurrentContext current(memory.api, allocation.context);
+    if (current.status() == CUDA_SUCCESS) memory.api.cuCtxSynchronize();
+}
+
+/// Which devices may reach whose plain memory: cuCtxEnablePeerAccess.
+struct PeerAccess {
+    std::mutex mutex; ///< guards accessors
+    std::array<driver::DeviceMask, driver::k_max_devices> accessors{};
+    static PeerAccess& instance() {
+        static auto* const access = new PeerAccess;
+        return *access;
+    }
+};
+
+void grant(const Agent::Memory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) {
+    for (int device = 0; device < driver::k_max_devices; ++device) {
+        if (device == owner || !(devices >> device & 1)) continue;
+        const std::lock_guard lock(memory.mutex);
+        if (auto allowed = memory.heap.allow_access(address, device); !allowed)
+            log::warning("GPU {} cannot be let at {:#x}: {}", device, address, allowed.error().message);
+    }
+}
+
+} // namespace
+
+std::optional<Agent::Memory> memory() noexcept {
+    auto* const agent = Agent::existing();
+    return agent ? agent->memory() : std::nullopt;
+}
+
+CUresult to_status(const Error& error) noexcept {
+    if (error.driver_status != 0) return static_cast<CUresult>(error.driver_status);
+    switch (error.code) {
+    case ErrorCode::out_of_device_memory:
+    case ErrorCode::out_of_host_memory: return CUDA_ERROR_OUT_OF_MEMORY;
+    case ErrorCode::invalid_argument: return CUDA_ERROR_INVALID_VALUE;
+    case ErrorCode::context_lost: return CUDA_ERROR_DEINITIALIZED;
+    default: return CUDA_ERROR_UNKNOWN;
+    }
+}
+
+std::optional<int> current_device(const Agent::Memory& memory) noexcept {
+    CUdevice device = 0;
+    return memory.api.cuCtxGetDevice(&device) == CUDA_SUCCESS ? std::optional(device) : std::nullopt;
+}
+
+Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device, std::size_t bytes) {
+    const auto tag = tag_for(bytes);
+    if (!tag) return make_error(ErrorCode::refused, "not to be caught");
+    const auto try_once = [&] {
+        const std::lock_guard lock(memory.mutex);
+        return memory.heap.allocate(device, memory.ledger.tag_id(*tag), bytes);
+    };
+    auto address = try_once();
+    if (!address && address.error().code == ErrorCode::out_of_device_memory) {
+        trim();
+        address = try_once();
+    }
+    if (address) grant_peers(memory, device, *address);
+    return address;
+}
+
+void give_range(const Agent::Memory& memory, CUdeviceptr address) {
+    const std::lock_guard lock(memory.mutex);
+    auto freed = memory.heap.free(address);
+    if (freed)
+        memory.vaults.forget(freed->kept);
+    else
+        log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
+}
+
+void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address) {
+    auto& access = PeerAccess::instance();
+    driver::DeviceMask devices = 0;
+    {
+        const std::lock_guard lock(access.mutex);
+        devices = access.accessors[static_cast<std::size_t>(device)];
+    }
+    if (devices != 0) grant(memory, devices, device, address);
+}
+
+void peer_access_enabled(CUcontext peer) noexcept {
+    noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        const auto accessor = current_device(*with);
+        std::optional<int> owner;
+        {
+            const driver::CurrentContext current(with->api, peer);
+            if (current.status() == CUDA_SUCCESS) owner = current_device(*with);
+        }
+        if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices) return;
+        const auto mask = driver::DeviceMask{1} << *accessor;
+        auto& access = PeerAccess::instance();
+        {
+            const std::lock_guard lock(access.mutex);
+            access.accessors[static_cast<std::size_t>(*owner)] |= mask;
+        }
+        const auto theirs = Allocations::instance().all(
+            [&](const Known& a) { return a.device == *owner && !a.is_virtual && !a.pool; });
+        for (const auto& allocation : theirs) grant(*with, mask, *owner, allocation.address);
+    });
+}
+
+Answer allocate(CUdeviceptr* address, std::size_t bytes) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        if (!with || !address || bytes == 0) return std::nullopt;
+        free_waiting();
+        const auto device = current_device(*with);
+        CUcontext context = nullptr;
+        if (!device || with->api.cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
+        const auto range = take_range(*with, *device, bytes);
+        if (!range) {
+            if (range.error().code == ErrorCode::out_of_device_memory) return CUDA_ERROR_OUT_OF_MEMORY;
+            log::debug("left to the driver: {}", range.error().message);
+            return std::nullopt;
+        }
+        Allocations::instance().add({*range, bytes, *device, context, nullptr, 0, false});
+        *address = *range;
+        return CUDA_SUCCESS;
+    });
+}
+
+Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
+                        unsigned element_bytes) noexcept {
+    const bool is_valid = address && pitch && width != 0 && height != 0 &&
+                          (element_bytes == 4 || element_bytes == 8 || element_bytes == 16) &&
+                          width < (std::size_t{1} << 40) && height < (std::size_t{1} << 40) / width;
+    if (!is_valid) return std::nullopt; // the driver says what is wrong
+    const auto row = round_up(width, k_pitch_alignment);
+    const auto answer = allocate(address, row * height);
+    if (answer == CUDA_SUCCESS) *pitch = row;
+    return answer;
+}
+
+void free_later(const Known& allocation) {
+    auto& later = Later::instance();
+    const std::lock_guard lock(later.mutex);
+    later.allocations.push_back(allocation);
+}
+
+void free_waiting() noexcept {
+    noted([] {
+        auto& later = Later::instance();
+        std::vector<Known> due;
+        {
+            const std::lock_guard lock(later.mutex);
+            if (later.allocations.empty() || captures_open() != 0) return;
+            due.swap(later.allocations);
+        }
+        const auto with = memory();
+        if (!with) return;
+        for (const auto& allocation : due) {
+            wait_for_work(*with, allocation);
+            give_range(*with, allocation.address);
+        }
+    });
+}
+
+Answer free(CUdeviceptr address) noexcept {
+    return answered([&]() -> Answer {
+        auto& index = Allocations::instance();
+        // The record goes first: behind the free the address may at once be somebody else's.
+        const auto allocation = index.take(address);
+        if (!allocation) return std::nullopt;
+        if (allocation->is_virtual) {
+            index.put_back(*allocation);
+            return std::nullopt;
+        }
+        const auto with = memory();
+        if (!with) return CUDA_SUCCESS; // the process is ending: the driver takes everything back
+        if (captures_open() != 0) {
+            free_later(*allocation);
+            return CUDA_SUCCESS;
+        }
+        free_waiting();
+        wait_for_work(*with, *allocation);
+        give_range(*with, allocation->address);
+        return CUDA_SUCCESS;
+    });
+}
+
+std::optional<Known> find(CUdeviceptr address) noexcept {
+    return Allocations::instance().find(address);
+}
+
+} // namespace gpu_sleep::agent::caught

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Counting what stays with the driver. Internal to this room.
+
+#pragma once
+
+#include "caught/caught.hpp"
+
+#include <vector>
+
+namespace gpu_sleep::agent::caught {
+
+/// Handles of the program whose memory cannot sleep.
+void add_pinned_handles(std::vector<Residual>& rows);
+/// What the driver holds for the memory nodes of graphs.
+void add_graph_memory(std::vector<Residual>& rows);
+
+} // namespace gpu_sleep::agent::caught

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What is caught, and under which tag: the process's settings, the rules and the scope of the calling thread.
+
+#include "base/log.hpp"
+#include "caught/state.hpp"
+#include "model/capture_rules.hpp"
+#include "model/environment.hpp"
+#include "scope.hpp"
+
+#include <dlfcn.h>
+#include <execinfo.h>
+
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+namespace gpu_sleep::agent::caught {
+namespace {
+
+struct Settings {
+    Bytes least = 0;
+    std::string tag{model::k_default_tag};
+    model::CaptureRules rules;
+};
+
+std::string_view variable(const char* name) {
+    const char* value = std::getenv(name);
+    return value ? value : "";
+}
+
+Settings read_settings() {
+    Settings settings;
+    const auto least = variable(model::environment::k_min_size);
+    std::from_chars(least.data(), least.data() + least.size(), settings.least);
+    if (const auto tag = variable(model::environment::k_tag); model::is_valid_tag(tag)) settings.tag = tag;
+    if (const auto text = variable(model::environment::k_rules); !text.empty()) {
+        auto rules = model::CaptureRules::parse(text);
+        if (rules)
+            settings.rules = *std::move(rules);
+        else
+            log::error("{} is not followed: {}", model::environment::k_rules, rules.error().message);
+    }
+    return settings;
+}
+
+const Settings& settings() {
+    static const auto* const read = new Settings(read_settings());
+    return *read;
+}
+
+/// The files of the libraries on the way from the program to this call.
+class Callers {
+public:
+    Callers() {
+        std::array<void*, 64> frames{};
+        const int count = ::backtrace(frames.data(), static_cast<int>(frames.size()));
+        for (int i = 0; i < count; ++i) {
+            Dl_info info{};
+            if (::dladdr(frames[static_cast<std::size_t>(i)], &info) != 0 && info.dli_fname)
+                files_.emplace_back(info.dli_fname);
+        }
+    }
+    [[nodiscard]] const std::vector<std::string_view>& files() const noexcept { return files_; }
+
+private:
+    std::vector<std::string_view> files_;
+};
+
+} // namespace
+
+std::optional<std::string> tag_for(std::size_t bytes) {
+    const auto& set = settings();
+    if (bytes < set.least) return std::nullopt;
+    const auto scope = current_scope_tag();
+    if (set.rules.rules().empty()) return std::string(scope.empty() ? set.tag : scope);
+    const auto verdict = set.rules.name_libraries() ? set.rules.match(bytes, Callers().files())
+                                                    : set.rules.match(bytes, {});
+    if (!verdict.capture) return std::nullopt;
+    if (!scope.empty()) return std::string(scope);
+    return std::string(verdict.tag.empty() ? std::string_view(set.tag) : verdict.tag);
+}
+
+} // namespace gpu_sleep::agent::caught

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Closing, holding and opening.
+
+#include "gate/gate.hpp"
+
+#include "base/log.hpp"
+#include "gate/python_lock.hpp"
+
+#include <linux/membarrier.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+#include <new>
+#include <optional>
+#include <thread>
+
+namespace gpu_sleep::gate {
+
+constinit thread_local Seat* t_seat = nullptr;
+
+namespace {
+
+constexpr Milliseconds k_short_wait{10};   ///< held no longer, a thread keeps Python's lock
+constexpr Milliseconds k_say_after{3'000}; ///< a touch that waits longer says so
+constexpr Milliseconds k_wake_again{1'000};
+
+int membarrier(int command) noexcept {
+    return static_cast<int>(::syscall(SYS_membarrier, command, 0, 0));
+}
+
+/// Gives the seat back when its thread ends.
+void leave_seat(void* seat) noexcept {
+    auto* mine = static_cast<Seat*>(seat);
+    t_seat = nullptr;
+    mine->inside.store(false, std::memory_order_release);
+    mine->depth = 0;
+    mine->has_pass = false;
+    mine->taken.store(false, std::memory_order_release);
+}
+
+/// A key whose destructor runs late in a thread's end, after its thread_local objects, whose destructors may still
+/// call CUDA.
+pthread_key_t seat_key() noexcept {
+    static const pthread_key_t key = [] {
+        pthread_key_t made = 0;
+        ::pthread_key_create(&made, &leave_seat);
+        return made;
+    }();
+    return key;
+}
+
+} // namespace
+
+Gate& Gate::instance() noexcept {
+    alignas(Gate) static std::byte storage[sizeof(Gate)];
+    static Gate* const gate = new (storage) Gate; // never destroyed: threads pass it until the very end
+    return *gate;
+}
+
+Gate::Gate() {
+    membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+}
+
+Seat* Gate::take_seat() noexcept {
+    for (auto* seat = seats_.load(std::memory_order_acquire); seat; seat = seat->next) {
+        bool free = false;
+        if (seat->taken.compare_exchange_strong(free, true)) return seat;
+    }
+    auto* seat = new (std::nothrow) Seat;
+    if (!seat) return nullptr;
+    seat->taken = true;
+    seat->next = seats_.load(std::memory_order_relaxed);
+    while (!seats_.compare_exchange_weak(seat->next, seat, std::memory_order_acq_rel)) {}
+    return seat;
+}
+
+Seat& Gate::seat() noexcept {
+    if (t_seat) return *t_seat;
+    // Without memory for a seat a thread shares one: then it may be taken for inside when it is not, never the
+    // other way round as long as it is alone there.
+    static Seat s_spare;
+    auto* seat = take_seat();
+    if (!seat) return s_spare;
+    t_seat = seat;
+    ::pthread_setspecific(seat_key(), seat);
+    return *seat;
+}
+
+Gate::Phase Gate::phase() const {
+    const std::lock_guard lock(mutex_);
+    return phase_;
+}
+
+bool Gate::is_checked() const {
+    const std::lock_guard lock(mutex_);
+    return phase_ == Phase::asleep && rule_.checked;
+}
+
+Waiting Gate::waiting() const {
+    const std::lock_guard lock(mutex_);
+    return {waiters_.size(), held_ever_, last_held_};
+}
+
+void Gate::set_waker(std::function<void()> waker) {
+    const std::lock_guard lock(mutex_);
+    waker_ = std::move(waker);
+}
+
+void Gate::publish(Phase phase) {
+    phase_ = phase;
+    ++changes_;
+    holds_captures_ = false;
+    closed_.store(phase != Phase::open, std::memory_order_seq_cst);
+}
+
+void Gate::hold_captures() {
+    const std::lock_guard lock(mutex_);
+    if (abandoned_) return;
+    holds_captures_ = true;
+    closed_.store(true, std::memory_order_seq_cst);
+}
+
+void Gate::set_phase(Phase phase) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (abandoned_) return;
+        publish(phase);
+    }
+    changed_.notify_all();
+}
+
+void Gate::keep_shut(Rule rule) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (abandoned_) return;
+        rule_ = std::move(rule);
+        publish(Phase::asleep);
+    }
+    changed_.notify_all();
+}
+
+void Gate::abandon() noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        abandoned_ = true;
+        rule_.on_touch = model::OnTouch::fail;
+        if (phase_ != Phase::asleep) publish(Phase::open);
+    }
+    changed_.notify_all();
+}
+
+void Gate::reset_in_child() noexcept {
+    // Another thread may have held the mutex at the fork: make everything anew where it stood.
+    auto* const seats = seats_.load(std::memory_order_relaxed);
+    for (auto* seat = seats; seat; seat = seat->next) {
+        if (seat == t_seat) continue;
+        seat->inside = false;
+        seat->taken = false;
+    }
+    auto* const anew = new (this) Gate;
+    anew->seats_ = seats;
+}
+
+bool Gate::is_empty() const noexcept {
+    for (const auto* seat = seats_.load(std::memory_order_acquire); seat; seat = seat->next)
+        if (seat != t_seat && !seat->has_pass && seat->inside.load(std::memory_order_acquire)) return false;
+    return true;
+}
+
+Result<void> Gate::close(Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    const auto before = phase();
+    set_phase(Phase::draining);
+    // From here on every thread either is seen inside or sees the gate closed.
+    if (membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0 && membarrier(MEMBARRIER_CMD_GLOBAL) != 0)
+        log::debug("no membarrier: relying on the kernel's scheduling");
+    auto empty = wait_empty(deadline, keep_going);
+    if (!empty) set_phase(before);
+    return empty;
+}
+
+Result<void> Gate::wait_empty(Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    constexpr std::chrono::microseconds k_look{20};
+    constexpr int k_looks_per_question = 500;
+    for (int look = 0; !is_empty(); ++look) {
+        if (Clock::now() >= deadline)
+            return make_error(ErrorCode::timed_out,
+                              "a call of the CUDA driver did not return in time: a long copy, or one that waits");
+        if (look % k_looks_per_question == 0 && !keep_going())
+            return make_error(ErrorCode::cancelled, "the request was withdrawn");
+        std::this_thread::sleep_for(k_look);
+    }
+    return {};
+}
+
+bool Gate::release_oldest() {
+    {
+        const std::lock_guard lock(mutex_);
+        const auto oldest =
+            std::find_if(waiters_.begin(), waiters_.end(), [](const Waiter* w) { return !w->released; });
+        if (oldest == waiters_.end()) return false;
+        (*oldest)->released = true;
+    }
+    changed_.notify_all();
+    return true;
+}
+
+bool Gate::names_sleeping(const Named& named) const {
+    for (const auto& span : named.spans) {
+        const auto after = std::upper_bound(rule_.sleeping.begin(), rule_.sleeping.end(), span.begin,
+                                            [](std::uint64_t at, const Named::Span& s) { return at < s.end; });
+        if (after != rule_.sleeping.end() && after->begin < span.end) return true;
+    }
+    return false;
+}
+
+Gate::Verdict Gate::judge(Touch touch, const Inspector* inspector) const {
+    if (touch == Touch::captures && holds_captures_) return Verdict::hold;
+    if (touch == Touch::ends && phase_ != Phase::draining) return Verdict::pass;
+    switch (phase_) {
+    case Phase::open: return Verdict::pass;
+    case Phase::draining: return Verdict::hold;
+    case Phase::mapped: return touch == Touch::takes ? Verdict::pass : Verdict::hold;
+    case Phase::asleep: break;
+    }
+    if (rule_.checked) {
+        if (touch == Touch::takes && !inspector) return Verdict::pass;
+        if (touch == Touch::captures) return Verdict::pass;
+        const auto named = inspector ? inspector->inspect() : Named{};
+        if (named.known && !names_sleeping(named)) return Verdict::pass;
+    }
+    return rule_.on_touch == model::OnTouch::fail ? Verdict::fail : Verdict::hold;
+}
+
+// False when the touch has waited for as long as it may.
+bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
+    const auto moved = [&] { return waiter.released || changes_ != waiter.change; };
+    if (changed_.wait_for(lock, k_short_wait, moved)) return true;
+
+    std::optional<PythonUnlocked> unlocked;
+    if (releases_python_lock_) {
+        lock.unlock();
+        unlocked.emplace();
+        lock.lock();
+    }
+    bool in_time = true;
+    while (!moved()) {
+        const auto now = Clock::now();
+        const bool asks = phase_ == Phase::asleep && rule_.on_touch == model::OnTouch::wake;
+        in_time = !asks || !rule_.limit || now - waiter.since < *rule_.limit;
+        if (!in_time) break;
+        if (asks && now - last_wake_ >= k_wake_again) {
+            last_wake_ = now;
+            const auto waker = waker_;
+            lock.unlock();
+            if (waker) waker();
+            lock.lock();
+            continue;
+        }
+        if (!waiter.said && phase_ == Phase::asleep && now - waiter.since >= k_say_after) {
+            waiter.said = true;
+            log::warning("{} waits, for memory of this process sleeps; wake it with: gpu-wake {}",
+                         waiter.entry_point, ::getpid());
+        }
+        changed_.wait_for(lock, k_wake_again);
+    }
+    lock.unlock();
+    unlocked.reset(); // may wait for Python's lock, so not under ours
+    lock.lock();
+    return in_time;
+}
+
+bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
+    if (seat.has_pass) return true;
+    std::unique_lock lock(mutex_);
+    if (judge(touch, inspector) == Verdict::pass) return true;
+    Waiter waiter{entry_point};
+    const auto place = waiters_.insert(waiters_.end(), &waiter);
+    ++held_ever_;
+    last_held_ = entry_point;
+    Verdict verdict = Verdict::hold;
+    for (;;) {
+        verdict = judge(touch, inspector);
+        if (waiter.released && phase_ == Phase::draining) verdict = Verdict::pass;
+        if (verdict != Verdict::hold) break;
+        seat.inside.store(false, std::memory_order_release);
+        waiter.change = changes_;
+        if (!hold(lock, waiter)) verdict = Verdict::fail;
+        // Under the mutex, as every change of the phase: who closes the gate next sees this thread inside.
+        seat.inside.store(true, std::memory_order_relaxed);
+        if (verdict == Verdict::fail) break;
+    }
+    waiters_.erase(place);
+    return verdict == Verdict::pass;
+}
+
+} // namespace gpu_sleep::gate

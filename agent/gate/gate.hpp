@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The gate: every call of the program that touches the GPU passes it, and is held while memory sleeps. It knows
+// nothing of memory, of the driver or of requests.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "model/model.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::gate {
+
+/// What a call of the program does, as far as the gate cares.
+enum class Touch : std::uint8_t {
+    submits,  ///< gives the GPU work that reads or writes its memory
+    takes,    ///< may take GPU memory
+    captures, ///< begins the capture of a graph
+    ends,     ///< ends a context: held only while a transaction works in it
+};
+
+/// Addresses that a call names, in bytes: first and one past the last. A call whose addresses are not known names
+/// none and says so.
+struct Named {
+    struct Span {
+        std::uint64_t begin = 0;
+        std::uint64_t end = 0;
+    };
+    std::vector<Span> spans;
+    bool known = false; ///< false: it may touch anything
+};
+
+/// How a call asks for its addresses, only when somebody wants to know. Errors are told by known == false.
+class Inspector {
+public:
+    virtual ~Inspector() = default;
+    [[nodiscard]] virtual Named inspect() const = 0;
+};
+
+/// One thread's place in the gate. Made at its first touch, given to the next thread at its end.
+struct Seat {
+    std::atomic<bool> inside{false}; ///< in a call that passed
+    std::atomic<bool> taken{false};  ///< by a living thread
+    unsigned depth = 0;              ///< of calls within calls; the thread's own
+    bool has_pass = false;           ///< the thread is let through; the thread's own
+    Seat* next = nullptr;
+};
+
+/// How the touches stand, for a person to read.
+struct Waiting {
+    std::uint64_t held_now = 0;
+    std::uint64_t held_ever = 0;
+    std::string last; ///< the entry point that was held last
+};
+
+/// Thread-safe. One operation at a time closes and opens it. Never destroyed.
+///
+/// Passing costs no locked instruction: each thread says in its own seat that it is inside, then looks whether the
+/// gate is closed; who closes it makes every thread's order of the two visible (membarrier), and pays for that.
+/// Source: membarrier(2), MEMBARRIER_CMD_PRIVATE_EXPEDITED.
+class Gate {
+public:
+    static Gate& instance() noexcept;
+
+    /// How a closed gate is: which touches it holds.
+    enum class Phase : std::uint8_t {
+        open,     ///< holds nothing
+        draining, ///< a transaction is under way: holds everything, but releases the oldest touch when asked
+        asleep,   ///< holds everything, or, when checked, what names a sleeping address or none that is known
+        mapped,   ///< memory is back, callbacks run: holds what submits, lets through what takes memory
+    };
+
+    /// Holds new captures too, until the phase changes; what else passes still does, so that captures under way can
+    /// end.
+    void hold_captures();
+    /// Holds every touch from here on, and waits until the threads inside have left.
+    /// Errors: timed_out, cancelled; the gate is as it was before.
+    [[nodiscard]] Result<void> close(Clock::time_point deadline, const std::function<bool()>& keep_going);
+    /// Waits until nobody is inside; the same errors.
+    [[nodiscard]] Result<void> wait_empty(Clock::time_point deadline, const std::function<bool()>& keep_going);
+    /// Lets the touch that has waited longest through, alone. False when none waits.
+    bool release_oldest();
+
+    /// What sleeps, for a checked gate: sorted, disjoint. Not checked: everything is held.
+    struct Rule {
+        model::OnTouch on_touch = model::OnTouch::wait;
+        std::optional<Milliseconds> limit; ///< how long a touch waits for the waking that it asked for; then it fails
+        bool checked = false;
+        std::vector<Named::Span> sleeping;
+    };
+    /// The transaction is over and memory sleeps.
+    void keep_shut(Rule rule);
+    /// Memory is mapped again and callbacks are about to run.
+    void let_take() { set_phase(Phase::mapped); }
+    void open() { set_phase(Phase::open); }
+    /// Opens it for good, and every later touch of sleeping memory fails: the process is ending.
+    void abandon() noexcept;
+    /// In a child of fork(): a gate that nobody has passed.
+    void reset_in_child() noexcept;
+
+    [[nodiscard]] Phase phase() const;
+    [[nodiscard]] bool is_checked() const;
+    [[nodiscard]] Waiting waiting() const;
+
+    /// What is called, outside of any lock, when a touch wants the process woken; again at most once a second. It
+    /// returns at once.
+    void set_waker(std::function<void()> waker);
+    /// Whether threads that wait give up Python's lock.
+    void set_releases_python_lock(bool releases) noexcept { releases_python_lock_ = releases; }
+
+    /// The calling thread's seat.
+    [[nodiscard]] Seat& seat() noexcept;
+    [[nodiscard]] bool is_open() const noexcept { return !closed_.load(std::memory_order_relaxed); }
+    /// The way in when the gate may be closed; the seat says inside. False: the touch fails, and the seat is left.
+    [[nodiscard]] bool admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector);
+
+private:
+    struct Waiter {
+        const char* entry_point;
+        Clock::time_point since = Clock::now();
+        std::uint64_t change = 0; ///< the gate's last when it was judged
+        bool released = false;
+        bool said = false;
+    };
+    enum class Verdict : std::uint8_t { pass, hold, fail };
+
+    Gate();
+    void set_phase(Phase phase);
+    void publish(Phase phase);
+    [[nodiscard]] Verdict judge(Touch touch, const Inspector* inspector) const;
+    [[nodiscard]] bool names_sleeping(const Named& named) const;
+    [[nodiscard]] bool hold(std::unique_lock<std::mutex>& lock, Waiter& waiter);
+    [[nodiscard]] bool is_empty() const noexcept;
+    [[nodiscard]] Seat* take_seat() noexcept;
+
+    std::atomic<bool> closed_{false};
+    std::atomic<Seat*> seats_{nullptr}; ///< a list that only grows
+    mutable std::mutex mutex_;          ///< guards all below; held for moments only
+    std::condition_variable changed_;
+    Phase phase_ = Phase::open;
+    bool holds_captures_ = false;
+    std::uint64_t changes_ = 0; ///< of the phase and its rule
+    bool abandoned_ = false;
+    Rule rule_;
+    std::list<Waiter*> waiters_; ///< oldest first
+    std::uint64_t held_ever_ = 0;
+    std::string last_held_;
+    std::function<void()> waker_;
+    Clock::time_point last_wake_{};
+    std::atomic<bool> releases_python_lock_{true};
+};
+
+/// The calling thread's seat; null before its first touch.
+extern constinit thread_local Seat* t_seat __attribute__((tls_model("initial-exec")));
+
+/// One touch, from before the call until after it.
+class Passage {
+public:
+    Passage(Touch touch, const char* entry_point, const Inspector* inspector = nullptr) noexcept
+        : seat_(t_seat ? *t_seat : Gate::instance().seat()) {
+        if (seat_.depth++ != 0) return;
+        seat_.inside.store(true, std::memory_order_relaxed);
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        auto& gate = Gate::instance();
+        if (!gate.is_open()) [[unlikely]]
+            admitted_ = gate.admit(seat_, touch, entry_point, inspector);
+    }
+    ~Passage() {
+        if (--seat_.depth == 0) seat_.inside.store(false, std::memory_order_release);
+    }
+    Passage(const Passage&) = delete;
+    Passage& operator=(const Passage&) = delete;
+
+    /// False: the call must not be made, and fails.
+    [[nodiscard]] bool admitted() const noexcept { return admitted_; }
+
+private:
+    Seat& seat_;
+    bool admitted_ = true;
+};
+
+/// Lets the calling thread through while it lives: it runs a callback, or works for one.
+class Pass {
+public:
+    Pass() noexcept : seat_(Gate::instance().seat()), had_pass_(std::exchange(seat_.has_pass, true)) {}
+    ~Pass() { seat_.has_pass = had_pass_; }
+    Pass(const Pass&) = delete;
+    Pass& operator=(const Pass&) = delete;
+
+private:
+    Seat& seat_;
+    bool had_pass_;
+};
+
+} // namespace gpu_sleep::gate

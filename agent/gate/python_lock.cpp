@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Python, found in the process at run time.
+
+#include "gate/python_lock.hpp"
+
+#include "base/symbols.hpp"
+
+#include <dlfcn.h>
+
+#include <atomic>
+
+namespace gpu_sleep::gate {
+namespace {
+
+// Part of Python's stable interface, declared here so that no Python is needed to build.
+struct Python {
+    int (*is_initialized)();
+    int (*holds_lock)();       // PyGILState_Check
+    void* (*save_thread)();    // PyEval_SaveThread
+    void (*restore_thread)(void*);
+    int (*ensure)();           // PyGILState_Ensure
+    void (*release)(int);
+    void* (*get_module_dict)();              // borrowed
+    void* (*dict_get)(void*, const char*);   // borrowed
+    void* (*call_method)(void*, const char*, const char*, ...);
+    void (*decrement)(void*);
+    void (*clear_error)();
+
+    [[nodiscard]] bool is_complete() const noexcept { return is_initialized && holds_lock && save_thread && restore_thread; }
+};
+
+std::atomic<const Python*> g_python{nullptr};
+
+template <class Function>
+void look_up(Function& function, const char* name) noexcept {
+    function = reinterpret_cast<Function>(find_symbol(RTLD_DEFAULT, name));
+}
+
+} // namespace
+
+void find_python() noexcept {
+    if (g_python.load(std::memory_order_acquire)) return;
+    static Python python;
+    look_up(python.is_initialized, "Py_IsInitialized");
+    look_up(python.holds_lock, "PyGILState_Check");
+    look_up(python.save_thread, "PyEval_SaveThread");
+    look_up(python.restore_thread, "PyEval_RestoreThread");
+    look_up(python.ensure, "PyGILState_Ensure");
+    look_up(python.release, "PyGILState_Release");
+    look_up(python.get_module_dict, "PyImport_GetModuleDict");
+    look_up(python.dict_get, "PyDict_GetItemString");
+    look_up(python.call_method, "PyObject_CallMethod");
+    look_up(python.decrement, "Py_DecRef");
+    look_up(python.clear_error, "PyErr_Clear");
+    if (python.is_complete()) g_python.store(&python, std::memory_order_release);
+}
+
+PythonUnlocked::PythonUnlocked() noexcept {
+    const auto* python = g_python.load(std::memory_order_acquire);
+    if (python && python->is_initialized() && python->holds_lock()) thread_state_ = python->save_thread();
+}
+
+PythonUnlocked::~PythonUnlocked() {
+    if (thread_state_) g_python.load(std::memory_order_acquire)->restore_thread(thread_state_);
+}
+
+void empty_torch_cache() noexcept {
+    const auto* python = g_python.load(std::memory_order_acquire);
+    if (!python || !python->ensure || !python->release || !python->get_module_dict || !python->dict_get ||
+        !python->call_method || !python->decrement || !python->clear_error || !python->is_initialized())
+        return;
+    const int state = python->ensure();
+    auto* const modules = python->get_module_dict();
+    auto* const torch = modules ? python->dict_get(modules, "torch.cuda") : nullptr;
+    if (torch) {
+        auto* const done = python->call_method(torch, "empty_cache", nullptr);
+        if (done)
+            python->decrement(done);
+        else
+            python->clear_error();
+    }
+    python->release(state);
+}
+
+} // namespace gpu_sleep::gate

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Giving up Python's lock while a thread waits, so that the program's other Python threads (a server's health
+// checks) go on.
+
+#pragma once
+
+namespace gpu_sleep::gate {
+
+/// Gives up Python's global lock if the calling thread holds it, and takes it again when destroyed. Does nothing in
+/// a program without Python. Source: Python/C API, PyEval_SaveThread.
+class PythonUnlocked {
+public:
+    PythonUnlocked() noexcept;
+    ~PythonUnlocked();
+    PythonUnlocked(const PythonUnlocked&) = delete;
+    PythonUnlocked& operator=(const PythonUnlocked&) = delete;
+
+private:
+    void* thread_state_ = nullptr;
+};
+
+/// Looks for Python's functions, beforehand: while a thread waits nobody may need the loader's lock.
+void find_python() noexcept;
+
+/// Asks PyTorch's caching allocator, if Python has loaded it, to give back the blocks that nobody uses. Takes
+/// Python's lock, so it may take long. Source: torch.cuda.empty_cache.
+void empty_torch_cache() noexcept;
+
+} // namespace gpu_sleep::gate

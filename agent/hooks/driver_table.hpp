@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The caught entry points as types and numbers: their signatures, their real addresses in libcuda, and what stands in
+// for each.
+
+#pragma once
+
+// Makes cuda.h declare every exported symbol under its own name, those of older versions among them; so no file may
+// read both this and driver/api.hpp. The target defines it, since it has to come before the first cuda.h.
+#if !defined(__CUDA_API_VERSION_INTERNAL) || defined(GPU_SLEEP_DRIVER_FUNCTIONS)
+#error "for the hooks alone"
+#endif
+#include "hooks/entry_points.hpp"
+
+#include "gate/gate.hpp"
+#include "hooks/catches.hpp"
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace gpu_sleep::hooks {
+
+enum class Entry : std::uint16_t {
+#define GPU_SLEEP_ENUMERATOR(name) name,
+    GPU_SLEEP_CAUGHT(GPU_SLEEP_ENUMERATOR)
+#undef GPU_SLEEP_ENUMERATOR
+        count
+};
+inline constexpr auto k_entries = static_cast<std::size_t>(Entry::count);
+
+inline constexpr std::array<const char*, k_entries> k_symbols = {
+#define GPU_SLEEP_SYMBOL(name) #name,
+    GPU_SLEEP_CAUGHT(GPU_SLEEP_SYMBOL)
+#undef GPU_SLEEP_SYMBOL
+};
+
+template <Entry entry>
+struct Signature;
+#define GPU_SLEEP_SIGNATURE(name)                                                                            \
+    template <>                                                                                              \
+    struct Signature<Entry::name> {                                                                          \
+        using Type = decltype(::name);                                                                       \
+    };
+GPU_SLEEP_CAUGHT(GPU_SLEEP_SIGNATURE)
+#undef GPU_SLEEP_SIGNATURE
+
+/// The addresses in libcuda; null until they are needed, or where the driver has no such entry point.
+extern std::array<std::atomic<void*>, k_entries> g_real;
+
+/// Looks the entry point up in libcuda; null when there is none.
+[[nodiscard]] void* find_real(Entry entry) noexcept;
+
+/// The driver's own function. Null only where the driver lacks it: then no program got a hook of it either.
+template <Entry entry>
+[[nodiscard]] typename Signature<entry>::Type* real() noexcept {
+    auto* address = g_real[static_cast<std::size_t>(entry)].load(std::memory_order_relaxed);
+    if (!address) [[unlikely]] address = find_real(entry);
+    return reinterpret_cast<typename Signature<entry>::Type*>(address);
+}
+
+template <Entry entry>
+inline constexpr const char* k_name = k_symbols[static_cast<std::size_t>(entry)];
+
+/// libcuda if it is loaded, else null. Never loads it.
+[[nodiscard]] void* loaded_driver() noexcept;
+
+/// What stands in for the function of libcuda at `address`; `address` itself when nothing does.
+[[nodiscard]] void* stand_in_for(void* address) noexcept;
+
+/// What a caught call returns when the gate refuses it.
+inline constexpr CUresult k_refused = CUDA_ERROR_SYSTEM_NOT_READY;
+
+// The hooks of their own, one for each entry point of GPU_SLEEP_OWN_HOOKS.
+namespace own {
+#define GPU_SLEEP_DECLARE(name) decltype(::name) name;
+GPU_SLEEP_OWN_HOOKS(GPU_SLEEP_DECLARE)
+#undef GPU_SLEEP_DECLARE
+} // namespace own
+
+} // namespace gpu_sleep::hooks

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The hook of every entry point that only has to pass the gate.
+
+#pragma once
+
+#include "hooks/driver_table.hpp"
+#include "hooks/inspect.hpp"
+
+namespace gpu_sleep::hooks {
+
+template <Entry entry, gate::Touch touch, class Type = typename Signature<entry>::Type>
+struct Forward;
+
+template <Entry entry, gate::Touch touch, class... Arguments>
+struct Forward<entry, touch, CUresult(Arguments...)> {
+    static CUresult CUDAAPI call(Arguments... arguments) noexcept {
+        const CallInspector<entry, Arguments...> inspector(arguments...);
+        const gate::Passage passage(touch, k_name<entry>, inspector.if_known());
+        if (!passage.admitted()) return k_refused;
+        auto* const function = real<entry>();
+        return function ? function(arguments...) : CUDA_ERROR_NOT_FOUND;
+    }
+};
+
+} // namespace gpu_sleep::hooks

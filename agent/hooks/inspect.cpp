@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Finding addresses in arguments.
+
+#include "hooks/inspect.hpp"
+
+#include "base/symbols.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace gpu_sleep::hooks {
+namespace {
+
+using ParamInfo = decltype(::cuFuncGetParamInfo);
+using KernelParamInfo = decltype(::cuKernelGetParamInfo);
+
+template <class Function>
+Function* uncaught(const char* symbol) noexcept {
+    void* const driver = loaded_driver();
+    return driver ? reinterpret_cast<Function*>(find_symbol(driver, symbol)) : nullptr;
+}
+
+/// Every aligned word of `bytes` may be an address.
+void add_words(gate::Named& named, const void* data, std::size_t bytes) {
+    for (std::size_t at = 0; at + sizeof(std::uint64_t) <= bytes; at += sizeof(std::uint64_t)) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, static_cast<const std::byte*>(data) + at, sizeof(word));
+        if (word != 0) named.spans.push_back({word, word + 1});
+    }
+}
+
+} // namespace
+
+void add_span(gate::Named& named, CUdeviceptr address, std::size_t bytes) {
+    if (bytes != 0) named.spans.push_back({address, address + bytes});
+}
+
+void add_copy(gate::Named& named, const CUDA_MEMCPY2D& copy) {
+    const auto add = [&](CUmemorytype type, CUdeviceptr base, const void* host, std::size_t pitch, std::size_t x,
+                         std::size_t y) {
+        const auto start = type == CU_MEMORYTYPE_UNIFIED || type == CU_MEMORYTYPE_DEVICE
+                               ? base
+                               : reinterpret_cast<CUdeviceptr>(host);
+        if (type == CU_MEMORYTYPE_ARRAY) return; // arrays do not sleep
+        add_span(named, start + y * pitch + x, (copy.Height - 1) * pitch + copy.WidthInBytes);
+    };
+    if (copy.Height == 0) return;
+    add(copy.srcMemoryType, copy.srcDevice, copy.srcHost, copy.srcPitch, copy.srcXInBytes, copy.srcY);
+    add(copy.dstMemoryType, copy.dstDevice, copy.dstHost, copy.dstPitch, copy.dstXInBytes, copy.dstY);
+}
+
+void add_copy(gate::Named& named, const CUDA_MEMCPY3D& copy) {
+    const auto add = [&](CUmemorytype type, CUdeviceptr base, std::size_t pitch, std::size_t height, std::size_t z) {
+        if (type != CU_MEMORYTYPE_UNIFIED && type != CU_MEMORYTYPE_DEVICE) return;
+        add_span(named, base, (z + copy.Depth) * std::max(height, copy.Height) * std::max(pitch, copy.WidthInBytes));
+    };
+    add(copy.srcMemoryType, copy.srcDevice, copy.srcPitch, copy.srcHeight, copy.srcZ);
+    add(copy.dstMemoryType, copy.dstDevice, copy.dstPitch, copy.dstHeight, copy.dstZ);
+}
+
+void add_kernel(gate::Named& named, CUfunction function, void** parameters, void** extra) {
+    if (extra) {
+        const void* buffer = nullptr;
+        std::size_t bytes = 0;
+        for (void** item = extra; *item != CU_LAUNCH_PARAM_END; item += 2) {
+            if (*item == CU_LAUNCH_PARAM_BUFFER_POINTER) buffer = item[1];
+            if (*item == CU_LAUNCH_PARAM_BUFFER_SIZE) bytes = *static_cast<const std::size_t*>(item[1]);
+        }
+        if (buffer) add_words(named, buffer, bytes);
+        return;
+    }
+    if (!parameters) return;
+    static auto* const s_of_function = uncaught<ParamInfo>("cuFuncGetParamInfo");
+    static auto* const s_of_kernel = uncaught<KernelParamInfo>("cuKernelGetParamInfo");
+    for (std::size_t i = 0;; ++i) {
+        std::size_t offset = 0;
+        std::size_t bytes = 0;
+        auto status = s_of_function ? s_of_function(function, i, &offset, &bytes) : CUDA_ERROR_NOT_SUPPORTED;
+        if (status == CUDA_ERROR_INVALID_HANDLE && s_of_kernel)
+            status = s_of_kernel(reinterpret_cast<CUkernel>(function), i, &offset, &bytes);
+        if (status == CUDA_ERROR_INVALID_VALUE) return; // behind the last one
+        if (status != CUDA_SUCCESS) {
+            named.known = false;
+            return;
+        }
+        add_words(named, parameters[i], bytes);
+    }
+}
+
+void add_graph(gate::Named& named, CUgraphExec) {
+    named.known = false; // what its nodes name is not tracked yet: it waits
+}
+
+} // namespace gpu_sleep::hooks

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Looking the driver's symbols up: the real ones for us, our stand-ins for the program.
+
+#include "base/symbols.hpp"
+#include "hooks/driver_table.hpp"
+#include "hooks/forward.hpp"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+namespace gpu_sleep::hooks {
+
+std::array<std::atomic<void*>, k_entries> g_real{};
+
+namespace {
+
+using gate::Touch;
+
+/// What stands in for each entry point, in their order.
+constexpr std::array<void* (*)(), k_entries> k_stand_ins = {
+#define GPU_SLEEP_OWN(name) [] { return reinterpret_cast<void*>(&own::name); },
+#define GPU_SLEEP_SUBMITS(name) [] { return reinterpret_cast<void*>(&Forward<Entry::name, Touch::submits>::call); },
+#define GPU_SLEEP_TAKES(name) [] { return reinterpret_cast<void*>(&Forward<Entry::name, Touch::takes>::call); },
+    GPU_SLEEP_OWN_HOOKS(GPU_SLEEP_OWN) GPU_SLEEP_SUBMITTING(GPU_SLEEP_SUBMITS) GPU_SLEEP_TAKING(GPU_SLEEP_TAKES)
+#undef GPU_SLEEP_OWN
+#undef GPU_SLEEP_SUBMITS
+#undef GPU_SLEEP_TAKES
+};
+
+/// Both sides of every entry point that this libcuda has, by its address there. Never changed once made.
+struct Table {
+    struct Row {
+        void* real;
+        void* stand_in;
+        friend bool operator<(const Row& a, const Row& b) noexcept { return a.real < b.real; }
+    };
+    std::array<Row, k_entries> rows{};
+    std::size_t count = 0;
+};
+
+std::atomic<const Table*> g_table{nullptr};
+
+const Table* table() noexcept {
+    if (const auto* made = g_table.load(std::memory_order_acquire)) return made;
+    void* const driver = loaded_driver();
+    if (!driver) return nullptr;
+    static std::mutex s_mutex; ///< one making at a time
+    const std::lock_guard lock(s_mutex);
+    if (const auto* made = g_table.load(std::memory_order_acquire)) return made;
+    static Table s_table;
+    for (std::size_t i = 0; i < k_entries; ++i) {
+        void* const address = find_symbol(driver, k_symbols[i]);
+        if (!address) continue; // an older driver
+        g_real[i].store(address, std::memory_order_relaxed);
+        s_table.rows[s_table.count++] = {address, k_stand_ins[i]()};
+    }
+    // Stable, so that of two names for one address the first of the list counts.
+    std::stable_sort(s_table.rows.begin(), s_table.rows.begin() + static_cast<std::ptrdiff_t>(s_table.count));
+    g_table.store(&s_table, std::memory_order_release);
+    return &s_table;
+}
+
+/// Made at the first question, which may come before this library's own constructors have run.
+enum class Decision : int { unknown, off, on };
+constinit std::atomic<Decision> g_decision{Decision::unknown};
+
+/// Whether `address` lies in this library.
+bool is_ours(const void* address) noexcept {
+    Dl_info here{};
+    Dl_info there{};
+    return ::dladdr(reinterpret_cast<const void*>(&catches), &here) != 0 && ::dladdr(address, &there) != 0 &&
+           here.dli_fbase == there.dli_fbase;
+}
+
+} // namespace
+
+bool catches() noexcept {
+    auto decision = g_decision.load(std::memory_order_relaxed);
+    if (decision == Decision::unknown) {
+        const char* wanted = std::getenv("GPU_SLEEP_CAPTURE");
+        decision = wanted && std::strcmp(wanted, "1") == 0 ? Decision::on : Decision::off;
+        g_decision.store(decision, std::memory_order_relaxed);
+    }
+    return decision == Decision::on;
+}
+
+void stop_catching() noexcept {
+    g_decision.store(Decision::off, std::memory_order_relaxed);
+}
+
+void* loaded_driver() noexcept {
+    static std::atomic<void*> s_driver{nullptr};
+    if (auto* driver = s_driver.load(std::memory_order_relaxed)) return driver;
+    auto* const driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (driver) s_driver.store(driver, std::memory_order_relaxed); // and never closed
+    return driver;
+}
+
+void* find_real(Entry entry) noexcept {
+    static_cast<void>(table());
+    return g_real[static_cast<std::size_t>(entry)].load(std::memory_order_relaxed);
+}
+
+void* stand_in_for(void* address) noexcept {
+    const auto* known = catches() ? table() : nullptr;
+    if (!known) return address;
+    const auto* const end = known->rows.data() + known->count;
+    const auto* const row = std::lower_bound(known->rows.data(), end, Table::Row{address, nullptr});
+    return row != end && row->real == address ? row->stand_in : address;
+}
+
+// The answer to a look-up: `is_final` false means that the real dlsym is to be asked, by a jump to it, so that it sees
+// its true caller.
+struct Answer {
+    void* address;
+    std::uintptr_t is_final;
+};
+
+extern "C" {
+
+__attribute__((visibility("hidden"), used)) SymbolLookup gpu_sleep_real_dlsym = nullptr;
+
+__attribute__((visibility("hidden"), used, no_sanitize("address", "thread", "undefined"))) void
+gpu_sleep_find_real_dlsym() {
+    gpu_sleep_real_dlsym = real_dlsym();
+}
+
+__attribute__((visibility("hidden"), used)) Answer gpu_sleep_look_up(void* handle, const char* name) noexcept {
+    constexpr Answer k_ask_the_real_one{nullptr, 0};
+    if (!gpu_sleep_real_dlsym) gpu_sleep_find_real_dlsym();
+    if (!catches() || !gpu_sleep_real_dlsym) return k_ask_the_real_one;
+    void* const address = gpu_sleep_real_dlsym(handle, name);
+    if (!address) return k_ask_the_real_one;
+    void* const stand_in = stand_in_for(address);
+    if (stand_in != address) return {stand_in, 1};
+    // Our own exported symbols must not make a program believe that there is a driver.
+    if (!loaded_driver() && is_ours(address)) return {nullptr, 1};
+    return k_ask_the_real_one;
+}
+
+} // extern "C"
+
+// dlsym for the whole program. Names that do not begin with "cu" go straight to the real one; this runs before
+// anything of the C++ runtime, or of a sanitizer, is ready.
+#if defined(__x86_64__)
+asm(R"(
+    .text
+    .globl dlsym
+    .type dlsym, @function
+dlsym:
+    .cfi_startproc
+    testq %rsi, %rsi
+    jz 2f
+    cmpb $'c', (%rsi)
+    jne 2f
+    cmpb $'u', 1(%rsi)
+    jne 2f
+    pushq %rdi
+    .cfi_adjust_cfa_offset 8
+    pushq %rsi
+    .cfi_adjust_cfa_offset 8
+    subq $8, %rsp
+    .cfi_adjust_cfa_offset 8
+    call gpu_sleep_look_up
+    addq $8, %rsp
+    .cfi_adjust_cfa_offset -8
+    popq %rsi
+    .cfi_adjust_cfa_offset -8
+    popq %rdi
+    .cfi_adjust_cfa_offset -8
+    testq %rdx, %rdx
+    jz 1f
+    ret
+1:  jmp *gpu_sleep_real_dlsym(%rip)
+2:  cmpq $0, gpu_sleep_real_dlsym(%rip)
+    jne 1b
+    pushq %rdi
+    .cfi_adjust_cfa_offset 8
+    pushq %rsi
+    .cfi_adjust_cfa_offset 8
+    subq $8, %rsp
+    .cfi_adjust_cfa_offset 8
+    call gpu_sleep_find_real_dlsym
+    addq $8, %rsp
+    .cfi_adjust_cfa_offset -8
+    popq %rsi
+    .cfi_adjust_cfa_offset -8
+    popq %rdi
+    .cfi_adjust_cfa_offset -8
+    jmp 1b
+    .cfi_endproc
+    .size dlsym, .-dlsym
+)");
+#elif defined(__aarch64__)
+asm(R"(
+    .text
+    .globl dlsym
+    .type dlsym, %function
+dlsym:
+    .cfi_startproc
+    cbz x1, 2f
+    ldrb w9, [x1]
+    cmp w9, #'c'
+    b.ne 2f
+    ldrb w9, [x1, #1]
+    cmp w9, #'u'
+    b.ne 2f
+    stp x29, x30, [sp, #-32]!
+    .cfi_adjust_cfa_offset 32
+    stp x0, x1, [sp, #16]
+    bl gpu_sleep_look_up
+    mov x9, x0
+    mov x10, x1
+    ldp x0, x1, [sp, #16]
+    ldp x29, x30, [sp], #32
+    .cfi_adjust_cfa_offset -32
+    cbz x10, 1f
+    mov x0, x9
+    ret
+1:  adrp x9, gpu_sleep_real_dlsym
+    ldr x9, [x9, :lo12:gpu_sleep_real_dlsym]
+    br x9
+2:  adrp x9, gpu_sleep_real_dlsym
+    ldr x9, [x9, :lo12:gpu_sleep_real_dlsym]
+    cbnz x9, 1b
+    stp x29, x30, [sp, #-32]!
+    .cfi_adjust_cfa_offset 32
+    stp x0, x1, [sp, #16]
+    bl gpu_sleep_find_real_dlsym
+    ldp x0, x1, [sp, #16]
+    ldp x29, x30, [sp], #32
+    .cfi_adjust_cfa_offset -32
+    b 1b
+    .cfi_endproc
+    .size dlsym, .-dlsym
+)");
+#else
+#error "dlsym is caught on x86-64 and on arm64 only"
+#endif
+
+namespace own {
+
+CUresult cuGetProcAddress_v2(const char* symbol, void** function, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult* found) {
+    const auto status = real<Entry::cuGetProcAddress_v2>()(symbol, function, version, flags, found);
+    if (status == CUDA_SUCCESS && function && *function) *function = stand_in_for(*function);
+    return status;
+}
+
+CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuuint64_t flags) {
+    const auto status = real<Entry::cuGetProcAddress>()(symbol, function, version, flags);
+    if (status == CUDA_SUCCESS && function && *function) *function = stand_in_for(*function);
+    return status;
+}
+
+} // namespace own
+
+// The exported symbols, for programs that are linked to libcuda: each jumps to what stands in for it.
+#define GPU_SLEEP_SLOT(name, hook)                                                                           \
+    extern "C" __attribute__((visibility("hidden"), used)) void* const gpu_sleep_hook_##name =               \
+        reinterpret_cast<void*>(hook);
+#define GPU_SLEEP_OWN(name) GPU_SLEEP_SLOT(name, (&own::name))
+#define GPU_SLEEP_SUBMITS(name) GPU_SLEEP_SLOT(name, (&Forward<Entry::name, gate::Touch::submits>::call))
+#define GPU_SLEEP_TAKES(name) GPU_SLEEP_SLOT(name, (&Forward<Entry::name, gate::Touch::takes>::call))
+GPU_SLEEP_OWN_HOOKS(GPU_SLEEP_OWN)
+GPU_SLEEP_SUBMITTING(GPU_SLEEP_SUBMITS)
+GPU_SLEEP_TAKING(GPU_SLEEP_TAKES)
+
+#if defined(__x86_64__)
+#define GPU_SLEEP_JUMP(name) "jmp *gpu_sleep_hook_" #name "(%rip)\n"
+#define GPU_SLEEP_FUNCTION_TYPE "@function"
+#else
+#define GPU_SLEEP_JUMP(name)                                                                                 \
+    "adrp x16, gpu_sleep_hook_" #name "\n ldr x16, [x16, :lo12:gpu_sleep_hook_" #name "]\n br x16\n"
+#define GPU_SLEEP_FUNCTION_TYPE "%function"
+#endif
+#define GPU_SLEEP_EXPORT(name)                                                                               \
+    asm(".text\n.globl " #name "\n.type " #name ", " GPU_SLEEP_FUNCTION_TYPE "\n" #name                      \
+        ":\n.cfi_startproc\n" GPU_SLEEP_JUMP(name) ".cfi_endproc\n.size " #name ", .-" #name "\n");
+GPU_SLEEP_CAUGHT(GPU_SLEEP_EXPORT)
+
+} // namespace gpu_sleep::hooks

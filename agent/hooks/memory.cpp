@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The hooks of plain and stream-ordered memory and of pools: a few lines each, no policy.
+
+#include "caught/caught.hpp"
+#include "hooks/driver_table.hpp"
+
+#include <optional>
+
+namespace gpu_sleep::hooks::own {
+
+using gate::Passage;
+using gate::Touch;
+
+CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t bytes) {
+    const Passage passage(Touch::takes, k_name<Entry::cuMemAlloc_v2>);
+    if (!passage.admitted()) return k_refused;
+    if (catches())
+        if (const auto answer = agent::caught::allocate(address, bytes)) return *answer;
+    return real<Entry::cuMemAlloc_v2>()(address, bytes);
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
+                            unsigned element_bytes) {
+    const Passage passage(Touch::takes, k_name<Entry::cuMemAllocPitch_v2>);
+    if (!passage.admitted()) return k_refused;
+    if (catches())
+        if (const auto answer = agent::caught::allocate_pitched(address, pitch, width, height, element_bytes))
+            return *answer;
+    return real<Entry::cuMemAllocPitch_v2>()(address, pitch, width, height, element_bytes);
+}
+
+// Freeing touches nothing: what sleeps is dropped.
+CUresult cuMemFree_v2(CUdeviceptr address) {
+    if (catches())
+        if (const auto answer = agent::caught::free(address)) return *answer;
+    const auto status = real<Entry::cuMemFree_v2>()(address);
+    if (status == CUDA_SUCCESS && catches()) agent::caught::forget_residual(address);
+    return status;
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsigned flags) {
+    const Passage passage(Touch::takes, k_name<Entry::cuMemAllocManaged>);
+    if (!passage.admitted()) return k_refused;
+    const auto status = real<Entry::cuMemAllocManaged>()(address, bytes, flags);
+    if (status == CUDA_SUCCESS && catches()) agent::caught::managed_allocated(*address, bytes);
+    return status;
+}
+
+namespace {
+
+template <Entry entry>
+CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream, bool per_thread) {
+    const Passage passage(Touch::takes, k_name<entry>);
+    if (!passage.admitted()) return k_refused;
+    if (catches())
+        if (const auto answer = agent::caught::allocate_async(address, bytes, std::nullopt, stream, per_thread))
+            return *answer;
+    return real<entry>()(address, bytes, stream);
+}
+
+template <Entry entry>
+CUresult allocate_from_pool(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream,
+                            bool per_thread) {
+    const Passage passage(Touch::takes, k_name<entry>);
+    if (!passage.admitted()) return k_refused;
+    if (catches())
+        if (const auto answer = agent::caught::allocate_async(address, bytes, pool, stream, per_thread))
+            return *answer;
+    return real<entry>()(address, bytes, pool, stream);
+}
+
+template <Entry entry>
+CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread) {
+    if (catches())
+        if (const auto answer = agent::caught::free_async(address, stream, per_thread)) return *answer;
+    return real<entry>()(address, stream);
+}
+
+} // namespace
+
+CUresult cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstream stream) {
+    return allocate_async<Entry::cuMemAllocAsync>(address, bytes, stream, false);
+}
+CUresult cuMemAllocAsync_ptsz(CUdeviceptr* address, std::size_t bytes, CUstream stream) {
+    return allocate_async<Entry::cuMemAllocAsync_ptsz>(address, bytes, stream, true);
+}
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream) {
+    return allocate_from_pool<Entry::cuMemAllocFromPoolAsync>(address, bytes, pool, stream, false);
+}
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream) {
+    return allocate_from_pool<Entry::cuMemAllocFromPoolAsync_ptsz>(address, bytes, pool, stream, true);
+}
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+    return free_async<Entry::cuMemFreeAsync>(address, stream, false);
+}
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
+    return free_async<Entry::cuMemFreeAsync_ptsz>(address, stream, true);
+}
+
+CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
+    const auto status = real<Entry::cuMemPoolCreate>()(pool, properties);
+    if (status == CUDA_SUCCESS && catches()) agent::caught::pool_created(*pool, *properties);
+    return status;
+}
+
+CUresult cuMemPoolDestroy(CUmemoryPool pool) {
+    if (catches()) agent::caught::pool_destroyed(pool);
+    return real<Entry::cuMemPoolDestroy>()(pool);
+}
+
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, std::size_t keep) {
+    if (catches()) agent::caught::pool_trimmed(pool, keep);
+    return real<Entry::cuMemPoolTrimTo>()(pool, keep);
+}
+
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
+    const auto status = real<Entry::cuMemPoolSetAttribute>()(pool, attribute, value);
+    if (status == CUDA_SUCCESS && catches()) {
+        if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+            agent::caught::pool_threshold(pool, *static_cast<const cuuint64_t*>(value));
+        else
+            agent::caught::pool_figures_reset(pool, attribute);
+    }
+    return status;
+}
+
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
+    const auto status = real<Entry::cuMemPoolGetAttribute>()(pool, attribute, value);
+    if (status == CUDA_SUCCESS && catches()) agent::caught::add_pool_figures(pool, attribute, value);
+    return status;
+}
+
+CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t count) {
+    const auto status = real<Entry::cuMemPoolSetAccess>()(pool, grants, count);
+    if (status == CUDA_SUCCESS && catches()) agent::caught::pool_access(pool, grants, count);
+    return status;
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+    const Passage passage(Touch::takes, k_name<Entry::cuIpcOpenMemHandle_v2>);
+    if (!passage.admitted()) return k_refused;
+    const auto status = real<Entry::cuIpcOpenMemHandle_v2>()(address, handle, flags);
+    if (status == CUDA_SUCCESS && catches()) {
+        CUdeviceptr base = 0;
+        std::size_t bytes = 0;
+        static_cast<void>(real<Entry::cuMemGetAddressRange_v2>()(&base, &bytes, *address));
+        agent::caught::imported(*address, bytes, "ipc");
+    }
+    return status;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
+    const auto status = real<Entry::cuIpcCloseMemHandle>()(address);
+    if (status == CUDA_SUCCESS && catches()) agent::caught::forget_residual(address);
+    return status;
+}
+
+} // namespace gpu_sleep::hooks::own

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The hooks of the program's own virtual memory: a few lines each, no policy.
+
+#include "caught/caught.hpp"
+#include "hooks/driver_table.hpp"
+
+namespace gpu_sleep::hooks::own {
+
+using gate::Passage;
+using gate::Touch;
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
+                     unsigned long long flags) {
+    const Passage passage(Touch::takes, k_name<Entry::cuMemCreate>);
+    if (!passage.admitted()) return k_refused;
+    if (catches())
+        if (const auto answer = agent::caught::create(handle, bytes, properties, flags)) return *answer;
+    return real<Entry::cuMemCreate>()(handle, bytes, properties, flags);
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+    if (catches())
+        if (const auto answer = agent::caught::release(handle)) return *answer;
+    return real<Entry::cuMemRelease>()(handle);
+}
+
+// Mapping and unmapping pass the gate as work does: in part asleep nobody may move what sleeps.
+CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags) {
+    const Passage passage(Touch::submits, k_name<Entry::cuMemMap>);
+    if (!passage.admitted()) return k_refused;
+    if (catches())
+        if (const auto answer = agent::caught::map(address, bytes, offset, handle, flags)) return *answer;
+    return real<Entry::cuMemMap>()(address, bytes, offset, handle, flags);
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
+    const Passage passage(Touch::submits, k_name<Entry::cuMemUnmap>);
+    if (!passage.admitted()) return k_refused;
+    if (catches())
+        if (const auto answer = agent::caught::unmap(address, bytes)) return *answer;
+    return real<Entry::cuMemUnmap>()(address, bytes);
+}
+
+CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants, std::size_t count) {
+    const Passage passage(Touch::submits, k_name<Entry::cuMemSetAccess>);
+    if (!passage.admitted()) return k_refused;
+    if (catches())
+        if (const auto answer = agent::caught::set_access(address, bytes, grants, count)) return *answer;
+    return real<Entry::cuMemSetAccess>()(address, bytes, grants, count);
+}
+
+CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+    const Passage passage(Touch::submits, k_name<Entry::cuMemGetAccess>);
+    if (!passage.admitted()) return k_refused;
+    return real<Entry::cuMemGetAccess>()(flags, location, address);
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+    if (catches())
+        if (const auto answer = agent::caught::retain_handle(handle, address)) return *answer;
+    return real<Entry::cuMemRetainAllocationHandle>()(handle, address);
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
+                                                CUmemGenericAllocationHandle handle) {
+    if (catches())
+        if (const auto answer = agent::caught::properties_of(properties, handle)) return *answer;
+    return real<Entry::cuMemGetAllocationPropertiesFromHandle>()(properties, handle);
+}
+
+CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags) {
+    const Passage passage(Touch::submits, k_name<Entry::cuMemExportToShareableHandle>);
+    if (!passage.admitted()) return k_refused;
+    const auto driver_handle = catches() ? agent::caught::real_handle_for(handle, "shared with others") : handle;
+    return real<Entry::cuMemExportToShareableHandle>()(shareable, driver_handle, type, flags);
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
+                                        CUmemAllocationHandleType type) {
+    const Passage passage(Touch::takes, k_name<Entry::cuMemImportFromShareableHandle>);
+    if (!passage.admitted()) return k_refused;
+    return real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type);
+}
+
+CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t group_offset,
+                            CUmemGenericAllocationHandle handle, std::size_t offset, std::size_t bytes,
+                            unsigned long long flags) {
+    const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindMem>);
+    if (!passage.admitted()) return k_refused;
+    const auto driver_handle =
+        catches() ? agent::caught::real_handle_for(handle, "bound to a multicast group") : handle;
+    return real<Entry::cuMulticastBindMem>()(group, group_offset, driver_handle, offset, bytes, flags);
+}
+
+CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t group_offset, CUdeviceptr address,
+                             std::size_t bytes, unsigned long long flags) {
+    const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindAddr>);
+    if (!passage.admitted()) return k_refused;
+    if (catches()) agent::caught::pin_address(address, "bound to a multicast group");
+    return real<Entry::cuMulticastBindAddr>()(group, group_offset, address, bytes, flags);
+}
+
+CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::size_t bytes,
+                                       CUmemRangeHandleType type, unsigned long long flags) {
+    const Passage passage(Touch::submits, k_name<Entry::cuMemGetHandleForAddressRange>);
+    if (!passage.admitted()) return k_refused;
+    if (catches()) agent::caught::pin_address(address, "shared with other devices");
+    return real<Entry::cuMemGetHandleForAddressRange>()(handle, address, bytes, type, flags);
+}
+
+namespace {
+
+/// Sparse arrays take the driver's handles.
+template <Entry entry>
+CUresult map_arrays(CUarrayMapInfo* maps, unsigned count, CUstream stream) {
+    const Passage passage(Touch::submits, k_name<entry>);
+    if (!passage.admitted()) return k_refused;
+    if (catches() && maps)
+        for (unsigned i = 0; i < count; ++i)
+            if (maps[i].memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
+                maps[i].memHandle.memHandle =
+                    agent::caught::real_handle_for(maps[i].memHandle.memHandle, "mapped into a sparse array");
+    return real<entry>()(maps, count, stream);
+}
+
+} // namespace
+
+CUresult cuMemMapArrayAsync(CUarrayMapInfo* maps, unsigned count, CUstream stream) {
+    return map_arrays<Entry::cuMemMapArrayAsync>(maps, count, stream);
+}
+CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo* maps, unsigned count, CUstream stream) {
+    return map_arrays<Entry::cuMemMapArrayAsync_ptsz>(maps, count, stream);
+}
+
+} // namespace gpu_sleep::hooks::own

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// gpu-run: starts a command with the agent inside, by preloading it.
+
+#include "cli/options.hpp"
+#include "cli/preload.hpp"
+#include "cli/program_file.hpp"
+#include "cli/render.hpp"
+#include "cli/rules_file.hpp"
+#include "model/environment.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <map>
+
+using namespace gpu_sleep;
+
+namespace {
+
+namespace environment = model::environment;
+
+constexpr const char* k_footer =
+    "Examples:\n"
+    "  gpu-run -- python3 serve.py                     gpu-sleep can then put it to sleep\n"
+    "  gpu-run --name llama -- python3 serve.py        by name: gpu-sleep llama\n"
+    "  gpu-run --on-touch wake -- python3 serve.py     asleep until it uses the GPU again\n"
+    "  gpu-run --rules rules.json -- ./train           what is captured, and under which tag\n"
+    "\nExit status: that of COMMAND; 1 if the agent is missing, 2 for wrong usage or if the agent cannot be\n"
+    "loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such command.";
+
+/// What was typed before the command.
+struct Options {
+    std::optional<std::string> name, tag, rules_file;
+    std::optional<Bytes> min_size;
+    std::optional<model::OnTouch> on_touch;
+    std::optional<model::GateMode> gate;
+    std::optional<Milliseconds> touch_limit;
+    bool release_gil = false, keep_gil = false, no_capture = false;
+};
+
+std::string name_trouble(const std::string& name) {
+    constexpr std::size_t k_longest = 64; // what the agent keeps of it
+    const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; };
+    const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+    if (name.empty() || name.size() > k_longest || std::any_of(name.begin(), name.end(), is_control))
+        return fmt::format("a name is 1 to {} characters that can be shown", k_longest);
+    if (std::all_of(name.begin(), name.end(), is_digit))
+        return fmt::format("'{}' would be taken for a process id; choose a name with a letter", name);
+    return {};
+}
+
+std::string tag_trouble(const std::string& tag) {
+    if (model::is_valid_tag(tag)) return {};
+    return fmt::format("'{}' is not a tag: 1 to {} letters, digits, '_', '-', '.' and ':'", tag,
+                       model::k_max_tag_length);
+}
+
+std::string size_trouble(const std::string& text) {
+    const auto size = parse_bytes(text);
+    return size ? std::string() : size.error().message;
+}
+
+void add_options(CLI::App& app, Options& options) {
+    app.add_option("--name", options.name, "Name by which gpu-sleep, gpu-wake and gpu-ps find the process")
+        ->type_name("NAME")
+        ->check(name_trouble);
+    auto* tag = app.add_option("--tag", options.tag, "Tag of all that is captured (default: default)")
+                    ->type_name("TAG")
+                    ->check(tag_trouble);
+    auto* min_size =
+        app.add_option_function<std::string>(
+               "--min-size", [&options](const std::string& text) { options.min_size = *parse_bytes(text); },
+               "Leave smaller allocations to the driver")
+            ->type_name("SIZE")
+            ->check(size_trouble);
+    auto* rules =
+        app.add_option("--rules", options.rules_file,
+                       "JSON file that says what is captured, and under which tag; see the manual page")
+            ->type_name("FILE");
+    cli::add_gate(app, options.on_touch, options.gate, "default: wait");
+    cli::add_limit(app, "--touch-limit", options.touch_limit,
+                   "How long work that wakes the process may wait for GPU memory (default: for ever)");
+    auto* release = app.add_flag("--release-gil", options.release_gil,
+                                 "A thread of Python that waits lets the others run meanwhile");
+    app.add_flag("--keep-gil", options.keep_gil, "It does not")->excludes(release);
+    app.add_flag("--no-capture", options.no_capture,
+                 "Load the agent, but leave all of the program's own allocations to the driver")
+        ->excludes(tag)
+        ->excludes(min_size)
+        ->excludes(rules);
+}
+
+/// The index in `words` at which the command begins: after "--", or at the first word that is neither an
+/// option nor an option's value.
+std::size_t find_command(const CLI::App& app, const std::vector<std::string>& words) {
+    for (std::size_t i = 1; i < words.size(); ++i) {
+        const auto& word = words[i];
+        if (word == "--") return i + 1;
+        if (word.size() < 2 || word.front() != '-') return i;
+        const auto* option = app.get_option_no_throw(word);
+        if (option && option->get_items_expected_min() > 0) ++i; // its value is the next word
+    }
+    return words.size();
+}
+
+/// The agent's part of the environment.
+Result<std::map<const char*, std::string>> agent_environment(const Options& options) {
+    std::map<const char*, std::string> variables{{environment::k_capture, options.no_capture ? "0" : "1"}};
+    if (options.name) variables[environment::k_name] = *options.name;
+    if (options.tag) variables[environment::k_tag] = *options.tag;
+    if (options.min_size) variables[environment::k_min_size] = std::to_string(*options.min_size);
+    if (options.on_touch) variables[environment::k_on_touch] = model::to_string(*options.on_touch);
+    if (options.gate) variables[environment::k_gate] = model::to_string(*options.gate);
+    if (options.touch_limit)
+        variables[environment::k_touch_limit] = std::to_string(options.touch_limit->count());
+    if (options.release_gil || options.keep_gil)
+        variables[environment::k_release_gil] = options.release_gil ? "1" : "0";
+    if (!options.rules_file) return variables;
+    const auto rules = cli::read_rules_file(*options.rules_file);
+    if (!rules) return rules.error();
+    variables[environment::k_rules] = rules->text();
+    return variables;
+}
+
+int complain(std::string_view message, int status) {
+    std::cerr << "gpu-run: " << message << '\n';
+    return status;
+}
+
+int complain(const Error& error) {
+    std::cerr << cli::render_error("gpu-run", "", error);
+    return traits(error.code).exit_status;
+}
+
+/// Becomes the command. Returns the exit status if that fails.
+int execute(const std::string& file, std::vector<std::string> words) {
+    std::vector<char*> arguments;
+    for (auto& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    ::execvp(file.c_str(), arguments.data()); // like a shell, runs a script without #! by /bin/sh
+    const int reason = errno;
+    return complain(fmt::format("cannot run {}: {}", file, std::strerror(reason)),
+                    reason == ENOENT ? cli::k_status_not_found : cli::k_status_cannot_execute);
+}
+
+/// Prepares the environment, and starts `command`. Returns the exit status if that fails.
+int run(const Options& options, std::vector<std::string> command) {
+    constexpr const char* k_default_path = "/bin:/usr/bin"; // as execvp has it
+    const char* path = std::getenv("PATH");
+    auto program = cli::find_program(command.front(), path ? path : k_default_path);
+    if (const auto* refusal = std::get_if<cli::Refusal>(&program))
+        return complain(refusal->message, refusal->exit_status);
+    auto file = std::get<std::string>(std::move(program));
+    if (file.find('/') == std::string::npos) file.insert(0, "./");
+    if (const auto refusal = cli::check_preloadable(file))
+        return complain(refusal->message, refusal->exit_status);
+    std::error_code failure;
+    const auto self = std::filesystem::read_symlink("/proc/self/exe", failure);
+    const auto agent = cli::find_agent(self.parent_path().native());
+    if (!agent) return complain(agent.error().message, exit_status::failed_awake);
+    const auto variables = agent_environment(options);
+    if (!variables) return complain(variables.error());
+
+    const char* preloaded = std::getenv("LD_PRELOAD");
+    ::setenv("LD_PRELOAD", cli::with_agent(*agent, preloaded ? preloaded : "").c_str(), 1);
+    for (const auto& [name, value] : *variables) ::setenv(name, value.c_str(), 1);
+    return execute(file, std::move(command));
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    CLI::App app(
+        "Starts COMMAND so that gpu-sleep can put it to sleep: with the agent inside, which captures the\n"
+        "GPU memory that it allocates. Nothing else about it changes.",
+        "gpu-run");
+    Options options;
+    cli::add_basics(app, "");
+    app.footer(k_footer);
+    add_options(app, options);
+    std::vector<std::string> command; // never parsed by CLI11: whatever follows belongs to the command
+    app.add_option("COMMAND", command, "The command and its arguments, after -- or after the last option")
+        ->type_name("");
+
+    const std::vector<std::string> words(argv, argv + argc);
+    const auto begin = find_command(app, words);
+    const bool has_marker = begin > 1 && begin <= words.size() && words[begin - 1] == "--";
+    const auto own = static_cast<int>(std::min(begin, words.size())) - (has_marker ? 1 : 0);
+    if (const auto status = cli::parse(app, own, argv)) return *status;
+    command.assign(words.begin() + static_cast<std::ptrdiff_t>(std::min(begin, words.size())), words.end());
+    if (command.empty()) return complain("no COMMAND was given; see gpu-run --help", exit_status::usage);
+    if (options.touch_limit && options.on_touch && options.on_touch != model::OnTouch::wake)
+        return complain("--touch-limit is for work that wakes the process: --on-touch wake",
+                        exit_status::usage);
+    return run(options, std::move(command));
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Where the agent lies, and how the loader is asked to load it. Changes nothing.
+
+#pragma once
+
+#include "base/result.hpp"
+
+#include <string>
+#include <string_view>
+
+namespace gpu_sleep::cli {
+
+/// The agent that belongs to the program in `directory`: in the directory for libraries beside it. Errors:
+/// io_failed (it is not there), invalid_argument (the loader could not be given this path: see ld.so(8),
+/// LD_PRELOAD).
+[[nodiscard]] Result<std::string> find_agent(const std::string& directory);
+
+/// LD_PRELOAD with `agent` first and whatever else `before` holds; an agent that is there already, this or
+/// another, is not there twice.
+[[nodiscard]] std::string with_agent(const std::string& agent, std::string_view before);
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// gpu-run: what it starts, with what environment, what it refuses, and what it costs.
+
+#include "host.hpp"
+#include "mentions.hpp"
+#include "support/scratch.hpp"
+
+#include <spawn.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A sanitized agent brings its runtime along, which does not like to come late, and finds leaks in others'
+/// programs.
+Arguments environment_for_others(Arguments variables = {}) {
+    if (!is_sanitized()) return variables;
+    const char* options = std::getenv("ASAN_OPTIONS");
+    variables.push_back(
+        fmt::format("ASAN_OPTIONS={}:verify_asan_link_order=0:detect_leaks=0", options ? options : ""));
+    return variables;
+}
+
+Launch gpu_run(Arguments arguments, Arguments environment = {}) {
+    arguments.insert(arguments.begin(), command_file("gpu-run"));
+    return {std::move(arguments), environment_for_others(std::move(environment))};
+}
+
+/// The variables in the lines of `env`.
+std::map<std::string, std::string> variables_in(const std::string& lines) {
+    std::map<std::string, std::string> variables;
+    std::istringstream stream(lines);
+    for (std::string line; std::getline(stream, line);)
+        if (const auto end = line.find('='); end != std::string::npos)
+            variables[line.substr(0, end)] = line.substr(end + 1);
+    return variables;
+}
+
+/// The environment that a command has when it is started with `options`, without those of the agent's
+/// variables that this test inherited.
+std::map<std::string, std::string> environment_after(Arguments options, Arguments environment = {}) {
+    options.insert(options.end(), {"--", "env"});
+    const auto done = run(gpu_run(std::move(options), std::move(environment)));
+    INFO(done.err);
+    REQUIRE(done.status == 0);
+    CHECK(done.err.empty());
+    return variables_in(done.out);
+}
+
+std::string value_in(const std::map<std::string, std::string>& variables, const std::string& name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? "none" : found->second;
+}
+
+std::string agent_file() {
+    return fs::canonical(fs::path(GPU_SLEEP_TEST_AGENT).parent_path()) / "libgpu-sleep-agent.so";
+}
+
+/// From before a command is started until its end is known, without a pipe or a poll in between.
+double milliseconds_to_run(Arguments command) {
+    std::vector<char*> words;
+    for (auto& word : command) words.push_back(word.data());
+    words.push_back(nullptr);
+    const auto start = Clock::now();
+    pid_t pid = 0;
+    REQUIRE(::posix_spawn(&pid, words.front(), nullptr, nullptr, words.data(), ::environ) == 0);
+    int status = -1;
+    REQUIRE(::waitpid(pid, &status, 0) == pid);
+    const auto time = Clock::now() - start;
+    REQUIRE(status == 0);
+    return std::chrono::duration<double, std::milli>(time).count();
+}
+
+double median(std::vector<double> values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+}
+
+} // namespace
+
+TEST_CASE("Run: the options are the agent's environment", "[run]") {
+    const auto plain = environment_after({});
+    CHECK(value_in(plain, "LD_PRELOAD") == agent_file());
+    CHECK(value_in(plain, "GPU_SLEEP_CAPTURE") == "1");
+    for (const auto* name :
+         {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "RELEASE_GIL", "GATE"})
+        CHECK(value_in(plain, fmt::format("GPU_SLEEP_{}", name)) == "none");
+
+    const Scratch scratch;
+    std::ofstream(scratch.file("rules.json")) << R"({"rules": [{"library": "libx", "capture": false}]})";
+    const auto all = environment_after({"--name", "llama", "--tag=weights", "--min-size", "64KiB", "--rules",
+                                        scratch.file("rules.json"), "--on-touch", "wake", "--touch-limit",
+                                        "1.5s", "--release-gil", "--gate", "checked"});
+    CHECK(value_in(all, "GPU_SLEEP_NAME") == "llama");
+    CHECK(value_in(all, "GPU_SLEEP_TAG") == "weights");
+    CHECK(value_in(all, "GPU_SLEEP_MIN_SIZE") == "65536");
+    CHECK(value_in(all, "GPU_SLEEP_RULES") == "lib=libx,capture=0");
+    CHECK(value_in(all, "GPU_SLEEP_ON_TOUCH") == "wake");
+    CHECK(value_in(all, "GPU_SLEEP_TOUCH_LIMIT") == "1500");
+    CHECK(value_in(all, "GPU_SLEEP_RELEASE_GIL") == "1");
+    CHECK(value_in(all, "GPU_SLEEP_GATE") == "checked");
+
+    const auto none = environment_after({"--no-capture", "--keep-gil"});
+    CHECK(value_in(none, "GPU_SLEEP_CAPTURE") == "0");
+    CHECK(value_in(none, "GPU_SLEEP_RELEASE_GIL") == "0");
+}
+
+TEST_CASE("Run: what is preloaded already stays, and the agent is there once", "[run]") {
+    CHECK(value_in(environment_after({}, {"LD_PRELOAD=libm.so.6 libdl.so.2"}), "LD_PRELOAD") ==
+          agent_file() + ":libm.so.6:libdl.so.2");
+    const auto nested = run(
+        gpu_run({"--name", "outer", "--tag", "a", "--", command_file("gpu-run"), "--name", "inner", "env"}));
+    REQUIRE(nested.status == 0);
+    const auto variables = variables_in(nested.out);
+    CHECK(value_in(variables, "LD_PRELOAD") == agent_file());
+    CHECK(value_in(variables, "GPU_SLEEP_NAME") == "inner");
+    CHECK(value_in(variables, "GPU_SLEEP_TAG") == "a");
+}
+
+TEST_CASE("Run: the agent is in the command and in its children, and shows nothing of itself", "[run]") {
+    const auto done =
+        run(gpu_run({"sh", "-c", "grep -c libgpu-sleep-agent /proc/self/maps; ls /proc/$$/task | wc -l"}));
+    std::istringstream lines(done.out);
+    int mappings = 0, threads = 0;
+    lines >> mappings >> threads;
+    CHECK(mappings > 0);
+    CHECK(threads == 1);
+    CHECK(done.err.empty());
+    CHECK(done.status == 0);
+}
+
+TEST_CASE("Run: it is the command that it starts: words, streams and status", "[run]") {
+    const auto failed =
+        run(gpu_run({"--", "sh", "-c", "printf '%s|' \"$@\"; exit 41", "sh", "--name", "a b", "--", ""}));
+    CHECK(failed.status == 41);
+    CHECK(failed.out == "--name|a b|--||");
+    CHECK(run(gpu_run({"sh", "-c", "kill -TERM $$"})).status == 128 + 15);
+    auto copier = Process(gpu_run({"cat"}));
+    copier.send("a line");
+    CHECK(copier.read_line() == "a line");
+    copier.close_input();
+    CHECK(copier.wait() == 0);
+
+    const Scratch scratch;
+    std::ofstream(scratch.file("script")) << "echo \"$0 $1\"\n"; // without #!: the shell's
+    REQUIRE(::chmod(scratch.file("script").c_str(), 0755) == 0);
+    CHECK(run(gpu_run({scratch.file("script"), "x"})).out == scratch.file("script") + " x\n");
+}
+
+TEST_CASE("Run: a command is found by the name that it was given", "[run]") {
+    Host host(environment_for_others(), {command_file("gpu-run"), "--name", "run-test-host", "--"});
+    host.tell("alloc weights 4194304");
+    const auto listed = run({{command_file("gpu-ps"), "run-test-host", "--json"}});
+    REQUIRE(listed.status == 0);
+    CHECK(listed.json("/processes/0/pid") == std::to_string(host.pid()));
+    CHECK(host.command("gpu-sleep", {"--on-touch", "wake", "--touch-limit", "5s", "--force"}).status == 0);
+    CHECK(host.state() == "asleep");
+    CHECK(run({{command_file("gpu-wake"), "run-test-host"}}).status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Run: wrong usage ends with 2 and says what is wrong", "[run]") {
+    const Scratch scratch;
+    std::ofstream(scratch.file("rules.json")) << "{\"rules\": [{\"tag\": 5}]}";
+    const std::vector<std::pair<Arguments, std::string>> cases = {
+        {{}, "no COMMAND"},
+        {{"--name", "a"}, "no COMMAND"},
+        {{"--"}, "no COMMAND"},
+        {{"--name", "4242", "true"}, "process id"},
+        {{"--name", "", "true"}, "name"},
+        {{"--name", "a", "--name", "b", "true"}, "--name"},
+        {{"--tag", "a b", "true"}, "not a tag"},
+        {{"--min-size", "3q", "true"}, "not a size"},
+        {{"--on-touch", "sleep", "true"}, "wait|wake|fail"},
+        {{"--gate", "open", "true"}, "shut|checked"},
+        {{"--touch-limit", "soon", "true"}, "not a duration"},
+        {{"--touch-limit", "5s", "--on-touch", "wait", "true"}, "--on-touch wake"},
+        {{"--release-gil", "--keep-gil", "true"}, "--keep-gil"},
+        {{"--no-capture", "--tag", "a", "true"}, "--no-capture"},
+        {{"--rules", scratch.file("rules.json"), "true"}, "rule 1, tag"},
+        {{"--unknown", "true"}, "--unknown"},
+    };
+    for (const auto& [arguments, words] : cases) {
+        const auto refused = run(gpu_run(arguments));
+        INFO(words);
+        CHECK(refused.status == 2);
+        CHECK_THAT(refused.err, mentions(words));
+        CHECK(refused.out.empty());
+    }
+    CHECK(run(gpu_run({"--rules", "/nonexistent", "true"})).status == 1);
+}
+
+TEST_CASE("Run: a command that cannot be started ends as in a shell, or with 2", "[run]") {
+    const Scratch scratch;
+    const auto file = scratch.file("program");
+    fs::copy_file("/bin/true", file);
+    const auto outcome = [&](mode_t mode) {
+        REQUIRE(::chmod(file.c_str(), mode) == 0);
+        return run(gpu_run({"--", file}));
+    };
+    CHECK(outcome(0755).status == 0);
+    CHECK(outcome(0644).status == 126);
+    const auto privileged = outcome(04755);
+    CHECK(privileged.status == 2);
+    CHECK_THAT(privileged.err, mentions("set-user-id"));
+    const auto missing = run(gpu_run({"--", "no-such-command-here"}));
+    CHECK(missing.status == 127);
+    CHECK_THAT(missing.err, mentions("no-such-command-here"));
+    CHECK(run(gpu_run({scratch.path()})).status == 126);
+}
+
+TEST_CASE("Run: without the agent beside it, or with it where the loader cannot find it, it says so",
+          "[run]") {
+    const Scratch scratch;
+    const auto outcome = [&](const std::string& directory, bool with_agent) {
+        fs::create_directories(scratch.path() / directory / "bin");
+        fs::create_directories(scratch.path() / directory / "lib");
+        const auto program = scratch.path() / directory / "bin/gpu-run";
+        fs::copy_file(command_file("gpu-run"), program);
+        if (with_agent)
+            fs::copy_file(GPU_SLEEP_TEST_AGENT, scratch.path() / directory / "lib/libgpu-sleep-agent.so");
+        return run({{program, "true"}, environment_for_others()});
+    };
+    CHECK(outcome("moved", true).status == 0);
+    const auto missing = outcome("missing", false);
+    CHECK(missing.status == 1);
+    CHECK_THAT(missing.err, mentions("libgpu-sleep-agent.so is missing"));
+    const auto spaced = outcome("a b", true);
+    CHECK(spaced.status == 1);
+    CHECK_THAT(spaced.err, mentions("' '"));
+}
+
+TEST_CASE("Run: a program that never uses CUDA starts within 2 ms as fast", "[run]") {
+    if (is_sanitized()) return;
+    constexpr double k_limit_ms = 2;
+    constexpr int k_runs = 50, k_attempts = 3; // others use this machine as well
+    double growth = k_limit_ms;
+    for (int attempt = 0; attempt < k_attempts && growth >= k_limit_ms; ++attempt) {
+        std::vector<double> plain, preloaded;
+        for (int i = 0; i < k_runs; ++i) {
+            plain.push_back(milliseconds_to_run({"/bin/true"}));
+            preloaded.push_back(milliseconds_to_run({command_file("gpu-run"), "/bin/true"}));
+        }
+        growth = median(preloaded) - median(plain);
+        UNSCOPED_INFO("plain " << median(plain) << " ms, by gpu-run " << median(preloaded) << " ms");
+    }
+    CHECK(growth < k_limit_ms);
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Capture rules: their text is strict, and the first that is about an allocation decides.
+
+#include "model/capture_rules.hpp"
+
+#include "support/catch.hpp"
+
+#include <array>
+#include <random>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::model;
+
+namespace {
+
+constexpr std::array<std::string_view, 0> k_nobody{};
+
+CaptureVerdict match(const CaptureRules& rules, Bytes bytes, std::string_view library = "main") {
+    const std::array<std::string_view, 2> libraries{"/usr/bin/python3", library};
+    return rules.match(bytes, libraries);
+}
+
+std::string complaint(std::string_view text) {
+    const auto rules = CaptureRules::parse(text);
+    return rules ? "none" : rules.error().message;
+}
+
+} // namespace
+
+TEST_CASE("Capture rules: the first that is about an allocation decides", "[capture_rules]") {
+    const auto rules = *CaptureRules::parse(
+        "max=4095,capture=0;min=67108864,lib=libtorch_cuda,tag=weights;lib=libcublas,capture=0");
+    CHECK_FALSE(match(rules, 4095, "/lib/libtorch_cuda.so").capture);
+    CHECK(match(rules, 4096).capture);
+    CHECK(match(rules, 4096).tag.empty());
+    CHECK(match(rules, 64 * k_mib, "/opt/torch/lib/libtorch_cuda.so").tag == "weights");
+    CHECK(match(rules, 64 * k_mib - 1, "/opt/torch/lib/libtorch_cuda.so").tag.empty());
+    CHECK_FALSE(match(rules, k_gib, "libcublas.so.12").capture);
+    CHECK(rules.match(k_gib, k_nobody).capture);
+    CHECK(rules.name_libraries());
+    CHECK_FALSE(CaptureRules::parse("min=1,tag=a")->name_libraries());
+}
+
+TEST_CASE("Capture rules: without a rule, all is captured", "[capture_rules]") {
+    CHECK(match(CaptureRules(), 1).capture);
+    CHECK(match(*CaptureRules::parse(""), 1).tag.empty());
+    CHECK(match(*CaptureRules::parse("lib=libx,tag=a;any;tag=b"), 1).tag.empty());
+    CHECK(match(*CaptureRules::parse("min=1,max=18446744073709551614,tag=a"), ~Bytes{0}).tag.empty());
+}
+
+TEST_CASE("Capture rules: a library is meant by its file name, up to a dot or a dash", "[capture_rules]") {
+    CHECK(names_library("libcublas", "/usr/local/cuda/lib64/libcublas.so.12"));
+    CHECK(names_library("libcublas.so.12", "libcublas.so.12"));
+    CHECK(names_library("libcublas", "/venv/nvidia.libs/libcublas-5a3c.so.12"));
+    CHECK(names_library("python3", "/usr/bin/python3.11"));
+    CHECK_FALSE(names_library("libcublas", "/usr/lib/libcublasLt.so.12"));
+    CHECK_FALSE(names_library("libcublas", "/libcublas/libother.so"));
+    CHECK_FALSE(names_library("libcublas", "libcubla"));
+}
+
+TEST_CASE("Capture rules: what was written is read", "[capture_rules]") {
+    std::mt19937_64 engine(17);
+    const auto roll = [&](std::uint64_t sides) { return engine() % sides; };
+    for (int round = 0; round < 200; ++round) {
+        std::vector<CaptureRule> rules(roll(6));
+        for (auto& rule : rules) {
+            if (roll(2)) rule.min_size = roll(~std::uint64_t{0} / 2) + 1;
+            if (roll(2)) rule.max_size = ~std::uint64_t{0} / 2 + roll(1000);
+            if (roll(2)) rule.library = fmt::format("lib-{}.so+", roll(99));
+            rule.capture = roll(2) == 0;
+            if (rule.capture && roll(2)) rule.tag = fmt::format("a:{}", roll(99));
+        }
+        const auto made = CaptureRules::create(rules);
+        REQUIRE(made);
+        const auto again = CaptureRules::parse(made->text());
+        INFO(made->text());
+        REQUIRE(again);
+        CHECK(again->rules() == rules);
+    }
+}
+
+TEST_CASE("Capture rules: any other text is refused, and says where", "[capture_rules]") {
+    for (const std::string_view bad : {";",
+                                       "tag=a;",
+                                       ";tag=a",
+                                       "tag=a,",
+                                       ",tag=a",
+                                       "tag",
+                                       "tag=",
+                                       "lib=",
+                                       "min=",
+                                       "min=-1",
+                                       "min=+1",
+                                       "min=01",
+                                       "min=1k",
+                                       "min=18446744073709551616",
+                                       "min=0",
+                                       "max=18446744073709551615",
+                                       "tag=a,tag=b",
+                                       "tag=a,min=1",
+                                       "capture=1",
+                                       "capture=",
+                                       "capture=0,tag=a",
+                                       "tag=a,capture=0",
+                                       "any,tag=a",
+                                       "any;;any",
+                                       "size=1",
+                                       "tag=a b",
+                                       "lib=a/b",
+                                       "lib=a,lib=b",
+                                       "min=2,max=1",
+                                       " tag=a",
+                                       "tag=a\n"}) {
+        INFO(bad);
+        CHECK_FALSE(CaptureRules::parse(bad));
+    }
+    CHECK(complaint("tag=a;min=x") == "rule 2, 'min=x', is not written as capture rules are");
+    CHECK(complaint("min=2048,max=1024") == "rule 1, min_size: 2.00 KiB is more than max_size, 1.00 KiB");
+    std::string many = "any";
+    for (std::size_t i = 1; i < k_max_capture_rules; ++i) many += ";any";
+    CHECK(CaptureRules::parse(many));
+    CHECK_FALSE(CaptureRules::parse(many + ";any"));
+    CHECK_FALSE(CaptureRules::parse("tag=" + std::string(65, 'a')));
+    CHECK_FALSE(CaptureRules::parse("lib=" + std::string(101, 'a')));
+}

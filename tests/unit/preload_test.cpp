@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// LD_PRELOAD, and where the agent is looked for.
+
+#include "cli/preload.hpp"
+
+#include "integration/mentions.hpp"
+#include "support/catch.hpp"
+#include "support/scratch.hpp"
+
+#include <filesystem>
+#include <fstream>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli;
+
+TEST_CASE("Preload: the agent comes first, once, and the rest stays", "[preload]") {
+    const std::string agent = "/opt/lib/libgpu-sleep-agent.so";
+    CHECK(with_agent(agent, "") == agent);
+    CHECK(with_agent(agent, agent) == agent);
+    CHECK(with_agent(agent, "libm.so.6 /a/libb.so") == agent + ":libm.so.6:/a/libb.so");
+    CHECK(with_agent(agent, "libm.so.6:" + agent) == agent + ":libm.so.6");
+    CHECK(with_agent(agent, "/old/libgpu-sleep-agent.so.0::libm.so.6:") == agent + ":libm.so.6");
+    CHECK(with_agent(agent, "libgpu-sleep-agent.so2") == agent + ":libgpu-sleep-agent.so2");
+}
+
+TEST_CASE("Preload: the agent lies beside the commands", "[preload]") {
+    const test::Scratch scratch;
+    const auto root = scratch.path();
+    const auto make = [&](const std::filesystem::path& directory) {
+        std::filesystem::create_directories(root / directory / "bin");
+        std::filesystem::create_directories(root / directory / "lib");
+        std::ofstream(root / directory / "lib" / "libgpu-sleep-agent.so") << "x";
+        return find_agent(root / directory / "bin");
+    };
+    CHECK(*make("plain") == (root / "plain/lib/libgpu-sleep-agent.so").native());
+    for (const auto* bad : {"with space", "with:colon", "with$ORIGIN"}) {
+        const auto refused = make(bad);
+        REQUIRE_FALSE(refused);
+        CHECK(refused.error().code == ErrorCode::invalid_argument);
+        CHECK_THAT(refused.error().message, test::mentions("in its path"));
+    }
+    std::filesystem::remove(root / "plain/lib/libgpu-sleep-agent.so");
+    CHECK(find_agent(root / "plain/bin").error().code == ErrorCode::io_failed);
+    CHECK(find_agent("/nonexistent/bin").error().code == ErrorCode::io_failed);
+}
