@@ -209,6 +209,53 @@ TEST_CASE("Simulated driver: plain allocations", "[simulated_driver]") {
     CHECK(pitch == 1024);
 }
 
+TEST_CASE("Simulated driver: managed memory is for every device and the host", "[simulated_driver]") {
+    const Session session;
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAllocManaged(&address, k_granularity, CU_MEM_ATTACH_GLOBAL) == CUDA_SUCCESS);
+    CHECK(cuMemAllocManaged(&address, k_granularity, 0) == CUDA_ERROR_INVALID_VALUE);
+    auto* const words = reinterpret_cast<std::uint32_t*>(address);
+    words[0] = 40;
+    {
+        const Session other(1);
+        REQUIRE(launch(kernel("sim_add"), nullptr, address, std::uint64_t{1}, 2U) == CUDA_SUCCESS);
+        REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
+    }
+    CHECK(words[0] == 42);
+    unsigned managed = 0;
+    REQUIRE(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) == CUDA_SUCCESS);
+    CHECK(managed == 1);
+    const CUmemLocation there{CU_MEM_LOCATION_TYPE_DEVICE, 1};
+    CHECK(cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, there) == CUDA_SUCCESS);
+    CHECK(cuMemPrefetchAsync(address, 4096, there, 0, nullptr) == CUDA_SUCCESS);
+    CHECK(cuMemPrefetchAsync(address, 2 * k_granularity, there, 0, nullptr) == CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(cuMemFree(address) == CUDA_SUCCESS);
+    CHECK(cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, there) ==
+          CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("Simulated driver: an address is known while memory is mapped there", "[simulated_driver]") {
+    const Session session;
+    Range range;
+    CUdeviceptr begin = 0;
+    std::size_t bytes = 0;
+    int device = -1;
+    REQUIRE(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, range.address + 7) ==
+            CUDA_SUCCESS);
+    CHECK(device == 0);
+    REQUIRE(cuMemGetAddressRange(&begin, &bytes, range.address + 7) == CUDA_SUCCESS);
+    CHECK(begin == range.address);
+    CHECK(bytes == range.bytes);
+    CUipcMemHandle shared{};
+    CHECK(cuIpcGetMemHandle(&shared, range.address) == CUDA_ERROR_INVALID_VALUE);
+    range.take_away();
+    CHECK(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, range.address) ==
+          CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuMemGetAddressRange(&begin, &bytes, range.address) != CUDA_SUCCESS);
+    CHECK(cuMemcpyHtoD(range.address, &device, sizeof device) == CUDA_ERROR_INVALID_VALUE);
+    range.bring_back();
+}
+
 TEST_CASE("Simulated driver: page-locked memory", "[simulated_driver]") {
     const Session session;
     std::vector<std::byte> memory(10'000);

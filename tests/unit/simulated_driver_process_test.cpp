@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -249,6 +250,48 @@ TEST_CASE("Simulated driver: another process imports memory", "[simulated_driver
     REQUIRE(cuMemcpyDtoH(out.data(), range.address, out.size()) == CUDA_SUCCESS);
     CHECK(out[15] == std::byte{200});
     CHECK(out[16] == bytes[16]);
+}
+
+TEST_CASE("child: opens a plain allocation and changes it", "[.child]") {
+    say_ready();
+    const Session session;
+    CUipcMemHandle handle{};
+    const char* text = std::getenv("SIM_TEST_IPC");
+    REQUIRE(text != nullptr);
+    for (std::size_t i = 0; i < sizeof handle.reserved; ++i)
+        handle.reserved[i] = static_cast<char>(std::stoi(std::string(text + 2 * i, 2), nullptr, 16));
+    CUdeviceptr address = 0;
+    REQUIRE(cuIpcOpenMemHandle(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) == CUDA_SUCCESS);
+    unsigned char byte = 0;
+    REQUIRE(cuMemcpyDtoH(&byte, address, 1) == CUDA_SUCCESS);
+    CHECK(byte == 17);
+    REQUIRE(cuMemsetD8(address, 18, 4096) == CUDA_SUCCESS);
+    CHECK(cuMemFree(address) == CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(cuIpcCloseMemHandle(address) == CUDA_SUCCESS);
+    CHECK(cuIpcCloseMemHandle(address) == CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("Simulated driver: another process opens a plain allocation", "[simulated_driver]") {
+    const Session session;
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAlloc(&address, 4096) == CUDA_SUCCESS);
+    REQUIRE(cuMemsetD8(address, 17, 4096) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
+    CUipcMemHandle handle{};
+    REQUIRE(cuIpcGetMemHandle(&handle, address) == CUDA_SUCCESS);
+    CUdeviceptr own = 0;
+    CHECK(cuIpcOpenMemHandle(&own, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) == CUDA_ERROR_INVALID_CONTEXT);
+    std::string text;
+    for (const char byte : handle.reserved) {
+        char digits[3];
+        std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
+        text += digits;
+    }
+    CHECK(Process("child: opens a plain allocation and changes it", {"SIM_TEST_IPC=" + text}).passed());
+    unsigned char byte = 0;
+    REQUIRE(cuMemcpyDtoH(&byte, address, 1) == CUDA_SUCCESS);
+    CHECK(byte == 18);
+    REQUIRE(cuMemFree(address) == CUDA_SUCCESS);
 }
 
 TEST_CASE("child: exits with work under way", "[.child]") {

@@ -4,6 +4,8 @@
 
 #include "support/simulated_driver/testing.hpp"
 
+#include <algorithm>
+
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -319,6 +321,40 @@ TEST_CASE("Simulated driver: copies of rectangles", "[simulated_driver]") {
     CHECK(out[7] == std::byte{2});
     CHECK(out[6] == std::byte{3});
     CHECK(out[8] == bytes[64 + 8]);
+}
+
+TEST_CASE("Simulated driver: copies of boxes, and of many pieces", "[simulated_driver]") {
+    const Session session;
+    const Range range;
+    const auto stream = make_stream();
+    const auto bytes = random_bytes(4096);
+    CUDA_MEMCPY3D box{};
+    box.srcMemoryType = CU_MEMORYTYPE_HOST;
+    box.srcHost = bytes.data();
+    box.srcPitch = 64;
+    box.srcHeight = box.dstHeight = box.Height = 8;
+    box.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    box.dstDevice = range.address;
+    box.dstPitch = 512;
+    box.WidthInBytes = 64;
+    box.Depth = 8;
+    REQUIRE(cuMemcpy3D(&box) == CUDA_SUCCESS);
+    box.dstHeight = 9;
+    CHECK(cuMemcpy3DAsync(&box, stream) == CUDA_ERROR_NOT_SUPPORTED);
+    std::vector<std::byte> out(128);
+    CUdeviceptr from[] = {range.address + 512, range.address + 63 * 512};
+    CUdeviceptr to[] = {reinterpret_cast<CUdeviceptr>(out.data()),
+                        reinterpret_cast<CUdeviceptr>(out.data() + 64)};
+    std::size_t sizes[] = {64, 64};
+    CUmemcpyAttributes attributes{};
+    attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+    std::size_t first = 0;
+    REQUIRE(cuMemcpyBatchAsync(to, from, sizes, 2, &attributes, &first, 1, stream) == CUDA_SUCCESS);
+    REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(std::equal(out.begin(), out.begin() + 64, bytes.begin() + 64));
+    CHECK(std::equal(out.begin() + 64, out.end(), bytes.end() - 64));
+    CHECK(cuMemcpyBatchAsync(to, from, sizes, 2, &attributes, &first, 1, nullptr) ==
+          CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST_CASE("Simulated driver: peers", "[simulated_driver]") {

@@ -11,6 +11,7 @@
 namespace gpu_sleep::sim {
 namespace {
 
+constexpr std::uint64_t k_page = 4096;
 constexpr int k_reserve_flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 void* to_pointer(std::uint64_t address) noexcept {
@@ -39,48 +40,68 @@ int protection_of(const Mapping& mapping) noexcept {
     return mapping.readers != 0 ? PROT_READ : PROT_NONE;
 }
 
+bool allows(const Mapping& mapping, Accessor who, Access access) noexcept {
+    const auto self = std::uint32_t{1} << who.device;
+    switch (mapping.origin) {
+    case Origin::managed: return true;
+    case Origin::plain: return ((std::uint32_t{1} << mapping.memory->device()) & (self | who.peers)) != 0;
+    default: return ((access == Access::write ? mapping.writers : mapping.readers) & self) != 0;
+    }
+}
+
 } // namespace
 
 CUresult AddressSpace::reserve(std::uint64_t bytes, std::uint64_t alignment, std::uint64_t hint,
-                               std::uint64_t& begin) {
+                               Origin origin, std::uint64_t& begin) {
     std::uint64_t got = 0;
     if (hint != 0 && hint % alignment == 0) got = reserve_at(hint, bytes);
     if (got == 0) got = reserve_aligned(bytes, alignment);
     if (got == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-    reservations_.emplace(got, bytes);
-    ++totals_.reservations;
-    totals_.reserved_bytes += bytes;
+    reservations_.emplace(got, Reservation{bytes, origin});
+    if (origin == Origin::program) {
+        ++totals_.reservations;
+        totals_.reserved_bytes += bytes;
+    }
     begin = got;
     return CUDA_SUCCESS;
 }
 
 CUresult AddressSpace::free_reservation(std::uint64_t begin, std::uint64_t bytes) {
     const auto found = reservations_.find(begin);
-    if (found == reservations_.end() || found->second != bytes) return CUDA_ERROR_INVALID_VALUE;
+    if (found == reservations_.end() || found->second.bytes != bytes) return CUDA_ERROR_INVALID_VALUE;
     const auto inside = mappings_.lower_bound(begin);
     if (inside != mappings_.end() && inside->first < begin + bytes) return CUDA_ERROR_INVALID_VALUE;
     ::munmap(to_pointer(begin), bytes);
+    if (found->second.origin == Origin::program) {
+        --totals_.reservations;
+        totals_.reserved_bytes -= bytes;
+    }
     reservations_.erase(found);
-    --totals_.reservations;
-    totals_.reserved_bytes -= bytes;
     return CUDA_SUCCESS;
 }
 
 std::uint64_t AddressSpace::reservation_bytes(std::uint64_t begin) const {
     const auto found = reservations_.find(begin);
-    return found == reservations_.end() ? 0 : found->second;
+    return found == reservations_.end() ? 0 : found->second.bytes;
 }
 
 bool AddressSpace::is_reserved(std::uint64_t address) const {
     const auto after = reservations_.upper_bound(address);
-    return after != reservations_.begin() && address - std::prev(after)->first < std::prev(after)->second;
+    return after != reservations_.begin() &&
+           address - std::prev(after)->first < std::prev(after)->second.bytes;
 }
 
-CUresult AddressSpace::map(std::uint64_t begin, std::shared_ptr<Physical> memory, bool plain) {
+bool AddressSpace::is_allocation(std::uint64_t address) const {
+    return is_reserved(address) &&
+           std::prev(reservations_.upper_bound(address))->second.origin != Origin::program;
+}
+
+CUresult AddressSpace::map(std::uint64_t begin, std::shared_ptr<Physical> memory, Origin origin) {
     const auto bytes = memory->bytes();
     const auto reservation = reservations_.upper_bound(begin);
     if (reservation == reservations_.begin()) return CUDA_ERROR_INVALID_VALUE;
-    const auto& [start, length] = *std::prev(reservation);
+    const auto& [start, held] = *std::prev(reservation);
+    const auto length = held.bytes;
     if (begin - start > length || bytes > length - (begin - start)) return CUDA_ERROR_INVALID_VALUE;
     const auto next = mappings_.lower_bound(begin);
     if (next != mappings_.end() && next->first < begin + bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -90,11 +111,30 @@ CUresult AddressSpace::map(std::uint64_t begin, std::shared_ptr<Physical> memory
     mapping.bytes = bytes;
     mapping.memory = std::move(memory);
     mapping.since = ++generation_;
-    mapping.plain = plain;
+    mapping.origin = origin;
     mappings_.emplace_hint(next, begin, std::move(mapping));
-    ++totals_.mappings;
-    totals_.mapped_bytes += bytes;
+    if (origin == Origin::program) {
+        ++totals_.mappings;
+        totals_.mapped_bytes += bytes;
+    }
     return CUDA_SUCCESS;
+}
+
+CUresult AddressSpace::place(std::shared_ptr<Physical> memory, Origin origin, int device,
+                             std::uint64_t& begin) {
+    const auto bytes = memory->bytes();
+    if (const auto status = reserve(bytes, k_page, 0, origin, begin); status != CUDA_SUCCESS) return status;
+    auto status = map(begin, std::move(memory), origin);
+    if (status == CUDA_SUCCESS)
+        status = set_access(begin, bytes, std::uint32_t{1} << device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    if (status != CUDA_SUCCESS) remove(begin);
+    return status;
+}
+
+void AddressSpace::remove(std::uint64_t begin) {
+    const auto bytes = reservation_bytes(begin);
+    unmap(begin, bytes);
+    free_reservation(begin, bytes);
 }
 
 std::optional<std::pair<AddressSpace::Mappings::iterator, AddressSpace::Mappings::iterator>>
@@ -113,6 +153,7 @@ AddressSpace::exact_span(std::uint64_t begin, std::uint64_t bytes) {
 CUresult AddressSpace::unmap(std::uint64_t begin, std::uint64_t bytes) {
     const auto span = exact_span(begin, bytes);
     if (!span) return CUDA_ERROR_INVALID_VALUE;
+    const bool counted = span->first->second.origin == Origin::program; // a reservation holds one origin
     bool shown = false;
     std::uint64_t count = 0;
     for (auto it = span->first; it != span->second; ++it, ++count)
@@ -120,8 +161,10 @@ CUresult AddressSpace::unmap(std::uint64_t begin, std::uint64_t bytes) {
     if (shown &&
         ::mmap(to_pointer(begin), bytes, PROT_NONE, k_reserve_flags | MAP_FIXED, -1, 0) == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    totals_.mappings -= count;
-    totals_.mapped_bytes -= bytes;
+    if (counted) {
+        totals_.mappings -= count;
+        totals_.mapped_bytes -= bytes;
+    }
     ++generation_;
     mappings_.erase(span->first, span->second);
     return CUDA_SUCCESS;
@@ -190,16 +233,10 @@ const Mapping* AddressSpace::find(std::uint64_t address) const {
 
 bool AddressSpace::accessible(std::uint64_t begin, std::uint64_t bytes, Accessor who, Access access,
                               Generation as_of) const {
-    const auto self = std::uint32_t{1} << who.device;
     for (auto address = begin; address - begin < bytes;) {
         const auto* mapping = find(address);
         if (!mapping || mapping->since > as_of) return false;
-        if (mapping->plain) {
-            const auto owner = std::uint32_t{1} << mapping->memory->device();
-            if ((owner & (self | who.peers)) == 0) return false;
-        } else if (((access == Access::write ? mapping->writers : mapping->readers) & self) == 0) {
-            return false;
-        }
+        if (!allows(*mapping, who, access)) return false;
         address = mapping->end();
     }
     return true;

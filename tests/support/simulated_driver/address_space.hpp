@@ -28,6 +28,11 @@ struct Accessor {
     std::uint32_t peers = 0;
 };
 
+/// What put a mapping there, and so who may touch it: the program's grants decide (program, pool), the owner
+/// and its enabled peers may (plain), or everybody (managed). Only the program's may be unmapped by
+/// cuMemUnmap.
+enum class Origin : std::uint8_t { program, plain, managed, pool };
+
 /// Memory of one allocation, shown at an address.
 struct Mapping {
     std::uint64_t begin = 0;
@@ -37,7 +42,7 @@ struct Mapping {
     std::uint32_t readers = 0; ///< one bit for each device
     std::uint32_t writers = 0;
     int protection = 0; ///< of the pages of this process; PROT_NONE until somebody is granted access
-    bool plain = false; ///< from cuMemAlloc: its device and enabled peers may access it
+    Origin origin = Origin::program;
 
     [[nodiscard]] std::uint64_t end() const noexcept { return begin + bytes; }
 };
@@ -55,11 +60,16 @@ struct SpaceTotals {
 class AddressSpace {
 public:
     /// Reserves addresses, at `hint` if they are free there. `alignment` is a power of two.
-    CUresult reserve(std::uint64_t bytes, std::uint64_t alignment, std::uint64_t hint, std::uint64_t& begin);
+    CUresult reserve(std::uint64_t bytes, std::uint64_t alignment, std::uint64_t hint, Origin origin,
+                     std::uint64_t& begin);
     /// Gives a whole reservation back; nothing may be mapped in it.
     CUresult free_reservation(std::uint64_t begin, std::uint64_t bytes);
 
-    CUresult map(std::uint64_t begin, std::shared_ptr<Physical> memory, bool plain);
+    CUresult map(std::uint64_t begin, std::shared_ptr<Physical> memory, Origin origin);
+    /// Reserves addresses for `memory` and maps it there, for `device` to read and write.
+    CUresult place(std::shared_ptr<Physical> memory, Origin origin, int device, std::uint64_t& begin);
+    /// Undoes place().
+    void remove(std::uint64_t begin);
     /// Unmaps all mappings of a span that they fill without holes.
     CUresult unmap(std::uint64_t begin, std::uint64_t bytes);
     /// Sets what the devices in `devices` (one bit each) may do in a span that whole mappings fill without
@@ -72,6 +82,8 @@ public:
     /// The mapping that holds `address`, or null. Valid until the next change.
     [[nodiscard]] const Mapping* find(std::uint64_t address) const;
     [[nodiscard]] bool is_reserved(std::uint64_t address) const;
+    /// Whether a reservation that holds `address` is there for an allocation, and not the program's own.
+    [[nodiscard]] bool is_allocation(std::uint64_t address) const;
     /// The reservation that starts at `begin`: its length, or 0.
     [[nodiscard]] std::uint64_t reservation_bytes(std::uint64_t begin) const;
 
@@ -81,6 +93,7 @@ public:
 
     /// A number that is at least that of every mapping there is, and less than that of every later one.
     [[nodiscard]] Generation now() const noexcept { return generation_; }
+    /// What the program reserved and mapped itself.
     [[nodiscard]] const SpaceTotals& totals() const noexcept { return totals_; }
 
 private:
@@ -91,7 +104,12 @@ private:
                                                                                 std::uint64_t bytes);
     CUresult show(Mappings::iterator first, Mappings::iterator last, int protection);
 
-    std::map<std::uint64_t, std::uint64_t> reservations_;
+    struct Reservation {
+        std::uint64_t bytes;
+        Origin origin;
+    };
+
+    std::map<std::uint64_t, Reservation> reservations_;
     Mappings mappings_;
     Generation generation_ = 1;
     SpaceTotals totals_;

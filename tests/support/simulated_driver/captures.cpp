@@ -6,6 +6,7 @@
 
 #include "support/simulated_driver/contexts.hpp"
 #include "support/simulated_driver/faults.hpp"
+#include "support/simulated_driver/graph_memory.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -58,11 +59,30 @@ CUresult end_capture(Driver& driver, const std::shared_ptr<Capture>& capture, CU
     else if (!is_joined(*capture))
         status = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     leave(driver, capture);
-    if (status != CUDA_SUCCESS)
-        destroy_graph(driver, capture->graph);
-    else
+    if (status == CUDA_SUCCESS)
         *graph = capture->graph;
+    else if (!capture->extends_graph)
+        destroy_graph(driver, capture->graph);
     return status;
+}
+
+CUresult begin_capture(Driver& driver, const std::shared_ptr<Stream>& stream, CUstreamCaptureMode mode,
+                       CUgraph graph) {
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->kind() == Stream::Kind::legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+    const auto capture = std::make_shared<Capture>();
+    capture->id = driver.next_id++;
+    capture->mode = mode;
+    capture->thread = thread_id();
+    capture->origin = stream.get();
+    capture->context = &stream->context;
+    capture->extends_graph = graph != nullptr;
+    capture->graph = graph ? graph : driver.graphs.insert(std::make_shared<Graph>());
+    capture->streams[stream][stream.get()] = 0;
+    stream->capture = capture;
+    driver.captures.push_back(capture);
+    return CUDA_SUCCESS;
 }
 
 CUstreamCaptureStatus status_of(const Stream& stream) noexcept {
@@ -102,7 +122,7 @@ void forget_captures(Driver& driver, const Context& context) {
     for (const auto& capture : captures) {
         if (capture->context != &context) continue;
         leave(driver, capture);
-        destroy_graph(driver, capture->graph);
+        if (!capture->extends_graph) destroy_graph(driver, capture->graph);
     }
 }
 
@@ -125,12 +145,17 @@ CUresult refuse_implicit_dependency(Driver& driver, const Stream& stream) {
     return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
 }
 
+CUgraphNode add_node(Driver& driver, Graph& graph, std::shared_ptr<const Work> work) {
+    const auto node = std::make_shared<Graph::Node>(Graph::Node{nullptr, std::move(work)});
+    node->handle = driver.nodes.insert(node);
+    graph.nodes.push_back(node);
+    return node->handle;
+}
+
 CUresult record(Driver& driver, Stream& stream, std::shared_ptr<const Work> work) {
     auto& capture = *stream.capture;
     if (capture.broken) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    const auto node = std::make_shared<Graph::Node>(Graph::Node{nullptr, std::move(work)});
-    node->handle = driver.nodes.insert(node);
-    driver.graphs.find(capture.graph)->nodes.push_back(*node);
+    add_node(driver, *driver.graphs.find(capture.graph), std::move(work));
     for (auto& [member, clock] : capture.streams)
         if (member.get() == &stream) ++clock[&stream];
     return CUDA_SUCCESS;
@@ -166,7 +191,9 @@ CUresult wait_captured(const std::shared_ptr<Stream>& stream, const Event& event
 void destroy_graph(Driver& driver, CUgraph handle) {
     const auto graph = driver.graphs.remove(handle);
     if (!graph) return;
-    for (const auto& node : graph->nodes) driver.nodes.remove(node.handle);
+    for (const auto& node : graph->nodes) driver.nodes.remove(node->handle);
+    graph->nodes.clear();
+    forget_graph_memory(driver);
 }
 
 } // namespace gpu_sleep::sim
@@ -184,21 +211,15 @@ CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
 
 CUresult CUDAAPI cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
     return call_in_context(Entry::cuStreamBeginCapture, [&](Call& c, Context& context) {
-        const auto stream = find_stream(c.driver, context, handle);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (stream->kind() == Stream::Kind::legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
-        const auto capture = std::make_shared<Capture>();
-        capture->id = c.driver.next_id++;
-        capture->mode = mode;
-        capture->thread = thread_id();
-        capture->origin = stream.get();
-        capture->context = &stream->context;
-        capture->graph = c.driver.graphs.insert(std::make_shared<Graph>());
-        capture->streams[stream][stream.get()] = 0;
-        stream->capture = capture;
-        c.driver.captures.push_back(capture);
-        return CUDA_SUCCESS;
+        return begin_capture(c.driver, find_stream(c.driver, context, handle), mode, nullptr);
+    });
+}
+
+CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph, const CUgraphNode*,
+                                             const CUgraphEdgeData*, std::size_t, CUstreamCaptureMode mode) {
+    return call_in_context(Entry::cuStreamBeginCaptureToGraph, [&](Call& c, Context& context) {
+        if (!c.driver.graphs.find(graph)) return CUDA_ERROR_INVALID_VALUE;
+        return begin_capture(c.driver, find_stream(c.driver, context, handle), mode, graph);
     });
 }
 

@@ -27,6 +27,9 @@ void forget_captures(Driver& driver, const Context& context);
 /// depends_on_capture().
 CUresult refuse_implicit_dependency(Driver& driver, const Stream& stream);
 
+/// Adds a node to a graph, behind all others.
+CUgraphNode add_node(Driver& driver, Graph& graph, std::shared_ptr<const Work> work);
+
 /// Adds `work` to the graph that `stream` captures. Errors: STREAM_CAPTURE_INVALIDATED.
 CUresult record(Driver& driver, Stream& stream, std::shared_ptr<const Work> work);
 

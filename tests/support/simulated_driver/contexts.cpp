@@ -7,6 +7,8 @@
 #include "support/simulated_driver/captures.hpp"
 #include "support/simulated_driver/device_budget.hpp"
 #include "support/simulated_driver/faults.hpp"
+#include "support/simulated_driver/graph_memory.hpp"
+#include "support/simulated_driver/memory_pools.hpp"
 #include "support/simulated_driver/plain_memory.hpp"
 #include "support/simulated_driver/settings.hpp"
 
@@ -20,6 +22,7 @@ constexpr std::uint64_t k_primary_handles = std::uint64_t{15} << 40;
 constexpr unsigned k_api_version = 3020;
 
 thread_local std::vector<CUcontext> context_stack;
+thread_local CUstream default_stream = CU_STREAM_LEGACY;
 
 CUcontext primary_handle(int device) noexcept {
     return reinterpret_cast<CUcontext>(k_primary_handles + static_cast<std::uint64_t>(device + 1) * 16);
@@ -77,7 +80,8 @@ void retire_stream(Context& context, Stream& stream) {
 }
 
 std::shared_ptr<Stream> find_stream(Driver& driver, Context& context, CUstream handle) {
-    if (!handle || handle == CU_STREAM_LEGACY) {
+    if (!handle) handle = default_stream;
+    if (handle == CU_STREAM_LEGACY) {
         if (!context.legacy) context.legacy = add_stream(driver, context, Stream::Kind::legacy, 0);
         return context.legacy;
     }
@@ -87,6 +91,14 @@ std::shared_ptr<Stream> find_stream(Driver& driver, Context& context, CUstream h
         return stream;
     }
     return driver.streams.find(handle);
+}
+
+PerThreadDefault::PerThreadDefault() noexcept {
+    default_stream = CU_STREAM_PER_THREAD;
+}
+
+PerThreadDefault::~PerThreadDefault() {
+    default_stream = CU_STREAM_LEGACY;
 }
 
 std::vector<Ticket> all_work(const Context& context) {
@@ -117,6 +129,8 @@ void destroy_context(Call& call, const std::shared_ptr<Context>& context) {
     for (const auto& stream : working) stream->join();
     call.lock.lock();
     free_plain_memory_of(driver, *context);
+    free_pool_memory_of(driver, *context);
+    free_graph_memory_of(driver, *context);
     driver.host.remove_all_of(context.get());
     DeviceBudget::instance().give_back(context->device, settings().context_bytes);
 }

@@ -19,6 +19,15 @@ namespace gpu_sleep::sim {
 /// none.
 [[nodiscard]] std::shared_ptr<Stream> find_stream(Driver& driver, Context& context, CUstream handle);
 
+/// While one lives, the null stream means the calling thread's own default stream to it.
+class PerThreadDefault {
+public:
+    PerThreadDefault() noexcept;
+    ~PerThreadDefault();
+    PerThreadDefault(const PerThreadDefault&) = delete;
+    PerThreadDefault& operator=(const PerThreadDefault&) = delete;
+};
+
 /// Adds a stream to `context`.
 [[nodiscard]] std::shared_ptr<Stream> add_stream(Driver& driver, Context& context, Stream::Kind kind,
                                                  int priority);

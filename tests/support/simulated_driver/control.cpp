@@ -56,15 +56,20 @@ sim_live sim_live_objects(void) {
     live.handles = driver.allocations.size();
     live.physical_bytes = driver.host_pool.taken();
     for (const auto& pool : driver.pools) live.physical_bytes += pool->taken();
-    // Plain allocations are mappings and reservations inside; here they are counted as what they are.
+    live.mappings = totals.mappings;
+    live.mapped_bytes = totals.mapped_bytes;
+    live.reservations = totals.reservations;
+    live.reserved_bytes = totals.reserved_bytes;
     live.plain_allocations = driver.plain.size();
     live.plain_bytes = driver.plain_bytes;
-    std::uint64_t plain_pages = 0;
-    for (const auto& [begin, allocation] : driver.plain) plain_pages += allocation.reserved;
-    live.mappings = totals.mappings - live.plain_allocations;
-    live.mapped_bytes = totals.mapped_bytes - plain_pages;
-    live.reservations = totals.reservations - live.plain_allocations;
-    live.reserved_bytes = totals.reserved_bytes - plain_pages;
+    for (const auto& [begin, block] : driver.blocks) {
+        live.pool_reserved_bytes += block.reserved;
+        if (block.state == PoolBlock::State::kept) continue;
+        ++live.pool_allocations;
+        live.pool_bytes += block.bytes;
+    }
+    for (const auto& [begin, memory] : driver.graph_memory) live.graph_allocations += memory->live > 0;
+    live.memory_pools = driver.memory_pools.size() - driver.default_pools.size();
     live.host_registrations = driver.host.count();
     live.host_bytes = driver.host.bytes();
     live.contexts = driver.contexts.size();

@@ -7,7 +7,7 @@
  *
  * Every function may be called from any thread, before cuInit too, and is not counted as a driver call. Sizes
  * are in bytes. Names of driver functions are those of the documentation ("cuMemAlloc") or of the symbol
- * ("cuMemAlloc_v2").
+ * ("cuMemAlloc_v2"); the symbols for a per-thread default stream ("cuMemcpy_ptds") are one with the others.
  *
  * The environment sets up a process that a test cannot reach into. Read once, at the first driver call:
  *
@@ -23,8 +23,13 @@
  *   GPU_SLEEP_SIM_CORRUPT=NAME:N[,...]  see sim_corrupt_copy()
  *   GPU_SLEEP_SIM_TRACE=FILE            one line a call: thread, name, status, nanoseconds
  *
- * Not simulated: arrays and textures, managed memory, memory pools, legacy IPC, and the symbols for programs
- * compiled with a per-thread default stream (the stream itself is there).
+ * Simpler than the real driver: managed memory lies on its device and never moves; a pool gives memory back
+ * when the free is executed, where the real one waits for the next synchronisation; a graph's memory is taken
+ * when it is launched and given back when it is freed, with nothing kept in between; graphs have an order and
+ * no edges.
+ *
+ * Not simulated: arrays and textures, global variables of modules, multicast objects, memory pools of other
+ * processes, IPC of events, external semaphores, child and conditional graph nodes.
  */
 /* clang-format on */
 
@@ -92,12 +97,12 @@ SIM_API void sim_reset_counts(void);
 /** What this process holds now; default streams are not counted. */
 typedef struct sim_live {
     uint64_t handles;        /**< physical memory: handles not yet released */
-    uint64_t physical_bytes; /**< physical memory: held by handles, mappings and plain allocations */
-    uint64_t mappings;
+    uint64_t physical_bytes; /**< physical memory: held by handles, mappings and every kind of allocation */
+    uint64_t mappings;       /**< this and the next three: by the program's own calls */
     uint64_t mapped_bytes;
     uint64_t reservations;
     uint64_t reserved_bytes;
-    uint64_t plain_allocations;
+    uint64_t plain_allocations; /**< managed ones and those of other processes among them */
     uint64_t plain_bytes;
     uint64_t host_registrations; /**< page-locked host memory, registered or allocated */
     uint64_t host_bytes;
@@ -107,6 +112,11 @@ typedef struct sim_live {
     uint64_t modules; /**< and libraries */
     uint64_t graphs;
     uint64_t graph_execs;
+    uint64_t pool_allocations;    /**< stream-ordered: until the free was executed */
+    uint64_t pool_bytes;          /**< of those, as asked for */
+    uint64_t pool_reserved_bytes; /**< of those and what pools keep, in whole pages */
+    uint64_t graph_allocations;   /**< memory of allocation nodes, from a launch until it is freed */
+    uint64_t memory_pools;        /**< that the program created */
 } sim_live;
 SIM_API sim_live sim_live_objects(void);
 

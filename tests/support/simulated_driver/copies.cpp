@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // cuMemcpy*. What involves host memory is over when a synchronous call returns; what stays on devices is not.
 
+#include "support/simulated_driver/captures.hpp"
 #include "support/simulated_driver/contexts.hpp"
 #include "support/simulated_driver/transfer.hpp"
 
@@ -45,17 +46,22 @@ bool resolve(const Call& c, Side& side, Expect expected, const Request& request,
         if (!range || side.address - range->begin > range->bytes - extent || extent > range->bytes)
             return false;
     }
-    return reachable(c.driver, side, request.width, request.height, access, c.driver.space.now(),
-                     c.driver.host.now());
+    return will_be_reachable(c.driver, side, request.width, request.height, access);
+}
+
+/// Fills in both sides. Errors: INVALID_VALUE.
+CUresult resolve(const Call& c, Request& request) {
+    return resolve(c, request.to, request.to_is, request, Access::write) &&
+                   resolve(c, request.from, request.from_is, request, Access::read)
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult copy(Call& c, Context& context, CUstream handle, Request request, Wait wait) {
     const auto stream = find_stream(c.driver, context, handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (request.width == 0 || request.height == 0) return CUDA_SUCCESS;
-    if (!resolve(c, request.to, request.to_is, request, Access::write) ||
-        !resolve(c, request.from, request.from_is, request, Access::read))
-        return CUDA_ERROR_INVALID_VALUE;
+    if (const auto status = resolve(c, request); status != CUDA_SUCCESS) return status;
     const bool host = request.to.space != Space::device || request.from.space != Space::device;
     const bool into_pageable = request.to.space == Space::pageable;
     const auto work = std::make_shared<Copy>(request.to, request.from, request.width, request.height);
@@ -105,25 +111,78 @@ Expect expected(CUmemorytype type) noexcept {
     return type == CU_MEMORYTYPE_DEVICE ? Expect::device : Expect::any;
 }
 
+/// What a 2D copy asks for. Errors: INVALID_VALUE, NOT_SUPPORTED.
+CUresult request_of(const CUDA_MEMCPY2D& p, int device, Request& request) {
+    const auto who = copier(device);
+    const auto to = side_of(p.dstMemoryType, p.dstHost, p.dstDevice, p.dstXInBytes, p.dstY, p.dstPitch, who);
+    const auto from =
+        side_of(p.srcMemoryType, p.srcHost, p.srcDevice, p.srcXInBytes, p.srcY, p.srcPitch, who);
+    if (!to || !from) return CUDA_ERROR_NOT_SUPPORTED;
+    const bool overlapping_rows =
+        p.Height > 1 && (p.WidthInBytes > p.dstPitch || p.WidthInBytes > p.srcPitch);
+    if (overlapping_rows) return CUDA_ERROR_INVALID_VALUE;
+    request = {*to, *from, expected(p.dstMemoryType), expected(p.srcMemoryType), p.WidthInBytes, p.Height};
+    return CUDA_SUCCESS;
+}
+
+/// A 3D copy as one of rows, which it is when it has one layer, or its layers follow each other without a
+/// gap. Errors: NOT_SUPPORTED (any other).
+CUresult flatten(const CUDA_MEMCPY3D& p, CUDA_MEMCPY2D& flat) {
+    const bool without_gaps =
+        p.dstHeight == p.Height && p.srcHeight == p.Height && p.dstY == 0 && p.srcY == 0;
+    if (p.Depth > 1 && !without_gaps) return CUDA_ERROR_NOT_SUPPORTED;
+    flat = {};
+    flat.srcXInBytes = p.srcXInBytes;
+    flat.srcY = p.srcZ * p.srcHeight + p.srcY;
+    flat.srcMemoryType = p.srcMemoryType;
+    flat.srcHost = p.srcHost;
+    flat.srcDevice = p.srcDevice;
+    flat.srcPitch = p.srcPitch;
+    flat.dstXInBytes = p.dstXInBytes;
+    flat.dstY = p.dstZ * p.dstHeight + p.dstY;
+    flat.dstMemoryType = p.dstMemoryType;
+    flat.dstHost = p.dstHost;
+    flat.dstDevice = p.dstDevice;
+    flat.dstPitch = p.dstPitch;
+    flat.WidthInBytes = p.WidthInBytes;
+    flat.Height = p.Height * p.Depth;
+    return CUDA_SUCCESS;
+}
+
 CUresult call_copy_2d(Entry entry, const CUDA_MEMCPY2D* p, CUstream stream, Wait wait) noexcept {
     return call_in_context(entry, [&](Call& c, Context& context) {
+        Request request;
         if (!p) return CUDA_ERROR_INVALID_VALUE;
-        const auto who = copier(context.device);
-        const auto to =
-            side_of(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstXInBytes, p->dstY, p->dstPitch, who);
-        const auto from =
-            side_of(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcXInBytes, p->srcY, p->srcPitch, who);
-        if (!to || !from) return CUDA_ERROR_NOT_SUPPORTED;
-        const bool overlapping_rows =
-            p->Height > 1 && (p->WidthInBytes > p->dstPitch || p->WidthInBytes > p->srcPitch);
-        if (overlapping_rows) return CUDA_ERROR_INVALID_VALUE;
-        const Request request{
-            *to, *from, expected(p->dstMemoryType), expected(p->srcMemoryType), p->WidthInBytes, p->Height};
-        return copy(c, context, stream, request, wait);
+        const auto status = request_of(*p, context.device, request);
+        return status == CUDA_SUCCESS ? copy(c, context, stream, request, wait) : status;
+    });
+}
+
+CUresult call_copy_3d(Entry entry, const CUDA_MEMCPY3D* p, CUstream stream, Wait wait) noexcept {
+    return call_in_context(entry, [&](Call& c, Context& context) {
+        CUDA_MEMCPY2D flat;
+        Request request;
+        if (!p) return CUDA_ERROR_INVALID_VALUE;
+        if (const auto status = flatten(*p, flat); status != CUDA_SUCCESS) return status;
+        const auto status = request_of(flat, context.device, request);
+        return status == CUDA_SUCCESS ? copy(c, context, stream, request, wait) : status;
     });
 }
 
 } // namespace
+
+CUresult make_copy(const Call& c, const Context& context, const CUDA_MEMCPY3D& parameters,
+                   std::shared_ptr<const Work>& work) {
+    CUDA_MEMCPY2D flat;
+    Request request;
+    if (const auto status = flatten(parameters, flat); status != CUDA_SUCCESS) return status;
+    if (const auto status = request_of(flat, context.device, request); status != CUDA_SUCCESS) return status;
+    if (request.width == 0 || request.height == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (const auto status = resolve(c, request); status != CUDA_SUCCESS) return status;
+    work = std::make_shared<Copy>(request.to, request.from, request.width, request.height);
+    return CUDA_SUCCESS;
+}
+
 } // namespace gpu_sleep::sim
 
 using namespace gpu_sleep::sim;
@@ -187,4 +246,32 @@ CUresult CUDAAPI cuMemcpy2DUnaligned(const CUDA_MEMCPY2D* parameters) {
 
 CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D* parameters, CUstream stream) {
     return call_copy_2d(Entry::cuMemcpy2DAsync, parameters, stream, Wait::no);
+}
+
+CUresult CUDAAPI cuMemcpy3D(const CUDA_MEMCPY3D* parameters) {
+    return call_copy_3d(Entry::cuMemcpy3D, parameters, nullptr, Wait::yes);
+}
+
+CUresult CUDAAPI cuMemcpy3DAsync(const CUDA_MEMCPY3D* parameters, CUstream stream) {
+    return call_copy_3d(Entry::cuMemcpy3DAsync, parameters, stream, Wait::no);
+}
+
+CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes, std::size_t count,
+                                    CUmemcpyAttributes* attributes, std::size_t* firsts,
+                                    std::size_t attribute_count, CUstream handle) {
+    return call_in_context(Entry::cuMemcpyBatchAsync, [&](Call& c, Context& context) {
+        const auto stream = find_stream(c.driver, context, handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        if (!to || !from || !bytes || count == 0 || !attributes || !firsts || attribute_count == 0)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (stream->kind() == Stream::Kind::legacy) return CUDA_ERROR_INVALID_VALUE;
+        if (stream->capture) return break_capture(*stream);
+        const auto who = copier(context.device);
+        for (std::size_t i = 0; i < count; ++i) {
+            const Request request{{to[i], 0, who}, {from[i], 0, who}, Expect::any, Expect::any, bytes[i], 1};
+            const auto status = copy(c, context, handle, request, Wait::no);
+            if (status != CUDA_SUCCESS) return status;
+        }
+        return CUDA_SUCCESS;
+    });
 }

@@ -93,7 +93,7 @@ struct Graph {
         CUgraphNode handle;
         std::shared_ptr<const Work> work;
     };
-    std::vector<Node> nodes; ///< in the order of submission, which every dependency respects
+    std::vector<std::shared_ptr<Node>> nodes; ///< in an order that every dependency respects
 };
 
 struct GraphExec {
@@ -110,6 +110,7 @@ struct Capture {
     const Context* context = nullptr;
     bool broken = false;
     CUgraph graph = nullptr;
+    bool extends_graph = false; ///< the graph was the program's before, and stays if the capture fails
     std::map<std::shared_ptr<Stream>, CaptureClock> streams; ///< those taking part
 };
 
@@ -119,9 +120,51 @@ struct Allocation {
 };
 
 struct PlainAllocation {
+    enum class Kind : std::uint8_t { allocated, managed, imported };
     std::uint64_t bytes = 0;    ///< as asked for
     std::uint64_t reserved = 0; ///< in whole pages
     const Context* context = nullptr;
+    Kind kind = Kind::allocated;
+};
+
+/// A pool that stream-ordered memory comes from.
+struct MemoryPool {
+    CUmemoryPool handle = nullptr;
+    int device = 0;
+    CUmemAllocationHandleType handle_types = CU_MEM_HANDLE_TYPE_NONE;
+    std::uint64_t most_bytes = ~std::uint64_t{0};
+    std::uint64_t threshold = 0; ///< free memory is kept while no more than this is reserved
+    std::uint64_t used = 0;
+    std::uint64_t used_high = 0;
+    std::uint64_t reserved = 0; ///< what is used, and what is kept
+    std::uint64_t reserved_high = 0;
+    std::map<CUmemPool_attribute, int>
+        reuse;                               ///< the three switches that say what may be used again, and when
+    std::map<int, CUmemAccess_flags> access; ///< what each device may do with all of its memory
+};
+
+/// A piece of memory of a pool.
+struct PoolBlock {
+    enum class State : std::uint8_t { live, freeing, kept };
+    std::shared_ptr<MemoryPool> pool;
+    std::uint64_t bytes = 0;    ///< as asked for
+    std::uint64_t reserved = 0; ///< in whole pages
+    const Context* context = nullptr;
+    State state = State::live;
+};
+
+/// An allocation node's memory: an address for as long as the node lives, backed from a launch of its graph
+/// until it is freed.
+struct GraphMemory {
+    std::uint64_t begin = 0;
+    std::uint64_t bytes = 0;    ///< as asked for
+    std::uint64_t reserved = 0; ///< in whole pages
+    int device = 0;
+    const Context* context = nullptr;
+    std::map<int, CUmemAccess_flags> access;
+    CUgraph graph = nullptr;
+    bool freed_in_graph = false;
+    unsigned live = 0; ///< launches that allocated it and have not freed it
 };
 
 /// Everything the driver knows. One lock guards it all; whoever waits or runs work lets go of it. Locks
@@ -149,7 +192,12 @@ struct Driver {
     HandleTable<CUgraphNode, Graph::Node> nodes{8};
     HandleTable<CUgraphExec, GraphExec> execs{9};
     HandleTable<CUmemGenericAllocationHandle, Allocation> allocations{10};
-    std::map<std::uint64_t, PlainAllocation> plain;
+    HandleTable<CUmemoryPool, MemoryPool> memory_pools{11};
+    std::vector<std::shared_ptr<MemoryPool>> default_pools; ///< one a device
+    std::vector<std::shared_ptr<MemoryPool>> current_pools; ///< where cuMemAllocAsync takes from
+    std::map<std::uint64_t, PlainAllocation> plain;         ///< this and the next two by address
+    std::map<std::uint64_t, PoolBlock> blocks;
+    std::map<std::uint64_t, std::shared_ptr<GraphMemory>> graph_memory;
     std::uint64_t plain_bytes = 0;
     std::vector<std::shared_ptr<Capture>> captures;
     std::uint64_t next_id = 1; ///< of contexts, streams and captures

@@ -95,8 +95,14 @@ Driver& Driver::instance() {
 }
 
 Driver::Driver() : primaries(static_cast<std::size_t>(settings().devices)) {
-    for (int device = 0; device < settings().devices; ++device)
+    for (int device = 0; device < settings().devices; ++device) {
         pools.push_back(std::make_unique<PhysicalPool>(device));
+        const auto pool = std::make_shared<MemoryPool>();
+        pool->device = device;
+        pool->handle = memory_pools.insert(pool);
+        default_pools.push_back(pool);
+        current_pools.push_back(pool);
+    }
 }
 
 } // namespace gpu_sleep::sim

@@ -38,6 +38,10 @@ enum class Trait : std::uint8_t {
     X(cuDeviceGetByPCIBusId, 4010, safe)                                                                     \
     X(cuDeviceCanAccessPeer, 4000, safe)                                                                     \
     X(cuDeviceGetP2PAttribute, 8000, safe)                                                                   \
+    X(cuDeviceGetDefaultMemPool, 11020, safe)                                                                \
+    X(cuDeviceGetMemPool, 11020, safe)                                                                       \
+    X(cuDeviceSetMemPool, 11020, safe)                                                                       \
+    X(cuDeviceGraphMemTrim, 11040, safe)                                                                     \
     X(cuDevicePrimaryCtxRetain, 7000, safe)                                                                  \
     X(cuDevicePrimaryCtxRelease, 11000, safe)                                                                \
     X(cuDevicePrimaryCtxReset, 11000, safe)                                                                  \
@@ -74,6 +78,10 @@ enum class Trait : std::uint8_t {
     X(cuStreamWaitEvent, 3020, queued)                                                                       \
     X(cuStreamAddCallback, 5000, queued)                                                                     \
     X(cuLaunchHostFunc, 10000, queued)                                                                       \
+    X(cuStreamWriteValue32, 11070, queued)                                                                   \
+    X(cuStreamWriteValue64, 11070, queued)                                                                   \
+    X(cuStreamWaitValue32, 11070, queued)                                                                    \
+    X(cuStreamWaitValue64, 11070, queued)                                                                    \
     X(cuEventCreate, 2000, safe)                                                                             \
     X(cuEventDestroy, 4000, safe)                                                                            \
     X(cuEventRecord, 2000, queued)                                                                           \
@@ -83,14 +91,29 @@ enum class Trait : std::uint8_t {
     X(cuEventElapsedTime, 12080, safe)                                                                       \
     X(cuThreadExchangeStreamCaptureMode, 10010, safe)                                                        \
     X(cuStreamBeginCapture, 10010, safe)                                                                     \
+    X(cuStreamBeginCaptureToGraph, 12030, safe)                                                              \
     X(cuStreamEndCapture, 10000, safe)                                                                       \
     X(cuStreamIsCapturing, 10000, safe)                                                                      \
     X(cuStreamGetCaptureInfo, 12030, safe)                                                                   \
+    X(cuGraphCreate, 10000, safe)                                                                            \
+    X(cuGraphAddKernelNode, 12000, safe)                                                                     \
+    X(cuGraphAddMemcpyNode, 10000, safe)                                                                     \
+    X(cuGraphAddMemsetNode, 10000, safe)                                                                     \
+    X(cuGraphAddEmptyNode, 10000, safe)                                                                      \
+    X(cuGraphAddMemAllocNode, 11040, safe)                                                                   \
+    X(cuGraphAddMemFreeNode, 11040, safe)                                                                    \
     X(cuGraphGetNodes, 10000, safe)                                                                          \
     X(cuGraphNodeGetType, 10000, safe)                                                                       \
     X(cuGraphKernelNodeGetParams, 12000, safe)                                                               \
+    X(cuGraphKernelNodeSetParams, 12000, safe)                                                               \
+    X(cuGraphMemcpyNodeGetParams, 10000, safe)                                                               \
+    X(cuGraphMemsetNodeGetParams, 10000, safe)                                                               \
+    X(cuGraphMemAllocNodeGetParams, 11040, safe)                                                             \
+    X(cuGraphMemFreeNodeGetParams, 11040, safe)                                                              \
     X(cuGraphInstantiate, 12000, safe)                                                                       \
     X(cuGraphInstantiateWithParams, 12000, safe)                                                             \
+    X(cuGraphExecUpdate, 12000, safe)                                                                        \
+    X(cuGraphExecKernelNodeSetParams, 12000, safe)                                                           \
     X(cuGraphUpload, 11010, queued)                                                                          \
     X(cuGraphLaunch, 10000, queued)                                                                          \
     X(cuGraphExecDestroy, 10000, safe)                                                                       \
@@ -98,7 +121,23 @@ enum class Trait : std::uint8_t {
     X(cuMemGetInfo, 3020, safe)                                                                              \
     X(cuMemAlloc, 3020, unsafe)                                                                              \
     X(cuMemAllocPitch, 3020, unsafe)                                                                         \
+    X(cuMemAllocManaged, 6000, unsafe)                                                                       \
     X(cuMemFree, 3020, unsafe)                                                                               \
+    X(cuMemAdvise, 12020, safe)                                                                              \
+    X(cuMemPrefetchAsync, 12020, queued)                                                                     \
+    X(cuMemAllocAsync, 11020, queued)                                                                        \
+    X(cuMemAllocFromPoolAsync, 11020, queued)                                                                \
+    X(cuMemFreeAsync, 11020, queued)                                                                         \
+    X(cuMemPoolCreate, 11020, safe)                                                                          \
+    X(cuMemPoolDestroy, 11020, safe)                                                                         \
+    X(cuMemPoolSetAttribute, 11020, safe)                                                                    \
+    X(cuMemPoolGetAttribute, 11020, safe)                                                                    \
+    X(cuMemPoolTrimTo, 11020, safe)                                                                          \
+    X(cuMemPoolSetAccess, 11020, safe)                                                                       \
+    X(cuMemPoolGetAccess, 11020, safe)                                                                       \
+    X(cuIpcGetMemHandle, 4010, safe)                                                                         \
+    X(cuIpcOpenMemHandle, 11000, safe)                                                                       \
+    X(cuIpcCloseMemHandle, 4010, unsafe)                                                                     \
     X(cuMemGetAddressRange, 3020, safe)                                                                      \
     X(cuPointerGetAttribute, 4000, safe)                                                                     \
     X(cuPointerGetAttributes, 7000, safe)                                                                    \
@@ -129,12 +168,15 @@ enum class Trait : std::uint8_t {
     X(cuMemcpyPeer, 4000, unsafe)                                                                            \
     X(cuMemcpy2D, 3020, unsafe)                                                                              \
     X(cuMemcpy2DUnaligned, 3020, unsafe)                                                                     \
+    X(cuMemcpy3D, 3020, unsafe)                                                                              \
     X(cuMemcpyAsync, 4000, queued)                                                                           \
     X(cuMemcpyHtoDAsync, 3020, queued)                                                                       \
     X(cuMemcpyDtoHAsync, 3020, queued)                                                                       \
     X(cuMemcpyDtoDAsync, 3020, queued)                                                                       \
     X(cuMemcpyPeerAsync, 4000, queued)                                                                       \
     X(cuMemcpy2DAsync, 3020, queued)                                                                         \
+    X(cuMemcpy3DAsync, 3020, queued)                                                                         \
+    X(cuMemcpyBatchAsync, 13000, queued)                                                                     \
     X(cuMemsetD8, 3020, queued)                                                                              \
     X(cuMemsetD16, 3020, queued)                                                                             \
     X(cuMemsetD32, 3020, queued)                                                                             \
@@ -158,6 +200,8 @@ enum class Trait : std::uint8_t {
     X(cuLibraryUnload, 12000, unsafe)                                                                        \
     X(cuLibraryGetKernel, 12000, safe)                                                                       \
     X(cuKernelGetFunction, 12000, safe)                                                                      \
+    X(cuKernelGetName, 12030, safe)                                                                          \
+    X(cuKernelGetParamInfo, 12040, safe)                                                                     \
     X(cuFuncGetAttribute, 2020, safe)                                                                        \
     X(cuFuncSetAttribute, 9000, safe)                                                                        \
     X(cuFuncSetCacheConfig, 3000, safe)                                                                      \
@@ -183,6 +227,17 @@ struct EntryPoint {
     int version;
     Trait trait;
 };
+
+/// Another symbol that a name means, or meant to older programs.
+struct Symbol {
+    const char* name;
+    void* function;
+    int version; ///< as in EntryPoint
+};
+
+/// The symbols for programs that were compiled with a per-thread default stream. Their calls count as those
+/// of the entry point. Static.
+[[nodiscard]] std::span<const Symbol> per_thread_symbols() noexcept;
 
 /// All entry points, in the order of Entry. Static.
 [[nodiscard]] std::span<const EntryPoint> entry_points() noexcept;

@@ -52,7 +52,9 @@ bool count_down(std::vector<Item>& items, Applies applies, Due due) {
 } // namespace
 
 bool is_named(Entry entry, const std::string& name) {
-    return name == entry_point(entry).name || name == entry_point(entry).symbol;
+    std::string_view plain = name;
+    if (plain.ends_with("_ptsz") || plain.ends_with("_ptds")) plain.remove_suffix(5);
+    return plain == entry_point(entry).name || plain == entry_point(entry).symbol;
 }
 
 int thread_id() noexcept {

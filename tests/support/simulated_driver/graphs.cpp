@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Graphs: looking at what was captured, and replaying it.
+// Instantiated graphs: making, changing and launching them.
 
 #include "support/simulated_driver/captures.hpp"
 #include "support/simulated_driver/contexts.hpp"
+#include "support/simulated_driver/graph_memory.hpp"
 #include "support/simulated_driver/kernels.hpp"
 
 #include <algorithm>
@@ -11,31 +12,75 @@
 namespace gpu_sleep::sim {
 namespace {
 
-/// All work of a graph, in the order in which it was captured.
+/// All work of a graph, in an order that every dependency respects.
 class GraphRun : public Work {
 public:
-    explicit GraphRun(const Graph& graph) {
-        for (const auto& node : graph.nodes) steps_.push_back(node.work);
-    }
+    struct Step {
+        CUgraphNode node; ///< of the graph that was instantiated
+        std::shared_ptr<const Work> work;
+    };
+
+    GraphRun(std::vector<Step> steps, bool frees_first)
+        : steps_(std::move(steps)), frees_first_(frees_first) {}
     [[nodiscard]] CUgraphNodeType type() const noexcept override { return CU_GRAPH_NODE_TYPE_GRAPH; }
-    CUresult run(const Execution& execution) const override {
-        for (const auto& step : steps_) {
-            if (execution.cancelled) break;
-            if (const auto status = step->run(execution); status != CUDA_SUCCESS) return status;
+    CUresult prepare(Driver& driver, bool) const override {
+        for (auto step = steps_.begin(); step != steps_.end(); ++step) {
+            const auto status = step->work->prepare(driver, frees_first_);
+            if (status == CUDA_SUCCESS) continue;
+            while (step != steps_.begin()) (--step)->work->take_back(driver);
+            return status;
         }
         return CUDA_SUCCESS;
     }
+    void take_back(Driver& driver) const override {
+        for (const auto& step : steps_) step.work->take_back(driver);
+    }
+    CUresult run(const Execution& execution) const override {
+        for (const auto& step : steps_) {
+            if (execution.cancelled) break;
+            if (const auto status = step.work->run(execution); status != CUDA_SUCCESS) return status;
+        }
+        return CUDA_SUCCESS;
+    }
+    [[nodiscard]] const std::vector<Step>& steps() const noexcept { return steps_; }
+    /// The same run of other steps.
+    [[nodiscard]] std::shared_ptr<const GraphRun> with(std::vector<Step> steps) const {
+        return std::make_shared<GraphRun>(std::move(steps), frees_first_);
+    }
 
 private:
-    std::vector<std::shared_ptr<const Work>> steps_;
+    std::vector<Step> steps_;
+    bool frees_first_;
 };
 
-CUresult instantiate(Call& c, const Context& context, CUgraphExec* handle, CUgraph graph_handle) {
+CUresult instantiate(Call& c, const Context& context, CUgraphExec* handle, CUgraph graph_handle,
+                     unsigned long long flags) {
     const auto graph = c.driver.graphs.find(graph_handle);
     if (!handle || !graph) return CUDA_ERROR_INVALID_VALUE;
-    const auto exec = std::make_shared<GraphExec>(GraphExec{std::make_shared<GraphRun>(*graph), &context});
+    std::vector<GraphRun::Step> steps;
+    for (const auto& node : graph->nodes) steps.push_back({node->handle, node->work});
+    const bool frees_first = (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
+    const auto exec = std::make_shared<GraphExec>();
+    exec->work = std::make_shared<GraphRun>(std::move(steps), frees_first);
+    exec->context = &context;
     *handle = c.driver.execs.insert(exec);
     return CUDA_SUCCESS;
+}
+
+const GraphRun& run_of(const GraphExec& exec) {
+    return dynamic_cast<const GraphRun&>(*exec.work);
+}
+
+/// Gives an instantiated graph the work of another, which must have nodes of the same kinds.
+bool update(GraphExec& exec, const Graph& graph) {
+    auto steps = run_of(exec).steps();
+    if (steps.size() != graph.nodes.size()) return false;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+        if (steps[i].work->type() != graph.nodes[i]->work->type()) return false;
+        steps[i].work = graph.nodes[i]->work;
+    }
+    exec.work = run_of(exec).with(std::move(steps));
+    return true;
 }
 
 /// A call about an instantiated graph and a stream.
@@ -54,53 +99,48 @@ CUresult call_with_exec(Entry entry, CUgraphExec handle, CUstream stream_handle,
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, std::size_t* count) {
-    return call(Entry::cuGraphGetNodes, [&](Call& c) {
-        const auto graph = c.driver.graphs.find(handle);
-        if (!graph || !count) return CUDA_ERROR_INVALID_VALUE;
-        if (!nodes) {
-            *count = graph->nodes.size();
-            return CUDA_SUCCESS;
-        }
-        // As documented: places beyond the last node are cleared, and the count says how many there are.
-        for (std::size_t i = 0; i < *count; ++i)
-            nodes[i] = i < graph->nodes.size() ? graph->nodes[i].handle : nullptr;
-        *count = std::min(*count, graph->nodes.size());
-        return CUDA_SUCCESS;
+CUresult CUDAAPI cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
+    return call_in_context(Entry::cuGraphInstantiate, [&](Call& c, Context& context) {
+        return instantiate(c, context, exec, graph, flags);
     });
-}
-
-CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
-    return call(Entry::cuGraphNodeGetType, [&](Call& c) {
-        const auto node = c.driver.nodes.find(handle);
-        if (!node || !type) return CUDA_ERROR_INVALID_VALUE;
-        *type = node->work->type();
-        return CUDA_SUCCESS;
-    });
-}
-
-CUresult CUDAAPI cuGraphKernelNodeGetParams(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS* parameters) {
-    return call(Entry::cuGraphKernelNodeGetParams, [&](Call& c) {
-        const auto node = c.driver.nodes.find(handle);
-        const auto* kernel = node ? dynamic_cast<const KernelLaunch*>(node->work.get()) : nullptr;
-        if (!kernel || !parameters) return CUDA_ERROR_INVALID_VALUE;
-        *parameters = kernel->node_parameters();
-        return CUDA_SUCCESS;
-    });
-}
-
-CUresult CUDAAPI cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, unsigned long long) {
-    return call_in_context(Entry::cuGraphInstantiate,
-                           [&](Call& c, Context& context) { return instantiate(c, context, exec, graph); });
 }
 
 CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec* exec, CUgraph graph,
                                               CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) {
     return call_in_context(Entry::cuGraphInstantiateWithParams, [&](Call& c, Context& context) {
         if (!parameters) return CUDA_ERROR_INVALID_VALUE;
-        const auto status = instantiate(c, context, exec, graph);
+        const auto status = instantiate(c, context, exec, graph, parameters->flags);
         parameters->result_out =
             status == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
+        return status;
+    });
+}
+
+CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec handle, CUgraph graph_handle,
+                                   CUgraphExecUpdateResultInfo* result) {
+    return call(Entry::cuGraphExecUpdate, [&](Call& c) {
+        const auto exec = c.driver.execs.find(handle);
+        const auto graph = c.driver.graphs.find(graph_handle);
+        if (!exec || !graph || !result) return CUDA_ERROR_INVALID_VALUE;
+        *result = {};
+        if (update(*exec, *graph)) return CUDA_SUCCESS;
+        result->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+        return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+    });
+}
+
+CUresult CUDAAPI cuGraphExecKernelNodeSetParams(CUgraphExec handle, CUgraphNode node,
+                                                const CUDA_KERNEL_NODE_PARAMS* parameters) {
+    return call_in_context(Entry::cuGraphExecKernelNodeSetParams, [&](Call& c, Context& context) {
+        const auto exec = c.driver.execs.find(handle);
+        if (!exec || !parameters) return CUDA_ERROR_INVALID_VALUE;
+        auto steps = run_of(*exec).steps();
+        const auto step = std::find_if(steps.begin(), steps.end(), [=](const auto& s) {
+            return s.node == node && s.work->type() == CU_GRAPH_NODE_TYPE_KERNEL;
+        });
+        if (step == steps.end()) return CUDA_ERROR_INVALID_VALUE;
+        const auto status = make_launch(c.driver, context, *parameters, step->work);
+        if (status == CUDA_SUCCESS) exec->work = run_of(*exec).with(std::move(steps));
         return status;
     });
 }
@@ -124,14 +164,8 @@ CUresult CUDAAPI cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
 
 CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle) {
     return call(Entry::cuGraphExecDestroy, [&](Call& c) {
-        return c.driver.execs.remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    });
-}
-
-CUresult CUDAAPI cuGraphDestroy(CUgraph handle) {
-    return call(Entry::cuGraphDestroy, [&](Call& c) {
-        if (!c.driver.graphs.find(handle)) return CUDA_ERROR_INVALID_VALUE;
-        destroy_graph(c.driver, handle);
+        if (!c.driver.execs.remove(handle)) return CUDA_ERROR_INVALID_VALUE;
+        forget_graph_memory(c.driver);
         return CUDA_SUCCESS;
     });
 }

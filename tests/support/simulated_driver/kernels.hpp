@@ -80,4 +80,12 @@ private:
     mutable std::vector<void*> pointers_; ///< to each argument; the API hands them out without const
 };
 
+/// Makes a launch of `function` in `context`. Errors: INVALID_HANDLE, INVALID_VALUE.
+CUresult make_launch(const Driver& driver, const Context& context, CUfunction function,
+                     const LaunchShape& shape, void** parameters, void** extra,
+                     std::shared_ptr<const Work>& work);
+/// The same, as a kernel node says it.
+CUresult make_launch(const Driver& driver, const Context& context, const CUDA_KERNEL_NODE_PARAMS& parameters,
+                     std::shared_ptr<const Work>& work);
+
 } // namespace gpu_sleep::sim

@@ -51,19 +51,28 @@ bool is_valid(const LaunchShape& shape) {
 CUresult call_launch(Entry entry, CUfunction handle, const LaunchShape& shape, CUstream stream_handle,
                      void** parameters, void** extra) noexcept {
     return call_in_context(entry, [&](Call& c, Context& context) {
-        const auto function = c.driver.functions.find(handle);
         const auto stream = find_stream(c.driver, context, stream_handle);
-        if (!function || !stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (function->context && function->context != &stream->context) return CUDA_ERROR_INVALID_HANDLE;
-        if (!is_valid(shape)) return CUDA_ERROR_INVALID_VALUE;
-        auto arguments = arguments_of(*function->kernel, parameters, extra);
-        if (!arguments) return CUDA_ERROR_INVALID_VALUE;
-        return submit(c, *stream,
-                      std::make_shared<KernelLaunch>(handle, function->kernel, shape, std::move(*arguments)));
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        std::shared_ptr<const Work> work;
+        const auto status = make_launch(c.driver, stream->context, handle, shape, parameters, extra, work);
+        return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
     });
 }
 
 } // namespace
+
+CUresult make_launch(const Driver& driver, const Context& context, CUfunction handle,
+                     const LaunchShape& shape, void** parameters, void** extra,
+                     std::shared_ptr<const Work>& work) {
+    const auto function = driver.functions.find(handle);
+    if (!function || (function->context && function->context != &context)) return CUDA_ERROR_INVALID_HANDLE;
+    if (!is_valid(shape)) return CUDA_ERROR_INVALID_VALUE;
+    auto arguments = arguments_of(*function->kernel, parameters, extra);
+    if (!arguments) return CUDA_ERROR_INVALID_VALUE;
+    work = std::make_shared<KernelLaunch>(handle, function->kernel, shape, std::move(*arguments));
+    return CUDA_SUCCESS;
+}
+
 } // namespace gpu_sleep::sim
 
 using namespace gpu_sleep::sim;

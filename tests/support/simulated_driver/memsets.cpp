@@ -8,33 +8,37 @@
 namespace gpu_sleep::sim {
 namespace {
 
-struct Fill {
-    CUdeviceptr address;
-    std::size_t pitch;
-    std::uint32_t value;
-    unsigned element_bytes;
-    std::size_t width;
-    std::size_t height;
-};
+/// Destination, pitch, value, element size, width, height.
+using Fill = CUDA_MEMSET_NODE_PARAMS;
 
 CUresult call_memset(Entry entry, const Fill& fill, CUstream handle) noexcept {
     return call_in_context(entry, [&](Call& c, Context& context) {
         const auto stream = find_stream(c.driver, context, handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
         if (fill.width == 0 || fill.height == 0) return CUDA_SUCCESS;
-        if (fill.address % fill.element_bytes != 0) return CUDA_ERROR_INVALID_VALUE;
-        const auto width_bytes = fill.width * fill.element_bytes;
-        Side to{fill.address, fill.pitch, context.accessor()};
-        to.space = space_of(c.driver, to, width_bytes, fill.height);
-        if (to.space == Space::pageable || !reachable(c.driver, to, width_bytes, fill.height, Access::write,
-                                                      c.driver.space.now(), c.driver.host.now()))
-            return CUDA_ERROR_INVALID_VALUE;
-        return submit(c, *stream,
-                      std::make_shared<Memset>(to, fill.value, fill.element_bytes, fill.width, fill.height));
+        std::shared_ptr<const Work> work;
+        const auto status = make_memset(c, context, fill, work);
+        return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
     });
 }
 
 } // namespace
+
+CUresult make_memset(const Call& call, const Context& context, const CUDA_MEMSET_NODE_PARAMS& fill,
+                     std::shared_ptr<const Work>& work) {
+    const auto element = fill.elementSize;
+    if (element != 1 && element != 2 && element != 4) return CUDA_ERROR_INVALID_VALUE;
+    if (fill.width == 0 || fill.height == 0 || fill.dst % element != 0) return CUDA_ERROR_INVALID_VALUE;
+    const auto width_bytes = fill.width * element;
+    Side to{fill.dst, fill.pitch, context.accessor()};
+    to.space = space_of(call.driver, to, width_bytes, fill.height);
+    if (to.space == Space::pageable ||
+        !will_be_reachable(call.driver, to, width_bytes, fill.height, Access::write))
+        return CUDA_ERROR_INVALID_VALUE;
+    work = std::make_shared<Memset>(to, fill.value, element, fill.width, fill.height);
+    return CUDA_SUCCESS;
+}
+
 } // namespace gpu_sleep::sim
 
 using namespace gpu_sleep::sim;

@@ -48,6 +48,20 @@ CUresult call_with_function(Entry entry, CUfunction handle, Body&& body) noexcep
     });
 }
 
+CUresult get_name(const Function& function, const char** name) {
+    if (!name) return CUDA_ERROR_INVALID_VALUE;
+    *name = function.kernel->name.c_str();
+    return CUDA_SUCCESS;
+}
+
+CUresult get_parameter(const Function& function, std::size_t index, std::size_t* offset, std::size_t* bytes) {
+    const auto& parameters = function.kernel->parameters;
+    if (!offset || index >= parameters.size()) return CUDA_ERROR_INVALID_VALUE;
+    *offset = parameters[index].offset;
+    if (bytes) *bytes = parameters[index].bytes;
+    return CUDA_SUCCESS;
+}
+
 } // namespace
 } // namespace gpu_sleep::sim
 
@@ -132,6 +146,18 @@ CUresult CUDAAPI cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
     });
 }
 
+CUresult CUDAAPI cuKernelGetName(const char** name, CUkernel kernel) {
+    return call_with_function(Entry::cuKernelGetName, reinterpret_cast<CUfunction>(kernel),
+                              [&](const Function& function) { return get_name(function, name); });
+}
+
+CUresult CUDAAPI cuKernelGetParamInfo(CUkernel kernel, std::size_t index, std::size_t* offset,
+                                      std::size_t* bytes) {
+    return call_with_function(
+        Entry::cuKernelGetParamInfo, reinterpret_cast<CUfunction>(kernel),
+        [&](const Function& function) { return get_parameter(function, index, offset, bytes); });
+}
+
 CUresult CUDAAPI cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction handle) {
     return call_with_function(Entry::cuFuncGetAttribute, handle, [&](const Function&) {
         if (!value || attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
@@ -159,19 +185,13 @@ CUresult CUDAAPI cuFuncGetModule(CUmodule* module, CUfunction handle) {
 }
 
 CUresult CUDAAPI cuFuncGetName(const char** name, CUfunction handle) {
-    return call_with_function(Entry::cuFuncGetName, handle, [&](const Function& function) {
-        if (!name) return CUDA_ERROR_INVALID_VALUE;
-        *name = function.kernel->name.c_str();
-        return CUDA_SUCCESS;
-    });
+    return call_with_function(Entry::cuFuncGetName, handle,
+                              [&](const Function& function) { return get_name(function, name); });
 }
 
 CUresult CUDAAPI cuFuncGetParamInfo(CUfunction handle, std::size_t index, std::size_t* offset,
                                     std::size_t* bytes) {
     return call_with_function(Entry::cuFuncGetParamInfo, handle, [&](const Function& function) {
-        if (!offset || index >= function.kernel->parameters.size()) return CUDA_ERROR_INVALID_VALUE;
-        *offset = function.kernel->parameters[index].offset;
-        if (bytes) *bytes = function.kernel->parameters[index].bytes;
-        return CUDA_SUCCESS;
+        return get_parameter(function, index, offset, bytes);
     });
 }

@@ -5,9 +5,11 @@
 #include "support/simulated_driver/plain_memory.hpp"
 
 #include "base/units.hpp"
+#include "support/simulated_driver/captures.hpp"
 #include "support/simulated_driver/contexts.hpp"
 #include "support/simulated_driver/device_budget.hpp"
-#include "support/simulated_driver/entry.hpp"
+#include "support/simulated_driver/graph_memory.hpp"
+#include "support/simulated_driver/memory_pools.hpp"
 #include "support/simulated_driver/settings.hpp"
 
 namespace gpu_sleep::sim {
@@ -16,39 +18,16 @@ namespace {
 constexpr std::uint64_t k_page = 4096;
 constexpr std::uint64_t k_pitch_alignment = 512;
 
-CUresult allocate(Driver& driver, const Context& context, std::uint64_t bytes, CUdeviceptr& address) {
+CUresult allocate(Driver& driver, const Context& context, std::uint64_t bytes, PlainAllocation::Kind kind,
+                  CUdeviceptr& address) {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     if (bytes > settings().memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
-    const auto reserved = round_up(bytes, k_page);
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, context.device};
-    const auto memory = Physical::create(driver.pool(context.device), reserved, properties);
+    auto memory = Physical::create(driver.pool(context.device), round_up(bytes, k_page), properties);
     if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
-    std::uint64_t begin = 0;
-    if (const auto status = driver.space.reserve(reserved, k_page, 0, begin); status != CUDA_SUCCESS)
-        return status;
-    auto status = driver.space.map(begin, memory, true);
-    if (status == CUDA_SUCCESS)
-        status = driver.space.set_access(begin, reserved, std::uint32_t{1} << context.device,
-                                         CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-    if (status != CUDA_SUCCESS) {
-        driver.space.unmap(begin, reserved);
-        driver.space.free_reservation(begin, reserved);
-        return status;
-    }
-    driver.plain[begin] = {bytes, reserved, &context};
-    driver.plain_bytes += bytes;
-    address = begin;
-    return CUDA_SUCCESS;
-}
-
-void free(Driver& driver, std::map<std::uint64_t, PlainAllocation>::iterator it) {
-    const auto& [begin, allocation] = *it;
-    driver.space.unmap(begin, allocation.reserved);
-    driver.space.free_reservation(begin, allocation.reserved);
-    driver.plain_bytes -= allocation.bytes;
-    driver.plain.erase(it);
+    return add_plain_memory(driver, context, std::move(memory), bytes, kind, address);
 }
 
 /// The mapping or page-locked range that an address lies in, as one thing to ask about.
@@ -59,16 +38,30 @@ struct Found {
     CUcontext context = nullptr;
     int device = 0;
     std::uint64_t id = 0;
+    const PlainAllocation* plain = nullptr; ///< of which it is part, if it is
+    CUmemoryPool pool = nullptr;            ///< from which it was taken, if it was
 };
+
+/// Adds what is known of the allocation that `found` is the mapping of; false if that was freed.
+bool add_allocation(const Driver& driver, Found& found) {
+    if (const auto plain = driver.plain.find(found.begin); plain != driver.plain.end()) {
+        found.plain = &plain->second;
+        found.bytes = plain->second.bytes;
+        found.context = plain->second.context->handle;
+    } else if (const auto block = driver.blocks.find(found.begin); block != driver.blocks.end()) {
+        if (block->second.state == PoolBlock::State::kept) return false;
+        found.bytes = block->second.bytes;
+        found.pool = block->second.pool->handle;
+    } else if (const auto graph = driver.graph_memory.find(found.begin); graph != driver.graph_memory.end()) {
+        found.bytes = graph->second->bytes;
+    }
+    return true;
+}
 
 bool find(const Driver& driver, CUdeviceptr address, Found& found) {
     if (const auto* mapping = driver.space.find(address)) {
         found = {mapping->begin, mapping->bytes, mapping, nullptr, mapping->memory->device(), mapping->since};
-        if (const auto plain = driver.plain.find(mapping->begin); plain != driver.plain.end()) {
-            found.bytes = plain->second.bytes;
-            found.context = plain->second.context->handle;
-        }
-        return address - found.begin < found.bytes;
+        return add_allocation(driver, found) && address - found.begin < found.bytes;
     }
     const auto* range = driver.host.find(address);
     if (!range) return false;
@@ -83,7 +76,10 @@ CUresult answer(void* data, T value) {
 }
 
 CUresult get_attribute(const Found& found, CUpointer_attribute attribute, CUdeviceptr address, void* data) {
+    using Kind = PlainAllocation::Kind;
     const bool on_device = found.mapping != nullptr;
+    const bool managed = found.plain && found.plain->kind == Kind::managed;
+    const bool legacy_ipc = found.plain && found.plain->kind == Kind::allocated;
     const bool shareable = on_device && found.mapping->memory->properties().requestedHandleTypes ==
                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     switch (attribute) {
@@ -94,13 +90,13 @@ CUresult get_attribute(const Found& found, CUpointer_attribute attribute, CUdevi
     }
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return answer(data, address);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        if (on_device) return CUDA_ERROR_INVALID_VALUE;
+        if (on_device && !managed) return CUDA_ERROR_INVALID_VALUE;
         return answer(data, reinterpret_cast<void*>(address));
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return answer(data, 0U);
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: return answer(data, static_cast<unsigned long long>(found.id));
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return answer(data, 0U);
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return answer(data, managed ? 1U : 0U);
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return answer(data, found.device);
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return answer(data, 0U);
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return answer(data, legacy_ipc ? 1U : 0U);
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return answer(data, static_cast<CUdeviceptr>(found.begin));
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return answer(data, static_cast<std::size_t>(found.bytes));
     case CU_POINTER_ATTRIBUTE_MAPPED: return answer(data, 1U);
@@ -108,17 +104,65 @@ CUresult get_attribute(const Found& found, CUpointer_attribute attribute, CUdevi
         const auto types = shareable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
         return answer(data, static_cast<unsigned long long>(types));
     }
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return answer(data, CUmemoryPool{nullptr});
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return answer(data, found.pool);
     default: return CUDA_ERROR_NOT_SUPPORTED;
     }
 }
 
+/// Whether a span lies in one managed allocation.
+bool is_managed(const Driver& driver, CUdeviceptr address, std::uint64_t bytes) {
+    Found found;
+    return find(driver, address, found) && found.plain && bytes > 0 &&
+           found.plain->kind == PlainAllocation::Kind::managed &&
+           bytes <= found.bytes - (address - found.begin);
+}
+
+/// Frees memory that was allocated in a stream's turn, now: for that, cuMemFree waits for nothing.
+CUresult free_unordered(Driver& driver, CUdeviceptr address) {
+    if (const auto graph = driver.graph_memory.find(address); graph != driver.graph_memory.end()) {
+        if (graph->second->live == 0 || graph->second->freed_in_graph) return CUDA_ERROR_INVALID_VALUE;
+        release(driver, *graph->second);
+        return CUDA_SUCCESS;
+    }
+    const auto block = driver.blocks.find(address);
+    if (block == driver.blocks.end() || block->second.state != PoolBlock::State::live)
+        return CUDA_ERROR_INVALID_VALUE;
+    free_block(driver, address);
+    return CUDA_SUCCESS;
+}
+
+bool is_place(const Driver& driver, const CUmemLocation& location) {
+    if (location.type != CU_MEM_LOCATION_TYPE_DEVICE) return location.type != CU_MEM_LOCATION_TYPE_INVALID;
+    return location.id == CU_DEVICE_CPU || (location.id >= 0 && location.id < driver.device_count());
+}
+
 } // namespace
+
+CUresult add_plain_memory(Driver& driver, const Context& context, std::shared_ptr<Physical> memory,
+                          std::uint64_t bytes, PlainAllocation::Kind kind, CUdeviceptr& address) {
+    const auto reserved = memory->bytes();
+    const auto origin = kind == PlainAllocation::Kind::managed ? Origin::managed : Origin::plain;
+    std::uint64_t begin = 0;
+    const auto status = driver.space.place(std::move(memory), origin, context.device, begin);
+    if (status != CUDA_SUCCESS) return status;
+    driver.plain[begin] = {bytes, reserved, &context, kind};
+    driver.plain_bytes += bytes;
+    address = begin;
+    return CUDA_SUCCESS;
+}
+
+void free_plain_memory(Driver& driver, CUdeviceptr address) {
+    const auto found = driver.plain.find(address);
+    if (found == driver.plain.end()) return;
+    driver.space.remove(address);
+    driver.plain_bytes -= found->second.bytes;
+    driver.plain.erase(found);
+}
 
 void free_plain_memory_of(Driver& driver, const Context& context) {
     for (auto it = driver.plain.begin(); it != driver.plain.end();) {
         const auto current = it++;
-        if (current->second.context == &context) free(driver, current);
+        if (current->second.context == &context) free_plain_memory(driver, current->first);
     }
 }
 
@@ -137,7 +181,38 @@ CUresult CUDAAPI cuMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes)
 
 CUresult CUDAAPI cuMemAlloc(CUdeviceptr* address, std::size_t bytes) {
     return call_in_context(Entry::cuMemAlloc, [&](Call& c, Context& context) {
-        return address ? allocate(c.driver, context, bytes, *address) : CUDA_ERROR_INVALID_VALUE;
+        if (!address) return CUDA_ERROR_INVALID_VALUE;
+        return allocate(c.driver, context, bytes, PlainAllocation::Kind::allocated, *address);
+    });
+}
+
+CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsigned flags) {
+    return call_in_context(Entry::cuMemAllocManaged, [&](Call& c, Context& context) {
+        if (!address || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
+            return CUDA_ERROR_INVALID_VALUE;
+        return allocate(c.driver, context, bytes, PlainAllocation::Kind::managed, *address);
+    });
+}
+
+CUresult CUDAAPI cuMemAdvise(CUdeviceptr address, std::size_t bytes, CUmem_advise, CUmemLocation location) {
+    return call(Entry::cuMemAdvise, [&](Call& c) {
+        const bool valid = is_managed(c.driver, address, bytes) && is_place(c.driver, location);
+        return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    });
+}
+
+CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr address, std::size_t bytes, CUmemLocation location,
+                                    unsigned flags, CUstream stream_handle) {
+    return call_in_context(Entry::cuMemPrefetchAsync, [&](Call& c, Context& context) {
+        const auto stream = find_stream(c.driver, context, stream_handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        if (flags != 0 || !is_managed(c.driver, address, bytes) || !is_place(c.driver, location))
+            return CUDA_ERROR_INVALID_VALUE;
+        if (stream->capture) return break_capture(*stream);
+        if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
+            return status;
+        enqueue(*stream, {}, nullptr);
+        return CUDA_SUCCESS;
     });
 }
 
@@ -147,20 +222,20 @@ CUresult CUDAAPI cuMemAllocPitch(CUdeviceptr* address, std::size_t* pitch, std::
         const bool valid_element = element_bytes == 4 || element_bytes == 8 || element_bytes == 16;
         if (!address || !pitch || !valid_element) return CUDA_ERROR_INVALID_VALUE;
         *pitch = gpu_sleep::round_up(width, k_pitch_alignment);
-        return allocate(c.driver, context, *pitch * height, *address);
+        return allocate(c.driver, context, *pitch * height, PlainAllocation::Kind::allocated, *address);
     });
 }
 
 CUresult CUDAAPI cuMemFree(CUdeviceptr address) {
     return call_in_context(Entry::cuMemFree, [&](Call& c, Context& context) {
         if (address == 0) return CUDA_SUCCESS;
-        if (!c.driver.plain.contains(address)) return CUDA_ERROR_INVALID_VALUE;
+        if (!c.driver.plain.contains(address)) return free_unordered(c.driver, address);
+        if (c.driver.plain[address].kind == PlainAllocation::Kind::imported) return CUDA_ERROR_INVALID_VALUE;
         // Like the real one, it waits for work that may still use the memory.
         if (const auto status = wait_for(c, context, all_work(context)); status != CUDA_SUCCESS)
             return status;
-        const auto found = c.driver.plain.find(address);
-        if (found == c.driver.plain.end()) return CUDA_ERROR_INVALID_VALUE;
-        gpu_sleep::sim::free(c.driver, found);
+        if (!c.driver.plain.contains(address)) return CUDA_ERROR_INVALID_VALUE;
+        free_plain_memory(c.driver, address);
         return CUDA_SUCCESS;
     });
 }

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // cuGetProcAddress, and the symbols that programs still ask for though cuda.h has newer ones.
 
-#include "support/simulated_driver/entry.hpp"
+#include "support/simulated_driver/contexts.hpp"
 
 #include <array>
 #include <string_view>
@@ -15,37 +15,40 @@ namespace {
 /// The look-up as CUDA 11.3 knew it.
 using OldLookUp = CUresult(CUDAAPI*)(const char*, void**, int, cuuint64_t);
 
-/// A symbol, beside those in the table of entry points, that a name means or meant.
-struct OtherSymbol {
-    const char* name;
-    void* function;
-    int version;
-};
-
-std::span<const OtherSymbol> other_symbols();
+/// Symbols, beside those in the table of entry points, that names mean or meant.
+std::span<const Symbol> other_symbols();
+/// Of those, the ones for a per-thread default stream.
+std::span<const Symbol> other_per_thread_symbols();
 
 /// Finds what `name` means to a program built for `version`; 0 asks for the newest.
-CUdriverProcAddressQueryResult find(std::string_view name, int version, void** function) {
+CUdriverProcAddressQueryResult find(std::string_view name, int version, bool per_thread, void** function) {
     auto result = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     int best = -1;
     const auto consider = [&](const char* candidate, void* pointer, int since) {
         if (name != candidate) return;
         if (result == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND)
             result = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
-        if ((version != 0 && since > version) || since <= best) return;
+        if ((version != 0 && since > version) || since < best) return;
         best = since;
         *function = pointer;
         result = CU_GET_PROC_ADDRESS_SUCCESS;
     };
     for (const auto& point : entry_points()) consider(point.name, point.function, point.version);
     for (const auto& other : other_symbols()) consider(other.name, other.function, other.version);
+    if (!per_thread) return result;
+    // Last, so that of two symbols as old as each other theirs is found.
+    for (const auto& own : other_per_thread_symbols()) consider(own.name, own.function, own.version);
+    for (const auto& own : per_thread_symbols()) consider(own.name, own.function, own.version);
     return result;
 }
 
-CUresult look_up(const char* name, void** function, int version, CUdriverProcAddressQueryResult* result) {
+CUresult look_up(const char* name, void** function, int version, cuuint64_t flags,
+                 CUdriverProcAddressQueryResult* result) {
+    constexpr cuuint64_t k_per_thread = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    if ((flags & ~(k_per_thread | CU_GET_PROC_ADDRESS_LEGACY_STREAM)) != 0) return CUDA_ERROR_INVALID_VALUE;
     if (!name || !function) return CUDA_ERROR_INVALID_VALUE;
     *function = nullptr;
-    const auto found = find(name, version, function);
+    const auto found = find(name, version, (flags & k_per_thread) != 0, function);
     if (result) *result = found;
     // The runtime asks for an empty name first, to see whether there is an answer at all.
     return found == CU_GET_PROC_ADDRESS_SUCCESS || *name == '\0' ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
@@ -56,9 +59,10 @@ CUresult look_up(const char* name, void** function, int version, CUdriverProcAdd
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuGetProcAddress(const char* name, void** function, int version, cuuint64_t,
+CUresult CUDAAPI cuGetProcAddress(const char* name, void** function, int version, cuuint64_t flags,
                                   CUdriverProcAddressQueryResult* result) {
-    return call(Entry::cuGetProcAddress, [&](Call&) { return look_up(name, function, version, result); });
+    return call(Entry::cuGetProcAddress,
+                [&](Call&) { return look_up(name, function, version, flags, result); });
 }
 
 SIM_OLDER_SYMBOL cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
@@ -69,6 +73,41 @@ SIM_OLDER_SYMBOL cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatu
                                            CUgraph* graph, const CUgraphNode** dependencies,
                                            std::size_t* count) {
     return cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, nullptr, count);
+}
+
+SIM_OLDER_SYMBOL cuStreamGetCaptureInfo_v2_ptsz(CUstream stream, CUstreamCaptureStatus* status,
+                                                cuuint64_t* id, CUgraph* graph,
+                                                const CUgraphNode** dependencies, std::size_t* count) {
+    const PerThreadDefault scope;
+    return cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, nullptr, count);
+}
+
+#undef cuMemcpyBatchAsync
+SIM_OLDER_SYMBOL cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes, std::size_t count,
+                                    CUmemcpyAttributes* attributes, std::size_t* firsts,
+                                    std::size_t attribute_count, std::size_t* failed, CUstream stream) {
+    if (failed) *failed = ~std::size_t{0};
+    return cuMemcpyBatchAsync_v2(to, from, bytes, count, attributes, firsts, attribute_count, stream);
+}
+
+SIM_OLDER_SYMBOL cuMemcpyBatchAsync_ptsz(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes,
+                                         std::size_t count, CUmemcpyAttributes* attributes,
+                                         std::size_t* firsts, std::size_t attribute_count,
+                                         std::size_t* failed, CUstream stream) {
+    const PerThreadDefault scope;
+    return cuMemcpyBatchAsync(to, from, bytes, count, attributes, firsts, attribute_count, failed, stream);
+}
+
+#undef cuMemPrefetchAsync
+SIM_OLDER_SYMBOL cuMemPrefetchAsync(CUdeviceptr address, std::size_t bytes, CUdevice device,
+                                    CUstream stream) {
+    return cuMemPrefetchAsync_v2(address, bytes, {CU_MEM_LOCATION_TYPE_DEVICE, device}, 0, stream);
+}
+
+SIM_OLDER_SYMBOL cuMemPrefetchAsync_ptsz(CUdeviceptr address, std::size_t bytes, CUdevice device,
+                                         CUstream stream) {
+    const PerThreadDefault scope;
+    return cuMemPrefetchAsync(address, bytes, device, stream);
 }
 
 #undef cuEventElapsedTime
@@ -84,14 +123,26 @@ SIM_OLDER_SYMBOL cuGetProcAddress(const char* name, void** function, int version
 namespace gpu_sleep::sim {
 namespace {
 
-std::span<const OtherSymbol> other_symbols() {
+std::span<const Symbol> other_symbols() {
     static const std::array k_symbols = {
-        OtherSymbol{"cuCtxCreate", reinterpret_cast<void*>(&cuCtxCreate_v2), 3020},
-        OtherSymbol{"cuGraphInstantiateWithFlags", reinterpret_cast<void*>(&cuGraphInstantiate), 11040},
-        OtherSymbol{"cuStreamGetCaptureInfo", reinterpret_cast<void*>(&cuStreamGetCaptureInfo_v2), 11030},
-        OtherSymbol{"cuEventElapsedTime", reinterpret_cast<void*>(&::cuEventElapsedTime), 2000},
-        OtherSymbol{"cuGetProcAddress", reinterpret_cast<void*>(static_cast<OldLookUp>(&::cuGetProcAddress)),
-                    11030},
+        Symbol{"cuCtxCreate", reinterpret_cast<void*>(&cuCtxCreate_v2), 3020},
+        Symbol{"cuGraphInstantiateWithFlags", reinterpret_cast<void*>(&cuGraphInstantiate), 11040},
+        Symbol{"cuStreamGetCaptureInfo", reinterpret_cast<void*>(&cuStreamGetCaptureInfo_v2), 11030},
+        Symbol{"cuEventElapsedTime", reinterpret_cast<void*>(&::cuEventElapsedTime), 2000},
+        Symbol{"cuGetProcAddress", reinterpret_cast<void*>(static_cast<OldLookUp>(&::cuGetProcAddress)),
+               11030},
+        Symbol{"cuMemcpyBatchAsync", reinterpret_cast<void*>(&::cuMemcpyBatchAsync), 12080},
+        Symbol{"cuMemPrefetchAsync", reinterpret_cast<void*>(&::cuMemPrefetchAsync), 8000},
+        Symbol{"cuIpcOpenMemHandle", reinterpret_cast<void*>(&cuIpcOpenMemHandle), 4010},
+    };
+    return k_symbols;
+}
+
+std::span<const Symbol> other_per_thread_symbols() {
+    static const std::array k_symbols = {
+        Symbol{"cuStreamGetCaptureInfo", reinterpret_cast<void*>(&cuStreamGetCaptureInfo_v2_ptsz), 11030},
+        Symbol{"cuMemcpyBatchAsync", reinterpret_cast<void*>(&cuMemcpyBatchAsync_ptsz), 12080},
+        Symbol{"cuMemPrefetchAsync", reinterpret_cast<void*>(&cuMemPrefetchAsync_ptsz), 8000},
     };
     return k_symbols;
 }

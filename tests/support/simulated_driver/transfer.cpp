@@ -52,6 +52,17 @@ bool reachable(const Driver& driver, const Side& side, std::uint64_t width, std:
     return true;
 }
 
+bool will_be_reachable(const Driver& driver, const Side& side, std::uint64_t width, std::uint64_t height,
+                       Access access) {
+    const auto after = driver.graph_memory.upper_bound(side.address);
+    if (after != driver.graph_memory.begin()) {
+        const auto& memory = *std::prev(after)->second;
+        const auto offset = side.address - memory.begin;
+        if (offset < memory.bytes) return (height - 1) * side.pitch + width <= memory.bytes - offset;
+    }
+    return reachable(driver, side, width, height, access, driver.space.now(), driver.host.now());
+}
+
 void Copy::stage() {
     staged_.resize(width_ * height_);
     for (std::uint64_t row = 0; row < height_; ++row)
@@ -102,6 +113,26 @@ CUresult Copy::run(const Execution& execution) const {
         if (!reachable_now(execution, row, 0, width_)) return fault(execution);
     if (Faults::instance().next_corruption(execution.entry)) flip_a_bit(to_.address + width_ / 2);
     return CUDA_SUCCESS;
+}
+
+CUDA_MEMCPY3D Copy::node_parameters() const noexcept {
+    CUDA_MEMCPY3D p{};
+    p.srcMemoryType = from_.space == Space::device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    p.dstMemoryType = to_.space == Space::device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    if (from_.space == Space::device)
+        p.srcDevice = from_.address;
+    else
+        p.srcHost = bytes_at(from_.address);
+    if (to_.space == Space::device)
+        p.dstDevice = to_.address;
+    else
+        p.dstHost = bytes_at(to_.address);
+    p.srcPitch = from_.pitch;
+    p.dstPitch = to_.pitch;
+    p.srcHeight = p.dstHeight = p.Height = height_;
+    p.WidthInBytes = width_;
+    p.Depth = 1;
+    return p;
 }
 
 bool Memset::fill(std::uint64_t address, std::uint64_t count) const {

@@ -35,6 +35,10 @@ struct Side {
                              std::uint64_t height, Access access, Generation space_as_of,
                              Generation host_as_of);
 
+/// The same when work is submitted: memory that a graph is to allocate will be there in time.
+[[nodiscard]] bool will_be_reachable(const Driver& driver, const Side& side, std::uint64_t width,
+                                     std::uint64_t height, Access access);
+
 /// A copy of `height` rows of `width` bytes.
 class Copy : public Work {
 public:
@@ -46,6 +50,9 @@ public:
 
     [[nodiscard]] CUgraphNodeType type() const noexcept override { return CU_GRAPH_NODE_TYPE_MEMCPY; }
     CUresult run(const Execution& execution) const override;
+
+    /// As cuGraphMemcpyNodeGetParams shows it.
+    [[nodiscard]] CUDA_MEMCPY3D node_parameters() const noexcept;
 
 private:
     [[nodiscard]] bool reachable_now(const Execution& execution, std::uint64_t row, std::uint64_t offset,
@@ -69,6 +76,11 @@ public:
     [[nodiscard]] CUgraphNodeType type() const noexcept override { return CU_GRAPH_NODE_TYPE_MEMSET; }
     CUresult run(const Execution& execution) const override;
 
+    /// As cuGraphMemsetNodeGetParams shows it.
+    [[nodiscard]] CUDA_MEMSET_NODE_PARAMS node_parameters() const noexcept {
+        return {to_.address, to_.pitch, value_, element_bytes_, width_, height_};
+    }
+
 private:
     [[nodiscard]] bool fill(std::uint64_t address, std::uint64_t count) const;
 
@@ -78,5 +90,13 @@ private:
     std::uint64_t width_;
     std::uint64_t height_;
 };
+
+/// Makes the work of a copy node. Errors: INVALID_VALUE, NOT_SUPPORTED (layers with gaps, arrays).
+CUresult make_copy(const Call& call, const Context& context, const CUDA_MEMCPY3D& parameters,
+                   std::shared_ptr<const Work>& work);
+
+/// Makes the work of a memset node. Errors: INVALID_VALUE.
+CUresult make_memset(const Call& call, const Context& context, const CUDA_MEMSET_NODE_PARAMS& parameters,
+                     std::shared_ptr<const Work>& work);
 
 } // namespace gpu_sleep::sim

@@ -100,8 +100,8 @@ CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr* address, std::size_t bytes, st
         if (!address || flags != 0 || bytes == 0 || !is_aligned(bytes)) return CUDA_ERROR_INVALID_VALUE;
         if (alignment != 0 && !std::has_single_bit(alignment)) return CUDA_ERROR_INVALID_VALUE;
         std::uint64_t begin = 0;
-        const auto status =
-            c.driver.space.reserve(bytes, std::max<std::uint64_t>(alignment, k_granularity), hint, begin);
+        const auto status = c.driver.space.reserve(bytes, std::max<std::uint64_t>(alignment, k_granularity),
+                                                   hint, Origin::program, begin);
         if (status == CUDA_SUCCESS) *address = begin;
         return status;
     });
@@ -109,7 +109,7 @@ CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr* address, std::size_t bytes, st
 
 CUresult CUDAAPI cuMemAddressFree(CUdeviceptr address, std::size_t bytes) {
     return call(Entry::cuMemAddressFree, [&](Call& c) {
-        if (c.driver.plain.contains(address)) return CUDA_ERROR_INVALID_VALUE;
+        if (c.driver.space.is_allocation(address)) return CUDA_ERROR_INVALID_VALUE;
         return c.driver.space.free_reservation(address, bytes);
     });
 }
@@ -140,7 +140,7 @@ CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle) {
 CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
     return call(Entry::cuMemRetainAllocationHandle, [&](Call& c) {
         const auto* mapping = c.driver.space.find(reinterpret_cast<std::uint64_t>(address));
-        if (!handle || !mapping || mapping->plain) return CUDA_ERROR_INVALID_VALUE;
+        if (!handle || !mapping || mapping->origin != Origin::program) return CUDA_ERROR_INVALID_VALUE;
         *handle = retain(c.driver, mapping->memory);
         return CUDA_SUCCESS;
     });
@@ -153,13 +153,15 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t of
         if (!allocation || flags != 0 || offset != 0 || !is_span(address, bytes))
             return CUDA_ERROR_INVALID_VALUE;
         if (bytes != allocation->memory->bytes()) return CUDA_ERROR_INVALID_VALUE;
-        return c.driver.space.map(address, allocation->memory, false);
+        if (c.driver.space.is_allocation(address)) return CUDA_ERROR_INVALID_VALUE;
+        return c.driver.space.map(address, allocation->memory, Origin::program);
     });
 }
 
 CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
     return call(Entry::cuMemUnmap, [&](Call& c) {
-        if (!is_span(address, bytes) || c.driver.plain.contains(address)) return CUDA_ERROR_INVALID_VALUE;
+        if (!is_span(address, bytes) || c.driver.space.is_allocation(address))
+            return CUDA_ERROR_INVALID_VALUE;
         return c.driver.space.unmap(address, bytes);
     });
 }
@@ -167,7 +169,7 @@ CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
 CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* descriptions,
                                 std::size_t count) {
     return call(Entry::cuMemSetAccess, [&](Call& c) {
-        if (!is_span(address, bytes) || !descriptions || count == 0 || c.driver.plain.contains(address))
+        if (!is_span(address, bytes) || !descriptions || count == 0 || c.driver.space.is_allocation(address))
             return CUDA_ERROR_INVALID_VALUE;
         std::uint32_t devices = 0;
         for (std::size_t i = 0; i < count; ++i)

@@ -53,6 +53,7 @@ CUresult submit(Call& call, Stream& stream, std::shared_ptr<const Work> work, Su
         if (submitted) submitted->captured = true;
         return record(call.driver, stream, std::move(work));
     }
+    if (const auto status = work->prepare(call.driver, false); status != CUDA_SUCCESS) return status;
     const auto execution = execution_now(call, stream);
     auto ticket = enqueue(stream, {}, [work = std::move(work), execution] { run(*work, execution); });
     if (submitted) submitted->ticket = std::move(ticket);

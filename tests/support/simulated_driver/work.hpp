@@ -26,6 +26,10 @@ class Work {
 public:
     virtual ~Work() = default;
     [[nodiscard]] virtual CUgraphNodeType type() const noexcept = 0;
+    /// Called before it is submitted to run, with the driver's lock: takes what it needs, or says why it
+    /// cannot. `frees_first`: what an earlier run left allocated is free. take_back() undoes it.
+    virtual CUresult prepare(Driver&, bool /*frees_first*/) const { return CUDA_SUCCESS; }
+    virtual void take_back(Driver&) const {}
     /// Called on the stream's thread without locks. What it returns becomes the context's error.
     virtual CUresult run(const Execution& execution) const = 0;
 };
@@ -38,7 +42,7 @@ struct Submitted {
 
 /// Gives `work` to `stream`: queues it behind what must come first, or records it if the stream captures.
 /// Work in the legacy stream while a blocking stream of its context captures breaks that capture. Errors:
-/// STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED.
+/// STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED; those of Work::prepare().
 CUresult submit(Call& call, Stream& stream, std::shared_ptr<const Work> work, Submitted* submitted = nullptr);
 
 /// Queues `task` in `stream`, which does not capture: after all earlier work of it, `after`, and what the

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// cuIpc*MemHandle: plain allocations, opened by other processes. A handle names the memory file of the
+// process that made it, which must live while others open it.
+
+#include "support/simulated_driver/contexts.hpp"
+#include "support/simulated_driver/plain_memory.hpp"
+
+#include "base/fd.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+
+namespace gpu_sleep::sim {
+namespace {
+
+constexpr std::uint64_t k_magic = 0x3031435049534753; // "SGSIPC10"
+
+/// What the bytes of a handle say.
+struct IpcTicket {
+    std::uint64_t magic = k_magic;
+    pid_t process = 0;
+    int fd = -1; ///< in that process
+    std::uint64_t bytes = 0;
+};
+static_assert(sizeof(IpcTicket) <= sizeof(CUipcMemHandle));
+
+std::shared_ptr<Physical> open_memory(const IpcTicket& ticket) {
+    const auto path = "/proc/" + std::to_string(ticket.process) + "/fd/" + std::to_string(ticket.fd);
+    const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    return fd ? Physical::import(fd.get()) : nullptr;
+}
+
+} // namespace
+} // namespace gpu_sleep::sim
+
+using namespace gpu_sleep::sim;
+
+CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+    return call_in_context(Entry::cuIpcGetMemHandle, [&](Call& c, Context&) {
+        const auto* mapping = c.driver.space.find(address);
+        const auto plain = mapping ? c.driver.plain.find(mapping->begin) : c.driver.plain.end();
+        // Nothing but memory of cuMemAlloc can be shared this way.
+        if (!handle || plain == c.driver.plain.end() ||
+            plain->second.kind != PlainAllocation::Kind::allocated)
+            return CUDA_ERROR_INVALID_VALUE;
+        bool moved = false;
+        const auto memory = mapping->memory;
+        if (!memory->export_fd(moved)) return CUDA_ERROR_OPERATING_SYSTEM;
+        if (moved)
+            if (const auto status = c.driver.space.remap(*memory); status != CUDA_SUCCESS) return status;
+        const IpcTicket ticket{k_magic, ::getpid(), memory->fd(), plain->second.bytes};
+        *handle = {};
+        std::memcpy(handle->reserved, &ticket, sizeof ticket);
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+    return call_in_context(Entry::cuIpcOpenMemHandle, [&](Call& c, Context& context) {
+        IpcTicket ticket;
+        std::memcpy(&ticket, handle.reserved, sizeof ticket);
+        if (!address || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || ticket.magic != k_magic)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (ticket.process == ::getpid()) return CUDA_ERROR_INVALID_CONTEXT;
+        const auto memory = open_memory(ticket);
+        if (!memory || memory->device() >= c.driver.device_count()) return CUDA_ERROR_INVALID_VALUE;
+        return add_plain_memory(c.driver, context, memory, ticket.bytes, PlainAllocation::Kind::imported,
+                                *address);
+    });
+}
+
+CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr address) {
+    return call_in_context(Entry::cuIpcCloseMemHandle, [&](Call& c, Context& context) {
+        const auto found = c.driver.plain.find(address);
+        if (found == c.driver.plain.end() || found->second.kind != PlainAllocation::Kind::imported)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (const auto status = wait_for(c, context, all_work(context)); status != CUDA_SUCCESS)
+            return status;
+        free_plain_memory(c.driver, address);
+        return CUDA_SUCCESS;
+    });
+}

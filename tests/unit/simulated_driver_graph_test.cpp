@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Graphs that a program builds itself, or changes.
+
+#include "support/simulated_driver/testing.hpp"
+
+using namespace gpu_sleep::sim::testing;
+
+namespace {
+
+CUDA_KERNEL_NODE_PARAMS kernel_node(CUfunction function, void** parameters) {
+    CUDA_KERNEL_NODE_PARAMS node{};
+    node.func = function;
+    node.gridDimX = node.gridDimY = node.gridDimZ = 1;
+    node.blockDimX = node.blockDimY = node.blockDimZ = 1;
+    node.kernelParams = parameters;
+    return node;
+}
+
+std::uint32_t first_word(CUdeviceptr address) {
+    std::uint32_t word = 0;
+    REQUIRE(cuMemcpyDtoH(&word, address, sizeof word) == CUDA_SUCCESS);
+    return word;
+}
+
+} // namespace
+
+TEST_CASE("Simulated driver: a graph that was built node by node", "[simulated_driver]") {
+    const Session session;
+    const Range from;
+    const Range to;
+    const auto stream = make_stream();
+    CUgraph graph = nullptr;
+    REQUIRE(cuGraphCreate(&graph, 0) == CUDA_SUCCESS);
+    CUgraphNode nodes[4] = {};
+    const CUDA_MEMSET_NODE_PARAMS memset{from.address, 0, 10, 4, 16, 1};
+    REQUIRE(cuGraphAddMemsetNode(&nodes[0], graph, nullptr, 0, &memset, session.context) == CUDA_SUCCESS);
+    auto address = from.address;
+    auto count = std::uint64_t{16};
+    auto increment = std::uint32_t{5};
+    void* arguments[] = {&address, &count, &increment};
+    auto add = kernel_node(kernel("sim_add"), arguments);
+    REQUIRE(cuGraphAddKernelNode(&nodes[1], graph, nodes, 1, &add) == CUDA_SUCCESS);
+    CUDA_MEMCPY3D copy{};
+    copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.srcDevice = from.address;
+    copy.dstDevice = to.address;
+    copy.WidthInBytes = 64;
+    copy.Height = copy.Depth = 1;
+    REQUIRE(cuGraphAddMemcpyNode(&nodes[2], graph, nodes, 2, &copy, session.context) == CUDA_SUCCESS);
+    REQUIRE(cuGraphAddEmptyNode(&nodes[3], graph, nodes, 3) == CUDA_SUCCESS);
+    CHECK(cuGraphAddEmptyNode(&nodes[3], nullptr, nodes, 3) == CUDA_ERROR_INVALID_VALUE);
+
+    CUDA_MEMSET_NODE_PARAMS shown_memset{};
+    REQUIRE(cuGraphMemsetNodeGetParams(nodes[0], &shown_memset) == CUDA_SUCCESS);
+    CHECK(shown_memset.dst == from.address);
+    CHECK(shown_memset.width == 16);
+    CUDA_MEMCPY3D shown_copy{};
+    REQUIRE(cuGraphMemcpyNodeGetParams(nodes[2], &shown_copy) == CUDA_SUCCESS);
+    CHECK(shown_copy.srcDevice == from.address);
+    CHECK(shown_copy.dstDevice == to.address);
+    CHECK(shown_copy.WidthInBytes == 64);
+    CHECK(cuGraphMemcpyNodeGetParams(nodes[0], &shown_copy) == CUDA_ERROR_INVALID_VALUE);
+
+    CUgraphExec exec = nullptr;
+    REQUIRE(cuGraphInstantiate(&exec, graph, 0) == CUDA_SUCCESS);
+    const auto replay = [&] {
+        REQUIRE(cuGraphLaunch(exec, stream) == CUDA_SUCCESS);
+        REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+        return first_word(to.address);
+    };
+    CHECK(replay() == 15);
+    SECTION("and a node of the instance was changed") {
+        increment = 7;
+        REQUIRE(cuGraphExecKernelNodeSetParams(exec, nodes[1], &add) == CUDA_SUCCESS);
+        CHECK(cuGraphExecKernelNodeSetParams(exec, nodes[0], &add) == CUDA_ERROR_INVALID_VALUE);
+        CHECK(replay() == 17);
+    }
+    SECTION("and a node of the graph was changed, and the instance after it") {
+        increment = 8;
+        REQUIRE(cuGraphKernelNodeSetParams(nodes[1], &add) == CUDA_SUCCESS);
+        CHECK(replay() == 15);
+        CUgraphExecUpdateResultInfo result{};
+        REQUIRE(cuGraphExecUpdate(exec, graph, &result) == CUDA_SUCCESS);
+        CHECK(replay() == 18);
+        CUgraph other = nullptr;
+        REQUIRE(cuGraphCreate(&other, 0) == CUDA_SUCCESS);
+        CHECK(cuGraphExecUpdate(exec, other, &result) == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+        CHECK(result.result == CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
+        REQUIRE(cuGraphDestroy(other) == CUDA_SUCCESS);
+    }
+    REQUIRE(cuGraphExecDestroy(exec) == CUDA_SUCCESS);
+    REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
+    CHECK(cuGraphDestroy(graph) == CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("Simulated driver: a capture can extend a graph, which survives its failure",
+          "[simulated_driver]") {
+    const Session session;
+    const Range range;
+    const auto stream = make_stream();
+    CUgraph graph = nullptr;
+    CUgraph captured = nullptr;
+    REQUIRE(cuGraphCreate(&graph, 0) == CUDA_SUCCESS);
+    const auto begin = [&] {
+        return cuStreamBeginCaptureToGraph(stream, graph, nullptr, nullptr, 0, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    };
+    REQUIRE(begin() == CUDA_SUCCESS);
+    REQUIRE(cuMemsetD8Async(range.address, 3, 16, stream) == CUDA_SUCCESS);
+    REQUIRE(cuStreamEndCapture(stream, &captured) == CUDA_SUCCESS);
+    CHECK(captured == graph);
+    REQUIRE(begin() == CUDA_SUCCESS);
+    CHECK(cuStreamQuery(stream) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    CHECK(cuStreamEndCapture(stream, &captured) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    std::size_t count = 0;
+    REQUIRE(cuGraphGetNodes(graph, nullptr, &count) == CUDA_SUCCESS);
+    CHECK(count == 1);
+    REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Simulated driver: streams set and await numbers in memory", "[simulated_driver]") {
+    const Session session;
+    const Range range;
+    const auto waiter = make_stream();
+    const auto setter = make_stream();
+    REQUIRE(cuMemsetD8(range.address, 0, 64) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
+    REQUIRE(cuStreamWaitValue32(waiter, range.address, 5, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
+    REQUIRE(cuMemsetD32Async(range.address + 16, 77, 1, waiter) == CUDA_SUCCESS);
+    REQUIRE(cuStreamWriteValue32(setter, range.address, 4, 0) == CUDA_SUCCESS);
+    REQUIRE(cuStreamSynchronize(setter) == CUDA_SUCCESS);
+    CHECK(cuStreamQuery(waiter) == CUDA_ERROR_NOT_READY);
+    REQUIRE(cuStreamWriteValue32(setter, range.address, 5, 0) == CUDA_SUCCESS);
+    REQUIRE(cuStreamSynchronize(waiter) == CUDA_SUCCESS);
+    CHECK(first_word(range.address + 16) == 77);
+    REQUIRE(cuStreamWriteValue64(setter, range.address + 8, 6, 0) == CUDA_SUCCESS);
+    REQUIRE(cuStreamWaitValue64(setter, range.address + 8, 6, CU_STREAM_WAIT_VALUE_EQ) == CUDA_SUCCESS);
+    REQUIRE(cuStreamWaitValue64(setter, range.address + 8, 2, CU_STREAM_WAIT_VALUE_AND) == CUDA_SUCCESS);
+    REQUIRE(cuStreamSynchronize(setter) == CUDA_SUCCESS);
+    CHECK(cuStreamWriteValue32(setter, range.address + 2, 0, 0) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuStreamWaitValue32(setter, CUdeviceptr{4096}, 0, 0) == CUDA_ERROR_INVALID_VALUE);
+}

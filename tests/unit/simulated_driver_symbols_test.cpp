@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Names, symbols and versions: what a look-up finds, and the null stream of programs that have one a thread.
+
+#include "support/simulated_driver/testing.hpp"
+
+#include <dlfcn.h>
+
+#include <string>
+
+using namespace gpu_sleep::sim::testing;
+
+namespace {
+
+constexpr cuuint64_t k_per_thread = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+
+void* symbol(const char* name) {
+    static void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    REQUIRE(library != nullptr);
+    return ::dlsym(library, name);
+}
+
+void* look_up(const char* name, int version, cuuint64_t flags) {
+    void* found = nullptr;
+    cuGetProcAddress(name, &found, version, flags, nullptr);
+    return found;
+}
+
+template <class Function>
+Function* as(void* pointer) {
+    REQUIRE(pointer != nullptr);
+    return reinterpret_cast<Function*>(pointer);
+}
+
+} // namespace
+
+TEST_CASE("Simulated driver: what names mean to programs with a default stream a thread",
+          "[simulated_driver]") {
+    struct Meaning {
+        const char* name;
+        int version;
+        const char* symbol;
+    };
+    const auto meaning = GENERATE(
+        Meaning{"cuMemcpy", 6050, "cuMemcpy"}, Meaning{"cuMemcpy", 7000, "cuMemcpy_ptds"},
+        Meaning{"cuMemcpyHtoDAsync", 0, "cuMemcpyHtoDAsync_v2_ptsz"},
+        Meaning{"cuMemsetD2D32", 12000, "cuMemsetD2D32_v2_ptds"},
+        Meaning{"cuLaunchKernelEx", 13000, "cuLaunchKernelEx_ptsz"},
+        Meaning{"cuStreamBeginCapture", 13000, "cuStreamBeginCapture_v2_ptsz"},
+        Meaning{"cuStreamGetCaptureInfo", 12000, "cuStreamGetCaptureInfo_v2_ptsz"},
+        Meaning{"cuStreamGetCaptureInfo", 13000, "cuStreamGetCaptureInfo_v3_ptsz"},
+        Meaning{"cuMemAllocAsync", 13000, "cuMemAllocAsync_ptsz"},
+        Meaning{"cuMemPrefetchAsync", 12000, "cuMemPrefetchAsync_ptsz"},
+        Meaning{"cuMemPrefetchAsync", 13000, "cuMemPrefetchAsync_v2_ptsz"},
+        Meaning{"cuGraphLaunch", 13000, "cuGraphLaunch_ptsz"}, Meaning{"cuMemAlloc", 13000, "cuMemAlloc_v2"});
+    INFO(meaning.name << " at " << meaning.version);
+    CHECK(symbol(meaning.symbol) != nullptr);
+    CHECK(look_up(meaning.name, meaning.version, k_per_thread) == symbol(meaning.symbol));
+    // Others never get these.
+    const std::string plain = meaning.symbol;
+    const bool is_own = plain.ends_with("_ptds") || plain.ends_with("_ptsz");
+    const auto expected = is_own ? plain.substr(0, plain.size() - 5) : plain;
+    CHECK(look_up(meaning.name, meaning.version, CU_GET_PROC_ADDRESS_LEGACY_STREAM) ==
+          symbol(expected.c_str()));
+    CHECK(look_up(meaning.name, meaning.version, 64) == nullptr);
+}
+
+TEST_CASE("Simulated driver: the first look-up there was is still there", "[simulated_driver]") {
+    using LookUp = CUresult(const char*, void**, int, cuuint64_t);
+    auto* const first = as<LookUp>(symbol("cuGetProcAddress"));
+    CHECK(reinterpret_cast<void*>(first) == look_up("cuGetProcAddress", 11030, 0));
+    CHECK(look_up("cuGetProcAddress", 12000, 0) == symbol("cuGetProcAddress_v2"));
+    void* found = nullptr;
+    CHECK(first("cuMemAlloc", &found, 11030, 0) == CUDA_SUCCESS);
+    CHECK(found == symbol("cuMemAlloc_v2"));
+    CHECK(first("cuNothing", &found, 11030, 0) == CUDA_ERROR_NOT_FOUND);
+    CHECK(found == nullptr);
+}
+
+TEST_CASE("Simulated driver: the null stream of a thread", "[simulated_driver]") {
+    const Session session;
+    const Range range;
+    auto* const memset = as<decltype(cuMemsetD8Async)>(symbol("cuMemsetD8Async_ptsz"));
+    auto* const query = as<decltype(cuStreamQuery)>(symbol("cuStreamQuery_ptsz"));
+    auto* const launch_own = as<decltype(cuLaunchKernel)>(symbol("cuLaunchKernel_ptsz"));
+    auto* const begin = as<decltype(cuStreamBeginCapture)>(symbol("cuStreamBeginCapture_v2_ptsz"));
+    auto* const end = as<decltype(cuStreamEndCapture)>(symbol("cuStreamEndCapture_ptsz"));
+    auto* const fill = as<decltype(cuMemsetD32)>(symbol("cuMemsetD32_v2_ptds"));
+    {
+        // Non-blocking work holds nobody back; what the thread's own stream has to do shows in it alone.
+        const auto other = make_stream();
+        const Gate gate(other);
+        std::uint64_t milliseconds = 50;
+        void* arguments[] = {&milliseconds};
+        const auto spin = kernel("sim_spin");
+        REQUIRE(launch_own(spin, 1, 1, 1, 1, 1, 1, 0, nullptr, arguments, nullptr) == CUDA_SUCCESS);
+        CHECK(query(nullptr) == CUDA_ERROR_NOT_READY);
+        CHECK(cuStreamQuery(CU_STREAM_PER_THREAD) == CUDA_ERROR_NOT_READY);
+        CHECK(cuStreamQuery(nullptr) == CUDA_SUCCESS);
+        REQUIRE(cuStreamSynchronize(CU_STREAM_PER_THREAD) == CUDA_SUCCESS);
+    }
+    // A capture of it, which a legacy stream never has.
+    sim_reset_counts();
+    REQUIRE(begin(nullptr, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+    REQUIRE(memset(range.address, 1, 16, nullptr) == CUDA_SUCCESS);
+    REQUIRE(fill(range.address, 7, 4) == CUDA_SUCCESS);
+    CUgraph graph = nullptr;
+    REQUIRE(end(nullptr, &graph) == CUDA_SUCCESS);
+    std::size_t count = 0;
+    REQUIRE(cuGraphGetNodes(graph, nullptr, &count) == CUDA_SUCCESS);
+    CHECK(count == 2);
+    REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
+    // They count, and fail, as the others do.
+    CHECK(sim_calls("cuMemsetD8Async") == 1);
+    CHECK(sim_calls("cuMemsetD8Async_ptsz") == 1);
+    sim_fail("cuMemsetD32_v2_ptds", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+    CHECK(fill(range.address, 7, 4) == CUDA_ERROR_UNKNOWN);
+}
