@@ -13,19 +13,24 @@
     X(cuCtxCreate_v2) X(cuCtxCreate_v3) X(cuCtxCreate_v4) X(cuCtxDestroy_v2) X(cuCtxDisablePeerAccess)       \
     X(cuCtxEnablePeerAccess) X(cuCtxSynchronize) X(cuCtxSynchronize_v2) X(cuDevicePrimaryCtxRelease_v2)      \
     X(cuDevicePrimaryCtxReset_v2) X(cuEventSynchronize) X(cuGetProcAddress) X(cuGetProcAddress_v2)           \
-    X(cuInit) X(cuIpcCloseMemHandle) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle_v2) X(cuMemAllocAsync)        \
+    X(cuGraphExecBatchMemOpNodeSetParams) X(cuGraphExecChildGraphNodeSetParams) X(cuGraphExecDestroy)        \
+    X(cuGraphExecKernelNodeSetParams) X(cuGraphExecKernelNodeSetParams_v2)                                   \
+    X(cuGraphExecMemcpyNodeSetParams) X(cuGraphExecMemsetNodeSetParams) X(cuGraphExecNodeSetParams)          \
+    X(cuGraphExecUpdate) X(cuGraphExecUpdate_v2) X(cuGraphInstantiate) X(cuGraphInstantiateWithFlags)        \
+    X(cuGraphInstantiateWithParams) X(cuGraphInstantiateWithParams_ptsz) X(cuGraphInstantiate_v2) X(cuInit)  \
+    X(cuIpcCloseMemHandle) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle_v2) X(cuMemAllocAsync)                  \
     X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz) X(cuMemAllocManaged)  \
     X(cuMemAllocPitch_v2) X(cuMemAlloc_v2) X(cuMemCreate) X(cuMemExportToShareableHandle) X(cuMemFreeAsync)  \
     X(cuMemFreeAsync_ptsz) X(cuMemFree_v2) X(cuMemGetAccess) X(cuMemGetAddressRange_v2)                      \
     X(cuMemGetAllocationPropertiesFromHandle) X(cuMemGetHandleForAddressRange)                               \
     X(cuMemImportFromShareableHandle) X(cuMemMap) X(cuMemMapArrayAsync) X(cuMemMapArrayAsync_ptsz)           \
-    X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemPoolExportPointer) X(cuMemPoolExportToShareableHandle)     \
-    X(cuMemPoolGetAttribute) X(cuMemPoolSetAccess) X(cuMemPoolSetAttribute) X(cuMemPoolTrimTo)               \
-    X(cuMemRelease) X(cuMemRetainAllocationHandle) X(cuMemSetAccess) X(cuMemUnmap) X(cuMulticastBindAddr)    \
-    X(cuMulticastBindMem) X(cuPointerGetAttribute) X(cuPointerGetAttributes) X(cuStreamBeginCapture)         \
-    X(cuStreamBeginCaptureToGraph) X(cuStreamBeginCaptureToGraph_ptsz) X(cuStreamBeginCapture_ptsz)          \
-    X(cuStreamBeginCapture_v2) X(cuStreamBeginCapture_v2_ptsz) X(cuStreamDestroy_v2) X(cuStreamEndCapture)   \
-    X(cuStreamEndCapture_ptsz) X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)
+    X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemPoolGetAttribute) X(cuMemPoolSetAccess)                    \
+    X(cuMemPoolSetAttribute) X(cuMemPoolTrimTo) X(cuMemRelease) X(cuMemRetainAllocationHandle)               \
+    X(cuMemSetAccess) X(cuMemUnmap) X(cuMulticastBindAddr) X(cuMulticastBindMem) X(cuPointerGetAttribute)    \
+    X(cuPointerGetAttributes) X(cuStreamBeginCapture) X(cuStreamBeginCaptureToGraph)                         \
+    X(cuStreamBeginCaptureToGraph_ptsz) X(cuStreamBeginCapture_ptsz) X(cuStreamBeginCapture_v2)              \
+    X(cuStreamBeginCapture_v2_ptsz) X(cuStreamDestroy_v2) X(cuStreamEndCapture) X(cuStreamEndCapture_ptsz)   \
+    X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)
 
 /// Gives the GPU work that reads or writes memory: passes the gate.
 #define GPU_SLEEP_SUBMITTING(X) \
@@ -74,19 +79,15 @@
     X(cuArray3DCreate) X(cuArray3DCreate_v2) X(cuArrayCreate) X(cuArrayCreate_v2) X(cuCtxCreate)             \
     X(cuCtxFromGreenCtx) X(cuCtxSetLimit) X(cuDevicePrimaryCtxRetain) X(cuExternalMemoryGetMappedBuffer)     \
     X(cuExternalMemoryGetMappedMipmappedArray) X(cuFuncLoad) X(cuGraphAddMemAllocNode)                       \
-    X(cuGraphExecBatchMemOpNodeSetParams) X(cuGraphExecChildGraphNodeSetParams)                              \
     X(cuGraphExecExternalSemaphoresSignalNodeSetParams) X(cuGraphExecExternalSemaphoresWaitNodeSetParams)    \
-    X(cuGraphExecHostNodeSetParams) X(cuGraphExecKernelNodeSetParams) X(cuGraphExecKernelNodeSetParams_v2)   \
-    X(cuGraphExecMemcpyNodeSetParams) X(cuGraphExecMemsetNodeSetParams) X(cuGraphExecNodeSetParams)          \
-    X(cuGraphExecUpdate) X(cuGraphExecUpdate_v2) X(cuGraphInstantiate) X(cuGraphInstantiateWithFlags)        \
-    X(cuGraphInstantiateWithParams) X(cuGraphInstantiateWithParams_ptsz) X(cuGraphInstantiate_v2)            \
-    X(cuGraphUpload) X(cuGraphUpload_ptsz) X(cuGreenCtxCreate) X(cuImportExternalMemory)                     \
-    X(cuIpcOpenMemHandle) X(cuKernelGetFunction) X(cuLibraryGetGlobal) X(cuLibraryGetModule)                 \
-    X(cuLibraryLoadData) X(cuLibraryLoadFromFile) X(cuLinkAddData) X(cuLinkAddData_v2) X(cuLinkAddFile)      \
-    X(cuLinkAddFile_v2) X(cuLinkComplete) X(cuMemAlloc) X(cuMemAllocPitch)                                   \
-    X(cuMemPoolImportFromShareableHandle) X(cuMemPoolImportPointer) X(cuMipmappedArrayCreate)                \
-    X(cuModuleLoad) X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary)                       \
-    X(cuMulticastAddDevice) X(cuMulticastCreate) X(cuStreamCreate) X(cuStreamCreateWithPriority)
+    X(cuGraphExecHostNodeSetParams) X(cuGraphUpload) X(cuGraphUpload_ptsz) X(cuGreenCtxCreate)               \
+    X(cuImportExternalMemory) X(cuIpcOpenMemHandle) X(cuKernelGetFunction) X(cuLibraryGetGlobal)             \
+    X(cuLibraryGetModule) X(cuLibraryLoadData) X(cuLibraryLoadFromFile) X(cuLinkAddData)                     \
+    X(cuLinkAddData_v2) X(cuLinkAddFile) X(cuLinkAddFile_v2) X(cuLinkComplete) X(cuMemAlloc)                 \
+    X(cuMemAllocPitch) X(cuMemPoolImportFromShareableHandle) X(cuMemPoolImportPointer)                       \
+    X(cuMipmappedArrayCreate) X(cuModuleLoad) X(cuModuleLoadData) X(cuModuleLoadDataEx)                      \
+    X(cuModuleLoadFatBinary) X(cuMulticastAddDevice) X(cuMulticastCreate) X(cuStreamCreate)                  \
+    X(cuStreamCreateWithPriority)
 
 /// Touches nothing: asks, orders, destroys, describes, or works on the host. Not caught.
 #define GPU_SLEEP_HARMLESS(X) \
@@ -127,8 +128,8 @@
     X(cuGraphBatchMemOpNodeSetParams) X(cuGraphChildGraphNodeGetGraph) X(cuGraphClone)                       \
     X(cuGraphConditionalHandleCreate) X(cuGraphCreate) X(cuGraphDebugDotPrint) X(cuGraphDestroy)             \
     X(cuGraphDestroyNode) X(cuGraphEventRecordNodeGetEvent) X(cuGraphEventRecordNodeSetEvent)                \
-    X(cuGraphEventWaitNodeGetEvent) X(cuGraphEventWaitNodeSetEvent) X(cuGraphExecDestroy)                    \
-    X(cuGraphExecEventRecordNodeSetEvent) X(cuGraphExecEventWaitNodeSetEvent) X(cuGraphExecGetFlags)         \
+    X(cuGraphEventWaitNodeGetEvent) X(cuGraphEventWaitNodeSetEvent) X(cuGraphExecEventRecordNodeSetEvent)    \
+    X(cuGraphExecEventWaitNodeSetEvent) X(cuGraphExecGetFlags)                                               \
     X(cuGraphExternalSemaphoresSignalNodeGetParams) X(cuGraphExternalSemaphoresSignalNodeSetParams)          \
     X(cuGraphExternalSemaphoresWaitNodeGetParams) X(cuGraphExternalSemaphoresWaitNodeSetParams)              \
     X(cuGraphGetEdges) X(cuGraphGetEdges_v2) X(cuGraphGetNodes) X(cuGraphGetRootNodes)                       \
@@ -156,45 +157,45 @@
     X(cuMemGetAddressRange) X(cuMemGetAllocationGranularity) X(cuMemGetDefaultMemPool) X(cuMemGetInfo)       \
     X(cuMemGetInfo_v2) X(cuMemGetMemPool) X(cuMemHostAlloc) X(cuMemHostGetDevicePointer)                     \
     X(cuMemHostGetDevicePointer_v2) X(cuMemHostGetFlags) X(cuMemHostRegister) X(cuMemHostRegister_v2)        \
-    X(cuMemHostUnregister) X(cuMemPoolGetAccess) X(cuMemRangeGetAttribute) X(cuMemRangeGetAttributes)        \
-    X(cuMemSetMemPool) X(cuMipmappedArrayDestroy) X(cuMipmappedArrayGetLevel)                                \
-    X(cuMipmappedArrayGetMemoryRequirements) X(cuMipmappedArrayGetSparseProperties)                          \
-    X(cuModuleEnumerateFunctions) X(cuModuleGetFunction) X(cuModuleGetFunctionCount) X(cuModuleGetGlobal)    \
-    X(cuModuleGetGlobal_v2) X(cuModuleGetLoadingMode) X(cuModuleGetSurfRef) X(cuModuleGetTexRef)             \
-    X(cuModuleUnload) X(cuMulticastGetGranularity) X(cuMulticastUnbind)                                      \
-    X(cuOccupancyAvailableDynamicSMemPerBlock) X(cuOccupancyMaxActiveBlocksPerMultiprocessor)                \
-    X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) X(cuOccupancyMaxActiveClusters)                  \
-    X(cuOccupancyMaxPotentialBlockSize) X(cuOccupancyMaxPotentialBlockSizeWithFlags)                         \
-    X(cuOccupancyMaxPotentialClusterSize) X(cuParamSetSize) X(cuParamSetTexRef) X(cuParamSetf)               \
-    X(cuParamSeti) X(cuParamSetv) X(cuPointerSetAttribute) X(cuProfilerInitialize) X(cuProfilerStart)        \
-    X(cuProfilerStop) X(cuSignalExternalSemaphoresAsync) X(cuSignalExternalSemaphoresAsync_ptsz)             \
-    X(cuStreamAddCallback) X(cuStreamAddCallback_ptsz) X(cuStreamAttachMemAsync)                             \
-    X(cuStreamAttachMemAsync_ptsz) X(cuStreamCopyAttributes) X(cuStreamCopyAttributes_ptsz)                  \
-    X(cuStreamDestroy) X(cuStreamGetAttribute) X(cuStreamGetAttribute_ptsz) X(cuStreamGetCaptureInfo)        \
-    X(cuStreamGetCaptureInfo_ptsz) X(cuStreamGetCaptureInfo_v2) X(cuStreamGetCaptureInfo_v2_ptsz)            \
-    X(cuStreamGetCaptureInfo_v3) X(cuStreamGetCaptureInfo_v3_ptsz) X(cuStreamGetCtx) X(cuStreamGetCtx_ptsz)  \
-    X(cuStreamGetCtx_v2) X(cuStreamGetCtx_v2_ptsz) X(cuStreamGetDevice) X(cuStreamGetDevice_ptsz)            \
-    X(cuStreamGetFlags) X(cuStreamGetFlags_ptsz) X(cuStreamGetGreenCtx) X(cuStreamGetId)                     \
-    X(cuStreamGetId_ptsz) X(cuStreamGetPriority) X(cuStreamGetPriority_ptsz) X(cuStreamIsCapturing)          \
-    X(cuStreamIsCapturing_ptsz) X(cuStreamQuery) X(cuStreamQuery_ptsz) X(cuStreamSetAttribute)               \
-    X(cuStreamSetAttribute_ptsz) X(cuStreamUpdateCaptureDependencies)                                        \
-    X(cuStreamUpdateCaptureDependencies_ptsz) X(cuStreamUpdateCaptureDependencies_v2)                        \
-    X(cuStreamUpdateCaptureDependencies_v2_ptsz) X(cuStreamWaitEvent) X(cuStreamWaitEvent_ptsz)              \
-    X(cuSurfObjectCreate) X(cuSurfObjectDestroy) X(cuSurfObjectGetResourceDesc) X(cuSurfRefGetArray)         \
-    X(cuSurfRefSetArray) X(cuTensorMapEncodeIm2col) X(cuTensorMapEncodeIm2colWide)                           \
-    X(cuTensorMapEncodeTiled) X(cuTensorMapReplaceAddress) X(cuTexObjectCreate) X(cuTexObjectDestroy)        \
-    X(cuTexObjectGetResourceDesc) X(cuTexObjectGetResourceViewDesc) X(cuTexObjectGetTextureDesc)             \
-    X(cuTexRefCreate) X(cuTexRefDestroy) X(cuTexRefGetAddress) X(cuTexRefGetAddressMode)                     \
-    X(cuTexRefGetAddress_v2) X(cuTexRefGetArray) X(cuTexRefGetBorderColor) X(cuTexRefGetFilterMode)          \
-    X(cuTexRefGetFlags) X(cuTexRefGetFormat) X(cuTexRefGetMaxAnisotropy) X(cuTexRefGetMipmapFilterMode)      \
-    X(cuTexRefGetMipmapLevelBias) X(cuTexRefGetMipmapLevelClamp) X(cuTexRefGetMipmappedArray)                \
-    X(cuTexRefSetAddress) X(cuTexRefSetAddress2D) X(cuTexRefSetAddress2D_v2) X(cuTexRefSetAddress2D_v3)      \
-    X(cuTexRefSetAddressMode) X(cuTexRefSetAddress_v2) X(cuTexRefSetArray) X(cuTexRefSetBorderColor)         \
-    X(cuTexRefSetFilterMode) X(cuTexRefSetFlags) X(cuTexRefSetFormat) X(cuTexRefSetMaxAnisotropy)            \
-    X(cuTexRefSetMipmapFilterMode) X(cuTexRefSetMipmapLevelBias) X(cuTexRefSetMipmapLevelClamp)              \
-    X(cuTexRefSetMipmappedArray) X(cuThreadExchangeStreamCaptureMode) X(cuUserObjectCreate)                  \
-    X(cuUserObjectRelease) X(cuUserObjectRetain) X(cuWaitExternalSemaphoresAsync)                            \
-    X(cuWaitExternalSemaphoresAsync_ptsz)
+    X(cuMemHostUnregister) X(cuMemPoolExportPointer) X(cuMemPoolExportToShareableHandle)                     \
+    X(cuMemPoolGetAccess) X(cuMemRangeGetAttribute) X(cuMemRangeGetAttributes) X(cuMemSetMemPool)            \
+    X(cuMipmappedArrayDestroy) X(cuMipmappedArrayGetLevel) X(cuMipmappedArrayGetMemoryRequirements)          \
+    X(cuMipmappedArrayGetSparseProperties) X(cuModuleEnumerateFunctions) X(cuModuleGetFunction)              \
+    X(cuModuleGetFunctionCount) X(cuModuleGetGlobal) X(cuModuleGetGlobal_v2) X(cuModuleGetLoadingMode)       \
+    X(cuModuleGetSurfRef) X(cuModuleGetTexRef) X(cuModuleUnload) X(cuMulticastGetGranularity)                \
+    X(cuMulticastUnbind) X(cuOccupancyAvailableDynamicSMemPerBlock)                                          \
+    X(cuOccupancyMaxActiveBlocksPerMultiprocessor) X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)   \
+    X(cuOccupancyMaxActiveClusters) X(cuOccupancyMaxPotentialBlockSize)                                      \
+    X(cuOccupancyMaxPotentialBlockSizeWithFlags) X(cuOccupancyMaxPotentialClusterSize) X(cuParamSetSize)     \
+    X(cuParamSetTexRef) X(cuParamSetf) X(cuParamSeti) X(cuParamSetv) X(cuPointerSetAttribute)                \
+    X(cuProfilerInitialize) X(cuProfilerStart) X(cuProfilerStop) X(cuSignalExternalSemaphoresAsync)          \
+    X(cuSignalExternalSemaphoresAsync_ptsz) X(cuStreamAddCallback) X(cuStreamAddCallback_ptsz)               \
+    X(cuStreamAttachMemAsync) X(cuStreamAttachMemAsync_ptsz) X(cuStreamCopyAttributes)                       \
+    X(cuStreamCopyAttributes_ptsz) X(cuStreamDestroy) X(cuStreamGetAttribute) X(cuStreamGetAttribute_ptsz)   \
+    X(cuStreamGetCaptureInfo) X(cuStreamGetCaptureInfo_ptsz) X(cuStreamGetCaptureInfo_v2)                    \
+    X(cuStreamGetCaptureInfo_v2_ptsz) X(cuStreamGetCaptureInfo_v3) X(cuStreamGetCaptureInfo_v3_ptsz)         \
+    X(cuStreamGetCtx) X(cuStreamGetCtx_ptsz) X(cuStreamGetCtx_v2) X(cuStreamGetCtx_v2_ptsz)                  \
+    X(cuStreamGetDevice) X(cuStreamGetDevice_ptsz) X(cuStreamGetFlags) X(cuStreamGetFlags_ptsz)              \
+    X(cuStreamGetGreenCtx) X(cuStreamGetId) X(cuStreamGetId_ptsz) X(cuStreamGetPriority)                     \
+    X(cuStreamGetPriority_ptsz) X(cuStreamIsCapturing) X(cuStreamIsCapturing_ptsz) X(cuStreamQuery)          \
+    X(cuStreamQuery_ptsz) X(cuStreamSetAttribute) X(cuStreamSetAttribute_ptsz)                               \
+    X(cuStreamUpdateCaptureDependencies) X(cuStreamUpdateCaptureDependencies_ptsz)                           \
+    X(cuStreamUpdateCaptureDependencies_v2) X(cuStreamUpdateCaptureDependencies_v2_ptsz)                     \
+    X(cuStreamWaitEvent) X(cuStreamWaitEvent_ptsz) X(cuSurfObjectCreate) X(cuSurfObjectDestroy)              \
+    X(cuSurfObjectGetResourceDesc) X(cuSurfRefGetArray) X(cuSurfRefSetArray) X(cuTensorMapEncodeIm2col)      \
+    X(cuTensorMapEncodeIm2colWide) X(cuTensorMapEncodeTiled) X(cuTensorMapReplaceAddress)                    \
+    X(cuTexObjectCreate) X(cuTexObjectDestroy) X(cuTexObjectGetResourceDesc)                                 \
+    X(cuTexObjectGetResourceViewDesc) X(cuTexObjectGetTextureDesc) X(cuTexRefCreate) X(cuTexRefDestroy)      \
+    X(cuTexRefGetAddress) X(cuTexRefGetAddressMode) X(cuTexRefGetAddress_v2) X(cuTexRefGetArray)             \
+    X(cuTexRefGetBorderColor) X(cuTexRefGetFilterMode) X(cuTexRefGetFlags) X(cuTexRefGetFormat)              \
+    X(cuTexRefGetMaxAnisotropy) X(cuTexRefGetMipmapFilterMode) X(cuTexRefGetMipmapLevelBias)                 \
+    X(cuTexRefGetMipmapLevelClamp) X(cuTexRefGetMipmappedArray) X(cuTexRefSetAddress)                        \
+    X(cuTexRefSetAddress2D) X(cuTexRefSetAddress2D_v2) X(cuTexRefSetAddress2D_v3) X(cuTexRefSetAddressMode)  \
+    X(cuTexRefSetAddress_v2) X(cuTexRefSetArray) X(cuTexRefSetBorderColor) X(cuTexRefSetFilterMode)          \
+    X(cuTexRefSetFlags) X(cuTexRefSetFormat) X(cuTexRefSetMaxAnisotropy) X(cuTexRefSetMipmapFilterMode)      \
+    X(cuTexRefSetMipmapLevelBias) X(cuTexRefSetMipmapLevelClamp) X(cuTexRefSetMipmappedArray)                \
+    X(cuThreadExchangeStreamCaptureMode) X(cuUserObjectCreate) X(cuUserObjectRelease) X(cuUserObjectRetain)  \
+    X(cuWaitExternalSemaphoresAsync) X(cuWaitExternalSemaphoresAsync_ptsz)
 
 // clang-format on
 

@@ -88,8 +88,4 @@ void add_kernel(gate::Named& named, CUfunction function, void** parameters, void
     }
 }
 
-void add_graph(gate::Named& named, CUgraphExec) {
-    named.known = false; // what its nodes name is not tracked yet: it waits
-}
-
 } // namespace gpu_sleep::hooks

@@ -94,13 +94,4 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     return real<Entry::cuIpcGetMemHandle>()(handle, address);
 }
 
-CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData* data, CUdeviceptr address) {
-    return real<Entry::cuMemPoolExportPointer>()(data, address);
-}
-
-CUresult cuMemPoolExportToShareableHandle(void* handle, CUmemoryPool pool, CUmemAllocationHandleType type,
-                                          unsigned long long flags) {
-    return real<Entry::cuMemPoolExportToShareableHandle>()(handle, pool, type, flags);
-}
-
 } // namespace gpu_sleep::hooks::own
