@@ -91,6 +91,14 @@ CUevent take_event(Pools& all, const Agent::Memory& memory) {
     return memory.api.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS ? event : nullptr;
 }
 
+/// In part asleep a checked gate lets allocations pass: they must not be given what sleeps.
+bool sleeps(const Agent::Memory& memory, CUdeviceptr address) {
+    if (gate::Gate::is_open()) return false;
+    const std::lock_guard lock(memory.mutex);
+    const auto* backing = memory.ledger.find(address);
+    return backing && backing->is_asleep();
+}
+
 /// Takes a spare of the size that the stream may use now.
 std::optional<CUdeviceptr> reuse(Pools& all, const Agent::Memory& memory, Pool& pool, Bytes size, CUstream stream) {
     const auto found = pool.spares.find(size);
@@ -100,7 +108,7 @@ std::optional<CUdeviceptr> reuse(Pools& all, const Agent::Memory& memory, Pool& 
     for (auto spare = spares.rbegin(); spare != spares.rend(); ++spare) {
         const bool is_usable = (spare->in_order && spare->stream == stream) ||
                                memory.api.cuEventQuery(spare->done) == CUDA_SUCCESS;
-        if (!is_usable) continue;
+        if (!is_usable || sleeps(memory, spare->address)) continue;
         const auto address = spare->address;
         all.events.push_back(spare->done);
         spares.erase(std::next(spare).base());

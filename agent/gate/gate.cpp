@@ -21,6 +21,7 @@
 namespace gpu_sleep::gate {
 
 constinit thread_local Seat* t_seat = nullptr;
+constinit std::atomic<bool> Gate::s_closed{false};
 
 namespace {
 
@@ -114,14 +115,14 @@ void Gate::publish(Phase phase) {
     phase_ = phase;
     ++changes_;
     holds_captures_ = false;
-    closed_.store(phase != Phase::open, std::memory_order_seq_cst);
+    s_closed.store(phase != Phase::open, std::memory_order_seq_cst);
 }
 
 void Gate::hold_captures() {
     const std::lock_guard lock(mutex_);
     if (abandoned_) return;
     holds_captures_ = true;
-    closed_.store(true, std::memory_order_seq_cst);
+    s_closed.store(true, std::memory_order_seq_cst);
 }
 
 void Gate::set_phase(Phase phase) {
@@ -161,6 +162,7 @@ void Gate::reset_in_child() noexcept {
         seat->inside = false;
         seat->taken = false;
     }
+    s_closed = false;
     auto* const anew = new (this) Gate;
     anew->seats_ = seats;
 }

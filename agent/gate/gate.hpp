@@ -122,7 +122,8 @@ public:
 
     /// The calling thread's seat.
     [[nodiscard]] Seat& seat() noexcept;
-    [[nodiscard]] bool is_open() const noexcept { return !closed_.load(std::memory_order_relaxed); }
+    /// Looked at by every call of the program, so it is found without a call of ours.
+    [[nodiscard]] static bool is_open() noexcept { return !s_closed.load(std::memory_order_relaxed); }
     /// The way in when the gate may be closed; the seat says inside. False: the touch fails, and the seat is left.
     [[nodiscard]] bool admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector);
 
@@ -145,7 +146,7 @@ private:
     [[nodiscard]] bool is_empty() const noexcept;
     [[nodiscard]] Seat* take_seat() noexcept;
 
-    std::atomic<bool> closed_{false};
+    static constinit std::atomic<bool> s_closed;
     std::atomic<Seat*> seats_{nullptr}; ///< a list that only grows
     mutable std::mutex mutex_;          ///< guards all below; held for moments only
     std::condition_variable changed_;
@@ -173,9 +174,8 @@ public:
         if (seat_.depth++ != 0) return;
         seat_.inside.store(true, std::memory_order_relaxed);
         std::atomic_signal_fence(std::memory_order_seq_cst);
-        auto& gate = Gate::instance();
-        if (!gate.is_open()) [[unlikely]]
-            admitted_ = gate.admit(seat_, touch, entry_point, inspector);
+        if (!Gate::is_open()) [[unlikely]]
+            admitted_ = Gate::instance().admit(seat_, touch, entry_point, inspector);
     }
     ~Passage() {
         if (--seat_.depth == 0) seat_.inside.store(false, std::memory_order_release);
