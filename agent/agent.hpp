@@ -69,7 +69,7 @@ public:
     [[nodiscard]] model::Report status() override;
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
                                       const server::ProgressSink& progress) override;
-    void after_reply() override;
+    [[nodiscard]] bool tidy() override;
 
 private:
     /// What exists once CUDA is in use.
@@ -121,6 +121,7 @@ private:
 
     Turnstile turnstile_;
     Callbacks callbacks_;
+    std::vector<sleep::Vault> retired_; ///< being given back; used on the operations thread alone
     server::Server server_;
     gate::Gate::Rule default_rule_;          ///< of the environment; not changed later
     gate::Gate::Rule rule_;                  ///< of the sleep under way or last done; used by one operation at a time

@@ -86,16 +86,19 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
     return model::Failure{report.error(), ledger_.state()};
 }
 
-void Agent::after_reply() {
+bool Agent::tidy() {
     auto* running = running_.load();
-    if (!running) return;
-    std::vector<sleep::Vault> retired;
+    if (!running) return false;
     {
         const std::lock_guard lock(memory_mutex_);
-        retired = running->engine.vaults().reap();
+        for (auto& vault : running->engine.vaults().reap()) retired_.push_back(std::move(vault));
     }
-    // Unpinned and returned here, one piece after another and without the mutex: more threads, or haste,
-    // would slow the program's first work after waking.
+    // One piece after another and without the mutex: more threads, or haste, would slow the program's first work after
+    // waking. All are unpinned before the first is unmapped, which stops every thread of the program for a moment.
+    for (auto& vault : retired_)
+        if (vault.arena && vault.arena->unpin_next()) return true;
+    retired_.clear();
+    return false;
 }
 
 void Agent::add_residual(Report& report) {
@@ -267,10 +270,18 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     report.dry_run = request.dry_run;
     std::vector<int> ran;
     auto done = quiesce(request, progress, deadline, ran, report);
-    if (done) {
+    const auto attempt = [&]() -> Result<void> {
         const std::lock_guard lock(memory_mutex_);
-        done = running.engine.sleep(request, {progress}, report);
-        if (done && report.changed) state_since_ = Clock::now();
+        GPU_SLEEP_TRY(running.engine.sleep(request, {progress}, report));
+        if (report.changed) state_since_ = Clock::now();
+        return {};
+    };
+    if (done) done = attempt();
+    if (!done && done.error().code == ErrorCode::out_of_host_memory) {
+        // What the last wake left to be given back may be what is missing.
+        bool has_given = false;
+        while (tidy()) has_given = true;
+        if (has_given) done = attempt();
     }
     if (done && report.changed) {
         rule_ = default_rule_;
