@@ -50,6 +50,8 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::not_owned, "not_owned", failed_awake, failed_asleep, ""},
     ErrorTraits{ErrorCode::context_lost, "context_lost", failed_awake, failed_asleep,
                 "the program's CUDA context has failed; restart the program"},
+    ErrorTraits{ErrorCode::out_of_disk, "out_of_disk", no_host_memory, no_host_memory,
+                "free disk space, or name another directory"},
 };
 
 } // namespace

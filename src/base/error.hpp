@@ -34,6 +34,7 @@ enum class ErrorCode : std::uint16_t {
     no_driver = 19,
     not_owned = 20,
     context_lost = 21,
+    out_of_disk = 22,
 };
 
 /// Exit statuses of every command; DESIGN of the command line in README.md, "Exit status".
