@@ -13,6 +13,7 @@
 #include "turnstile.hpp"
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -94,7 +95,8 @@ private:
     [[nodiscard]] Result<Event> wake_within(const model::WakeRequest& request,
                                             const server::ProgressSink& progress, model::Report& report);
     [[nodiscard]] Result<Event> preview(const model::SleepRequest& request);
-    [[nodiscard]] Result<void> quiesce(const model::SleepRequest& request,
+    /// Asks the callbacks, shuts the gate and waits for the device. False: there is nothing to do, and nothing was done.
+    [[nodiscard]] Result<bool> quiesce(const model::SleepRequest& request,
                                        const server::ProgressSink& progress, Clock::time_point deadline,
                                        std::vector<int>& ran, model::Report& report);
     [[nodiscard]] Result<void> prepare_free(driver::DeviceAddress address);
@@ -102,7 +104,9 @@ private:
     [[nodiscard]] Result<void> shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going);
     [[nodiscard]] Result<void> drain(Clock::time_point deadline, const std::function<bool()>& keep_going);
     /// Makes the gate fit what sleeps now.
-    void settle_gate();
+    void settle_gate() noexcept;
+    class GateSettler;
+    [[nodiscard]] static std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_released);
     void wake_on_touch();
     void complete(model::Report& report);
     /// What stays with the driver. Without the memory's mutex, which it takes.

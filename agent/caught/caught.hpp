@@ -63,8 +63,12 @@ void stream_destroyed(CUstream stream) noexcept;
 /// which. The handle itself when it is none of ours.
 [[nodiscard]] CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle,
                                                            const char* reason) noexcept;
-/// Memory at `address` has to stay where it is from now on.
-void pin_address(CUdeviceptr address, const char* reason) noexcept;
+/// Memory in the span has to stay where it is from now on.
+void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
+
+// Memory that the program has from the C API: not caught, but known.
+void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept;
+void forget_own(CUdeviceptr address) noexcept;
 
 // What is known of an address without the driver.
 struct Known {

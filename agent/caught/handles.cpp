@@ -78,7 +78,8 @@ void pin(const Agent::Memory& memory, Handles& all, Handle& handle, const char* 
 
 /// Gives a mapping to the ledger once it is one that can sleep: the only one of its handle, whole, and open to its own
 /// device, for otherwise nobody can copy it.
-void enlist(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapping& mapping) {
+void enlist(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
+            const TagChoice& choose_tag) {
     auto* handle = find_handle(all, mapping.handle);
     if (!handle || handle->pinned) return;
     const auto device = handle->properties.location.id;
@@ -92,7 +93,7 @@ void enlist(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapp
         memory.ledger.find(address)->access = mapping.access;
         return;
     }
-    const auto tag = tag_for(mapping.bytes);
+    const auto tag = choose_tag(mapping.bytes);
     if (!tag) return;
     ledger::Backing backing;
     backing.address = address;
@@ -195,6 +196,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with) return std::nullopt;
+        const TagChoice choose_tag;
         const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
         const auto found = mappings_in(all, address, bytes);
@@ -215,7 +217,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
                 const bool is_granted = granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
                 mapping.access = is_granted ? mapping.access | bit : mapping.access & ~bit;
             }
-            enlist(*with, all, at, mapping);
+            enlist(*with, all, at, mapping, choose_tag);
         }
         return CUDA_SUCCESS;
     });
@@ -247,6 +249,8 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with || !handle) return std::nullopt;
+        const auto known = Allocations::instance().find(reinterpret_cast<CUdeviceptr>(address));
+        if (known && !known->is_virtual) return CUDA_ERROR_INVALID_VALUE; // as of the driver's own plain memory
         const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
         const auto at = reinterpret_cast<CUdeviceptr>(address);
@@ -289,21 +293,33 @@ CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle
     return real;
 }
 
-void pin_address(CUdeviceptr address, const char* reason) noexcept {
+void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
     noted([&] {
         const auto with = memory();
         if (!with) return;
         const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
-        const auto after = all.mappings.upper_bound(address);
-        if (after != all.mappings.begin() && address - std::prev(after)->first < std::prev(after)->second.bytes) {
-            auto* mine = find_handle(all, std::prev(after)->second.handle);
-            if (mine) pin(*with, all, *mine, reason);
-            return;
+        for (auto at = address; at < address + bytes;) {
+            auto* backing = with->ledger.find(at);
+            if (!backing) break;
+            const auto next = backing->end();
+            const auto mapping = all.mappings.find(backing->address);
+            auto* const handle = mapping == all.mappings.end() ? nullptr : find_handle(all, mapping->second.handle);
+            if (handle)
+                pin(*with, all, *handle, reason);
+            else if (!backing->is_asleep() && !backing->pinned)
+                backing->pinned = reason;
+            at = next;
         }
-        auto* backing = with->ledger.find(address);
-        if (backing && !backing->is_asleep() && !backing->pinned) backing->pinned = reason;
     });
+}
+
+void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
+    noted([&] { Allocations::instance().add({address, bytes, device, nullptr, nullptr, 0, true}); });
+}
+
+void forget_own(CUdeviceptr address) noexcept {
+    noted([&] { static_cast<void>(Allocations::instance().take(address)); });
 }
 
 void add_pinned_handles(std::vector<Residual>& rows) {

@@ -90,10 +90,14 @@ Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device
 
 void give_range(const Agent::Memory& memory, CUdeviceptr address) {
     const std::lock_guard lock(memory.mutex);
+    const auto* backing = memory.ledger.find(address);
+    const bool sleeps = backing && backing->is_asleep();
+    const auto span = sleeps ? gate::Named::Span{backing->address, backing->end()} : gate::Named::Span{};
     auto freed = memory.heap.free(address);
     if (freed)
         memory.vaults.forget(freed->kept);
-    else
+    if (freed && sleeps && !memory.ledger.find(address)) gate::Gate::instance().forget(span);
+    if (!freed)
         log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
 }
 

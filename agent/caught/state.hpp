@@ -43,7 +43,19 @@ void noted(Body&& body) noexcept {
 /// Frees what take_range() gave, asleep or awake. No work may still use it.
 void give_range(const Agent::Memory& memory, CUdeviceptr address);
 
-/// Whether the rules let us have an allocation of this size by the calling code, and under which tag.
+/// What the rules say of the calling code. Made before any mutex is taken: finding out who calls may need the loader's
+/// lock, which a thread that waits for a mutex of ours may hold.
+class TagChoice {
+public:
+    TagChoice();
+    /// The tag of an allocation of this size; nothing when it is not to be caught.
+    [[nodiscard]] std::optional<std::string> operator()(std::size_t bytes) const;
+
+private:
+    std::vector<std::string_view> callers_;
+    std::string_view scope_;
+};
+/// The same at once.
 [[nodiscard]] std::optional<std::string> tag_for(std::size_t bytes);
 
 /// Grants the devices that may reach memory of `device` access to what was allocated there.

@@ -204,7 +204,7 @@ using gate::Touch;
 template <Entry entry, class... Arguments>
 CUresult instantiate(CUgraphExec* executable, CUgraph graph, Arguments... arguments) {
     const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<entry>()(executable, graph, arguments...);
     if (status == CUDA_SUCCESS && catches()) note_graph(*executable, graph);
     return status;
@@ -213,7 +213,7 @@ CUresult instantiate(CUgraphExec* executable, CUgraph graph, Arguments... argume
 template <Entry entry, class... Arguments>
 CUresult update(CUgraphExec executable, CUgraph graph, Arguments... arguments) {
     const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<entry>()(executable, graph, arguments...);
     if (status == CUDA_SUCCESS && catches()) note_graph(executable, graph);
     return status;
@@ -223,7 +223,7 @@ CUresult update(CUgraphExec executable, CUgraph graph, Arguments... arguments) {
 template <Entry entry, class Note, class... Arguments>
 CUresult change(Note&& note_change, CUgraphExec executable, Arguments... arguments) {
     const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<entry>()(executable, arguments...);
     if (status == CUDA_SUCCESS && catches()) note_change();
     return status;

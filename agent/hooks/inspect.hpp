@@ -53,9 +53,10 @@ struct NamesTwo {
 struct NamesRows {
     static constexpr bool k_known = true;
     template <class Value, class... Rest>
-    static void add(gate::Named& named, CUdeviceptr to, std::size_t pitch, Value, std::size_t, std::size_t height,
-                    const Rest&...) {
-        add_span(named, to, pitch * height);
+    static void add(gate::Named& named, CUdeviceptr to, std::size_t pitch, Value, std::size_t width,
+                    std::size_t height, const Rest&...) {
+        const auto row = width * sizeof(Value);
+        if (height != 0) add_span(named, to, height > 1 ? pitch * (height - 1) + row : row);
     }
 };
 

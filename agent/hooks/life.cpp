@@ -22,7 +22,7 @@ namespace {
 template <Entry entry, class... Arguments>
 CUresult create_context(CUcontext* context, Arguments... arguments) {
     const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<entry>()(context, arguments...);
     if (status == CUDA_SUCCESS && catches()) agent::caught::context_created(*context);
     return status;
@@ -31,7 +31,7 @@ CUresult create_context(CUcontext* context, Arguments... arguments) {
 template <Entry entry>
 CUresult begin_capture(CUstream stream, CUstreamCaptureMode mode, bool per_thread) {
     const Passage passage(Touch::captures, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<entry>()(stream, mode);
     if (status == CUDA_SUCCESS && catches()) agent::caught::capture_began(stream, per_thread);
     return status;
@@ -40,7 +40,7 @@ CUresult begin_capture(CUstream stream, CUstreamCaptureMode mode, bool per_threa
 template <Entry entry, class... Arguments>
 CUresult begin_capture_to_graph(bool per_thread, CUstream stream, Arguments... arguments) {
     const Passage passage(Touch::captures, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<entry>()(stream, arguments...);
     if (status == CUDA_SUCCESS && catches()) agent::caught::capture_began(stream, per_thread);
     return status;
@@ -69,7 +69,7 @@ CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsig
 
 CUresult cuCtxDestroy_v2(CUcontext context) {
     const Passage passage(Touch::ends, k_name<Entry::cuCtxDestroy_v2>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuCtxDestroy_v2>()(context);
     if (status == CUDA_SUCCESS && catches()) agent::caught::context_destroyed(context);
     return status;
@@ -77,7 +77,7 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     const Passage passage(Touch::ends, k_name<Entry::cuDevicePrimaryCtxReset_v2>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuDevicePrimaryCtxReset_v2>()(device);
     if (status == CUDA_SUCCESS && catches()) agent::caught::primary_context_gone(device);
     return status;
@@ -85,7 +85,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     const Passage passage(Touch::ends, k_name<Entry::cuDevicePrimaryCtxRelease_v2>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuDevicePrimaryCtxRelease_v2>()(device);
     if (status == CUDA_SUCCESS && catches()) agent::caught::primary_context_gone(device);
     return status;
@@ -104,14 +104,14 @@ CUresult cuCtxDisablePeerAccess(CUcontext peer) {
 
 CUresult cuStreamBeginCapture(CUstream stream) {
     const Passage passage(Touch::captures, k_name<Entry::cuStreamBeginCapture>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuStreamBeginCapture>()(stream);
     if (status == CUDA_SUCCESS && catches()) agent::caught::capture_began(stream, false);
     return status;
 }
 CUresult cuStreamBeginCapture_ptsz(CUstream stream) {
     const Passage passage(Touch::captures, k_name<Entry::cuStreamBeginCapture_ptsz>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuStreamBeginCapture_ptsz>()(stream);
     if (status == CUDA_SUCCESS && catches()) agent::caught::capture_began(stream, true);
     return status;
