@@ -13,20 +13,20 @@
 namespace gpu_sleep::sim {
 namespace {
 
-constexpr std::uint64_t k_page = 4096;
+constexpr std::uint64_t k_smallest_page = 4096;
 constexpr std::uint64_t k_pitch_alignment = 512;
 
 CUresult allocate(Driver& driver, const Context& context, std::uint64_t bytes, CUdeviceptr& address) {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     if (bytes > settings().memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
-    const auto reserved = round_up(bytes, k_page);
+    const auto reserved = round_up(bytes, k_smallest_page);
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, context.device};
     const auto memory = Physical::create(driver.pool(context.device), reserved, properties);
     if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
     std::uint64_t begin = 0;
-    if (const auto status = driver.space.reserve(reserved, k_page, 0, begin); status != CUDA_SUCCESS)
+    if (const auto status = driver.space.reserve(reserved, k_smallest_page, 0, begin); status != CUDA_SUCCESS)
         return status;
     auto status = driver.space.map(begin, memory, true);
     if (status == CUDA_SUCCESS)
