@@ -42,8 +42,8 @@ private:
     Turnstile& turnstile_;
 };
 
-/// Asks PyTorch for its unused blocks, on a thread of its own: whoever holds Python's lock may keep it for long, and
-/// then the sleep goes on without.
+/// Asks PyTorch for its unused blocks, on a thread of its own: whoever holds Python's lock may keep it for
+/// long, and then the sleep goes on without.
 void trim_torch(Clock::time_point deadline) {
     constexpr Milliseconds k_limit{2'000};
     struct Done {
@@ -61,7 +61,8 @@ void trim_torch(Clock::time_point deadline) {
     if (!thread) return;
     thread->detach();
     std::unique_lock lock(done->mutex);
-    if (!done->changed.wait_until(lock, std::min(deadline, Clock::now() + k_limit), [&] { return done->is_done; }))
+    if (!done->changed.wait_until(lock, std::min(deadline, Clock::now() + k_limit),
+                                  [&] { return done->is_done; }))
         log::warning("PyTorch did not give back its unused memory in time: it is kept too");
 }
 
@@ -201,8 +202,8 @@ Result<void> Agent::shut_gate(Clock::time_point deadline, const std::function<bo
     // Looking symbols up takes the loader's lock, which a thread that a closed gate holds may have.
     if (gate::Gate::is_open()) gate::find_python();
     for (bool has_trimmed = false;;) {
-        // A capture must not meet a closed gate, and waiting for the device would break it: no new ones begin, and
-        // those under way go on until they end.
+        // A capture must not meet a closed gate, and waiting for the device would break it: no new ones
+        // begin, and those under way go on until they end.
         gate.hold_captures();
         while (caught::captures_open() != 0) {
             if (Clock::now() >= deadline)

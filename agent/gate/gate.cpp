@@ -43,8 +43,8 @@ void leave_seat(void* seat) noexcept {
     mine->taken.store(false, std::memory_order_release);
 }
 
-/// A key whose destructor runs late in a thread's end, after its thread_local objects, whose destructors may still
-/// call CUDA.
+/// A key whose destructor runs late in a thread's end, after its thread_local objects, whose destructors may
+/// still call CUDA.
 pthread_key_t seat_key() noexcept {
     static const pthread_key_t key = [] {
         pthread_key_t made = 0;
@@ -75,14 +75,15 @@ Seat* Gate::take_seat() noexcept {
     if (!seat) return nullptr;
     seat->taken = true;
     seat->next = seats_.load(std::memory_order_relaxed);
-    while (!seats_.compare_exchange_weak(seat->next, seat, std::memory_order_acq_rel)) {}
+    while (!seats_.compare_exchange_weak(seat->next, seat, std::memory_order_acq_rel)) {
+    }
     return seat;
 }
 
 Seat& Gate::seat() noexcept {
     if (t_seat) return *t_seat;
-    // Without memory for a seat a thread shares one: then it may be taken for inside when it is not, never the
-    // other way round as long as it is alone there.
+    // Without memory for a seat a thread shares one: then it may be taken for inside when it is not, never
+    // the other way round as long as it is alone there.
     static Seat s_spare;
     auto* seat = take_seat();
     if (!seat) return s_spare;
@@ -202,8 +203,9 @@ Result<void> Gate::wait_empty(Clock::time_point deadline, const std::function<bo
     constexpr int k_looks_per_question = 500;
     for (int look = 0; !is_empty(); ++look) {
         if (Clock::now() >= deadline)
-            return make_error(ErrorCode::timed_out,
-                              "a call of the CUDA driver did not return in time: a long copy, or one that waits");
+            return make_error(
+                ErrorCode::timed_out,
+                "a call of the CUDA driver did not return in time: a long copy, or one that waits");
         if (look % k_looks_per_question == 0 && !keep_going())
             return make_error(ErrorCode::cancelled, "the request was withdrawn");
         std::this_thread::sleep_for(k_look);
@@ -267,8 +269,9 @@ void Gate::forget(Named::Span gone) noexcept {
 
 bool Gate::names_sleeping(const Named& named) const {
     for (const auto& span : named.spans) {
-        const auto after = std::upper_bound(rule_.sleeping.begin(), rule_.sleeping.end(), span.begin,
-                                            [](std::uint64_t at, const Named::Span& s) { return at < s.end; });
+        const auto after =
+            std::upper_bound(rule_.sleeping.begin(), rule_.sleeping.end(), span.begin,
+                             [](std::uint64_t at, const Named::Span& s) { return at < s.end; });
         if (after != rule_.sleeping.end() && after->begin < span.end) return true;
     }
     return false;

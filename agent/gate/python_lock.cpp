@@ -5,6 +5,7 @@
 #include "gate/python_lock.hpp"
 
 #include "base/symbols.hpp"
+#include "gate/stay.h"
 
 #include <dlfcn.h>
 
@@ -16,18 +17,20 @@ namespace {
 // Part of Python's stable interface, declared here so that no Python is needed to build.
 struct Python {
     int (*is_initialized)();
-    int (*holds_lock)();       // PyGILState_Check
-    void* (*save_thread)();    // PyEval_SaveThread
+    int (*holds_lock)();    // PyGILState_Check
+    void* (*save_thread)(); // PyEval_SaveThread
     void (*restore_thread)(void*);
-    int (*ensure)();           // PyGILState_Ensure
+    int (*ensure)(); // PyGILState_Ensure
     void (*release)(int);
-    void* (*get_module_dict)();              // borrowed
-    void* (*dict_get)(void*, const char*);   // borrowed
+    void* (*get_module_dict)();            // borrowed
+    void* (*dict_get)(void*, const char*); // borrowed
     void* (*call_method)(void*, const char*, const char*, ...);
     void (*decrement)(void*);
     void (*clear_error)();
 
-    [[nodiscard]] bool is_complete() const noexcept { return is_initialized && holds_lock && save_thread && restore_thread; }
+    [[nodiscard]] bool is_complete() const noexcept {
+        return is_initialized && holds_lock && save_thread && restore_thread;
+    }
 };
 
 std::atomic<const Python*> g_python{nullptr};
@@ -62,25 +65,40 @@ PythonUnlocked::PythonUnlocked() noexcept {
 }
 
 PythonUnlocked::~PythonUnlocked() {
-    if (thread_state_) g_python.load(std::memory_order_acquire)->restore_thread(thread_state_);
+    if (!thread_state_) return;
+    const auto take_again = [](void* state) {
+        g_python.load(std::memory_order_acquire)->restore_thread(state);
+    };
+    gpu_sleep_call_and_stay(take_again, thread_state_);
 }
+
+namespace {
+
+void call_empty_cache(const Python& python) {
+    auto* const modules = python.get_module_dict();
+    auto* const torch = modules ? python.dict_get(modules, "torch.cuda") : nullptr;
+    if (!torch) return;
+    auto* const done = python.call_method(torch, "empty_cache", nullptr);
+    if (done)
+        python.decrement(done);
+    else
+        python.clear_error();
+}
+
+} // namespace
 
 void empty_torch_cache() noexcept {
     const auto* python = g_python.load(std::memory_order_acquire);
     if (!python || !python->ensure || !python->release || !python->get_module_dict || !python->dict_get ||
         !python->call_method || !python->decrement || !python->clear_error || !python->is_initialized())
         return;
-    const int state = python->ensure();
-    auto* const modules = python->get_module_dict();
-    auto* const torch = modules ? python->dict_get(modules, "torch.cuda") : nullptr;
-    if (torch) {
-        auto* const done = python->call_method(torch, "empty_cache", nullptr);
-        if (done)
-            python->decrement(done);
-        else
-            python->clear_error();
-    }
-    python->release(state);
+    const auto with_lock = [](void*) {
+        const auto& found = *g_python.load(std::memory_order_acquire);
+        const int state = found.ensure();
+        call_empty_cache(found);
+        found.release(state);
+    };
+    gpu_sleep_call_and_stay(with_lock, nullptr);
 }
 
 } // namespace gpu_sleep::gate

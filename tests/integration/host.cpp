@@ -9,6 +9,7 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
 #include <exception>
 
 namespace gpu_sleep::test {
@@ -62,6 +63,19 @@ Output Host::command(const std::string& name, Arguments arguments) const {
 
 std::string Host::state() const {
     return command("gpu-ps", {"--json"}).json("/processes/0/state");
+}
+
+Arguments environment_for_others(Arguments variables) {
+    if (!is_sanitized()) return variables;
+    const char* options = std::getenv("ASAN_OPTIONS");
+    variables.push_back(
+        fmt::format("ASAN_OPTIONS={}:verify_asan_link_order=0:detect_leaks=0", options ? options : ""));
+    return variables;
+}
+
+Launch gpu_run(Arguments arguments, Arguments environment) {
+    arguments.insert(arguments.begin(), command_file("gpu-run"));
+    return {std::move(arguments), environment_for_others(std::move(environment))};
 }
 
 std::string socket_file(pid_t process) {

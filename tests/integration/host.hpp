@@ -46,6 +46,13 @@ private:
 /// What starts a host program; `prefix` is a command that takes it as its arguments.
 [[nodiscard]] Launch host_launch(Arguments environment, Arguments prefix = {});
 
+/// The environment of somebody else's program that runs with the agent: a sanitized agent brings its runtime
+/// along, which does not like to come late, and finds leaks in others' programs.
+[[nodiscard]] Arguments environment_for_others(Arguments variables = {});
+
+/// gpu-run with `arguments`: its options, and the command.
+[[nodiscard]] Launch gpu_run(Arguments arguments, Arguments environment = {});
+
 /// The file of the socket of `process`, in the agent directory of this user.
 [[nodiscard]] std::string socket_file(pid_t process);
 

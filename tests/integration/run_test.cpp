@@ -27,21 +27,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A sanitized agent brings its runtime along, which does not like to come late, and finds leaks in others'
-/// programs.
-Arguments environment_for_others(Arguments variables = {}) {
-    if (!is_sanitized()) return variables;
-    const char* options = std::getenv("ASAN_OPTIONS");
-    variables.push_back(
-        fmt::format("ASAN_OPTIONS={}:verify_asan_link_order=0:detect_leaks=0", options ? options : ""));
-    return variables;
-}
-
-Launch gpu_run(Arguments arguments, Arguments environment = {}) {
-    arguments.insert(arguments.begin(), command_file("gpu-run"));
-    return {std::move(arguments), environment_for_others(std::move(environment))};
-}
-
 /// The variables in the lines of `env`.
 std::map<std::string, std::string> variables_in(const std::string& lines) {
     std::map<std::string, std::string> variables;

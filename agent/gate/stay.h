@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copyright the gpu-sleep authors. */
+/* Surviving a pthread_exit() in somebody else's function. */
+
+#ifndef GPU_SLEEP_AGENT_GATE_STAY_H
+#define GPU_SLEEP_AGENT_GATE_STAY_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Calls `body(argument)`. If that ends the thread, as Python before 3.14 does when a thread asks for its
+ * lock after the interpreter's end has begun, the thread waits here for the end of the process instead: to
+ * unwind our frames would end the process itself. `body` has no destructors to run. Source:
+ * pthread_cleanup_push(3). */
+void gpu_sleep_call_and_stay(void (*body)(void* argument), void* argument);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""A small server in Python that uses the driver with Python's lock held. It answers each line of standard input with
+one line, and health checks on the socket that it is given the path of from another thread."""
+
+import contextlib
+import ctypes
+import os
+import socket
+import sys
+import threading
+import types
+
+BYTES = 4 << 20
+
+cuda = ctypes.PyDLL("libcuda.so.1")  # keeps Python's lock during its calls
+libc = ctypes.PyDLL(None)
+
+
+def checked(status):
+    if status != 0:
+        raise RuntimeError(f"the driver returned {status}")
+
+
+def allocate():
+    address = ctypes.c_uint64()
+    checked(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(BYTES)))
+    return address
+
+
+def touch():
+    return cuda.cuMemsetD8_v2(memory, ctypes.c_ubyte(7), ctypes.c_size_t(BYTES))
+
+
+def answer_health_checks(server):
+    while True:
+        connection, _ = server.accept()
+        with contextlib.suppress(OSError):  # who asked may have lost patience
+            connection.sendall(b"alive\n")
+        connection.close()
+
+
+class Torch:
+    """What the agent knows of PyTorch: one function, of a module that is loaded already."""
+
+    calls = 0
+    cached = None
+
+    @classmethod
+    def empty_cache(cls):
+        cls.calls += 1
+        if cls.cached is not None:
+            checked(cuda.cuMemFree_v2(cls.cached))
+            cls.cached = None
+        if cls.calls == 3:
+            raise ValueError("the third time it fails")
+
+    @classmethod
+    def load(cls):
+        module = types.ModuleType("torch.cuda")
+        module.empty_cache = cls.empty_cache
+        sys.modules["torch.cuda"] = module
+        cls.cached = allocate()
+
+
+def touch_behind_pythons_back():
+    """On a thread that Python does not wait for at its end."""
+    begun = threading.Event()
+
+    def work():
+        checked(cuda.cuCtxSetCurrent(context))
+        begun.set()
+        touch()
+
+    threading.Thread(target=work, daemon=True).start()
+    begun.wait()
+
+
+def answer(words):
+    if words[0] == "touch":
+        return str(touch())
+    if words[0] == "background":
+        touch_behind_pythons_back()
+    elif words[0] == "torch":
+        Torch.load()
+    elif words[0] == "calls":
+        return str(Torch.calls)
+    elif words[0] == "keep_lock":  # for so many milliseconds, once it has said so
+        print("kept", flush=True)
+        libc.usleep(int(words[1]) * 1000)
+        return None
+    elif words[0] == "exit":
+        sys.exit(int(words[1]))
+    return "done"
+
+
+checked(cuda.cuInit(0))
+context = ctypes.c_void_p()
+checked(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+checked(cuda.cuCtxSetCurrent(context))
+memory = allocate()
+checked(touch())
+
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+threading.Thread(target=answer_health_checks, args=(listener,), daemon=True).start()
+print("ready", os.getpid(), flush=True)
+for line in sys.stdin:
+    told = answer(line.split())
+    if told is not None:
+        print(told, flush=True)

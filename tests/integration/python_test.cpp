@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Programs in Python: its lock, and PyTorch's cache.
+
+#include "host.hpp"
+#include "mentions.hpp"
+#include "support/scratch.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+bool has_ctypes() {
+    static const bool has = run({{"python3", "-c", "import ctypes, socket, threading"}}).status == 0;
+    if (!has) WARN("python3 has no ctypes: skipped");
+    return has;
+}
+
+/// python_program.py under gpu-run.
+class PythonProgram {
+public:
+    explicit PythonProgram(Arguments options = {})
+        : socket_(scratch_.file("health")), process_(launch(std::move(options))) {
+        REQUIRE(process_.read_line() == fmt::format("ready {}", process_.pid()));
+    }
+
+    [[nodiscard]] Process& process() { return process_; }
+
+    std::string tell(const std::string& line) {
+        process_.send(line);
+        return process_.read_line();
+    }
+
+    /// Whether it answers a health check within `limit`.
+    [[nodiscard]] bool is_alive(Milliseconds limit) const {
+        const UniqueFd connection(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        REQUIRE(socket_.size() < sizeof address.sun_path);
+        std::memcpy(address.sun_path, socket_.c_str(), socket_.size());
+        REQUIRE(::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) ==
+                0);
+        pollfd readable{connection.get(), POLLIN, 0};
+        return ::poll(&readable, 1, static_cast<int>(limit.count())) == 1;
+    }
+
+    [[nodiscard]] Output command(const std::string& name, Arguments arguments = {}) const {
+        Arguments words{command_file(name), std::to_string(process_.pid())};
+        words.insert(words.end(), arguments.begin(), arguments.end());
+        return run({std::move(words)});
+    }
+
+    [[nodiscard]] bool waits_at_the_gate() const {
+        return becomes_true([&] {
+            return command("gpu-ps", {"--json"}).json("/processes/0/report/gate/waiting_threads") == "1";
+        });
+    }
+
+private:
+    [[nodiscard]] Launch launch(Arguments options) const {
+        options.insert(options.end(), {"--", "python3", GPU_SLEEP_TEST_PYTHON_PROGRAM, socket_});
+        return gpu_run(std::move(options));
+    }
+
+    Scratch scratch_;
+    std::string socket_;
+    Process process_;
+};
+
+constexpr Milliseconds k_at_once{10'000}; ///< for what only a busy machine delays
+constexpr Milliseconds k_too_long{500};   ///< for what must not come
+
+} // namespace
+
+TEST_CASE("Python: while a thread waits at the gate, the others go on", "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program;
+    REQUIRE(program.command("gpu-sleep").status == 0);
+    CHECK(program.is_alive(k_at_once));
+    program.process().send("touch");
+    REQUIRE(program.waits_at_the_gate());
+    for (int i = 0; i < 3; ++i) CHECK(program.is_alive(k_at_once));
+    REQUIRE(program.command("gpu-wake").status == 0);
+    CHECK(program.process().read_line() == "0");
+    CHECK(program.is_alive(k_at_once));
+    CHECK(program.tell("touch") == "0");
+    program.process().send("exit 3");
+    CHECK(program.process().wait() == 3);
+}
+
+TEST_CASE("Python: with --keep-gil they wait too, and go on after waking", "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program({"--keep-gil"});
+    REQUIRE(program.command("gpu-sleep").status == 0);
+    program.process().send("touch");
+    REQUIRE(program.waits_at_the_gate());
+    CHECK_FALSE(program.is_alive(k_too_long));
+    REQUIRE(program.command("gpu-wake").status == 0);
+    CHECK(program.process().read_line() == "0");
+    CHECK(program.is_alive(k_at_once));
+}
+
+TEST_CASE("Python: a touch that wakes the process goes on by itself", "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program({"--on-touch", "wake"});
+    for (int i = 0; i < 3; ++i) {
+        REQUIRE(program.command("gpu-sleep").status == 0);
+        CHECK(program.tell("touch") == "0");
+    }
+}
+
+TEST_CASE("Python: PyTorch is asked for its unused memory before a sleep", "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program;
+    REQUIRE(program.tell("torch") == "done");
+    const auto slept = program.command("gpu-sleep", {"--json"});
+    REQUIRE(slept.status == 0);
+    CHECK(slept.tag("default", "bytes") == std::to_string(4 << 20)); // of two such allocations
+    CHECK(program.tell("calls") == "1");
+    REQUIRE(program.command("gpu-wake").status == 0);
+    CHECK(program.tell("calls") == "1");
+    for (int i = 0; i < 2; ++i) { // the third call fails, which changes nothing
+        REQUIRE(program.command("gpu-sleep").status == 0);
+        REQUIRE(program.command("gpu-wake").status == 0);
+    }
+    CHECK(program.tell("calls") == "3");
+    CHECK(program.tell("touch") == "0");
+}
+
+TEST_CASE("Python: a sleep goes on without its lock when that is not to be had", "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program;
+    REQUIRE(program.tell("torch") == "done");
+    REQUIRE(program.tell("keep_lock 5000") == "kept");
+    const auto start = Clock::now();
+    REQUIRE(program.command("gpu-sleep").status == 0);
+    CHECK(Clock::now() - start >= Milliseconds(1'500));
+    CHECK_THAT(program.process().errors(), mentions("PyTorch did not give back its unused memory in time"));
+    CHECK(program.tell("calls") == "1"); // late
+    REQUIRE(program.command("gpu-wake").status == 0);
+    CHECK(program.tell("touch") == "0");
+}
+
+TEST_CASE("Python: it ends while one of its threads waits at the gate", "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program(GENERATE(Arguments{}, Arguments{"--keep-gil"}));
+    REQUIRE(program.command("gpu-sleep").status == 0);
+    if (GENERATE(true, false)) {
+        program.process().send("background");
+        if (program.waits_at_the_gate() && !program.is_alive(k_too_long)) {
+            REQUIRE(program.command("gpu-wake").status == 0); // the lock is kept: nothing else ends it
+        }
+        REQUIRE(program.process().read_line() == "done");
+    }
+    program.process().send("exit 5");
+    CHECK(program.process().wait() == 5);
+    CHECK(program.process().errors().empty());
+}
+
+TEST_CASE("Python: it ends while the agent waits for its lock", "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program;
+    REQUIRE(program.tell("keep_lock 3000") == "kept");
+    program.process().send("exit 6");
+    REQUIRE(program.command("gpu-sleep").status == 0);
+    CHECK(program.process().wait() == 6);
+    CHECK_THAT(program.process().errors(), mentions("PyTorch did not give back"));
+}
