@@ -30,7 +30,8 @@
     X(cuPointerGetAttributes) X(cuStreamBeginCapture) X(cuStreamBeginCaptureToGraph)                         \
     X(cuStreamBeginCaptureToGraph_ptsz) X(cuStreamBeginCapture_ptsz) X(cuStreamBeginCapture_v2)              \
     X(cuStreamBeginCapture_v2_ptsz) X(cuStreamDestroy_v2) X(cuStreamEndCapture) X(cuStreamEndCapture_ptsz)   \
-    X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)
+    X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz) X(cuCtxCreate) X(cuCtxDestroy) X(cuCtxDetach)         \
+    X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxRetain) X(cuStreamDestroy)
 
 /// Gives the GPU work that reads or writes memory: passes the gate.
 #define GPU_SLEEP_SUBMITTING(X) \
@@ -76,8 +77,8 @@
 
 /// May take GPU memory: passes the gate.
 #define GPU_SLEEP_TAKING(X) \
-    X(cuArray3DCreate) X(cuArray3DCreate_v2) X(cuArrayCreate) X(cuArrayCreate_v2) X(cuCtxCreate)             \
-    X(cuCtxFromGreenCtx) X(cuCtxSetLimit) X(cuDevicePrimaryCtxRetain) X(cuExternalMemoryGetMappedBuffer)     \
+    X(cuArray3DCreate) X(cuArray3DCreate_v2) X(cuArrayCreate) X(cuArrayCreate_v2)                            \
+    X(cuCtxFromGreenCtx) X(cuCtxSetLimit) X(cuExternalMemoryGetMappedBuffer)                                 \
     X(cuExternalMemoryGetMappedMipmappedArray) X(cuFuncLoad) X(cuGraphAddMemAllocNode)                       \
     X(cuGraphExecExternalSemaphoresSignalNodeSetParams) X(cuGraphExecExternalSemaphoresWaitNodeSetParams)    \
     X(cuGraphExecHostNodeSetParams) X(cuGraphUpload) X(cuGraphUpload_ptsz) X(cuGreenCtxCreate)               \
@@ -96,7 +97,7 @@
     X(cuArrayGetSparseProperties) X(cuCheckpointProcessCheckpoint) X(cuCheckpointProcessGetRestoreThreadId)  \
     X(cuCheckpointProcessGetState) X(cuCheckpointProcessLock) X(cuCheckpointProcessRestore)                  \
     X(cuCheckpointProcessUnlock) X(cuCoredumpGetAttribute) X(cuCoredumpGetAttributeGlobal)                   \
-    X(cuCoredumpSetAttribute) X(cuCoredumpSetAttributeGlobal) X(cuCtxAttach) X(cuCtxDestroy) X(cuCtxDetach)  \
+    X(cuCoredumpSetAttribute) X(cuCoredumpSetAttributeGlobal) X(cuCtxAttach)                                 \
     X(cuCtxGetApiVersion) X(cuCtxGetCacheConfig) X(cuCtxGetCurrent) X(cuCtxGetDevResource)                   \
     X(cuCtxGetDevice) X(cuCtxGetDevice_v2) X(cuCtxGetExecAffinity) X(cuCtxGetFlags) X(cuCtxGetId)            \
     X(cuCtxGetLimit) X(cuCtxGetSharedMemConfig) X(cuCtxGetStreamPriorityRange) X(cuCtxPopCurrent)            \
@@ -110,8 +111,8 @@
     X(cuDeviceGetLuid) X(cuDeviceGetMemPool) X(cuDeviceGetName) X(cuDeviceGetNvSciSyncAttributes)            \
     X(cuDeviceGetP2PAtomicCapabilities) X(cuDeviceGetP2PAttribute) X(cuDeviceGetPCIBusId)                    \
     X(cuDeviceGetProperties) X(cuDeviceGetTexture1DLinearMaxWidth) X(cuDeviceGetUuid) X(cuDeviceGetUuid_v2)  \
-    X(cuDeviceGraphMemTrim) X(cuDevicePrimaryCtxGetState) X(cuDevicePrimaryCtxRelease)                       \
-    X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxSetFlags) X(cuDevicePrimaryCtxSetFlags_v2)                \
+    X(cuDeviceGraphMemTrim) X(cuDevicePrimaryCtxGetState)                                                    \
+    X(cuDevicePrimaryCtxSetFlags) X(cuDevicePrimaryCtxSetFlags_v2)                                           \
     X(cuDeviceRegisterAsyncNotification) X(cuDeviceSetGraphMemAttribute) X(cuDeviceSetMemPool)               \
     X(cuDeviceTotalMem) X(cuDeviceTotalMem_v2) X(cuDeviceUnregisterAsyncNotification) X(cuDriverGetVersion)  \
     X(cuEventCreate) X(cuEventDestroy) X(cuEventDestroy_v2) X(cuEventElapsedTime) X(cuEventElapsedTime_v2)   \
@@ -171,7 +172,7 @@
     X(cuProfilerInitialize) X(cuProfilerStart) X(cuProfilerStop) X(cuSignalExternalSemaphoresAsync)          \
     X(cuSignalExternalSemaphoresAsync_ptsz) X(cuStreamAddCallback) X(cuStreamAddCallback_ptsz)               \
     X(cuStreamAttachMemAsync) X(cuStreamAttachMemAsync_ptsz) X(cuStreamCopyAttributes)                       \
-    X(cuStreamCopyAttributes_ptsz) X(cuStreamDestroy) X(cuStreamGetAttribute) X(cuStreamGetAttribute_ptsz)   \
+    X(cuStreamCopyAttributes_ptsz) X(cuStreamGetAttribute) X(cuStreamGetAttribute_ptsz)                      \
     X(cuStreamGetCaptureInfo) X(cuStreamGetCaptureInfo_ptsz) X(cuStreamGetCaptureInfo_v2)                    \
     X(cuStreamGetCaptureInfo_v2_ptsz) X(cuStreamGetCaptureInfo_v3) X(cuStreamGetCaptureInfo_v3_ptsz)         \
     X(cuStreamGetCtx) X(cuStreamGetCtx_ptsz) X(cuStreamGetCtx_v2) X(cuStreamGetCtx_v2_ptsz)                  \
