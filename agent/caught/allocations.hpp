@@ -26,6 +26,7 @@ public:
     std::optional<Known> take(CUdeviceptr address);
     /// Puts back what take() returned.
     void put_back(const Known& allocation);
+    void change(const std::function<void(Known&)>& body);
     /// What holds `address`.
     [[nodiscard]] std::optional<Known> find(CUdeviceptr address) const;
     [[nodiscard]] std::vector<Known> all(const std::function<bool(const Known&)>& wanted) const;

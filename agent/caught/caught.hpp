@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -39,14 +40,16 @@ void start() noexcept;
 /// The program waited for some or all of its work: pools give back what exceeds their thresholds.
 void synchronized() noexcept;
 void pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
-void pool_destroyed(CUmemoryPool pool) noexcept;
+/// Runs the driver's cuMemPoolDestroy with the pool out of the books; what was allocated from it lives on.
+CUresult end_pool(CUmemoryPool pool, const std::function<CUresult()>& destroy) noexcept;
 void pool_trimmed(CUmemoryPool pool, std::size_t keep) noexcept;
 void pool_threshold(CUmemoryPool pool, cuuint64_t bytes) noexcept;
 void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t count) noexcept;
 /// Adds what we hold for the pool to what the driver answered.
 void add_pool_figures(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) noexcept;
 void pool_figures_reset(CUmemoryPool pool, CUmemPool_attribute attribute) noexcept;
-void stream_destroyed(CUstream stream) noexcept;
+/// Runs the driver's cuStreamDestroy with the stream out of the books, for another may get its handle at once.
+CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept;
 
 // The program's own virtual memory.
 [[nodiscard]] Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes,
@@ -79,20 +82,31 @@ struct Known {
     CUmemoryPool pool = nullptr;
     unsigned long long id = 0;  ///< never used twice
     bool is_virtual = false;    ///< the program's own mapping: the driver's answers are right while it is awake
+    bool pool_is_gone = false;  ///< destroyed: another may have its handle
 };
 [[nodiscard]] std::optional<Known> find(CUdeviceptr address) noexcept;
 
 // Graph captures.
-void capture_began(CUstream stream, bool per_thread) noexcept;
-void capture_ended(CUstream stream, bool per_thread) noexcept;
+/// Before the driver begins one; returns its number, for capture_failed() if it did not.
+[[nodiscard]] std::uint64_t capture_begins(CUstream stream, bool per_thread) noexcept;
+void capture_failed(CUstream stream, bool per_thread, std::uint64_t number) noexcept;
+/// The number of the stream's capture before the driver ends it, for capture_ended(); 0 without one.
+[[nodiscard]] std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept;
+void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUresult status) noexcept;
 [[nodiscard]] unsigned captures_open() noexcept;
 
 // Contexts.
 void context_created(CUcontext context) noexcept;
-/// To be called before the driver destroys it; returns what frees the caught memory that dies with it, to be called
-/// afterwards if the driver did.
-void context_destroyed(CUcontext context) noexcept;
-void primary_context_gone(CUdevice device) noexcept;
+/// Runs the driver's cuCtxDestroy. What is known of the context is out of the books meanwhile, for another may get its
+/// handle at once, and comes back if the context stays; its memory goes with it.
+CUresult end_context(CUcontext context, const std::function<CUresult()>& destroy) noexcept;
+/// The same for cuCtxDetach: a context that others are attached to stays.
+CUresult detach_context(CUcontext context, const std::function<CUresult()>& detach) noexcept;
+/// The program holds a primary context once more.
+void primary_context_retained(CUdevice device) noexcept;
+/// The same as end_context() for cuDevicePrimaryCtxRelease and cuDevicePrimaryCtxReset.
+CUresult release_primary_context(CUdevice device, const std::function<CUresult()>& release) noexcept;
+CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>& reset) noexcept;
 [[nodiscard]] std::vector<CUcontext> own_contexts() noexcept;
 /// The current context may reach memory of `peer`'s device from now on, or no longer.
 void peer_access_enabled(CUcontext peer) noexcept;

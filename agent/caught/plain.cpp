@@ -7,6 +7,7 @@
 
 #include <array>
 #include <mutex>
+#include <shared_mutex>
 
 namespace gpu_sleep::agent::caught {
 namespace {
@@ -24,10 +25,25 @@ struct Later {
     }
 };
 
-/// Waits for all work of the allocation's context, as the driver's free does.
+void wait_in(const driver::Api& api, CUcontext context) {
+    const driver::CurrentContext current(api, context);
+    if (current.status() == CUDA_SUCCESS) api.cuCtxSynchronize();
+}
+
+/// Waits for all work that may use the allocation, as the driver's free does. Memory of a pool outlives the context
+/// that it was made in, and other contexts of its device may use it too. For that the caller holds contexts_mutex().
 void wait_for_work(const Agent::Memory& memory, const Known& allocation) {
-    const driver::CurrentContext current(memory.api, allocation.context);
-    if (current.status() == CUDA_SUCCESS) memory.api.cuCtxSynchronize();
+    const auto& api = memory.api;
+    const driver::RelaxedCaptureMode relaxed(api);
+    if (!allocation.pool) return wait_in(api, allocation.context);
+    if (current_device(memory) == allocation.device) api.cuCtxSynchronize();
+    unsigned flags = 0;
+    int is_active = 0;
+    if (api.cuDevicePrimaryCtxGetState(allocation.device, &flags, &is_active) == CUDA_SUCCESS && is_active) {
+        const auto primary = driver::PrimaryContext::retain(api, allocation.device);
+        if (primary) wait_in(api, primary->get());
+    }
+    for (auto* const context : own_contexts_of(allocation.device)) wait_in(api, context);
 }
 
 /// Which devices may reach whose plain memory: cuCtxEnablePeerAccess.
@@ -172,9 +188,33 @@ void free_later(const Known& allocation) {
     later.allocations.push_back(allocation);
 }
 
+Taken take_waiting_of(const Agent::Memory& memory, const std::function<bool(const Known&)>& dies) {
+    auto& later = Later::instance();
+    std::vector<Known> taken;
+    {
+        const std::lock_guard lock(later.mutex);
+        for (const auto& allocation : later.allocations)
+            if (dies(allocation)) taken.push_back(allocation);
+        std::erase_if(later.allocations, dies);
+    }
+    auto gone = [=] {
+        for (const auto& allocation : taken) give_range(memory, allocation.address);
+    };
+    auto stays = [=] {
+        for (const auto& allocation : taken) free_later(allocation);
+    };
+    return {std::move(gone), std::move(stays)};
+}
+
 void free_waiting() noexcept {
     noted([] {
         auto& later = Later::instance();
+        {
+            const std::lock_guard lock(later.mutex);
+            if (later.allocations.empty() || captures_open() != 0) return;
+        }
+        // From here on none of their contexts ends; those that ended took theirs with them.
+        const std::shared_lock contexts(contexts_mutex());
         std::vector<Known> due;
         {
             const std::lock_guard lock(later.mutex);
@@ -202,11 +242,14 @@ Answer free(CUdeviceptr address) noexcept {
         }
         const auto with = memory();
         if (!with) return CUDA_SUCCESS; // the process is ending: the driver takes everything back
+        if (allocation->pool) freed_from_pool(*allocation);
         if (captures_open() != 0) {
             free_later(*allocation);
             return CUDA_SUCCESS;
         }
         free_waiting();
+        std::shared_lock contexts(contexts_mutex(), std::defer_lock);
+        if (allocation->pool) contexts.lock();
         wait_for_work(*with, *allocation);
         give_range(*with, allocation->address);
         return CUDA_SUCCESS;

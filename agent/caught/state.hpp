@@ -9,6 +9,8 @@
 #include "base/log.hpp"
 #include "caught/allocations.hpp"
 
+#include <functional>
+#include <shared_mutex>
 #include <utility>
 
 namespace gpu_sleep::agent::caught {
@@ -60,6 +62,30 @@ private:
 
 /// Grants the devices that may reach memory of `device` access to what was allocated there.
 void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address);
+
+/// The context of a stream: the current one for the default streams.
+[[nodiscard]] CUcontext context_of(const Agent::Memory& memory, CUstream stream);
+
+/// Held alone while a context ends, and shared while we work in contexts that the program may end meanwhile: touching
+/// one that is gone corrupts memory. It comes before the mutex of the pools.
+[[nodiscard]] std::shared_mutex& contexts_mutex() noexcept;
+/// The program's own contexts of the device. They live as long as the caller holds contexts_mutex().
+[[nodiscard]] std::vector<CUcontext> own_contexts_of(int device);
+
+/// What was taken out of the books because its context may go.
+struct Taken {
+    std::function<void()> gone;  ///< frees it
+    std::function<void()> stays; ///< puts it back
+};
+/// The freed blocks whose last use was in the context, and the events made there.
+[[nodiscard]] Taken take_pools_of(const Agent::Memory& memory, CUcontext context);
+/// The allocations of free_later() that die with the context.
+[[nodiscard]] Taken take_waiting_of(const Agent::Memory& memory, const std::function<bool(const Known&)>& dies);
+/// Blocks that were freed in the stream's order wait for their events from now on.
+void forget_order_of(CUstream stream);
+
+/// Takes an allocation that is not freed in a stream's order out of its pool's count.
+void freed_from_pool(const Known& allocation);
 
 /// Frees the allocations that waited for captures to end.
 void free_waiting() noexcept;

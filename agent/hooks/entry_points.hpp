@@ -10,13 +10,15 @@
 /// Handled by a hook of its own: it makes, frees, shares or describes memory, tracks captures and contexts, or
 /// looks symbols up.
 #define GPU_SLEEP_OWN_HOOKS(X) \
-    X(cuCtxCreate_v2) X(cuCtxCreate_v3) X(cuCtxCreate_v4) X(cuCtxDestroy_v2) X(cuCtxDisablePeerAccess)       \
-    X(cuCtxEnablePeerAccess) X(cuCtxSynchronize) X(cuCtxSynchronize_v2) X(cuDevicePrimaryCtxRelease_v2)      \
-    X(cuDevicePrimaryCtxReset_v2) X(cuEventSynchronize) X(cuGetProcAddress) X(cuGetProcAddress_v2)           \
-    X(cuGraphExecBatchMemOpNodeSetParams) X(cuGraphExecChildGraphNodeSetParams) X(cuGraphExecDestroy)        \
-    X(cuGraphExecKernelNodeSetParams) X(cuGraphExecKernelNodeSetParams_v2)                                   \
-    X(cuGraphExecMemcpyNodeSetParams) X(cuGraphExecMemsetNodeSetParams) X(cuGraphExecNodeSetParams)          \
-    X(cuGraphExecUpdate) X(cuGraphExecUpdate_v2) X(cuGraphInstantiate) X(cuGraphInstantiateWithFlags)        \
+    X(cuCtxCreate) X(cuCtxCreate_v2) X(cuCtxCreate_v3) X(cuCtxCreate_v4) X(cuCtxDestroy) X(cuCtxDestroy_v2)  \
+    X(cuCtxDetach) X(cuCtxDisablePeerAccess) X(cuCtxEnablePeerAccess) X(cuCtxSynchronize)                    \
+    X(cuCtxSynchronize_v2) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxRelease_v2)                      \
+    X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxReset_v2) X(cuDevicePrimaryCtxRetain)                     \
+    X(cuEventSynchronize) X(cuGetProcAddress) X(cuGetProcAddress_v2) X(cuGraphExecBatchMemOpNodeSetParams)   \
+    X(cuGraphExecChildGraphNodeSetParams) X(cuGraphExecDestroy) X(cuGraphExecKernelNodeSetParams)            \
+    X(cuGraphExecKernelNodeSetParams_v2) X(cuGraphExecMemcpyNodeSetParams)                                   \
+    X(cuGraphExecMemsetNodeSetParams) X(cuGraphExecNodeSetParams) X(cuGraphExecUpdate)                       \
+    X(cuGraphExecUpdate_v2) X(cuGraphInstantiate) X(cuGraphInstantiateWithFlags)                             \
     X(cuGraphInstantiateWithParams) X(cuGraphInstantiateWithParams_ptsz) X(cuGraphInstantiate_v2) X(cuInit)  \
     X(cuIpcCloseMemHandle) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle_v2) X(cuMemAllocAsync)                  \
     X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz) X(cuMemAllocManaged)  \
@@ -29,8 +31,8 @@
     X(cuMemSetAccess) X(cuMemUnmap) X(cuMulticastBindAddr) X(cuMulticastBindMem) X(cuPointerGetAttribute)    \
     X(cuPointerGetAttributes) X(cuPointerSetAttribute) X(cuStreamBeginCapture)                               \
     X(cuStreamBeginCaptureToGraph) X(cuStreamBeginCaptureToGraph_ptsz) X(cuStreamBeginCapture_ptsz)          \
-    X(cuStreamBeginCapture_v2) X(cuStreamBeginCapture_v2_ptsz) X(cuStreamDestroy_v2) X(cuStreamEndCapture)   \
-    X(cuStreamEndCapture_ptsz) X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)
+    X(cuStreamBeginCapture_v2) X(cuStreamBeginCapture_v2_ptsz) X(cuStreamDestroy) X(cuStreamDestroy_v2)      \
+    X(cuStreamEndCapture) X(cuStreamEndCapture_ptsz) X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)
 
 /// Gives the GPU work that reads or writes memory: passes the gate.
 #define GPU_SLEEP_SUBMITTING(X) \
@@ -77,10 +79,9 @@
 
 /// May take GPU memory: passes the gate.
 #define GPU_SLEEP_TAKING(X) \
-    X(cuArray3DCreate) X(cuArray3DCreate_v2) X(cuArrayCreate) X(cuArrayCreate_v2) X(cuCtxCreate)             \
-    X(cuCtxFromGreenCtx) X(cuCtxSetLimit) X(cuDevicePrimaryCtxRetain) X(cuExternalMemoryGetMappedBuffer)     \
-    X(cuExternalMemoryGetMappedMipmappedArray) X(cuFuncLoad) X(cuFuncSetAttribute)                           \
-    X(cuGraphAddMemAllocNode) X(cuGraphAddNode) X(cuGraphAddNode_v2)                                         \
+    X(cuArray3DCreate) X(cuArray3DCreate_v2) X(cuArrayCreate) X(cuArrayCreate_v2) X(cuCtxFromGreenCtx)       \
+    X(cuCtxSetLimit) X(cuExternalMemoryGetMappedBuffer) X(cuExternalMemoryGetMappedMipmappedArray)           \
+    X(cuFuncLoad) X(cuFuncSetAttribute) X(cuGraphAddMemAllocNode) X(cuGraphAddNode) X(cuGraphAddNode_v2)     \
     X(cuGraphExecExternalSemaphoresSignalNodeSetParams) X(cuGraphExecExternalSemaphoresWaitNodeSetParams)    \
     X(cuGraphExecHostNodeSetParams) X(cuGraphUpload) X(cuGraphUpload_ptsz) X(cuGreenCtxCreate)               \
     X(cuGreenCtxStreamCreate) X(cuImportExternalMemory) X(cuIpcOpenMemHandle) X(cuKernelGetFunction)         \
@@ -99,28 +100,27 @@
     X(cuArrayGetSparseProperties) X(cuCheckpointProcessCheckpoint) X(cuCheckpointProcessGetRestoreThreadId)  \
     X(cuCheckpointProcessGetState) X(cuCheckpointProcessLock) X(cuCheckpointProcessRestore)                  \
     X(cuCheckpointProcessUnlock) X(cuCoredumpGetAttribute) X(cuCoredumpGetAttributeGlobal)                   \
-    X(cuCoredumpSetAttribute) X(cuCoredumpSetAttributeGlobal) X(cuCtxAttach) X(cuCtxDestroy) X(cuCtxDetach)  \
-    X(cuCtxGetApiVersion) X(cuCtxGetCacheConfig) X(cuCtxGetCurrent) X(cuCtxGetDevResource)                   \
-    X(cuCtxGetDevice) X(cuCtxGetDevice_v2) X(cuCtxGetExecAffinity) X(cuCtxGetFlags) X(cuCtxGetId)            \
-    X(cuCtxGetLimit) X(cuCtxGetSharedMemConfig) X(cuCtxGetStreamPriorityRange) X(cuCtxPopCurrent)            \
-    X(cuCtxPopCurrent_v2) X(cuCtxPushCurrent) X(cuCtxPushCurrent_v2) X(cuCtxRecordEvent)                     \
-    X(cuCtxResetPersistingL2Cache) X(cuCtxSetCacheConfig) X(cuCtxSetCurrent) X(cuCtxSetFlags)                \
-    X(cuCtxSetSharedMemConfig) X(cuCtxWaitEvent) X(cuDestroyExternalMemory) X(cuDestroyExternalSemaphore)    \
-    X(cuDevResourceGenerateDesc) X(cuDevSmResourceSplitByCount) X(cuDeviceCanAccessPeer)                     \
-    X(cuDeviceComputeCapability) X(cuDeviceGet) X(cuDeviceGetAttribute) X(cuDeviceGetByPCIBusId)             \
-    X(cuDeviceGetCount) X(cuDeviceGetDefaultMemPool) X(cuDeviceGetDevResource)                               \
-    X(cuDeviceGetExecAffinitySupport) X(cuDeviceGetGraphMemAttribute) X(cuDeviceGetHostAtomicCapabilities)   \
-    X(cuDeviceGetLuid) X(cuDeviceGetMemPool) X(cuDeviceGetName) X(cuDeviceGetNvSciSyncAttributes)            \
-    X(cuDeviceGetP2PAtomicCapabilities) X(cuDeviceGetP2PAttribute) X(cuDeviceGetPCIBusId)                    \
-    X(cuDeviceGetProperties) X(cuDeviceGetTexture1DLinearMaxWidth) X(cuDeviceGetUuid) X(cuDeviceGetUuid_v2)  \
-    X(cuDeviceGraphMemTrim) X(cuDevicePrimaryCtxGetState) X(cuDevicePrimaryCtxRelease)                       \
-    X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxSetFlags) X(cuDevicePrimaryCtxSetFlags_v2)                \
-    X(cuDeviceRegisterAsyncNotification) X(cuDeviceSetGraphMemAttribute) X(cuDeviceSetMemPool)               \
-    X(cuDeviceTotalMem) X(cuDeviceTotalMem_v2) X(cuDeviceUnregisterAsyncNotification) X(cuDriverGetVersion)  \
-    X(cuEventCreate) X(cuEventDestroy) X(cuEventDestroy_v2) X(cuEventElapsedTime) X(cuEventElapsedTime_v2)   \
-    X(cuEventQuery) X(cuEventRecord) X(cuEventRecordWithFlags) X(cuEventRecordWithFlags_ptsz)                \
-    X(cuEventRecord_ptsz) X(cuFlushGPUDirectRDMAWrites) X(cuFuncGetAttribute) X(cuFuncGetModule)             \
-    X(cuFuncGetName) X(cuFuncGetParamInfo) X(cuFuncIsLoaded) X(cuFuncSetBlockShape) X(cuFuncSetCacheConfig)  \
+    X(cuCoredumpSetAttribute) X(cuCoredumpSetAttributeGlobal) X(cuCtxAttach) X(cuCtxGetApiVersion)           \
+    X(cuCtxGetCacheConfig) X(cuCtxGetCurrent) X(cuCtxGetDevResource) X(cuCtxGetDevice) X(cuCtxGetDevice_v2)  \
+    X(cuCtxGetExecAffinity) X(cuCtxGetFlags) X(cuCtxGetId) X(cuCtxGetLimit) X(cuCtxGetSharedMemConfig)       \
+    X(cuCtxGetStreamPriorityRange) X(cuCtxPopCurrent) X(cuCtxPopCurrent_v2) X(cuCtxPushCurrent)              \
+    X(cuCtxPushCurrent_v2) X(cuCtxRecordEvent) X(cuCtxResetPersistingL2Cache) X(cuCtxSetCacheConfig)         \
+    X(cuCtxSetCurrent) X(cuCtxSetFlags) X(cuCtxSetSharedMemConfig) X(cuCtxWaitEvent)                         \
+    X(cuDestroyExternalMemory) X(cuDestroyExternalSemaphore) X(cuDevResourceGenerateDesc)                    \
+    X(cuDevSmResourceSplitByCount) X(cuDeviceCanAccessPeer) X(cuDeviceComputeCapability) X(cuDeviceGet)      \
+    X(cuDeviceGetAttribute) X(cuDeviceGetByPCIBusId) X(cuDeviceGetCount) X(cuDeviceGetDefaultMemPool)        \
+    X(cuDeviceGetDevResource) X(cuDeviceGetExecAffinitySupport) X(cuDeviceGetGraphMemAttribute)              \
+    X(cuDeviceGetHostAtomicCapabilities) X(cuDeviceGetLuid) X(cuDeviceGetMemPool) X(cuDeviceGetName)         \
+    X(cuDeviceGetNvSciSyncAttributes) X(cuDeviceGetP2PAtomicCapabilities) X(cuDeviceGetP2PAttribute)         \
+    X(cuDeviceGetPCIBusId) X(cuDeviceGetProperties) X(cuDeviceGetTexture1DLinearMaxWidth)                    \
+    X(cuDeviceGetUuid) X(cuDeviceGetUuid_v2) X(cuDeviceGraphMemTrim) X(cuDevicePrimaryCtxGetState)           \
+    X(cuDevicePrimaryCtxSetFlags) X(cuDevicePrimaryCtxSetFlags_v2) X(cuDeviceRegisterAsyncNotification)      \
+    X(cuDeviceSetGraphMemAttribute) X(cuDeviceSetMemPool) X(cuDeviceTotalMem) X(cuDeviceTotalMem_v2)         \
+    X(cuDeviceUnregisterAsyncNotification) X(cuDriverGetVersion) X(cuEventCreate) X(cuEventDestroy)          \
+    X(cuEventDestroy_v2) X(cuEventElapsedTime) X(cuEventElapsedTime_v2) X(cuEventQuery) X(cuEventRecord)     \
+    X(cuEventRecordWithFlags) X(cuEventRecordWithFlags_ptsz) X(cuEventRecord_ptsz)                           \
+    X(cuFlushGPUDirectRDMAWrites) X(cuFuncGetAttribute) X(cuFuncGetModule) X(cuFuncGetName)                  \
+    X(cuFuncGetParamInfo) X(cuFuncIsLoaded) X(cuFuncSetBlockShape) X(cuFuncSetCacheConfig)                   \
     X(cuFuncSetSharedMemConfig) X(cuFuncSetSharedSize) X(cuGetErrorName) X(cuGetErrorString)                 \
     X(cuGetExportTable) X(cuGraphAddBatchMemOpNode) X(cuGraphAddChildGraphNode) X(cuGraphAddDependencies)    \
     X(cuGraphAddDependencies_v2) X(cuGraphAddEmptyNode) X(cuGraphAddEventRecordNode)                         \
@@ -171,7 +171,7 @@
     X(cuParamSeti) X(cuParamSetv) X(cuProfilerInitialize) X(cuProfilerStart) X(cuProfilerStop)               \
     X(cuSignalExternalSemaphoresAsync) X(cuSignalExternalSemaphoresAsync_ptsz) X(cuStreamAddCallback)        \
     X(cuStreamAddCallback_ptsz) X(cuStreamAttachMemAsync) X(cuStreamAttachMemAsync_ptsz)                     \
-    X(cuStreamCopyAttributes) X(cuStreamCopyAttributes_ptsz) X(cuStreamDestroy) X(cuStreamGetAttribute)      \
+    X(cuStreamCopyAttributes) X(cuStreamCopyAttributes_ptsz) X(cuStreamGetAttribute)                         \
     X(cuStreamGetAttribute_ptsz) X(cuStreamGetCaptureInfo) X(cuStreamGetCaptureInfo_ptsz)                    \
     X(cuStreamGetCaptureInfo_v2) X(cuStreamGetCaptureInfo_v2_ptsz) X(cuStreamGetCaptureInfo_v3)              \
     X(cuStreamGetCaptureInfo_v3_ptsz) X(cuStreamGetCtx) X(cuStreamGetCtx_ptsz) X(cuStreamGetCtx_v2)          \

@@ -105,8 +105,8 @@ CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
 }
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
-    if (catches()) agent::caught::pool_destroyed(pool);
-    return real<Entry::cuMemPoolDestroy>()(pool);
+    const auto call = [=] { return real<Entry::cuMemPoolDestroy>()(pool); };
+    return catches() ? agent::caught::end_pool(pool, call) : call();
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, std::size_t keep) {
