@@ -210,9 +210,15 @@ void start() noexcept {
     });
 }
 
+std::shared_mutex& capture_order() noexcept {
+    static auto* const order = new std::shared_mutex;
+    return *order;
+}
+
 std::uint64_t capture_begins(CUstream stream, bool per_thread) noexcept {
     std::uint64_t number = 0;
     noted([&] {
+        const std::unique_lock order(capture_order());
         auto* const context = known_context_of(stream);
         auto& books = Books::instance();
         const std::lock_guard lock(books.mutex);

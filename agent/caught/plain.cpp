@@ -213,6 +213,7 @@ void free_waiting() noexcept {
             const std::lock_guard lock(later.mutex);
             if (later.allocations.empty() || captures_open() != 0) return;
         }
+        const std::shared_lock order(capture_order());
         // From here on none of their contexts ends; those that ended took theirs with them.
         const std::shared_lock contexts(contexts_mutex());
         std::vector<Known> due;
@@ -243,14 +244,17 @@ Answer free(CUdeviceptr address) noexcept {
         const auto with = memory();
         if (!with) return CUDA_SUCCESS; // the process is ending: the driver takes everything back
         if (allocation->pool) freed_from_pool(*allocation);
-        if (captures_open() != 0) {
-            free_later(*allocation);
-            return CUDA_SUCCESS;
-        }
         free_waiting();
-        std::shared_lock contexts(contexts_mutex(), std::defer_lock);
-        if (allocation->pool) contexts.lock();
-        wait_for_work(*with, *allocation);
+        {
+            const std::shared_lock order(capture_order());
+            if (captures_open() != 0) {
+                free_later(*allocation);
+                return CUDA_SUCCESS;
+            }
+            std::shared_lock contexts(contexts_mutex(), std::defer_lock);
+            if (allocation->pool) contexts.lock();
+            wait_for_work(*with, *allocation);
+        }
         give_range(*with, allocation->address);
         return CUDA_SUCCESS;
     });

@@ -11,6 +11,7 @@
 
 #include <functional>
 #include <shared_mutex>
+#include <shared_mutex>
 #include <utility>
 
 namespace gpu_sleep::agent::caught {
@@ -86,6 +87,10 @@ void forget_order_of(CUstream stream);
 
 /// Takes an allocation that is not freed in a stream's order out of its pool's count.
 void freed_from_pool(const Known& allocation);
+
+/// Held shared from the look for captures to the end of waiting for a context's work, which would break one; alone while
+/// a capture is noted, before it begins. Comes before the contexts' mutex.
+[[nodiscard]] std::shared_mutex& capture_order() noexcept;
 
 /// Frees the allocations that waited for captures to end.
 void free_waiting() noexcept;

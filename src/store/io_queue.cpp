@@ -73,7 +73,7 @@ public:
     UringQueue& operator=(const UringQueue&) = delete;
     ~UringQueue() override {
         if (reaper_.joinable()) {
-            enqueue(nullptr);
+            while (!enqueue(nullptr)) std::this_thread::yield();
             reaper_.join();
         }
         if (is_open_) ::io_uring_queue_exit(&ring_);
