@@ -155,8 +155,9 @@ Result<void> Agent::free(driver::DeviceAddress address) {
     if (hooks::catches()) caught::forget_own(address);
     const std::lock_guard lock(memory_mutex_);
     const auto* backing = ledger_.find(address);
-    const gate::Named::Span span =
-        backing && backing->is_asleep() ? gate::Named::Span{backing->address, backing->end()} : gate::Named::Span{};
+    const gate::Named::Span span = backing && backing->is_asleep()
+                                       ? gate::Named::Span{backing->address, backing->end()}
+                                       : gate::Named::Span{};
     auto freed = running->heap.free(address);
     if (!freed) return std::move(freed).error();
     running->engine.vaults().forget(freed->kept);

@@ -23,10 +23,11 @@ namespace gpu_sleep::agent {
 
 /// One for each process; a child of fork() starts without. Thread-safe.
 ///
-/// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then the gate (no mutex
-/// either: threads are inside while they call the driver), then the mutex of the program's pools, then
-/// memory_mutex_, then those of the index of allocations and of the gate itself, under which nobody waits. None is held across socket work or callbacks. Nobody waits for anything but the driver
-/// under memory_mutex_.
+/// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then the gate
+/// (no mutex either: threads are inside while they call the driver), then the mutex of the program's pools,
+/// then memory_mutex_, then those of the index of allocations and of the gate itself, under which nobody
+/// waits. None is held across socket work or callbacks. Nobody waits for anything but the driver under
+/// memory_mutex_.
 class Agent final : public server::Operations {
 public:
     /// Makes it on first use, without CUDA, threads or files. Never destroyed.
@@ -95,7 +96,8 @@ private:
     [[nodiscard]] Result<Event> wake_within(const model::WakeRequest& request,
                                             const server::ProgressSink& progress, model::Report& report);
     [[nodiscard]] Result<Event> preview(const model::SleepRequest& request);
-    /// Asks the callbacks, shuts the gate and waits for the device. False: there is nothing to do, and nothing was done.
+    /// Asks the callbacks, shuts the gate and waits for the device. False: there is nothing to do, and
+    /// nothing was done.
     [[nodiscard]] Result<bool> quiesce(const model::SleepRequest& request,
                                        const server::ProgressSink& progress, Clock::time_point deadline,
                                        std::vector<int>& ran, model::Report& report);
@@ -127,10 +129,10 @@ private:
     Callbacks callbacks_;
     std::vector<sleep::Vault> retired_; ///< being given back; used on the operations thread alone
     server::Server server_;
-    gate::Gate::Rule default_rule_;          ///< of the environment; not changed later
-    gate::Gate::Rule rule_;                  ///< of the sleep under way or last done; used by one operation at a time
-    std::atomic<bool> wake_wanted_{false};   ///< by a touch, and not yet tried
-    std::atomic<bool> exiting_{false}; ///< the process is ending: no more calls of CUDA
+    gate::Gate::Rule default_rule_; ///< of the environment; not changed later
+    gate::Gate::Rule rule_;         ///< of the sleep under way or last done; used by one operation at a time
+    std::atomic<bool> wake_wanted_{false}; ///< by a touch, and not yet tried
+    std::atomic<bool> exiting_{false};     ///< the process is ending: no more calls of CUDA
 };
 
 } // namespace gpu_sleep::agent

@@ -127,11 +127,10 @@ void Callbacks::serve() {
         changed_.wait(lock, [this] { return job_ != nullptr; });
         const auto job = job_;
         lock.unlock();
-        const auto result =
-            guarded([&]() -> Result<int> {
-                const gate::Pass pass;
-                return call(job->function, job->entry.user, job->event);
-            });
+        const auto result = guarded([&]() -> Result<int> {
+            const gate::Pass pass;
+            return call(job->function, job->entry.user, job->event);
+        });
         lock.lock();
         job->result = result ? *result : -1; // what throws has not done its part
         job->done = true;

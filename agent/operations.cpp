@@ -106,8 +106,9 @@ bool Agent::tidy() {
         const std::lock_guard lock(memory_mutex_);
         for (auto& vault : running->engine.vaults().reap()) retired_.push_back(std::move(vault));
     }
-    // One piece after another and without the mutex: more threads, or haste, would slow the program's first work after
-    // waking. All are unpinned before the first is unmapped, which stops every thread of the program for a moment.
+    // One piece after another and without the mutex: more threads, or haste, would slow the program's first
+    // work after waking. All are unpinned before the first is unmapped, which stops every thread of the
+    // program for a moment.
     for (auto& vault : retired_)
         if (vault.arena && vault.arena->unpin_next()) return true;
     retired_.clear();
@@ -181,8 +182,8 @@ Result<bool> Agent::quiesce(const model::SleepRequest& request, const server::Pr
     return true;
 }
 
-/// `keep_going`, and also lets one held touch after the other through when that is what the device, or a thread that
-/// is inside the driver, seems to wait for: its part of a collective within this process.
+/// `keep_going`, and also lets one held touch after the other through when that is what the device, or a
+/// thread that is inside the driver, seems to wait for: its part of a collective within this process.
 std::function<bool()> Agent::coaxing(std::function<bool()> keep_going, bool& has_released) {
     constexpr Milliseconds k_rest{50};
     static constexpr Milliseconds k_between{2};
@@ -230,7 +231,8 @@ Result<void> Agent::drain(Clock::time_point deadline, const std::function<bool()
     for (const auto& context : *contexts) all.push_back(context.get());
     for (bool has_released = true; has_released;) {
         has_released = false;
-        GPU_SLEEP_TRY(driver::drain(running.api, all, {deadline, deadline, coaxing(keep_going, has_released)}));
+        GPU_SLEEP_TRY(
+            driver::drain(running.api, all, {deadline, deadline, coaxing(keep_going, has_released)}));
         if (has_released) GPU_SLEEP_TRY(gate.wait_empty(deadline, coaxing(keep_going, has_released)));
     }
     if (hooks::catches()) caught::trim();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The index of what the program allocated: its own sizes, where the ledger knows ranges. Internal to this room.
+// The index of what the program allocated: its own sizes, where the ledger knows ranges. Internal to this
+// room.
 
 #pragma once
 
@@ -13,8 +14,8 @@
 
 namespace gpu_sleep::agent::caught {
 
-/// Thread-safe. Answers while a transaction is under way, for it is apart from the ledger's mutex; its own is the
-/// innermost of all and is held over no call.
+/// Thread-safe. Answers while a transaction is under way, for it is apart from the ledger's mutex; its own is
+/// the innermost of all and is held over no call.
 class Allocations {
 public:
     /// Never destroyed.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The program's own memory, caught: what its calls of the driver mean for the heap and the ledger. The hooks call
-// this; the types are cuda.h's, so that it can be read with or without the older entry points.
+// The program's own memory, caught: what its calls of the driver mean for the heap and the ledger. The hooks
+// call this; the types are cuda.h's, so that it can be read with or without the older entry points.
 
 #pragma once
 
@@ -16,8 +16,8 @@
 #include <optional>
 #include <vector>
 
-/// All functions are thread-safe and let nothing cross: what fails inside returns a status of the driver. No call needs
-/// the agent to run; without it everything is left to the driver.
+/// All functions are thread-safe and let nothing cross: what fails inside returns a status of the driver. No
+/// call needs the agent to run; without it everything is left to the driver.
 namespace gpu_sleep::agent::caught {
 
 /// The status to return, or nothing: the call is the driver's.
@@ -28,8 +28,8 @@ void start() noexcept;
 
 // Plain memory. Source: CUDA Driver API, Memory Management.
 [[nodiscard]] Answer allocate(CUdeviceptr* address, std::size_t bytes) noexcept;
-[[nodiscard]] Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
-                                      unsigned element_bytes) noexcept;
+[[nodiscard]] Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t width,
+                                      std::size_t height, unsigned element_bytes) noexcept;
 /// Waits for the work of the memory's context, as the driver's own does.
 [[nodiscard]] Answer free(CUdeviceptr address) noexcept;
 
@@ -48,7 +48,8 @@ void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t c
 /// Adds what we hold for the pool to what the driver answered.
 void add_pool_figures(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) noexcept;
 void pool_figures_reset(CUmemoryPool pool, CUmemPool_attribute attribute) noexcept;
-/// Runs the driver's cuStreamDestroy with the stream out of the books, for another may get its handle at once.
+/// Runs the driver's cuStreamDestroy with the stream out of the books, for another may get its handle at
+/// once.
 CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept;
 
 // The program's own virtual memory.
@@ -61,9 +62,10 @@ CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) n
 [[nodiscard]] Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
                                 std::size_t count) noexcept;
 [[nodiscard]] Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) noexcept;
-[[nodiscard]] Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) noexcept;
-/// The driver's handle behind the program's, for a use after which the memory has to stay where it is; `reason` says
-/// which. The handle itself when it is none of ours.
+[[nodiscard]] Answer properties_of(CUmemAllocationProp* properties,
+                                   CUmemGenericAllocationHandle handle) noexcept;
+/// The driver's handle behind the program's, for a use after which the memory has to stay where it is;
+/// `reason` says which. The handle itself when it is none of ours.
 [[nodiscard]] CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle,
                                                            const char* reason) noexcept;
 /// Memory in the span has to stay where it is from now on.
@@ -80,9 +82,9 @@ struct Known {
     int device = 0;
     CUcontext context = nullptr; ///< null for virtual memory
     CUmemoryPool pool = nullptr;
-    unsigned long long id = 0;  ///< never used twice
-    bool is_virtual = false;    ///< the program's own mapping: the driver's answers are right while it is awake
-    bool pool_is_gone = false;  ///< destroyed: another may have its handle
+    unsigned long long id = 0; ///< never used twice
+    bool is_virtual = false; ///< the program's own mapping: the driver's answers are right while it is awake
+    bool pool_is_gone = false; ///< destroyed: another may have its handle
 };
 [[nodiscard]] std::optional<Known> find(CUdeviceptr address) noexcept;
 
@@ -97,8 +99,8 @@ void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUres
 
 // Contexts.
 void context_created(CUcontext context) noexcept;
-/// Runs the driver's cuCtxDestroy. What is known of the context is out of the books meanwhile, for another may get its
-/// handle at once, and comes back if the context stays; its memory goes with it.
+/// Runs the driver's cuCtxDestroy. What is known of the context is out of the books meanwhile, for another
+/// may get its handle at once, and comes back if the context stays; its memory goes with it.
 CUresult end_context(CUcontext context, const std::function<CUresult()>& destroy) noexcept;
 /// The same for cuCtxDetach: a context that others are attached to stays.
 CUresult detach_context(CUcontext context, const std::function<CUresult()>& detach) noexcept;

@@ -30,7 +30,7 @@ struct Books {
     std::map<CaptureKey, Capture> captures;
     std::uint64_t last_number = 0;
     std::atomic<unsigned> open_captures{0};
-    std::map<CUcontext, int> own_contexts; ///< and their devices
+    std::map<CUcontext, int> own_contexts;  ///< and their devices
     std::map<CUdevice, unsigned> primaries; ///< how often the program holds each
     struct Resident {
         Bytes bytes;
@@ -46,8 +46,8 @@ struct Books {
 };
 
 /// Takes captures out of the books. Returns them.
-std::map<CaptureKey, Capture> take_captures(
-    const std::function<bool(const CaptureKey& key, const Capture& capture)>& wanted) {
+std::map<CaptureKey, Capture>
+take_captures(const std::function<bool(const CaptureKey& key, const Capture& capture)>& wanted) {
     auto& books = Books::instance();
     const std::lock_guard lock(books.mutex);
     std::map<CaptureKey, Capture> taken;
@@ -70,7 +70,9 @@ void put_captures_back(std::map<CaptureKey, Capture>& taken) {
 struct ThreadMark {
     ~ThreadMark() {
         noted([&] {
-            const auto is_mine = [&](const CaptureKey& key, const Capture&) { return std::get<2>(key) == number(); };
+            const auto is_mine = [&](const CaptureKey& key, const Capture&) {
+                return std::get<2>(key) == number();
+            };
             if (!take_captures(is_mine).empty()) free_waiting();
         });
     }
@@ -115,8 +117,10 @@ Primary primary_of(const driver::Api& api, CUdevice device) {
 /// Everything that is known of a context, out of the books while it may go.
 class Departure {
 public:
-    Departure(const Agent::Memory& memory, CUcontext context, bool is_primary) : memory_(memory), context_(context) {
-        // Memory of pools outlives contexts, but for the device's primary one, which takes everything with it.
+    Departure(const Agent::Memory& memory, CUcontext context, bool is_primary)
+        : memory_(memory), context_(context) {
+        // Memory of pools outlives contexts, but for the device's primary one, which takes everything with
+        // it.
         const auto dies = [=](const Known& a) {
             return !a.is_virtual && a.context == context && (is_primary || !a.pool);
         };
@@ -124,7 +128,8 @@ public:
         pools_ = take_pools_of(memory, context);
         waiting_ = take_waiting_of(memory, dies);
         for (const auto& known : Allocations::instance().all(dies))
-            if (auto allocation = Allocations::instance().take(known.address)) allocations_.push_back(*allocation);
+            if (auto allocation = Allocations::instance().take(known.address))
+                allocations_.push_back(*allocation);
         auto& books = Books::instance();
         const std::lock_guard lock(books.mutex);
         own_ = books.own_contexts.extract(context);
@@ -270,7 +275,8 @@ void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUres
 CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept {
     std::map<CaptureKey, Capture> captures;
     noted([&] {
-        captures = take_captures([=](const CaptureKey& key, const Capture&) { return std::get<0>(key) == stream; });
+        captures =
+            take_captures([=](const CaptureKey& key, const Capture&) { return std::get<0>(key) == stream; });
         forget_order_of(stream); // for good: if the stream stays, its blocks wait for their events
     });
     const auto status = destroy();
@@ -437,7 +443,8 @@ void add_graph_memory(std::vector<Residual>& rows) {
         unsigned flags = 0;
         int is_active = 0;
         cuuint64_t bytes = 0;
-        if (with->api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) != CUDA_SUCCESS || !is_active) continue;
+        if (with->api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) != CUDA_SUCCESS || !is_active)
+            continue;
         if (with->api.cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) ==
                 CUDA_SUCCESS &&
             bytes != 0)

@@ -76,15 +76,16 @@ void pin(const Agent::Memory& memory, Handles& all, Handle& handle, const char* 
     if (!handle.pinned) handle.pinned = reason;
 }
 
-/// Gives a mapping to the ledger once it is one that can sleep: the only one of its handle, whole, and open to its own
-/// device, for otherwise nobody can copy it.
+/// Gives a mapping to the ledger once it is one that can sleep: the only one of its handle, whole, and open
+/// to its own device, for otherwise nobody can copy it.
 void enlist(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
             const TagChoice& choose_tag) {
     auto* handle = find_handle(all, mapping.handle);
     if (!handle || handle->pinned) return;
     const auto device = handle->properties.location.id;
-    const bool can_sleep = handle->mappings.size() == 1 && mapping.offset == 0 && mapping.bytes == handle->bytes &&
-                           !mapping.has_other_access && (mapping.access >> device & 1) != 0;
+    const bool can_sleep = handle->mappings.size() == 1 && mapping.offset == 0 &&
+                           mapping.bytes == handle->bytes && !mapping.has_other_access &&
+                           (mapping.access >> device & 1) != 0;
     if (!can_sleep) {
         strike_off(memory, all, address, mapping);
         return;
@@ -119,7 +120,8 @@ void release_if_unused(const Agent::Memory& memory, Handles& all, std::uint64_t 
 /// The mappings that lie in [address, address + bytes).
 std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, Bytes bytes) {
     std::vector<CUdeviceptr> found;
-    for (auto at = all.mappings.lower_bound(address); at != all.mappings.end() && at->first < address + bytes; ++at)
+    for (auto at = all.mappings.lower_bound(address); at != all.mappings.end() && at->first < address + bytes;
+         ++at)
         found.push_back(at->first);
     return found;
 }
@@ -192,7 +194,8 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
     });
 }
 
-Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants, std::size_t count) noexcept {
+Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
+                  std::size_t count) noexcept {
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with) return std::nullopt;
@@ -208,7 +211,8 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
             for (std::size_t i = 0; i < count; ++i) {
                 const auto& granted = grants[i];
                 const bool of_device = granted.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                                       granted.location.id >= 0 && granted.location.id < driver::k_max_devices;
+                                       granted.location.id >= 0 &&
+                                       granted.location.id < driver::k_max_devices;
                 if (!of_device || granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READ) {
                     mapping.has_other_access = true;
                     continue;
@@ -250,7 +254,8 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
         const auto with = memory();
         if (!with || !handle) return std::nullopt;
         const auto known = Allocations::instance().find(reinterpret_cast<CUdeviceptr>(address));
-        if (known && !known->is_virtual) return CUDA_ERROR_INVALID_VALUE; // as of the driver's own plain memory
+        if (known && !known->is_virtual)
+            return CUDA_ERROR_INVALID_VALUE; // as of the driver's own plain memory
         const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
         const auto at = reinterpret_cast<CUdeviceptr>(address);
@@ -278,7 +283,8 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
     });
 }
 
-CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
+CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle,
+                                             const char* reason) noexcept {
     auto real = handle;
     noted([&] {
         const auto with = memory();
@@ -304,7 +310,8 @@ void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexce
             if (!backing) break;
             const auto next = backing->end();
             const auto mapping = all.mappings.find(backing->address);
-            auto* const handle = mapping == all.mappings.end() ? nullptr : find_handle(all, mapping->second.handle);
+            auto* const handle =
+                mapping == all.mappings.end() ? nullptr : find_handle(all, mapping->second.handle);
             if (handle)
                 pin(*with, all, *handle, reason);
             else if (!backing->is_asleep() && !backing->pinned)
@@ -332,8 +339,9 @@ void add_pinned_handles(std::vector<Residual>& rows) {
                                              [&](CUdeviceptr at) { return all.mappings.at(at).enlisted; });
         if (is_enlisted) continue;
         const char* reason = handle.pinned ? handle.pinned
-                             : handle.mappings.empty() ? "made, but not mapped"
-                                                       : "mapped in part, or without access for its own device";
+                             : handle.mappings.empty()
+                                 ? "made, but not mapped"
+                                 : "mapped in part, or without access for its own device";
         rows.push_back({"virtual", handle.properties.location.id, handle.bytes, 1, reason});
     }
 }

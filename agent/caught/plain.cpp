@@ -30,8 +30,9 @@ void wait_in(const driver::Api& api, CUcontext context) {
     if (current.status() == CUDA_SUCCESS) api.cuCtxSynchronize();
 }
 
-/// Waits for all work that may use the allocation, as the driver's free does. Memory of a pool outlives the context
-/// that it was made in, and other contexts of its device may use it too. For that the caller holds contexts_mutex().
+/// Waits for all work that may use the allocation, as the driver's free does. Memory of a pool outlives the
+/// context that it was made in, and other contexts of its device may use it too. For that the caller holds
+/// contexts_mutex().
 void wait_for_work(const Agent::Memory& memory, const Known& allocation) {
     const auto& api = memory.api;
     const driver::RelaxedCaptureMode relaxed(api);
@@ -110,11 +111,9 @@ void give_range(const Agent::Memory& memory, CUdeviceptr address) {
     const bool sleeps = backing && backing->is_asleep();
     const auto span = sleeps ? gate::Named::Span{backing->address, backing->end()} : gate::Named::Span{};
     auto freed = memory.heap.free(address);
-    if (freed)
-        memory.vaults.forget(freed->kept);
+    if (freed) memory.vaults.forget(freed->kept);
     if (freed && sleeps && !memory.ledger.find(address)) gate::Gate::instance().forget(span);
-    if (!freed)
-        log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
+    if (!freed) log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
 }
 
 void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address) {
@@ -137,7 +136,8 @@ void peer_access_enabled(CUcontext peer) noexcept {
             const driver::CurrentContext current(with->api, peer);
             if (current.status() == CUDA_SUCCESS) owner = current_device(*with);
         }
-        if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices) return;
+        if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices)
+            return;
         const auto mask = driver::DeviceMask{1} << *accessor;
         auto& access = PeerAccess::instance();
         {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Stream-ordered memory on ranges: blocks that were freed in a stream's order are given out again in it, or in any
-// other once the stream has come so far.
+// Stream-ordered memory on ranges: blocks that were freed in a stream's order are given out again in it, or
+// in any other once the stream has come so far.
 
 #include "caught/state.hpp"
 #include "driver/context.hpp"
@@ -13,8 +13,8 @@
 namespace gpu_sleep::agent::caught {
 namespace {
 
-/// A stream, and its context: every context has default streams of the same handles, and an event only works in its
-/// own.
+/// A stream, and its context: every context has default streams of the same handles, and an event only works
+/// in its own.
 struct StreamKey {
     CUcontext context = nullptr;
     CUstream stream = nullptr;
@@ -47,7 +47,7 @@ struct Pool {
 struct Pools {
     std::mutex mutex; ///< guards all below
     std::map<CUmemoryPool, Pool> pools;
-    std::vector<Spare> leaving; ///< blocks of no pool: given back once they are done
+    std::vector<Spare> leaving;                       ///< blocks of no pool: given back once they are done
     std::map<CUcontext, std::vector<CUevent>> events; ///< to be used again in their context
     std::atomic<bool> has_excess{false}; ///< some pool keeps more than its threshold, or a block leaves
     std::atomic<Clock::time_point> next_trim{Clock::time_point{}};
@@ -57,7 +57,8 @@ struct Pools {
     }
 };
 
-/// Sizes between two powers of two fall into four classes, so that at most a fifth is wasted and blocks fit again.
+/// Sizes between two powers of two fall into four classes, so that at most a fifth is wasted and blocks fit
+/// again.
 Bytes rounded(Bytes bytes) {
     constexpr Bytes k_least = 512;
     if (bytes <= k_least) return k_least;
@@ -69,7 +70,8 @@ Bytes rounded(Bytes bytes) {
 
 CUmemoryPool pool_of_device(const Agent::Memory& memory, int device) {
     CUmemoryPool pool = nullptr;
-    if (!memory.api.cuDeviceGetMemPool || memory.api.cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS) return nullptr;
+    if (!memory.api.cuDeviceGetMemPool || memory.api.cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS)
+        return nullptr;
     return pool;
 }
 
@@ -109,7 +111,9 @@ Pool* leave_pool(Pools& all, const Known& allocation) {
 
 /// The stream with the handle that means the same to any call of this thread.
 StreamKey key_of(const Agent::Memory& memory, CUstream stream, bool per_thread) {
-    return {context_of(memory, stream), stream ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY};
+    return {context_of(memory, stream), stream       ? stream
+                                        : per_thread ? CU_STREAM_PER_THREAD
+                                                     : CU_STREAM_LEGACY};
 }
 
 bool is_capturing(const Agent::Memory& memory, CUstream stream) {
@@ -123,13 +127,15 @@ bool is_capturing(const Agent::Memory& memory, CUstream stream) {
 bool meets_capture(const Agent::Memory& memory, CUstream stream) {
     if (captures_open() == 0) return false;
     auto status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return memory.api.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+    return memory.api.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 /// The device of a context, which exists.
 std::optional<int> device_of(const Agent::Memory& memory, CUcontext context) {
     CUcontext current = nullptr;
-    if (memory.api.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context) return current_device(memory);
+    if (memory.api.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context)
+        return current_device(memory);
     const driver::CurrentContext entered(memory.api, context);
     return entered.status() == CUDA_SUCCESS ? current_device(memory) : std::nullopt;
 }
@@ -171,9 +177,8 @@ std::optional<CUdeviceptr> reuse(Pools& all, const Agent::Memory& memory, Pool& 
     auto& spares = found->second;
     // The youngest first: its contents are likeliest to be cached, and it is likeliest to be of this stream.
     for (auto spare = spares.rbegin(); spare != spares.rend(); ++spare) {
-        const bool is_usable =
-            (spare->in_order && spare->freed_in == key) ||
-            (captures_open() == 0 && memory.api.cuEventQuery(spare->done) == CUDA_SUCCESS);
+        const bool is_usable = (spare->in_order && spare->freed_in == key) ||
+                               (captures_open() == 0 && memory.api.cuEventQuery(spare->done) == CUDA_SUCCESS);
         if (!is_usable || sleeps(memory, spare->address)) continue;
         const auto address = spare->address;
         give_event(all, *spare);
@@ -224,8 +229,8 @@ void grant(const Agent::Memory& memory, const Pool& pool, CUdeviceptr address) {
     }
 }
 
-Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::size_t bytes, CUmemoryPool handle,
-                     const StreamKey& key) {
+Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::size_t bytes,
+                     CUmemoryPool handle, const StreamKey& key) {
     const driver::RelaxedCaptureMode relaxed(memory.api);
     auto& all = Pools::instance();
     const std::lock_guard lock(all.mutex);
@@ -261,8 +266,8 @@ Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::siz
     return CUDA_SUCCESS;
 }
 
-/// Keeps a freed block until the stream has come so far, as a spare of its pool if it has one. False when no event
-/// can tell: then the block is the caller's still.
+/// Keeps a freed block until the stream has come so far, as a spare of its pool if it has one. False when no
+/// event can tell: then the block is the caller's still.
 bool keep_until_done(const Agent::Memory& memory, const Known& allocation, const StreamKey& key) {
     auto& all = Pools::instance();
     const std::lock_guard lock(all.mutex);
@@ -292,13 +297,14 @@ bool keep_until_done(const Agent::Memory& memory, const Known& allocation, const
 CUcontext context_of(const Agent::Memory& memory, CUstream stream) {
     CUcontext context = nullptr;
     const bool has_handle = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
-    if (has_handle && memory.api.cuStreamGetCtx && memory.api.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS)
+    if (has_handle && memory.api.cuStreamGetCtx &&
+        memory.api.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS)
         return context;
     return memory.api.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 
-Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool, CUstream stream,
-                      bool per_thread) noexcept {
+Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
+                      CUstream stream, bool per_thread) noexcept {
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with || !address || bytes == 0) return std::nullopt;
@@ -390,8 +396,8 @@ Taken take_pools_of(const Agent::Memory& memory, CUcontext context) {
 void synchronized() noexcept {
     auto& all = Pools::instance();
     if (!all.has_excess.load(std::memory_order_relaxed) || captures_open() != 0) return;
-    // Programs that synchronise after every step would make and release the same ranges again and again: 54 us for
-    // each 2 MiB (catch_bench, "in stream order").
+    // Programs that synchronise after every step would make and release the same ranges again and again: 54
+    // us for each 2 MiB (catch_bench, "in stream order").
     constexpr Milliseconds k_between{10};
     const auto now = Clock::now();
     if (now < all.next_trim.load(std::memory_order_relaxed)) return;
@@ -511,7 +517,8 @@ void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t
             pool.access =
                 granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? pool.access | bit : pool.access & ~bit;
         }
-        const auto theirs = Allocations::instance().all([&](const Known& a) { return a.pool == handle && !a.pool_is_gone; });
+        const auto theirs =
+            Allocations::instance().all([&](const Known& a) { return a.pool == handle && !a.pool_is_gone; });
         for (const auto& allocation : theirs) grant(*with, pool, allocation.address);
         for (const auto& [size, spares] : pool.spares)
             for (const auto& spare : spares) grant(*with, pool, spare.address);

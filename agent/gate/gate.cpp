@@ -155,7 +155,8 @@ void Gate::abandon() noexcept {
         const std::lock_guard lock(mutex_);
         abandoned_ = true;
         rule_.on_touch = model::OnTouch::fail;
-        // Those that wait are judged anew. What a transaction has in hand may be mapped in part only: it fails too.
+        // Those that wait are judged anew. What a transaction has in hand may be mapped in part only: it
+        // fails too.
         publish(phase_ == Phase::open ? Phase::open : Phase::asleep);
         rule_.checked = false;
     }
@@ -190,10 +191,11 @@ Result<void> Gate::close(Clock::time_point deadline, const std::function<bool()>
     const auto before = phase();
     set_phase(Phase::draining);
     // From here on every thread either is seen inside or sees the gate closed.
-    auto empty = membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0 || membarrier(MEMBARRIER_CMD_GLOBAL) == 0
-                     ? wait_empty(deadline, keep_going)
-                     : Result<void>(make_error(ErrorCode::refused,
-                                               "the kernel has no membarrier: nobody can tell which threads launch"));
+    auto empty =
+        membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0 || membarrier(MEMBARRIER_CMD_GLOBAL) == 0
+            ? wait_empty(deadline, keep_going)
+            : Result<void>(make_error(ErrorCode::refused,
+                                      "the kernel has no membarrier: nobody can tell which threads launch"));
     if (!empty) set_phase(before);
     return empty;
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The caught entry points as types and numbers: their signatures, their real addresses in libcuda, and what stands in
-// for each.
+// The caught entry points as types and numbers: their signatures, their real addresses in libcuda, and what
+// stands in for each.
 
 #pragma once
 
-// Makes cuda.h declare every exported symbol under its own name, those of older versions among them; so no file may
-// read both this and driver/api.hpp. The target defines it, since it has to come before the first cuda.h.
+// Makes cuda.h declare every exported symbol under its own name, those of older versions among them; so no
+// file may read both this and driver/api.hpp. The target defines it, since it has to come before the first
+// cuda.h.
 #if !defined(__CUDA_API_VERSION_INTERNAL) || defined(GPU_SLEEP_DRIVER_FUNCTIONS)
 #error "for the hooks alone"
 #endif
@@ -58,7 +59,8 @@ extern std::array<std::atomic<void*>, k_entries> g_real;
 template <Entry entry>
 [[nodiscard]] typename Signature<entry>::Type* real() noexcept {
     auto* address = g_real[static_cast<std::size_t>(entry)].load(std::memory_order_relaxed);
-    if (!address) [[unlikely]] address = find_real(entry);
+    if (!address) [[unlikely]]
+        address = find_real(entry);
     return reinterpret_cast<typename Signature<entry>::Type*>(address);
 }
 
@@ -71,7 +73,8 @@ inline constexpr const char* k_name = k_symbols[static_cast<std::size_t>(entry)]
 /// What stands in for the function of libcuda at `address`; `address` itself when nothing does.
 [[nodiscard]] void* stand_in_for(void* address) noexcept;
 
-/// What a caught call returns when the gate refuses it: what the driver itself would once the process is ending.
+/// What a caught call returns when the gate refuses it: what the driver itself would once the process is
+/// ending.
 [[nodiscard]] CUresult refused() noexcept;
 
 // The hooks of their own, one for each entry point of GPU_SLEEP_OWN_HOOKS.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The one list of the driver's entry points, by the exact symbol that libcuda exports, and what each touches. A test
-// compares it with cuda.h, so that a new entry point is noticed.
+// The one list of the driver's entry points, by the exact symbol that libcuda exports, and what each touches.
+// A test compares it with cuda.h, so that a new entry point is noticed.
 
 #pragma once
 

@@ -136,14 +136,16 @@ CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
     return begin_capture<Entry::cuStreamBeginCapture_v2_ptsz>(true, stream, mode);
 }
 CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode* dependencies,
-                                     const CUgraphEdgeData* edges, std::size_t count, CUstreamCaptureMode mode) {
-    return begin_capture<Entry::cuStreamBeginCaptureToGraph>(false, stream, graph, dependencies, edges, count, mode);
+                                     const CUgraphEdgeData* edges, std::size_t count,
+                                     CUstreamCaptureMode mode) {
+    return begin_capture<Entry::cuStreamBeginCaptureToGraph>(false, stream, graph, dependencies, edges, count,
+                                                             mode);
 }
 CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode* dependencies,
                                           const CUgraphEdgeData* edges, std::size_t count,
                                           CUstreamCaptureMode mode) {
-    return begin_capture<Entry::cuStreamBeginCaptureToGraph_ptsz>(true, stream, graph, dependencies, edges, count,
-                                                                  mode);
+    return begin_capture<Entry::cuStreamBeginCaptureToGraph_ptsz>(true, stream, graph, dependencies, edges,
+                                                                  count, mode);
 }
 CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
     return end_capture<Entry::cuStreamEndCapture>(false, stream, graph);

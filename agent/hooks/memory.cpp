@@ -54,7 +54,8 @@ CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream
     const Passage passage(Touch::takes, k_name<entry>);
     if (!passage.admitted()) return refused();
     if (catches())
-        if (const auto answer = agent::caught::allocate_async(address, bytes, std::nullopt, stream, per_thread))
+        if (const auto answer =
+                agent::caught::allocate_async(address, bytes, std::nullopt, stream, per_thread))
             return *answer;
     return real<entry>()(address, bytes, stream);
 }
@@ -85,10 +86,12 @@ CUresult cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstream strea
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr* address, std::size_t bytes, CUstream stream) {
     return allocate_async<Entry::cuMemAllocAsync_ptsz>(address, bytes, stream, true);
 }
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream) {
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool,
+                                 CUstream stream) {
     return allocate_from_pool<Entry::cuMemAllocFromPoolAsync>(address, bytes, pool, stream, false);
 }
-CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream) {
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool,
+                                      CUstream stream) {
     return allocate_from_pool<Entry::cuMemAllocFromPoolAsync_ptsz>(address, bytes, pool, stream, true);
 }
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The hooks of questions about addresses. They never wait and never fail because something sleeps: what the driver
-// does not know, or knows of the range and not of the allocation, we know.
+// The hooks of questions about addresses. They never wait and never fail because something sleeps: what the
+// driver does not know, or knows of the range and not of the allocation, we know.
 
 #include "caught/caught.hpp"
 #include "hooks/driver_table.hpp"
@@ -39,7 +39,8 @@ std::optional<CUresult> answer_for_allocation(void* data, CUpointer_attribute at
 }
 
 /// What the driver would say of memory that is awake.
-CUresult answer_for_sleeping(void* data, CUpointer_attribute attribute, const Known& known, CUdeviceptr address) {
+CUresult answer_for_sleeping(void* data, CUpointer_attribute attribute, const Known& known,
+                             CUdeviceptr address) {
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: return answer(data, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return answer(data, address);
@@ -52,8 +53,7 @@ CUresult answer_for_sleeping(void* data, CUpointer_attribute attribute, const Kn
         return answer(data, static_cast<unsigned>(CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE));
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: return answer(data, known.bytes);
     case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: return answer(data, known.address);
-    default:
-        return answer_for_allocation(data, attribute, known).value_or(CUDA_ERROR_INVALID_VALUE);
+    default: return answer_for_allocation(data, attribute, known).value_or(CUDA_ERROR_INVALID_VALUE);
     }
 }
 
@@ -73,7 +73,8 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
     return real<Entry::cuPointerGetAttribute>()(data, attribute, address);
 }
 
-CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr address) {
+CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
+                                CUdeviceptr address) {
     const auto known = catches() && attributes && data ? agent::caught::find(address) : std::nullopt;
     const auto status = real<Entry::cuPointerGetAttributes>()(count, attributes, data, address);
     if (!known) return status;
@@ -84,8 +85,8 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
     return CUDA_SUCCESS;
 }
 
-// Synchronous operations are asked for before memory is given to a network card, which then holds the memory itself and
-// not its address.
+// Synchronous operations are asked for before memory is given to a network card, which then holds the memory
+// itself and not its address.
 CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
     const gate::Passage passage(gate::Touch::submits, k_name<Entry::cuPointerSetAttribute>);
     if (!passage.admitted()) return refused();

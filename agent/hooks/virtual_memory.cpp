@@ -10,8 +10,8 @@ namespace gpu_sleep::hooks::own {
 using gate::Passage;
 using gate::Touch;
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
-                     unsigned long long flags) {
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
+                     const CUmemAllocationProp* properties, unsigned long long flags) {
     const Passage passage(Touch::takes, k_name<Entry::cuMemCreate>);
     if (!passage.admitted()) return refused();
     if (catches())
@@ -26,8 +26,8 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 }
 
 // Mapping and unmapping pass the gate as work does: in part asleep nobody may move what sleeps.
-CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
-                  unsigned long long flags) {
+CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
+                  CUmemGenericAllocationHandle handle, unsigned long long flags) {
     const Passage passage(Touch::submits, k_name<Entry::cuMemMap>);
     if (!passage.admitted()) return refused();
     if (catches())
@@ -43,7 +43,8 @@ CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
     return real<Entry::cuMemUnmap>()(address, bytes);
 }
 
-CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants, std::size_t count) {
+CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
+                        std::size_t count) {
     const Passage passage(Touch::submits, k_name<Entry::cuMemSetAccess>);
     if (!passage.admitted()) return refused();
     if (catches())
@@ -74,7 +75,8 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
                                       CUmemAllocationHandleType type, unsigned long long flags) {
     const Passage passage(Touch::submits, k_name<Entry::cuMemExportToShareableHandle>);
     if (!passage.admitted()) return refused();
-    const auto driver_handle = catches() ? agent::caught::real_handle_for(handle, "shared with others") : handle;
+    const auto driver_handle =
+        catches() ? agent::caught::real_handle_for(handle, "shared with others") : handle;
     return real<Entry::cuMemExportToShareableHandle>()(shareable, driver_handle, type, flags);
 }
 
@@ -95,8 +97,8 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t grou
     return real<Entry::cuMulticastBindMem>()(group, group_offset, driver_handle, offset, bytes, flags);
 }
 
-CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t group_offset, CUdeviceptr address,
-                             std::size_t bytes, unsigned long long flags) {
+CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t group_offset,
+                             CUdeviceptr address, std::size_t bytes, unsigned long long flags) {
     const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindAddr>);
     if (!passage.admitted()) return refused();
     if (catches()) agent::caught::pin_span(address, bytes, "bound to a multicast group");

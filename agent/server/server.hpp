@@ -31,8 +31,8 @@ public:
     [[nodiscard]] virtual model::Report status() = 0;
     /// Called on the operations thread, one at a time.
     [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress) = 0;
-    /// Called on the operations thread while nobody waits for an operation: does a little of the work that nobody
-    /// should wait for. False when none is left.
+    /// Called on the operations thread while nobody waits for an operation: does a little of the work that
+    /// nobody should wait for. False when none is left.
     [[nodiscard]] virtual bool tidy() = 0;
 };
 

@@ -92,7 +92,8 @@ Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner
 HostArena::~HostArena() {
     // All pieces are unpinned before the first is returned: unmapping stops every thread of the program for a
     // moment, and this way it does so at the end only, not all along its first work after waking.
-    while (unpin_next()) {}
+    while (unpin_next()) {
+    }
     // If the driver still holds a piece, whatever came to lie there would be taken for pinned: it must stay.
     for (std::size_t i = 0; i < piece_count(); ++i)
         if (!is_pinned(i)) ::munmap(piece(i).data(), piece(i).size());

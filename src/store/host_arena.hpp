@@ -49,8 +49,8 @@ public:
 
     HostArena(const HostArena&) = delete;
     HostArena& operator=(const HostArena&) = delete;
-    /// Unpins one more piece, which takes 1.5 ms; false when none is left to unpin. For whoever gives an arena back and
-    /// has something else to do in between. No ArenaPreparer may still work on it.
+    /// Unpins one more piece, which takes 1.5 ms; false when none is left to unpin. For whoever gives an
+    /// arena back and has something else to do in between. No ArenaPreparer may still work on it.
     [[nodiscard]] bool unpin_next() noexcept;
     /// Unpins and returns all memory, but for pieces that cannot be unpinned: those stay for good, with a
     /// warning. No ArenaPreparer may still work on it. Takes 12 ms a GiB when pinned.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What being caught costs a program that is awake: one passage of the gate, a launch, and allocating and freeing,
-// beside the same calls uncaught. To be run under gpu-run.
+// What being caught costs a program that is awake: one passage of the gate, a launch, and allocating and
+// freeing, beside the same calls uncaught. To be run under gpu-run.
 
 #include "base/symbols.hpp"
 #include "bench/figures.hpp"
@@ -90,12 +90,15 @@ void add_passages(bench::Figures& figures, const Options& options) {
     constexpr double k_ns = 1e9;
     constexpr double k_target_alone = 8;
     constexpr double k_target_together = 12;
-    figures.add({"one passage, 1 thread", "ns",
-                 sampled(options.repeats, k_ns, [&] { return seconds_each(1, k_passages, pass); }), k_target_alone,
+    figures.add({"one passage, 1 thread",
+                 "ns",
+                 sampled(options.repeats, k_ns, [&] { return seconds_each(1, k_passages, pass); }),
+                 k_target_alone,
                  {}});
     // With more threads than cores some wait for a core, not for the gate.
     const auto threads = std::min(options.threads, std::max(1U, std::thread::hardware_concurrency()));
-    figures.add({fmt::format("one passage, {} threads at once", threads), "ns",
+    figures.add({fmt::format("one passage, {} threads at once", threads),
+                 "ns",
                  sampled(options.repeats, k_ns, [&] { return seconds_each(threads, k_passages, pass); }),
                  k_target_together,
                  {}});
@@ -129,8 +132,8 @@ double measure_allocations(const Calls& calls, std::size_t bytes, bool in_stream
     });
 }
 
-void add_pair(bench::Figures& figures, const std::string& name, unsigned repeats, std::optional<double> most_ratio,
-              const std::function<double(const Calls&)>& measure) {
+void add_pair(bench::Figures& figures, const std::string& name, unsigned repeats,
+              std::optional<double> most_ratio, const std::function<double(const Calls&)>& measure) {
     constexpr double k_us = 1e6;
     const Calls caught(&::dlsym);
     const Calls uncaught(&find_symbol);
@@ -158,7 +161,8 @@ Result<bench::Figures> run(const Options& options) {
                          driver::k_fingerprint_kernel);
 
     char name[256] = {};
-    GPU_SLEEP_DRIVER_TRY(*api, cuDeviceGetName, "cannot ask for the device's name", name, sizeof(name) - 1, 0);
+    GPU_SLEEP_DRIVER_TRY(*api, cuDeviceGetName, "cannot ask for the device's name", name, sizeof(name) - 1,
+                         0);
     bench::Figures figures("catch_bench", fmt::format("{}; the limit is the same call uncaught", name));
     add_passages(figures, options);
     add_pair(figures, "an empty launch", options.repeats, {},
@@ -168,8 +172,8 @@ Result<bench::Figures> run(const Options& options) {
         add_pair(figures, fmt::format("allocate and free {}", format_bytes(bytes)), options.repeats, k_most,
                  [&](const Calls& calls) { return measure_allocations(calls, bytes, false); });
     for (const auto bytes : {Bytes{4096}, k_mib, 20 * k_mib})
-        add_pair(figures, fmt::format("the same in stream order, {}", format_bytes(bytes)), options.repeats, k_most,
-                 [&](const Calls& calls) { return measure_allocations(calls, bytes, true); });
+        add_pair(figures, fmt::format("the same in stream order, {}", format_bytes(bytes)), options.repeats,
+                 k_most, [&](const Calls& calls) { return measure_allocations(calls, bytes, true); });
     GPU_SLEEP_DRIVER_TRY(*api, cuModuleUnload, "cannot unload a kernel", module);
     return figures;
 }

@@ -80,7 +80,8 @@ CUcontext make_context(CUdevice device) {
 TEST_CASE("Lifetimes: a pool is its device's, whichever is current when it is first named", "[lifetimes]") {
     Devices devices;
     cuuint64_t threshold = k_bytes;
-    REQUIRE(cuMemPoolSetAttribute(default_pool(1), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) == CUDA_SUCCESS);
+    REQUIRE(cuMemPoolSetAttribute(default_pool(1), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) ==
+            CUDA_SUCCESS);
     CUdeviceptr address = 0;
     REQUIRE(cuMemAllocFromPoolAsync(&address, k_bytes, default_pool(1), nullptr) == CUDA_SUCCESS);
     CHECK(sim_live_objects().pool_allocations == 0); // caught
@@ -92,7 +93,8 @@ TEST_CASE("Lifetimes: a pool is its device's, whichever is current when it is fi
     CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
     CHECK(cuMemFreeAsync(address, nullptr) == CUDA_SUCCESS);
     threshold = 0;
-    CHECK(cuMemPoolSetAttribute(default_pool(1), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) == CUDA_SUCCESS);
+    CHECK(cuMemPoolSetAttribute(default_pool(1), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) ==
+          CUDA_SUCCESS);
 }
 
 TEST_CASE("Lifetimes: access to a device's pool counts from before its first allocation on", "[lifetimes]") {
