@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The gate: every call of the program that touches the GPU passes it, and is held while memory sleeps. It knows
-// nothing of memory, of the driver or of requests.
+// The gate: every call of the program that touches the GPU passes it, and is held while memory sleeps. It
+// knows nothing of memory, of the driver or of requests.
 
 #pragma once
 
@@ -31,8 +31,8 @@ enum class Touch : std::uint8_t {
     ends,     ///< ends a context: held only while a transaction works in it
 };
 
-/// Addresses that a call names, in bytes: first and one past the last. A call whose addresses are not known names
-/// none and says so.
+/// Addresses that a call names, in bytes: first and one past the last. A call whose addresses are not known
+/// names none and says so.
 struct Named {
     struct Span {
         std::uint64_t begin = 0;
@@ -67,9 +67,9 @@ struct Waiting {
 
 /// Thread-safe. One operation at a time closes and opens it. Never destroyed.
 ///
-/// Passing costs no locked instruction: each thread says in its own seat that it is inside, then looks whether the
-/// gate is closed; who closes it makes every thread's order of the two visible (membarrier), and pays for that.
-/// Source: membarrier(2), MEMBARRIER_CMD_PRIVATE_EXPEDITED.
+/// Passing costs no locked instruction: each thread says in its own seat that it is inside, then looks
+/// whether the gate is closed; who closes it makes every thread's order of the two visible (membarrier), and
+/// pays for that. Source: membarrier(2), MEMBARRIER_CMD_PRIVATE_EXPEDITED.
 class Gate {
 public:
     static Gate& instance() noexcept;
@@ -82,21 +82,23 @@ public:
         mapped,   ///< memory is back, callbacks run: holds what submits, lets through what takes memory
     };
 
-    /// Holds new captures too, until the phase changes; what else passes still does, so that captures under way can
-    /// end.
+    /// Holds new captures too, until the phase changes; what else passes still does, so that captures under
+    /// way can end.
     void hold_captures();
     /// Holds every touch from here on, and waits until the threads inside have left.
     /// Errors: timed_out, cancelled; the gate is as it was before.
     [[nodiscard]] Result<void> close(Clock::time_point deadline, const std::function<bool()>& keep_going);
     /// Waits until nobody is inside; the same errors.
-    [[nodiscard]] Result<void> wait_empty(Clock::time_point deadline, const std::function<bool()>& keep_going);
+    [[nodiscard]] Result<void> wait_empty(Clock::time_point deadline,
+                                          const std::function<bool()>& keep_going);
     /// Lets the touch that has waited longest through, alone. False when none waits.
     bool release_oldest();
 
     /// What sleeps, for a checked gate: sorted, disjoint. Not checked: everything is held.
     struct Rule {
         model::OnTouch on_touch = model::OnTouch::wait;
-        std::optional<Milliseconds> limit; ///< how long a touch waits for the waking that it asked for; then it fails
+        std::optional<Milliseconds>
+            limit; ///< how long a touch waits for the waking that it asked for; then it fails
         bool checked = false;
         std::vector<Named::Span> sleeping;
     };
@@ -114,8 +116,8 @@ public:
     [[nodiscard]] bool is_checked() const;
     [[nodiscard]] Waiting waiting() const;
 
-    /// What is called, outside of any lock, when a touch wants the process woken; again at most once a second. It
-    /// returns at once.
+    /// What is called, outside of any lock, when a touch wants the process woken; again at most once a
+    /// second, or twice within the limit of a touch. It returns at once.
     void set_waker(std::function<void()> waker);
     /// Whether threads that wait give up Python's lock.
     void set_releases_python_lock(bool releases) noexcept { releases_python_lock_ = releases; }
@@ -123,7 +125,8 @@ public:
     /// The calling thread's seat.
     [[nodiscard]] Seat& seat() noexcept;
     [[nodiscard]] bool is_open() const noexcept { return !closed_.load(std::memory_order_relaxed); }
-    /// The way in when the gate may be closed; the seat says inside. False: the touch fails, and the seat is left.
+    /// The way in when the gate may be closed; the seat says inside. False: the touch fails, and the seat is
+    /// left.
     [[nodiscard]] bool admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector);
 
 private:

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The caught entry points as types and numbers: their signatures, their real addresses in libcuda, and what stands in
-// for each.
+// The caught entry points as types and numbers: their signatures, their real addresses in libcuda, and what
+// stands in for each.
 
 #pragma once
 
-// Makes cuda.h declare every exported symbol under its own name, those of older versions among them; so no file may
-// read both this and driver/api.hpp. The target defines it, since it has to come before the first cuda.h.
+// Makes cuda.h declare every exported symbol under its own name, those of older versions among them; so no
+// file may read both this and driver/api.hpp. The target defines it, since it has to come before the first
+// cuda.h.
 #if !defined(__CUDA_API_VERSION_INTERNAL) || defined(GPU_SLEEP_DRIVER_FUNCTIONS)
 #error "for the hooks alone"
 #endif
@@ -51,14 +52,15 @@ GPU_SLEEP_CAUGHT(GPU_SLEEP_SIGNATURE)
 /// The addresses in libcuda; null until they are needed, or where the driver has no such entry point.
 extern std::array<std::atomic<void*>, k_entries> g_real;
 
-/// Looks the entry point up in libcuda; null when there is none.
+/// Looks the entry point up in libcuda; where there is none, what answers that it was not found.
 [[nodiscard]] void* find_real(Entry entry) noexcept;
 
-/// The driver's own function. Null only where the driver lacks it: then no program got a hook of it either.
+/// The driver's own function, or what answers in its place where the driver lacks it; never null.
 template <Entry entry>
 [[nodiscard]] typename Signature<entry>::Type* real() noexcept {
     auto* address = g_real[static_cast<std::size_t>(entry)].load(std::memory_order_relaxed);
-    if (!address) [[unlikely]] address = find_real(entry);
+    if (!address) [[unlikely]]
+        address = find_real(entry);
     return reinterpret_cast<typename Signature<entry>::Type*>(address);
 }
 

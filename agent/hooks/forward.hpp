@@ -18,8 +18,7 @@ struct Forward<entry, touch, CUresult(Arguments...)> {
         const CallInspector<entry, Arguments...> inspector(arguments...);
         const gate::Passage passage(touch, k_name<entry>, inspector.if_known());
         if (!passage.admitted()) return k_refused;
-        auto* const function = real<entry>();
-        return function ? function(arguments...) : CUDA_ERROR_NOT_FOUND;
+        return real<entry>()(arguments...);
     }
 };
 

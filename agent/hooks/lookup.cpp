@@ -24,9 +24,12 @@ using gate::Touch;
 /// What stands in for each entry point, in their order.
 constexpr std::array<void* (*)(), k_entries> k_stand_ins = {
 #define GPU_SLEEP_OWN(name) [] { return reinterpret_cast<void*>(&own::name); },
-#define GPU_SLEEP_SUBMITS(name) [] { return reinterpret_cast<void*>(&Forward<Entry::name, Touch::submits>::call); },
-#define GPU_SLEEP_TAKES(name) [] { return reinterpret_cast<void*>(&Forward<Entry::name, Touch::takes>::call); },
-    GPU_SLEEP_OWN_HOOKS(GPU_SLEEP_OWN) GPU_SLEEP_SUBMITTING(GPU_SLEEP_SUBMITS) GPU_SLEEP_TAKING(GPU_SLEEP_TAKES)
+#define GPU_SLEEP_SUBMITS(name)                                                                              \
+    [] { return reinterpret_cast<void*>(&Forward<Entry::name, Touch::submits>::call); },
+#define GPU_SLEEP_TAKES(name)                                                                                \
+    [] { return reinterpret_cast<void*>(&Forward<Entry::name, Touch::takes>::call); },
+    GPU_SLEEP_OWN_HOOKS(GPU_SLEEP_OWN) GPU_SLEEP_SUBMITTING(GPU_SLEEP_SUBMITS)
+        GPU_SLEEP_TAKING(GPU_SLEEP_TAKES)
 #undef GPU_SLEEP_OWN
 #undef GPU_SLEEP_SUBMITS
 #undef GPU_SLEEP_TAKES
@@ -69,6 +72,11 @@ const Table* table() noexcept {
 enum class Decision : int { unknown, off, on };
 constinit std::atomic<Decision> g_decision{Decision::unknown};
 
+/// Stands for each function that the driver lacks: a program may be linked to one weakly, and gets ours.
+CUresult answer_for_missing() noexcept {
+    return CUDA_ERROR_NOT_FOUND;
+}
+
 /// Whether `address` lies in this library.
 bool is_ours(const void* address) noexcept {
     Dl_info here{};
@@ -103,7 +111,8 @@ void* loaded_driver() noexcept {
 
 void* find_real(Entry entry) noexcept {
     static_cast<void>(table());
-    return g_real[static_cast<std::size_t>(entry)].load(std::memory_order_relaxed);
+    void* const address = g_real[static_cast<std::size_t>(entry)].load(std::memory_order_relaxed);
+    return address ? address : reinterpret_cast<void*>(&answer_for_missing);
 }
 
 void* stand_in_for(void* address) noexcept {
@@ -114,8 +123,8 @@ void* stand_in_for(void* address) noexcept {
     return row != end && row->real == address ? row->stand_in : address;
 }
 
-// The answer to a look-up: `is_final` false means that the real dlsym is to be asked, by a jump to it, so that it sees
-// its true caller.
+// The answer to a look-up: `is_final` false means that the real dlsym is to be asked, by a jump to it, so
+// that it sees its true caller.
 struct Answer {
     void* address;
     std::uintptr_t is_final;
@@ -130,7 +139,8 @@ gpu_sleep_find_real_dlsym() {
     gpu_sleep_real_dlsym = real_dlsym();
 }
 
-__attribute__((visibility("hidden"), used)) Answer gpu_sleep_look_up(void* handle, const char* name) noexcept {
+__attribute__((visibility("hidden"), used)) Answer gpu_sleep_look_up(void* handle,
+                                                                     const char* name) noexcept {
     constexpr Answer k_ask_the_real_one{nullptr, 0};
     if (!gpu_sleep_real_dlsym) gpu_sleep_find_real_dlsym();
     if (!catches() || !gpu_sleep_real_dlsym) return k_ask_the_real_one;
@@ -138,15 +148,16 @@ __attribute__((visibility("hidden"), used)) Answer gpu_sleep_look_up(void* handl
     if (!address) return k_ask_the_real_one;
     void* const stand_in = stand_in_for(address);
     if (stand_in != address) return {stand_in, 1};
-    // Our own exported symbols must not make a program believe that there is a driver.
-    if (!loaded_driver() && is_ours(address)) return {nullptr, 1};
+    // Our own exported symbols must not make a program believe that there is a driver, or that it has what it
+    // lacks.
+    if (is_ours(address) && !(loaded_driver() && find_symbol(loaded_driver(), name))) return {nullptr, 1};
     return k_ask_the_real_one;
 }
 
 } // extern "C"
 
-// dlsym for the whole program. Names that do not begin with "cu" go straight to the real one; this runs before
-// anything of the C++ runtime, or of a sanitizer, is ready.
+// dlsym for the whole program. Names that do not begin with "cu" go straight to the real one; this runs
+// before anything of the C++ runtime, or of a sanitizer, is ready.
 #if defined(__x86_64__)
 asm(R"(
     .text
