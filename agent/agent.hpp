@@ -22,10 +22,11 @@ namespace gpu_sleep::agent {
 
 /// One for each process; a child of fork() starts without. Thread-safe.
 ///
-/// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then the gate (no mutex
-/// either: threads are inside while they call the driver), then the mutex of the program's pools, then
-/// memory_mutex_, then those of the index of allocations and of the gate itself, under which nobody waits. None is held across socket work or callbacks. Nobody waits for anything but the driver
-/// under memory_mutex_.
+/// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then the gate
+/// (no mutex either: threads are inside while they call the driver), then the mutex of the program's pools,
+/// then memory_mutex_, then those of the index of allocations and of the gate itself, under which nobody
+/// waits. None is held across socket work or callbacks. Nobody waits for anything but the driver under
+/// memory_mutex_.
 class Agent final : public server::Operations {
 public:
     /// Makes it on first use, without CUDA, threads or files. Never destroyed.
@@ -82,8 +83,8 @@ private:
     };
 
     Agent();
-    /// Makes handle_exit the handler that runs first when the process ends: before the destructors of objects made so
-    /// far, which may use CUDA, or wait for a thread that waits at the gate.
+    /// Makes handle_exit the handler that runs first when the process ends: before the destructors of objects
+    /// made so far, which may use CUDA, or wait for a thread that waits at the gate.
     static void come_first_at_exit() noexcept;
     static void handle_exit(void*) noexcept;
     static void handle_fork_in_child() noexcept;
@@ -125,10 +126,10 @@ private:
     Turnstile turnstile_;
     Callbacks callbacks_;
     server::Server server_;
-    gate::Gate::Rule default_rule_;          ///< of the environment; not changed later
-    gate::Gate::Rule rule_;                  ///< of the sleep under way or last done; used by one operation at a time
-    std::atomic<bool> wake_wanted_{false};   ///< by a touch, and not yet tried
-    std::atomic<bool> exiting_{false}; ///< the process is ending: no more calls of CUDA
+    gate::Gate::Rule default_rule_; ///< of the environment; not changed later
+    gate::Gate::Rule rule_;         ///< of the sleep under way or last done; used by one operation at a time
+    std::atomic<bool> wake_wanted_{false}; ///< by a touch, and not yet tried
+    std::atomic<bool> exiting_{false};     ///< the process is ending: no more calls of CUDA
 };
 
 } // namespace gpu_sleep::agent
