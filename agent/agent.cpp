@@ -5,6 +5,7 @@
 #include "agent.hpp"
 
 #include "base/log.hpp"
+#include "caught/caught.hpp"
 #include "driver/context.hpp"
 #include "hooks/catches.hpp"
 #include "model/environment.hpp"
@@ -131,7 +132,9 @@ Result<driver::DeviceAddress> Agent::allocate(int device, std::string_view tag, 
     auto& running = *running_.load();
     warn_of_own_context(running.api);
     const std::lock_guard lock(memory_mutex_);
-    return running.heap.allocate(device, ledger_.tag_id(tag), bytes);
+    auto address = running.heap.allocate(device, ledger_.tag_id(tag), bytes);
+    if (address && hooks::catches()) caught::note_own(*address, bytes, device);
+    return address;
 }
 
 Result<void> Agent::prepare_free(driver::DeviceAddress address) {
@@ -161,10 +164,16 @@ Result<void> Agent::free(driver::DeviceAddress address) {
         log::debug("freeing without waiting: {}",
                    drained.error().message); // no work runs in a broken context
     }
+    if (hooks::catches()) caught::forget_own(address);
     const std::lock_guard lock(memory_mutex_);
+    const auto* backing = ledger_.find(address);
+    const gate::Named::Span span = backing && backing->is_asleep()
+                                       ? gate::Named::Span{backing->address, backing->end()}
+                                       : gate::Named::Span{};
     auto freed = running->heap.free(address);
     if (!freed) return std::move(freed).error();
     running->engine.vaults().forget(freed->kept);
+    if (span.end != 0 && !ledger_.find(address)) gate::Gate::instance().forget(span);
     return {};
 }
 

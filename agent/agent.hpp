@@ -13,6 +13,7 @@
 #include "turnstile.hpp"
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -70,7 +71,7 @@ public:
     [[nodiscard]] model::Report status() override;
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
                                       const server::ProgressSink& progress) override;
-    void after_reply() override;
+    [[nodiscard]] bool tidy() override;
 
 private:
     /// What exists once CUDA is in use.
@@ -98,7 +99,9 @@ private:
     [[nodiscard]] Result<Event> wake_within(const model::WakeRequest& request,
                                             const server::ProgressSink& progress, model::Report& report);
     [[nodiscard]] Result<Event> preview(const model::SleepRequest& request);
-    [[nodiscard]] Result<void> quiesce(const model::SleepRequest& request,
+    /// Asks the callbacks, shuts the gate and waits for the device. False: there is nothing to do, and
+    /// nothing was done.
+    [[nodiscard]] Result<bool> quiesce(const model::SleepRequest& request,
                                        const server::ProgressSink& progress, Clock::time_point deadline,
                                        std::vector<int>& ran, model::Report& report);
     [[nodiscard]] Result<void> prepare_free(driver::DeviceAddress address);
@@ -106,7 +109,9 @@ private:
     [[nodiscard]] Result<void> shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going);
     [[nodiscard]] Result<void> drain(Clock::time_point deadline, const std::function<bool()>& keep_going);
     /// Makes the gate fit what sleeps now.
-    void settle_gate();
+    void settle_gate() noexcept;
+    class GateSettler;
+    [[nodiscard]] static std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_released);
     void wake_on_touch();
     void complete(model::Report& report);
     /// What stays with the driver. Without the memory's mutex, which it takes.
@@ -125,6 +130,7 @@ private:
 
     Turnstile turnstile_;
     Callbacks callbacks_;
+    std::vector<sleep::Vault> retired_; ///< being given back; used on the operations thread alone
     server::Server server_;
     gate::Gate::Rule default_rule_; ///< of the environment; not changed later
     gate::Gate::Rule rule_;         ///< of the sleep under way or last done; used by one operation at a time

@@ -58,6 +58,12 @@ std::vector<Callbacks::Entry> Callbacks::snapshot() {
 
 Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point deadline,
                                          std::vector<int>& ran) {
+    {
+        // One that overran its deadline may still work on the device, past the gate.
+        std::unique_lock lock(mutex_);
+        if (!changed_.wait_until(lock, deadline, [this] { return !job_; }))
+            return make_error(ErrorCode::timed_out, "a callback of an earlier request still runs");
+    }
     for (const auto& entry : snapshot()) {
         if (entry.before_sleep) {
             const auto answer = run(entry, entry.before_sleep, event, deadline);
@@ -116,14 +122,15 @@ Result<int> Callbacks::run(const Entry& entry, gpu_sleep_callback function, cons
 
 void Callbacks::serve() {
     t_is_callback_thread = true;
-    const gate::Pass pass;
     std::unique_lock lock(mutex_);
     for (;;) {
         changed_.wait(lock, [this] { return job_ != nullptr; });
         const auto job = job_;
         lock.unlock();
-        const auto result =
-            guarded([&]() -> Result<int> { return call(job->function, job->entry.user, job->event); });
+        const auto result = guarded([&]() -> Result<int> {
+            const gate::Pass pass;
+            return call(job->function, job->entry.user, job->event);
+        });
         lock.lock();
         job->result = result ? *result : -1; // what throws has not done its part
         job->done = true;

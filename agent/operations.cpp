@@ -68,6 +68,18 @@ void trim_torch(Clock::time_point deadline) {
 
 } // namespace
 
+/// Makes the gate fit what sleeps at the end of an operation, however it ends.
+class Agent::GateSettler {
+public:
+    explicit GateSettler(Agent& agent) noexcept : agent_(agent) {}
+    GateSettler(const GateSettler&) = delete;
+    GateSettler& operator=(const GateSettler&) = delete;
+    ~GateSettler() { agent_.settle_gate(); }
+
+private:
+    Agent& agent_;
+};
+
 server::Outcome Agent::run_here(server::Operation operation) {
     if (Callbacks::is_callback_thread())
         return model::Failure{
@@ -87,16 +99,20 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
     return model::Failure{report.error(), ledger_.state()};
 }
 
-void Agent::after_reply() {
+bool Agent::tidy() {
     auto* running = running_.load();
-    if (!running) return;
-    std::vector<sleep::Vault> retired;
+    if (!running) return false;
     {
         const std::lock_guard lock(memory_mutex_);
-        retired = running->engine.vaults().reap();
+        for (auto& vault : running->engine.vaults().reap()) retired_.push_back(std::move(vault));
     }
-    // Unpinned and returned here, one piece after another and without the mutex: more threads, or haste,
-    // would slow the program's first work after waking.
+    // One piece after another and without the mutex: more threads, or haste, would slow the program's first
+    // work after waking. All are unpinned before the first is unmapped, which stops every thread of the
+    // program for a moment.
+    for (auto& vault : retired_)
+        if (vault.arena && vault.arena->unpin_next()) return true;
+    retired_.clear();
+    return false;
 }
 
 void Agent::add_residual(Report& report) {
@@ -149,11 +165,11 @@ Result<Event> Agent::preview(const model::SleepRequest& request) {
     return Event{static_cast<int>(request.level), std::move(plan->tags), std::move(plan->dropped_tags)};
 }
 
-Result<void> Agent::quiesce(const model::SleepRequest& request, const server::ProgressSink& progress,
+Result<bool> Agent::quiesce(const model::SleepRequest& request, const server::ProgressSink& progress,
                             Clock::time_point deadline, std::vector<int>& ran, Report& report) {
     auto event = preview(request);
     if (!event) return std::move(event).error();
-    if (request.dry_run || event->tags.empty()) return {};
+    if (request.dry_run || event->tags.empty()) return false;
     auto start = Clock::now();
     static_cast<void>(progress({Progress::Phase::callbacks, 0, 0}));
     GPU_SLEEP_TRY(callbacks_.run_before_sleep(*event, deadline, ran));
@@ -163,14 +179,29 @@ Result<void> Agent::quiesce(const model::SleepRequest& request, const server::Pr
     GPU_SLEEP_TRY(shut_gate(deadline, keep_going));
     GPU_SLEEP_TRY(drain(deadline, keep_going));
     report.times.drain = seconds_since(start);
-    return {};
+    return true;
+}
+
+/// `keep_going`, and also lets one held touch after the other through when that is what the device, or a
+/// thread that is inside the driver, seems to wait for: its part of a collective within this process.
+std::function<bool()> Agent::coaxing(std::function<bool()> keep_going, bool& has_released) {
+    constexpr Milliseconds k_rest{50};
+    static constexpr Milliseconds k_between{2};
+    return [keep_going = std::move(keep_going), &has_released, next = Clock::now() + k_rest]() mutable {
+        if (hooks::catches() && Clock::now() >= next) {
+            has_released |= gate::Gate::instance().release_oldest();
+            next = Clock::now() + k_between;
+        }
+        return keep_going();
+    };
 }
 
 Result<void> Agent::shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going) {
     if (!hooks::catches()) return {};
     constexpr Milliseconds k_look{1};
     auto& gate = gate::Gate::instance();
-    gate::find_python();
+    // Looking symbols up takes the loader's lock, which a thread that a closed gate holds may have.
+    if (gate::Gate::is_open()) gate::find_python();
     for (bool has_trimmed = false;;) {
         // A capture must not meet a closed gate, and waiting for the device would break it: no new ones
         // begin, and those under way go on until they end.
@@ -183,7 +214,8 @@ Result<void> Agent::shut_gate(Clock::time_point deadline, const std::function<bo
             std::this_thread::sleep_for(k_look);
         }
         if (!std::exchange(has_trimmed, true)) trim_torch(deadline);
-        GPU_SLEEP_TRY(gate.close(deadline, keep_going));
+        bool has_released = false;
+        GPU_SLEEP_TRY(gate.close(deadline, coaxing(keep_going, has_released)));
         if (caught::captures_open() == 0) break; // else one began just before: let it end
         settle_gate();
     }
@@ -197,47 +229,44 @@ Result<void> Agent::drain(Clock::time_point deadline, const std::function<bool()
     if (!contexts) return contexts.error();
     std::vector<CUcontext> all = caught::own_contexts();
     for (const auto& context : *contexts) all.push_back(context.get());
-    // Work of a collective within this process may wait for work that the gate holds: when the device does
-    // not come to rest, one touch after the other is let through, oldest first.
-    constexpr Milliseconds k_rest{50};
-    constexpr Milliseconds k_between{2};
-    for (;;) {
-        bool has_released = false;
-        auto next = Clock::now() + k_rest;
-        const auto look = [&] {
-            if (hooks::catches() && Clock::now() >= next) {
-                has_released |= gate.release_oldest();
-                next = Clock::now() + k_between;
-            }
-            return keep_going();
-        };
-        GPU_SLEEP_TRY(driver::drain(running.api, all, {deadline, deadline, look}));
-        if (!has_released) break;
-        next = Clock::now() + k_rest; // who was let through may wait for others too
-        GPU_SLEEP_TRY(gate.wait_empty(deadline, look));
+    for (bool has_released = true; has_released;) {
+        has_released = false;
+        GPU_SLEEP_TRY(
+            driver::drain(running.api, all, {deadline, deadline, coaxing(keep_going, has_released)}));
+        if (has_released) GPU_SLEEP_TRY(gate.wait_empty(deadline, coaxing(keep_going, has_released)));
     }
     if (hooks::catches()) caught::trim();
     return {};
 }
 
-void Agent::settle_gate() {
+void Agent::settle_gate() noexcept {
     if (!hooks::catches()) return;
     auto& gate = gate::Gate::instance();
-    auto rule = rule_;
+    gate::Gate::Rule rule;
+    rule.on_touch = rule_.on_touch;
+    rule.limit = rule_.limit;
+    rule.checked = rule_.checked;
+    bool sleeps = false;
     {
         const std::lock_guard lock(memory_mutex_);
         for (const auto& [address, backing] : ledger_.backings()) {
             if (!backing.is_asleep()) continue;
-            if (!rule.sleeping.empty() && rule.sleeping.back().end == address)
+            sleeps = true;
+            if (!rule.sleeping.empty() && rule.sleeping.back().end == address) {
                 rule.sleeping.back().end = backing.end();
-            else
+                continue;
+            }
+            const auto added = guarded([&]() -> Result<void> {
                 rule.sleeping.push_back({address, backing.end()});
+                return {};
+            });
+            rule.lists_all &= added.has_value();
         }
     }
-    if (rule.sleeping.empty())
-        gate.open();
-    else
+    if (sleeps)
         gate.keep_shut(std::move(rule));
+    else
+        gate.open();
 }
 
 void Agent::wake_on_touch() {
@@ -268,11 +297,24 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     report.level = request.level;
     report.dry_run = request.dry_run;
     std::vector<int> ran;
-    auto done = quiesce(request, progress, deadline, ran, report);
-    if (done) {
+    if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
+    const GateSettler settler(*this);
+    const auto quiet = quiesce(request, progress, deadline, ran, report);
+    Result<void> done;
+    if (!quiet) done = quiet.error();
+    const auto attempt = [&]() -> Result<void> {
         const std::lock_guard lock(memory_mutex_);
-        done = running.engine.sleep(request, {progress}, report);
-        if (done && report.changed) state_since_ = Clock::now();
+        GPU_SLEEP_TRY(guarded([&] { return running.engine.sleep(request, {progress}, report); }));
+        if (report.changed) state_since_ = Clock::now();
+        return {};
+    };
+    // With nothing to do the gate is open: what has come since is not to be touched.
+    if (done && (*quiet || request.dry_run)) done = attempt();
+    if (!done && done.error().code == ErrorCode::out_of_host_memory) {
+        // What the last wake left to be given back may be what is missing.
+        bool has_given = false;
+        while (tidy()) has_given = true;
+        if (has_given) done = attempt();
     }
     if (done && report.changed) {
         rule_ = default_rule_;
@@ -334,6 +376,8 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
     Report report;
     report.operation = model::Operation::wake;
     report.dry_run = request.dry_run;
+    if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
+    const GateSettler settler(*this);
     const auto event = wake_within(request, progress, report);
     if (!event) {
         settle_gate();

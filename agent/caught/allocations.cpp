@@ -34,6 +34,11 @@ void Allocations::put_back(const Known& allocation) {
     by_address_.insert_or_assign(allocation.address, allocation);
 }
 
+void Allocations::change(const std::function<void(Known&)>& body) {
+    const std::unique_lock lock(mutex_);
+    for (auto& [address, allocation] : by_address_) body(allocation);
+}
+
 std::optional<Known> Allocations::find(CUdeviceptr address) const {
     const std::shared_lock lock(mutex_);
     const auto after = by_address_.upper_bound(address);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The index of what the program allocated: its own sizes, where the ledger knows ranges. Internal to this room.
+// The index of what the program allocated: its own sizes, where the ledger knows ranges. Internal to this
+// room.
 
 #pragma once
 
@@ -13,8 +14,8 @@
 
 namespace gpu_sleep::agent::caught {
 
-/// Thread-safe. Answers while a transaction is under way, for it is apart from the ledger's mutex; its own is the
-/// innermost of all and is held over no call.
+/// Thread-safe. Answers while a transaction is under way, for it is apart from the ledger's mutex; its own is
+/// the innermost of all and is held over no call.
 class Allocations {
 public:
     /// Never destroyed.
@@ -26,6 +27,7 @@ public:
     std::optional<Known> take(CUdeviceptr address);
     /// Puts back what take() returned.
     void put_back(const Known& allocation);
+    void change(const std::function<void(Known&)>& body);
     /// What holds `address`.
     [[nodiscard]] std::optional<Known> find(CUdeviceptr address) const;
     [[nodiscard]] std::vector<Known> all(const std::function<bool(const Known&)>& wanted) const;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The program's own memory, caught: what its calls of the driver mean for the heap and the ledger. The hooks call
-// this; the types are cuda.h's, so that it can be read with or without the older entry points.
+// The program's own memory, caught: what its calls of the driver mean for the heap and the ledger. The hooks
+// call this; the types are cuda.h's, so that it can be read with or without the older entry points.
 
 #pragma once
 
@@ -11,12 +11,13 @@
 #include <cuda.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <vector>
 
-/// All functions are thread-safe and let nothing cross: what fails inside returns a status of the driver. No call needs
-/// the agent to run; without it everything is left to the driver.
+/// All functions are thread-safe and let nothing cross: what fails inside returns a status of the driver. No
+/// call needs the agent to run; without it everything is left to the driver.
 namespace gpu_sleep::agent::caught {
 
 /// The status to return, or nothing: the call is the driver's.
@@ -27,8 +28,8 @@ void start() noexcept;
 
 // Plain memory. Source: CUDA Driver API, Memory Management.
 [[nodiscard]] Answer allocate(CUdeviceptr* address, std::size_t bytes) noexcept;
-[[nodiscard]] Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
-                                      unsigned element_bytes) noexcept;
+[[nodiscard]] Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t width,
+                                      std::size_t height, unsigned element_bytes) noexcept;
 /// Waits for the work of the memory's context, as the driver's own does.
 [[nodiscard]] Answer free(CUdeviceptr address) noexcept;
 
@@ -39,14 +40,17 @@ void start() noexcept;
 /// The program waited for some or all of its work: pools give back what exceeds their thresholds.
 void synchronized() noexcept;
 void pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
-void pool_destroyed(CUmemoryPool pool) noexcept;
+/// Runs the driver's cuMemPoolDestroy with the pool out of the books; what was allocated from it lives on.
+CUresult end_pool(CUmemoryPool pool, const std::function<CUresult()>& destroy) noexcept;
 void pool_trimmed(CUmemoryPool pool, std::size_t keep) noexcept;
 void pool_threshold(CUmemoryPool pool, cuuint64_t bytes) noexcept;
 void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t count) noexcept;
 /// Adds what we hold for the pool to what the driver answered.
 void add_pool_figures(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) noexcept;
 void pool_figures_reset(CUmemoryPool pool, CUmemPool_attribute attribute) noexcept;
-void stream_destroyed(CUstream stream) noexcept;
+/// Runs the driver's cuStreamDestroy with the stream out of the books, for another may get its handle at
+/// once.
+CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept;
 
 // The program's own virtual memory.
 [[nodiscard]] Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes,
@@ -58,13 +62,18 @@ void stream_destroyed(CUstream stream) noexcept;
 [[nodiscard]] Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
                                 std::size_t count) noexcept;
 [[nodiscard]] Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) noexcept;
-[[nodiscard]] Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) noexcept;
-/// The driver's handle behind the program's, for a use after which the memory has to stay where it is; `reason` says
-/// which. The handle itself when it is none of ours.
+[[nodiscard]] Answer properties_of(CUmemAllocationProp* properties,
+                                   CUmemGenericAllocationHandle handle) noexcept;
+/// The driver's handle behind the program's, for a use after which the memory has to stay where it is;
+/// `reason` says which. The handle itself when it is none of ours.
 [[nodiscard]] CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle,
                                                            const char* reason) noexcept;
-/// Memory at `address` has to stay where it is from now on.
-void pin_address(CUdeviceptr address, const char* reason) noexcept;
+/// Memory in the span has to stay where it is from now on.
+void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
+
+// Memory that the program has from the C API: not caught, but known.
+void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept;
+void forget_own(CUdeviceptr address) noexcept;
 
 // What is known of an address without the driver.
 struct Known {
@@ -73,22 +82,33 @@ struct Known {
     int device = 0;
     CUcontext context = nullptr; ///< null for virtual memory
     CUmemoryPool pool = nullptr;
-    unsigned long long id = 0;  ///< never used twice
-    bool is_virtual = false;    ///< the program's own mapping: the driver's answers are right while it is awake
+    unsigned long long id = 0; ///< never used twice
+    bool is_virtual = false; ///< the program's own mapping: the driver's answers are right while it is awake
+    bool pool_is_gone = false; ///< destroyed: another may have its handle
 };
 [[nodiscard]] std::optional<Known> find(CUdeviceptr address) noexcept;
 
 // Graph captures.
-void capture_began(CUstream stream, bool per_thread) noexcept;
-void capture_ended(CUstream stream, bool per_thread) noexcept;
+/// Before the driver begins one; returns its number, for capture_failed() if it did not.
+[[nodiscard]] std::uint64_t capture_begins(CUstream stream, bool per_thread) noexcept;
+void capture_failed(CUstream stream, bool per_thread, std::uint64_t number) noexcept;
+/// The number of the stream's capture before the driver ends it, for capture_ended(); 0 without one.
+[[nodiscard]] std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept;
+void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUresult status) noexcept;
 [[nodiscard]] unsigned captures_open() noexcept;
 
 // Contexts.
 void context_created(CUcontext context) noexcept;
-/// To be called before the driver destroys it; returns what frees the caught memory that dies with it, to be called
-/// afterwards if the driver did.
-void context_destroyed(CUcontext context) noexcept;
-void primary_context_gone(CUdevice device) noexcept;
+/// Runs the driver's cuCtxDestroy. What is known of the context is out of the books meanwhile, for another
+/// may get its handle at once, and comes back if the context stays; its memory goes with it.
+CUresult end_context(CUcontext context, const std::function<CUresult()>& destroy) noexcept;
+/// The same for cuCtxDetach: a context that others are attached to stays.
+CUresult detach_context(CUcontext context, const std::function<CUresult()>& detach) noexcept;
+/// The program holds a primary context once more.
+void primary_context_retained(CUdevice device) noexcept;
+/// The same as end_context() for cuDevicePrimaryCtxRelease and cuDevicePrimaryCtxReset.
+CUresult release_primary_context(CUdevice device, const std::function<CUresult()>& release) noexcept;
+CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>& reset) noexcept;
 [[nodiscard]] std::vector<CUcontext> own_contexts() noexcept;
 /// The current context may reach memory of `peer`'s device from now on, or no longer.
 void peer_access_enabled(CUcontext peer) noexcept;

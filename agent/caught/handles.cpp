@@ -76,14 +76,16 @@ void pin(const Agent::Memory& memory, Handles& all, Handle& handle, const char* 
     if (!handle.pinned) handle.pinned = reason;
 }
 
-/// Gives a mapping to the ledger once it is one that can sleep: the only one of its handle, whole, and open to its own
-/// device, for otherwise nobody can copy it.
-void enlist(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapping& mapping) {
+/// Gives a mapping to the ledger once it is one that can sleep: the only one of its handle, whole, and open
+/// to its own device, for otherwise nobody can copy it.
+void enlist(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
+            const TagChoice& choose_tag) {
     auto* handle = find_handle(all, mapping.handle);
     if (!handle || handle->pinned) return;
     const auto device = handle->properties.location.id;
-    const bool can_sleep = handle->mappings.size() == 1 && mapping.offset == 0 && mapping.bytes == handle->bytes &&
-                           !mapping.has_other_access && (mapping.access >> device & 1) != 0;
+    const bool can_sleep = handle->mappings.size() == 1 && mapping.offset == 0 &&
+                           mapping.bytes == handle->bytes && !mapping.has_other_access &&
+                           (mapping.access >> device & 1) != 0;
     if (!can_sleep) {
         strike_off(memory, all, address, mapping);
         return;
@@ -92,7 +94,7 @@ void enlist(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapp
         memory.ledger.find(address)->access = mapping.access;
         return;
     }
-    const auto tag = tag_for(mapping.bytes);
+    const auto tag = choose_tag(mapping.bytes);
     if (!tag) return;
     ledger::Backing backing;
     backing.address = address;
@@ -118,7 +120,8 @@ void release_if_unused(const Agent::Memory& memory, Handles& all, std::uint64_t 
 /// The mappings that lie in [address, address + bytes).
 std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, Bytes bytes) {
     std::vector<CUdeviceptr> found;
-    for (auto at = all.mappings.lower_bound(address); at != all.mappings.end() && at->first < address + bytes; ++at)
+    for (auto at = all.mappings.lower_bound(address); at != all.mappings.end() && at->first < address + bytes;
+         ++at)
         found.push_back(at->first);
     return found;
 }
@@ -191,10 +194,12 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
     });
 }
 
-Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants, std::size_t count) noexcept {
+Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
+                  std::size_t count) noexcept {
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with) return std::nullopt;
+        const TagChoice choose_tag;
         const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
         const auto found = mappings_in(all, address, bytes);
@@ -206,7 +211,8 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
             for (std::size_t i = 0; i < count; ++i) {
                 const auto& granted = grants[i];
                 const bool of_device = granted.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                                       granted.location.id >= 0 && granted.location.id < driver::k_max_devices;
+                                       granted.location.id >= 0 &&
+                                       granted.location.id < driver::k_max_devices;
                 if (!of_device || granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READ) {
                     mapping.has_other_access = true;
                     continue;
@@ -215,7 +221,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
                 const bool is_granted = granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
                 mapping.access = is_granted ? mapping.access | bit : mapping.access & ~bit;
             }
-            enlist(*with, all, at, mapping);
+            enlist(*with, all, at, mapping, choose_tag);
         }
         return CUDA_SUCCESS;
     });
@@ -247,6 +253,9 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with || !handle) return std::nullopt;
+        const auto known = Allocations::instance().find(reinterpret_cast<CUdeviceptr>(address));
+        if (known && !known->is_virtual)
+            return CUDA_ERROR_INVALID_VALUE; // as of the driver's own plain memory
         const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
         const auto at = reinterpret_cast<CUdeviceptr>(address);
@@ -274,7 +283,8 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
     });
 }
 
-CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
+CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle,
+                                             const char* reason) noexcept {
     auto real = handle;
     noted([&] {
         const auto with = memory();
@@ -289,18 +299,34 @@ CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle
     return real;
 }
 
-void pin_address(CUdeviceptr address, const char* reason) noexcept {
+void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
     noted([&] {
         const auto with = memory();
         if (!with) return;
         const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
-        const auto after = all.mappings.upper_bound(address);
-        if (after == all.mappings.begin()) return;
-        const auto& [start, mapping] = *std::prev(after);
-        if (address - start >= mapping.bytes) return;
-        if (auto* mine = find_handle(all, mapping.handle)) pin(*with, all, *mine, reason);
+        for (auto at = address; at < address + bytes;) {
+            auto* backing = with->ledger.find(at);
+            if (!backing) break;
+            const auto next = backing->end();
+            const auto mapping = all.mappings.find(backing->address);
+            auto* const handle =
+                mapping == all.mappings.end() ? nullptr : find_handle(all, mapping->second.handle);
+            if (handle)
+                pin(*with, all, *handle, reason);
+            else if (!backing->is_asleep() && !backing->pinned)
+                backing->pinned = reason;
+            at = next;
+        }
     });
+}
+
+void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
+    noted([&] { Allocations::instance().add({address, bytes, device, nullptr, nullptr, 0, true}); });
+}
+
+void forget_own(CUdeviceptr address) noexcept {
+    noted([&] { static_cast<void>(Allocations::instance().take(address)); });
 }
 
 void add_pinned_handles(std::vector<Residual>& rows) {
@@ -313,8 +339,9 @@ void add_pinned_handles(std::vector<Residual>& rows) {
                                              [&](CUdeviceptr at) { return all.mappings.at(at).enlisted; });
         if (is_enlisted) continue;
         const char* reason = handle.pinned ? handle.pinned
-                             : handle.mappings.empty() ? "made, but not mapped"
-                                                       : "mapped in part, or without access for its own device";
+                             : handle.mappings.empty()
+                                 ? "made, but not mapped"
+                                 : "mapped in part, or without access for its own device";
         rows.push_back({"virtual", handle.properties.location.id, handle.bytes, 1, reason});
     }
 }

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <mutex>
+#include <shared_mutex>
 
 namespace gpu_sleep::agent::caught {
 namespace {
@@ -24,10 +25,26 @@ struct Later {
     }
 };
 
-/// Waits for all work of the allocation's context, as the driver's free does.
+void wait_in(const driver::Api& api, CUcontext context) {
+    const driver::CurrentContext current(api, context);
+    if (current.status() == CUDA_SUCCESS) api.cuCtxSynchronize();
+}
+
+/// Waits for all work that may use the allocation, as the driver's free does. Memory of a pool outlives the
+/// context that it was made in, and other contexts of its device may use it too. For that the caller holds
+/// contexts_mutex().
 void wait_for_work(const Agent::Memory& memory, const Known& allocation) {
-    const driver::CurrentContext current(memory.api, allocation.context);
-    if (current.status() == CUDA_SUCCESS) memory.api.cuCtxSynchronize();
+    const auto& api = memory.api;
+    const driver::RelaxedCaptureMode relaxed(api);
+    if (!allocation.pool) return wait_in(api, allocation.context);
+    if (current_device(memory) == allocation.device) api.cuCtxSynchronize();
+    unsigned flags = 0;
+    int is_active = 0;
+    if (api.cuDevicePrimaryCtxGetState(allocation.device, &flags, &is_active) == CUDA_SUCCESS && is_active) {
+        const auto primary = driver::PrimaryContext::retain(api, allocation.device);
+        if (primary) wait_in(api, primary->get());
+    }
+    for (auto* const context : own_contexts_of(allocation.device)) wait_in(api, context);
 }
 
 /// Which devices may reach whose plain memory: cuCtxEnablePeerAccess.
@@ -90,11 +107,13 @@ Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device
 
 void give_range(const Agent::Memory& memory, CUdeviceptr address) {
     const std::lock_guard lock(memory.mutex);
+    const auto* backing = memory.ledger.find(address);
+    const bool sleeps = backing && backing->is_asleep();
+    const auto span = sleeps ? gate::Named::Span{backing->address, backing->end()} : gate::Named::Span{};
     auto freed = memory.heap.free(address);
-    if (freed)
-        memory.vaults.forget(freed->kept);
-    else
-        log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
+    if (freed) memory.vaults.forget(freed->kept);
+    if (freed && sleeps && !memory.ledger.find(address)) gate::Gate::instance().forget(span);
+    if (!freed) log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
 }
 
 void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address) {
@@ -117,7 +136,8 @@ void peer_access_enabled(CUcontext peer) noexcept {
             const driver::CurrentContext current(with->api, peer);
             if (current.status() == CUDA_SUCCESS) owner = current_device(*with);
         }
-        if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices) return;
+        if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices)
+            return;
         const auto mask = driver::DeviceMask{1} << *accessor;
         auto& access = PeerAccess::instance();
         {
@@ -168,9 +188,34 @@ void free_later(const Known& allocation) {
     later.allocations.push_back(allocation);
 }
 
+Taken take_waiting_of(const Agent::Memory& memory, const std::function<bool(const Known&)>& dies) {
+    auto& later = Later::instance();
+    std::vector<Known> taken;
+    {
+        const std::lock_guard lock(later.mutex);
+        for (const auto& allocation : later.allocations)
+            if (dies(allocation)) taken.push_back(allocation);
+        std::erase_if(later.allocations, dies);
+    }
+    auto gone = [=] {
+        for (const auto& allocation : taken) give_range(memory, allocation.address);
+    };
+    auto stays = [=] {
+        for (const auto& allocation : taken) free_later(allocation);
+    };
+    return {std::move(gone), std::move(stays)};
+}
+
 void free_waiting() noexcept {
     noted([] {
         auto& later = Later::instance();
+        {
+            const std::lock_guard lock(later.mutex);
+            if (later.allocations.empty() || captures_open() != 0) return;
+        }
+        const std::shared_lock order(capture_order());
+        // From here on none of their contexts ends; those that ended took theirs with them.
+        const std::shared_lock contexts(contexts_mutex());
         std::vector<Known> due;
         {
             const std::lock_guard lock(later.mutex);
@@ -198,12 +243,18 @@ Answer free(CUdeviceptr address) noexcept {
         }
         const auto with = memory();
         if (!with) return CUDA_SUCCESS; // the process is ending: the driver takes everything back
-        if (captures_open() != 0) {
-            free_later(*allocation);
-            return CUDA_SUCCESS;
-        }
+        if (allocation->pool) freed_from_pool(*allocation);
         free_waiting();
-        wait_for_work(*with, *allocation);
+        {
+            const std::shared_lock order(capture_order());
+            if (captures_open() != 0) {
+                free_later(*allocation);
+                return CUDA_SUCCESS;
+            }
+            std::shared_lock contexts(contexts_mutex(), std::defer_lock);
+            if (allocation->pool) contexts.lock();
+            wait_for_work(*with, *allocation);
+        }
         give_range(*with, allocation->address);
         return CUDA_SUCCESS;
     });

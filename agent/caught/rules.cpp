@@ -51,35 +51,36 @@ const Settings& settings() {
 }
 
 /// The files of the libraries on the way from the program to this call.
-class Callers {
-public:
-    Callers() {
-        std::array<void*, 64> frames{};
-        const int count = ::backtrace(frames.data(), static_cast<int>(frames.size()));
-        for (int i = 0; i < count; ++i) {
-            Dl_info info{};
-            if (::dladdr(frames[static_cast<std::size_t>(i)], &info) != 0 && info.dli_fname)
-                files_.emplace_back(info.dli_fname);
-        }
+std::vector<std::string_view> find_callers() {
+    std::vector<std::string_view> files;
+    std::array<void*, 64> frames{};
+    const int count = ::backtrace(frames.data(), static_cast<int>(frames.size()));
+    for (int i = 0; i < count; ++i) {
+        Dl_info info{};
+        if (::dladdr(frames[static_cast<std::size_t>(i)], &info) != 0 && info.dli_fname)
+            files.emplace_back(info.dli_fname);
     }
-    [[nodiscard]] const std::vector<std::string_view>& files() const noexcept { return files_; }
-
-private:
-    std::vector<std::string_view> files_;
-};
+    return files;
+}
 
 } // namespace
 
-std::optional<std::string> tag_for(std::size_t bytes) {
+TagChoice::TagChoice() : scope_(current_scope_tag()) {
+    if (settings().rules.name_libraries()) callers_ = find_callers();
+}
+
+std::optional<std::string> TagChoice::operator()(std::size_t bytes) const {
     const auto& set = settings();
     if (bytes < set.least) return std::nullopt;
-    const auto scope = current_scope_tag();
-    if (set.rules.rules().empty()) return std::string(scope.empty() ? set.tag : scope);
-    const auto verdict = set.rules.name_libraries() ? set.rules.match(bytes, Callers().files())
-                                                    : set.rules.match(bytes, {});
+    if (set.rules.rules().empty()) return std::string(scope_.empty() ? set.tag : scope_);
+    const auto verdict = set.rules.match(bytes, callers_);
     if (!verdict.capture) return std::nullopt;
-    if (!scope.empty()) return std::string(scope);
+    if (!scope_.empty()) return std::string(scope_);
     return std::string(verdict.tag.empty() ? std::string_view(set.tag) : verdict.tag);
+}
+
+std::optional<std::string> tag_for(std::size_t bytes) {
+    return TagChoice()(bytes);
 }
 
 } // namespace gpu_sleep::agent::caught

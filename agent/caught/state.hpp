@@ -9,6 +9,8 @@
 #include "base/log.hpp"
 #include "caught/allocations.hpp"
 
+#include <functional>
+#include <shared_mutex>
 #include <utility>
 
 namespace gpu_sleep::agent::caught {
@@ -38,16 +40,59 @@ void noted(Body&& body) noexcept {
 /// The device of the current context; nothing without one.
 [[nodiscard]] std::optional<int> current_device(const Agent::Memory& memory) noexcept;
 
-/// Allocates a range or a part of one, and gives back caches before it gives up. Errors: those of Heap::allocate.
-[[nodiscard]] Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device, std::size_t bytes);
+/// Allocates a range or a part of one, and gives back caches before it gives up. Errors: those of
+/// Heap::allocate.
+[[nodiscard]] Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device,
+                                                       std::size_t bytes);
 /// Frees what take_range() gave, asleep or awake. No work may still use it.
 void give_range(const Agent::Memory& memory, CUdeviceptr address);
 
-/// Whether the rules let us have an allocation of this size by the calling code, and under which tag.
+/// What the rules say of the calling code. Made before any mutex is taken: finding out who calls may need the
+/// loader's lock, which a thread that waits for a mutex of ours may hold.
+class TagChoice {
+public:
+    TagChoice();
+    /// The tag of an allocation of this size; nothing when it is not to be caught.
+    [[nodiscard]] std::optional<std::string> operator()(std::size_t bytes) const;
+
+private:
+    std::vector<std::string_view> callers_;
+    std::string_view scope_;
+};
+/// The same at once.
 [[nodiscard]] std::optional<std::string> tag_for(std::size_t bytes);
 
 /// Grants the devices that may reach memory of `device` access to what was allocated there.
 void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address);
+
+/// The context of a stream: the current one for the default streams.
+[[nodiscard]] CUcontext context_of(const Agent::Memory& memory, CUstream stream);
+
+/// Held alone while a context ends, and shared while we work in contexts that the program may end meanwhile:
+/// touching one that is gone corrupts memory. It comes before the mutex of the pools.
+[[nodiscard]] std::shared_mutex& contexts_mutex() noexcept;
+/// The program's own contexts of the device. They live as long as the caller holds contexts_mutex().
+[[nodiscard]] std::vector<CUcontext> own_contexts_of(int device);
+
+/// What was taken out of the books because its context may go.
+struct Taken {
+    std::function<void()> gone;  ///< frees it
+    std::function<void()> stays; ///< puts it back
+};
+/// The freed blocks whose last use was in the context, and the events made there.
+[[nodiscard]] Taken take_pools_of(const Agent::Memory& memory, CUcontext context);
+/// The allocations of free_later() that die with the context.
+[[nodiscard]] Taken take_waiting_of(const Agent::Memory& memory,
+                                    const std::function<bool(const Known&)>& dies);
+/// Blocks that were freed in the stream's order wait for their events from now on.
+void forget_order_of(CUstream stream);
+
+/// Takes an allocation that is not freed in a stream's order out of its pool's count.
+void freed_from_pool(const Known& allocation);
+
+/// Held shared from the look for captures to the end of waiting for a context's work, which would break one;
+/// alone while a capture is noted, before it begins. Comes before the contexts' mutex.
+[[nodiscard]] std::shared_mutex& capture_order() noexcept;
 
 /// Frees the allocations that waited for captures to end.
 void free_waiting() noexcept;

@@ -4,6 +4,7 @@
 
 #include "gate/gate.hpp"
 
+#include "base/guard.hpp"
 #include "base/log.hpp"
 #include "gate/python_lock.hpp"
 
@@ -13,7 +14,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <iterator>
 #include <new>
 #include <optional>
 #include <thread>
@@ -21,6 +21,7 @@
 namespace gpu_sleep::gate {
 
 constinit thread_local Seat* t_seat = nullptr;
+constinit std::atomic<bool> Gate::s_closed{false};
 
 namespace {
 
@@ -101,9 +102,14 @@ bool Gate::is_checked() const {
     return phase_ == Phase::asleep && rule_.checked;
 }
 
+bool Gate::is_abandoned() const {
+    const std::lock_guard lock(mutex_);
+    return abandoned_;
+}
+
 Waiting Gate::waiting() const {
     const std::lock_guard lock(mutex_);
-    return {waiters_.size(), held_ever_, last_held_};
+    return {held_now_, held_ever_, last_held_};
 }
 
 void Gate::set_waker(std::function<void()> waker) {
@@ -115,14 +121,14 @@ void Gate::publish(Phase phase) {
     phase_ = phase;
     ++changes_;
     holds_captures_ = false;
-    closed_.store(phase != Phase::open, std::memory_order_seq_cst);
+    s_closed.store(phase != Phase::open, std::memory_order_seq_cst);
 }
 
 void Gate::hold_captures() {
     const std::lock_guard lock(mutex_);
     if (abandoned_) return;
     holds_captures_ = true;
-    closed_.store(true, std::memory_order_seq_cst);
+    s_closed.store(true, std::memory_order_seq_cst);
 }
 
 void Gate::set_phase(Phase phase) {
@@ -149,7 +155,10 @@ void Gate::abandon() noexcept {
         const std::lock_guard lock(mutex_);
         abandoned_ = true;
         rule_.on_touch = model::OnTouch::fail;
-        publish(phase_ == Phase::asleep ? Phase::asleep : Phase::open); // those that wait are judged anew
+        // Those that wait are judged anew. What a transaction has in hand may be mapped in part only: it
+        // fails too.
+        publish(phase_ == Phase::open ? Phase::open : Phase::asleep);
+        rule_.checked = false;
     }
     changed_.notify_all();
 }
@@ -162,26 +171,31 @@ void Gate::reset_in_child() noexcept {
         seat->inside = false;
         seat->taken = false;
     }
+    s_closed = false;
     auto* const anew = new (this) Gate;
     anew->seats_ = seats;
 }
 
 bool Gate::is_empty() const noexcept {
+    // Who was let through and has not entered yet is on its way; it enters under the mutex.
+    const std::lock_guard lock(mutex_);
+    for (const auto* waiter = waiters_; waiter; waiter = waiter->next)
+        if (waiter->released) return false;
     for (const auto* seat = seats_.load(std::memory_order_acquire); seat; seat = seat->next)
         if (seat != t_seat && !seat->has_pass && seat->inside.load(std::memory_order_acquire)) return false;
-    // Who was let through and has not entered yet is on its way.
-    const std::lock_guard lock(mutex_);
-    return std::none_of(waiters_.begin(), waiters_.end(),
-                        [](const Waiter* waiter) { return waiter->released; });
+    return true;
 }
 
 Result<void> Gate::close(Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    if (is_abandoned()) return make_error(ErrorCode::context_lost, "the process is ending");
     const auto before = phase();
     set_phase(Phase::draining);
     // From here on every thread either is seen inside or sees the gate closed.
-    if (membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0 && membarrier(MEMBARRIER_CMD_GLOBAL) != 0)
-        log::debug("no membarrier: relying on the kernel's scheduling");
-    auto empty = wait_empty(deadline, keep_going);
+    auto empty =
+        membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0 || membarrier(MEMBARRIER_CMD_GLOBAL) == 0
+            ? wait_empty(deadline, keep_going)
+            : Result<void>(make_error(ErrorCode::refused,
+                                      "the kernel has no membarrier: nobody can tell which threads launch"));
     if (!empty) set_phase(before);
     return empty;
 }
@@ -202,15 +216,57 @@ Result<void> Gate::wait_empty(Clock::time_point deadline, const std::function<bo
 }
 
 bool Gate::release_oldest() {
+    bool has_released = false;
     {
         const std::lock_guard lock(mutex_);
-        const auto oldest =
-            std::find_if(waiters_.begin(), waiters_.end(), [](const Waiter* w) { return !w->released; });
-        if (oldest == waiters_.end()) return false;
-        (*oldest)->released = true;
+        for (auto* waiter = waiters_; waiter && !has_released; waiter = waiter->next) {
+            const bool may_pass = waiter->touch == Touch::submits || waiter->touch == Touch::takes;
+            if (!may_pass || waiter->released) continue;
+            waiter->released = true;
+            has_released = true;
+        }
+    }
+    if (has_released) changed_.notify_all();
+    return has_released;
+}
+
+void Gate::add(Waiter& waiter) noexcept {
+    auto** place = &waiters_;
+    while (*place) place = &(*place)->next;
+    *place = &waiter;
+    ++held_now_;
+    ++held_ever_;
+    last_held_ = waiter.entry_point;
+}
+
+void Gate::remove(Waiter& waiter) noexcept {
+    auto** place = &waiters_;
+    while (*place != &waiter) place = &(*place)->next;
+    *place = waiter.next;
+    --held_now_;
+}
+
+void Gate::forget(Named::Span gone) noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        if (phase_ != Phase::asleep || abandoned_) return;
+        auto& sleeping = rule_.sleeping;
+        for (std::size_t i = 0; i < sleeping.size(); ++i) {
+            auto& span = sleeping[i];
+            if (gone.begin >= span.end || gone.end <= span.begin) continue;
+            if (gone.begin <= span.begin && gone.end >= span.end) {
+                sleeping.erase(sleeping.begin() + static_cast<std::ptrdiff_t>(i--));
+            } else if (gone.begin <= span.begin) {
+                span.begin = gone.end;
+            } else if (gone.end >= span.end) {
+                span.end = gone.begin;
+            }
+            // A hole in the middle stays listed: that holds too much, never too little.
+        }
+        if (!sleeping.empty() || !rule_.lists_all) return;
+        publish(Phase::open);
     }
     changed_.notify_all();
-    return true;
 }
 
 bool Gate::names_sleeping(const Named& named) const {
@@ -223,7 +279,7 @@ bool Gate::names_sleeping(const Named& named) const {
     return false;
 }
 
-Gate::Verdict Gate::judge(Touch touch, const Inspector* inspector) const {
+Gate::Verdict Gate::judge(Touch touch, const Named& named) const {
     if (touch == Touch::captures && holds_captures_) return Verdict::hold;
     if (touch == Touch::ends && phase_ != Phase::draining) return Verdict::pass;
     switch (phase_) {
@@ -233,10 +289,8 @@ Gate::Verdict Gate::judge(Touch touch, const Inspector* inspector) const {
     case Phase::asleep: break;
     }
     if (rule_.checked) {
-        if (touch == Touch::takes && !inspector) return Verdict::pass;
-        if (touch == Touch::captures) return Verdict::pass;
-        const auto named = inspector ? inspector->inspect() : Named{};
-        if (named.known && !names_sleeping(named)) return Verdict::pass;
+        if (touch == Touch::takes || touch == Touch::captures) return Verdict::pass;
+        if (named.known && rule_.lists_all && !names_sleeping(named)) return Verdict::pass;
     }
     return rule_.on_touch == model::OnTouch::fail ? Verdict::fail : Verdict::hold;
 }
@@ -286,14 +340,25 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
 bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
     if (seat.has_pass) return true;
     std::unique_lock lock(mutex_);
-    if (judge(touch, inspector) == Verdict::pass) return true;
-    Waiter waiter{entry_point};
-    const auto place = waiters_.insert(waiters_.end(), &waiter);
-    ++held_ever_;
-    last_held_ = entry_point;
+    Named named;
+    bool has_looked = false;
+    const auto judged = [&] {
+        // Looking may need other locks, so ours is let go; the phase may be another afterwards.
+        if (inspector && !has_looked && wants_names(touch)) {
+            has_looked = true;
+            lock.unlock();
+            const auto found = guarded([&]() -> Result<Named> { return inspector->inspect(); });
+            lock.lock();
+            if (found) named = *found;
+        }
+        return judge(touch, named);
+    };
+    if (judged() == Verdict::pass) return true;
+    Waiter waiter{entry_point, touch};
+    add(waiter);
     Verdict verdict = Verdict::hold;
     for (;;) {
-        verdict = judge(touch, inspector);
+        verdict = judged();
         if (waiter.released && phase_ == Phase::draining) verdict = Verdict::pass;
         if (verdict != Verdict::hold) break;
         seat.inside.store(false, std::memory_order_release);
@@ -304,7 +369,7 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
         seat.inside.store(true, std::memory_order_relaxed);
         if (verdict == Verdict::fail) break;
     }
-    waiters_.erase(place);
+    remove(waiter);
     return verdict == Verdict::pass;
 }
 

@@ -13,7 +13,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -46,6 +45,7 @@ struct Named {
 class Inspector {
 public:
     virtual ~Inspector() = default;
+    /// May throw for want of memory. Called without any lock of the gate.
     [[nodiscard]] virtual Named inspect() const = 0;
 };
 
@@ -86,12 +86,14 @@ public:
     /// way can end.
     void hold_captures();
     /// Holds every touch from here on, and waits until the threads inside have left.
-    /// Errors: timed_out, cancelled; the gate is as it was before.
+    /// Errors: timed_out, cancelled, refused (the kernel has no membarrier), context_lost (the process is
+    /// ending); the gate is as it was before.
     [[nodiscard]] Result<void> close(Clock::time_point deadline, const std::function<bool()>& keep_going);
     /// Waits until nobody is inside; the same errors.
     [[nodiscard]] Result<void> wait_empty(Clock::time_point deadline,
                                           const std::function<bool()>& keep_going);
-    /// Lets the touch that has waited longest through, alone. False when none waits.
+    /// Lets the touch that has waited longest through, alone; none that begins a capture or ends a context.
+    /// False when none waits.
     bool release_oldest();
 
     /// What sleeps, for a checked gate: sorted, disjoint. Not checked: everything is held.
@@ -101,9 +103,12 @@ public:
             limit; ///< how long a touch waits for the waking that it asked for; then it fails
         bool checked = false;
         std::vector<Named::Span> sleeping;
+        bool lists_all = true; ///< false: more sleeps than is listed, for want of memory
     };
     /// The transaction is over and memory sleeps.
     void keep_shut(Rule rule);
+    /// What slept at these addresses is gone. Opens the gate when nothing sleeps any more.
+    void forget(Named::Span gone) noexcept;
     /// Memory is mapped again and callbacks are about to run.
     void let_take() { set_phase(Phase::mapped); }
     void open() { set_phase(Phase::open); }
@@ -113,6 +118,8 @@ public:
     void reset_in_child() noexcept;
 
     [[nodiscard]] Phase phase() const;
+    /// Whether abandon() was called.
+    [[nodiscard]] bool is_abandoned() const;
     [[nodiscard]] bool is_checked() const;
     [[nodiscard]] Waiting waiting() const;
 
@@ -124,14 +131,18 @@ public:
 
     /// The calling thread's seat.
     [[nodiscard]] Seat& seat() noexcept;
-    [[nodiscard]] bool is_open() const noexcept { return !closed_.load(std::memory_order_relaxed); }
+    /// Looked at by every call of the program, so it is found without a call of ours.
+    [[nodiscard]] static bool is_open() noexcept { return !s_closed.load(std::memory_order_relaxed); }
     /// The way in when the gate may be closed; the seat says inside. False: the touch fails, and the seat is
     /// left.
     [[nodiscard]] bool admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector);
 
 private:
+    /// On the stack of the thread that waits, in a list of its own: waiting takes no memory.
     struct Waiter {
         const char* entry_point;
+        Touch touch;
+        Waiter* next = nullptr;
         Clock::time_point since = Clock::now();
         std::uint64_t change = 0; ///< the gate's last when it was judged
         bool released = false;
@@ -142,13 +153,19 @@ private:
     Gate();
     void set_phase(Phase phase);
     void publish(Phase phase);
-    [[nodiscard]] Verdict judge(Touch touch, const Inspector* inspector) const;
+    [[nodiscard]] Verdict judge(Touch touch, const Named& named) const;
+    /// Whether the answer depends on what the touch names.
+    [[nodiscard]] bool wants_names(Touch touch) const noexcept {
+        return phase_ == Phase::asleep && rule_.checked && touch != Touch::captures && touch != Touch::ends;
+    }
+    void add(Waiter& waiter) noexcept;
+    void remove(Waiter& waiter) noexcept;
     [[nodiscard]] bool names_sleeping(const Named& named) const;
     [[nodiscard]] bool hold(std::unique_lock<std::mutex>& lock, Waiter& waiter);
     [[nodiscard]] bool is_empty() const noexcept;
     [[nodiscard]] Seat* take_seat() noexcept;
 
-    std::atomic<bool> closed_{false};
+    static constinit std::atomic<bool> s_closed;
     std::atomic<Seat*> seats_{nullptr}; ///< a list that only grows
     mutable std::mutex mutex_;          ///< guards all below; held for moments only
     std::condition_variable changed_;
@@ -157,9 +174,10 @@ private:
     std::uint64_t changes_ = 0; ///< of the phase and its rule
     bool abandoned_ = false;
     Rule rule_;
-    std::list<Waiter*> waiters_; ///< oldest first
+    Waiter* waiters_ = nullptr;  ///< oldest first
+    std::uint64_t held_now_ = 0; ///< of those
     std::uint64_t held_ever_ = 0;
-    std::string last_held_;
+    const char* last_held_ = "";
     std::function<void()> waker_;
     Clock::time_point last_wake_{};
     std::atomic<bool> releases_python_lock_{true};
@@ -176,9 +194,8 @@ public:
         if (seat_.depth++ != 0) return;
         seat_.inside.store(true, std::memory_order_relaxed);
         std::atomic_signal_fence(std::memory_order_seq_cst);
-        auto& gate = Gate::instance();
-        if (!gate.is_open()) [[unlikely]]
-            admitted_ = gate.admit(seat_, touch, entry_point, inspector);
+        if (!Gate::is_open()) [[unlikely]]
+            admitted_ = Gate::instance().admit(seat_, touch, entry_point, inspector);
     }
     ~Passage() {
         if (--seat_.depth == 0) seat_.inside.store(false, std::memory_order_release);

@@ -7,8 +7,8 @@
 
 namespace gpu_sleep::gate {
 
-/// Gives up Python's global lock if the calling thread holds it, and takes it again when destroyed. Does nothing in
-/// a program without Python. Source: Python/C API, PyEval_SaveThread.
+/// Gives up Python's global lock if the calling thread holds it, and takes it again when destroyed. Does
+/// nothing in a program without Python. Source: Python/C API, PyEval_SaveThread.
 class PythonUnlocked {
 public:
     PythonUnlocked() noexcept;

@@ -73,8 +73,9 @@ inline constexpr const char* k_name = k_symbols[static_cast<std::size_t>(entry)]
 /// What stands in for the function of libcuda at `address`; `address` itself when nothing does.
 [[nodiscard]] void* stand_in_for(void* address) noexcept;
 
-/// What a caught call returns when the gate refuses it.
-inline constexpr CUresult k_refused = CUDA_ERROR_SYSTEM_NOT_READY;
+/// What a caught call returns when the gate refuses it: what the driver itself would once the process is
+/// ending.
+[[nodiscard]] CUresult refused() noexcept;
 
 // The hooks of their own, one for each entry point of GPU_SLEEP_OWN_HOOKS.
 namespace own {

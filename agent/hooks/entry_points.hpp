@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The one list of the driver's entry points, by the exact symbol that libcuda exports, and what each touches. A test
-// compares it with cuda.h, so that a new entry point is noticed.
+// The one list of the driver's entry points, by the exact symbol that libcuda exports, and what each touches.
+// A test compares it with cuda.h, so that a new entry point is noticed.
 
 #pragma once
 
@@ -10,13 +10,15 @@
 /// Handled by a hook of its own: it makes, frees, shares or describes memory, tracks captures and contexts, or
 /// looks symbols up.
 #define GPU_SLEEP_OWN_HOOKS(X) \
-    X(cuCtxCreate_v2) X(cuCtxCreate_v3) X(cuCtxCreate_v4) X(cuCtxDestroy_v2) X(cuCtxDisablePeerAccess)       \
-    X(cuCtxEnablePeerAccess) X(cuCtxSynchronize) X(cuCtxSynchronize_v2) X(cuDevicePrimaryCtxRelease_v2)      \
-    X(cuDevicePrimaryCtxReset_v2) X(cuEventSynchronize) X(cuGetProcAddress) X(cuGetProcAddress_v2)           \
-    X(cuGraphExecBatchMemOpNodeSetParams) X(cuGraphExecChildGraphNodeSetParams) X(cuGraphExecDestroy)        \
-    X(cuGraphExecKernelNodeSetParams) X(cuGraphExecKernelNodeSetParams_v2)                                   \
-    X(cuGraphExecMemcpyNodeSetParams) X(cuGraphExecMemsetNodeSetParams) X(cuGraphExecNodeSetParams)          \
-    X(cuGraphExecUpdate) X(cuGraphExecUpdate_v2) X(cuGraphInstantiate) X(cuGraphInstantiateWithFlags)        \
+    X(cuCtxCreate) X(cuCtxCreate_v2) X(cuCtxCreate_v3) X(cuCtxCreate_v4) X(cuCtxDestroy) X(cuCtxDestroy_v2)  \
+    X(cuCtxDetach) X(cuCtxDisablePeerAccess) X(cuCtxEnablePeerAccess) X(cuCtxSynchronize)                    \
+    X(cuCtxSynchronize_v2) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxRelease_v2)                      \
+    X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxReset_v2) X(cuDevicePrimaryCtxRetain)                     \
+    X(cuEventSynchronize) X(cuGetProcAddress) X(cuGetProcAddress_v2) X(cuGraphExecBatchMemOpNodeSetParams)   \
+    X(cuGraphExecChildGraphNodeSetParams) X(cuGraphExecDestroy) X(cuGraphExecKernelNodeSetParams)            \
+    X(cuGraphExecKernelNodeSetParams_v2) X(cuGraphExecMemcpyNodeSetParams)                                   \
+    X(cuGraphExecMemsetNodeSetParams) X(cuGraphExecNodeSetParams) X(cuGraphExecUpdate)                       \
+    X(cuGraphExecUpdate_v2) X(cuGraphInstantiate) X(cuGraphInstantiateWithFlags)                             \
     X(cuGraphInstantiateWithParams) X(cuGraphInstantiateWithParams_ptsz) X(cuGraphInstantiate_v2) X(cuInit)  \
     X(cuIpcCloseMemHandle) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle_v2) X(cuMemAllocAsync)                  \
     X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz) X(cuMemAllocManaged)  \
@@ -27,10 +29,10 @@
     X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemPoolGetAttribute) X(cuMemPoolSetAccess)                    \
     X(cuMemPoolSetAttribute) X(cuMemPoolTrimTo) X(cuMemRelease) X(cuMemRetainAllocationHandle)               \
     X(cuMemSetAccess) X(cuMemUnmap) X(cuMulticastBindAddr) X(cuMulticastBindMem) X(cuPointerGetAttribute)    \
-    X(cuPointerGetAttributes) X(cuStreamBeginCapture) X(cuStreamBeginCaptureToGraph)                         \
-    X(cuStreamBeginCaptureToGraph_ptsz) X(cuStreamBeginCapture_ptsz) X(cuStreamBeginCapture_v2)              \
-    X(cuStreamBeginCapture_v2_ptsz) X(cuStreamDestroy_v2) X(cuStreamEndCapture) X(cuStreamEndCapture_ptsz)   \
-    X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)
+    X(cuPointerGetAttributes) X(cuPointerSetAttribute) X(cuStreamBeginCapture)                               \
+    X(cuStreamBeginCaptureToGraph) X(cuStreamBeginCaptureToGraph_ptsz) X(cuStreamBeginCapture_ptsz)          \
+    X(cuStreamBeginCapture_v2) X(cuStreamBeginCapture_v2_ptsz) X(cuStreamDestroy) X(cuStreamDestroy_v2)      \
+    X(cuStreamEndCapture) X(cuStreamEndCapture_ptsz) X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)
 
 /// Gives the GPU work that reads or writes memory: passes the gate.
 #define GPU_SLEEP_SUBMITTING(X) \
@@ -72,22 +74,24 @@
     X(cuStreamWaitValue64_ptsz) X(cuStreamWaitValue64_v2) X(cuStreamWaitValue64_v2_ptsz)                     \
     X(cuStreamWriteValue32) X(cuStreamWriteValue32_ptsz) X(cuStreamWriteValue32_v2)                          \
     X(cuStreamWriteValue32_v2_ptsz) X(cuStreamWriteValue64) X(cuStreamWriteValue64_ptsz)                     \
-    X(cuStreamWriteValue64_v2) X(cuStreamWriteValue64_v2_ptsz)
+    X(cuStreamWriteValue64_v2) X(cuStreamWriteValue64_v2_ptsz) X(cuTexObjectCreate)                          \
+    X(cuTexRefSetAddress2D_v2) X(cuTexRefSetAddress2D_v3) X(cuTexRefSetAddress_v2)
 
 /// May take GPU memory: passes the gate.
 #define GPU_SLEEP_TAKING(X) \
-    X(cuArray3DCreate) X(cuArray3DCreate_v2) X(cuArrayCreate) X(cuArrayCreate_v2) X(cuCtxCreate)             \
-    X(cuCtxFromGreenCtx) X(cuCtxSetLimit) X(cuDevicePrimaryCtxRetain) X(cuExternalMemoryGetMappedBuffer)     \
-    X(cuExternalMemoryGetMappedMipmappedArray) X(cuFuncLoad) X(cuGraphAddMemAllocNode)                       \
+    X(cuArray3DCreate) X(cuArray3DCreate_v2) X(cuArrayCreate) X(cuArrayCreate_v2) X(cuCtxFromGreenCtx)       \
+    X(cuCtxSetLimit) X(cuExternalMemoryGetMappedBuffer) X(cuExternalMemoryGetMappedMipmappedArray)           \
+    X(cuFuncLoad) X(cuFuncSetAttribute) X(cuGraphAddMemAllocNode) X(cuGraphAddNode) X(cuGraphAddNode_v2)     \
     X(cuGraphExecExternalSemaphoresSignalNodeSetParams) X(cuGraphExecExternalSemaphoresWaitNodeSetParams)    \
     X(cuGraphExecHostNodeSetParams) X(cuGraphUpload) X(cuGraphUpload_ptsz) X(cuGreenCtxCreate)               \
-    X(cuImportExternalMemory) X(cuIpcOpenMemHandle) X(cuKernelGetFunction) X(cuLibraryGetGlobal)             \
-    X(cuLibraryGetModule) X(cuLibraryLoadData) X(cuLibraryLoadFromFile) X(cuLinkAddData)                     \
+    X(cuGreenCtxStreamCreate) X(cuImportExternalMemory) X(cuIpcOpenMemHandle) X(cuKernelGetFunction)         \
+    X(cuKernelSetAttribute) X(cuLibraryGetGlobal) X(cuLibraryGetManaged) X(cuLibraryGetModule)               \
+    X(cuLibraryGetUnifiedFunction) X(cuLibraryLoadData) X(cuLibraryLoadFromFile) X(cuLinkAddData)            \
     X(cuLinkAddData_v2) X(cuLinkAddFile) X(cuLinkAddFile_v2) X(cuLinkComplete) X(cuMemAlloc)                 \
     X(cuMemAllocPitch) X(cuMemPoolImportFromShareableHandle) X(cuMemPoolImportPointer)                       \
-    X(cuMipmappedArrayCreate) X(cuModuleLoad) X(cuModuleLoadData) X(cuModuleLoadDataEx)                      \
-    X(cuModuleLoadFatBinary) X(cuMulticastAddDevice) X(cuMulticastCreate) X(cuStreamCreate)                  \
-    X(cuStreamCreateWithPriority)
+    X(cuMipmappedArrayCreate) X(cuModuleGetFunction) X(cuModuleGetGlobal_v2) X(cuModuleLoad)                 \
+    X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary) X(cuMulticastAddDevice)               \
+    X(cuMulticastCreate) X(cuStreamCreate) X(cuStreamCreateWithPriority)
 
 /// Touches nothing: asks, orders, destroys, describes, or works on the host. Not caught.
 #define GPU_SLEEP_HARMLESS(X) \
@@ -96,40 +100,38 @@
     X(cuArrayGetSparseProperties) X(cuCheckpointProcessCheckpoint) X(cuCheckpointProcessGetRestoreThreadId)  \
     X(cuCheckpointProcessGetState) X(cuCheckpointProcessLock) X(cuCheckpointProcessRestore)                  \
     X(cuCheckpointProcessUnlock) X(cuCoredumpGetAttribute) X(cuCoredumpGetAttributeGlobal)                   \
-    X(cuCoredumpSetAttribute) X(cuCoredumpSetAttributeGlobal) X(cuCtxAttach) X(cuCtxDestroy) X(cuCtxDetach)  \
-    X(cuCtxGetApiVersion) X(cuCtxGetCacheConfig) X(cuCtxGetCurrent) X(cuCtxGetDevResource)                   \
-    X(cuCtxGetDevice) X(cuCtxGetDevice_v2) X(cuCtxGetExecAffinity) X(cuCtxGetFlags) X(cuCtxGetId)            \
-    X(cuCtxGetLimit) X(cuCtxGetSharedMemConfig) X(cuCtxGetStreamPriorityRange) X(cuCtxPopCurrent)            \
-    X(cuCtxPopCurrent_v2) X(cuCtxPushCurrent) X(cuCtxPushCurrent_v2) X(cuCtxRecordEvent)                     \
-    X(cuCtxResetPersistingL2Cache) X(cuCtxSetCacheConfig) X(cuCtxSetCurrent) X(cuCtxSetFlags)                \
-    X(cuCtxSetSharedMemConfig) X(cuCtxWaitEvent) X(cuDestroyExternalMemory) X(cuDestroyExternalSemaphore)    \
-    X(cuDevResourceGenerateDesc) X(cuDevSmResourceSplitByCount) X(cuDeviceCanAccessPeer)                     \
-    X(cuDeviceComputeCapability) X(cuDeviceGet) X(cuDeviceGetAttribute) X(cuDeviceGetByPCIBusId)             \
-    X(cuDeviceGetCount) X(cuDeviceGetDefaultMemPool) X(cuDeviceGetDevResource)                               \
-    X(cuDeviceGetExecAffinitySupport) X(cuDeviceGetGraphMemAttribute) X(cuDeviceGetHostAtomicCapabilities)   \
-    X(cuDeviceGetLuid) X(cuDeviceGetMemPool) X(cuDeviceGetName) X(cuDeviceGetNvSciSyncAttributes)            \
-    X(cuDeviceGetP2PAtomicCapabilities) X(cuDeviceGetP2PAttribute) X(cuDeviceGetPCIBusId)                    \
-    X(cuDeviceGetProperties) X(cuDeviceGetTexture1DLinearMaxWidth) X(cuDeviceGetUuid) X(cuDeviceGetUuid_v2)  \
-    X(cuDeviceGraphMemTrim) X(cuDevicePrimaryCtxGetState) X(cuDevicePrimaryCtxRelease)                       \
-    X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxSetFlags) X(cuDevicePrimaryCtxSetFlags_v2)                \
-    X(cuDeviceRegisterAsyncNotification) X(cuDeviceSetGraphMemAttribute) X(cuDeviceSetMemPool)               \
-    X(cuDeviceTotalMem) X(cuDeviceTotalMem_v2) X(cuDeviceUnregisterAsyncNotification) X(cuDriverGetVersion)  \
-    X(cuEventCreate) X(cuEventDestroy) X(cuEventDestroy_v2) X(cuEventElapsedTime) X(cuEventElapsedTime_v2)   \
-    X(cuEventQuery) X(cuEventRecord) X(cuEventRecordWithFlags) X(cuEventRecordWithFlags_ptsz)                \
-    X(cuEventRecord_ptsz) X(cuFlushGPUDirectRDMAWrites) X(cuFuncGetAttribute) X(cuFuncGetModule)             \
-    X(cuFuncGetName) X(cuFuncGetParamInfo) X(cuFuncIsLoaded) X(cuFuncSetAttribute) X(cuFuncSetBlockShape)    \
-    X(cuFuncSetCacheConfig) X(cuFuncSetSharedMemConfig) X(cuFuncSetSharedSize) X(cuGetErrorName)             \
-    X(cuGetErrorString) X(cuGetExportTable) X(cuGraphAddBatchMemOpNode) X(cuGraphAddChildGraphNode)          \
-    X(cuGraphAddDependencies) X(cuGraphAddDependencies_v2) X(cuGraphAddEmptyNode)                            \
-    X(cuGraphAddEventRecordNode) X(cuGraphAddEventWaitNode) X(cuGraphAddExternalSemaphoresSignalNode)        \
+    X(cuCoredumpSetAttribute) X(cuCoredumpSetAttributeGlobal) X(cuCtxAttach) X(cuCtxGetApiVersion)           \
+    X(cuCtxGetCacheConfig) X(cuCtxGetCurrent) X(cuCtxGetDevResource) X(cuCtxGetDevice) X(cuCtxGetDevice_v2)  \
+    X(cuCtxGetExecAffinity) X(cuCtxGetFlags) X(cuCtxGetId) X(cuCtxGetLimit) X(cuCtxGetSharedMemConfig)       \
+    X(cuCtxGetStreamPriorityRange) X(cuCtxPopCurrent) X(cuCtxPopCurrent_v2) X(cuCtxPushCurrent)              \
+    X(cuCtxPushCurrent_v2) X(cuCtxRecordEvent) X(cuCtxResetPersistingL2Cache) X(cuCtxSetCacheConfig)         \
+    X(cuCtxSetCurrent) X(cuCtxSetFlags) X(cuCtxSetSharedMemConfig) X(cuCtxWaitEvent)                         \
+    X(cuDestroyExternalMemory) X(cuDestroyExternalSemaphore) X(cuDevResourceGenerateDesc)                    \
+    X(cuDevSmResourceSplitByCount) X(cuDeviceCanAccessPeer) X(cuDeviceComputeCapability) X(cuDeviceGet)      \
+    X(cuDeviceGetAttribute) X(cuDeviceGetByPCIBusId) X(cuDeviceGetCount) X(cuDeviceGetDefaultMemPool)        \
+    X(cuDeviceGetDevResource) X(cuDeviceGetExecAffinitySupport) X(cuDeviceGetGraphMemAttribute)              \
+    X(cuDeviceGetHostAtomicCapabilities) X(cuDeviceGetLuid) X(cuDeviceGetMemPool) X(cuDeviceGetName)         \
+    X(cuDeviceGetNvSciSyncAttributes) X(cuDeviceGetP2PAtomicCapabilities) X(cuDeviceGetP2PAttribute)         \
+    X(cuDeviceGetPCIBusId) X(cuDeviceGetProperties) X(cuDeviceGetTexture1DLinearMaxWidth)                    \
+    X(cuDeviceGetUuid) X(cuDeviceGetUuid_v2) X(cuDeviceGraphMemTrim) X(cuDevicePrimaryCtxGetState)           \
+    X(cuDevicePrimaryCtxSetFlags) X(cuDevicePrimaryCtxSetFlags_v2) X(cuDeviceRegisterAsyncNotification)      \
+    X(cuDeviceSetGraphMemAttribute) X(cuDeviceSetMemPool) X(cuDeviceTotalMem) X(cuDeviceTotalMem_v2)         \
+    X(cuDeviceUnregisterAsyncNotification) X(cuDriverGetVersion) X(cuEventCreate) X(cuEventDestroy)          \
+    X(cuEventDestroy_v2) X(cuEventElapsedTime) X(cuEventElapsedTime_v2) X(cuEventQuery) X(cuEventRecord)     \
+    X(cuEventRecordWithFlags) X(cuEventRecordWithFlags_ptsz) X(cuEventRecord_ptsz)                           \
+    X(cuFlushGPUDirectRDMAWrites) X(cuFuncGetAttribute) X(cuFuncGetModule) X(cuFuncGetName)                  \
+    X(cuFuncGetParamInfo) X(cuFuncIsLoaded) X(cuFuncSetBlockShape) X(cuFuncSetCacheConfig)                   \
+    X(cuFuncSetSharedMemConfig) X(cuFuncSetSharedSize) X(cuGetErrorName) X(cuGetErrorString)                 \
+    X(cuGetExportTable) X(cuGraphAddBatchMemOpNode) X(cuGraphAddChildGraphNode) X(cuGraphAddDependencies)    \
+    X(cuGraphAddDependencies_v2) X(cuGraphAddEmptyNode) X(cuGraphAddEventRecordNode)                         \
+    X(cuGraphAddEventWaitNode) X(cuGraphAddExternalSemaphoresSignalNode)                                     \
     X(cuGraphAddExternalSemaphoresWaitNode) X(cuGraphAddHostNode) X(cuGraphAddKernelNode)                    \
     X(cuGraphAddKernelNode_v2) X(cuGraphAddMemFreeNode) X(cuGraphAddMemcpyNode) X(cuGraphAddMemsetNode)      \
-    X(cuGraphAddNode) X(cuGraphAddNode_v2) X(cuGraphBatchMemOpNodeGetParams)                                 \
-    X(cuGraphBatchMemOpNodeSetParams) X(cuGraphChildGraphNodeGetGraph) X(cuGraphClone)                       \
-    X(cuGraphConditionalHandleCreate) X(cuGraphCreate) X(cuGraphDebugDotPrint) X(cuGraphDestroy)             \
-    X(cuGraphDestroyNode) X(cuGraphEventRecordNodeGetEvent) X(cuGraphEventRecordNodeSetEvent)                \
-    X(cuGraphEventWaitNodeGetEvent) X(cuGraphEventWaitNodeSetEvent) X(cuGraphExecEventRecordNodeSetEvent)    \
-    X(cuGraphExecEventWaitNodeSetEvent) X(cuGraphExecGetFlags)                                               \
+    X(cuGraphBatchMemOpNodeGetParams) X(cuGraphBatchMemOpNodeSetParams) X(cuGraphChildGraphNodeGetGraph)     \
+    X(cuGraphClone) X(cuGraphConditionalHandleCreate) X(cuGraphCreate) X(cuGraphDebugDotPrint)               \
+    X(cuGraphDestroy) X(cuGraphDestroyNode) X(cuGraphEventRecordNodeGetEvent)                                \
+    X(cuGraphEventRecordNodeSetEvent) X(cuGraphEventWaitNodeGetEvent) X(cuGraphEventWaitNodeSetEvent)        \
+    X(cuGraphExecEventRecordNodeSetEvent) X(cuGraphExecEventWaitNodeSetEvent) X(cuGraphExecGetFlags)         \
     X(cuGraphExternalSemaphoresSignalNodeGetParams) X(cuGraphExternalSemaphoresSignalNodeSetParams)          \
     X(cuGraphExternalSemaphoresWaitNodeGetParams) X(cuGraphExternalSemaphoresWaitNodeSetParams)              \
     X(cuGraphGetEdges) X(cuGraphGetEdges_v2) X(cuGraphGetNodes) X(cuGraphGetRootNodes)                       \
@@ -146,11 +148,10 @@
     X(cuGraphicsResourceGetMappedPointer_v2) X(cuGraphicsResourceSetMapFlags)                                \
     X(cuGraphicsResourceSetMapFlags_v2) X(cuGraphicsSubResourceGetMappedArray)                               \
     X(cuGraphicsUnregisterResource) X(cuGreenCtxDestroy) X(cuGreenCtxGetDevResource) X(cuGreenCtxGetId)      \
-    X(cuGreenCtxRecordEvent) X(cuGreenCtxStreamCreate) X(cuGreenCtxWaitEvent) X(cuImportExternalSemaphore)   \
-    X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle) X(cuKernelGetAttribute) X(cuKernelGetLibrary)             \
-    X(cuKernelGetName) X(cuKernelGetParamInfo) X(cuKernelSetAttribute) X(cuKernelSetCacheConfig)             \
-    X(cuLaunchHostFunc) X(cuLaunchHostFunc_ptsz) X(cuLibraryEnumerateKernels) X(cuLibraryGetKernel)          \
-    X(cuLibraryGetKernelCount) X(cuLibraryGetManaged) X(cuLibraryGetUnifiedFunction) X(cuLibraryUnload)      \
+    X(cuGreenCtxRecordEvent) X(cuGreenCtxWaitEvent) X(cuImportExternalSemaphore) X(cuIpcGetEventHandle)      \
+    X(cuIpcOpenEventHandle) X(cuKernelGetAttribute) X(cuKernelGetLibrary) X(cuKernelGetName)                 \
+    X(cuKernelGetParamInfo) X(cuKernelSetCacheConfig) X(cuLaunchHostFunc) X(cuLaunchHostFunc_ptsz)           \
+    X(cuLibraryEnumerateKernels) X(cuLibraryGetKernel) X(cuLibraryGetKernelCount) X(cuLibraryUnload)         \
     X(cuLinkCreate) X(cuLinkCreate_v2) X(cuLinkDestroy) X(cuLogsCurrent) X(cuLogsDumpToFile)                 \
     X(cuLogsDumpToMemory) X(cuLogsRegisterCallback) X(cuLogsUnregisterCallback) X(cuMemAddressFree)          \
     X(cuMemAddressReserve) X(cuMemAllocHost) X(cuMemAllocHost_v2) X(cuMemFree) X(cuMemFreeHost)              \
@@ -160,39 +161,37 @@
     X(cuMemHostUnregister) X(cuMemPoolExportPointer) X(cuMemPoolExportToShareableHandle)                     \
     X(cuMemPoolGetAccess) X(cuMemRangeGetAttribute) X(cuMemRangeGetAttributes) X(cuMemSetMemPool)            \
     X(cuMipmappedArrayDestroy) X(cuMipmappedArrayGetLevel) X(cuMipmappedArrayGetMemoryRequirements)          \
-    X(cuMipmappedArrayGetSparseProperties) X(cuModuleEnumerateFunctions) X(cuModuleGetFunction)              \
-    X(cuModuleGetFunctionCount) X(cuModuleGetGlobal) X(cuModuleGetGlobal_v2) X(cuModuleGetLoadingMode)       \
-    X(cuModuleGetSurfRef) X(cuModuleGetTexRef) X(cuModuleUnload) X(cuMulticastGetGranularity)                \
-    X(cuMulticastUnbind) X(cuOccupancyAvailableDynamicSMemPerBlock)                                          \
-    X(cuOccupancyMaxActiveBlocksPerMultiprocessor) X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)   \
-    X(cuOccupancyMaxActiveClusters) X(cuOccupancyMaxPotentialBlockSize)                                      \
-    X(cuOccupancyMaxPotentialBlockSizeWithFlags) X(cuOccupancyMaxPotentialClusterSize) X(cuParamSetSize)     \
-    X(cuParamSetTexRef) X(cuParamSetf) X(cuParamSeti) X(cuParamSetv) X(cuPointerSetAttribute)                \
-    X(cuProfilerInitialize) X(cuProfilerStart) X(cuProfilerStop) X(cuSignalExternalSemaphoresAsync)          \
-    X(cuSignalExternalSemaphoresAsync_ptsz) X(cuStreamAddCallback) X(cuStreamAddCallback_ptsz)               \
-    X(cuStreamAttachMemAsync) X(cuStreamAttachMemAsync_ptsz) X(cuStreamCopyAttributes)                       \
-    X(cuStreamCopyAttributes_ptsz) X(cuStreamDestroy) X(cuStreamGetAttribute) X(cuStreamGetAttribute_ptsz)   \
-    X(cuStreamGetCaptureInfo) X(cuStreamGetCaptureInfo_ptsz) X(cuStreamGetCaptureInfo_v2)                    \
-    X(cuStreamGetCaptureInfo_v2_ptsz) X(cuStreamGetCaptureInfo_v3) X(cuStreamGetCaptureInfo_v3_ptsz)         \
-    X(cuStreamGetCtx) X(cuStreamGetCtx_ptsz) X(cuStreamGetCtx_v2) X(cuStreamGetCtx_v2_ptsz)                  \
-    X(cuStreamGetDevice) X(cuStreamGetDevice_ptsz) X(cuStreamGetFlags) X(cuStreamGetFlags_ptsz)              \
-    X(cuStreamGetGreenCtx) X(cuStreamGetId) X(cuStreamGetId_ptsz) X(cuStreamGetPriority)                     \
-    X(cuStreamGetPriority_ptsz) X(cuStreamIsCapturing) X(cuStreamIsCapturing_ptsz) X(cuStreamQuery)          \
-    X(cuStreamQuery_ptsz) X(cuStreamSetAttribute) X(cuStreamSetAttribute_ptsz)                               \
+    X(cuMipmappedArrayGetSparseProperties) X(cuModuleEnumerateFunctions) X(cuModuleGetFunctionCount)         \
+    X(cuModuleGetGlobal) X(cuModuleGetLoadingMode) X(cuModuleGetSurfRef) X(cuModuleGetTexRef)                \
+    X(cuModuleUnload) X(cuMulticastGetGranularity) X(cuMulticastUnbind)                                      \
+    X(cuOccupancyAvailableDynamicSMemPerBlock) X(cuOccupancyMaxActiveBlocksPerMultiprocessor)                \
+    X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) X(cuOccupancyMaxActiveClusters)                  \
+    X(cuOccupancyMaxPotentialBlockSize) X(cuOccupancyMaxPotentialBlockSizeWithFlags)                         \
+    X(cuOccupancyMaxPotentialClusterSize) X(cuParamSetSize) X(cuParamSetTexRef) X(cuParamSetf)               \
+    X(cuParamSeti) X(cuParamSetv) X(cuProfilerInitialize) X(cuProfilerStart) X(cuProfilerStop)               \
+    X(cuSignalExternalSemaphoresAsync) X(cuSignalExternalSemaphoresAsync_ptsz) X(cuStreamAddCallback)        \
+    X(cuStreamAddCallback_ptsz) X(cuStreamAttachMemAsync) X(cuStreamAttachMemAsync_ptsz)                     \
+    X(cuStreamCopyAttributes) X(cuStreamCopyAttributes_ptsz) X(cuStreamGetAttribute)                         \
+    X(cuStreamGetAttribute_ptsz) X(cuStreamGetCaptureInfo) X(cuStreamGetCaptureInfo_ptsz)                    \
+    X(cuStreamGetCaptureInfo_v2) X(cuStreamGetCaptureInfo_v2_ptsz) X(cuStreamGetCaptureInfo_v3)              \
+    X(cuStreamGetCaptureInfo_v3_ptsz) X(cuStreamGetCtx) X(cuStreamGetCtx_ptsz) X(cuStreamGetCtx_v2)          \
+    X(cuStreamGetCtx_v2_ptsz) X(cuStreamGetDevice) X(cuStreamGetDevice_ptsz) X(cuStreamGetFlags)             \
+    X(cuStreamGetFlags_ptsz) X(cuStreamGetGreenCtx) X(cuStreamGetId) X(cuStreamGetId_ptsz)                   \
+    X(cuStreamGetPriority) X(cuStreamGetPriority_ptsz) X(cuStreamIsCapturing) X(cuStreamIsCapturing_ptsz)    \
+    X(cuStreamQuery) X(cuStreamQuery_ptsz) X(cuStreamSetAttribute) X(cuStreamSetAttribute_ptsz)              \
     X(cuStreamUpdateCaptureDependencies) X(cuStreamUpdateCaptureDependencies_ptsz)                           \
     X(cuStreamUpdateCaptureDependencies_v2) X(cuStreamUpdateCaptureDependencies_v2_ptsz)                     \
     X(cuStreamWaitEvent) X(cuStreamWaitEvent_ptsz) X(cuSurfObjectCreate) X(cuSurfObjectDestroy)              \
     X(cuSurfObjectGetResourceDesc) X(cuSurfRefGetArray) X(cuSurfRefSetArray) X(cuTensorMapEncodeIm2col)      \
     X(cuTensorMapEncodeIm2colWide) X(cuTensorMapEncodeTiled) X(cuTensorMapReplaceAddress)                    \
-    X(cuTexObjectCreate) X(cuTexObjectDestroy) X(cuTexObjectGetResourceDesc)                                 \
-    X(cuTexObjectGetResourceViewDesc) X(cuTexObjectGetTextureDesc) X(cuTexRefCreate) X(cuTexRefDestroy)      \
-    X(cuTexRefGetAddress) X(cuTexRefGetAddressMode) X(cuTexRefGetAddress_v2) X(cuTexRefGetArray)             \
-    X(cuTexRefGetBorderColor) X(cuTexRefGetFilterMode) X(cuTexRefGetFlags) X(cuTexRefGetFormat)              \
-    X(cuTexRefGetMaxAnisotropy) X(cuTexRefGetMipmapFilterMode) X(cuTexRefGetMipmapLevelBias)                 \
-    X(cuTexRefGetMipmapLevelClamp) X(cuTexRefGetMipmappedArray) X(cuTexRefSetAddress)                        \
-    X(cuTexRefSetAddress2D) X(cuTexRefSetAddress2D_v2) X(cuTexRefSetAddress2D_v3) X(cuTexRefSetAddressMode)  \
-    X(cuTexRefSetAddress_v2) X(cuTexRefSetArray) X(cuTexRefSetBorderColor) X(cuTexRefSetFilterMode)          \
-    X(cuTexRefSetFlags) X(cuTexRefSetFormat) X(cuTexRefSetMaxAnisotropy) X(cuTexRefSetMipmapFilterMode)      \
+    X(cuTexObjectDestroy) X(cuTexObjectGetResourceDesc) X(cuTexObjectGetResourceViewDesc)                    \
+    X(cuTexObjectGetTextureDesc) X(cuTexRefCreate) X(cuTexRefDestroy) X(cuTexRefGetAddress)                  \
+    X(cuTexRefGetAddressMode) X(cuTexRefGetAddress_v2) X(cuTexRefGetArray) X(cuTexRefGetBorderColor)         \
+    X(cuTexRefGetFilterMode) X(cuTexRefGetFlags) X(cuTexRefGetFormat) X(cuTexRefGetMaxAnisotropy)            \
+    X(cuTexRefGetMipmapFilterMode) X(cuTexRefGetMipmapLevelBias) X(cuTexRefGetMipmapLevelClamp)              \
+    X(cuTexRefGetMipmappedArray) X(cuTexRefSetAddress) X(cuTexRefSetAddress2D) X(cuTexRefSetAddressMode)     \
+    X(cuTexRefSetArray) X(cuTexRefSetBorderColor) X(cuTexRefSetFilterMode) X(cuTexRefSetFlags)               \
+    X(cuTexRefSetFormat) X(cuTexRefSetMaxAnisotropy) X(cuTexRefSetMipmapFilterMode)                          \
     X(cuTexRefSetMipmapLevelBias) X(cuTexRefSetMipmapLevelClamp) X(cuTexRefSetMipmappedArray)                \
     X(cuThreadExchangeStreamCaptureMode) X(cuUserObjectCreate) X(cuUserObjectRelease) X(cuUserObjectRetain)  \
     X(cuWaitExternalSemaphoresAsync) X(cuWaitExternalSemaphoresAsync_ptsz)

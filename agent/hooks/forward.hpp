@@ -17,8 +17,9 @@ struct Forward<entry, touch, CUresult(Arguments...)> {
     static CUresult CUDAAPI call(Arguments... arguments) noexcept {
         const CallInspector<entry, Arguments...> inspector(arguments...);
         const gate::Passage passage(touch, k_name<entry>, inspector.if_known());
-        if (!passage.admitted()) return k_refused;
-        return real<entry>()(arguments...);
+        if (!passage.admitted()) return refused();
+        auto* const function = real<entry>();
+        return function ? function(arguments...) : CUDA_ERROR_NOT_FOUND;
     }
 };
 

@@ -41,7 +41,8 @@ private:
     }
     template <class Function>
     static void find(Function& function, const char* symbol) {
-        if (void* const driver = loaded_driver()) function = reinterpret_cast<Function>(find_symbol(driver, symbol));
+        if (void* const driver = loaded_driver())
+            function = reinterpret_cast<Function>(find_symbol(driver, symbol));
     }
 };
 
@@ -112,7 +113,8 @@ void add_nodes(gate::Named& named, CUgraph graph) {
 
 /// Leaves out what is no memory of the program's: most words of parameters are none.
 void keep_allocations(gate::Named& named) {
-    std::erase_if(named.spans, [](const gate::Named::Span& span) { return !agent::caught::find(span.begin); });
+    std::erase_if(named.spans,
+                  [](const gate::Named::Span& span) { return !agent::caught::find(span.begin); });
     const auto by_begin = [](const auto& a, const auto& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
     };
@@ -204,7 +206,7 @@ using gate::Touch;
 template <Entry entry, class... Arguments>
 CUresult instantiate(CUgraphExec* executable, CUgraph graph, Arguments... arguments) {
     const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<entry>()(executable, graph, arguments...);
     if (status == CUDA_SUCCESS && catches()) note_graph(*executable, graph);
     return status;
@@ -213,7 +215,7 @@ CUresult instantiate(CUgraphExec* executable, CUgraph graph, Arguments... argume
 template <Entry entry, class... Arguments>
 CUresult update(CUgraphExec executable, CUgraph graph, Arguments... arguments) {
     const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<entry>()(executable, graph, arguments...);
     if (status == CUDA_SUCCESS && catches()) note_graph(executable, graph);
     return status;
@@ -223,7 +225,7 @@ CUresult update(CUgraphExec executable, CUgraph graph, Arguments... arguments) {
 template <Entry entry, class Note, class... Arguments>
 CUresult change(Note&& note_change, CUgraphExec executable, Arguments... arguments) {
     const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<entry>()(executable, arguments...);
     if (status == CUDA_SUCCESS && catches()) note_change();
     return status;
@@ -276,25 +278,26 @@ CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec executable, CUgraphNode n
 }
 CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec executable, CUgraphNode node, const CUDA_MEMCPY3D* copy,
                                         CUcontext context) {
-    return change<Entry::cuGraphExecMemcpyNodeSetParams>([=] { note_copy(executable, *copy); }, executable, node,
-                                                         copy, context);
+    return change<Entry::cuGraphExecMemcpyNodeSetParams>([=] { note_copy(executable, *copy); }, executable,
+                                                         node, copy, context);
 }
 CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec executable, CUgraphNode node,
                                         const CUDA_MEMSET_NODE_PARAMS* fill, CUcontext context) {
-    return change<Entry::cuGraphExecMemsetNodeSetParams>([=] { note_memset(executable, *fill); }, executable, node,
-                                                         fill, context);
+    return change<Entry::cuGraphExecMemsetNodeSetParams>([=] { note_memset(executable, *fill); }, executable,
+                                                         node, fill, context);
 }
 CUresult cuGraphExecNodeSetParams(CUgraphExec executable, CUgraphNode node, CUgraphNodeParams* parameters) {
-    return change<Entry::cuGraphExecNodeSetParams>([=] { note_unknown(executable); }, executable, node, parameters);
+    return change<Entry::cuGraphExecNodeSetParams>([=] { note_unknown(executable); }, executable, node,
+                                                   parameters);
 }
 CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec executable, CUgraphNode node, CUgraph child) {
-    return change<Entry::cuGraphExecChildGraphNodeSetParams>([=] { note_unknown(executable); }, executable, node,
-                                                             child);
+    return change<Entry::cuGraphExecChildGraphNodeSetParams>([=] { note_unknown(executable); }, executable,
+                                                             node, child);
 }
 CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec executable, CUgraphNode node,
                                             const CUDA_BATCH_MEM_OP_NODE_PARAMS* operations) {
-    return change<Entry::cuGraphExecBatchMemOpNodeSetParams>([=] { note_unknown(executable); }, executable, node,
-                                                             operations);
+    return change<Entry::cuGraphExecBatchMemOpNodeSetParams>([=] { note_unknown(executable); }, executable,
+                                                             node, operations);
 }
 
 CUresult cuGraphExecDestroy(CUgraphExec executable) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What executable graphs name: noted when they are instantiated and changed, since the driver does not tell it of them
-// later.
+// What executable graphs name: noted when they are instantiated and changed, since the driver does not tell
+// it of them later.
 
 #pragma once
 
@@ -9,7 +9,8 @@
 
 namespace gpu_sleep::hooks {
 
-/// Notes the addresses of all nodes of `graph`, those of child graphs among them, in place of those noted before.
+/// Notes the addresses of all nodes of `graph`, those of child graphs among them, in place of those noted
+/// before.
 void note_graph(CUgraphExec executable, CUgraph graph) noexcept;
 /// Notes what one changed node names, besides what the graph named before.
 void note_kernel(CUgraphExec executable, CUfunction function, void** parameters, void** extra) noexcept;

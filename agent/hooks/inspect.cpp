@@ -6,7 +6,6 @@
 
 #include "base/symbols.hpp"
 
-#include <algorithm>
 #include <cstring>
 
 namespace gpu_sleep::hooks {
@@ -37,8 +36,8 @@ void add_span(gate::Named& named, CUdeviceptr address, std::size_t bytes) {
 }
 
 void add_copy(gate::Named& named, const CUDA_MEMCPY2D& copy) {
-    const auto add = [&](CUmemorytype type, CUdeviceptr base, const void* host, std::size_t pitch, std::size_t x,
-                         std::size_t y) {
+    const auto add = [&](CUmemorytype type, CUdeviceptr base, const void* host, std::size_t pitch,
+                         std::size_t x, std::size_t y) {
         const auto start = type == CU_MEMORYTYPE_UNIFIED || type == CU_MEMORYTYPE_DEVICE
                                ? base
                                : reinterpret_cast<CUdeviceptr>(host);
@@ -51,12 +50,19 @@ void add_copy(gate::Named& named, const CUDA_MEMCPY2D& copy) {
 }
 
 void add_copy(gate::Named& named, const CUDA_MEMCPY3D& copy) {
-    const auto add = [&](CUmemorytype type, CUdeviceptr base, std::size_t pitch, std::size_t height, std::size_t z) {
+    if (copy.Depth == 0 || copy.Height == 0) return;
+    const auto add = [&](CUmemorytype type, CUdeviceptr base, std::size_t pitch, std::size_t height,
+                         std::size_t x, std::size_t y, std::size_t z) {
         if (type != CU_MEMORYTYPE_UNIFIED && type != CU_MEMORYTYPE_DEVICE) return;
-        add_span(named, base, (z + copy.Depth) * std::max(height, copy.Height) * std::max(pitch, copy.WidthInBytes));
+        const auto first = (z * height + y) * pitch + x;
+        const auto last =
+            ((z + copy.Depth - 1) * height + y + copy.Height - 1) * pitch + x + copy.WidthInBytes;
+        add_span(named, base + first, last - first);
     };
-    add(copy.srcMemoryType, copy.srcDevice, copy.srcPitch, copy.srcHeight, copy.srcZ);
-    add(copy.dstMemoryType, copy.dstDevice, copy.dstPitch, copy.dstHeight, copy.dstZ);
+    add(copy.srcMemoryType, copy.srcDevice, copy.srcPitch, copy.srcHeight, copy.srcXInBytes, copy.srcY,
+        copy.srcZ);
+    add(copy.dstMemoryType, copy.dstDevice, copy.dstPitch, copy.dstHeight, copy.dstXInBytes, copy.dstY,
+        copy.dstZ);
 }
 
 void add_kernel(gate::Named& named, CUfunction function, void** parameters, void** extra) {
@@ -73,11 +79,14 @@ void add_kernel(gate::Named& named, CUfunction function, void** parameters, void
     if (!parameters) return;
     static auto* const s_of_function = uncaught<ParamInfo>("cuFuncGetParamInfo");
     static auto* const s_of_kernel = uncaught<KernelParamInfo>("cuKernelGetParamInfo");
+    bool is_kernel = false; // of a library, in place of a function
     for (std::size_t i = 0;; ++i) {
         std::size_t offset = 0;
         std::size_t bytes = 0;
-        auto status = s_of_function ? s_of_function(function, i, &offset, &bytes) : CUDA_ERROR_NOT_SUPPORTED;
-        if (status == CUDA_ERROR_INVALID_HANDLE && s_of_kernel)
+        auto status = CUDA_ERROR_NOT_SUPPORTED;
+        if (s_of_function && !is_kernel) status = s_of_function(function, i, &offset, &bytes);
+        is_kernel |= status == CUDA_ERROR_INVALID_HANDLE;
+        if (is_kernel && s_of_kernel)
             status = s_of_kernel(reinterpret_cast<CUkernel>(function), i, &offset, &bytes);
         if (status == CUDA_ERROR_INVALID_VALUE) return; // behind the last one
         if (status != CUDA_SUCCESS) {

@@ -15,10 +15,11 @@ void add_span(gate::Named& named, CUdeviceptr address, std::size_t bytes);
 /// Adds what a 2D or 3D copy reads and writes.
 void add_copy(gate::Named& named, const CUDA_MEMCPY2D& copy);
 void add_copy(gate::Named& named, const CUDA_MEMCPY3D& copy);
-/// Adds every word among a kernel's parameters that may be an address. Source: CUDA Driver API, cuFuncGetParamInfo.
+/// Adds every word among a kernel's parameters that may be an address. Source: CUDA Driver API,
+/// cuFuncGetParamInfo.
 void add_kernel(gate::Named& named, CUfunction function, void** parameters, void** extra);
-/// Adds what the graph's nodes name, as they were when it was instantiated or last changed; knows nothing of an
-/// executable graph that it did not see made.
+/// Adds what the graph's nodes name, as they were when it was instantiated or last changed; knows nothing of
+/// an executable graph that it did not see made.
 void add_graph(gate::Named& named, CUgraphExec graph);
 
 /// Says what a call of `entry` names. The general case names nothing that is known.
@@ -53,9 +54,10 @@ struct NamesTwo {
 struct NamesRows {
     static constexpr bool k_known = true;
     template <class Value, class... Rest>
-    static void add(gate::Named& named, CUdeviceptr to, std::size_t pitch, Value, std::size_t, std::size_t height,
-                    const Rest&...) {
-        add_span(named, to, pitch * height);
+    static void add(gate::Named& named, CUdeviceptr to, std::size_t pitch, Value, std::size_t width,
+                    std::size_t height, const Rest&...) {
+        const auto row = width * sizeof(Value);
+        if (height != 0) add_span(named, to, height > 1 ? pitch * (height - 1) + row : row);
     }
 };
 
@@ -166,7 +168,9 @@ public:
         return named;
     }
     /// Null for a call of which nothing is known.
-    [[nodiscard]] const gate::Inspector* if_known() const noexcept { return Names<entry>::k_known ? this : nullptr; }
+    [[nodiscard]] const gate::Inspector* if_known() const noexcept {
+        return Names<entry>::k_known ? this : nullptr;
+    }
 
 private:
     std::tuple<const Arguments&...> arguments_;

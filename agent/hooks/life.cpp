@@ -5,6 +5,8 @@
 #include "caught/caught.hpp"
 #include "hooks/driver_table.hpp"
 
+#include <functional>
+
 namespace gpu_sleep::hooks::own {
 
 using gate::Passage;
@@ -22,40 +24,53 @@ namespace {
 template <Entry entry, class... Arguments>
 CUresult create_context(CUcontext* context, Arguments... arguments) {
     const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<entry>()(context, arguments...);
     if (status == CUDA_SUCCESS && catches()) agent::caught::context_created(*context);
     return status;
 }
 
-template <Entry entry>
-CUresult begin_capture(CUstream stream, CUstreamCaptureMode mode, bool per_thread) {
-    const Passage passage(Touch::captures, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
-    const auto status = real<entry>()(stream, mode);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::capture_began(stream, per_thread);
-    return status;
+/// Calls the driver's function of the same name, and `ends` around it.
+template <Entry entry, class Subject>
+CUresult end_with(CUresult (*ends)(Subject, const std::function<CUresult()>&), Subject subject) {
+    const Passage passage(Touch::ends, k_name<entry>);
+    if (!passage.admitted()) return refused();
+    const auto call = [=] { return real<entry>()(subject); };
+    return catches() ? ends(subject, call) : call();
 }
 
 template <Entry entry, class... Arguments>
-CUresult begin_capture_to_graph(bool per_thread, CUstream stream, Arguments... arguments) {
+CUresult begin_capture(bool per_thread, CUstream stream, Arguments... arguments) {
     const Passage passage(Touch::captures, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
+    const bool is_caught = catches();
+    // Noted first: once it has begun, no free may wait for the device.
+    const auto number = is_caught ? agent::caught::capture_begins(stream, per_thread) : 0;
     const auto status = real<entry>()(stream, arguments...);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::capture_began(stream, per_thread);
+    if (status != CUDA_SUCCESS && is_caught) agent::caught::capture_failed(stream, per_thread, number);
     return status;
 }
 
 template <Entry entry>
-CUresult end_capture(CUstream stream, CUgraph* graph, bool per_thread) {
+CUresult end_capture(bool per_thread, CUstream stream, CUgraph* graph) {
+    if (!catches()) return real<entry>()(stream, graph);
+    const auto number = agent::caught::capture_ends(stream, per_thread);
     const auto status = real<entry>()(stream, graph);
-    // A broken capture is over too; only a stream that was not capturing changes nothing.
-    if (catches()) agent::caught::capture_ended(stream, per_thread);
+    agent::caught::capture_ended(stream, per_thread, number, status);
     return status;
+}
+
+template <Entry entry>
+CUresult destroy_stream(CUstream stream) {
+    const auto call = [=] { return real<entry>()(stream); };
+    return catches() ? agent::caught::end_stream(stream, call) : call();
 }
 
 } // namespace
 
+CUresult cuCtxCreate(CUcontext* context, unsigned flags, CUdevice device) {
+    return create_context<Entry::cuCtxCreate>(context, flags, device);
+}
 CUresult cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
     return create_context<Entry::cuCtxCreate_v2>(context, flags, device);
 }
@@ -67,28 +82,34 @@ CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsig
     return create_context<Entry::cuCtxCreate_v4>(context, parameters, flags, device);
 }
 
+CUresult cuCtxDestroy(CUcontext context) {
+    return end_with<Entry::cuCtxDestroy>(agent::caught::end_context, context);
+}
 CUresult cuCtxDestroy_v2(CUcontext context) {
-    const Passage passage(Touch::ends, k_name<Entry::cuCtxDestroy_v2>);
-    if (!passage.admitted()) return k_refused;
-    const auto status = real<Entry::cuCtxDestroy_v2>()(context);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::context_destroyed(context);
-    return status;
+    return end_with<Entry::cuCtxDestroy_v2>(agent::caught::end_context, context);
+}
+CUresult cuCtxDetach(CUcontext context) {
+    return end_with<Entry::cuCtxDetach>(agent::caught::detach_context, context);
 }
 
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-    const Passage passage(Touch::ends, k_name<Entry::cuDevicePrimaryCtxReset_v2>);
-    if (!passage.admitted()) return k_refused;
-    const auto status = real<Entry::cuDevicePrimaryCtxReset_v2>()(device);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::primary_context_gone(device);
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+    const Passage passage(Touch::takes, k_name<Entry::cuDevicePrimaryCtxRetain>);
+    if (!passage.admitted()) return refused();
+    const auto status = real<Entry::cuDevicePrimaryCtxRetain>()(context, device);
+    if (status == CUDA_SUCCESS && catches()) agent::caught::primary_context_retained(device);
     return status;
 }
-
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+    return end_with<Entry::cuDevicePrimaryCtxRelease>(agent::caught::release_primary_context, device);
+}
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-    const Passage passage(Touch::ends, k_name<Entry::cuDevicePrimaryCtxRelease_v2>);
-    if (!passage.admitted()) return k_refused;
-    const auto status = real<Entry::cuDevicePrimaryCtxRelease_v2>()(device);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::primary_context_gone(device);
-    return status;
+    return end_with<Entry::cuDevicePrimaryCtxRelease_v2>(agent::caught::release_primary_context, device);
+}
+CUresult cuDevicePrimaryCtxReset(CUdevice device) {
+    return end_with<Entry::cuDevicePrimaryCtxReset>(agent::caught::reset_primary_context, device);
+}
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    return end_with<Entry::cuDevicePrimaryCtxReset_v2>(agent::caught::reset_primary_context, device);
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
@@ -103,50 +124,41 @@ CUresult cuCtxDisablePeerAccess(CUcontext peer) {
 }
 
 CUresult cuStreamBeginCapture(CUstream stream) {
-    const Passage passage(Touch::captures, k_name<Entry::cuStreamBeginCapture>);
-    if (!passage.admitted()) return k_refused;
-    const auto status = real<Entry::cuStreamBeginCapture>()(stream);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::capture_began(stream, false);
-    return status;
+    return begin_capture<Entry::cuStreamBeginCapture>(false, stream);
 }
 CUresult cuStreamBeginCapture_ptsz(CUstream stream) {
-    const Passage passage(Touch::captures, k_name<Entry::cuStreamBeginCapture_ptsz>);
-    if (!passage.admitted()) return k_refused;
-    const auto status = real<Entry::cuStreamBeginCapture_ptsz>()(stream);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::capture_began(stream, true);
-    return status;
+    return begin_capture<Entry::cuStreamBeginCapture_ptsz>(true, stream);
 }
 CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
-    return begin_capture<Entry::cuStreamBeginCapture_v2>(stream, mode, false);
+    return begin_capture<Entry::cuStreamBeginCapture_v2>(false, stream, mode);
 }
 CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
-    return begin_capture<Entry::cuStreamBeginCapture_v2_ptsz>(stream, mode, true);
+    return begin_capture<Entry::cuStreamBeginCapture_v2_ptsz>(true, stream, mode);
 }
 CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode* dependencies,
-                                     const CUgraphEdgeData* edges, std::size_t count, CUstreamCaptureMode mode) {
-    return begin_capture_to_graph<Entry::cuStreamBeginCaptureToGraph>(false, stream, graph, dependencies, edges,
-                                                                      count, mode);
+                                     const CUgraphEdgeData* edges, std::size_t count,
+                                     CUstreamCaptureMode mode) {
+    return begin_capture<Entry::cuStreamBeginCaptureToGraph>(false, stream, graph, dependencies, edges, count,
+                                                             mode);
 }
 CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode* dependencies,
                                           const CUgraphEdgeData* edges, std::size_t count,
                                           CUstreamCaptureMode mode) {
-    return begin_capture_to_graph<Entry::cuStreamBeginCaptureToGraph_ptsz>(true, stream, graph, dependencies, edges,
-                                                                           count, mode);
+    return begin_capture<Entry::cuStreamBeginCaptureToGraph_ptsz>(true, stream, graph, dependencies, edges,
+                                                                  count, mode);
 }
 CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
-    return end_capture<Entry::cuStreamEndCapture>(stream, graph, false);
+    return end_capture<Entry::cuStreamEndCapture>(false, stream, graph);
 }
 CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph* graph) {
-    return end_capture<Entry::cuStreamEndCapture_ptsz>(stream, graph, true);
+    return end_capture<Entry::cuStreamEndCapture_ptsz>(true, stream, graph);
 }
 
+CUresult cuStreamDestroy(CUstream stream) {
+    return destroy_stream<Entry::cuStreamDestroy>(stream);
+}
 CUresult cuStreamDestroy_v2(CUstream stream) {
-    const auto status = real<Entry::cuStreamDestroy_v2>()(stream);
-    if (status == CUDA_SUCCESS && catches()) {
-        agent::caught::stream_destroyed(stream);
-        agent::caught::capture_ended(stream, false);
-    }
-    return status;
+    return destroy_stream<Entry::cuStreamDestroy_v2>(stream);
 }
 
 namespace {

@@ -101,6 +101,10 @@ void stop_catching() noexcept {
     g_decision.store(Decision::off, std::memory_order_relaxed);
 }
 
+CUresult refused() noexcept {
+    return gate::Gate::instance().is_abandoned() ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_SYSTEM_NOT_READY;
+}
+
 void* loaded_driver() noexcept {
     static std::atomic<void*> s_driver{nullptr};
     if (auto* driver = s_driver.load(std::memory_order_relaxed)) return driver;
@@ -148,9 +152,10 @@ __attribute__((visibility("hidden"), used)) Answer gpu_sleep_look_up(void* handl
     if (!address) return k_ask_the_real_one;
     void* const stand_in = stand_in_for(address);
     if (stand_in != address) return {stand_in, 1};
-    // Our own exported symbols must not make a program believe that there is a driver, or that it has what it
-    // lacks.
-    if (is_ours(address) && !(loaded_driver() && find_symbol(loaded_driver(), name))) return {nullptr, 1};
+    // Our own exported symbols must not make a program believe that there is a driver, or that it is newer
+    // than it is. The look-up that fails leaves the message that dlerror() gives.
+    void* const driver = loaded_driver();
+    if (is_ours(address) && !find_symbol(driver ? driver : RTLD_NEXT, name)) return {nullptr, 1};
     return k_ask_the_real_one;
 }
 

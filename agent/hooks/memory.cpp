@@ -14,7 +14,7 @@ using gate::Touch;
 
 CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t bytes) {
     const Passage passage(Touch::takes, k_name<Entry::cuMemAlloc_v2>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::allocate(address, bytes)) return *answer;
     return real<Entry::cuMemAlloc_v2>()(address, bytes);
@@ -23,7 +23,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t bytes) {
 CUresult cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
                             unsigned element_bytes) {
     const Passage passage(Touch::takes, k_name<Entry::cuMemAllocPitch_v2>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::allocate_pitched(address, pitch, width, height, element_bytes))
             return *answer;
@@ -41,7 +41,7 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
 
 CUresult cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsigned flags) {
     const Passage passage(Touch::takes, k_name<Entry::cuMemAllocManaged>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuMemAllocManaged>()(address, bytes, flags);
     if (status == CUDA_SUCCESS && catches()) agent::caught::managed_allocated(*address, bytes);
     return status;
@@ -52,9 +52,10 @@ namespace {
 template <Entry entry>
 CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream, bool per_thread) {
     const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     if (catches())
-        if (const auto answer = agent::caught::allocate_async(address, bytes, std::nullopt, stream, per_thread))
+        if (const auto answer =
+                agent::caught::allocate_async(address, bytes, std::nullopt, stream, per_thread))
             return *answer;
     return real<entry>()(address, bytes, stream);
 }
@@ -63,7 +64,7 @@ template <Entry entry>
 CUresult allocate_from_pool(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream,
                             bool per_thread) {
     const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::allocate_async(address, bytes, pool, stream, per_thread))
             return *answer;
@@ -85,10 +86,12 @@ CUresult cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstream strea
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr* address, std::size_t bytes, CUstream stream) {
     return allocate_async<Entry::cuMemAllocAsync_ptsz>(address, bytes, stream, true);
 }
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream) {
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool,
+                                 CUstream stream) {
     return allocate_from_pool<Entry::cuMemAllocFromPoolAsync>(address, bytes, pool, stream, false);
 }
-CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream) {
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool,
+                                      CUstream stream) {
     return allocate_from_pool<Entry::cuMemAllocFromPoolAsync_ptsz>(address, bytes, pool, stream, true);
 }
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
@@ -105,8 +108,8 @@ CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
 }
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
-    if (catches()) agent::caught::pool_destroyed(pool);
-    return real<Entry::cuMemPoolDestroy>()(pool);
+    const auto call = [=] { return real<Entry::cuMemPoolDestroy>()(pool); };
+    return catches() ? agent::caught::end_pool(pool, call) : call();
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, std::size_t keep) {
@@ -139,7 +142,7 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* grants, st
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
     const Passage passage(Touch::takes, k_name<Entry::cuIpcOpenMemHandle_v2>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuIpcOpenMemHandle_v2>()(address, handle, flags);
     if (status == CUDA_SUCCESS && catches()) {
         CUdeviceptr base = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The hooks of questions about addresses. They never wait and never fail because something sleeps: what the driver
-// does not know, or knows of the range and not of the allocation, we know.
+// The hooks of questions about addresses. They never wait and never fail because something sleeps: what the
+// driver does not know, or knows of the range and not of the allocation, we know.
 
 #include "caught/caught.hpp"
 #include "hooks/driver_table.hpp"
@@ -13,6 +13,10 @@ namespace gpu_sleep::hooks::own {
 using agent::caught::Known;
 
 namespace {
+
+// The driver writes truth values as four bytes.
+constexpr unsigned k_true = 1;
+constexpr unsigned k_false = 0;
 
 template <class Value>
 CUresult answer(void* data, Value value) {
@@ -28,28 +32,28 @@ std::optional<CUresult> answer_for_allocation(void* data, CUpointer_attribute at
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return answer(data, known.bytes);
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: return answer(data, known.id);
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return answer(data, known.pool);
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return answer(data, false);
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return answer(data, std::uint64_t{0});
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return answer(data, k_false);
     default: return std::nullopt;
     }
 }
 
 /// What the driver would say of memory that is awake.
-CUresult answer_for_sleeping(void* data, CUpointer_attribute attribute, const Known& known, CUdeviceptr address) {
+CUresult answer_for_sleeping(void* data, CUpointer_attribute attribute, const Known& known,
+                             CUdeviceptr address) {
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: return answer(data, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return answer(data, address);
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return answer(data, known.device);
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return answer(data, false);
-    case CU_POINTER_ATTRIBUTE_MAPPED: return answer(data, true);
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return answer(data, false);
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return answer(data, std::uint64_t{0});
-    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: return answer(data, true);
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return answer(data, k_false);
+    case CU_POINTER_ATTRIBUTE_MAPPED: return answer(data, k_true);
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return answer(data, k_false);
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: return answer(data, k_true);
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
         return answer(data, static_cast<unsigned>(CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE));
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: return answer(data, known.bytes);
     case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: return answer(data, known.address);
-    default:
-        return answer_for_allocation(data, attribute, known).value_or(CUDA_ERROR_INVALID_VALUE);
+    default: return answer_for_allocation(data, attribute, known).value_or(CUDA_ERROR_INVALID_VALUE);
     }
 }
 
@@ -57,7 +61,8 @@ CUresult ask(void* data, CUpointer_attribute attribute, const Known& known, CUde
     if (!known.is_virtual)
         if (const auto ours = answer_for_allocation(data, attribute, known)) return *ours;
     const auto status = real<Entry::cuPointerGetAttribute>()(data, attribute, address);
-    return status == CUDA_SUCCESS ? status : answer_for_sleeping(data, attribute, known, address);
+    // So the driver speaks of an address that shows nothing: it sleeps.
+    return status == CUDA_ERROR_INVALID_VALUE ? answer_for_sleeping(data, attribute, known, address) : status;
 }
 
 } // namespace
@@ -68,14 +73,27 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
     return real<Entry::cuPointerGetAttribute>()(data, attribute, address);
 }
 
-CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr address) {
+CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
+                                CUdeviceptr address) {
     const auto known = catches() && attributes && data ? agent::caught::find(address) : std::nullopt;
     const auto status = real<Entry::cuPointerGetAttributes>()(count, attributes, data, address);
     if (!known) return status;
     // The driver's own answers for what has none are set already: zero or null.
+    if (status != CUDA_SUCCESS && status != CUDA_ERROR_INVALID_VALUE) return status;
     for (unsigned i = 0; i < count; ++i)
         if (data[i]) static_cast<void>(ask(data[i], attributes[i], *known, address));
     return CUDA_SUCCESS;
+}
+
+// Synchronous operations are asked for before memory is given to a network card, which then holds the memory
+// itself and not its address.
+CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+    const gate::Passage passage(gate::Touch::submits, k_name<Entry::cuPointerSetAttribute>);
+    if (!passage.admitted()) return refused();
+    const auto status = real<Entry::cuPointerSetAttribute>()(value, attribute, address);
+    if (status == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && catches())
+        agent::caught::pin_span(address, 1, "registered with another device");
+    return status;
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address) {

@@ -10,10 +10,10 @@ namespace gpu_sleep::hooks::own {
 using gate::Passage;
 using gate::Touch;
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
-                     unsigned long long flags) {
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
+                     const CUmemAllocationProp* properties, unsigned long long flags) {
     const Passage passage(Touch::takes, k_name<Entry::cuMemCreate>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::create(handle, bytes, properties, flags)) return *answer;
     return real<Entry::cuMemCreate>()(handle, bytes, properties, flags);
@@ -26,10 +26,10 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 }
 
 // Mapping and unmapping pass the gate as work does: in part asleep nobody may move what sleeps.
-CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
-                  unsigned long long flags) {
+CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
+                  CUmemGenericAllocationHandle handle, unsigned long long flags) {
     const Passage passage(Touch::submits, k_name<Entry::cuMemMap>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::map(address, bytes, offset, handle, flags)) return *answer;
     return real<Entry::cuMemMap>()(address, bytes, offset, handle, flags);
@@ -37,15 +37,16 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset, CU
 
 CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
     const Passage passage(Touch::submits, k_name<Entry::cuMemUnmap>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::unmap(address, bytes)) return *answer;
     return real<Entry::cuMemUnmap>()(address, bytes);
 }
 
-CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants, std::size_t count) {
+CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
+                        std::size_t count) {
     const Passage passage(Touch::submits, k_name<Entry::cuMemSetAccess>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::set_access(address, bytes, grants, count)) return *answer;
     return real<Entry::cuMemSetAccess>()(address, bytes, grants, count);
@@ -53,7 +54,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAcces
 
 CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
     const Passage passage(Touch::submits, k_name<Entry::cuMemGetAccess>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     return real<Entry::cuMemGetAccess>()(flags, location, address);
 }
 
@@ -73,15 +74,16 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
     const Passage passage(Touch::submits, k_name<Entry::cuMemExportToShareableHandle>);
-    if (!passage.admitted()) return k_refused;
-    const auto driver_handle = catches() ? agent::caught::real_handle_for(handle, "shared with others") : handle;
+    if (!passage.admitted()) return refused();
+    const auto driver_handle =
+        catches() ? agent::caught::real_handle_for(handle, "shared with others") : handle;
     return real<Entry::cuMemExportToShareableHandle>()(shareable, driver_handle, type, flags);
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
     const Passage passage(Touch::takes, k_name<Entry::cuMemImportFromShareableHandle>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     return real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type);
 }
 
@@ -89,25 +91,25 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t grou
                             CUmemGenericAllocationHandle handle, std::size_t offset, std::size_t bytes,
                             unsigned long long flags) {
     const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindMem>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     const auto driver_handle =
         catches() ? agent::caught::real_handle_for(handle, "bound to a multicast group") : handle;
     return real<Entry::cuMulticastBindMem>()(group, group_offset, driver_handle, offset, bytes, flags);
 }
 
-CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t group_offset, CUdeviceptr address,
-                             std::size_t bytes, unsigned long long flags) {
+CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t group_offset,
+                             CUdeviceptr address, std::size_t bytes, unsigned long long flags) {
     const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindAddr>);
-    if (!passage.admitted()) return k_refused;
-    if (catches()) agent::caught::pin_address(address, "bound to a multicast group");
+    if (!passage.admitted()) return refused();
+    if (catches()) agent::caught::pin_span(address, bytes, "bound to a multicast group");
     return real<Entry::cuMulticastBindAddr>()(group, group_offset, address, bytes, flags);
 }
 
 CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::size_t bytes,
                                        CUmemRangeHandleType type, unsigned long long flags) {
     const Passage passage(Touch::submits, k_name<Entry::cuMemGetHandleForAddressRange>);
-    if (!passage.admitted()) return k_refused;
-    if (catches()) agent::caught::pin_address(address, "shared with other devices");
+    if (!passage.admitted()) return refused();
+    if (catches()) agent::caught::pin_span(address, bytes, "shared with other devices");
     return real<Entry::cuMemGetHandleForAddressRange>()(handle, address, bytes, type, flags);
 }
 
@@ -117,7 +119,7 @@ namespace {
 template <Entry entry>
 CUresult map_arrays(CUarrayMapInfo* maps, unsigned count, CUstream stream) {
     const Passage passage(Touch::submits, k_name<entry>);
-    if (!passage.admitted()) return k_refused;
+    if (!passage.admitted()) return refused();
     if (catches() && maps)
         for (unsigned i = 0; i < count; ++i)
             if (maps[i].memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)

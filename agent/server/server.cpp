@@ -66,17 +66,23 @@ void Server::enqueue(Job job) {
 }
 
 void Server::operate_for_ever() {
-    for (;;) {
+    for (bool is_tidy = true;;) {
         std::unique_lock lock(mutex_);
+        if (!is_tidy && jobs_.empty()) {
+            lock.unlock();
+            const auto is_more = guarded([&]() -> Result<bool> { return operations_.tidy(); });
+            is_tidy = !is_more || !*is_more;
+            continue;
+        }
         job_added_.wait(lock, [this] { return !jobs_.empty(); });
         const auto job = std::move(jobs_.front());
         jobs_.pop_front();
         lock.unlock();
         const auto answered = guarded([&]() -> Result<void> {
             job.answer(operations_.run(job.operation, job.progress));
-            operations_.after_reply();
             return {};
         });
+        is_tidy = false;
         if (!answered) log::write(log::Severity::error, "no memory to answer a command");
     }
 }

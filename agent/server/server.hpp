@@ -31,8 +31,9 @@ public:
     [[nodiscard]] virtual model::Report status() = 0;
     /// Called on the operations thread, one at a time.
     [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress) = 0;
-    /// Called on the operations thread once the asker has its answer: for work nobody should wait for.
-    virtual void after_reply() = 0;
+    /// Called on the operations thread while nobody waits for an operation: does a little of the work that
+    /// nobody should wait for. False when none is left.
+    [[nodiscard]] virtual bool tidy() = 0;
 };
 
 /// Owns the two threads, the socket and the connections. Never destroyed: its threads end with the process.

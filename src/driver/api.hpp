@@ -63,7 +63,10 @@ namespace gpu_sleep::driver {
 /// Functions that older drivers lack; null there.
 #define GPU_SLEEP_OPTIONAL_DRIVER_FUNCTIONS(X)                                                               \
     X(cuCtxRecordEvent)                                                                                      \
+    X(cuCtxGetId)                                                                                            \
+    X(cuDeviceGetDefaultMemPool)                                                                             \
     X(cuDeviceGetMemPool)                                                                                    \
+    X(cuStreamGetCtx)                                                                                        \
     X(cuDeviceGetGraphMemAttribute)
 
 /// The table of entry points. Immutable after load(); thread-safe.

@@ -92,7 +92,8 @@ struct DrainLimits {
 [[nodiscard]] Result<void> drain(const Api& api, const std::vector<PrimaryContext>& contexts,
                                  const DrainLimits& limits);
 /// The same for contexts of the program's own, which the caller keeps from being destroyed meanwhile.
-[[nodiscard]] Result<void> drain(const Api& api, const std::vector<CUcontext>& contexts, const DrainLimits& limits);
+[[nodiscard]] Result<void> drain(const Api& api, const std::vector<CUcontext>& contexts,
+                                 const DrainLimits& limits);
 
 /// Puts the calling thread's capture mode at relaxed while it lives, so that what this thread does on streams
 /// of its own does not break a capture of another thread. Source: CUDA Driver API,

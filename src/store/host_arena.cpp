@@ -92,19 +92,26 @@ Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner
 HostArena::~HostArena() {
     // All pieces are unpinned before the first is returned: unmapping stops every thread of the program for a
     // moment, and this way it does so at the end only, not all along its first work after waking.
-    Bytes stuck = 0;
-    for (std::size_t i = 0; i < piece_count(); ++i) {
-        if (!is_pinned(i)) continue;
-        if (pinner_->unpin(piece(i)))
-            pinned_[i] = false;
-        else
-            stuck += piece(i).size();
+    while (unpin_next()) {
     }
     // If the driver still holds a piece, whatever came to lie there would be taken for pinned: it must stay.
     for (std::size_t i = 0; i < piece_count(); ++i)
         if (!is_pinned(i)) ::munmap(piece(i).data(), piece(i).size());
-    if (stuck > 0)
-        log::warning("{} of host memory could not be unpinned and stay in use", format_bytes(stuck));
+    if (stuck_ > 0)
+        log::warning("{} of host memory could not be unpinned and stay in use", format_bytes(stuck_));
+}
+
+bool HostArena::unpin_next() noexcept {
+    for (; unpinned_ < piece_count(); ++unpinned_) {
+        if (!is_pinned(unpinned_)) continue;
+        if (pinner_->unpin(piece(unpinned_)))
+            pinned_[unpinned_] = false;
+        else
+            stuck_ += piece(unpinned_).size();
+        ++unpinned_;
+        return true;
+    }
+    return false;
 }
 
 std::span<std::byte> HostArena::piece(std::size_t index) const noexcept {

@@ -70,6 +70,7 @@ ALL = [
     cuda_program("runtime_shared", "runtime_program.cu", "-cudart", "shared"),
     cuda_program("driver", "driver_program.cpp", libraries=("-lcuda",)),
     torch_program("torch_ddp", gpus=2, quiet=True),
+    torch_program("torch_nccl_one_process", gpus=2),
     cuda_program("peer_copies", "peer_copies.cu", "-cudart", "static", gpus=2),
 ]
 

@@ -15,7 +15,7 @@
 namespace gpu_sleep::sim {
 namespace {
 
-constexpr std::uint64_t k_page = 4096;
+constexpr std::uint64_t k_smallest_page = 4096;
 constexpr std::uint64_t k_pitch_alignment = 512;
 
 CUresult allocate(Driver& driver, const Context& context, std::uint64_t bytes, PlainAllocation::Kind kind,
@@ -25,7 +25,7 @@ CUresult allocate(Driver& driver, const Context& context, std::uint64_t bytes, P
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, context.device};
-    auto memory = Physical::create(driver.pool(context.device), round_up(bytes, k_page), properties);
+    auto memory = Physical::create(driver.pool(context.device), round_up(bytes, k_smallest_page), properties);
     if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
     return add_plain_memory(driver, context, std::move(memory), bytes, kind, address);
 }

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// gpu-snapshot: looks at the files that hold contents of sleeping processes. Needs no GPU and no process.
+
+#include "cli/options.hpp"
+#include "cli/render.hpp"
+#include "cli/snapshot_listing.hpp"
+#include "cli/table.hpp"
+#include "store/snapshot_reader.hpp"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <iostream>
+
+using namespace gpu_sleep;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* k_program = "gpu-snapshot";
+constexpr const char* k_examples = "  gpu-snapshot ls /var/cache/gpu-sleep      all snapshots there\n"
+                                   "  gpu-snapshot ls FILE                      what one of them holds\n"
+                                   "  gpu-snapshot verify FILE                  read and check every byte\n"
+                                   "  gpu-snapshot extract FILE --extent 3 --output weights.bin\n";
+
+struct Options {
+    std::string path;
+    bool json = false;
+    std::optional<std::size_t> extent;
+    std::string output;
+};
+
+int complain(const std::string& purpose, const Error& error) {
+    std::cerr << cli::render_error(k_program, purpose, error);
+    return traits(error.code).exit_status;
+}
+
+/// The first status that is not 0.
+void keep_first(int& status, int next) {
+    if (status == exit_status::done) status = next;
+}
+
+int list(const Options& options) {
+    const auto files = cli::find_snapshots(options.path);
+    if (!files) return complain("", files.error());
+    std::vector<cli::SnapshotFacts> found;
+    int status = exit_status::done;
+    for (const auto& file : *files) {
+        found.push_back(cli::look_at(file));
+        // One that is being written, or was given up, has no header; that is no damage.
+        if (const auto& facts = found.back(); facts.error && !facts.is_partial)
+            keep_first(status, complain("read " + cli::printable(file.string()), *facts.error));
+    }
+    if (options.json)
+        std::cout << cli::to_json(found) << std::endl;
+    else
+        std::cout << cli::render(found, !fs::is_directory(options.path)) << std::flush;
+    return status;
+}
+
+/// Takes contents and forgets them.
+class Verifier final : public store::ChunkSink {
+public:
+    [[nodiscard]] Result<std::span<std::byte>> space(const store::ChunkPlace& place) override {
+        auto& space = spaces_[next_++ % spaces_.size()];
+        space.resize(static_cast<std::size_t>(codec::k_chunk_bytes));
+        return std::span(space).first(place.bytes);
+    }
+    [[nodiscard]] Result<void> deliver(const store::ChunkPlace&, std::span<const std::byte>) override {
+        return {};
+    }
+    static constexpr std::size_t k_ahead = 32;
+
+private:
+    std::array<std::vector<std::byte>, k_ahead> spaces_;
+    std::size_t next_ = 0;
+};
+
+Result<Bytes> verify_file(const fs::path& file) {
+    const auto reader = store::SnapshotReader::open(file);
+    if (!reader) return reader.error();
+    Verifier sink;
+    store::SnapshotReadOptions reading;
+    reading.ahead = Verifier::k_ahead;
+    GPU_SLEEP_TRY(reader->read(sink, reading));
+    return reader->header().description.content_bytes();
+}
+
+int verify(const Options& options) {
+    const auto files = cli::find_snapshots(options.path);
+    if (!files) return complain("", files.error());
+    int status = exit_status::done;
+    for (const auto& file : *files) {
+        if (cli::is_partial(file) && fs::is_directory(options.path)) continue;
+        const auto name = cli::printable(file.string());
+        const auto bytes = verify_file(file);
+        if (bytes)
+            std::cout << name << ": good, " << format_bytes(*bytes) << std::endl;
+        else
+            keep_first(status, complain("verify " + name, bytes.error()));
+    }
+    return status;
+}
+
+/// Writes contents to a file, one piece after the other.
+class FileSink final : public store::ChunkSink {
+public:
+    FileSink(int fd, const std::string& name) : fd_(fd), name_(name) {}
+    [[nodiscard]] Result<std::span<std::byte>> space(const store::ChunkPlace& place) override {
+        return verifier_.space(place);
+    }
+    [[nodiscard]] Result<void> deliver(const store::ChunkPlace&,
+                                       std::span<const std::byte> content) override {
+        while (!content.empty()) {
+            const auto written = ::write(fd_, content.data(), content.size());
+            if (written < 0 && errno == EINTR) continue;
+            if (written < 0)
+                return errno_error(errno == ENOSPC ? ErrorCode::out_of_disk : ErrorCode::io_failed, errno,
+                                   "write", name_);
+            content = content.subspan(static_cast<std::size_t>(written));
+        }
+        return {};
+    }
+
+private:
+    int fd_;
+    std::string name_;
+    Verifier verifier_;
+};
+
+Result<void> extract_to(const Options& options, int fd) {
+    const auto reader = store::SnapshotReader::open(options.path);
+    if (!reader) return reader.error();
+    FileSink sink(fd, options.output);
+    store::SnapshotReadOptions reading;
+    reading.ahead = Verifier::k_ahead;
+    reading.extents = {*options.extent};
+    return reader->read(sink, reading);
+}
+
+int extract(const Options& options) {
+    const auto purpose = "extract from " + cli::printable(options.path);
+    if (options.output == "-") {
+        const auto done = extract_to(options, STDOUT_FILENO);
+        return done ? exit_status::done : complain(purpose, done.error());
+    }
+    // Contents are as private as the snapshot is, and no other file is lost to them.
+    const UniqueFd fd(
+        ::open(options.output.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (!fd) {
+        const auto code = errno == EACCES ? ErrorCode::not_permitted : ErrorCode::io_failed;
+        return complain(purpose, errno_error(code, errno, "open", options.output));
+    }
+    const auto done = extract_to(options, fd.get());
+    if (done) return exit_status::done;
+    ::unlink(options.output.c_str()); // never a part of the contents
+    return complain(purpose, done.error());
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    CLI::App app("Looks at snapshots: the files that hold contents of processes that gpu-sleep has put to "
+                 "sleep.",
+                 k_program);
+    Options options;
+    cli::add_basics(app, k_examples);
+    app.require_subcommand(1);
+    auto* const ls = app.add_subcommand("ls", "List the snapshots of a directory, or what one of them holds");
+    ls->add_option("PATH", options.path, "A snapshot, or a directory of them")->required()->type_name("");
+    ls->add_flag("--json", options.json, "Print JSON, sizes in bytes");
+    auto* const check =
+        app.add_subcommand("verify", "Read a snapshot, or all of a directory, and check every byte");
+    check->add_option("PATH", options.path, "A snapshot, or a directory of them")->required()->type_name("");
+    auto* const pull = app.add_subcommand("extract", "Write the contents of one extent to a new file");
+    pull->add_option("FILE", options.path, "A snapshot")->required()->type_name("");
+    pull->add_option("--extent", options.extent, "Its number, as ls shows it")->required()->type_name("N");
+    pull->add_option("--output,-o", options.output, "The file, which must not exist; - for standard output")
+        ->required()
+        ->type_name("FILE");
+    if (const auto status = cli::parse(app, argc, argv)) return *status;
+    if (ls->parsed()) return list(options);
+    return check->parsed() ? verify(options) : extract(options);
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Headers of snapshots as tables and as JSON.
+
+#include "cli/snapshot_listing.hpp"
+
+#include "cli/table.hpp"
+#include "store/snapshot_directory.hpp"
+#include "store/snapshot_reader.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+namespace gpu_sleep::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using store::SnapshotName;
+using Json = nlohmann::ordered_json;
+using Align = Table::Align;
+
+std::string state_of(const SnapshotFacts& facts) {
+    if (facts.is_kept) return "kept";
+    if (facts.is_partial) return facts.is_owner_alive ? "being written" : "left over";
+    if (facts.error) return "unreadable";
+    return facts.is_owner_alive ? "asleep" : "left over";
+}
+
+/// Stored bytes of each extent.
+std::vector<Bytes> stored_bytes(const store::SnapshotHeader& header) {
+    std::vector<Bytes> stored(header.description.extents.size());
+    for (const auto& place : store::places_of(header.description.extents))
+        stored[place.extent] += header.rows[place.number].stored_bytes;
+    return stored;
+}
+
+std::string part(Bytes stored, Bytes contents) {
+    if (contents == 0) return "-";
+    return fmt::format("{:.3f}", static_cast<double>(stored) / static_cast<double>(contents));
+}
+
+std::string render_extents(const store::SnapshotHeader& header) {
+    Table table({{"EXTENT", Align::right},
+                 {"ADDRESS", Align::right},
+                 {"DEVICE", Align::right},
+                 {"TAG", Align::left},
+                 {"BYTES", Align::right},
+                 {"STORED", Align::right},
+                 {"PART", Align::right}});
+    const auto stored = stored_bytes(header);
+    for (std::size_t i = 0; i < stored.size(); ++i) {
+        const auto& extent = header.description.extents[i];
+        table.add({std::to_string(i), fmt::format("{:#x}", extent.address), std::to_string(extent.device),
+                   printable(extent.tag), format_bytes(extent.bytes), format_bytes(stored[i]),
+                   part(stored[i], extent.bytes)});
+    }
+    return table.text(2);
+}
+
+Json to_json(const SnapshotFacts& facts) {
+    Json json = {{"path", facts.path.string()}, {"state", state_of(facts)}};
+    if (facts.error)
+        json["error"] = {{"code", traits(facts.error->code).name}, {"message", facts.error->message}};
+    if (!facts.header) return json;
+    const auto& description = facts.header->description;
+    json["id"] = description.id;
+    json["created"] = description.created;
+    json["owner"] = {{"pid", description.owner.pid},
+                     {"start_time", description.owner.start_time},
+                     {"uid", description.uid},
+                     {"alive", facts.is_owner_alive}};
+    json["content_bytes"] = description.content_bytes();
+    json["file_bytes"] = facts.header->file_bytes;
+    json["extents"] = Json::array();
+    const auto stored = stored_bytes(*facts.header);
+    for (std::size_t i = 0; i < stored.size(); ++i) {
+        const auto& extent = description.extents[i];
+        json["extents"].push_back({{"address", extent.address},
+                                   {"bytes", extent.bytes},
+                                   {"tag", extent.tag},
+                                   {"device", extent.device},
+                                   {"stored_bytes", stored[i]}});
+    }
+    return json;
+}
+
+} // namespace
+
+Result<std::vector<fs::path>> find_snapshots(const fs::path& path) {
+    std::error_code failure;
+    if (!fs::is_directory(path, failure)) return std::vector{path};
+    std::vector<fs::path> files;
+    for (fs::directory_iterator entry(path, failure), end; !failure && entry != end; entry.increment(failure))
+        if (SnapshotName::parse(entry->path().filename().string())) files.push_back(entry->path());
+    if (failure)
+        return make_error(failure == std::errc::permission_denied ? ErrorCode::not_permitted
+                                                                  : ErrorCode::io_failed,
+                          "cannot list {}: {}", path.string(), failure.message());
+    std::sort(files.begin(), files.end());
+    return files;
+}
+
+bool is_partial(const fs::path& path) {
+    const auto name = SnapshotName::parse(path.filename().string());
+    return name && name->kind == SnapshotName::Kind::partial;
+}
+
+SnapshotFacts look_at(const fs::path& path) {
+    SnapshotFacts facts;
+    facts.path = path;
+    auto reader = store::SnapshotReader::open(path);
+    if (reader)
+        facts.header = reader->header();
+    else
+        facts.error = reader.error();
+    const auto name = SnapshotName::parse(path.filename().string());
+    facts.is_partial = is_partial(path);
+    facts.is_kept = name && name->kind == SnapshotName::Kind::kept;
+    if (!facts.header && !name) return facts;
+    const auto owner = facts.header ? facts.header->description.owner : name->owner;
+    const auto start_time = start_time_of(owner.pid);
+    facts.is_owner_alive = start_time && *start_time == owner.start_time;
+    return facts;
+}
+
+std::string render(const std::vector<SnapshotFacts>& snapshots, bool extents) {
+    if (snapshots.empty()) return "no snapshots\n";
+    Table table({{"SNAPSHOT", Align::left},
+                 {"PID", Align::right},
+                 {"STATE", Align::left},
+                 {"CREATED", Align::left},
+                 {"CONTENTS", Align::right},
+                 {"FILE", Align::right},
+                 {"PART", Align::right}});
+    std::string details;
+    for (const auto& facts : snapshots) {
+        const auto name = printable(facts.path.filename().string());
+        if (!facts.header) {
+            table.add({name, "", state_of(facts)});
+            continue;
+        }
+        const auto& header = *facts.header;
+        const auto contents = header.description.content_bytes();
+        table.add({name, std::to_string(header.description.owner.pid), state_of(facts),
+                   printable(header.description.created), format_bytes(contents),
+                   format_bytes(header.file_bytes), part(header.file_bytes, contents)});
+        if (extents) details += "\n" + render_extents(header);
+    }
+    return table.text() + details;
+}
+
+std::string to_json(const std::vector<SnapshotFacts>& snapshots) {
+    Json json = {{"schema", 1}, {"program", "gpu-snapshot"}, {"version", GPU_SLEEP_VERSION}};
+    json["snapshots"] = Json::array();
+    for (const auto& facts : snapshots) json["snapshots"].push_back(to_json(facts));
+    return json.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What snapshots say of themselves, for people and for programs. Text out: nothing is printed here.
+
+#pragma once
+
+#include "store/snapshot.hpp"
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::cli {
+
+struct SnapshotFacts {
+    std::filesystem::path path;
+    bool is_partial = false; ///< by its name: being written, or given up
+    bool is_kept = false;    ///< by its name
+    bool is_owner_alive = false;
+    std::optional<store::SnapshotHeader> header; ///< nothing if it could not be read
+    std::optional<Error> error;                  ///< why not
+};
+
+/// `path` itself, or if it is a directory those files in it that are named as snapshots, sorted. Errors:
+/// io_failed, not_permitted.
+[[nodiscard]] Result<std::vector<std::filesystem::path>> find_snapshots(const std::filesystem::path& path);
+
+/// Whether the name is that of a snapshot that is not whole.
+[[nodiscard]] bool is_partial(const std::filesystem::path& path);
+
+/// Reads the header.
+[[nodiscard]] SnapshotFacts look_at(const std::filesystem::path& path);
+
+/// A table with a line for each; with `extents` also a table of what each holds.
+[[nodiscard]] std::string render(const std::vector<SnapshotFacts>& snapshots, bool extents);
+
+/// One document with all of that.
+[[nodiscard]] std::string to_json(const std::vector<SnapshotFacts>& snapshots);
+
+} // namespace gpu_sleep::cli

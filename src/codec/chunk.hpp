@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Chunks: some megabytes of contents, made smaller as a sample of them suggests, each on its own.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "codec/frame.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace gpu_sleep::codec {
+
+/// Most contents of a chunk: a plane of it is one frame.
+inline constexpr Bytes k_chunk_bytes = k_frame_content_bytes;
+
+/// How a chunk is stored.
+struct Shape {
+    std::uint8_t width = 0;  ///< bytes of an element (1, 2 or 4); 0 if the contents are stored as they are
+    std::uint8_t frames = 0; ///< bit p: plane p is a frame, not raw; none if width is 0
+    friend bool operator==(const Shape&, const Shape&) = default;
+};
+
+/// Whether a chunk may have this shape: width 0 without frames, or 1, 2 or 4 with at least one.
+[[nodiscard]] bool is_valid(Shape shape) noexcept;
+
+/// Looks at a sample of 16 KiB of `content` and says which shape makes it smallest; none if nothing would
+/// save 3 percent of any plane. Thread-safe.
+[[nodiscard]] Shape choose_shape(std::span<const std::byte> content) noexcept;
+
+/// Encodes one chunk after the other. Not thread-safe: one for each thread; holds 4 MiB once used.
+class ChunkEncoder {
+public:
+    /// Room that encode() needs for contents of this size.
+    [[nodiscard]] static std::size_t room(Bytes content_bytes) noexcept;
+
+    struct Encoded {
+        Shape shape;
+        std::size_t bytes = 0;
+    };
+
+    /// Stores `content`, 1 to k_chunk_bytes, in `out`, which has at least room(). Where coding does not pay
+    /// the shape has width 0, and nothing is written: the contents themselves are to be stored. Otherwise it
+    /// is smaller than the contents.
+    [[nodiscard]] Encoded encode(std::span<const std::byte> content, std::span<std::byte> out);
+
+private:
+    [[nodiscard]] std::size_t encode_as(Shape& shape, std::span<const std::byte> content,
+                                        std::span<std::byte> out);
+
+    std::vector<std::byte> planes_;
+};
+
+/// Decodes one chunk after the other. Not thread-safe: one for each thread; holds 4 MiB once used.
+class ChunkDecoder {
+public:
+    /// Decodes `stored`, of a chunk that is not stored as it is (width 0), into `content`, which has its
+    /// size. Never reads or writes outside of either. Errors: damaged; `content` is then undefined.
+    [[nodiscard]] Result<void> decode(Shape shape, std::span<const std::byte> stored,
+                                      std::span<std::byte> content);
+
+private:
+    std::vector<std::byte> planes_;
+};
+
+} // namespace gpu_sleep::codec

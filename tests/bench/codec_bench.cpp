@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What making contents smaller costs a core, by kind of weight: our chunks, plain zstd at level 1, and
+// copying. "size" is the part of the contents that is stored.
+
+#include "base/checksum.hpp"
+#include "codec/chunk.hpp"
+#include "support/weights.hpp"
+
+#include <benchmark/benchmark.h>
+#ifdef GPU_SLEEP_HAVE_ZSTD
+#include <zstd.h>
+#endif
+
+#include <cstring>
+
+namespace {
+
+using namespace gpu_sleep;
+using test::ByteVector;
+
+constexpr auto k_bytes = static_cast<std::size_t>(codec::k_chunk_bytes);
+
+enum class Kind : std::uint8_t { bf16, e4m3, fp32, random };
+
+const ByteVector& contents(Kind kind) {
+    static const ByteVector all[] = {test::normal_bf16(k_bytes / 2), test::normal_e4m3(k_bytes),
+                                     test::normal_fp32(k_bytes / 4), test::random_bytes(k_bytes)};
+    return all[static_cast<std::size_t>(kind)];
+}
+
+void finish(benchmark::State& state, std::size_t stored) {
+    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(k_bytes));
+    state.counters["size"] = static_cast<double>(stored) / static_cast<double>(k_bytes);
+}
+
+void copy(benchmark::State& state, Kind kind) {
+    const auto& content = contents(kind);
+    ByteVector out(k_bytes);
+    for (auto _ : state) {
+        std::memcpy(out.data(), content.data(), k_bytes);
+        benchmark::ClobberMemory();
+    }
+    finish(state, k_bytes);
+}
+
+void checksum(benchmark::State& state, Kind kind) {
+    for (auto _ : state) benchmark::DoNotOptimize(xxh64(contents(kind)));
+    finish(state, k_bytes);
+}
+
+void encode(benchmark::State& state, Kind kind) {
+    codec::ChunkEncoder encoder;
+    ByteVector out(codec::ChunkEncoder::room(k_bytes));
+    codec::ChunkEncoder::Encoded encoded;
+    for (auto _ : state) encoded = encoder.encode(contents(kind), out);
+    finish(state, encoded.shape.width == 0 ? k_bytes : encoded.bytes);
+}
+
+void decode(benchmark::State& state, Kind kind) {
+    codec::ChunkEncoder encoder;
+    ByteVector stored(codec::ChunkEncoder::room(k_bytes));
+    const auto encoded = encoder.encode(contents(kind), stored);
+    if (encoded.shape.width == 0) return state.SkipWithError("stored as it is");
+    codec::ChunkDecoder decoder;
+    ByteVector content(k_bytes);
+    for (auto _ : state)
+        if (!decoder.decode(encoded.shape, std::span(stored).first(encoded.bytes), content))
+            return state.SkipWithError("not decoded");
+    finish(state, encoded.bytes);
+}
+
+#ifdef GPU_SLEEP_HAVE_ZSTD
+void zstd_encode(benchmark::State& state, Kind kind) {
+    auto* const context = ZSTD_createCCtx();
+    ByteVector out(ZSTD_compressBound(k_bytes));
+    std::size_t bytes = 0;
+    for (auto _ : state)
+        bytes = ZSTD_compressCCtx(context, out.data(), out.size(), contents(kind).data(), k_bytes, 1);
+    ZSTD_freeCCtx(context);
+    finish(state, bytes);
+}
+
+void zstd_decode(benchmark::State& state, Kind kind) {
+    ByteVector stored(ZSTD_compressBound(k_bytes));
+    const auto bytes = ZSTD_compress(stored.data(), stored.size(), contents(kind).data(), k_bytes, 1);
+    auto* const context = ZSTD_createDCtx();
+    ByteVector content(k_bytes);
+    for (auto _ : state) ZSTD_decompressDCtx(context, content.data(), k_bytes, stored.data(), bytes);
+    ZSTD_freeDCtx(context);
+    finish(state, bytes);
+}
+#define GPU_SLEEP_ZSTD_BENCHMARKS(kind)                                                                      \
+    BENCHMARK_CAPTURE(zstd_encode, kind, Kind::kind);                                                        \
+    BENCHMARK_CAPTURE(zstd_decode, kind, Kind::kind)
+#else
+#define GPU_SLEEP_ZSTD_BENCHMARKS(kind) static_assert(true)
+#endif
+
+#define GPU_SLEEP_BENCHMARKS(kind)                                                                           \
+    BENCHMARK_CAPTURE(encode, kind, Kind::kind);                                                             \
+    BENCHMARK_CAPTURE(decode, kind, Kind::kind);                                                             \
+    GPU_SLEEP_ZSTD_BENCHMARKS(kind)
+
+BENCHMARK_CAPTURE(copy, random, Kind::random);
+BENCHMARK_CAPTURE(checksum, random, Kind::random);
+GPU_SLEEP_BENCHMARKS(bf16);
+GPU_SLEEP_BENCHMARKS(e4m3);
+GPU_SLEEP_BENCHMARKS(fp32);
+GPU_SLEEP_BENCHMARKS(random);
+
+} // namespace
+
+BENCHMARK_MAIN();

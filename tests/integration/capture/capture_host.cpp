@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Starting capture programs and talking to them.
+
+#include "capture_host.hpp"
+
+#include "support/catch.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <sstream>
+
+namespace gpu_sleep::test {
+
+Launch plain_launch(const Way& way) {
+    return {{command_file(way.program)}, {way.variable}};
+}
+
+Launch preloaded_launch(const Way& way, Arguments variables) {
+    variables.push_back(way.variable);
+    variables.push_back(std::string("LD_PRELOAD=") + GPU_SLEEP_TEST_AGENT);
+    if (is_sanitized()) {
+        // The agent comes before the runtime of the sanitizer, which it brings along.
+        const char* options = std::getenv("ASAN_OPTIONS");
+        variables.push_back(fmt::format("ASAN_OPTIONS={}:verify_asan_link_order=0", options ? options : ""));
+    }
+    return {{command_file(way.program)}, std::move(variables)};
+}
+
+Launch captured_launch(const Way& way, Arguments variables) {
+    variables.push_back("GPU_SLEEP_CAPTURE=1");
+    return preloaded_launch(way, std::move(variables));
+}
+
+Piece make_piece(Host& host, const std::string& kind, std::uint64_t bytes) {
+    static int seed = 0;
+    Piece piece;
+    std::istringstream(host.tell(fmt::format("alloc {} {}", kind, bytes))) >> piece.number >> piece.address;
+    piece.hash = host.tell(fmt::format("fill {} {}", piece.number, ++seed));
+    return piece;
+}
+
+void check_intact(Host& host, const Piece& piece) {
+    INFO("memory " << piece.number << " at " << piece.address);
+    CHECK(host.tell("hash " + piece.number) == piece.hash);
+}
+
+std::uint64_t free_bytes(Host& host) {
+    return std::stoull(host.tell("free_bytes"));
+}
+
+std::string hash_of_zeros(std::uint64_t bytes) {
+    std::uint64_t hash = 0xCBF29CE484222325U;
+    for (std::uint64_t i = 0; i < bytes / sizeof hash; ++i) hash *= 0x100000001B3U;
+    return fmt::format("{:016x}", hash);
+}
+
+void check_no_harm(Host& host) {
+    CHECK(host.tell("faults") == "0 0");
+}
+
+} // namespace gpu_sleep::test

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Capture programs as a test holds them: unmodified, with or without the agent preloaded.
+
+#pragma once
+
+#include "../host.hpp"
+
+#include <cstdint>
+#include <string>
+
+namespace gpu_sleep::test {
+
+/// A way in which programs reach libcuda, and the build of the program that goes it.
+struct Way {
+    const char* name;
+    const char* program;
+    const char* variable; ///< in the environment
+};
+inline constexpr Way k_linked{"linked", "capture_program_linked", "WAY=linked"};
+inline constexpr Way k_dlsym{"by dlsym", "capture_program_dlsym", "WAY=dlsym"};
+inline constexpr Way k_late{"late, by dlsym of the default", "capture_program_late", "WAY=late"};
+inline constexpr Way k_runtime{"as the runtime does", "capture_program_runtime", "WAY=runtime"};
+inline constexpr Way k_per_thread{"as the runtime does, with a default stream a thread",
+                                  "capture_program_runtime", "CAPTURE_PROGRAM_PER_THREAD=1"};
+
+/// Starts the program without anything of gpu-sleep in it.
+[[nodiscard]] Launch plain_launch(const Way& way);
+
+/// Starts it with the agent preloaded and `variables` in its environment; by itself that captures nothing.
+[[nodiscard]] Launch preloaded_launch(const Way& way, Arguments variables);
+
+/// The same, with what gpu-run sets: everything is captured.
+[[nodiscard]] Launch captured_launch(const Way& way, Arguments variables = {});
+
+/// One of its memories.
+struct Piece {
+    std::string number;
+    std::string address;
+    std::string hash; ///< of the random bytes in it
+};
+
+/// Allocates `bytes` in the way `kind` and fills them. A piece that was filled earlier has other bytes.
+[[nodiscard]] Piece make_piece(Host& host, const std::string& kind, std::uint64_t bytes);
+
+/// Its contents are what they were.
+void check_intact(Host& host, const Piece& piece);
+
+/// Bytes that the driver has free on device 0.
+[[nodiscard]] std::uint64_t free_bytes(Host& host);
+
+/// The hash of `bytes` zeros, as the program reports it.
+[[nodiscard]] std::string hash_of_zeros(std::uint64_t bytes);
+
+/// Work touched nothing that was not there, and no capture was broken.
+void check_no_harm(Host& host);
+
+} // namespace gpu_sleep::test

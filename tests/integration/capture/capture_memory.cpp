@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The ways to allocate.
+
+#include "capture_memory.hpp"
+
+#include "base/units.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::test {
+namespace {
+
+constexpr std::size_t k_MiB = std::size_t{1} << 20;
+
+CUmemAllocationProp properties() {
+    CUmemAllocationProp wanted{};
+    wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    return wanted;
+}
+
+Result<void> grant(CUdeviceptr address, std::size_t bytes) {
+    CUmemAccessDesc access{};
+    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    GPU_SLEEP_TEST_CALL(cuMemSetAccess, address, bytes, &access, 1);
+    return {};
+}
+
+/// Grows `segments` until `bytes` are mapped, a handle at a time, as expandable segments do.
+Result<void> grow(Segments& segments, std::size_t bytes) {
+    const auto wanted = properties();
+    while (segments.handles.size() * segments.handle_bytes < bytes) {
+        const auto at = segments.begin + segments.handles.size() * segments.handle_bytes;
+        CUmemGenericAllocationHandle handle = 0;
+        GPU_SLEEP_TEST_CALL(cuMemCreate, &handle, segments.handle_bytes, &wanted, 0);
+        segments.handles.push_back(handle);
+        GPU_SLEEP_TEST_CALL(cuMemMap, at, segments.handle_bytes, 0, handle, 0);
+        GPU_SLEEP_TRY(grant(at, segments.handle_bytes));
+    }
+    return {};
+}
+
+Result<Segments> make_segments(std::size_t bytes, std::size_t handle_bytes, std::size_t reserved) {
+    Segments made;
+    made.handle_bytes = handle_bytes;
+    made.reserved = reserved;
+    GPU_SLEEP_TEST_CALL(cuMemAddressReserve, &made.begin, reserved, 0, 0, 0);
+    GPU_SLEEP_TRY(grow(made, bytes));
+    return made;
+}
+
+/// Maps the one handle of `first` a second time. A handle that it got back for the address must do as well.
+Result<Segments> map_again(const Segments& first) {
+    Segments made;
+    made.handle_bytes = made.reserved = first.handle_bytes;
+    CUmemGenericAllocationHandle handle = 0;
+    GPU_SLEEP_TEST_CALL(cuMemRetainAllocationHandle, &handle, reinterpret_cast<void*>(first.begin));
+    made.handles.push_back(handle);
+    GPU_SLEEP_TEST_CALL(cuMemAddressReserve, &made.begin, made.reserved, 0, 0, 0);
+    GPU_SLEEP_TEST_CALL(cuMemMap, made.begin, made.handle_bytes, 0, handle, 0);
+    GPU_SLEEP_TRY(grant(made.begin, made.handle_bytes));
+    return made;
+}
+
+Result<void> give_back(const Segments& segments) {
+    if (segments.begin == 0) return {};
+    GPU_SLEEP_TEST_CALL(cuMemUnmap, segments.begin, segments.handles.size() * segments.handle_bytes);
+    for (const auto handle : segments.handles) GPU_SLEEP_TEST_CALL(cuMemRelease, handle);
+    GPU_SLEEP_TEST_CALL(cuMemAddressFree, segments.begin, segments.reserved);
+    return {};
+}
+
+Result<CUmemoryPool> make_pool() {
+    CUmemoryPool pool = nullptr;
+    CUmemPoolProps wanted{};
+    wanted.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    GPU_SLEEP_TEST_CALL(cuMemPoolCreate, &pool, &wanted);
+    return pool;
+}
+
+/// The program's own pool, made when it is first needed.
+const Result<CUmemoryPool>& own_pool() {
+    static const auto& pool = *new Result<CUmemoryPool>(make_pool());
+    return pool;
+}
+
+Result<void> allocate_segments(Memory& memory) {
+    const auto handle_bytes = memory.kind == "vmm2" ? 2 * k_MiB : 20 * k_MiB;
+    const auto mapped = (memory.bytes + handle_bytes - 1) / handle_bytes * handle_bytes;
+    const auto reserved = memory.kind == "segments" ? 1024 * k_MiB : mapped;
+    const bool alias = memory.kind == "alias";
+    const auto one = round_up(memory.bytes, 2 * k_MiB);
+    auto made = alias ? make_segments(one, one, one) : make_segments(mapped, handle_bytes, reserved);
+    if (!made) return made.error();
+    memory.segments = *std::move(made);
+    memory.address = memory.segments.begin;
+    if (!alias) return {};
+    auto second = map_again(memory.segments);
+    if (!second) return second.error();
+    memory.second = *std::move(second);
+    return {};
+}
+
+} // namespace
+
+Result<void> checked(CUresult result, const char* call) {
+    if (result == CUDA_SUCCESS) return {};
+    const char* name = "unknown status";
+    cuda().cuGetErrorName(result, &name);
+    return Error{ErrorCode::driver_failed, fmt::format("{}: {}", call, name), call, static_cast<int>(result)};
+}
+
+Result<Memory> allocate(const std::string& kind, std::size_t bytes, CUstream stream) {
+    Memory memory;
+    memory.kind = kind;
+    memory.bytes = bytes;
+    if (kind == "plain") {
+        GPU_SLEEP_TEST_CALL(cuMemAlloc, &memory.address, bytes);
+    } else if (kind == "pitch") {
+        std::size_t pitch = 0;
+        GPU_SLEEP_TEST_CALL(cuMemAllocPitch, &memory.address, &pitch, bytes, 1, 8);
+    } else if (kind == "managed") {
+        GPU_SLEEP_TEST_CALL(cuMemAllocManaged, &memory.address, bytes, CU_MEM_ATTACH_GLOBAL);
+    } else if (kind == "async") {
+        GPU_SLEEP_TEST_CALL(cuMemAllocAsync, &memory.address, bytes, stream);
+    } else if (kind == "pool") {
+        const auto& pool = own_pool();
+        if (!pool) return pool.error();
+        GPU_SLEEP_TEST_CALL(cuMemAllocFromPoolAsync, &memory.address, bytes, *pool, stream);
+    } else if (kind == "vmm2" || kind == "vmm20" || kind == "segments" || kind == "alias") {
+        GPU_SLEEP_TRY(allocate_segments(memory));
+    } else {
+        return make_error(ErrorCode::invalid_argument, "there is no kind '{}'", kind);
+    }
+    return memory;
+}
+
+Result<void> release(Memory& memory, CUstream stream) {
+    const auto address = std::exchange(memory.address, 0);
+    if (memory.kind == "async" || memory.kind == "pool") {
+        GPU_SLEEP_TEST_CALL(cuMemFreeAsync, address, stream);
+    } else if (memory.segments.begin != 0) {
+        GPU_SLEEP_TRY(give_back(memory.second));
+        GPU_SLEEP_TRY(give_back(memory.segments));
+    } else {
+        GPU_SLEEP_TEST_CALL(cuMemFree, address);
+    }
+    return {};
+}
+
+} // namespace gpu_sleep::test

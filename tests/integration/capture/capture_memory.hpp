@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Memory of the capture program, allocated in each way that programs do.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "driver_calls.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::test {
+
+/// What a call of the driver returned. Errors: driver_failed.
+[[nodiscard]] Result<void> checked(CUresult result, const char* call);
+#define GPU_SLEEP_TEST_CALL(name, ...)                                                                       \
+    GPU_SLEEP_TRY(::gpu_sleep::test::checked(::gpu_sleep::test::cuda().name(__VA_ARGS__), #name))
+
+/// A reservation with memory mapped side by side, as the program's own VMM calls made it.
+struct Segments {
+    CUdeviceptr begin = 0;
+    std::size_t reserved = 0;
+    std::size_t handle_bytes = 0;
+    std::vector<CUmemGenericAllocationHandle> handles;
+};
+
+struct Memory {
+    std::string kind;
+    CUdeviceptr address = 0; ///< 0 once it was freed
+    std::size_t bytes = 0;
+    Segments segments; ///< of the kinds that make their own
+    Segments second;   ///< another mapping of the first handle
+};
+
+/// Allocates `bytes` (a multiple of 8). KIND is
+///   plain      cuMemAlloc
+///   pitch      cuMemAllocPitch, one row
+///   managed    cuMemAllocManaged
+///   async      cuMemAllocAsync in `stream`
+///   pool       cuMemAllocFromPoolAsync in `stream`, from a pool of the program's own
+///   vmm2       a reservation, and handles of 2 MiB
+///   vmm20      a reservation, and handles of 20 MiB
+///   segments   a reservation of 1 GiB, of which only the beginning is mapped, by handles of 20 MiB
+///   alias      one handle, mapped at two places
+/// Errors: driver_failed, invalid_argument.
+[[nodiscard]] Result<Memory> allocate(const std::string& kind, std::size_t bytes, CUstream stream);
+
+/// Frees it; asynchronous kinds in `stream`. Errors: driver_failed.
+[[nodiscard]] Result<void> release(Memory& memory, CUstream stream);
+
+} // namespace gpu_sleep::test

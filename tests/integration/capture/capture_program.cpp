@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A program that uses the driver and knows nothing of gpu-sleep. It says "ready", then answers each line of
+// standard input with one line, "ok ..." or "error ...". Before the first command that needs it, it makes no
+// call of the driver.
+
+#include "capture_memory.hpp"
+#include "capture_work.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <sstream>
+
+namespace gpu_sleep::test {
+namespace {
+
+using Answer = Result<std::string>;
+using Words = std::istringstream;
+
+/// Everything the program holds; never destroyed.
+struct Program {
+    CUcontext context = nullptr;
+    CUstream stream = nullptr;  ///< non-blocking
+    CUstream capture = nullptr; ///< captured in
+    CUmodule module = nullptr;
+    CUgraphExec graph = nullptr;
+    std::deque<Memory> memories; ///< a freed one keeps its number and has no address
+};
+
+Program& program() {
+    static Program& instance = *new Program;
+    return instance;
+}
+
+template <class T>
+T next(Words& words, T fallback = {}) {
+    T value = fallback;
+    return words >> value ? value : fallback;
+}
+
+/// Makes everything at the first use.
+Result<void> start() {
+    auto& all = program();
+    if (all.context) return {};
+    GPU_SLEEP_TEST_CALL(cuInit, 0);
+    GPU_SLEEP_TEST_CALL(cuDevicePrimaryCtxRetain, &all.context, 0);
+    GPU_SLEEP_TEST_CALL(cuCtxSetCurrent, all.context);
+    GPU_SLEEP_TEST_CALL(cuStreamCreate, &all.stream, CU_STREAM_NON_BLOCKING);
+    GPU_SLEEP_TEST_CALL(cuStreamCreate, &all.capture, CU_STREAM_NON_BLOCKING);
+    register_noise_kernel();
+    GPU_SLEEP_TEST_CALL(cuModuleLoadData, &all.module, "any image has every kernel");
+    return {};
+}
+
+Result<Memory*> memory(Words& words) {
+    GPU_SLEEP_TRY(start());
+    const auto number = next<std::size_t>(words, ~std::size_t{0});
+    auto& all = program().memories;
+    if (number >= all.size() || all[number].address == 0)
+        return make_error(ErrorCode::invalid_argument, "there is no memory {}", number);
+    return &all[number];
+}
+
+Result<void> synchronize() {
+    GPU_SLEEP_TEST_CALL(cuStreamSynchronize, program().stream);
+    return {};
+}
+
+Result<std::uint64_t> hash_at(CUdeviceptr address, std::size_t bytes) {
+    std::vector<std::uint64_t> contents(bytes / sizeof(std::uint64_t));
+    GPU_SLEEP_TEST_CALL(cuMemcpyDtoH, contents.data(), address, bytes);
+    std::uint64_t hash = 0xCBF29CE484222325U;
+    for (const auto word : contents) hash = (hash ^ word) * 0x100000001B3U;
+    return hash;
+}
+
+/// The hash of the contents; through both mappings, if there are two.
+Answer hash_of(const Memory& which) {
+    GPU_SLEEP_TRY(synchronize());
+    const auto hash = hash_at(which.address, which.bytes);
+    if (!hash) return hash.error();
+    if (which.second.begin != 0) {
+        const auto other = hash_at(which.second.begin, which.bytes);
+        if (!other) return other.error();
+        if (*other != *hash)
+            return make_error(ErrorCode::internal, "the second mapping shows something else");
+    }
+    return fmt::format("{:016x}", *hash);
+}
+
+// ---- The commands
+
+/// alloc KIND BYTES: "NUMBER ADDRESS"
+Answer do_allocate(Words& words) {
+    GPU_SLEEP_TRY(start());
+    const auto kind = next<std::string>(words);
+    auto made = allocate(kind, next<std::size_t>(words), program().stream);
+    if (!made) return made.error();
+    program().memories.push_back(*std::move(made));
+    return fmt::format("{} {:#x}", program().memories.size() - 1, program().memories.back().address);
+}
+
+/// fill NUMBER SEED: random bytes, by a kernel
+Answer do_fill(Words& words) {
+    const auto which = memory(words);
+    if (!which) return which.error();
+    const auto count = std::uint64_t{(*which)->bytes / sizeof(std::uint64_t)};
+    const auto seed = next<std::uint64_t>(words);
+    GPU_SLEEP_TRY(launch(program().module, k_noise_kernel, program().stream, (*which)->address, count, seed));
+    return hash_of(**which);
+}
+
+/// hash NUMBER
+Answer do_hash(Words& words) {
+    const auto which = memory(words);
+    return which ? hash_of(**which) : which.error();
+}
+
+/// launch NUMBER INCREMENT: adds it to every 32-bit word, by a kernel; then the hash
+Answer do_launch(Words& words) {
+    const auto which = memory(words);
+    if (!which) return which.error();
+    const auto count = std::uint64_t{(*which)->bytes / sizeof(std::uint32_t)};
+    const auto increment = next<std::uint32_t>(words);
+    GPU_SLEEP_TRY(launch(program().module, "sim_add", program().stream, (*which)->address, count, increment));
+    return hash_of(**which);
+}
+
+/// copy FROM TO: in the null stream, so in the order of everything else; then the hash of TO
+Answer do_copy(Words& words) {
+    const auto from = memory(words);
+    if (!from) return from.error();
+    const auto to = memory(words);
+    if (!to) return to.error();
+    GPU_SLEEP_TRY(synchronize());
+    GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, (*to)->address, (*from)->address, (*from)->bytes, nullptr);
+    GPU_SLEEP_TEST_CALL(cuStreamSynchronize, nullptr);
+    return hash_of(**to);
+}
+
+/// capture FROM TO: begins a capture and records a copy and an addition
+Answer do_capture(Words& words) {
+    const auto from = memory(words);
+    if (!from) return from.error();
+    const auto to = memory(words);
+    if (!to) return to.error();
+    const auto stream = program().capture;
+    GPU_SLEEP_TEST_CALL(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, (*to)->address, (*from)->address, (*from)->bytes, stream);
+    GPU_SLEEP_TRY(
+        launch(program().module, "sim_add", stream, (*to)->address, std::uint64_t{(*to)->bytes / 4}, 1U));
+    return std::string();
+}
+
+/// capture_allocation FROM TO: as capture, by way of memory that the graph allocates and frees
+Answer do_capture_allocation(Words& words) {
+    const auto from = memory(words);
+    if (!from) return from.error();
+    const auto to = memory(words);
+    if (!to) return to.error();
+    const auto stream = program().capture;
+    const auto bytes = (*from)->bytes;
+    CUdeviceptr between = 0;
+    GPU_SLEEP_TEST_CALL(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    GPU_SLEEP_TEST_CALL(cuMemAllocAsync, &between, bytes, stream);
+    GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, between, (*from)->address, bytes, stream);
+    GPU_SLEEP_TRY(launch(program().module, "sim_add", stream, between, std::uint64_t{bytes / 4}, 1U));
+    GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, (*to)->address, between, bytes, stream);
+    GPU_SLEEP_TEST_CALL(cuMemFreeAsync, between, stream);
+    return std::string();
+}
+
+/// end_capture: makes the graph
+Answer do_end_capture(Words&) {
+    CUgraph graph = nullptr;
+    GPU_SLEEP_TEST_CALL(cuStreamEndCapture, program().capture, &graph);
+    GPU_SLEEP_TEST_CALL(cuGraphInstantiate, &program().graph, graph, 0);
+    GPU_SLEEP_TEST_CALL(cuGraphDestroy, graph);
+    return std::string();
+}
+
+/// replay NUMBER: clears it and launches the graph; then its hash
+Answer do_replay(Words& words) {
+    const auto to = memory(words);
+    if (!to) return to.error();
+    GPU_SLEEP_TEST_CALL(cuMemsetD8Async, (*to)->address, 0x5A, (*to)->bytes, program().stream);
+    GPU_SLEEP_TEST_CALL(cuGraphLaunch, program().graph, program().stream);
+    return hash_of(**to);
+}
+
+/// free NUMBER
+Answer do_free(Words& words) {
+    const auto which = memory(words);
+    if (!which) return which.error();
+    GPU_SLEEP_TRY(release(**which, program().stream));
+    GPU_SLEEP_TRY(synchronize()); // what was freed in its turn is free then
+    return std::string();
+}
+
+/// query NUMBER OFFSET: "device TYPE DEVICE BEGIN BYTES", BEGIN and BYTES those of the allocation or mapping
+Answer do_query(Words& words) {
+    const auto which = memory(words);
+    if (!which) return which.error();
+    const auto address = (*which)->address + next<std::size_t>(words);
+    unsigned type = 0;
+    int device = -1;
+    CUdeviceptr begin = 0;
+    std::size_t bytes = 0;
+    GPU_SLEEP_TEST_CALL(cuPointerGetAttribute, &type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
+    GPU_SLEEP_TEST_CALL(cuPointerGetAttribute, &device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address);
+    GPU_SLEEP_TEST_CALL(cuMemGetAddressRange, &begin, &bytes, address);
+    return fmt::format("type {} device {} from {:#x} bytes {}", type, device, begin, bytes);
+}
+
+/// null_stream: "own" when it is the thread's, which can be captured in, or "shared"
+Answer do_null_stream(Words&) {
+    GPU_SLEEP_TRY(start());
+    CUgraph graph = nullptr;
+    if (cuda().cuStreamBeginCapture(nullptr, CU_STREAM_CAPTURE_MODE_RELAXED) != CUDA_SUCCESS)
+        return std::string("shared");
+    GPU_SLEEP_TEST_CALL(cuStreamEndCapture, nullptr, &graph);
+    GPU_SLEEP_TEST_CALL(cuGraphDestroy, graph);
+    return std::string("own");
+}
+
+/// fork: "STATUS" of a child that did nothing but end
+Answer do_fork(Words&) {
+    const auto child = ::fork();
+    if (child == 0) ::_exit(7);
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    return std::to_string(WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+}
+
+/// faults: "ILLEGAL BROKEN", what the driver was asked to do wrong
+Answer do_faults(Words&) {
+    const auto counts = control().fault_counts();
+    return fmt::format("{} {}", counts.illegal_accesses, counts.broken_captures);
+}
+
+const std::map<std::string, std::function<Answer(Words&)>>& commands() {
+    static const std::map<std::string, std::function<Answer(Words&)>> table = {
+        {"start",
+         [](Words&) -> Answer {
+             GPU_SLEEP_TRY(start());
+             return std::string();
+         }},
+        {"alloc", do_allocate},
+        {"fill", do_fill},
+        {"hash", do_hash},
+        {"launch", do_launch},
+        {"copy", do_copy},
+        {"capture", do_capture},
+        {"capture_allocation", do_capture_allocation},
+        {"end_capture", do_end_capture},
+        {"replay", do_replay},
+        {"free", do_free},
+        {"query", do_query},
+        {"null_stream", do_null_stream},
+        {"fork", do_fork},
+        {"faults", do_faults},
+        {"free_bytes", [](Words&) { return Answer(std::to_string(control().free_bytes(0))); }},
+        {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},
+        {"exit", [](Words& w) -> Answer { std::exit(next<int>(w)); }},
+    };
+    return table;
+}
+
+std::string answer(const std::string& line) {
+    Words words(line);
+    const auto command = commands().find(next<std::string>(words));
+    if (command == commands().end()) return "error there is no such command";
+    const auto result = command->second(words);
+    return result ? "ok " + *result : "error " + result.error().message;
+}
+
+} // namespace
+} // namespace gpu_sleep::test
+
+int main() {
+    std::cout << "ready" << std::endl;
+    for (std::string line; std::getline(std::cin, line);)
+        std::cout << gpu_sleep::test::answer(line) << std::endl;
+    return EXIT_SUCCESS;
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Unmodified programs with the agent preloaded: what they allocate sleeps and comes back, and what they do
+// meanwhile waits.
+
+#include "capture_host.hpp"
+
+#include "support/catch.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr std::uint64_t k_MiB = std::uint64_t{1} << 20;
+constexpr std::uint64_t k_bytes = 5 * k_MiB;
+/// What the agent may keep for itself, and what the rounding of ranges may cost.
+constexpr std::uint64_t k_slack = 8 * k_MiB;
+
+/// What is caught and sleeps.
+constexpr std::array k_kinds = {"plain", "pitch", "async", "pool", "vmm2", "vmm20", "segments"};
+
+void sleep(const Host& host, const Arguments& arguments = {}) {
+    const auto slept = host.command("gpu-sleep", arguments);
+    INFO(slept.err);
+    REQUIRE(slept.status == 0);
+}
+
+void wake(const Host& host) {
+    const auto woken = host.command("gpu-wake");
+    INFO(woken.err);
+    REQUIRE(woken.status == 0);
+}
+
+std::string gate(const Host& host, const std::string& field) {
+    return host.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/" + field);
+}
+
+/// Sends `line`, which the gate must hold, and returns once it does.
+void send_held(Host& host, const std::string& line) {
+    host.process().send(line);
+    REQUIRE(becomes_true([&] { return gate(host, "waiting_threads") == "1"; }));
+    pause_for(Milliseconds(100));
+    CHECK(gate(host, "waiting_threads") == "1");
+}
+
+} // namespace
+
+TEST_CASE("Capture: what an unmodified program allocates sleeps and comes back, whichever way it reaches the "
+          "driver",
+          "[capture]") {
+    const auto way = GENERATE(k_linked, k_dlsym, k_late, k_runtime, k_per_thread);
+    INFO(way.name);
+    Host host(captured_launch(way));
+    CHECK(host.tell("null_stream") == (way.name == k_per_thread.name ? "own" : "shared"));
+    const auto empty = free_bytes(host);
+    std::vector<Piece> pieces;
+    for (const auto* kind : k_kinds) pieces.push_back(make_piece(host, kind, k_bytes));
+    const auto awake = free_bytes(host);
+    CHECK(awake <= empty - pieces.size() * k_bytes);
+    for (int round = 0; round < 3; ++round) {
+        sleep(host);
+        CHECK(host.state() == "asleep");
+        CHECK(free_bytes(host) + k_slack >= empty);
+        wake(host);
+        CHECK(host.state() == "awake");
+        for (const auto& piece : pieces) check_intact(host, piece);
+    }
+    for (auto& piece : pieces) piece.hash = host.tell("launch " + piece.number + " 3");
+    sleep(host);
+    wake(host);
+    for (const auto& piece : pieces) check_intact(host, piece);
+    for (const auto& piece : pieces) host.tell("free " + piece.number);
+    CHECK(free_bytes(host) + k_slack >= empty);
+    check_no_harm(host);
+}
+
+TEST_CASE("Capture: level 2 drops contents, and they read as zeros", "[capture]") {
+    Host host(captured_launch(k_runtime));
+    std::vector<Piece> pieces;
+    for (const auto* kind : k_kinds) pieces.push_back(make_piece(host, kind, k_bytes));
+    sleep(host, {"--level", "2"});
+    wake(host);
+    for (const auto& piece : pieces) {
+        INFO(piece.number);
+        CHECK(host.tell("hash " + piece.number) == hash_of_zeros(k_bytes));
+    }
+    check_no_harm(host);
+}
+
+TEST_CASE("Capture: a touch while asleep waits until the process is awake", "[capture]") {
+    using Case = std::pair<Way, const char*>;
+    const auto [way, touch] =
+        GENERATE(Case{k_linked, "launch 0 1"}, Case{k_dlsym, "hash 0"}, Case{k_late, "copy 1 0"},
+                 Case{k_runtime, "replay 0"}, Case{k_per_thread, "copy 1 0"},
+                 Case{k_runtime, "alloc plain 4194304"}, Case{k_per_thread, "launch 0 1"});
+    const std::string what = touch;
+    INFO(way.name << ": " << what);
+    Host host(captured_launch(way));
+    static_cast<void>(make_piece(host, "plain", k_bytes));
+    const auto other = make_piece(host, "async", k_bytes);
+    host.tell("capture 1 0");
+    host.tell("end_capture");
+    const auto replayed = host.tell("replay 0");
+    sleep(host);
+    send_held(host, what);
+    CHECK(host.state() == "asleep");
+    wake(host);
+    const auto answer = host.process().read_line();
+    CHECK(answer.substr(0, 3) == "ok ");
+    if (what == "hash 0") CHECK(answer == "ok " + replayed);
+    if (what == "replay 0") CHECK(answer == "ok " + replayed);
+    if (what == "copy 1 0") CHECK(answer == "ok " + other.hash);
+    check_no_harm(host);
+}
+
+TEST_CASE("Capture: a touch wakes the process, or fails, if that was asked for", "[capture]") {
+    Host host(captured_launch(k_linked));
+    auto piece = make_piece(host, "plain", k_bytes);
+    sleep(host, {"--on-touch", "wake"});
+    piece.hash = host.tell("launch 0 1");
+    CHECK(becomes_true([&] { return host.state() == "awake"; }));
+    sleep(host, {"--on-touch", "fail"});
+    CHECK(host.ask("launch 0 1").substr(0, 6) == "error ");
+    CHECK(host.ask("alloc plain 4194304").substr(0, 6) == "error ");
+    CHECK(host.state() == "asleep");
+    wake(host);
+    check_intact(host, piece);
+    check_no_harm(host);
+}
+
+TEST_CASE("Capture: questions about addresses are answered while asleep, and as before", "[capture]") {
+    const auto way = GENERATE(k_linked, k_runtime);
+    Host host(captured_launch(way));
+    std::vector<Piece> pieces;
+    for (const auto* kind : k_kinds) pieces.push_back(make_piece(host, kind, k_bytes));
+    const auto ask_all = [&] {
+        std::vector<std::string> answers;
+        for (const auto& piece : pieces) answers.push_back(host.tell("query " + piece.number + " 4096"));
+        return answers;
+    };
+    const auto awake = ask_all();
+    CHECK(awake[0] == fmt::format("type 2 device 0 from {} bytes {}", pieces[0].address, k_bytes));
+    sleep(host);
+    CHECK(ask_all() == awake);
+    CHECK(gate(host, "touches") == "0");
+    wake(host);
+    CHECK(ask_all() == awake);
+    host.tell("free 0");
+    CHECK(host.ask("query 0 0").substr(0, 6) == "error ");
+}
+
+TEST_CASE("Capture: a sleep waits for a capture under way, which is not broken", "[capture]") {
+    using Case = std::pair<Way, const char*>;
+    const auto [way, kind] =
+        GENERATE(Case{k_linked, "capture 0 1"}, Case{k_dlsym, "capture 0 1"}, Case{k_late, "capture 0 1"},
+                 Case{k_runtime, "capture_allocation 0 1"}, Case{k_per_thread, "capture 0 1"});
+    const std::string how = kind;
+    INFO(way.name << ": " << how);
+    Host host(captured_launch(way));
+    const auto from = make_piece(host, "plain", k_bytes);
+    auto to = make_piece(host, "vmm2", k_bytes);
+    host.tell(how);
+    CHECK(host.command("gpu-sleep", {"--timeout", "300ms"}).status == 4);
+    CHECK(host.state() == "awake");
+    auto sleeping = host.start("gpu-sleep");
+    CHECK_FALSE(sleeping.wait_for(Milliseconds(300)).has_value());
+    host.process().send("end_capture"); // it may have to wait: instantiating a graph is a touch
+    const auto slept = sleeping.finish();
+    INFO(slept.err);
+    CHECK(slept.status == 0);
+    CHECK(host.state() == "asleep");
+    wake(host);
+    CHECK(host.process().read_line() == "ok ");
+    to.hash = host.tell("replay 1");
+    check_intact(host, from);
+    sleep(host);
+    wake(host);
+    CHECK(host.tell("replay 1") == to.hash);
+    check_no_harm(host);
+}
+
+TEST_CASE("Capture: what is freed while asleep is gone", "[capture]") {
+    Host host(captured_launch(k_linked));
+    host.tell("start");
+    const auto empty = free_bytes(host);
+    std::vector<Piece> pieces;
+    for (const auto* kind : {"plain", "pitch"}) pieces.push_back(make_piece(host, kind, k_bytes));
+    const auto own = make_piece(host, "vmm2", k_bytes);
+    const auto kept = make_piece(host, "plain", k_bytes);
+    sleep(host);
+    for (const auto& piece : pieces) host.tell("free " + piece.number);
+    host.process().send("free " + own.number); // may wait: the program unmaps that itself
+    CHECK(host.state() == "asleep");
+    wake(host);
+    CHECK(host.process().read_line() == "ok ");
+    check_intact(host, kept);
+    CHECK(free_bytes(host) + k_bytes + k_slack >= empty);
+    const auto later = make_piece(host, "plain", k_bytes);
+    check_intact(host, later);
+    check_no_harm(host);
+}
+
+TEST_CASE("Capture: memory that cannot be moved stays, is reported, and is whole", "[capture]") {
+    using Case = std::pair<const char*, const char*>;
+    const auto [kind, reported_as] = GENERATE(Case{"managed", "managed"}, Case{"alias", "virtual"});
+    const std::string what = kind;
+    INFO(what);
+    Host host(captured_launch(k_linked));
+    const auto fixed = make_piece(host, what, k_bytes);
+    const auto moved = make_piece(host, "plain", k_bytes);
+    const auto before = free_bytes(host);
+    sleep(host);
+    CHECK(free_bytes(host) + k_slack >= before + k_bytes);
+    const auto listed = host.command("gpu-ps", {"--json"});
+    CHECK(listed.json("/processes/0/report/residual/0/kind") == reported_as);
+    CHECK(listed.json("/processes/0/report/residual/0/reason") != "none");
+    wake(host);
+    check_intact(host, fixed);
+    check_intact(host, moved);
+    check_no_harm(host);
+}
+
+TEST_CASE("Capture: a program may fork and end while asleep", "[capture]") {
+    Host host(captured_launch(GENERATE(k_linked, k_runtime)));
+    const auto piece = make_piece(host, "plain", k_bytes);
+    CHECK(host.tell("fork") == "7");
+    sleep(host);
+    CHECK(host.tell("fork") == "7");
+    wake(host);
+    check_intact(host, piece);
+    sleep(host);
+    host.process().send("exit 5");
+    CHECK(host.wait() == 5);
+}
+
+TEST_CASE("Capture: preloaded alone, the agent leaves the program as it is", "[capture]") {
+    for (const auto& launch :
+         {preloaded_launch(k_runtime, {}), preloaded_launch(k_linked, {"GPU_SLEEP_CAPTURE=0"})}) {
+        Host host(launch);
+        const auto piece = make_piece(host, "plain", k_bytes);
+        const auto before = free_bytes(host);
+        static_cast<void>(host.command("gpu-sleep"));
+        CHECK(free_bytes(host) == before);
+        check_intact(host, piece);
+    }
+}

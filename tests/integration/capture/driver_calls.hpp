@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The driver's functions as the capture program found them. It is built once for each way in which programs
+// reach libcuda, and nothing of it but find_driver() differs.
+
+#pragma once
+
+#include "support/simulated_driver/control.h"
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace gpu_sleep::test {
+
+#define GPU_SLEEP_TEST_CALLS(X)                                                                              \
+    X(cuInit)                                                                                                \
+    X(cuGetErrorName)                                                                                        \
+    X(cuDevicePrimaryCtxRetain)                                                                              \
+    X(cuCtxSetCurrent)                                                                                       \
+    X(cuCtxSynchronize)                                                                                      \
+    X(cuStreamCreate)                                                                                        \
+    X(cuStreamDestroy)                                                                                       \
+    X(cuStreamSynchronize)                                                                                   \
+    X(cuStreamBeginCapture)                                                                                  \
+    X(cuStreamEndCapture)                                                                                    \
+    X(cuGraphInstantiate)                                                                                    \
+    X(cuGraphLaunch)                                                                                         \
+    X(cuGraphDestroy)                                                                                        \
+    X(cuGraphExecDestroy)                                                                                    \
+    X(cuModuleLoadData)                                                                                      \
+    X(cuModuleGetFunction)                                                                                   \
+    X(cuLaunchKernel)                                                                                        \
+    X(cuMemAlloc)                                                                                            \
+    X(cuMemAllocPitch)                                                                                       \
+    X(cuMemAllocManaged)                                                                                     \
+    X(cuMemFree)                                                                                             \
+    X(cuMemAllocAsync)                                                                                       \
+    X(cuMemAllocFromPoolAsync)                                                                               \
+    X(cuMemFreeAsync)                                                                                        \
+    X(cuMemPoolCreate)                                                                                       \
+    X(cuMemAddressReserve)                                                                                   \
+    X(cuMemAddressFree)                                                                                      \
+    X(cuMemCreate)                                                                                           \
+    X(cuMemRelease)                                                                                          \
+    X(cuMemMap)                                                                                              \
+    X(cuMemUnmap)                                                                                            \
+    X(cuMemSetAccess)                                                                                        \
+    X(cuMemRetainAllocationHandle)                                                                           \
+    X(cuMemGetAddressRange)                                                                                  \
+    X(cuPointerGetAttribute)                                                                                 \
+    X(cuMemsetD8Async)                                                                                       \
+    X(cuMemcpyDtoH)                                                                                          \
+    X(cuMemcpyDtoHAsync)                                                                                     \
+    X(cuMemcpyDtoDAsync)
+
+/// Named as in cuda.h, whose macros rename members and uses alike.
+struct DriverCalls {
+#define GPU_SLEEP_TEST_MEMBER(name) decltype(&::name) name = nullptr;
+    GPU_SLEEP_TEST_CALLS(GPU_SLEEP_TEST_MEMBER)
+#undef GPU_SLEEP_TEST_MEMBER
+};
+
+// Two steps, so that cuda.h's macros are applied before the name becomes a string: the exported symbol.
+#define GPU_SLEEP_TEST_STRING(name) #name
+#define GPU_SLEEP_TEST_SYMBOL(name) GPU_SLEEP_TEST_STRING(name)
+
+/// Finds them, each build in its own way. Ends the program when one is missing.
+[[nodiscard]] DriverCalls find_driver();
+
+/// Looks a function up, or ends the program.
+[[nodiscard]] void* find_or_die(void* library, const char* symbol);
+
+/// The functions; found at the first call.
+[[nodiscard]] const DriverCalls& cuda();
+
+/// What tests ask of the simulated driver; found by dlsym, as nothing else of it needs to be linked.
+struct Control {
+    decltype(&::sim_register_kernel) register_kernel;
+    decltype(&::sim_free_bytes) free_bytes;
+    decltype(&::sim_fault_counts) fault_counts;
+};
+[[nodiscard]] const Control& control();
+
+} // namespace gpu_sleep::test

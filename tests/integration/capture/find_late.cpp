@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The driver as programs reach it that open libcuda late, for everybody, and ask for symbols wherever they
+// are.
+
+#include "driver_calls.hpp"
+
+#include <dlfcn.h>
+
+namespace gpu_sleep::test {
+
+DriverCalls find_driver() {
+    DriverCalls calls;
+    ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_GLOBAL);
+#define GPU_SLEEP_TEST_FIND(name)                                                                            \
+    calls.name = reinterpret_cast<decltype(&::name)>(find_or_die(RTLD_DEFAULT, GPU_SLEEP_TEST_SYMBOL(name)));
+    GPU_SLEEP_TEST_CALLS(GPU_SLEEP_TEST_FIND)
+    return calls;
+}
+
+} // namespace gpu_sleep::test

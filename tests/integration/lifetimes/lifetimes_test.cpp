@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A caught program's pools, contexts, streams and captures, as they begin and end.
+
+#include "support/simulated_driver/testing.hpp"
+
+#include <thread>
+
+using namespace gpu_sleep::sim::testing;
+
+namespace {
+
+constexpr std::size_t k_bytes = std::size_t{4} << 20;
+
+CUmemoryPool default_pool(CUdevice device) {
+    CUmemoryPool pool = nullptr;
+    REQUIRE(cuDeviceGetDefaultMemPool(&pool, device) == CUDA_SUCCESS);
+    return pool;
+}
+
+CUdeviceptr allocate_async(CUstream stream) {
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAllocAsync(&address, k_bytes, stream) == CUDA_SUCCESS);
+    return address;
+}
+
+CUdeviceptr allocate() {
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAlloc(&address, k_bytes) == CUDA_SUCCESS);
+    return address;
+}
+
+std::uint64_t used(CUmemoryPool pool) {
+    cuuint64_t bytes = 0;
+    REQUIRE(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &bytes) == CUDA_SUCCESS);
+    return bytes;
+}
+
+std::uint64_t held() {
+    return sim_live_objects().physical_bytes;
+}
+
+/// Both devices' primary contexts; the first's is current. What a test leaves in pools goes with its end.
+class Devices {
+public:
+    Devices() {
+        REQUIRE(cuInit(0) == CUDA_SUCCESS);
+        for (CUdevice device = 0; device < 2; ++device)
+            REQUIRE(cuDevicePrimaryCtxRetain(&contexts[device], device) == CUDA_SUCCESS);
+        REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
+        sim_reset_counts();
+    }
+    Devices(const Devices&) = delete;
+    Devices& operator=(const Devices&) = delete;
+    ~Devices() {
+        for (CUdevice device = 0; device < 2; ++device) {
+            cuCtxSetCurrent(contexts[device]);
+            cuCtxSynchronize();
+            cuMemPoolTrimTo(default_pool(device), 0);
+            cuCtxSetCurrent(nullptr);
+            cuDevicePrimaryCtxRelease(device);
+        }
+        CHECK(sim_fault_counts().illegal_accesses == 0);
+        CHECK(held() == 0);
+        CHECK(sim_live_objects().contexts == 0);
+    }
+
+    CUcontext contexts[2] = {};
+};
+
+CUcontext make_context(CUdevice device) {
+    CUcontext context = nullptr;
+    CUctxCreateParams parameters{};
+    REQUIRE(cuCtxCreate(&context, &parameters, 0, device) == CUDA_SUCCESS);
+    return context;
+}
+
+} // namespace
+
+TEST_CASE("Lifetimes: a pool is its device's, whichever is current when it is first named", "[lifetimes]") {
+    Devices devices;
+    cuuint64_t threshold = k_bytes;
+    REQUIRE(cuMemPoolSetAttribute(default_pool(1), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) ==
+            CUDA_SUCCESS);
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAllocFromPoolAsync(&address, k_bytes, default_pool(1), nullptr) == CUDA_SUCCESS);
+    CHECK(sim_live_objects().pool_allocations == 0); // caught
+    int device = -1;
+    REQUIRE(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) == CUDA_SUCCESS);
+    CHECK(device == 1);
+    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+    REQUIRE(launch(kernel("sim_fill"), nullptr, address, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
+    CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
+    CHECK(cuMemFreeAsync(address, nullptr) == CUDA_SUCCESS);
+    threshold = 0;
+    CHECK(cuMemPoolSetAttribute(default_pool(1), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) ==
+          CUDA_SUCCESS);
+}
+
+TEST_CASE("Lifetimes: access to a device's pool counts from before its first allocation on", "[lifetimes]") {
+    Devices devices;
+    CUmemAccessDesc grant{};
+    grant.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    grant.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    REQUIRE(cuMemPoolSetAccess(default_pool(1), &grant, 1) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+    const auto address = allocate_async(nullptr);
+    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    REQUIRE(launch(kernel("sim_fill"), nullptr, address, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
+    CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
+    CHECK(cuMemFree(address) == CUDA_SUCCESS);
+    CHECK(used(default_pool(1)) == 0);
+}
+
+TEST_CASE("Lifetimes: a pool that can be shared is the driver's", "[lifetimes]") {
+    Devices devices;
+    CUmemPoolProps properties{};
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    CUmemoryPool pool = nullptr;
+    REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
+    REQUIRE(cuDeviceSetMemPool(0, pool) == CUDA_SUCCESS);
+    const auto address = allocate_async(nullptr);
+    CHECK(sim_live_objects().pool_allocations == 1);
+    CHECK(cuMemFreeAsync(address, nullptr) == CUDA_SUCCESS);
+    CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
+    CHECK(cuDeviceSetMemPool(0, default_pool(0)) == CUDA_SUCCESS);
+    CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Lifetimes: what a pool gave outlives it", "[lifetimes]") {
+    Devices devices;
+    CUmemPoolProps properties{};
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemoryPool pool = nullptr;
+    REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
+    const auto stream = make_stream();
+    CUdeviceptr first = 0;
+    CUdeviceptr second = 0;
+    REQUIRE(cuMemAllocFromPoolAsync(&first, k_bytes, pool, stream) == CUDA_SUCCESS);
+    REQUIRE(cuMemAllocFromPoolAsync(&second, k_bytes, pool, stream) == CUDA_SUCCESS);
+    const Gate gate(stream);
+    CHECK(cuMemFreeAsync(first, stream) == CUDA_SUCCESS);
+    CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS); // does not wait
+    REQUIRE(launch(kernel("sim_fill"), stream, second, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
+    CHECK(cuMemFreeAsync(second, stream) == CUDA_SUCCESS);
+    gate.release();
+    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Lifetimes: blocks and events of a context do not outlive it", "[lifetimes]") {
+    Devices devices;
+    const auto before = held();
+    const auto own = make_context(0);
+    const auto stream = make_stream();
+    const auto freed = allocate_async(stream);
+    const auto kept = allocate_async(stream);
+    allocate(); // dies with the context
+    CHECK(cuMemFreeAsync(freed, stream) == CUDA_SUCCESS);
+    CHECK(cuCtxDestroy(own) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    CHECK(held() == before + k_bytes);
+    const auto other = allocate_async(nullptr);
+    CHECK(cuMemFreeAsync(other, nullptr) == CUDA_SUCCESS);
+    CHECK(cuMemFree(kept) == CUDA_SUCCESS); // its context is gone, and it is not
+    CHECK(used(default_pool(0)) == 0);
+}
+
+TEST_CASE("Lifetimes: a context that stays keeps what it has", "[lifetimes]") {
+    Devices devices;
+    const auto address = allocate();
+    const auto freed = allocate_async(nullptr);
+    CHECK(cuMemFreeAsync(freed, nullptr) == CUDA_SUCCESS);
+    sim_fail("cuDevicePrimaryCtxRelease", 2, CUDA_ERROR_UNKNOWN, SIM_ONCE); // behind one of the agent's own
+    CHECK(cuDevicePrimaryCtxRelease(0) != CUDA_SUCCESS);
+    sim_clear();
+    CHECK(cuCtxDestroy(devices.contexts[0]) == CUDA_ERROR_INVALID_CONTEXT);
+    CHECK(launch(kernel("sim_fill"), nullptr, address, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
+    CHECK(cuMemFree(address) == CUDA_SUCCESS);
+    CHECK(allocate_async(nullptr) == freed);
+    CHECK(cuMemFreeAsync(freed, nullptr) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Lifetimes: a device that is reset has nothing left, and works again", "[lifetimes]") {
+    Devices devices;
+    const auto freed = allocate_async(nullptr);
+    allocate_async(nullptr);
+    allocate();
+    CHECK(cuMemFreeAsync(freed, nullptr) == CUDA_SUCCESS);
+    CHECK(cuDevicePrimaryCtxReset(0) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+    REQUIRE(cuDevicePrimaryCtxRetain(&devices.contexts[0], 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    CHECK(used(default_pool(0)) == 0);
+    for (int i = 0; i < 2; ++i) CHECK(cuMemFreeAsync(allocate_async(nullptr), nullptr) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Lifetimes: memory freed in another device's stream is freed without waiting", "[lifetimes]") {
+    Devices devices;
+    const auto stream = make_stream();
+    const auto pooled = allocate_async(stream);
+    const auto plain = allocate();
+    const Gate gate(stream);
+    REQUIRE(launch(kernel("sim_fill"), stream, pooled, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
+    REQUIRE(launch(kernel("sim_fill"), stream, plain, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+    CHECK(cuMemFreeAsync(pooled, stream) == CUDA_SUCCESS);
+    CHECK(cuMemFreeAsync(plain, stream) == CUDA_SUCCESS);
+    gate.release();
+    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Lifetimes: a capture ends with its context", "[lifetimes]") {
+    Devices devices;
+    const auto own = make_context(0);
+    REQUIRE(cuStreamBeginCapture(make_stream(), CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+    CHECK(cuCtxDestroy(own) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    const auto address = allocate();
+    CHECK(cuMemFree(address) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+}
+
+TEST_CASE("Lifetimes: a capture ends with the thread whose stream it is", "[lifetimes]") {
+    Devices devices;
+    const auto address = allocate();
+    std::thread([&] {
+        cuCtxSetCurrent(devices.contexts[0]);
+        CHECK(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+        CHECK(cuMemFree(address) == CUDA_SUCCESS);
+        CHECK(held() == k_bytes); // it waits
+        CUgraph graph = nullptr;
+        sim_fail("cuStreamEndCapture", 1, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, SIM_ONCE);
+        CHECK(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph) == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+        CHECK(held() == k_bytes);
+        sim_clear();
+    }).join();
+    CHECK(held() == 0);
+}
+
+TEST_CASE("Lifetimes: a capture goes on when the wrong thread ends it", "[lifetimes]") {
+    Devices devices;
+    const auto stream = make_stream();
+    const auto address = allocate();
+    REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+    CHECK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) != CUDA_SUCCESS);
+    CUgraph graph = nullptr;
+    std::thread([&] {
+        cuCtxSetCurrent(devices.contexts[0]);
+        CHECK(cuStreamEndCapture(stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+        CHECK(cuMemFree(address) == CUDA_SUCCESS);
+    }).join();
+    CHECK(held() == k_bytes);
+    CHECK(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+    CHECK(sim_fault_counts().broken_captures == 0);
+    CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Lifetimes: a capture ends with its stream", "[lifetimes]") {
+    Devices devices;
+    const auto stream = make_stream();
+    REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+    const auto address = allocate();
+    CHECK(cuMemFree(address) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+}

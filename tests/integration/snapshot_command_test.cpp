@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The built command gpu-snapshot, on whole and on damaged snapshots.
+
+#include "base/error.hpp"
+#include "support/snapshots.hpp"
+
+#include <nlohmann/json.hpp>
+#include <sys/wait.h>
+
+#include <cstdio>
+
+using namespace gpu_sleep;
+
+namespace {
+
+struct Answer {
+    int status = -1;
+    std::string output; ///< both streams
+};
+
+/// Runs the command through the shell.
+Answer run(const std::string& arguments) {
+    const auto command = std::string(GPU_SLEEP_TEST_SNAPSHOT_COMMAND) + " " + arguments + " 2>&1";
+    auto* const pipe = ::popen(command.c_str(), "r");
+    REQUIRE(pipe != nullptr);
+    Answer answer;
+    char buffer[4096];
+    for (std::size_t bytes = 0; (bytes = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;)
+        answer.output.append(buffer, bytes);
+    answer.status = WEXITSTATUS(::pclose(pipe));
+    return answer;
+}
+
+bool has(const Answer& answer, const std::string& text) {
+    return answer.output.find(text) != std::string::npos;
+}
+
+struct Stage {
+    Stage() {
+        contents.add("weights", first);
+        contents.add("kv_cache", second);
+        contents.description.owner = {::getpid(), *own_start_time()};
+        auto made = store::write_snapshot(directory.open(), contents.description, contents, {});
+        REQUIRE(made);
+        snapshot.emplace(*std::move(made));
+        path = snapshot->file.path();
+    }
+    test::TemporaryDirectory directory;
+    test::TemporaryDirectory elsewhere;
+    test::ByteVector first = test::normal_bf16(3 * k_mib + 1);
+    test::ByteVector second = test::random_bytes(77);
+    test::MemoryContents contents;
+    std::optional<store::Snapshot> snapshot;
+    std::filesystem::path path;
+};
+
+} // namespace
+
+TEST_CASE("gpu-snapshot ls: a file, a directory, for people and for programs", "[snapshot]") {
+    const Stage stage;
+    const auto one = run("ls " + stage.path.string());
+    CHECK(one.status == exit_status::done);
+    for (const auto* text : {"asleep", "weights", "kv_cache", "0x7f0000000000", "6.00 MiB", "77 B"})
+        if (!has(one, text)) FAIL("no " << text << " in\n" << one.output);
+    const auto all = run("ls --json " + stage.directory.path().string());
+    CHECK(all.status == exit_status::done);
+    const auto json = nlohmann::json::parse(all.output, nullptr, false);
+    REQUIRE(json.is_object());
+    CHECK(json["schema"] == 1);
+    REQUIRE(json["snapshots"].size() == 1);
+    CHECK(json["snapshots"][0]["owner"]["pid"] == ::getpid());
+    CHECK(json["snapshots"][0]["extents"][0]["bytes"] == stage.first.size());
+    CHECK(run("ls " + stage.elsewhere.path().string()).output == "no snapshots\n");
+}
+
+TEST_CASE("gpu-snapshot verify: good, damaged, cut, and no snapshot at all", "[snapshot]") {
+    const Stage stage;
+    const auto good = run("verify " + stage.directory.path().string());
+    CHECK(good.status == exit_status::done);
+    CHECK(has(good, "good"));
+    auto bytes = test::read_file(stage.path);
+    bytes[bytes.size() / 2] ^= std::byte{1};
+    test::write_file(stage.path, bytes);
+    const auto damaged = run("verify " + stage.path.string());
+    CHECK(damaged.status == exit_status::damaged);
+    CHECK(has(damaged, "checksum"));
+    std::filesystem::resize_file(stage.path, bytes.size() - 4096);
+    CHECK(run("verify " + stage.directory.path().string()).status == exit_status::damaged);
+    CHECK(run("ls " + stage.path.string()).status == exit_status::damaged);
+    test::write_file(stage.path, test::random_bytes(10'000));
+    CHECK(run("verify " + stage.path.string()).status == exit_status::damaged);
+    std::filesystem::create_symlink(stage.path, stage.elsewhere.path() / "link");
+    CHECK(run("verify " + (stage.elsewhere.path() / "link").string()).status == exit_status::not_permitted);
+    CHECK(run("verify " + (stage.elsewhere.path() / "missing").string()).status == exit_status::failed_awake);
+}
+
+TEST_CASE("gpu-snapshot extract: the bytes of one extent, and nothing where it fails", "[snapshot]") {
+    const Stage stage;
+    const auto out = stage.elsewhere.path() / "out";
+    const auto extract = [&](int extent) {
+        return run("extract " + stage.path.string() + " --extent " + std::to_string(extent) + " -o " +
+                   out.string());
+    };
+    CHECK(extract(0).status == exit_status::done);
+    CHECK(test::read_file(out) == stage.first);
+    struct stat status = {};
+    REQUIRE(::stat(out.c_str(), &status) == 0);
+    CHECK((status.st_mode & 0777) == 0600);
+    CHECK(extract(1).status == exit_status::failed_awake); // it exists
+    CHECK(test::read_file(out) == stage.first);
+    std::filesystem::remove(out);
+    CHECK(extract(1).status == exit_status::done);
+    CHECK(test::read_file(out) == stage.second);
+    std::filesystem::remove(out);
+    CHECK(extract(2).status == exit_status::usage);
+    auto bytes = test::read_file(stage.path);
+    bytes[bytes.size() / 2] ^= std::byte{1};
+    test::write_file(stage.path, bytes);
+    CHECK(extract(0).status == exit_status::damaged);
+    CHECK_FALSE(std::filesystem::exists(out));
+}
+
+TEST_CASE("gpu-snapshot: wrong usage", "[snapshot]") {
+    for (const auto* arguments : {"", "ls", "remove x", "extract x", "ls x y", "verify --json x"})
+        CHECK(run(arguments).status == exit_status::usage);
+    CHECK(run("--version").status == exit_status::done);
+    CHECK(has(run("--help"), "verify"));
+}
