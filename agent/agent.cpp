@@ -10,6 +10,7 @@
 #include "hooks/catches.hpp"
 #include "model/environment.hpp"
 
+#include <cxxabi.h>
 #include <pthread.h>
 
 #include <charconv>
@@ -21,6 +22,7 @@ namespace {
 
 std::atomic<Agent*> g_agent{nullptr};
 std::mutex g_agent_mutex; ///< one making at a time
+std::atomic<bool> g_moves_exit_handler{false};
 
 constexpr std::size_t k_max_name_length = 64;
 
@@ -71,9 +73,19 @@ Agent::Agent() : server_(*this) {
         name_ = std::string(name).substr(0, k_max_name_length);
 }
 
-void Agent::handle_exit() noexcept {
+void Agent::come_first_at_exit() noexcept {
+    // The handler's registration is its own, as if of one more library, so that it alone can be taken back:
+    // which runs it, for nothing. Source: Itanium C++ ABI, 3.3.6.
+    static char s_registration;
+    g_moves_exit_handler = true;
+    abi::__cxa_finalize(&s_registration);
+    g_moves_exit_handler = false;
+    if (abi::__cxa_atexit(&Agent::handle_exit, nullptr, &s_registration) != 0) handle_exit(nullptr);
+}
+
+void Agent::handle_exit(void* /*unused*/) noexcept {
     auto* agent = existing();
-    if (!agent) return;
+    if (!agent || g_moves_exit_handler) return;
     agent->exiting_ = true;
     gate::Gate::instance().abandon();
     agent->server_.remove_endpoint();
@@ -107,7 +119,7 @@ Result<void> Agent::start() {
     gate::Gate::instance().set_waker([this] { wake_on_touch(); });
     static std::once_flag once;
     std::call_once(once, [] {
-        std::atexit(&Agent::handle_exit);
+        come_first_at_exit();
         ::pthread_atfork(nullptr, nullptr, &Agent::handle_fork_in_child);
     });
     running_.store(running_storage_.get(), std::memory_order_release);

@@ -84,7 +84,10 @@ private:
     };
 
     Agent();
-    static void handle_exit() noexcept;
+    /// Makes handle_exit the handler that runs first when the process ends: before the destructors of objects
+    /// made so far, which may use CUDA, or wait for a thread that waits at the gate.
+    static void come_first_at_exit() noexcept;
+    static void handle_exit(void*) noexcept;
     static void handle_fork_in_child() noexcept;
 
     [[nodiscard]] Result<model::Report> sleep(const model::SleepRequest& request,

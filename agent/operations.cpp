@@ -321,6 +321,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         if (request.on_touch) rule_.on_touch = *request.on_touch;
         if (request.touch_limit) rule_.limit = request.touch_limit;
         rule_.checked |= request.gate == model::GateMode::checked;
+        come_first_at_exit();
     }
     settle_gate();
     if (!done) {

@@ -41,7 +41,7 @@ struct Options {
     std::optional<model::OnTouch> on_touch;
     std::optional<model::GateMode> gate;
     std::optional<Milliseconds> touch_limit;
-    bool release_gil = false, keep_gil = false, no_capture = false;
+    bool release_gil = false, keep_gil = false, no_capture = false, audit = false;
 };
 
 std::string name_trouble(const std::string& name) {
@@ -94,6 +94,8 @@ void add_options(CLI::App& app, Options& options) {
         ->excludes(tag)
         ->excludes(min_size)
         ->excludes(rules);
+    app.add_flag("--audit", options.audit,
+                 "Also catch libraries that bind their symbols to themselves first; see the manual page");
 }
 
 /// The index in `words` at which the command begins: after "--", or at the first word that is neither an
@@ -164,9 +166,13 @@ int run(const Options& options, std::vector<std::string> command) {
     const auto self = std::filesystem::read_symlink("/proc/self/exe", failure);
     const auto agent = cli::find_agent(self.parent_path().native());
     if (!agent) return complain(agent.error().message, exit_status::failed_awake);
+    const auto audit = options.audit ? cli::find_audit(self.parent_path().native()) : std::string();
+    if (!audit) return complain(audit.error().message, exit_status::failed_awake);
     const auto variables = agent_environment(options);
     if (!variables) return complain(variables.error());
 
+    const char* audited = std::getenv("LD_AUDIT");
+    if (options.audit) ::setenv("LD_AUDIT", cli::with_audit(*audit, audited ? audited : "").c_str(), 1);
     const char* preloaded = std::getenv("LD_PRELOAD");
     ::setenv("LD_PRELOAD", cli::with_agent(*agent, preloaded ? preloaded : "").c_str(), 1);
     for (const auto& [name, value] : *variables) ::setenv(name, value.c_str(), 1);

@@ -14,45 +14,64 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view k_agent = "libgpu-sleep-agent.so";
+constexpr std::string_view k_audit = "libgpu-sleep-audit.so";
 /// From the directory of the commands: as installed, and as built.
 constexpr std::array k_places = {GPU_SLEEP_LIBRARIES_FROM_COMMANDS, "../lib"};
 
-bool is_agent(std::string_view file) {
+bool is_library(std::string_view file, std::string_view library) {
     const auto slash = file.rfind('/');
     if (slash != std::string_view::npos) file.remove_prefix(slash + 1);
-    return file == k_agent || file.starts_with(std::string(k_agent) + ".");
+    return file == library || file.starts_with(std::string(library) + ".");
+}
+
+Result<std::string> find_library(const std::string& directory, std::string_view library) {
+    for (const auto* place : k_places) {
+        std::error_code failure;
+        const auto libraries = fs::canonical(fs::path(directory) / place, failure);
+        const auto file = libraries / library;
+        if (failure || !fs::exists(file, failure)) continue;
+        // The loader splits at spaces and colons, and replaces what begins with a dollar sign.
+        if (const auto at = file.native().find_first_of(" :\t\n$"); at != std::string::npos)
+            return make_error(
+                ErrorCode::invalid_argument,
+                "the agent cannot be loaded from {}: there is a '{}' in its path, which the loader "
+                "cannot take; install gpu-sleep elsewhere",
+                file.native(), file.native()[at]);
+        return file.native();
+    }
+    return make_error(ErrorCode::io_failed, "{} is missing: it should be in {}", library,
+                      (fs::path(directory) / k_places.front()).lexically_normal().native());
+}
+
+/// The list `before`, split at any of `separators`, behind `file` and without what is called `library`.
+std::string put_first(const std::string& file, std::string_view library, std::string_view before,
+                      const char* separators) {
+    auto value = file;
+    while (!before.empty()) {
+        const auto end = std::min(before.find_first_of(separators), before.size());
+        const auto entry = before.substr(0, end);
+        if (!entry.empty() && !is_library(entry, library)) value.append(":").append(entry);
+        before.remove_prefix(std::min(end + 1, before.size()));
+    }
+    return value;
 }
 
 } // namespace
 
 Result<std::string> find_agent(const std::string& directory) {
-    for (const auto* place : k_places) {
-        std::error_code failure;
-        const auto libraries = fs::canonical(fs::path(directory) / place, failure);
-        const auto agent = libraries / k_agent;
-        if (failure || !fs::exists(agent, failure)) continue;
-        // The loader splits at spaces and colons, and replaces what begins with a dollar sign.
-        if (const auto at = agent.native().find_first_of(" :\t\n$"); at != std::string::npos)
-            return make_error(
-                ErrorCode::invalid_argument,
-                "the agent cannot be loaded from {}: there is a '{}' in its path, which the loader "
-                "cannot take; install gpu-sleep elsewhere",
-                agent.native(), agent.native()[at]);
-        return agent.native();
-    }
-    return make_error(ErrorCode::io_failed, "{} is missing: it should be in {}", k_agent,
-                      (fs::path(directory) / k_places.front()).lexically_normal().native());
+    return find_library(directory, k_agent);
+}
+
+Result<std::string> find_audit(const std::string& directory) {
+    return find_library(directory, k_audit);
 }
 
 std::string with_agent(const std::string& agent, std::string_view before) {
-    auto value = agent;
-    while (!before.empty()) {
-        const auto end = std::min(before.find_first_of(": \t\n"), before.size());
-        const auto entry = before.substr(0, end);
-        if (!entry.empty() && !is_agent(entry)) value.append(":").append(entry);
-        before.remove_prefix(std::min(end + 1, before.size()));
-    }
-    return value;
+    return put_first(agent, k_agent, before, ": \t\n");
+}
+
+std::string with_audit(const std::string& audit, std::string_view before) {
+    return put_first(audit, k_audit, before, ":");
 }
 
 } // namespace gpu_sleep::cli

@@ -16,6 +16,12 @@ namespace gpu_sleep::cli {
 /// LD_PRELOAD).
 [[nodiscard]] Result<std::string> find_agent(const std::string& directory);
 
+/// The same for the library of `gpu-run --audit`; see ld.so(8), LD_AUDIT.
+[[nodiscard]] Result<std::string> find_audit(const std::string& directory);
+
+/// LD_AUDIT with `audit` first and whatever else `before` holds, as with_agent().
+[[nodiscard]] std::string with_audit(const std::string& audit, std::string_view before);
+
 /// LD_PRELOAD with `agent` first and whatever else `before` holds; an agent that is there already, this or
 /// another, is not there twice.
 [[nodiscard]] std::string with_agent(const std::string& agent, std::string_view before);

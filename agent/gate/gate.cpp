@@ -312,7 +312,9 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
         const bool asks = phase_ == Phase::asleep && rule_.on_touch == model::OnTouch::wake;
         in_time = !asks || !rule_.limit || now - waiter.since < *rule_.limit;
         if (!in_time) break;
-        if (asks && now - last_wake_ >= k_wake_again) {
+        // Whoever has little time asks in it, however recently another did in vain.
+        const auto again = rule_.limit ? std::min(k_wake_again, *rule_.limit / 2) : k_wake_again;
+        if (asks && now - last_wake_ >= again) {
             last_wake_ = now;
             const auto waker = waker_;
             lock.unlock();
@@ -325,7 +327,7 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
             log::warning("{} waits, for memory of this process sleeps; wake it with: gpu-wake {}",
                          waiter.entry_point, ::getpid());
         }
-        auto next = now + k_wake_again;
+        auto next = now + again;
         if (asks && rule_.limit) next = std::min(next, waiter.since + *rule_.limit);
         changed_.wait_until(lock, next);
     }

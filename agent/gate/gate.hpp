@@ -124,7 +124,7 @@ public:
     [[nodiscard]] Waiting waiting() const;
 
     /// What is called, outside of any lock, when a touch wants the process woken; again at most once a
-    /// second. It returns at once.
+    /// second, or twice within the limit of a touch. It returns at once.
     void set_waker(std::function<void()> waker);
     /// Whether threads that wait give up Python's lock.
     void set_releases_python_lock(bool releases) noexcept { releases_python_lock_ = releases; }

@@ -52,10 +52,10 @@ GPU_SLEEP_CAUGHT(GPU_SLEEP_SIGNATURE)
 /// The addresses in libcuda; null until they are needed, or where the driver has no such entry point.
 extern std::array<std::atomic<void*>, k_entries> g_real;
 
-/// Looks the entry point up in libcuda; null when there is none.
+/// Looks the entry point up in libcuda; where there is none, what answers that it was not found.
 [[nodiscard]] void* find_real(Entry entry) noexcept;
 
-/// The driver's own function. Null only where the driver lacks it: then no program got a hook of it either.
+/// The driver's own function, or what answers in its place where the driver lacks it; never null.
 template <Entry entry>
 [[nodiscard]] typename Signature<entry>::Type* real() noexcept {
     auto* address = g_real[static_cast<std::size_t>(entry)].load(std::memory_order_relaxed);

@@ -72,6 +72,11 @@ const Table* table() noexcept {
 enum class Decision : int { unknown, off, on };
 constinit std::atomic<Decision> g_decision{Decision::unknown};
 
+/// Stands for each function that the driver lacks: a program may be linked to one weakly, and gets ours.
+CUresult answer_for_missing() noexcept {
+    return CUDA_ERROR_NOT_FOUND;
+}
+
 /// Whether `address` lies in this library.
 bool is_ours(const void* address) noexcept {
     Dl_info here{};
@@ -110,7 +115,8 @@ void* loaded_driver() noexcept {
 
 void* find_real(Entry entry) noexcept {
     static_cast<void>(table());
-    return g_real[static_cast<std::size_t>(entry)].load(std::memory_order_relaxed);
+    void* const address = g_real[static_cast<std::size_t>(entry)].load(std::memory_order_relaxed);
+    return address ? address : reinterpret_cast<void*>(&answer_for_missing);
 }
 
 void* stand_in_for(void* address) noexcept {

@@ -71,7 +71,7 @@ _gpu_run() {
     *)
         if [[ $current == -* && $3 != -- ]]; then
             words='--help --version --name --tag --min-size --rules --on-touch --touch-limit --gate --release-gil
-                --keep-gil --no-capture --'
+                --keep-gil --no-capture --audit --'
         else
             mapfile -t COMPREPLY < <(compgen -c -- "$current")
             return

@@ -147,6 +147,13 @@ TEST_CASE("Run: what is preloaded already stays, and the agent is there once", "
     CHECK(value_in(variables, "GPU_SLEEP_TAG") == "a");
 }
 
+TEST_CASE("Run: with --audit the loader tells of what it binds", "[run]") {
+    const auto library = fs::path(agent_file()).parent_path() / "libgpu-sleep-audit.so";
+    CHECK(value_in(environment_after({}), "LD_AUDIT") == "none");
+    CHECK(value_in(environment_after({"--audit"}), "LD_AUDIT") == library.native());
+    CHECK(run(gpu_run({"--audit", "sh", "-c", "exit 4"})).status == 4);
+}
+
 TEST_CASE("Run: the agent is in the command and in its children, and shows nothing of itself", "[run]") {
     const auto done =
         run(gpu_run({"sh", "-c", "grep -c libgpu-sleep-agent /proc/self/maps; ls /proc/$$/task | wc -l"}));

@@ -295,6 +295,18 @@ TEST_CASE("Gate: a touch that asked to be woken waits no longer than its limit",
     CHECK(the_gate().waiting().held_now == 0);
 }
 
+TEST_CASE("Gate: a touch with little time asks in it, though another has just asked", "[gate]") {
+    const OpenGate open;
+    std::atomic<int> wakes{0};
+    the_gate().set_waker([&] { ++wakes; });
+    fall_asleep(rule(OnTouch::wake, Milliseconds(200)));
+    for (int touches = 1; touches <= 3; ++touches) {
+        CHECK_FALSE(passes(Touch::submits));
+        CHECK(wakes >= touches);
+        CHECK(wakes <= 3 * touches);
+    }
+}
+
 TEST_CASE("Gate: asleep, touches fail where that was chosen", "[gate]") {
     const OpenGate open;
     fall_asleep(rule(OnTouch::fail));

@@ -24,6 +24,12 @@ TEST_CASE("Preload: the agent comes first, once, and the rest stays", "[preload]
     CHECK(with_agent(agent, "libgpu-sleep-agent.so2") == agent + ":libgpu-sleep-agent.so2");
 }
 
+TEST_CASE("Preload: the audit library comes first, once, and the rest stays", "[preload]") {
+    const std::string audit = "/opt/lib/libgpu-sleep-audit.so";
+    CHECK(with_audit(audit, "") == audit);
+    CHECK(with_audit(audit, "/a b.so:/old/libgpu-sleep-audit.so::libx.so") == audit + ":/a b.so:libx.so");
+}
+
 TEST_CASE("Preload: the agent lies beside the commands", "[preload]") {
     const test::Scratch scratch;
     const auto root = scratch.path();

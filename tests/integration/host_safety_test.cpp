@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Programs that treat the driver in every way that real ones do: none is harmed by the agent. They are in
+// safety/.
+
+#include "host.hpp"
+#include "mentions.hpp"
+#include "support/scratch.hpp"
+
+#include <algorithm>
+#include <csignal>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr Milliseconds k_end_limit{is_sanitized() ? 20'000 : 2'000};
+
+/// A program of safety/, under gpu-run.
+class Program {
+public:
+    explicit Program(Arguments words, Arguments options = {}, Arguments environment = {},
+                     const char* file = "safety_program")
+        : process_(launch(std::move(words), std::move(options), std::move(environment), file)) {}
+
+    static Program loader(Arguments words, Arguments options = {}) {
+        return Program(std::move(words), std::move(options), {}, "safety_loader");
+    }
+
+    [[nodiscard]] Process& process() { return process_; }
+    [[nodiscard]] std::string line() { return process_.read_line(); }
+    void go_on(const std::string& with = "") { process_.send(with); }
+
+    [[nodiscard]] Output command(const std::string& name, Arguments arguments = {}) const {
+        return command_for(process_.pid(), name, std::move(arguments));
+    }
+    [[nodiscard]] static Output command_for(pid_t pid, const std::string& name, Arguments arguments = {}) {
+        Arguments words{command_file(name), std::to_string(pid)};
+        words.insert(words.end(), arguments.begin(), arguments.end());
+        return run({std::move(words)});
+    }
+    void sleep(Arguments arguments = {}) const {
+        const auto slept = command("gpu-sleep", std::move(arguments));
+        INFO(slept.err);
+        REQUIRE(slept.status == 0);
+    }
+    void wake() const {
+        const auto woken = command("gpu-wake");
+        INFO(woken.err);
+        REQUIRE(woken.status == 0);
+    }
+    [[nodiscard]] std::string status(const std::string& pointer) const {
+        return command("gpu-ps", {"--json"}).json("/processes/0/" + pointer);
+    }
+    [[nodiscard]] bool waits_at_the_gate() const {
+        return becomes_true([&] { return status("report/gate/waiting_threads") == "1"; });
+    }
+    /// Its end, which has to come soon.
+    [[nodiscard]] Output ends() {
+        const auto start = Clock::now();
+        auto output = process_.finish();
+        INFO(output.err);
+        CHECK(Clock::now() - start < k_end_limit);
+        return output;
+    }
+
+private:
+    static Launch launch(Arguments words, Arguments options, Arguments environment, const char* file) {
+        options.insert(options.end(), {"--", command_file(file)});
+        options.insert(options.end(), words.begin(), words.end());
+        return gpu_run(std::move(options), std::move(environment));
+    }
+
+    Process process_;
+};
+
+std::vector<std::string> lines_of(const std::string& text) {
+    std::vector<std::string> lines;
+    for (std::size_t begin = 0; begin < text.size();) {
+        const auto end = std::min(text.find('\n', begin), text.size());
+        lines.push_back(text.substr(begin, end - begin));
+        begin = end + 1;
+    }
+    std::sort(lines.begin(), lines.end());
+    return lines;
+}
+
+std::size_t count_in(const std::string& text, const std::string& part) {
+    std::size_t count = 0;
+    for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+    return count;
+}
+
+constexpr const char* k_captured = "report/tags/0/bytes";
+constexpr const char* k_four_mib = "4194304";
+
+} // namespace
+
+TEST_CASE("Host safety: a program ends while it is asleep as it does awake", "[host_safety]") {
+    Program program({"end"});
+    REQUIRE(program.line() == "ready");
+    program.sleep();
+    program.go_on();
+    const auto end = program.ends();
+    CHECK(end.status == 7);
+    CHECK(end.out == "a last word\n");
+    CHECK(end.err.empty());
+}
+
+TEST_CASE("Host safety: destructors and exit handlers free and touch while it is asleep", "[host_safety]") {
+    const bool is_asleep = GENERATE(false, true);
+    Program program({"clean_up"}, {"--on-touch", GENERATE("wait", "wake", "fail")});
+    REQUIRE(program.line() == "ready");
+    if (is_asleep) program.sleep();
+    program.go_on();
+    const auto end = program.ends();
+    CHECK(end.status == 8);
+    // Awake too: the driver has ended by then.
+    CHECK(lines_of(end.out) == Arguments{"global refused freed", "handler freed", "static refused freed"});
+    CHECK(end.err.empty());
+}
+
+TEST_CASE("Host safety: a destructor may join a thread that waits at the gate", "[host_safety]") {
+    Program program({"join"});
+    REQUIRE(program.line() == "ready");
+    program.sleep();
+    program.go_on();
+    CHECK(program.ends().status == 9);
+}
+
+TEST_CASE("Host safety: children of a sleeping process work", "[host_safety]") {
+    Program program({"fork"});
+    REQUIRE(program.line() == "ready");
+    program.sleep();
+    program.go_on();
+    CHECK(program.line() == "the child works");
+    CHECK(program.line() == "children: 11 12");
+    CHECK(program.line() == "forked");
+    CHECK(program.status("state") == "asleep");
+    program.wake();
+    program.go_on();
+    CHECK(program.line() == "intact");
+    CHECK(program.ends().status == 0);
+}
+
+TEST_CASE("Host safety: a child that becomes another program has an agent of its own", "[host_safety]") {
+    Program program({"fork_and_exec"});
+    REQUIRE(program.line() == "ready");
+    program.sleep();
+    program.go_on();
+    const auto line = program.line();
+    REQUIRE(line.substr(0, 6) == "ready ");
+    const auto child = static_cast<pid_t>(std::stoi(line.substr(6)));
+    CHECK(child != program.process().pid());
+    CHECK(Program::command_for(child, "gpu-ps", {"--json"}).json("/processes/0/state") == "awake");
+    CHECK(Program::command_for(child, "gpu-sleep").status == 0);
+    CHECK(Program::command_for(child, "gpu-wake").status == 0);
+    CHECK(program.status("state") == "asleep");
+    program.go_on();
+    CHECK(program.line() == "touched 0");
+    CHECK(program.line() == "child 0");
+    program.wake();
+    program.go_on();
+    CHECK(program.ends().status == 0);
+}
+
+TEST_CASE("Host safety: workers of a process that never used CUDA sleep each for itself", "[host_safety]") {
+    Program program({"workers"});
+    const auto first = static_cast<pid_t>(std::stoi(program.line()));
+    const auto second = static_cast<pid_t>(std::stoi(program.line()));
+    for (const auto worker : {first, second}) {
+        CHECK(Program::command_for(worker, "gpu-sleep").status == 0);
+        CHECK(Program::command_for(worker, "gpu-ps", {"--json"}).json("/processes/0/state") == "asleep");
+    }
+    for (const auto worker : {first, second}) CHECK(Program::command_for(worker, "gpu-wake").status == 0);
+    pause_for(Milliseconds(200)); // they compare their memory all the time
+    program.go_on();
+    CHECK(program.ends().status == 0);
+}
+
+TEST_CASE("Host safety: the primary context may be reset, awake and asleep", "[host_safety]") {
+    Program program({"reset"});
+    REQUIRE(program.line() == "ready");
+    CHECK(program.status(k_captured) == k_four_mib);
+    program.go_on();
+    REQUIRE(program.line() == "reset");
+    CHECK(program.status(k_captured) != k_four_mib);
+    program.go_on();
+    REQUIRE(program.line() == "again");
+    program.sleep();
+    program.go_on();
+    REQUIRE(program.line() == "reset");
+    program.wake();
+    program.go_on();
+    REQUIRE(program.line() == "last");
+    program.sleep();
+    program.wake();
+    program.go_on();
+    REQUIRE(program.line() == "reset");
+    program.go_on();
+    CHECK(program.ends().status == 0);
+}
+
+TEST_CASE("Host safety: a context of the program's own may end, awake and asleep", "[host_safety]") {
+    const bool is_asleep = GENERATE(false, true);
+    Program program({"own_context"});
+    REQUIRE(program.line() == "ready");
+    if (is_asleep) program.sleep();
+    program.go_on();
+    REQUIRE(program.line() == "destroyed");
+    if (!is_asleep) program.sleep();
+    CHECK(program.status(k_captured) == k_four_mib);
+    program.wake();
+    program.go_on();
+    CHECK(program.line() == "intact");
+    CHECK(program.ends().status == 0);
+}
+
+TEST_CASE("Host safety: a thread's last destructors use CUDA", "[host_safety]") {
+    Program program({"thread_local"});
+    REQUIRE(program.line() == "ready");
+    program.go_on();
+    CHECK(program.line() == "thread touched freed");
+    REQUIRE(program.line() == "again");
+    program.sleep();
+    program.go_on();
+    REQUIRE(program.waits_at_the_gate());
+    program.wake();
+    CHECK(program.line() == "thread touched freed");
+    CHECK(program.ends().status == 0);
+}
+
+TEST_CASE("Host safety: a program that crashes within CUDA crashes as it does without the agent",
+          "[host_safety]") {
+    Process plain({{command_file("safety_program"), "crash"}, environment_for_others()});
+    REQUIRE(plain.read_line() == "ready");
+    plain.send("");
+    Program caught({"crash"});
+    REQUIRE(caught.line() == "ready");
+    caught.go_on();
+    const auto expected = plain.finish();
+    const auto end = caught.ends();
+    CHECK(end.status == expected.status);
+    CHECK(end.status != 0);
+    if (!is_sanitized()) {
+        CHECK(end.status == 128 + SIGABRT);
+        CHECK(end.err == expected.err);
+    }
+}
+
+TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go", "[host_safety]") {
+    const auto words = GENERATE(Arguments{"driver"}, Arguments{"plugin", GPU_SLEEP_TEST_PLUGIN});
+    auto program = Program::loader(words);
+    for (const char* line : {"ready", "again"}) {
+        REQUIRE(program.line() == line);
+        CHECK(program.status("report/tags/0/ranges") != "none");
+        program.sleep();
+        program.wake();
+        program.go_on();
+    }
+    const auto end = program.ends();
+    CHECK(end.status == 0);
+    CHECK(end.err.empty());
+}
+
+TEST_CASE("Host safety: a library bound to its own dependencies first is caught with --audit",
+          "[host_safety]") {
+    if (is_sanitized()) return; // AddressSanitizer refuses such libraries
+    const bool is_audited = GENERATE(false, true);
+    auto program =
+        Program::loader({"deep", GPU_SLEEP_TEST_PLUGIN}, is_audited ? Arguments{"--audit"} : Arguments{});
+    for (const char* line : {"ready", "again"}) {
+        REQUIRE(program.line() == line);
+        if (is_audited) {
+            CHECK(program.status(k_captured) == (line == std::string("ready") ? k_four_mib : "8388608"));
+            program.sleep();
+            program.go_on();
+            REQUIRE(program.waits_at_the_gate());
+            program.wake();
+        } else {
+            CHECK(program.command("gpu-sleep").status == 3); // the agent has seen nothing of CUDA
+            program.go_on();
+        }
+    }
+    const auto end = program.ends();
+    CHECK(end.status == 0);
+    CHECK(end.err.empty());
+}
+
+TEST_CASE("Host safety: a library in a namespace of its own works with --audit and without",
+          "[host_safety]") {
+    if (is_sanitized()) return;
+    const auto options = GENERATE(Arguments{}, Arguments{"--audit"});
+    auto program = Program::loader({"apart", GPU_SLEEP_TEST_PLUGIN}, options);
+    for (const char* line : {"ready", "again"}) {
+        REQUIRE(program.line() == line);
+        program.go_on();
+    }
+    CHECK(program.ends().status == 0);
+}
+
+TEST_CASE("Host safety: what is asked for wrongly is answered as the driver does", "[host_safety]") {
+    const auto plain = run({{command_file("safety_program"), "symbols"}, environment_for_others()});
+    const auto caught = Program({"symbols"}).ends();
+    CHECK(caught.out == plain.out);
+    CHECK(caught.status == plain.status);
+    CHECK_THAT(plain.out, mentions("cuNoSuchThing"));
+}
+
+TEST_CASE("Host safety: a function that an older driver lacks is not found", "[host_safety]") {
+    const auto end = Program({"missing"}).ends();
+    CHECK(end.status == 0);
+    CHECK(end.out == "500\n"); // CUDA_ERROR_NOT_FOUND
+}
+
+TEST_CASE("Host safety: while a kernel does not end, a sleep times out and changes nothing",
+          "[host_safety]") {
+    Program program({"spin"});
+    REQUIRE(program.line() == "ready");
+    const auto late = program.command("gpu-sleep", {"--timeout", "500ms"});
+    CHECK(late.status == 4);
+    CHECK(program.status("state") == "awake");
+    CHECK(program.status("report/gate/state") == "open");
+    program.go_on();
+    CHECK(program.line() == "intact");
+    program.sleep();
+    program.wake();
+    program.go_on();
+    CHECK(program.ends().status == 0);
+}
+
+TEST_CASE("Host safety: a touch that cannot wake the process waits for memory, and says so once",
+          "[host_safety]") {
+    const Scratch scratch;
+    const Arguments shared{"GPU_SLEEP_SIM_STATE=" + scratch.file("devices"), "GPU_SLEEP_SIM_MEMORY=67108864"};
+    Program sleeper({"touch_often"}, {"--on-touch", "wake"}, shared);
+    REQUIRE(sleeper.line() == "ready");
+    sleeper.sleep();
+    Program holder({"hold", "46"}, {}, shared);
+    REQUIRE(holder.line() == "ready");
+    sleeper.go_on("touch");
+    REQUIRE(sleeper.waits_at_the_gate());
+    pause_for(Milliseconds(2'500)); // long enough to ask again
+    CHECK(sleeper.status("state") == "asleep");
+    CHECK(sleeper.status("report/gate/waiting_threads") == "1");
+    CHECK(count_in(sleeper.process().errors(), "could not wake this process yet") == 1);
+    holder.go_on();
+    REQUIRE(holder.line() == "freed");
+    CHECK(sleeper.line() == "touched 0");
+    CHECK(sleeper.status("state") == "awake");
+    holder.go_on();
+    CHECK(holder.ends().status == 0);
+    CHECK(sleeper.ends().status == 0);
+}
+
+TEST_CASE("Host safety: a touch that cannot wake the process fails after its limit", "[host_safety]") {
+    const Scratch scratch;
+    const Arguments shared{"GPU_SLEEP_SIM_STATE=" + scratch.file("devices"), "GPU_SLEEP_SIM_MEMORY=67108864"};
+    Program sleeper({"touch_often"}, {"--on-touch", "wake", "--touch-limit", "700ms"}, shared);
+    REQUIRE(sleeper.line() == "ready");
+    sleeper.sleep();
+    Program holder({"hold", "46"}, {}, shared);
+    REQUIRE(holder.line() == "ready");
+    sleeper.go_on("touch");
+    CHECK(sleeper.line() == "touched 802"); // CUDA_ERROR_SYSTEM_NOT_READY
+    CHECK(sleeper.status("state") == "asleep");
+    holder.go_on();
+    REQUIRE(holder.line() == "freed");
+    sleeper.go_on("touch");
+    CHECK(sleeper.line() == "touched 0");
+    holder.go_on();
+    CHECK(holder.ends().status == 0);
+    CHECK(sleeper.ends().status == 0);
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Small programs, one for each way to treat the driver badly; the first argument says which. Linked to
+// libcuda. Each says a line when it is ready to be put to sleep, and goes on when it is sent one.
+
+#include "safety_driver.hpp"
+#include "support/simulated_driver/control.h"
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <thread>
+
+extern "C" __attribute__((weak)) CUresult CUDAAPI cuMulticastBindMem(CUmemGenericAllocationHandle,
+                                                                     std::size_t,
+                                                                     CUmemGenericAllocationHandle,
+                                                                     std::size_t, std::size_t,
+                                                                     unsigned long long);
+
+namespace gpu_sleep::test {
+namespace {
+
+/// Frees and touches when it is destroyed.
+struct UsesCudaAtItsEnd {
+    explicit UsesCudaAtItsEnd(const char* its_name) : name(its_name) {}
+    UsesCudaAtItsEnd(const UsesCudaAtItsEnd&) = delete;
+    UsesCudaAtItsEnd& operator=(const UsesCudaAtItsEnd&) = delete;
+    ~UsesCudaAtItsEnd() {
+        if (!kept) return;
+        const int touched = touch(kept);
+        const int freed = cuMemFree(given);
+        std::printf("%s %s %s\n", name, touched == 0 ? "touched" : "refused", freed == 0 ? "freed" : "kept");
+    }
+    const char* name;
+    CUdeviceptr kept = 0;
+    CUdeviceptr given = 0;
+};
+
+UsesCudaAtItsEnd g_early("global");
+CUdeviceptr g_memory = 0;
+
+int end_with_seven() {
+    start_cuda();
+    allocate();
+    say_and_wait("ready");
+    std::puts("a last word");
+    return 7;
+}
+
+int clean_up_at_exit() {
+    start_cuda();
+    static UsesCudaAtItsEnd s_late("static");
+    for (auto* each : {&g_early, &s_late}) {
+        each->kept = allocate();
+        each->given = allocate();
+    }
+    g_memory = allocate();
+    std::atexit([] { std::printf("handler %s\n", cuMemFree(g_memory) == 0 ? "freed" : "kept"); });
+    say_and_wait("ready");
+    return 8;
+}
+
+/// A thread that waits at the gate is joined by a destructor.
+int join_at_exit() {
+    auto* const context = start_cuda();
+    g_memory = allocate();
+    struct Worker {
+        std::thread thread;
+        ~Worker() { thread.join(); }
+    };
+    static Worker s_worker;
+    say_and_wait("ready");
+    std::atomic<bool> begun{false};
+    s_worker.thread = std::thread([&, context] {
+        cuCtxSetCurrent(context);
+        begun = true;
+        touch(g_memory);
+    });
+    while (!begun) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    return 9;
+}
+
+int status_of(pid_t child) {
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+int fork_without_cuda() {
+    start_cuda();
+    const auto memory = allocate();
+    say_and_wait("ready");
+    const auto child = ::fork();
+    if (child == 0) {
+        std::puts("the child works");
+        std::exit(11); // with all its handlers
+    }
+    const int own = status_of(child);
+    const auto other = ::fork();
+    if (other == 0) {
+        ::execl("/bin/sh", "sh", "-c", "exit 12", nullptr);
+        ::_exit(99);
+    }
+    std::printf("children: %d %d\n", own, status_of(other));
+    say_and_wait("forked");
+    std::cout << (is_intact(memory) ? "intact" : "different") << std::endl;
+    return 0;
+}
+
+int fork_and_exec() {
+    start_cuda();
+    const auto memory = allocate();
+    say_and_wait("ready");
+    const auto child = ::fork();
+    if (child == 0) {
+        ::execl("/proc/self/exe", "safety_program", "touch", nullptr);
+        ::_exit(99);
+    }
+    const int status = status_of(child);
+    say_and_wait("child " + std::to_string(status));
+    return is_intact(memory) ? 0 : 1;
+}
+
+/// As a server does whose workers use the GPU, and itself not.
+int fork_workers() {
+    pid_t workers[2];
+    for (auto& worker : workers) {
+        worker = ::fork();
+        if (worker != 0) continue;
+        start_cuda();
+        const auto memory = allocate();
+        std::cout << ::getpid() << std::endl;
+        std::this_thread::sleep_for(
+            std::chrono::milliseconds(1)); // and then waits at the gate, or is finished
+        for (;;) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+            if (!is_intact(memory)) ::_exit(1);
+            if (::access("/dev/stdin", F_OK) != 0 || ::getppid() == 1) ::_exit(2);
+        }
+    }
+    std::string line;
+    std::getline(std::cin, line);
+    int status = 0;
+    for (const auto worker : workers) {
+        ::kill(worker, SIGTERM);
+        status += status_of(worker) == 128 + SIGTERM ? 0 : 1;
+    }
+    return status;
+}
+
+/// "ready PID", and then a touch, whose status is said and returned.
+int touch_once() {
+    start_cuda();
+    const auto memory = allocate();
+    say_and_wait("ready " + std::to_string(::getpid()));
+    const int status = touch(memory);
+    std::cout << "touched " << status << std::endl;
+    return status == 0 ? 0 : 1;
+}
+
+int touch_often() {
+    start_cuda();
+    const auto memory = allocate();
+    for (std::string line = say_and_wait("ready"); line == "touch";)
+        line = say_and_wait("touched " + std::to_string(touch(memory)));
+    return 0;
+}
+
+int reset_primary_context() {
+    for (const char* next : {"ready", "again", "last"}) { // awake; asleep; and then it still works
+        start_cuda();
+        allocate();
+        say_and_wait(next);
+        check(cuDevicePrimaryCtxReset(0), "cuDevicePrimaryCtxReset");
+        say_and_wait("reset");
+    }
+    return 0;
+}
+
+int destroy_own_context() {
+    auto* const primary = start_cuda();
+    const auto kept = allocate();
+    CUcontext own = nullptr;
+    check(cuCtxCreate(&own, nullptr, 0, 0), "cuCtxCreate");
+    allocate();
+    say_and_wait("ready");
+    check(cuCtxDestroy(own), "cuCtxDestroy");
+    check(cuCtxSetCurrent(primary), "cuCtxSetCurrent");
+    say_and_wait("destroyed");
+    std::cout << (is_intact(kept) ? "intact" : "different") << std::endl;
+    return 0;
+}
+
+int thread_local_destructor() {
+    auto* const context = start_cuda();
+    for (const char* next : {"ready", "again"}) {
+        const auto kept = allocate();
+        const auto given = allocate();
+        say_and_wait(next);
+        std::thread([&] {
+            cuCtxSetCurrent(context);
+            thread_local UsesCudaAtItsEnd t_object("thread");
+            t_object.kept = kept;
+            t_object.given = given;
+        }).join();
+        std::fflush(stdout);
+        check(cuMemFree(kept), "cuMemFree");
+    }
+    return 0;
+}
+
+/// Dies in a function that the driver calls.
+int crash_within() {
+    start_cuda();
+    allocate();
+    const rlimit none{0, 0};
+    ::setrlimit(RLIMIT_CORE, &none);
+    say_and_wait("ready");
+    check(cuLaunchHostFunc(
+              nullptr, [](void*) { ::raise(SIGABRT); }, nullptr),
+          "cuLaunchHostFunc");
+    cuCtxSynchronize();
+    return 0;
+}
+
+/// Asks for symbols in ways that the driver refuses, and says what it answers.
+int ask_for_symbols() {
+    start_cuda();
+    constexpr int k_oldest = 2000;
+    constexpr int k_future = 99'000;
+    for (const char* name : {"cuMemAlloc", "cuMemCreate", "cuNoSuchThing", "cuGetProcAddress", ""})
+        for (const int version : {k_oldest, 11'030, CUDA_VERSION, k_future, 0, -1}) {
+            void* function = nullptr;
+            auto found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+            const auto status = cuGetProcAddress(name, &function, version, 0, &found);
+            std::printf("%s %d: %d %d %s\n", name, version, static_cast<int>(status), static_cast<int>(found),
+                        function ? "found" : "none");
+        }
+    void* function = nullptr;
+    std::printf("flags: %d\n",
+                static_cast<int>(cuGetProcAddress("cuInit", &function, 12'000, 0x80, nullptr)));
+    return 0;
+}
+
+/// Calls a function that this driver does not have.
+int call_what_is_missing() {
+    start_cuda();
+    std::puts(cuMulticastBindMem ? std::to_string(cuMulticastBindMem(0, 0, 0, 0, 0, 0)).c_str() : "none");
+    return 0;
+}
+
+int spin() {
+    start_cuda();
+    const auto memory = allocate();
+    void* page = nullptr;
+    check(cuMemHostAlloc(&page, sizeof(std::uint32_t), 0), "cuMemHostAlloc");
+    auto* const flag = static_cast<std::uint32_t*>(page);
+    CUmodule module = nullptr;
+    CUfunction kernel = nullptr;
+    check(cuModuleLoadData(&module, "image"), "cuModuleLoadData");
+    check(cuModuleGetFunction(&kernel, module, "sim_spin_until"), "cuModuleGetFunction");
+    void* arguments[] = {&page};
+    check(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, nullptr, arguments, nullptr), "cuLaunchKernel");
+    say_and_wait("ready");
+    __atomic_store_n(flag, 1U, __ATOMIC_RELEASE);
+    check(cuCtxSynchronize(), "cuCtxSynchronize");
+    say_and_wait(is_intact(memory) ? "intact" : "different");
+    return 0;
+}
+
+/// Holds so many MiB until it is told to give them back.
+int hold_memory(const char* mib) {
+    start_cuda();
+    const auto bytes = std::strtoull(mib, nullptr, 10) << 20;
+    const auto memory = allocate(bytes);
+    say_and_wait("ready");
+    check(cuMemFree(memory), "cuMemFree");
+    say_and_wait("freed");
+    return 0;
+}
+
+const std::map<std::string, std::function<int()>>& programs() {
+    static const std::map<std::string, std::function<int()>> table = {
+        {"end", end_with_seven},
+        {"clean_up", clean_up_at_exit},
+        {"join", join_at_exit},
+        {"fork", fork_without_cuda},
+        {"fork_and_exec", fork_and_exec},
+        {"workers", fork_workers},
+        {"touch", touch_once},
+        {"touch_often", touch_often},
+        {"reset", reset_primary_context},
+        {"own_context", destroy_own_context},
+        {"thread_local", thread_local_destructor},
+        {"crash", crash_within},
+        {"symbols", ask_for_symbols},
+        {"missing", call_what_is_missing},
+        {"spin", spin},
+    };
+    return table;
+}
+
+} // namespace
+} // namespace gpu_sleep::test
+
+int main(int count, char** arguments) {
+    using namespace gpu_sleep::test;
+    const std::string name = count > 1 ? arguments[1] : "";
+    if (name == "hold" && count > 2) return hold_memory(arguments[2]);
+    const auto program = programs().find(name);
+    return program == programs().end() ? 2 : program->second();
+}
