@@ -75,6 +75,12 @@ void Agent::handle_exit() noexcept {
     if (!agent) return;
     agent->exiting_ = true;
     gate::Gate::instance().abandon();
+    // A snapshot belongs to the process. One that a transaction is working on is left to the next look at its directory.
+    auto* const running = agent->running_.load(std::memory_order_acquire);
+    if (running && agent->memory_mutex_.try_lock()) {
+        running->engine.vaults().remove_files();
+        agent->memory_mutex_.unlock();
+    }
     agent->server_.remove_endpoint();
 }
 

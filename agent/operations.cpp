@@ -136,7 +136,8 @@ void Agent::complete(Report& report) {
     report.last_touch = waiting.last;
     const auto* running = running_.load();
     if (!running) return;
-    report.host_bytes = running_.load()->engine.vaults().host_bytes();
+    report.host_bytes = running->engine.vaults().host_bytes();
+    report.file_bytes = running->engine.vaults().file_bytes();
     for (auto& device : report.devices) {
         char name[256] = {};
         if (running->api.cuDeviceGetName(name, sizeof(name) - 1, device.device) == CUDA_SUCCESS)
@@ -287,7 +288,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         rule_ = default_rule_;
         if (request.on_touch) rule_.on_touch = *request.on_touch;
         if (request.touch_limit) rule_.limit = request.touch_limit;
-        rule_.checked |= request.gate == model::GateMode::checked;
+        if (request.gate) rule_.checked = *request.gate == model::GateMode::checked;
     }
     settle_gate();
     if (!done) {

@@ -7,9 +7,11 @@
 #include "driver/kernels/fingerprint.hpp"
 #include "ledger/ledger.hpp"
 #include "store/host_arena.hpp"
+#include "store/snapshot_writer.hpp"
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace gpu_sleep::sleep {
@@ -17,7 +19,9 @@ namespace gpu_sleep::sleep {
 /// The contents of one tag on one device. Seals are fingerprints of blocks as the GPU held them, in the order
 /// of the extents; each extent begins a new block.
 struct Vault {
-    std::unique_ptr<store::HostArena> arena;
+    std::unique_ptr<store::HostArena> arena;  ///< null when they lie in a file
+    std::optional<store::Snapshot> snapshot;  ///< its extents are numbered by KeptExtent::vault_offset
+    bool keeps_file = false;                  ///< the file stays when the contents are no longer needed
     std::vector<driver::Fingerprint> seals;
     Bytes live = 0; ///< of the extents that still need it
 };
@@ -37,6 +41,10 @@ public:
 
     /// Host memory of the vaults that are in use.
     [[nodiscard]] Bytes host_bytes() const noexcept;
+    /// What the files of those vaults take.
+    [[nodiscard]] Bytes file_bytes() const noexcept;
+    /// Removes the files of all vaults, but for those to be kept: the process is ending.
+    void remove_files() noexcept;
 
 private:
     std::map<std::uint64_t, Vault> vaults_;

@@ -55,7 +55,12 @@ SleepRequest random_sleep(Dice& dice) {
     for (auto* tags : {&request.tags, &request.keep, &request.discard}) *tags = dice.texts();
     for (auto* flag : {&request.require_refill, &request.dry_run, &request.force}) *flag = dice.boolean();
     request.timeout = Milliseconds(dice.small());
-    request.gate = GateMode::checked;
+    if (dice.boolean()) request.gate = dice.enumerator(GateMode::checked);
+    request.store = dice.enumerator(Store::file);
+    for (auto count = dice.number(4); count-- > 0;)
+        request.stores.push_back({dice.text(), dice.enumerator(Store::file)});
+    request.directory = dice.text();
+    for (auto* flag : {&request.spill, &request.keep_files}) *flag = dice.boolean();
     if (dice.boolean()) request.on_touch = dice.enumerator(OnTouch::fail);
     if (dice.boolean()) request.touch_limit = Milliseconds(dice.small());
     return request;
@@ -72,7 +77,7 @@ TagReport random_tag(Dice& dice) {
     tag.policy = {dice.enumerator(Retention::discard), dice.boolean()};
     tag.state = dice.enumerator(State::damaged);
     for (auto* value :
-         {&tag.ranges, &tag.bytes, &tag.resident, &tag.kept, &tag.dropped, &tag.damaged, &tag.allocated})
+         {&tag.ranges, &tag.bytes, &tag.resident, &tag.kept, &tag.in_files, &tag.dropped, &tag.damaged, &tag.allocated})
         *value = dice.number();
     tag.needs_refill = dice.boolean();
     return tag;
@@ -97,6 +102,7 @@ Report random_report(Dice& dice) {
     report.name = dice.text();
     report.state = dice.enumerator(State::damaged);
     report.host_bytes = dice.number();
+    report.file_bytes = dice.number();
     report.state_seconds = dice.seconds();
     report.times = {dice.seconds(), dice.seconds(), dice.seconds(), dice.seconds(), dice.seconds()};
     for (auto count = dice.number(4); count-- > 0;) report.tags.push_back(random_tag(dice));
@@ -132,7 +138,7 @@ auto fields(const StatusRequest&) {
 }
 auto fields(const SleepRequest& r) {
     return std::tuple(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout, r.on_touch,
-                      r.gate, r.force, r.touch_limit);
+                      r.gate, r.force, r.touch_limit, r.store, r.stores, r.directory, r.spill, r.keep_files);
 }
 auto fields(const WakeRequest& r) {
     return std::tuple(r.tags, r.dry_run, r.timeout, r.wait);
@@ -145,7 +151,7 @@ auto fields(const Failure& f) {
 }
 auto fields(const TagReport& t) {
     return std::tuple(t.tag, t.device, t.policy.retention, t.policy.refillable, t.state, t.ranges, t.bytes,
-                      t.resident, t.kept, t.dropped, t.damaged, t.needs_refill, t.allocated);
+                      t.resident, t.kept, t.in_files, t.dropped, t.damaged, t.needs_refill, t.allocated);
 }
 auto fields(const DeviceReport& d) {
     return std::tuple(d.device, d.name, d.released, d.kept, d.dropped, d.free_before, d.free_after, d.total);
@@ -160,7 +166,7 @@ auto fields(const std::vector<T>& items) {
     return all;
 }
 auto fields(const Report& r) {
-    return std::tuple(r.operation, r.level, r.dry_run, r.changed, r.pid, r.name, r.state, r.host_bytes,
+    return std::tuple(r.operation, r.level, r.dry_run, r.changed, r.pid, r.name, r.state, r.host_bytes, r.file_bytes,
                       r.state_seconds, r.times.callbacks, r.times.drain, r.times.transfer, r.times.release,
                       r.times.total, fields(r.tags), fields(r.devices), r.dropped_without_refill, r.notes,
                       r.captures, r.gate, r.on_touch, r.waiting, r.touches, r.last_touch, fields(r.residual));
