@@ -216,7 +216,8 @@ Result<void> Agent::drain(Clock::time_point deadline, const std::function<bool()
         };
         GPU_SLEEP_TRY(driver::drain(running.api, all, {deadline, deadline, look}));
         if (!has_released) break;
-        GPU_SLEEP_TRY(gate.wait_empty(deadline, keep_going));
+        next = Clock::now() + k_rest; // who was let through may wait for others too
+        GPU_SLEEP_TRY(gate.wait_empty(deadline, look));
     }
     if (hooks::catches()) caught::trim();
     return {};

@@ -296,10 +296,13 @@ void pin_address(CUdeviceptr address, const char* reason) noexcept {
         const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
         const auto after = all.mappings.upper_bound(address);
-        if (after == all.mappings.begin()) return;
-        const auto& [start, mapping] = *std::prev(after);
-        if (address - start >= mapping.bytes) return;
-        if (auto* mine = find_handle(all, mapping.handle)) pin(*with, all, *mine, reason);
+        if (after != all.mappings.begin() && address - std::prev(after)->first < std::prev(after)->second.bytes) {
+            auto* mine = find_handle(all, std::prev(after)->second.handle);
+            if (mine) pin(*with, all, *mine, reason);
+            return;
+        }
+        auto* backing = with->ledger.find(address);
+        if (backing && !backing->is_asleep() && !backing->pinned) backing->pinned = reason;
     });
 }
 

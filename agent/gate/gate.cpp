@@ -149,7 +149,7 @@ void Gate::abandon() noexcept {
         const std::lock_guard lock(mutex_);
         abandoned_ = true;
         rule_.on_touch = model::OnTouch::fail;
-        if (phase_ != Phase::asleep) publish(Phase::open);
+        publish(phase_ == Phase::asleep ? Phase::asleep : Phase::open); // those that wait are judged anew
     }
     changed_.notify_all();
 }
@@ -170,7 +170,9 @@ void Gate::reset_in_child() noexcept {
 bool Gate::is_empty() const noexcept {
     for (const auto* seat = seats_.load(std::memory_order_acquire); seat; seat = seat->next)
         if (seat != t_seat && !seat->has_pass && seat->inside.load(std::memory_order_acquire)) return false;
-    return true;
+    // Who was let through and has not entered yet is on its way.
+    const std::lock_guard lock(mutex_);
+    return std::none_of(waiters_.begin(), waiters_.end(), [](const Waiter* waiter) { return waiter->released; });
 }
 
 Result<void> Gate::close(Clock::time_point deadline, const std::function<bool()>& keep_going) {
@@ -267,7 +269,9 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
             log::warning("{} waits, for memory of this process sleeps; wake it with: gpu-wake {}",
                          waiter.entry_point, ::getpid());
         }
-        changed_.wait_for(lock, k_wake_again);
+        auto next = now + k_wake_again;
+        if (asks && rule_.limit) next = std::min(next, waiter.since + *rule_.limit);
+        changed_.wait_until(lock, next);
     }
     lock.unlock();
     unlocked.reset(); // may wait for Python's lock, so not under ours
@@ -290,6 +294,7 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
         if (verdict != Verdict::hold) break;
         seat.inside.store(false, std::memory_order_release);
         waiter.change = changes_;
+        waiter.released = false; // and if it was, it came too late
         if (!hold(lock, waiter)) verdict = Verdict::fail;
         // Under the mutex, as every change of the phase: who closes the gate next sees this thread inside.
         seat.inside.store(true, std::memory_order_relaxed);

@@ -145,13 +145,15 @@ void Ledger::forget_preserved(Backing& backing, Span span) {
 
 State Ledger::state() const noexcept {
     StateSum sum;
-    for (const auto& [address, backing] : backings_) sum.add(backing.residence());
+    for (const auto& [address, backing] : backings_)
+        if (!backing.pinned) sum.add(backing.residence());
     return sum.state();
 }
 
 std::vector<model::TagReport> Ledger::report() const {
     std::map<std::pair<std::string_view, int>, std::pair<model::TagReport, StateSum>> rows;
     for (const auto& [address, backing] : backings_) {
+        if (backing.pinned) continue;
         const auto& tag = tags_[backing.tag];
         auto& [row, sum] = rows[{tag.name, backing.device}];
         row.tag = tag.name;

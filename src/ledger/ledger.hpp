@@ -49,6 +49,7 @@ struct Backing {
     bool shared = false;          ///< several small allocations lie in it
     bool needs_refill = false;    ///< awake, but dropped by an earlier sleep
     bool mapped = false;          ///< its address shows its handle
+    const char* pinned = nullptr; ///< why it has to stay on the GPU, in static text; null when it may sleep
     std::uint64_t handle = 0;     ///< the driver's physical memory; 0 when it has none
     std::vector<Span> preserved;  ///< sorted, disjoint, not touching
     std::vector<KeptExtent> kept; ///< contents held for it, by offset; empty while awake
@@ -108,9 +109,9 @@ public:
     /// Forgets every mark within `span`.
     static void forget_preserved(Backing& backing, Span span);
 
-    /// What the residences of all backings add up to.
+    /// What the residences of all backings add up to, but for those that are pinned.
     [[nodiscard]] model::State state() const noexcept;
-    /// One report for each tag on each device, ordered by tag and device.
+    /// One report for each tag on each device, ordered by tag and device. Pinned backings are left out.
     [[nodiscard]] std::vector<model::TagReport> report() const;
 
 private:

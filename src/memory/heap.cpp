@@ -128,9 +128,14 @@ void Heap::update_space(Pool& pool, const Block& block, Bytes before) {
 
 Result<DeviceAddress> Heap::allocate_small(Pool& pool, const Device& device, ledger::TagId tag, Bytes bytes) {
     const auto rounded = round_up(bytes, k_alignment);
-    // Only a range that is awake may take new allocations: memory allocated while its tag sleeps is awake.
+    // Only a range that is awake may take new allocations: memory allocated while its tag sleeps is awake. In a
+    // pinned range they could never sleep.
+    const auto takes_no_more = [&](DeviceAddress block) {
+        const auto* backing = ledger_.find(block);
+        return backing->is_asleep() || backing->pinned;
+    };
     auto fit = pool.blocks_by_space.lower_bound({rounded, 0});
-    while (fit != pool.blocks_by_space.end() && ledger_.find(fit->second)->is_asleep()) ++fit;
+    while (fit != pool.blocks_by_space.end() && takes_no_more(fit->second)) ++fit;
     if (fit == pool.blocks_by_space.end()) {
         auto backing = add_range(pool, device, tag, device.kind.granularity());
         if (!backing) return std::move(backing).error();

@@ -73,7 +73,8 @@ struct WakePlan {
     [[nodiscard]] bool is_empty() const noexcept { return devices.empty(); }
 };
 
-/// Errors: unknown_tag, invalid_argument (a tag both kept and discarded), no_refill.
+/// Leaves pinned backings alone. Errors: unknown_tag, invalid_argument (a tag both kept and discarded),
+/// no_refill.
 [[nodiscard]] Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request);
 
 /// Errors: unknown_tag, damaged (a tag of the request has damaged contents).

@@ -100,6 +100,22 @@ TEST_CASE("Ledger: freeing a part forgets the marks in it and no others", "[ledg
     CHECK(backing.preserved.empty());
 }
 
+TEST_CASE("Ledger: what is pinned counts neither for a tag nor for the process", "[ledger]") {
+    Ledger ledger;
+    const auto weights = ledger.tag_id("weights");
+    auto& first = ledger.add(backing_at(0x1000, 10, weights));
+    auto& second = ledger.add(backing_at(0x2000, 20, weights));
+    second.pinned = "shared";
+    CHECK(ledger.report().front().bytes == 10);
+    CHECK(ledger.report().front().ranges == 1);
+    Ledger::move(first, Residence::host);
+    CHECK(ledger.state() == State::asleep);
+    CHECK(ledger.report().front().state == State::asleep);
+    first.pinned = "shared";
+    CHECK(ledger.report().empty());
+    CHECK(ledger.state() == State::awake);
+}
+
 TEST_CASE("Ledger: residences add up to a state, by tag and in all", "[ledger]") {
     Ledger ledger;
     const auto weights = ledger.tag_id("weights");

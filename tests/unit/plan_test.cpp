@@ -163,3 +163,22 @@ TEST_CASE("Plan: runs join neighbours of one tag and one set of grants", "[plan]
     CHECK(runs[3].span().address == 5 * k_unit);
     CHECK(runs[3].span().bytes == 2 * k_unit);
 }
+
+TEST_CASE("Plan: a pinned backing stays, at every level and whatever is asked of its tag", "[plan]") {
+    ledger::Ledger ledger;
+    add(ledger, k_unit, "weights");
+    add(ledger, 2 * k_unit, "weights").pinned = "shared";
+    add(ledger, 3 * k_unit, "cache").pinned = "shared";
+    for (const auto level : {Level::keep, Level::drop}) {
+        auto sleep_request = request(level);
+        const auto plan = sleep::plan_sleep(ledger, sleep_request);
+        REQUIRE(plan);
+        CHECK(plan->tags == std::vector<std::string>{"weights"});
+        CHECK(plan->devices.at(0).keep.size() + plan->devices.at(0).drop.size() == 1);
+        sleep_request.tags = {"cache"};
+        sleep_request.require_refill = true;
+        const auto nothing = sleep::plan_sleep(ledger, sleep_request);
+        REQUIRE(nothing); // the tag is known still, and has nothing to drop
+        CHECK(nothing->is_empty());
+    }
+}

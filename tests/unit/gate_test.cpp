@@ -1,0 +1,493 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The gate alone: who passes, who is held, who is let through.
+
+#include "gate/gate.hpp"
+
+#include "support/catch.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <thread>
+
+using namespace gpu_sleep;
+using gate::Gate;
+using gate::Named;
+using gate::Pass;
+using gate::Passage;
+using gate::Touch;
+using model::OnTouch;
+
+namespace {
+
+constexpr Milliseconds k_patience{20'000};
+constexpr Milliseconds k_moment{50}; ///< time enough for a thread to do what it must not
+
+Gate& the_gate() {
+    return Gate::instance();
+}
+
+bool goes_on() {
+    return true;
+}
+
+Clock::time_point after(Milliseconds time) {
+    return Clock::now() + time;
+}
+
+template <class Condition>
+bool becomes_true(Condition&& is_so) {
+    for (const auto deadline = after(k_patience); !is_so(); std::this_thread::sleep_for(Milliseconds(1)))
+        if (Clock::now() >= deadline) return false;
+    return true;
+}
+
+/// Each test begins and ends with the gate open.
+class OpenGate {
+public:
+    OpenGate() { the_gate().open(); }
+    ~OpenGate() {
+        the_gate().set_waker({});
+        the_gate().open();
+    }
+    OpenGate(const OpenGate&) = delete;
+    OpenGate& operator=(const OpenGate&) = delete;
+};
+
+/// Addresses that a touch says it names.
+class Names final : public gate::Inspector {
+public:
+    explicit Names(std::vector<Named::Span> spans, bool known = true) : named_{std::move(spans), known} {}
+    [[nodiscard]] Named inspect() const override { return named_; }
+
+private:
+    Named named_;
+};
+
+/// A thread that touches once, and stays inside until it is told to leave.
+class Toucher {
+public:
+    enum class At : int { gate, inside, refused, gone };
+
+    explicit Toucher(Touch touch = Touch::submits, const gate::Inspector* inspector = nullptr)
+        : thread_([this, touch, inspector] {
+              const Passage passage(touch, "cuTouch", inspector);
+              if (!passage.admitted()) {
+                  at_ = At::refused;
+                  return;
+              }
+              at_ = At::inside;
+              while (!may_leave_) std::this_thread::sleep_for(Milliseconds(1));
+          }) {}
+    Toucher(const Toucher&) = delete;
+    Toucher& operator=(const Toucher&) = delete;
+    ~Toucher() {
+        if (!thread_.joinable()) return;
+        may_leave_ = true;
+        the_gate().open(); // a test may end with it closed
+        thread_.join();
+    }
+
+    [[nodiscard]] bool is_inside() const { return at_ == At::inside; }
+    [[nodiscard]] bool gets_in() const {
+        return becomes_true([this] { return is_inside(); });
+    }
+    [[nodiscard]] bool is_refused() const {
+        return becomes_true([this] { return at_ == At::refused; });
+    }
+    [[nodiscard]] bool stays_out() const {
+        std::this_thread::sleep_for(k_moment);
+        return at_ == At::gate;
+    }
+    void leave() {
+        may_leave_ = true;
+        thread_.join();
+        at_ = At::gone;
+    }
+    void let_leave() { may_leave_ = true; }
+
+private:
+    std::atomic<At> at_{At::gate};
+    std::atomic<bool> may_leave_{false};
+    std::thread thread_;
+};
+
+bool waits(std::uint64_t count) {
+    return becomes_true([=] { return the_gate().waiting().held_now == count; });
+}
+
+Gate::Rule rule(OnTouch on_touch, std::optional<Milliseconds> limit = {}) {
+    Gate::Rule made;
+    made.on_touch = on_touch;
+    made.limit = limit;
+    return made;
+}
+
+void fall_asleep(Gate::Rule how) {
+    REQUIRE(the_gate().close(after(k_patience), goes_on));
+    the_gate().keep_shut(std::move(how));
+}
+
+/// Whether this thread's touch gets in, which it must do, or not do, at once.
+bool passes(Touch touch, const gate::Inspector* inspector = nullptr) {
+    return Passage(touch, "cuTouch", inspector).admitted();
+}
+
+/// Runs `body` in a child of fork(); its answer.
+template <class Body>
+bool holds_in_child(Body body) {
+    const auto child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        ::alarm(20);
+        ::_exit(body() ? 0 : 1);
+    }
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+} // namespace
+
+TEST_CASE("Gate: open, it holds nothing", "[gate]") {
+    const OpenGate open;
+    const auto held = the_gate().waiting().held_ever;
+    for (const auto touch : {Touch::submits, Touch::takes, Touch::captures, Touch::ends})
+        CHECK(passes(touch));
+    CHECK(the_gate().phase() == Gate::Phase::open);
+    CHECK(the_gate().waiting().held_ever == held);
+}
+
+TEST_CASE("Gate: closing waits for those inside", "[gate]") {
+    const OpenGate open;
+    Toucher inside;
+    REQUIRE(inside.gets_in());
+    std::atomic<bool> is_closed{false};
+    std::thread closer([&] { is_closed = static_cast<bool>(the_gate().close(after(k_patience), goes_on)); });
+    std::this_thread::sleep_for(k_moment);
+    CHECK_FALSE(is_closed);
+    inside.leave();
+    closer.join();
+    CHECK(is_closed);
+}
+
+TEST_CASE("Gate: closing that is late or withdrawn leaves it as it was", "[gate]") {
+    const OpenGate open;
+    Toucher inside;
+    REQUIRE(inside.gets_in());
+    const auto late = the_gate().close(after(k_moment), goes_on);
+    REQUIRE_FALSE(late);
+    CHECK(late.error().code == ErrorCode::timed_out);
+    const auto withdrawn = the_gate().close(after(k_patience), [] { return false; });
+    REQUIRE_FALSE(withdrawn);
+    CHECK(withdrawn.error().code == ErrorCode::cancelled);
+    CHECK(the_gate().phase() == Gate::Phase::open);
+    CHECK(passes(Touch::submits));
+}
+
+TEST_CASE("Gate: draining, it lets one touch through when asked, the oldest first", "[gate]") {
+    const OpenGate open;
+    REQUIRE(the_gate().close(after(k_patience), goes_on));
+    CHECK_FALSE(the_gate().release_oldest());
+    Toucher first;
+    REQUIRE(waits(1));
+    Toucher second(Touch::takes);
+    REQUIRE(waits(2));
+    CHECK(first.stays_out());
+    CHECK(second.stays_out());
+
+    REQUIRE(the_gate().release_oldest());
+    CHECK(first.gets_in());
+    CHECK(second.stays_out());
+    CHECK_FALSE(the_gate().wait_empty(after(k_moment), goes_on));
+    first.leave();
+    CHECK(the_gate().wait_empty(after(k_patience), goes_on));
+    REQUIRE(the_gate().release_oldest());
+    CHECK(second.gets_in());
+    CHECK_FALSE(the_gate().release_oldest());
+}
+
+TEST_CASE("Gate: whoever was let through counts as inside, however late it enters", "[gate]") {
+    const OpenGate open;
+    for (int i = 0; i < 100; ++i) {
+        REQUIRE(the_gate().close(after(k_patience), goes_on));
+        Toucher toucher;
+        REQUIRE(waits(1));
+        REQUIRE(the_gate().release_oldest());
+        toucher.let_leave();
+        REQUIRE(the_gate().wait_empty(after(k_patience), goes_on));
+        REQUIRE(the_gate().waiting().held_now == 0); // it has been inside, and left
+        the_gate().open();
+    }
+}
+
+TEST_CASE("Gate: whoever was let through and comes too late is held like the others", "[gate]") {
+    const OpenGate open;
+    REQUIRE(the_gate().close(after(k_patience), goes_on));
+    Toucher toucher;
+    REQUIRE(waits(1));
+    REQUIRE(the_gate().release_oldest());
+    the_gate().keep_shut(rule(OnTouch::wait));
+    if (!toucher.stays_out()) return; // it was quick, as it may be
+    REQUIRE(the_gate().close(after(k_patience), goes_on));
+    CHECK(toucher.stays_out()); // once let through, once held: not let through for ever
+}
+
+TEST_CASE("Gate: it can hold captures alone", "[gate]") {
+    const OpenGate open;
+    the_gate().hold_captures();
+    Toucher capture(Touch::captures);
+    REQUIRE(waits(1));
+    for (const auto touch : {Touch::submits, Touch::takes, Touch::ends}) CHECK(passes(touch));
+    CHECK(capture.stays_out());
+    the_gate().open();
+    CHECK(capture.gets_in());
+}
+
+TEST_CASE("Gate: asleep, touches wait until it opens", "[gate]") {
+    const OpenGate open;
+    std::atomic<int> wakes{0};
+    the_gate().set_waker([&] { ++wakes; });
+    const auto held = the_gate().waiting().held_ever;
+    fall_asleep(rule(OnTouch::wait, Milliseconds(1)));
+    Toucher submits, takes(Touch::takes), captures(Touch::captures);
+    REQUIRE(waits(3));
+    CHECK(submits.stays_out());
+    CHECK(passes(Touch::ends));
+    const auto waiting = the_gate().waiting();
+    CHECK(waiting.held_ever == held + 3);
+    CHECK(waiting.last == "cuTouch");
+    the_gate().open();
+    CHECK(submits.gets_in());
+    CHECK(takes.gets_in());
+    CHECK(captures.gets_in());
+    CHECK(the_gate().waiting().held_now == 0);
+    CHECK(wakes == 0);
+}
+
+TEST_CASE("Gate: asleep, touches ask to be woken, not more than once a second", "[gate]") {
+    const OpenGate open;
+    std::atomic<int> wakes{0};
+    the_gate().set_waker([&] { ++wakes; });
+    fall_asleep(rule(OnTouch::wake));
+    Toucher first, second;
+    REQUIRE(becomes_true([&] { return wakes == 1; }));
+    std::this_thread::sleep_for(Milliseconds(300));
+    CHECK(wakes == 1);
+    REQUIRE(becomes_true([&] { return wakes == 2; })); // still asleep: asks again
+    the_gate().open();
+    CHECK(first.gets_in());
+    CHECK(second.gets_in());
+}
+
+TEST_CASE("Gate: a touch that asked to be woken waits no longer than its limit", "[gate]") {
+    const OpenGate open;
+    fall_asleep(rule(OnTouch::wake, Milliseconds(200)));
+    const auto start = Clock::now();
+    CHECK_FALSE(passes(Touch::submits));
+    const auto took = Clock::now() - start;
+    CHECK(took >= Milliseconds(200));
+    CHECK(took < Milliseconds(800));
+    CHECK(the_gate().waiting().held_now == 0);
+}
+
+TEST_CASE("Gate: asleep, touches fail where that was chosen", "[gate]") {
+    const OpenGate open;
+    fall_asleep(rule(OnTouch::fail));
+    for (const auto touch : {Touch::submits, Touch::takes, Touch::captures}) CHECK_FALSE(passes(touch));
+    CHECK(passes(Touch::ends));
+    Toucher refused;
+    CHECK(refused.is_refused());
+    the_gate().open();
+    CHECK(passes(Touch::submits));
+}
+
+TEST_CASE("Gate: a refused touch counts as outside", "[gate]") {
+    const OpenGate open;
+    fall_asleep(rule(OnTouch::fail));
+    CHECK_FALSE(passes(Touch::submits));
+    std::thread([] { CHECK(the_gate().close(after(k_patience), goes_on)); }).join();
+}
+
+TEST_CASE("Gate: checked, it holds what names a sleeping address or may name any", "[gate]") {
+    const OpenGate open;
+    auto checked = rule(OnTouch::fail);
+    checked.checked = true;
+    checked.sleeping = {{1'000, 2'000}, {5'000, 6'000}};
+    fall_asleep(std::move(checked));
+    CHECK(the_gate().is_checked());
+    const auto is_let_through = [](std::vector<Named::Span> spans) {
+        const Names names(std::move(spans));
+        return passes(Touch::submits, &names);
+    };
+    CHECK(is_let_through({}));
+    CHECK(is_let_through({{0, 1'000}}));
+    CHECK(is_let_through({{2'000, 5'000}, {6'000, 9'000}}));
+    CHECK_FALSE(is_let_through({{999, 1'001}}));
+    CHECK_FALSE(is_let_through({{1'500, 1'501}}));
+    CHECK_FALSE(is_let_through({{0, 10'000}}));
+    CHECK_FALSE(is_let_through({{3'000, 4'000}, {5'999, 6'001}}));
+    CHECK_FALSE(is_let_through({{4'000, 5'001}}));
+    const Names unknown({}, false);
+    CHECK_FALSE(passes(Touch::submits, &unknown));
+    CHECK_FALSE(passes(Touch::submits));
+    CHECK(passes(Touch::takes));
+    CHECK(passes(Touch::captures));
+}
+
+TEST_CASE("Gate: with memory back and callbacks under way, what takes memory passes", "[gate]") {
+    const OpenGate open;
+    fall_asleep(rule(OnTouch::fail));
+    the_gate().let_take();
+    CHECK(passes(Touch::takes));
+    Toucher submits, captures(Touch::captures);
+    REQUIRE(waits(2));
+    CHECK(submits.stays_out());
+    the_gate().open();
+    CHECK(submits.gets_in());
+    CHECK(captures.gets_in());
+}
+
+TEST_CASE("Gate: who holds a pass passes, and is not waited for", "[gate]") {
+    const OpenGate open;
+    fall_asleep(rule(OnTouch::fail));
+    {
+        const Pass pass;
+        { const Pass inner; }
+        CHECK(passes(Touch::submits));
+        const Passage passage(Touch::submits, "cuTouch");
+        CHECK(passage.admitted());
+        std::thread([] { CHECK(the_gate().close(after(k_patience), goes_on)); }).join();
+        the_gate().keep_shut(rule(OnTouch::fail));
+    }
+    CHECK_FALSE(passes(Touch::submits));
+}
+
+TEST_CASE("Gate: a call within a call that passed passes", "[gate]") {
+    const OpenGate open;
+    {
+        const Passage passage(Touch::submits, "cuTouch");
+        REQUIRE(passage.admitted());
+        the_gate().keep_shut(rule(OnTouch::fail));
+        CHECK(passes(Touch::submits));
+    }
+    CHECK_FALSE(passes(Touch::submits));
+}
+
+TEST_CASE("Gate: a thread's seat is the next one's after its end", "[gate]") {
+    const OpenGate open;
+    gate::Seat* first = nullptr;
+    gate::Seat* second = nullptr;
+    std::thread([&] { first = &the_gate().seat(); }).join();
+    std::thread([&] { second = &the_gate().seat(); }).join();
+    CHECK(first == second);
+    CHECK(first != &the_gate().seat());
+}
+
+TEST_CASE("Gate: abandoned while awake, it is open for good", "[gate]") {
+    const OpenGate open;
+    CHECK(holds_in_child([] {
+        the_gate().reset_in_child();
+        the_gate().abandon();
+        the_gate().hold_captures();
+        const auto closed = the_gate().close(after(k_moment), goes_on);
+        the_gate().keep_shut(rule(OnTouch::wait));
+        return passes(Touch::submits) && passes(Touch::captures);
+    }));
+}
+
+TEST_CASE("Gate: abandoned while asleep, every touch fails, those that wait too", "[gate]") {
+    const OpenGate open;
+    CHECK(holds_in_child([] {
+        the_gate().reset_in_child();
+        if (!the_gate().close(after(k_patience), goes_on)) return false;
+        the_gate().keep_shut(rule(OnTouch::wait));
+        Toucher waiter;
+        if (!waits(1)) return false;
+        the_gate().abandon();
+        return waiter.is_refused() && !passes(Touch::submits) && !passes(Touch::takes) && passes(Touch::ends);
+    }));
+}
+
+TEST_CASE("Gate: a child of fork has a gate that nobody has passed", "[gate]") {
+    const OpenGate open;
+    Toucher inside;
+    REQUIRE(inside.gets_in());
+    std::thread closer([&] { static_cast<void>(the_gate().close(after(k_patience), goes_on)); });
+    REQUIRE(becomes_true([] { return the_gate().phase() == Gate::Phase::draining; }));
+    Toucher waiter;
+    REQUIRE(waits(1));
+    CHECK(holds_in_child([] {
+        the_gate().reset_in_child();
+        const auto waiting = the_gate().waiting();
+        if (the_gate().phase() != Gate::Phase::open || waiting.held_now != 0 || !passes(Touch::submits))
+            return false;
+        if (!the_gate().close(after(k_moment), goes_on)) return false; // the parent's threads are not here
+        the_gate().open();
+        Toucher toucher;
+        return toucher.gets_in();
+    }));
+    inside.leave();
+    closer.join();
+    the_gate().open();
+    CHECK(waiter.gets_in());
+}
+
+TEST_CASE("Gate: nobody is inside while it is closed", "[gate]") {
+    const OpenGate open;
+    constexpr int k_threads = 8;
+    constexpr int k_passes = 100'000;
+    constexpr int k_closings = 200;
+    // Plain stores and loads: a locked instruction inside would order what the gate has to order.
+    struct alignas(64) Place {
+        std::atomic<bool> is_inside{false};
+        std::atomic<int> passes{0};
+    };
+    std::array<Place, k_threads> places;
+    std::atomic<bool> is_closed{false};
+    std::atomic<bool> is_over{false};
+    std::atomic<int> met_closed{0};
+    std::atomic<int> refused{0};
+    std::vector<std::thread> threads;
+    for (auto& place : places)
+        threads.emplace_back([&] {
+            for (int i = 0; i < k_passes || !is_over.load(std::memory_order_relaxed); ++i) {
+                const Passage passage(Touch::submits, "cuTouch");
+                place.is_inside.store(true, std::memory_order_relaxed);
+                if (!passage.admitted()) ++refused;
+                if (is_closed.load(std::memory_order_relaxed)) ++met_closed;
+                place.is_inside.store(false, std::memory_order_relaxed);
+                place.passes.store(i + 1, std::memory_order_relaxed);
+            }
+        });
+    const auto passes_of_all = [&] {
+        return std::accumulate(places.begin(), places.end(), 0LL, [](long long sum, const Place& place) {
+            return sum + place.passes.load(std::memory_order_relaxed);
+        });
+    };
+    int closings = 0;
+    int found_inside = 0;
+    for (; closings < k_closings; ++closings) {
+        const auto before = passes_of_all();
+        if (!becomes_true([&] { return passes_of_all() > before + k_threads; })) break;
+        if (!the_gate().close(after(k_patience), goes_on)) break;
+        is_closed = true;
+        for (int look = 0; look < 100; ++look)
+            found_inside +=
+                static_cast<int>(std::count_if(places.begin(), places.end(), [](const Place& place) {
+                    return place.is_inside.load(std::memory_order_relaxed);
+                }));
+        is_closed = false;
+        the_gate().open();
+    }
+    is_over = true;
+    for (auto& thread : threads) thread.join();
+    CHECK(closings == k_closings);
+    CHECK(found_inside == 0);
+    CHECK(met_closed == 0);
+    CHECK(refused == 0);
+}
