@@ -35,6 +35,7 @@ enum class ErrorCode : std::uint16_t {
     not_owned = 20,
     context_lost = 21,
     unseen_library = 22,
+    out_of_disk = 23,
 };
 
 /// Exit statuses of every command; DESIGN of the command line in README.md, "Exit status".

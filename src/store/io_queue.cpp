@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The two queues, and which of them to use.
+
+#include "store/io_queue.hpp"
+
+#include "base/quiet_thread.hpp"
+#include "store/workers.hpp"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#ifdef GPU_SLEEP_HAVE_LIBURING
+#include <liburing.h>
+#endif
+
+namespace gpu_sleep::store {
+namespace {
+
+/// The error of a read or write that returned `moved`, or -errno; nothing if it may go on.
+Result<void> check(IoRequest::Kind kind, long moved) {
+    const bool writes = kind == IoRequest::Kind::write;
+    if (moved > 0) return {};
+    if (moved == 0 && !writes)
+        return make_error(ErrorCode::damaged, "the snapshot is cut: it ends before its contents do");
+    const auto number = moved == 0 ? ENOSPC : static_cast<int>(-moved);
+    if (number == ENOSPC || number == EDQUOT || number == EFBIG)
+        return errno_error(ErrorCode::out_of_disk, number, "write", "cannot write the snapshot");
+    return errno_error(ErrorCode::io_failed, number, writes ? "write" : "read",
+                       writes ? "cannot write the snapshot" : "cannot read the snapshot");
+}
+
+class ThreadQueue final : public IoQueue {
+public:
+    static Result<std::unique_ptr<IoQueue>> open() {
+        constexpr unsigned k_threads = 8;
+        auto workers = Workers::start("gpu-sleep-file", k_threads);
+        if (!workers) return workers.error();
+        return std::unique_ptr<IoQueue>(new ThreadQueue(*std::move(workers)));
+    }
+    void submit(IoRequest request) override {
+        workers_->post([request = std::move(request)](std::size_t) {
+            request.done(move_bytes(request.kind, request.fd, request.data, request.bytes, request.offset));
+        });
+    }
+
+private:
+    explicit ThreadQueue(std::unique_ptr<Workers> workers) : workers_(std::move(workers)) {}
+
+    std::unique_ptr<Workers> workers_;
+};
+
+#ifdef GPU_SLEEP_HAVE_LIBURING
+
+class UringQueue final : public IoQueue {
+public:
+    /// Errors: io_failed (the kernel has no io_uring, or does not permit it), out_of_host_memory.
+    static Result<std::unique_ptr<IoQueue>> open() {
+        std::unique_ptr<UringQueue> queue(new UringQueue());
+        if (const int status = ::io_uring_queue_init(k_depth, &queue->ring_, 0); status < 0)
+            return errno_error(ErrorCode::io_failed, -status, "io_uring_queue_init", "no io_uring");
+        queue->is_open_ = true;
+        auto thread = start_quiet_thread("gpu-sleep-file", [raw = queue.get()] { raw->reap(); });
+        if (!thread) return make_error(ErrorCode::out_of_host_memory, "{}", thread.error().message);
+        queue->reaper_ = *std::move(thread);
+        return std::unique_ptr<IoQueue>(std::move(queue));
+    }
+    UringQueue(const UringQueue&) = delete;
+    UringQueue& operator=(const UringQueue&) = delete;
+    ~UringQueue() override {
+        if (reaper_.joinable()) {
+            enqueue(nullptr);
+            reaper_.join();
+        }
+        if (is_open_) ::io_uring_queue_exit(&ring_);
+    }
+
+    void submit(IoRequest request) override {
+        auto waiting = std::make_unique<IoRequest>(std::move(request));
+        if (enqueue(waiting.get())) {
+            static_cast<void>(waiting.release()); // the reaper's now
+            return;
+        }
+        waiting->done(move_bytes(waiting->kind, waiting->fd, waiting->data, waiting->bytes, waiting->offset));
+    }
+
+private:
+    UringQueue() = default;
+
+    /// Null asks the reaper to end. False if the kernel takes no more now.
+    bool enqueue(IoRequest* request) {
+        const std::lock_guard lock(mutex_);
+        auto* const entry = ::io_uring_get_sqe(&ring_);
+        if (entry == nullptr) return false;
+        if (request == nullptr)
+            ::io_uring_prep_nop(entry);
+        else if (request->kind == IoRequest::Kind::write)
+            ::io_uring_prep_write(entry, request->fd, request->data, static_cast<unsigned>(request->bytes),
+                                  request->offset);
+        else
+            ::io_uring_prep_read(entry, request->fd, request->data, static_cast<unsigned>(request->bytes),
+                                 request->offset);
+        ::io_uring_sqe_set_data(entry, request);
+        int submitted = 0;
+        do submitted = ::io_uring_submit(&ring_);
+        while (submitted == -EINTR || submitted == -EAGAIN || submitted == -EBUSY);
+        return true;
+    }
+
+    void reap() {
+        for (;;) {
+            io_uring_cqe* completion = nullptr;
+            if (::io_uring_wait_cqe(&ring_, &completion) < 0) continue; // interrupted
+            auto* const request = static_cast<IoRequest*>(::io_uring_cqe_get_data(completion));
+            const auto moved = completion->res;
+            ::io_uring_cqe_seen(&ring_, completion);
+            if (request == nullptr) return;
+            advance(std::unique_ptr<IoRequest>(request), moved);
+        }
+    }
+
+    void advance(std::unique_ptr<IoRequest> request, int moved) {
+        if (moved == -EINTR || moved == -EAGAIN) return submit(std::move(*request));
+        const auto checked = check(request->kind, moved);
+        if (!checked || static_cast<std::size_t>(moved) == request->bytes) return request->done(checked);
+        request->data += moved;
+        request->bytes -= static_cast<std::size_t>(moved);
+        request->offset += static_cast<Bytes>(moved);
+        submit(std::move(*request));
+    }
+
+    io_uring ring_{};
+    bool is_open_ = false;
+    std::mutex mutex_; ///< guards the ring's submissions; completions are the reaper's
+    std::thread reaper_;
+};
+
+#endif
+
+} // namespace
+
+Result<void> move_bytes(IoRequest::Kind kind, int fd, std::byte* data, std::size_t bytes, Bytes offset) {
+    while (bytes > 0) {
+        const auto at = static_cast<off_t>(offset);
+        const auto moved =
+            kind == IoRequest::Kind::write ? ::pwrite(fd, data, bytes, at) : ::pread(fd, data, bytes, at);
+        if (moved < 0 && errno == EINTR) continue;
+        GPU_SLEEP_TRY(check(kind, moved < 0 ? -errno : moved));
+        data += moved;
+        bytes -= static_cast<std::size_t>(moved);
+        offset += static_cast<Bytes>(moved);
+    }
+    return {};
+}
+
+Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind) {
+#ifdef GPU_SLEEP_HAVE_LIBURING
+    if (kind == IoKind::automatic)
+        if (auto queue = UringQueue::open()) return queue;
+#else
+    static_cast<void>(kind);
+#endif
+    return ThreadQueue::open();
+}
+
+bool has_io_uring() {
+#ifdef GPU_SLEEP_HAVE_LIBURING
+    return UringQueue::open().has_value();
+#else
+    return false;
+#endif
+}
+
+} // namespace gpu_sleep::store

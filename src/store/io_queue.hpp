@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reads and writes at places of files, many under way at once: by io_uring, or by a few threads.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+namespace gpu_sleep::store {
+
+struct IoRequest {
+    enum class Kind { read, write };
+    Kind kind = Kind::read;
+    int fd = -1;
+    std::byte* data = nullptr; ///< read from when writing
+    std::size_t bytes = 0;
+    Bytes offset = 0;
+    /// Called once, on a thread of the queue, when all bytes are moved or it has failed. Must not throw.
+    /// Errors: out_of_disk, damaged (the file ends too early), io_failed.
+    std::function<void(Result<void>)> done;
+};
+
+/// Thread-safe. Destroyed only when no request is under way.
+class IoQueue {
+public:
+    /// More at a time are done, but not at once.
+    static constexpr unsigned k_depth = 64;
+
+    virtual ~IoQueue() = default;
+    virtual void submit(IoRequest request) = 0;
+};
+
+enum class IoKind {
+    automatic, ///< io_uring where it was built in and the kernel permits it
+    threads,   ///< pread and pwrite
+};
+
+/// Errors: out_of_host_memory (no thread could be started). Source: io_uring(7).
+[[nodiscard]] Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind = IoKind::automatic);
+
+/// Whether open_io_queue() would use io_uring.
+[[nodiscard]] bool has_io_uring();
+
+/// The same at once, on the calling thread. Errors: as for IoRequest::done.
+[[nodiscard]] Result<void> move_bytes(IoRequest::Kind kind, int fd, std::byte* data, std::size_t bytes,
+                                      Bytes offset);
+
+} // namespace gpu_sleep::store

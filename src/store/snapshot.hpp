@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What a snapshot says of itself: its owner, its extents, and where each chunk of their contents lies. The
+// format is described in SNAPSHOT.md.
+
+#pragma once
+
+#include "base/process.hpp"
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "codec/chunk.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::store {
+
+/// Contents that belong together: a range of a program, or a part of one.
+struct SnapshotExtent {
+    std::uint64_t address = 0;
+    Bytes bytes = 0;
+    std::string tag;
+    int device = 0;
+    friend bool operator==(const SnapshotExtent&, const SnapshotExtent&) = default;
+};
+
+/// What is known before the first byte is written.
+struct SnapshotDescription {
+    std::string id;      ///< 32 hexadecimal digits, of no other snapshot
+    std::string created; ///< UTC, "2026-11-21T12:34:56Z"
+    ProcessIdentity owner;
+    std::uint32_t uid = 0;
+    std::vector<SnapshotExtent> extents; ///< none is empty
+    friend bool operator==(const SnapshotDescription&, const SnapshotDescription&) = default;
+
+    [[nodiscard]] Bytes content_bytes() const noexcept;
+};
+
+/// A chunk: 32 bytes, little endian, as in the file.
+struct ChunkRow {
+    std::uint64_t offset = 0;        ///< in the file
+    std::uint32_t stored_bytes = 0;  ///< in the file, with zeros up to a multiple of k_alignment
+    std::uint32_t used_bytes = 0;    ///< of those
+    std::uint32_t content_bytes = 0; ///< of the extent
+    codec::Shape shape;
+    std::uint16_t reserved = 0; ///< 0
+    std::uint64_t checksum = 0; ///< XXH64 of the stored bytes
+};
+static_assert(sizeof(ChunkRow) == 32);
+
+/// Where a chunk belongs.
+struct ChunkPlace {
+    std::size_t extent = 0;
+    Bytes offset = 0;       ///< in the extent
+    std::size_t bytes = 0;  ///< of contents
+    std::size_t number = 0; ///< of the chunk in the snapshot
+};
+
+/// Everything in the file but contents.
+struct SnapshotHeader {
+    SnapshotDescription description;
+    std::vector<ChunkRow> rows; ///< those of the first extent first
+    Bytes header_bytes = 0;     ///< where contents may begin
+    Bytes file_bytes = 0;
+};
+
+/// All places in the file and all sizes that are read or written are multiples of it.
+inline constexpr Bytes k_alignment = 4 * k_kib;
+
+/// The chunks that the extents are cut into, in order.
+[[nodiscard]] std::vector<ChunkPlace> places_of(const std::vector<SnapshotExtent>& extents);
+
+/// What the header will take for these extents, whatever the sizes of their chunks turn out to be.
+[[nodiscard]] Bytes header_bytes_of(const SnapshotDescription& description);
+
+/// The header's bytes: header_bytes of them.
+[[nodiscard]] std::vector<std::byte> encode_header(const SnapshotHeader& header);
+
+/// Bytes at the front of the file, enough to know the size of the header.
+inline constexpr std::size_t k_preamble_bytes = 64;
+
+/// The size of the header of a file of `file_bytes` that begins with `preamble`. Errors: damaged;
+/// protocol_mismatch (a version that this one does not know).
+[[nodiscard]] Result<Bytes> read_preamble(std::span<const std::byte, k_preamble_bytes> preamble,
+                                          Bytes file_bytes);
+
+/// Reads a whole header, of the size that read_preamble() gave, and checks that what it says of sizes and
+/// places holds together and fills the file. Errors: as for read_preamble().
+[[nodiscard]] Result<SnapshotHeader> decode_header(std::span<const std::byte> bytes, Bytes file_bytes);
+
+/// A new id. Errors: io_failed. Source: getrandom(2).
+[[nodiscard]] Result<std::string> make_snapshot_id();
+
+/// The time now, as SnapshotDescription::created has it.
+[[nodiscard]] std::string utc_now();
+
+} // namespace gpu_sleep::store

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Names, locks, and who may touch what.
+
+#include "store/snapshot_directory.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <utility>
+
+namespace gpu_sleep::store {
+namespace {
+
+constexpr std::string_view k_prefix = "gpu-sleep-";
+constexpr std::array<std::string_view, 3> k_endings = {".snapshot", ".partial", ".kept"};
+
+/// Takes a number and what must follow it from the front of `text`.
+template <class T>
+bool take(std::string_view& text, T& number, std::string_view follows) {
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (failure != std::errc{} || (text[0] == '0' && end != text.data() + 1)) return false;
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    if (!text.starts_with(follows)) return false;
+    text.remove_prefix(follows.size());
+    return true;
+}
+
+Error refused(const std::filesystem::path& path, std::string_view why) {
+    return make_error(ErrorCode::not_permitted, "{} is not used: {}", path.string(), why);
+}
+
+Error failed(int number, std::string_view call, const std::filesystem::path& path) {
+    const auto code = number == EACCES || number == EPERM || number == EROFS ? ErrorCode::not_permitted
+                      : number == ENOSPC || number == EDQUOT                 ? ErrorCode::out_of_disk
+                                                                             : ErrorCode::io_failed;
+    return errno_error(code, number, call, path.string());
+}
+
+bool is_alive(const ProcessIdentity& owner) {
+    const auto start_time = start_time_of(owner.pid);
+    return start_time && *start_time == owner.start_time;
+}
+
+bool is_same_file(int fd, int directory, const std::string& name) {
+    struct stat open = {};
+    struct stat named = {};
+    return ::fstat(fd, &open) == 0 && ::fstatat(directory, name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+           open.st_dev == named.st_dev && open.st_ino == named.st_ino;
+}
+
+struct CloseDirectory {
+    void operator()(DIR* directory) const noexcept { ::closedir(directory); }
+};
+
+/// The names in a directory that are snapshots'.
+Result<std::vector<SnapshotName>> list(const SnapshotDirectory& directory) {
+    UniqueFd copy(::openat(directory.fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!copy) return failed(errno, "openat", directory.path());
+    const std::unique_ptr<DIR, CloseDirectory> stream(::fdopendir(copy.get()));
+    if (!stream) return failed(errno, "fdopendir", directory.path());
+    static_cast<void>(copy.release()); // the stream's now
+    std::vector<SnapshotName> names;
+    while (const auto* entry = ::readdir(stream.get()))
+        if (const auto name = SnapshotName::parse(entry->d_name)) names.push_back(*name);
+    return names;
+}
+
+} // namespace
+
+std::string SnapshotName::text() const {
+    return fmt::format("{}{}-{}-{}{}", k_prefix, owner.pid, owner.start_time, number,
+                       k_endings[static_cast<std::size_t>(kind)]);
+}
+
+std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
+    SnapshotName name;
+    if (!text.starts_with(k_prefix)) return std::nullopt;
+    text.remove_prefix(k_prefix.size());
+    if (!take(text, name.owner.pid, "-") || !take(text, name.owner.start_time, "-") ||
+        !take(text, name.number, "") || name.owner.pid <= 0)
+        return std::nullopt;
+    for (std::size_t i = 0; i < k_endings.size(); ++i) {
+        if (text != k_endings[i]) continue;
+        name.kind = static_cast<Kind>(i);
+        return name;
+    }
+    return std::nullopt;
+}
+
+Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const std::filesystem::path& path) {
+    if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST) return failed(errno, "mkdir", path);
+    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!fd && (errno == ELOOP || errno == ENOTDIR)) return refused(path, "it is no directory, or a link");
+    if (!fd) return failed(errno, "open", path);
+    struct stat status = {};
+    if (::fstat(fd.get(), &status) != 0) return failed(errno, "fstat", path);
+    if (status.st_uid != ::geteuid()) return refused(path, "it belongs to somebody else");
+    if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0)
+        return refused(path, "others can look into it; chmod 700 it, or name a directory in it");
+    return std::shared_ptr<const SnapshotDirectory>(new SnapshotDirectory(std::move(fd), path));
+}
+
+Result<void> SnapshotDirectory::flush() const {
+    if (::fsync(fd_.get()) != 0) return failed(errno, "fsync", path_);
+    return {};
+}
+
+bool SnapshotDirectory::is_leftover(const SnapshotName& name, UniqueFd& locked) const {
+    if (name.kind == SnapshotName::Kind::kept || is_alive(name.owner)) return false;
+    locked.reset(::openat(fd_.get(), name.text().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    return locked && ::flock(locked.get(), LOCK_EX | LOCK_NB) == 0 &&
+           is_same_file(locked.get(), fd_.get(), name.text());
+}
+
+Result<std::vector<SnapshotName>> SnapshotDirectory::leftovers() const {
+    auto names = list(*this);
+    if (!names) return names;
+    std::erase_if(*names, [this](const SnapshotName& name) {
+        UniqueFd locked;
+        return !is_leftover(name, locked);
+    });
+    return names;
+}
+
+Result<std::vector<SnapshotName>> SnapshotDirectory::remove_leftovers() const {
+    auto names = list(*this);
+    if (!names) return names;
+    std::erase_if(*names, [this](const SnapshotName& name) {
+        UniqueFd locked; // until it is removed, so that nobody else takes it up
+        return !is_leftover(name, locked) || ::unlinkat(fd_.get(), name.text().c_str(), 0) != 0;
+    });
+    return names;
+}
+
+Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirectory> directory,
+                                          ProcessIdentity owner, bool direct) {
+    static std::atomic<std::uint64_t> next{1};
+    constexpr int k_flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    constexpr int k_tries = 1000; // a process in another container may have the same pid and start time
+    for (int i = 0; i < k_tries; ++i) {
+        const SnapshotName name{owner, next++, SnapshotName::Kind::partial};
+        const auto text = name.text();
+        // The final name is taken as well if somebody has it: renaming must not replace.
+        auto final_name = name;
+        final_name.kind = SnapshotName::Kind::sleeping;
+        if (::faccessat(directory->fd(), final_name.text().c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0) continue;
+        UniqueFd fd(::openat(directory->fd(), text.c_str(), k_flags, S_IRUSR | S_IWUSR));
+        if (!fd && errno == EEXIST) continue;
+        if (!fd) return failed(errno, "openat", directory->path() / text);
+        if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 || !is_same_file(fd.get(), directory->fd(), text))
+            continue; // taken for a leftover in the moment before it was locked
+        if (direct) {
+            const int flags = ::fcntl(fd.get(), F_GETFL);
+            // A file system without it refuses; the page cache serves as well.
+            static_cast<void>(::fcntl(fd.get(), F_SETFL, flags | O_DIRECT));
+        }
+        return SnapshotFile(std::move(directory), name, std::move(fd));
+    }
+    return make_error(ErrorCode::io_failed, "no name for a snapshot is free in {}",
+                      directory->path().string());
+}
+
+SnapshotFile& SnapshotFile::operator=(SnapshotFile&& other) noexcept {
+    if (this == &other) return *this;
+    remove();
+    directory_ = std::move(other.directory_);
+    name_ = other.name_;
+    fd_ = std::move(other.fd_);
+    return *this;
+}
+
+Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
+    auto renamed = name_;
+    renamed.kind = kind;
+    const auto from = name_.text();
+    const auto to = renamed.text();
+    if (!is_same_file(fd_.get(), directory_->fd(), from))
+        return make_error(ErrorCode::io_failed, "{} was removed or replaced by somebody", path().string());
+    // Not every file system can refuse to replace; nobody else makes names of this owner.
+    if (::renameat2(directory_->fd(), from.c_str(), directory_->fd(), to.c_str(), RENAME_NOREPLACE) != 0 &&
+        (errno != EINVAL || ::renameat(directory_->fd(), from.c_str(), directory_->fd(), to.c_str()) != 0))
+        return failed(errno, "rename", path());
+    name_ = renamed;
+    return directory_->flush();
+}
+
+Result<void> SnapshotFile::commit() {
+    if (::fsync(fd_.get()) != 0) return failed(errno, "fsync", path());
+    return rename(SnapshotName::Kind::sleeping);
+}
+
+Result<void> SnapshotFile::keep() {
+    GPU_SLEEP_TRY(rename(SnapshotName::Kind::kept));
+    fd_.reset();
+    return {};
+}
+
+void SnapshotFile::remove() noexcept {
+    if (!fd_) return;
+    if (is_same_file(fd_.get(), directory_->fd(), name_.text()))
+        ::unlinkat(directory_->fd(), name_.text().c_str(), 0);
+    fd_.reset();
+}
+
+Result<UniqueFd> open_snapshot(const std::filesystem::path& path) {
+    // Not O_DIRECT: what is read once more comes from the page cache, and reading ahead is ours anyway.
+    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (!fd && errno == ELOOP) return refused(path, "it is a symbolic link");
+    if (!fd) return failed(errno, "open", path);
+    struct stat status = {};
+    if (::fstat(fd.get(), &status) != 0) return failed(errno, "fstat", path);
+    if (!S_ISREG(status.st_mode)) return refused(path, "it is no plain file");
+    if (::geteuid() != 0 && status.st_uid != ::geteuid()) return refused(path, "it belongs to somebody else");
+    return fd;
+}
+
+} // namespace gpu_sleep::store

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The directory of snapshots: private names, files that belong to a process and go when it goes.
+
+#pragma once
+
+#include "base/fd.hpp"
+#include "base/process.hpp"
+#include "base/result.hpp"
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gpu_sleep::store {
+
+/// "gpu-sleep-PID-STARTTIME-NUMBER" and an ending.
+struct SnapshotName {
+    ProcessIdentity owner;
+    std::uint64_t number = 0; ///< one of the owner's
+    /// Of a sleeping process; still being written; kept on request, by now nobody's.
+    enum class Kind { sleeping, partial, kept } kind = Kind::sleeping;
+
+    [[nodiscard]] std::string text() const;
+    /// Nothing for any other name.
+    [[nodiscard]] static std::optional<SnapshotName> parse(std::string_view text);
+    friend bool operator==(const SnapshotName&, const SnapshotName&) = default;
+};
+
+/// A directory that belongs to the calling user alone. Thread-safe.
+class SnapshotDirectory {
+public:
+    /// Opens `path`, made with mode 0700 if it is missing. Errors: not_permitted (a symbolic link, somebody
+    /// else's, or open to others), io_failed.
+    [[nodiscard]] static Result<std::shared_ptr<const SnapshotDirectory>>
+    open(const std::filesystem::path& path);
+
+    [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+    /// Makes changes of names last. Errors: io_failed.
+    [[nodiscard]] Result<void> flush() const;
+
+    /// Snapshots that nobody needs any more: no process holds them open and locked, and their owner, as far
+    /// as it can be seen from here, has ended. The lock decides between containers that share a directory,
+    /// where pids mean nothing (a killed process may hold it a moment longer, while the kernel ends its
+    /// writes). Kept ones are none. Errors: io_failed.
+    [[nodiscard]] Result<std::vector<SnapshotName>> leftovers() const;
+    /// Removes them. Returns those that it removed. Errors: io_failed.
+    [[nodiscard]] Result<std::vector<SnapshotName>> remove_leftovers() const;
+
+private:
+    SnapshotDirectory(UniqueFd fd, std::filesystem::path path) : fd_(std::move(fd)), path_(std::move(path)) {}
+    [[nodiscard]] bool is_leftover(const SnapshotName& name, UniqueFd& locked) const;
+
+    UniqueFd fd_;
+    std::filesystem::path path_;
+};
+
+/// A snapshot's file in a directory, open and locked; removed when destroyed, unless it was kept. Move-only.
+class SnapshotFile {
+public:
+    /// Makes an empty one under a partial name, with mode 0600. `direct` asks for O_DIRECT, which some file
+    /// systems do not have. Errors: not_permitted, out_of_disk, io_failed.
+    [[nodiscard]] static Result<SnapshotFile> create(std::shared_ptr<const SnapshotDirectory> directory,
+                                                     ProcessIdentity owner, bool direct);
+
+    SnapshotFile(SnapshotFile&& other) noexcept = default;
+    SnapshotFile& operator=(SnapshotFile&& other) noexcept;
+    ~SnapshotFile() { remove(); }
+
+    [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    [[nodiscard]] const SnapshotName& name() const noexcept { return name_; }
+    [[nodiscard]] std::filesystem::path path() const { return directory_->path() / name_.text(); }
+
+    /// Flushes the contents to the device, gives the file the name of a sleeping process's, and flushes that.
+    /// Errors: out_of_disk, io_failed.
+    [[nodiscard]] Result<void> commit();
+    /// Leaves it for good, under the name of a kept one. Errors: io_failed; it is then as before.
+    [[nodiscard]] Result<void> keep();
+
+private:
+    SnapshotFile(std::shared_ptr<const SnapshotDirectory> directory, SnapshotName name, UniqueFd fd)
+        : directory_(std::move(directory)), name_(name), fd_(std::move(fd)) {}
+    [[nodiscard]] Result<void> rename(SnapshotName::Kind kind);
+    /// If the name is still that of this file.
+    void remove() noexcept;
+
+    std::shared_ptr<const SnapshotDirectory> directory_;
+    SnapshotName name_;
+    UniqueFd fd_; ///< empty once kept or moved from
+};
+
+/// Opens a snapshot for reading: a plain file, no symbolic link, of the calling user unless that is root.
+/// Errors: not_permitted, io_failed.
+[[nodiscard]] Result<UniqueFd> open_snapshot(const std::filesystem::path& path);
+
+} // namespace gpu_sleep::store

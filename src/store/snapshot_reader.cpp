@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The queue reads, workers check and decode, one thread hands out space and delivers.
+
+#include "store/snapshot_reader.hpp"
+
+#include "base/checksum.hpp"
+#include "base/guard.hpp"
+#include "store/buffer_pool.hpp"
+#include "store/snapshot_directory.hpp"
+#include "store/workers.hpp"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace gpu_sleep::store {
+namespace {
+
+/// One call of SnapshotReader::read().
+class Reading {
+public:
+    Reading(int fd, const SnapshotHeader& header, ChunkSink& sink, IoQueue& queue, BufferPool& pool)
+        : fd_(fd), header_(header), sink_(sink), queue_(queue), pool_(pool) {}
+
+    [[nodiscard]] Result<void> run(const std::vector<ChunkPlace>& places, unsigned threads,
+                                   std::size_t ahead) {
+        auto workers = Workers::start("gpu-sleep-load", threads);
+        if (!workers) return workers.error();
+        workers_ = workers->get();
+        decoders_.resize(workers_->count());
+        auto result = guarded([&] { return stream(places, ahead); });
+        stopped_ = true;
+        pool_.wait_for_all(); // nothing may still write to the sink's memory
+        return result;
+    }
+
+private:
+    /// A chunk on its way.
+    struct Chunk {
+        ChunkPlace place;
+        std::span<std::byte> content;
+        std::optional<Result<void>> result; ///< once it is there; guarded by mutex_
+    };
+
+    [[nodiscard]] Result<void> stream(const std::vector<ChunkPlace>& places, std::size_t ahead) {
+        std::size_t next = 0;
+        while (next < places.size() || !chunks_.empty()) {
+            for (; next < places.size() && chunks_.size() < ahead; ++next) GPU_SLEEP_TRY(start(places[next]));
+            auto& first = chunks_.front();
+            {
+                std::unique_lock lock(mutex_);
+                changed_.wait(lock, [&] { return first.result.has_value(); });
+            }
+            GPU_SLEEP_TRY(*first.result);
+            GPU_SLEEP_TRY(sink_.deliver(first.place, first.content));
+            chunks_.pop_front();
+        }
+        return {};
+    }
+
+    [[nodiscard]] Result<void> start(const ChunkPlace& place) {
+        const auto space = sink_.space(place);
+        if (!space) return space.error();
+        if (space->size() != place.bytes) return make_error(ErrorCode::internal, "space of a wrong size");
+        auto& chunk =
+            chunks_.emplace_back(Chunk{place, *space, {}}); // a deque's elements stay where they are
+        const auto& row = header_.rows[place.number];
+        auto* const buffer = pool_.take();
+        queue_.submit({IoRequest::Kind::read, fd_, buffer, row.stored_bytes, row.offset,
+                       [=, this, &chunk](Result<void> read) {
+                           workers_->post([=, this, &chunk](std::size_t worker) {
+                               auto result =
+                                   read ? guarded([&] { return unpack(worker, chunk, buffer); }) : read;
+                               finish(chunk, std::move(result), buffer);
+                           });
+                       }});
+        return {};
+    }
+
+    [[nodiscard]] Result<void> unpack(std::size_t worker, const Chunk& chunk, const std::byte* buffer) {
+        if (stopped_) return make_error(ErrorCode::cancelled, "reading has ended");
+        const auto& row = header_.rows[chunk.place.number];
+        if (xxh64({buffer, row.stored_bytes}) != row.checksum)
+            return make_error(ErrorCode::damaged,
+                              "the snapshot is damaged: the checksum of chunk {} ({:#x} of tag {}) is wrong",
+                              chunk.place.number,
+                              header_.description.extents[chunk.place.extent].address + chunk.place.offset,
+                              header_.description.extents[chunk.place.extent].tag);
+        if (row.shape.width == 0) {
+            std::memcpy(chunk.content.data(), buffer, row.used_bytes);
+            return {};
+        }
+        return decoders_[worker].decode(row.shape, {buffer, row.used_bytes}, chunk.content);
+    }
+
+    void finish(Chunk& chunk, Result<void> result, std::byte* buffer) {
+        {
+            // Notified with the lock held: the chunk may go as soon as its result is seen.
+            const std::lock_guard lock(mutex_);
+            chunk.result = std::move(result);
+            changed_.notify_all();
+        }
+        pool_.put(buffer); // last: the reading may go now
+    }
+
+    const int fd_;
+    const SnapshotHeader& header_;
+    ChunkSink& sink_;
+    IoQueue& queue_;
+    BufferPool& pool_;
+    Workers* workers_ = nullptr;
+    std::vector<codec::ChunkDecoder> decoders_; ///< one for each worker
+    std::atomic<bool> stopped_{false};
+    std::deque<Chunk> chunks_; ///< the thread of run() alone adds and removes
+    std::mutex mutex_;         ///< guards their results
+    std::condition_variable changed_;
+};
+
+Result<std::vector<ChunkPlace>> places_to_read(const SnapshotHeader& header,
+                                               const std::vector<std::size_t>& extents) {
+    auto places = places_of(header.description.extents);
+    for (const auto extent : extents)
+        if (extent >= header.description.extents.size())
+            return make_error(ErrorCode::invalid_argument, "the snapshot has no extent {}", extent);
+    if (!extents.empty())
+        std::erase_if(places, [&](const ChunkPlace& place) {
+            return std::find(extents.begin(), extents.end(), place.extent) == extents.end();
+        });
+    return places;
+}
+
+} // namespace
+
+Result<SnapshotReader> SnapshotReader::open(const std::filesystem::path& path,
+                                            std::optional<std::string_view> id) {
+    auto fd = open_snapshot(path);
+    if (!fd) return fd.error();
+    return open(*std::move(fd), id);
+}
+
+Result<SnapshotReader> SnapshotReader::open(UniqueFd fd, std::optional<std::string_view> id) {
+    return guarded([&]() -> Result<SnapshotReader> {
+        struct stat status = {};
+        if (::fstat(fd.get(), &status) != 0)
+            return errno_error(ErrorCode::io_failed, errno, "fstat", "cannot read the snapshot");
+        const auto file_bytes = static_cast<Bytes>(status.st_size);
+        std::array<std::byte, k_preamble_bytes> preamble{};
+        GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::read, fd.get(), preamble.data(), preamble.size(), 0));
+        const auto header_bytes = read_preamble(preamble, file_bytes);
+        if (!header_bytes) return header_bytes.error();
+        std::vector<std::byte> bytes(static_cast<std::size_t>(*header_bytes));
+        GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::read, fd.get(), bytes.data(), bytes.size(), 0));
+        auto header = decode_header(bytes, file_bytes);
+        if (!header) return header.error();
+        if (id && header->description.id != *id)
+            return make_error(ErrorCode::damaged, "the snapshot was replaced by another: it has the id {}",
+                              header->description.id);
+        return SnapshotReader(std::move(fd), *std::move(header));
+    });
+}
+
+Result<void> SnapshotReader::read(ChunkSink& sink, const SnapshotReadOptions& options) const {
+    const auto places = places_to_read(header_, options.extents);
+    if (!places) return places.error();
+    const auto each = 2 * codec::k_chunk_bytes; // a buffer, and as much again for a decoder's planes
+    const auto most = std::max<std::size_t>(1, static_cast<std::size_t>(options.staging / each));
+    auto threads = options.threads > 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
+    threads = static_cast<unsigned>(std::min<std::size_t>(threads, most));
+    const auto ahead = std::min(options.ahead > 0 ? options.ahead : 3 * threads, most);
+    auto pool = BufferPool::create(ahead, static_cast<std::size_t>(codec::k_chunk_bytes));
+    if (!pool) return pool.error();
+    std::unique_ptr<IoQueue> own_queue;
+    if (options.queue == nullptr) {
+        auto queue = open_io_queue(options.io);
+        if (!queue) return queue.error();
+        own_queue = *std::move(queue);
+    }
+    auto& queue = options.queue != nullptr ? *options.queue : *own_queue;
+    return Reading(fd_.get(), header_, sink, queue, **pool).run(*places, threads, ahead);
+}
+
+} // namespace gpu_sleep::store

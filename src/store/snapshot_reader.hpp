@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reading a snapshot: chunks are read ahead, checked and decoded on all cores, and delivered in order.
+
+#pragma once
+
+#include "base/fd.hpp"
+#include "store/io_queue.hpp"
+#include "store/snapshot.hpp"
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace gpu_sleep::store {
+
+/// Where the contents of a snapshot go.
+class ChunkSink {
+public:
+    virtual ~ChunkSink() = default;
+    /// Memory for the contents of `place`. Called in order, on the thread of SnapshotReader::read(), for at
+    /// most `ahead` chunks before the first of them is delivered. Errors: any; reading ends.
+    [[nodiscard]] virtual Result<std::span<std::byte>> space(const ChunkPlace& place) = 0;
+    /// The contents of `place`, checked, are where space() said. Called in order, on the same thread. Errors:
+    /// any; reading ends.
+    [[nodiscard]] virtual Result<void> deliver(const ChunkPlace& place,
+                                               std::span<const std::byte> content) = 0;
+};
+
+struct SnapshotReadOptions {
+    unsigned threads = 0;        ///< that check and decode; 0 for one a processor
+    std::size_t ahead = 0;       ///< chunks on their way; 0 for three a thread
+    Bytes staging = 512 * k_mib; ///< bound for all buffers; lowers the two above
+    IoKind io = IoKind::automatic;
+    IoQueue* queue = nullptr; ///< used instead of one of its own
+    /// Which extents to read, by number; all if there is none.
+    std::vector<std::size_t> extents;
+};
+
+/// An open snapshot. Trusts nothing in the file. Thread-safe: each read() has buffers and threads of its own.
+class SnapshotReader {
+public:
+    /// Opens the file and checks its header. With `id`, the snapshot must have that one: it may have been
+    /// replaced. Errors: not_permitted, io_failed, damaged, protocol_mismatch.
+    [[nodiscard]] static Result<SnapshotReader> open(const std::filesystem::path& path,
+                                                     std::optional<std::string_view> id = {});
+    /// The same with a file that is open already.
+    [[nodiscard]] static Result<SnapshotReader> open(UniqueFd fd, std::optional<std::string_view> id = {});
+
+    [[nodiscard]] const SnapshotHeader& header() const noexcept { return header_; }
+
+    /// Reads contents into `sink`. Errors: damaged (no chunk that is was delivered), io_failed,
+    /// out_of_host_memory, invalid_argument (no such extent), those of the sink.
+    [[nodiscard]] Result<void> read(ChunkSink& sink, const SnapshotReadOptions& options = {}) const;
+
+private:
+    SnapshotReader(UniqueFd fd, SnapshotHeader header) : fd_(std::move(fd)), header_(std::move(header)) {}
+
+    UniqueFd fd_;
+    SnapshotHeader header_;
+};
+
+} // namespace gpu_sleep::store

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One thread takes contents, workers encode them, the queue writes them wherever the file ends just then.
+
+#include "store/snapshot_writer.hpp"
+
+#include "base/checksum.hpp"
+#include "base/guard.hpp"
+#include "store/buffer_pool.hpp"
+#include "store/workers.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+namespace gpu_sleep::store {
+namespace {
+
+class SnapshotWriter {
+public:
+    SnapshotWriter(SnapshotFile& file, SnapshotHeader& header, ChunkSource& source, IoQueue& queue,
+                   BufferPool& pool)
+        : file_(file), header_(header), source_(source), queue_(queue), pool_(pool),
+          places_(places_of(header.description.extents)), end_(header.header_bytes) {
+        header_.rows.resize(places_.size());
+    }
+
+    [[nodiscard]] Result<void> write(unsigned threads) {
+        auto workers = Workers::start("gpu-sleep-pack", threads);
+        if (!workers) return workers.error();
+        encoders_.resize((*workers)->count());
+        for (const auto& place : places_) {
+            if (has_failed_) break;
+            auto* const buffer = pool_.take();
+            auto content = source_.take(place);
+            if (!content || content->size() != place.bytes) {
+                fail(content ? make_error(ErrorCode::internal, "contents of a wrong size") : content.error());
+                if (content) source_.release(place);
+                pool_.put(buffer);
+                break;
+            }
+            (*workers)->post(
+                [=, this, content = *content](std::size_t worker) { pack(worker, place, content, buffer); });
+        }
+        pool_.wait_for_all();
+        const std::lock_guard lock(mutex_);
+        if (failure_) return *failure_;
+        header_.file_bytes = end_;
+        return {};
+    }
+
+private:
+    void pack(std::size_t worker, const ChunkPlace& place, std::span<const std::byte> content,
+              std::byte* buffer) {
+        auto packed = guarded([&]() -> Result<codec::ChunkEncoder::Encoded> {
+            if (has_failed_) return make_error(ErrorCode::cancelled, "the snapshot is given up");
+            return encoders_[worker].encode(content, {buffer, codec::ChunkEncoder::room(content.size())});
+        });
+        if (!packed) {
+            source_.release(place);
+            return finish(packed.error(), buffer);
+        }
+        auto& row = header_.rows[place.number]; // nobody else's
+        row.shape = packed->shape;
+        row.content_bytes = static_cast<std::uint32_t>(content.size());
+        row.used_bytes =
+            packed->shape.width == 0 ? row.content_bytes : static_cast<std::uint32_t>(packed->bytes);
+        row.stored_bytes = static_cast<std::uint32_t>(round_up(row.used_bytes, k_alignment));
+        const bool in_place = packed->shape.width == 0 && row.used_bytes == row.stored_bytes &&
+                              reinterpret_cast<std::uintptr_t>(content.data()) % k_alignment == 0;
+        if (!in_place) {
+            if (packed->shape.width == 0) std::memcpy(buffer, content.data(), content.size());
+            std::memset(buffer + row.used_bytes, 0, row.stored_bytes - row.used_bytes);
+            source_.release(place);
+        }
+        // Only ever read from: IoRequest serves both directions.
+        auto* const data = in_place ? const_cast<std::byte*>(content.data()) : buffer;
+        row.checksum = xxh64({data, row.stored_bytes});
+        row.offset = end_.fetch_add(row.stored_bytes);
+        queue_.submit({IoRequest::Kind::write, file_.fd(), data, row.stored_bytes, row.offset,
+                       [=, this](Result<void> written) {
+                           if (in_place) source_.release(place);
+                           finish(std::move(written), buffer);
+                       }});
+    }
+
+    void finish(Result<void> result, std::byte* buffer) {
+        if (!result) fail(std::move(result).error());
+        pool_.put(buffer); // last: the writer may go now
+    }
+
+    void fail(Error error) {
+        const std::lock_guard lock(mutex_);
+        if (!failure_) failure_ = std::move(error);
+        has_failed_ = true;
+    }
+
+    SnapshotFile& file_;
+    SnapshotHeader& header_;
+    ChunkSource& source_;
+    IoQueue& queue_;
+    BufferPool& pool_;
+    const std::vector<ChunkPlace> places_;
+    std::vector<codec::ChunkEncoder> encoders_; ///< one for each worker
+    std::atomic<Bytes> end_;                    ///< of what was given a place in the file
+    std::atomic<bool> has_failed_{false};
+    std::mutex mutex_; ///< guards failure_
+    std::optional<Error> failure_;
+};
+
+Result<void> write_header(int fd, const SnapshotHeader& header, BufferPool& pool) {
+    const auto bytes = encode_header(header);
+    auto* const buffer = pool.take();
+    Result<void> result;
+    for (std::size_t at = 0; at < bytes.size() && result; at += codec::k_chunk_bytes) {
+        const auto part = std::min<std::size_t>(codec::k_chunk_bytes, bytes.size() - at);
+        std::memcpy(buffer, &bytes[at], part);
+        result = move_bytes(IoRequest::Kind::write, fd, buffer, part, at);
+    }
+    pool.put(buffer);
+    return result;
+}
+
+} // namespace
+
+Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directory,
+                                SnapshotDescription description, ChunkSource& source,
+                                const SnapshotWriteOptions& options) {
+    auto id = make_snapshot_id();
+    if (!id) return id.error();
+    description.id = *std::move(id);
+    description.created = utc_now();
+    auto file = SnapshotFile::create(std::move(directory), description.owner, options.direct);
+    if (!file) return file.error();
+    SnapshotHeader header;
+    header.header_bytes = header_bytes_of(description);
+    header.description = std::move(description);
+
+    const auto room = codec::ChunkEncoder::room(codec::k_chunk_bytes);
+    const auto each = room + codec::k_chunk_bytes; // a buffer, and as much again for an encoder's planes
+    const auto most = std::max<std::size_t>(1, static_cast<std::size_t>(options.staging / each));
+    auto threads = options.threads > 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
+    threads = static_cast<unsigned>(std::min<std::size_t>(threads, most));
+    const auto buffers = std::min(options.under_way > 0 ? options.under_way : 3 * threads, most);
+    auto pool = BufferPool::create(buffers, room);
+    if (!pool) return pool.error();
+    std::unique_ptr<IoQueue> own_queue;
+    if (options.queue == nullptr) {
+        auto queue = open_io_queue(options.io);
+        if (!queue) return queue.error();
+        own_queue = *std::move(queue);
+    }
+    auto& queue = options.queue != nullptr ? *options.queue : *own_queue;
+    GPU_SLEEP_TRY(SnapshotWriter(*file, header, source, queue, **pool).write(threads));
+    GPU_SLEEP_TRY(write_header(file->fd(), header, **pool));
+    GPU_SLEEP_TRY(file->commit());
+    return Snapshot{*std::move(file), std::move(header)};
+}
+
+} // namespace gpu_sleep::store

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A few threads that do what is posted to them, in that order.
+
+#pragma once
+
+#include "base/result.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace gpu_sleep::store {
+
+/// Thread-safe. Signals are blocked in its threads.
+class Workers {
+public:
+    /// What a thread does; told the thread's number, below count(). Must not throw.
+    using Job = std::function<void(std::size_t worker)>;
+
+    /// Starts as many threads as can be had, up to `threads`. `name` has at most 15 characters. Errors:
+    /// out_of_host_memory (not one could be started).
+    [[nodiscard]] static Result<std::unique_ptr<Workers>> start(const char* name, unsigned threads);
+
+    Workers(const Workers&) = delete;
+    Workers& operator=(const Workers&) = delete;
+    /// Ends the threads when all that was posted is done.
+    ~Workers();
+
+    void post(Job job);
+    [[nodiscard]] std::size_t count() const noexcept { return threads_.size(); }
+
+private:
+    Workers() = default;
+    void work(std::size_t worker);
+
+    std::vector<std::thread> threads_; ///< not changed after start
+    std::mutex mutex_;                 ///< guards all below
+    std::condition_variable changed_;
+    std::deque<Job> jobs_;
+    bool ends_ = false;
+};
+
+} // namespace gpu_sleep::store

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Snapshots for tests: a private directory, contents in memory, and whole snapshots made of them.
+
+#pragma once
+
+#include "store/snapshot_reader.hpp"
+#include "store/snapshot_writer.hpp"
+#include "support/catch.hpp"
+#include "support/weights.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <set>
+#include <string>
+
+namespace gpu_sleep::test {
+
+/// A new directory of mode 0700 beneath `parent`, removed with all that is in it.
+class TemporaryDirectory {
+public:
+    explicit TemporaryDirectory(
+        const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+        auto pattern = (parent / "gpu-sleep-test-XXXXXX").string();
+        REQUIRE(::mkdtemp(pattern.data()) != nullptr);
+        path_ = pattern;
+    }
+    TemporaryDirectory(const TemporaryDirectory&) = delete;
+    TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+    ~TemporaryDirectory() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+    [[nodiscard]] std::size_t file_count() const {
+        const auto entries = std::filesystem::directory_iterator(path_);
+        return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
+    }
+    [[nodiscard]] std::shared_ptr<const store::SnapshotDirectory> open() const {
+        const auto directory = store::SnapshotDirectory::open(path_);
+        REQUIRE(directory);
+        return *directory;
+    }
+
+private:
+    std::filesystem::path path_;
+};
+
+/// Extents with their contents, as a source and as a sink that compares.
+class MemoryContents final : public store::ChunkSource, public store::ChunkSink {
+public:
+    void add(std::string tag, ByteVector bytes) {
+        description.extents.push_back({0x7f0000000000 + 0x100000000 * contents_.size(), bytes.size(),
+                                       std::move(tag), static_cast<int>(contents_.size() % 2)});
+        contents_.push_back(std::move(bytes));
+    }
+
+    [[nodiscard]] Result<std::span<const std::byte>> take(const store::ChunkPlace& place) override {
+        if (place.number == fails_at) return make_error(ErrorCode::driver_failed, "no contents");
+        const std::lock_guard lock(mutex_);
+        CHECK(out_.insert(place.number).second);
+        most_out = std::max(most_out, out_.size());
+        return std::span<const std::byte>(contents_[place.extent])
+            .subspan(static_cast<std::size_t>(place.offset), place.bytes);
+    }
+    void release(const store::ChunkPlace& place) noexcept override {
+        const std::lock_guard lock(mutex_);
+        out_.erase(place.number);
+    }
+    /// Whether all that was taken was released.
+    [[nodiscard]] bool is_quiet() const { return out_.empty(); }
+
+    [[nodiscard]] Result<std::span<std::byte>> space(const store::ChunkPlace& place) override {
+        if (place.number == fails_at) return make_error(ErrorCode::driver_failed, "no space");
+        spaces_.emplace_back(place.bytes, std::byte{0xEE});
+        ++waiting_;
+        most_out = std::max(most_out, waiting_);
+        return std::span<std::byte>(spaces_.back());
+    }
+    [[nodiscard]] Result<void> deliver(const store::ChunkPlace& place,
+                                       std::span<const std::byte> content) override {
+        const auto wanted = std::span<const std::byte>(contents_[place.extent])
+                                .subspan(static_cast<std::size_t>(place.offset), place.bytes);
+        CHECK(std::equal(content.begin(), content.end(), wanted.begin(), wanted.end()));
+        if (!delivered.empty()) CHECK(delivered.back() < place.number);
+        delivered.push_back(place.number);
+        --waiting_;
+        return {};
+    }
+
+    store::SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), {}};
+    std::size_t fails_at = SIZE_MAX; ///< chunk
+    std::size_t most_out = 0;
+    std::vector<std::size_t> delivered;
+
+private:
+    std::vector<ByteVector> contents_;
+    std::mutex mutex_; ///< guards those that are out
+    std::set<std::size_t> out_;
+    std::deque<ByteVector> spaces_;
+    std::size_t waiting_ = 0;
+};
+
+/// Weights of several kinds, among them extents shorter than a page and longer than a chunk.
+inline void add_sample_contents(MemoryContents& contents) {
+    contents.add("weights", normal_bf16(5 * k_mib / 2 + 3));
+    contents.add("kv_cache", random_bytes(4 * k_mib + 4096));
+    contents.add("default", random_bytes(77));
+    contents.add("weights", normal_e4m3(100'000));
+    contents.add("scales", normal_fp32(30'001));
+    contents.add("zeros", ByteVector(9 * k_mib));
+}
+
+[[nodiscard]] inline ByteVector read_file(const std::filesystem::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const auto bytes = std::as_bytes(std::span(text));
+    return {bytes.begin(), bytes.end()};
+}
+
+inline void write_file(const std::filesystem::path& path, std::span<const std::byte> bytes) {
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+}
+
+} // namespace gpu_sleep::test

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Names, leftovers, and other people's attempts.
+
+#include "store/snapshot_directory.hpp"
+#include "support/snapshots.hpp"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+
+namespace gpu_sleep::store {
+namespace {
+
+using test::TemporaryDirectory;
+using Kind = SnapshotName::Kind;
+
+// Beyond what the kernel gives out, so that it is nobody's.
+constexpr ProcessIdentity k_nobody{0x7FFFFFF0, 99};
+
+TEST_CASE("Snapshot names: read as they are written, and no others", "[store]") {
+    for (const auto kind : {Kind::sleeping, Kind::partial, Kind::kept}) {
+        const SnapshotName name{{4242, 123456}, 7, kind};
+        CHECK(SnapshotName::parse(name.text()) == name);
+    }
+    CHECK(SnapshotName{{4242, 123456}, 7, Kind::sleeping}.text() == "gpu-sleep-4242-123456-7.snapshot");
+    for (const auto* text : {"", "gpu-sleep-", "gpu-sleep-1-2.snapshot", "gpu-sleep-1-2-3",
+                             "gpu-sleep-1-2-3.snap", "gpu-sleep-1-2-3.snapshot~", "gpu-sleep--1-2-3.snapshot",
+                             "gpu-sleep-0-2-3.kept", "gpu-sleep-01-2-3.kept", "gpu-sleep-1-2-3x.kept",
+                             "gpu-sleep-99999999999-2-3.snapshot", "x-gpu-sleep-1-2-3.kept"})
+        CHECK_FALSE(SnapshotName::parse(text));
+}
+
+TEST_CASE("Snapshot directories: made private; links and those open to others are refused", "[store]") {
+    const TemporaryDirectory parent;
+    const auto path = parent.path() / "new";
+    const auto opened = SnapshotDirectory::open(path);
+    REQUIRE(opened);
+    struct stat status = {};
+    REQUIRE(::stat(path.c_str(), &status) == 0);
+    CHECK((status.st_mode & 07777) == 0700);
+    CHECK(SnapshotDirectory::open(path));
+
+    std::filesystem::create_directory_symlink(path, parent.path() / "link");
+    CHECK(SnapshotDirectory::open(parent.path() / "link").error().code == ErrorCode::not_permitted);
+    for (const mode_t mode : {0750, 0701, 0777, 0720}) {
+        REQUIRE(::chmod(path.c_str(), mode) == 0);
+        CHECK(SnapshotDirectory::open(path).error().code == ErrorCode::not_permitted);
+    }
+    test::write_file(parent.path() / "file", {});
+    CHECK(SnapshotDirectory::open(parent.path() / "file").error().code == ErrorCode::not_permitted);
+    CHECK(SnapshotDirectory::open(parent.path() / "a" / "b").error().code == ErrorCode::io_failed);
+    if (::geteuid() == 0) {
+        const auto foreign = parent.path() / "foreign";
+        REQUIRE(::mkdir(foreign.c_str(), 0700) == 0);
+        REQUIRE(::chown(foreign.c_str(), 12345, 12345) == 0);
+        CHECK(SnapshotDirectory::open(foreign).error().code == ErrorCode::not_permitted);
+    }
+}
+
+TEST_CASE("Snapshot files: a name that somebody has is not followed and not replaced", "[store]") {
+    const TemporaryDirectory directory;
+    const auto victim = directory.path() / "victim";
+    test::write_file(victim, test::random_bytes(100));
+    const auto before = test::read_file(victim);
+    // The next numbers, both as links to the victim and as plain files.
+    auto probe = SnapshotFile::create(directory.open(), k_nobody, false);
+    REQUIRE(probe);
+    const auto number = probe->name().number;
+    for (std::uint64_t i = 1; i <= 4; ++i) {
+        const SnapshotName name{k_nobody, number + i, i % 2 == 0 ? Kind::partial : Kind::sleeping};
+        if (i < 3)
+            std::filesystem::create_symlink(victim, directory.path() / name.text());
+        else
+            test::write_file(directory.path() / name.text(), test::random_bytes(9));
+    }
+    auto file = SnapshotFile::create(directory.open(), k_nobody, false);
+    REQUIRE(file);
+    CHECK(file->name().number == number + 5);
+    REQUIRE(file->commit());
+    CHECK(test::read_file(victim) == before);
+    CHECK(directory.file_count() == 7);
+}
+
+TEST_CASE("Snapshots are opened only where they are plain files", "[store]") {
+    const TemporaryDirectory directory;
+    const auto file = directory.path() / "file";
+    test::write_file(file, test::random_bytes(100));
+    std::filesystem::create_symlink(file, directory.path() / "link");
+    REQUIRE(::mkfifo((directory.path() / "pipe").c_str(), 0600) == 0);
+    CHECK(open_snapshot(file));
+    for (const auto* name : {"link", "pipe", "."})
+        CHECK(open_snapshot(directory.path() / name).error().code == ErrorCode::not_permitted);
+    CHECK(open_snapshot(directory.path() / "missing").error().code == ErrorCode::io_failed);
+}
+
+TEST_CASE("Leftovers: those of ended owners that nobody holds", "[store]") {
+    const TemporaryDirectory directory;
+    const ProcessIdentity living{::getpid(), *own_start_time()};
+    const auto make = [&](ProcessIdentity owner, std::uint64_t number, Kind kind) {
+        const SnapshotName name{owner, number, kind};
+        test::write_file(directory.path() / name.text(), test::random_bytes(10));
+        return name;
+    };
+    std::vector<SnapshotName> dead = {
+        make(k_nobody, 100'001, Kind::sleeping), make(k_nobody, 100'002, Kind::partial),
+        make({::getpid(), 1}, 100'003, Kind::sleeping)}; // the pid was used again
+    make(k_nobody, 100'004, Kind::kept);
+    make(living, 100'005, Kind::sleeping);
+    test::write_file(directory.path() / "something else", {});
+    const auto link = SnapshotName{k_nobody, 100'006, Kind::sleeping};
+    std::filesystem::create_symlink(directory.path() / "something else", directory.path() / link.text());
+    // Its owner cannot be seen from here, as in another container, but holds it.
+    const auto held = SnapshotFile::create(directory.open(), k_nobody, false);
+    REQUIRE(held);
+
+    const auto sorted = [](std::vector<SnapshotName> names) {
+        std::sort(names.begin(), names.end(), [](auto& a, auto& b) { return a.number < b.number; });
+        return names;
+    };
+    CHECK(sorted(*directory.open()->leftovers()) == dead);
+    CHECK(sorted(*directory.open()->remove_leftovers()) == dead);
+    CHECK(directory.open()->leftovers()->empty());
+    CHECK(directory.file_count() == 5);
+}
+
+TEST_CASE("Leftovers: a process killed at any moment leaves what the next one finds", "[store]") {
+    const TemporaryDirectory directory;
+    test::MemoryContents contents;
+    contents.add("weights", test::normal_bf16(300'000));
+    contents.description.owner = k_nobody;
+    for (int i = 0; i < 25; ++i) {
+        const auto child = ::fork();
+        if (child == 0) {
+            SnapshotWriteOptions options;
+            options.threads = 2;
+            const auto opened = SnapshotDirectory::open(directory.path());
+            for (;;)
+                if (!opened || !write_snapshot(*opened, contents.description, contents, options)) ::_exit(1);
+        }
+        ::usleep(static_cast<useconds_t>(1000 + 1700 * i));
+        ::kill(child, SIGKILL);
+        REQUIRE(::waitpid(child, nullptr, 0) == child);
+        // The kernel lets go of what io_uring had under way, and with it of the lock, a moment later.
+        const auto deadline = Clock::now() + std::chrono::seconds(5);
+        do CHECK(directory.open()->remove_leftovers());
+        while (directory.file_count() > 0 && Clock::now() < deadline);
+        CHECK(directory.file_count() == 0);
+    }
+}
+
+} // namespace
+} // namespace gpu_sleep::store

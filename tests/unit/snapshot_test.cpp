@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Snapshots there and back, cut, bent, lied about, and with a disk that fails.
+
+#include "base/checksum.hpp"
+#include "store/snapshot.hpp"
+#include "support/failing_call.hpp"
+#include "support/snapshots.hpp"
+
+#include <cerrno>
+
+namespace gpu_sleep::store {
+namespace {
+
+using test::ByteVector;
+using test::MemoryContents;
+using test::TemporaryDirectory;
+
+SnapshotWriteOptions small_write(IoKind io = IoKind::automatic) {
+    SnapshotWriteOptions options;
+    options.threads = 2;
+    options.io = io;
+    return options;
+}
+
+SnapshotReadOptions small_read(IoKind io = IoKind::automatic) {
+    SnapshotReadOptions options;
+    options.threads = 2;
+    options.io = io;
+    return options;
+}
+
+/// Reads a file of these bytes. Returns the first error.
+Result<void> read_all(const std::filesystem::path& path, MemoryContents& contents) {
+    contents.delivered.clear();
+    const auto reader = SnapshotReader::open(path);
+    if (!reader) return reader.error();
+    return reader->read(contents, small_read());
+}
+
+TEST_CASE("Snapshots: what was written is read, by both kinds of queues, past the page cache or not",
+          "[store]") {
+    const auto io = GENERATE(IoKind::automatic, IoKind::threads);
+    const auto direct = GENERATE(true, false);
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    test::add_sample_contents(contents);
+    auto options = small_write(io);
+    options.direct = direct;
+    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, options);
+    REQUIRE(snapshot);
+    CHECK(contents.is_quiet());
+    CHECK(contents.most_out <= 6);
+    const auto reader = SnapshotReader::open(snapshot->file.path(), snapshot->header.description.id);
+    REQUIRE(reader);
+    CHECK(reader->header().description == snapshot->header.description);
+    CHECK(reader->header().description.extents == contents.description.extents);
+    contents.most_out = 0;
+    REQUIRE(reader->read(contents, small_read(io)));
+    CHECK(contents.delivered.size() == reader->header().rows.size());
+    CHECK(contents.most_out <= 6);
+    CHECK(reader->header().file_bytes < contents.description.content_bytes() * 3 / 4);
+}
+
+TEST_CASE("Snapshots: single extents, and those that are not there", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    test::add_sample_contents(contents);
+    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    REQUIRE(snapshot);
+    const auto reader = SnapshotReader::open(snapshot->file.path());
+    REQUIRE(reader);
+    auto options = small_read();
+    options.extents = {3, 1};
+    REQUIRE(reader->read(contents, options));
+    CHECK(contents.delivered == std::vector<std::size_t>{2, 3, 5});
+    options.extents = {6};
+    CHECK(reader->read(contents, options).error().code == ErrorCode::invalid_argument);
+}
+
+TEST_CASE("Snapshots: files are private, and go with their owner unless kept", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    contents.add("weights", test::random_bytes(5000));
+    std::filesystem::path kept;
+    {
+        auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+        REQUIRE(snapshot);
+        struct stat status = {};
+        REQUIRE(::stat(snapshot->file.path().c_str(), &status) == 0);
+        CHECK((status.st_mode & 07777) == 0600);
+        CHECK(snapshot->file.name().kind == SnapshotName::Kind::sleeping);
+        CHECK(directory.file_count() == 1);
+        auto other = write_snapshot(directory.open(), contents.description, contents, small_write());
+        REQUIRE(other);
+        CHECK(directory.file_count() == 2);
+        REQUIRE(other->file.keep());
+        kept = other->file.path();
+    }
+    CHECK(directory.file_count() == 1);
+    CHECK(SnapshotReader::open(kept));
+    CHECK(directory.open()->leftovers()->empty());
+}
+
+TEST_CASE("Snapshots: a small staging bound still works, one chunk at a time", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    test::add_sample_contents(contents);
+    auto options = small_write();
+    options.staging = k_mib;
+    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, options);
+    REQUIRE(snapshot);
+    CHECK(contents.most_out == 1);
+    auto reading = small_read();
+    reading.staging = k_mib;
+    contents.most_out = 0;
+    REQUIRE(SnapshotReader::open(snapshot->file.path())->read(contents, reading));
+    CHECK(contents.most_out == 1);
+}
+
+TEST_CASE("Snapshots: without extents", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    REQUIRE(snapshot);
+    CHECK(read_all(snapshot->file.path(), contents));
+}
+
+TEST_CASE("Snapshots: a source or a sink that fails at any chunk", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    test::add_sample_contents(contents);
+    const auto count = places_of(contents.description.extents).size();
+    for (std::size_t i = 0; i < count; ++i) {
+        contents.fails_at = i;
+        const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+        CHECK(snapshot.error().code == ErrorCode::driver_failed);
+        CHECK(contents.is_quiet());
+        CHECK(directory.file_count() == 0);
+    }
+    contents.fails_at = SIZE_MAX;
+    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    REQUIRE(snapshot);
+    for (std::size_t i = 0; i < count; ++i) {
+        contents.fails_at = i;
+        CHECK(read_all(snapshot->file.path(), contents).error().code == ErrorCode::driver_failed);
+    }
+}
+
+/// A queue whose n-th write fails.
+class FullDisk final : public IoQueue {
+public:
+    FullDisk(IoQueue& queue, std::size_t fails_at) : queue_(queue), left_(fails_at) {}
+    void submit(IoRequest request) override {
+        if (left_-- != 0) return queue_.submit(std::move(request));
+        request.done(make_error(ErrorCode::out_of_disk, "full"));
+    }
+
+private:
+    IoQueue& queue_;
+    std::atomic<std::size_t> left_;
+};
+
+TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    test::add_sample_contents(contents);
+    const auto queue = open_io_queue();
+    REQUIRE(queue);
+    for (std::size_t i = 0; i < places_of(contents.description.extents).size(); ++i) {
+        FullDisk disk(**queue, i);
+        auto options = small_write();
+        options.queue = &disk;
+        const auto snapshot = write_snapshot(directory.open(), contents.description, contents, options);
+        CHECK(snapshot.error().code == ErrorCode::out_of_disk);
+        CHECK(contents.is_quiet());
+        CHECK(directory.file_count() == 0);
+    }
+}
+
+TEST_CASE("Snapshots: a flush or a rename that fails leaves nothing behind", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    contents.add("weights", test::random_bytes(5000));
+    const auto opened = directory.open();
+    const auto failing =
+        GENERATE(test::FailingCall{SYS_fsync, EIO, {}}, test::FailingCall{SYS_renameat2, EIO, {}},
+                 test::FailingCall{SYS_fsync, ENOSPC, {}});
+    std::optional<Error> error;
+    const bool was_run = test::with_failing_calls({failing}, [&] {
+        const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
+        if (!snapshot) error = snapshot.error();
+    });
+    if (!was_run) return;
+    REQUIRE(error);
+    CHECK(error->code == (failing.error == ENOSPC ? ErrorCode::out_of_disk : ErrorCode::io_failed));
+    CHECK(directory.file_count() == 0);
+}
+
+TEST_CASE("Snapshots: one that is cut at any 4 KiB, or longer, is refused", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    contents.add("weights", test::normal_bf16(100'000));
+    contents.add("kv_cache", test::random_bytes(100'000));
+    auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    REQUIRE(snapshot);
+    const auto path = snapshot->file.path();
+    const auto size = std::filesystem::file_size(path);
+    std::filesystem::resize_file(path, size + 4096);
+    CHECK(read_all(path, contents).error().code == ErrorCode::damaged);
+    for (auto left = size; left > 0;) {
+        left -= std::min<std::uintmax_t>(left, 4096);
+        std::filesystem::resize_file(path, left);
+        CHECK(read_all(path, contents).error().code == ErrorCode::damaged);
+    }
+}
+
+TEST_CASE("Snapshots: a flipped bit anywhere in the header, and in every block, is found", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    contents.add("weights", test::normal_bf16(100'000));
+    contents.add("kv_cache", test::random_bytes(20'000));
+    auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    REQUIRE(snapshot);
+    const auto path = snapshot->file.path();
+    auto bytes = test::read_file(path);
+    REQUIRE(read_all(path, contents));
+    for (std::size_t i = 0; i < bytes.size(); i += i < 1500 ? 1 : 499) {
+        const auto bit = static_cast<std::byte>(1 << i % 8);
+        bytes[i] ^= bit;
+        test::write_file(path, bytes);
+        const auto result = read_all(path, contents);
+        if (result || result.error().code != ErrorCode::damaged) FAIL("flipped in byte " << i);
+        CHECK(contents.delivered.size() < 2);
+        bytes[i] ^= bit;
+    }
+}
+
+TEST_CASE("Snapshots: a header that lies, with good checksums", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    contents.add("weights", test::normal_bf16(100'000));
+    contents.add("kv_cache", test::random_bytes(20'000));
+    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    REQUIRE(snapshot);
+    const auto& honest = snapshot->header;
+    const auto refused = [&](const auto& lie) {
+        auto header = honest;
+        lie(header);
+        const auto decoded = decode_header(encode_header(header), honest.file_bytes);
+        return !decoded && decoded.error().code == ErrorCode::damaged;
+    };
+    CHECK_FALSE(refused([](SnapshotHeader&) {}));
+    CHECK(refused([](SnapshotHeader& h) { h.rows[0].offset += k_alignment; }));
+    CHECK(refused([](SnapshotHeader& h) { h.rows[0].offset = 0; }));
+    CHECK(refused([](SnapshotHeader& h) { h.rows[1].offset = h.rows[0].offset; }));
+    CHECK(refused([](SnapshotHeader& h) { h.rows[0].offset = ~std::uint64_t{0} - 4095; }));
+    CHECK(refused([](SnapshotHeader& h) { h.rows[0].stored_bytes += 4096; }));
+    CHECK(refused([](SnapshotHeader& h) { h.rows[0].stored_bytes = 0xFFFFF000; }));
+    CHECK(refused([](SnapshotHeader& h) { h.rows[0].used_bytes = 0; }));
+    CHECK(refused([](SnapshotHeader& h) { h.rows[0].used_bytes = h.rows[0].content_bytes; }));
+    CHECK(refused([](SnapshotHeader& h) { h.rows[0].content_bytes -= 1; }));
+    CHECK(refused([](SnapshotHeader& h) { h.rows[0].shape = {0, 0}; }));
+    CHECK(refused([](SnapshotHeader& h) { h.rows[0].shape = {3, 1}; }));
+    CHECK(refused([](SnapshotHeader& h) { h.rows[0].shape = {2, 4}; }));
+    CHECK(refused([](SnapshotHeader& h) { h.rows[0].reserved = 1; }));
+    CHECK(refused([](SnapshotHeader& h) { h.file_bytes += 4096; }));
+    CHECK(refused([](SnapshotHeader& h) { h.header_bytes += 4096; }));
+    CHECK(refused([](SnapshotHeader& h) { h.description.extents[0].bytes = 0; }));
+    CHECK(refused([](SnapshotHeader& h) { h.description.extents[0].bytes += codec::k_chunk_bytes; }));
+    CHECK(refused([](SnapshotHeader& h) { h.description.extents[0].address = ~std::uint64_t{0}; }));
+    CHECK(refused([](SnapshotHeader& h) { std::swap(h.rows[0], h.rows[1]); }));
+    // A shape that may be, but is not this chunk's, is found by the decoder.
+    auto header = honest;
+    header.rows[0].shape = {4, 0b1000};
+    auto bytes = test::read_file(snapshot->file.path());
+    const auto encoded = encode_header(header);
+    std::copy(encoded.begin(), encoded.end(), bytes.begin());
+    test::write_file(snapshot->file.path(), bytes);
+    CHECK(read_all(snapshot->file.path(), contents).error().code == ErrorCode::damaged);
+    CHECK(contents.delivered.empty());
+}
+
+TEST_CASE("Snapshots: one of a later version is refused as such", "[store]") {
+    SnapshotHeader header;
+    header.header_bytes = header_bytes_of(header.description);
+    header.file_bytes = header.header_bytes;
+    auto bytes = encode_header(header);
+    bytes[16] = std::byte{2};
+    const auto checksum = xxh64(std::span(bytes).first(k_preamble_bytes - 8));
+    std::memcpy(&bytes[k_preamble_bytes - 8], &checksum, sizeof(checksum));
+    CHECK(decode_header(bytes, header.file_bytes).error().code == ErrorCode::protocol_mismatch);
+}
+
+TEST_CASE("Snapshots: another one of the same name is noticed by its id", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    contents.add("weights", test::random_bytes(5000));
+    auto one = write_snapshot(directory.open(), contents.description, contents, small_write());
+    auto other = write_snapshot(directory.open(), contents.description, contents, small_write());
+    REQUIRE(one);
+    REQUIRE(other);
+    std::filesystem::rename(other->file.path(), one->file.path());
+    const auto reader = SnapshotReader::open(one->file.path(), one->header.description.id);
+    CHECK(reader.error().code == ErrorCode::damaged);
+    const auto path = one->file.path();
+    one = make_error(ErrorCode::internal, "gone"); // removes only what it made
+    CHECK(std::filesystem::exists(path));
+}
+
+} // namespace
+} // namespace gpu_sleep::store
