@@ -134,7 +134,7 @@ void Agent::complete(Report& report) {
     report.waiting = waiting.held_now;
     report.touches = waiting.held_ever;
     report.last_touch = waiting.last;
-    const auto* running = running_.load();
+    auto* running = running_.load();
     if (!running) return;
     report.host_bytes = running->engine.vaults().host_bytes();
     report.file_bytes = running->engine.vaults().file_bytes();

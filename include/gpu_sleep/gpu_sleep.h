@@ -46,7 +46,8 @@ typedef enum gpu_sleep_status {
     GPU_SLEEP_ERROR_NO_DRIVER = 19,
     GPU_SLEEP_ERROR_NOT_OWNED = 20,
     GPU_SLEEP_ERROR_CONTEXT_LOST = 21,
-    GPU_SLEEP_ERROR_UNSEEN_LIBRARY = 22
+    GPU_SLEEP_ERROR_UNSEEN_LIBRARY = 22,
+    GPU_SLEEP_ERROR_OUT_OF_DISK = 23
 } gpu_sleep_status;
 
 /** The agent's version, such as "0.1.0". The string is static. */

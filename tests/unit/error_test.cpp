@@ -60,5 +60,6 @@ TEST_CASE("Errors: the C API's statuses are the same numbers", "[error]") {
     CHECK(GPU_SLEEP_ERROR_NO_DRIVER == static_cast<int>(ErrorCode::no_driver));
     CHECK(GPU_SLEEP_ERROR_NOT_OWNED == static_cast<int>(ErrorCode::not_owned));
     CHECK(GPU_SLEEP_ERROR_UNSEEN_LIBRARY == static_cast<int>(ErrorCode::unseen_library));
+    CHECK(GPU_SLEEP_ERROR_OUT_OF_DISK == static_cast<int>(ErrorCode::out_of_disk));
     CHECK(GPU_SLEEP_ERROR_CONTEXT_LOST == static_cast<int>(ErrorCode::context_lost));
 }
