@@ -14,6 +14,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
+#include <thread>
 
 namespace gpu_sleep::agent {
 namespace {
@@ -75,13 +76,25 @@ void Agent::handle_exit() noexcept {
     if (!agent) return;
     agent->exiting_ = true;
     gate::Gate::instance().abandon();
-    // A snapshot belongs to the process. One that a transaction is working on is left to the next look at its directory.
-    auto* const running = agent->running_.load(std::memory_order_acquire);
-    if (running && agent->memory_mutex_.try_lock()) {
-        running->engine.vaults().remove_files();
-        agent->memory_mutex_.unlock();
-    }
+    agent->remove_files();
     agent->server_.remove_endpoint();
+}
+
+void Agent::remove_files() noexcept {
+    auto* const running = running_.load(std::memory_order_acquire);
+    if (!running) return;
+    // A transaction must not hold up the end of the program: its file is left to the next look at the
+    // directory.
+    constexpr int k_looks = 50;
+    constexpr Milliseconds k_pause{2};
+    for (int i = 0; i < k_looks; ++i) {
+        if (memory_mutex_.try_lock()) {
+            running->engine.vaults().remove_files();
+            memory_mutex_.unlock();
+            return;
+        }
+        std::this_thread::sleep_for(k_pause);
+    }
 }
 
 void Agent::handle_fork_in_child() noexcept {

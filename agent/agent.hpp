@@ -22,10 +22,11 @@ namespace gpu_sleep::agent {
 
 /// One for each process; a child of fork() starts without. Thread-safe.
 ///
-/// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then the gate (no mutex
-/// either: threads are inside while they call the driver), then the mutex of the program's pools, then
-/// memory_mutex_, then those of the index of allocations and of the gate itself, under which nobody waits. None is held across socket work or callbacks. Nobody waits for anything but the driver
-/// under memory_mutex_.
+/// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then the gate
+/// (no mutex either: threads are inside while they call the driver), then the mutex of the program's pools,
+/// then memory_mutex_, then those of the index of allocations and of the gate itself, under which nobody
+/// waits. None is held across socket work or callbacks. Nobody waits for anything but the driver and
+/// the files of snapshots under memory_mutex_.
 class Agent final : public server::Operations {
 public:
     /// Makes it on first use, without CUDA, threads or files. Never destroyed.
@@ -83,6 +84,8 @@ private:
 
     Agent();
     static void handle_exit() noexcept;
+    /// The files belong to the process, which is ending.
+    void remove_files() noexcept;
     static void handle_fork_in_child() noexcept;
 
     [[nodiscard]] Result<model::Report> sleep(const model::SleepRequest& request,
@@ -123,10 +126,10 @@ private:
     Callbacks callbacks_;
     std::vector<sleep::Vault> retired_; ///< being given back; used on the operations thread alone
     server::Server server_;
-    gate::Gate::Rule default_rule_;          ///< of the environment; not changed later
-    gate::Gate::Rule rule_;                  ///< of the sleep under way or last done; used by one operation at a time
-    std::atomic<bool> wake_wanted_{false};   ///< by a touch, and not yet tried
-    std::atomic<bool> exiting_{false}; ///< the process is ending: no more calls of CUDA
+    gate::Gate::Rule default_rule_; ///< of the environment; not changed later
+    gate::Gate::Rule rule_;         ///< of the sleep under way or last done; used by one operation at a time
+    std::atomic<bool> wake_wanted_{false}; ///< by a touch, and not yet tried
+    std::atomic<bool> exiting_{false};     ///< the process is ending: no more calls of CUDA
 };
 
 } // namespace gpu_sleep::agent

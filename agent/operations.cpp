@@ -42,8 +42,8 @@ private:
     Turnstile& turnstile_;
 };
 
-/// Asks PyTorch for its unused blocks, on a thread of its own: whoever holds Python's lock may keep it for long, and
-/// then the sleep goes on without.
+/// Asks PyTorch for its unused blocks, on a thread of its own: whoever holds Python's lock may keep it for
+/// long, and then the sleep goes on without.
 void trim_torch(Clock::time_point deadline) {
     constexpr Milliseconds k_limit{2'000};
     struct Done {
@@ -61,7 +61,8 @@ void trim_torch(Clock::time_point deadline) {
     if (!thread) return;
     thread->detach();
     std::unique_lock lock(done->mutex);
-    if (!done->changed.wait_until(lock, std::min(deadline, Clock::now() + k_limit), [&] { return done->is_done; }))
+    if (!done->changed.wait_until(lock, std::min(deadline, Clock::now() + k_limit),
+                                  [&] { return done->is_done; }))
         log::warning("PyTorch did not give back its unused memory in time: it is kept too");
 }
 
@@ -93,8 +94,9 @@ bool Agent::tidy() {
         const std::lock_guard lock(memory_mutex_);
         for (auto& vault : running->engine.vaults().reap()) retired_.push_back(std::move(vault));
     }
-    // One piece after another and without the mutex: more threads, or haste, would slow the program's first work after
-    // waking. All are unpinned before the first is unmapped, which stops every thread of the program for a moment.
+    // One piece after another and without the mutex: more threads, or haste, would slow the program's first
+    // work after waking. All are unpinned before the first is unmapped, which stops every thread of the
+    // program for a moment.
     for (auto& vault : retired_)
         if (vault.arena && vault.arena->unpin_next()) return true;
     retired_.clear();
@@ -175,8 +177,8 @@ Result<void> Agent::shut_gate(Clock::time_point deadline, const std::function<bo
     auto& gate = gate::Gate::instance();
     gate::find_python();
     for (bool has_trimmed = false;;) {
-        // A capture must not meet a closed gate, and waiting for the device would break it: no new ones begin, and
-        // those under way go on until they end.
+        // A capture must not meet a closed gate, and waiting for the device would break it: no new ones
+        // begin, and those under way go on until they end.
         gate.hold_captures();
         while (caught::captures_open() != 0) {
             if (Clock::now() >= deadline)
@@ -200,8 +202,8 @@ Result<void> Agent::drain(Clock::time_point deadline, const std::function<bool()
     if (!contexts) return contexts.error();
     std::vector<CUcontext> all = caught::own_contexts();
     for (const auto& context : *contexts) all.push_back(context.get());
-    // Work of a collective within this process may wait for work that the gate holds: when the device does not come
-    // to rest, one touch after the other is let through, oldest first.
+    // Work of a collective within this process may wait for work that the gate holds: when the device does
+    // not come to rest, one touch after the other is let through, oldest first.
     constexpr Milliseconds k_rest{50};
     constexpr Milliseconds k_between{2};
     for (;;) {
@@ -272,18 +274,20 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     report.dry_run = request.dry_run;
     std::vector<int> ran;
     auto done = quiesce(request, progress, deadline, ran, report);
-    const auto attempt = [&]() -> Result<void> {
+    const auto attempt = [&](const model::SleepRequest& wanted) -> Result<void> {
         const std::lock_guard lock(memory_mutex_);
-        GPU_SLEEP_TRY(running.engine.sleep(request, {progress}, report));
+        GPU_SLEEP_TRY(running.engine.sleep(wanted, {progress}, report));
         if (report.changed) state_since_ = Clock::now();
         return {};
     };
-    if (done) done = attempt();
+    auto without_spill = request;
+    without_spill.spill = false;
+    if (done) done = attempt(without_spill);
     if (!done && done.error().code == ErrorCode::out_of_host_memory) {
         // What the last wake left to be given back may be what is missing.
         bool has_given = false;
         while (tidy()) has_given = true;
-        if (has_given) done = attempt();
+        if (has_given || request.spill) done = attempt(request);
     }
     if (done && report.changed) {
         rule_ = default_rule_;

@@ -54,7 +54,7 @@ void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
     app.add_option("--dir", typed.directory, "The directory for files, private to the process's user")
         ->type_name("DIR");
     app.add_option("--spill", typed.spill, "Use files in DIR when host memory will not do")->type_name("DIR");
-    app.add_flag("--keep-files", request.keep_files, "Leave the files when the process wakes");
+    app.add_flag("--keep-files", request.keep_files, "Leave the files when the process wakes or ends");
     cli::add_gate(app, request.on_touch, typed.gate, "default: as the process was started");
     cli::add_limit(app, "--touch-limit", request.touch_limit,
                    "How long work that wakes the process may wait for GPU memory (default: for ever)");

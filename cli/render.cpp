@@ -143,7 +143,8 @@ struct Sums {
 void add_process(Table& table, const Process& process, const Report& report) {
     const Sums sums(report);
     const auto state = fmt::format("{} {}", words_for(report.state), format_seconds(report.state_seconds));
-    const auto places = where(sums.resident, sums.kept - sums.in_files, sums.in_files, sums.dropped, sums.damaged);
+    const auto places =
+        where(sums.resident, sums.kept - sums.in_files, sums.in_files, sums.dropped, sums.damaged);
     table.add({std::to_string(process.pid), user_name(process.uid), label(process, report), state,
                counted(sums.tags.size(), "tag"), counted(sums.devices.size(), "GPU"),
                format_bytes(sums.bytes), sums.needs_refill ? places + " (needs refill)" : places});

@@ -140,9 +140,9 @@ Result<Keeping> Engine::keeping_for(const model::SleepRequest& request, bool spi
     keeping.keeps_files = request.keep_files;
     keeping.name = [this](ledger::TagId tag) { return ledger_.tag(tag).name; };
     keeping.to_file = [this, &request, spills](ledger::TagId tag) {
-        const auto named = std::find_if(request.stores.begin(), request.stores.end(), [&](const model::TagStore& s) {
-            return s.tag == ledger_.tag(tag).name;
-        });
+        const auto named =
+            std::find_if(request.stores.begin(), request.stores.end(),
+                         [&](const model::TagStore& s) { return s.tag == ledger_.tag(tag).name; });
         const auto wanted = named == request.stores.end() ? request.store : named->store;
         return spills || wanted == model::Store::file;
     };

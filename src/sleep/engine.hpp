@@ -34,15 +34,16 @@ public:
     struct Options {
         unsigned fill_threads = 6;        ///< that make host memory ready, for each device
         Bytes host_reserve = 256 * k_mib; ///< host memory left to everybody else
-        Bytes staging = 256 * k_mib;      ///< host memory for contents on their way to or from files, for each device
+        Bytes staging =
+            256 * k_mib; ///< host memory for contents on their way to or from files, for each device
     };
 
     Engine(const driver::Api& api, ledger::Ledger& ledger, Options options) noexcept
         : api_(api), ledger_(ledger), pinner_(api), options_(options) {}
 
     /// Fills in `report` what the transaction did on each device, and its times. Nothing to do: not changed.
-    /// Errors: those of plan_sleep(); out_of_host_memory, out_of_disk, io_failed, not_permitted (the directory), driver_failed, context_lost, cancelled: all is
-    /// awake and unchanged.
+    /// Errors: those of plan_sleep(); out_of_host_memory, out_of_disk, io_failed, not_permitted (the
+    /// directory), driver_failed, context_lost, cancelled: all is awake and unchanged.
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const Control& control,
                                      model::Report& report);
 

@@ -6,13 +6,18 @@
 
 namespace gpu_sleep::sleep {
 
-Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, Bytes bytes, const Engine::Options& options) {
-    const auto slots = std::max<std::size_t>(bytes / codec::k_chunk_bytes, 2);
+std::size_t Staging::slots_for(std::size_t chunks, const Engine::Options& options) noexcept {
+    const auto most = static_cast<std::size_t>(options.staging / codec::k_chunk_bytes);
+    return std::max(std::min(most, chunks + 1), k_fewest_slots);
+}
+
+Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, std::size_t slots,
+                                                 const Engine::Options& options) {
     auto arena = store::HostArena::create(slots * codec::k_chunk_bytes, &pinner);
     if (!arena) return std::move(arena).error();
     store::ArenaPreparer::Options filling;
     filling.threads = options.fill_threads;
-    filling.reserve = options.host_reserve;
+    filling.reserve = slots > k_fewest_slots ? options.host_reserve : 0;
     auto preparer = store::ArenaPreparer::start({arena->get()}, std::move(filling));
     if (!preparer) return std::move(preparer).error();
     for (std::size_t piece = 0; piece < (*arena)->piece_count(); ++piece)
@@ -24,10 +29,11 @@ std::byte* Staging::slot(std::size_t index) const noexcept {
     return arena_->data() + index * codec::k_chunk_bytes;
 }
 
-DeviceSource::DeviceSource(driver::DeviceSession& session, Staging& staging, std::vector<driver::AddressSpan> extents,
+DeviceSource::DeviceSource(driver::DeviceSession& session, Staging& staging,
+                           std::vector<driver::AddressSpan> extents,
                            const std::vector<store::SnapshotExtent>& described, ProgressCounter& progress)
-    : session_(session), staging_(staging), extents_(std::move(extents)), places_(store::places_of(described)),
-      progress_(progress), slot_of_(places_.size()), copied_(staging.slots()) {
+    : session_(session), staging_(staging), extents_(std::move(extents)),
+      places_(store::places_of(described)), progress_(progress), slot_of_(places_.size()) {
     for (std::size_t i = staging.slots(); i-- > 0;) free_.push_back(i);
 }
 
@@ -43,8 +49,9 @@ std::optional<std::size_t> DeviceSource::find_slot(bool waits) {
 Result<void> DeviceSource::queue(std::size_t number, std::size_t slot) {
     const auto& place = places_[number];
     slot_of_[number] = slot;
-    GPU_SLEEP_TRY(session_.copy_to_host(staging_.slot(slot), extents_[place.extent].address + place.offset, place.bytes));
-    return session_.set(copied_[slot]);
+    GPU_SLEEP_TRY(session_.copy_to_host(staging_.slot(slot), extents_[place.extent].address + place.offset,
+                                        place.bytes));
+    return session_.set(staging_.copied(slot));
 }
 
 Result<std::span<const std::byte>> DeviceSource::take(const store::ChunkPlace& place) {
@@ -56,7 +63,7 @@ Result<std::span<const std::byte>> DeviceSource::take(const store::ChunkPlace& p
         ++next_;
     }
     const auto slot = slot_of_[place.number];
-    GPU_SLEEP_TRY(session_.wait(copied_[slot]));
+    GPU_SLEEP_TRY(session_.wait(staging_.copied(slot)));
     GPU_SLEEP_TRY(progress_.add(place.bytes));
     return std::span<const std::byte>(staging_.slot(slot), place.bytes);
 }
@@ -69,22 +76,22 @@ void DeviceSource::release(const store::ChunkPlace& place) noexcept {
     freed_.notify_one();
 }
 
-DeviceSink::DeviceSink(driver::DeviceSession& session, Staging& staging, std::vector<driver::DeviceAddress> addresses,
-                       ProgressCounter& progress)
-    : session_(session), staging_(staging), addresses_(std::move(addresses)), progress_(progress),
-      copied_(staging.slots()) {}
+DeviceSink::DeviceSink(driver::DeviceSession& session, Staging& staging,
+                       std::vector<driver::DeviceAddress> addresses, ProgressCounter& progress)
+    : session_(session), staging_(staging), addresses_(std::move(addresses)), progress_(progress) {}
 
 Result<std::span<std::byte>> DeviceSink::space(const store::ChunkPlace& place) {
     // Spaces are given and delivered in one order, so the ring is never longer than what is on its way.
     const auto slot = given_++ % staging_.slots();
-    GPU_SLEEP_TRY(session_.wait(copied_[slot]));
+    GPU_SLEEP_TRY(session_.wait(staging_.copied(slot)));
     return std::span<std::byte>(staging_.slot(slot), place.bytes);
 }
 
 Result<void> DeviceSink::deliver(const store::ChunkPlace& place, std::span<const std::byte> content) {
     const auto slot = delivered_++ % staging_.slots();
-    GPU_SLEEP_TRY(session_.copy_to_device(addresses_[place.extent] + place.offset, content.data(), content.size()));
-    GPU_SLEEP_TRY(session_.set(copied_[slot]));
+    GPU_SLEEP_TRY(
+        session_.copy_to_device(addresses_[place.extent] + place.offset, content.data(), content.size()));
+    GPU_SLEEP_TRY(session_.set(staging_.copied(slot)));
     return progress_.add(place.bytes);
 }
 

@@ -41,6 +41,14 @@ Bytes bytes_of(const std::vector<Backing*>& backings) noexcept {
     return sum;
 }
 
+std::size_t chunks_of(const VaultDraft& draft) noexcept {
+    std::size_t sum = 0;
+    for (const auto& extent : draft.extents)
+        sum += static_cast<std::size_t>((extent.place.span.bytes + codec::k_chunk_bytes - 1) /
+                                        codec::k_chunk_bytes);
+    return sum;
+}
+
 driver::AddressSpan device_span(const VaultDraft::Extent& extent) noexcept {
     return {extent.backing->address + extent.place.span.offset, extent.place.span.bytes};
 }
@@ -65,11 +73,6 @@ Result<void> SleepTransaction::draft(DeviceSleep& device) {
     for (auto* backing : device.plan.drop)
         for (const auto span : backing->preserved) add_extent(draft_of(device, backing->tag), *backing, span);
     for (auto& draft : device.drafts) {
-        if (draft.to_file && !device.staging) {
-            auto staging = Staging::create(pinner_, options_.staging, options_);
-            if (!staging) return std::move(staging).error();
-            device.staging = *std::move(staging);
-        }
         if (!draft.to_file) {
             auto arena = store::HostArena::create(draft.bytes, &pinner_);
             if (!arena) return std::move(arena).error();
@@ -137,8 +140,7 @@ Result<void> SleepTransaction::transfer(DeviceSleep& device, ProgressCounter& pr
     if (!preparer) return std::move(preparer).error();
 
     auto copied = copy_out(device, **preparer, progress);
-    for (auto& draft : device.drafts)
-        if (copied && draft.to_file) copied = write_file(device, draft, progress);
+    if (copied) copied = write_files(device, progress);
     const auto finished =
         device.session->synchronize(); // also after a failure: the arenas must not be in use
     GPU_SLEEP_TRY(std::move(copied));
@@ -171,7 +173,21 @@ Result<void> SleepTransaction::copy_out(DeviceSleep& device, store::ArenaPrepare
     return device.session->wait_marks([&](Bytes bytes) { return progress.add(bytes); });
 }
 
-Result<void> SleepTransaction::write_file(DeviceSleep& device, VaultDraft& draft, ProgressCounter& progress) {
+Result<void> SleepTransaction::write_files(DeviceSleep& device, ProgressCounter& progress) {
+    std::size_t chunks = 0; // of the longest file: they share the ring
+    for (const auto& draft : device.drafts)
+        if (draft.to_file) chunks = std::max(chunks, chunks_of(draft));
+    for (auto& draft : device.drafts) {
+        if (!draft.to_file) continue;
+        GPU_SLEEP_TRY(
+            with_staging(device.staging, *device.session, pinner_, chunks, options_,
+                         [&](Staging& staging) { return write_file(device, draft, staging, progress); }));
+    }
+    return {};
+}
+
+Result<void> SleepTransaction::write_file(DeviceSleep& device, VaultDraft& draft, Staging& staging,
+                                          ProgressCounter& progress) {
     store::SnapshotDescription description;
     const auto started = own_start_time();
     if (!started) return started.error();
@@ -183,11 +199,10 @@ Result<void> SleepTransaction::write_file(DeviceSleep& device, VaultDraft& draft
         description.extents.push_back(
             {spans.back().address, spans.back().bytes, keeping_.name(draft.tag), device.device});
     }
-    DeviceSource source(*device.session, *device.staging, std::move(spans), description.extents, progress);
+    DeviceSource source(*device.session, staging, std::move(spans), description.extents, progress);
     store::SnapshotWriteOptions options;
-    // Fewer than there are slots, so that the next one always has one.
-    options.under_way = device.staging->slots() - 1;
-    options.staging = options_.staging;
+    options.under_way = staging.ahead();
+    options.staging = std::min(options_.staging, staging.buffer_bytes());
     auto written = store::write_snapshot(keeping_.directory, std::move(description), source, options);
     if (!written) return std::move(written).error();
     draft.vault.snapshot = *std::move(written);
@@ -272,7 +287,8 @@ void SleepTransaction::enlist(DeviceSleep& device) {
 void SleepTransaction::strike_off() {
     for (auto& device : devices_)
         for (auto& draft : device.drafts)
-            for (auto& extent : draft.extents) vaults_.forget(std::exchange(extent.backing->kept, {}));
+            for (auto& extent : draft.extents)
+                vaults_.forget(std::exchange(extent.backing->kept, {}), Vaults::Files::removed);
 }
 
 void SleepTransaction::settle(DeviceSleep& device) {

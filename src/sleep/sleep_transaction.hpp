@@ -42,7 +42,7 @@ struct DeviceSleep {
 /// Where a sleep keeps contents: a store for each tag, and the directory of the files.
 struct Keeping {
     std::function<bool(ledger::TagId)> to_file = [](ledger::TagId) { return false; };
-    std::function<std::string(ledger::TagId)> name; ///< of the tag
+    std::function<std::string(ledger::TagId)> name;            ///< of the tag
     std::shared_ptr<const store::SnapshotDirectory> directory; ///< null when nothing goes to a file
     bool keeps_files = false;
 };
@@ -51,8 +51,8 @@ struct Keeping {
 /// everything, any failure leaves all memory mapped with its contents.
 class SleepTransaction {
 public:
-    SleepTransaction(const driver::Api& api, store::Pinner& pinner, Vaults& vaults, const Engine::Options& options,
-                     Keeping keeping) noexcept
+    SleepTransaction(const driver::Api& api, store::Pinner& pinner, Vaults& vaults,
+                     const Engine::Options& options, Keeping keeping) noexcept
         : api_(api), pinner_(pinner), vaults_(vaults), options_(options), keeping_(std::move(keeping)) {}
 
     [[nodiscard]] Result<void> prepare(const SleepPlan& plan, const Control& control);
@@ -67,7 +67,9 @@ private:
     [[nodiscard]] Result<void> transfer(DeviceSleep& device, ProgressCounter& progress);
     [[nodiscard]] Result<void> copy_out(DeviceSleep& device, store::ArenaPreparer& preparer,
                                         ProgressCounter& progress);
-    [[nodiscard]] Result<void> write_file(DeviceSleep& device, VaultDraft& draft, ProgressCounter& progress);
+    [[nodiscard]] Result<void> write_files(DeviceSleep& device, ProgressCounter& progress);
+    [[nodiscard]] Result<void> write_file(DeviceSleep& device, VaultDraft& draft, Staging& staging,
+                                          ProgressCounter& progress);
     [[nodiscard]] VaultDraft& draft_of(DeviceSleep& device, ledger::TagId tag) const;
     [[nodiscard]] Result<void> unmap_all();
     void map_again();

@@ -4,6 +4,7 @@
 
 #include "sleep/vault.hpp"
 
+#include "base/guard.hpp"
 #include "base/log.hpp"
 
 namespace gpu_sleep::sleep {
@@ -14,14 +15,22 @@ std::uint64_t Vaults::add(Vault vault) {
     return id;
 }
 
-void Vaults::forget(const std::vector<ledger::KeptExtent>& extents) {
+void Vaults::let_go(Vault& vault, Files files) {
+    if (!vault.snapshot) return;
+    if (vault.keeps_file && files == Files::as_asked) {
+        const auto kept = vault.snapshot->file.keep();
+        if (kept) return;
+        log::warning("a snapshot could not be kept: {}", kept.error().message);
+    }
+    vault.snapshot->file.unlink();
+}
+
+void Vaults::forget(const std::vector<ledger::KeptExtent>& extents, Files files) {
     for (const auto& extent : extents) {
         const auto vault = vaults_.find(extent.vault);
         vault->second.live -= extent.span.bytes;
         if (vault->second.live != 0) continue;
-        if (vault->second.snapshot && vault->second.keeps_file)
-            if (auto kept = vault->second.snapshot->file.keep(); !kept)
-                log::warning("a snapshot could not be kept: {}", kept.error().message);
+        let_go(vault->second, files);
         retired_.push_back(std::move(vault->second));
         vaults_.erase(vault);
     }
@@ -40,10 +49,11 @@ Bytes Vaults::file_bytes() const noexcept {
 }
 
 void Vaults::remove_files() noexcept {
-    for (auto& [id, vault] : vaults_) {
-        if (vault.snapshot && vault.keeps_file) static_cast<void>(vault.snapshot->file.keep());
-        vault.snapshot.reset();
-    }
+    for (auto& [id, vault] : vaults_)
+        static_cast<void>(guarded([&vault = vault]() -> Result<void> {
+            let_go(vault, Files::as_asked);
+            return {};
+        }));
 }
 
 } // namespace gpu_sleep::sleep

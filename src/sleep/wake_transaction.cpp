@@ -147,7 +147,8 @@ Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, Progr
                             extent.vault_offset};
             std::optional<FileExtent> file;
             if (extent.in_file) {
-                file = FileExtent{extent.vault, static_cast<std::size_t>(extent.vault_offset), copy.device.address};
+                file = FileExtent{extent.vault, static_cast<std::size_t>(extent.vault_offset),
+                                  copy.device.address};
                 device.files.push_back(*file);
             } else {
                 add_copy(copies, copy);
@@ -192,28 +193,30 @@ Result<std::vector<std::size_t>> WakeTransaction::find_damage(DeviceWake& device
 
 Result<void> WakeTransaction::read_files(DeviceWake& device, const std::vector<FileExtent>& wanted,
                                          ProgressCounter& progress) {
+    std::size_t chunks = 0; // of the longest file: they share the ring
+    for (const auto& file : wanted)
+        chunks = std::max(chunks, vaults_.at(file.vault).snapshot->header.rows.size());
     for (auto first = wanted.begin(); first != wanted.end();) {
         // One vault after another; its extents in their order.
         const auto id = first->vault;
-        const auto last = std::find_if(first, wanted.end(), [=](const FileExtent& f) { return f.vault != id; });
+        const auto last =
+            std::find_if(first, wanted.end(), [=](const FileExtent& f) { return f.vault != id; });
         const auto& snapshot = *vaults_.at(id).snapshot;
         auto reader = store::SnapshotReader::open(snapshot.file.path(), snapshot.header.description.id);
         if (!reader) return std::move(reader).error();
-        if (!device.staging) {
-            auto staging = Staging::create(pinner_, options_.staging, options_);
-            if (!staging) return std::move(staging).error();
-            device.staging = *std::move(staging);
-        }
         std::vector<driver::DeviceAddress> addresses(snapshot.header.description.extents.size());
         store::SnapshotReadOptions options;
-        options.staging = options_.staging;
-        options.ahead = device.staging->slots() - 1;
         for (; first != last; ++first) {
             addresses[first->number] = first->address;
             options.extents.push_back(first->number);
         }
-        DeviceSink sink(*device.session, *device.staging, std::move(addresses), progress);
-        GPU_SLEEP_TRY(reader->read(sink, options));
+        GPU_SLEEP_TRY(
+            with_staging(device.staging, *device.session, pinner_, chunks, options_, [&](Staging& staging) {
+                options.ahead = staging.ahead();
+                options.staging = std::min(options_.staging, staging.buffer_bytes());
+                DeviceSink sink(*device.session, staging, addresses, progress);
+                return reader->read(sink, options);
+            }));
     }
     return {};
 }

@@ -76,8 +76,8 @@ TagReport random_tag(Dice& dice) {
     tag.device = dice.small();
     tag.policy = {dice.enumerator(Retention::discard), dice.boolean()};
     tag.state = dice.enumerator(State::damaged);
-    for (auto* value :
-         {&tag.ranges, &tag.bytes, &tag.resident, &tag.kept, &tag.in_files, &tag.dropped, &tag.damaged, &tag.allocated})
+    for (auto* value : {&tag.ranges, &tag.bytes, &tag.resident, &tag.kept, &tag.in_files, &tag.dropped,
+                        &tag.damaged, &tag.allocated})
         *value = dice.number();
     tag.needs_refill = dice.boolean();
     return tag;
@@ -166,10 +166,11 @@ auto fields(const std::vector<T>& items) {
     return all;
 }
 auto fields(const Report& r) {
-    return std::tuple(r.operation, r.level, r.dry_run, r.changed, r.pid, r.name, r.state, r.host_bytes, r.file_bytes,
-                      r.state_seconds, r.times.callbacks, r.times.drain, r.times.transfer, r.times.release,
-                      r.times.total, fields(r.tags), fields(r.devices), r.dropped_without_refill, r.notes,
-                      r.captures, r.gate, r.on_touch, r.waiting, r.touches, r.last_touch, fields(r.residual));
+    return std::tuple(r.operation, r.level, r.dry_run, r.changed, r.pid, r.name, r.state, r.host_bytes,
+                      r.file_bytes, r.state_seconds, r.times.callbacks, r.times.drain, r.times.transfer,
+                      r.times.release, r.times.total, fields(r.tags), fields(r.devices),
+                      r.dropped_without_refill, r.notes, r.captures, r.gate, r.on_touch, r.waiting, r.touches,
+                      r.last_touch, fields(r.residual));
 }
 
 template <class Message>
@@ -392,8 +393,8 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
     CHECK(text == "47534c50"
                   "0200"
                   "0200"
-                  "27000000"
-                  "1ff99f46"
+                  "32000000"
+                  "f46f2562"
                   "02"
                   "01000000"
                   "08000000"
@@ -405,6 +406,11 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
                   "3075000000000000"
                   "00"
                   "00"
+                  "00"
+                  "00"
+                  "00"
+                  "00000000"
+                  "00000000"
                   "00"
                   "00");
 }
