@@ -16,6 +16,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
+#include <thread>
 
 namespace gpu_sleep::agent {
 namespace {
@@ -88,7 +89,25 @@ void Agent::handle_exit(void* /*unused*/) noexcept {
     if (!agent || g_moves_exit_handler) return;
     agent->exiting_ = true;
     gate::Gate::instance().abandon();
+    agent->remove_files();
     agent->server_.remove_endpoint();
+}
+
+void Agent::remove_files() noexcept {
+    auto* const running = running_.load(std::memory_order_acquire);
+    if (!running) return;
+    // A transaction must not hold up the end of the program: its file is left to the next look at the
+    // directory.
+    constexpr int k_looks = 50;
+    constexpr Milliseconds k_pause{2};
+    for (int i = 0; i < k_looks; ++i) {
+        if (memory_mutex_.try_lock()) {
+            running->engine.vaults().remove_files();
+            memory_mutex_.unlock();
+            return;
+        }
+        std::this_thread::sleep_for(k_pause);
+    }
 }
 
 void Agent::handle_fork_in_child() noexcept {

@@ -26,8 +26,8 @@ namespace gpu_sleep::agent {
 /// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then the gate
 /// (no mutex either: threads are inside while they call the driver), then the mutex of the program's pools,
 /// then memory_mutex_, then those of the index of allocations and of the gate itself, under which nobody
-/// waits. None is held across socket work or callbacks. Nobody waits for anything but the driver under
-/// memory_mutex_.
+/// waits. None is held across socket work or callbacks. Nobody waits for anything but the driver and
+/// the files of snapshots under memory_mutex_.
 class Agent final : public server::Operations {
 public:
     /// Makes it on first use, without CUDA, threads or files. Never destroyed.
@@ -88,6 +88,8 @@ private:
     /// made so far, which may use CUDA, or wait for a thread that waits at the gate.
     static void come_first_at_exit() noexcept;
     static void handle_exit(void*) noexcept;
+    /// The files belong to the process, which is ending.
+    void remove_files() noexcept;
     static void handle_fork_in_child() noexcept;
 
     [[nodiscard]] Result<model::Report> sleep(const model::SleepRequest& request,

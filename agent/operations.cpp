@@ -148,9 +148,10 @@ void Agent::complete(Report& report) {
     report.waiting = waiting.held_now;
     report.touches = waiting.held_ever;
     report.last_touch = waiting.last;
-    const auto* running = running_.load();
+    auto* running = running_.load();
     if (!running) return;
-    report.host_bytes = running_.load()->engine.vaults().host_bytes();
+    report.host_bytes = running->engine.vaults().host_bytes();
+    report.file_bytes = running->engine.vaults().file_bytes();
     for (auto& device : report.devices) {
         char name[256] = {};
         if (running->api.cuDeviceGetName(name, sizeof(name) - 1, device.device) == CUDA_SUCCESS)
@@ -302,19 +303,21 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     const auto quiet = quiesce(request, progress, deadline, ran, report);
     Result<void> done;
     if (!quiet) done = quiet.error();
-    const auto attempt = [&]() -> Result<void> {
+    const auto attempt = [&](const model::SleepRequest& wanted) -> Result<void> {
         const std::lock_guard lock(memory_mutex_);
-        GPU_SLEEP_TRY(guarded([&] { return running.engine.sleep(request, {progress}, report); }));
+        GPU_SLEEP_TRY(guarded([&] { return running.engine.sleep(wanted, {progress}, report); }));
         if (report.changed) state_since_ = Clock::now();
         return {};
     };
+    auto without_spill = request;
+    without_spill.spill = false;
     // With nothing to do the gate is open: what has come since is not to be touched.
-    if (done && (*quiet || request.dry_run)) done = attempt();
+    if (done && (*quiet || request.dry_run)) done = attempt(without_spill);
     if (!done && done.error().code == ErrorCode::out_of_host_memory) {
         // What the last wake left to be given back may be what is missing.
         bool has_given = false;
         while (tidy()) has_given = true;
-        if (has_given) done = attempt();
+        if (has_given || request.spill) done = attempt(request);
     }
     if (done && report.changed) {
         rule_ = default_rule_;

@@ -5,6 +5,7 @@
 #include "cli/operation.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 
 using namespace gpu_sleep;
@@ -16,12 +17,16 @@ constexpr const char* k_examples =
     "  gpu-sleep 4242 --level 2 --keep weights      drop everything but one tag\n"
     "  gpu-sleep 4242 --tags kv_cache               a part of it\n"
     "  gpu-sleep 4242 --on-touch wake               until it uses the GPU again\n"
+    "  gpu-sleep 4242 --store file --dir /var/tmp/sleep   keep contents in compressed files\n"
     "  gpu-sleep 4242 --dry-run                     what would be freed, kept, dropped\n";
 
 /// What was typed, where the request has no place for it as it is.
 struct Typed {
     int level = 1;
     std::optional<model::GateMode> gate;
+    std::vector<std::string> stores;
+    std::string directory;
+    std::string spill;
 };
 
 void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
@@ -42,6 +47,14 @@ void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
     app.add_flag("--dry-run", request.dry_run, "Change nothing; say what would be freed, kept and dropped");
     cli::add_duration(app, "--timeout", request.timeout,
                       "How long the program's callbacks and the GPU's running work may take");
+    app.add_option("--store", typed.stores,
+                   "Where contents go: host or file, or for some tags, as in weights=file,kv_cache=host")
+        ->delimiter(',')
+        ->type_name("STORE|TAG=STORE,...");
+    app.add_option("--dir", typed.directory, "The directory for files, private to the process's user")
+        ->type_name("DIR");
+    app.add_option("--spill", typed.spill, "Use files in DIR when host memory will not do")->type_name("DIR");
+    app.add_flag("--keep-files", request.keep_files, "Leave the files when the process wakes or ends");
     cli::add_gate(app, request.on_touch, typed.gate, "default: as the process was started");
     cli::add_limit(app, "--touch-limit", request.touch_limit,
                    "How long work that wakes the process may wait for GPU memory (default: for ever)");
@@ -54,6 +67,35 @@ const std::string* contradiction(const model::SleepRequest& request) {
     const auto tag = std::find_first_of(request.keep.begin(), request.keep.end(), request.discard.begin(),
                                         request.discard.end());
     return tag == request.keep.end() ? nullptr : &*tag;
+}
+
+/// Puts what was typed of stores into the request. Returns what is wrong with it, or nothing.
+std::string read_stores(const Typed& typed, model::SleepRequest& request) {
+    for (const auto& text : typed.stores) {
+        const auto equals = text.find('=');
+        const auto store = model::parse_store(equals == std::string::npos ? text : text.substr(equals + 1));
+        if (!store) return fmt::format("'{}' names no store; there are host and file", text);
+        if (equals == std::string::npos) {
+            request.store = *store;
+            continue;
+        }
+        const auto tag = text.substr(0, equals);
+        if (!model::is_valid_tag(tag)) return fmt::format("'{}' is no tag", tag);
+        request.stores.push_back({tag, *store});
+    }
+    const bool needs_directory =
+        request.store == model::Store::file ||
+        std::any_of(request.stores.begin(), request.stores.end(),
+                    [](const model::TagStore& each) { return each.store == model::Store::file; });
+    request.spill = !typed.spill.empty();
+    if (request.spill && !typed.directory.empty() && typed.directory != typed.spill)
+        return "--dir and --spill name two directories; one sleep uses one";
+    const auto& directory = typed.directory.empty() ? typed.spill : typed.directory;
+    if (needs_directory && directory.empty()) return "a file store needs --dir";
+    if (!needs_directory && !request.spill && !directory.empty()) return "--dir is for --store file";
+    if (request.keep_files && directory.empty()) return "--keep-files is for --store file and --spill";
+    if (!directory.empty()) request.directory = std::filesystem::absolute(directory).lexically_normal();
+    return {};
 }
 
 /// What is wrong with options that are good one by one, or nothing.
@@ -79,12 +121,14 @@ int main(int argc, char** argv) {
     add_request(app, request, typed);
     cli::add_output(app, operation.output);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
-    if (const auto text = trouble(request); !text.empty()) {
+    auto text = read_stores(typed, request);
+    if (text.empty()) text = trouble(request);
+    if (!text.empty()) {
         std::cerr << "gpu-sleep: " << text << '\n';
         return exit_status::usage;
     }
     request.level = static_cast<model::Level>(typed.level);
-    request.gate = typed.gate.value_or(model::GateMode::shut);
+    request.gate = typed.gate;
     operation.limit = request.timeout;
     operation.request = std::move(request);
     return cli::run(operation);

@@ -32,6 +32,7 @@ Json to_value(const model::TagReport& tag) {
             {"allocated_bytes", tag.allocated},
             {"resident_bytes", tag.resident},
             {"kept_bytes", tag.kept},
+            {"in_files_bytes", tag.in_files},
             {"dropped_bytes", tag.dropped},
             {"damaged_bytes", tag.damaged}};
 }
@@ -87,6 +88,7 @@ Json to_value(const model::Report& report) {
     value["changed"] = report.changed;
     value["state_seconds"] = report.state_seconds;
     value["host_bytes"] = report.host_bytes;
+    value["file_bytes"] = report.file_bytes;
     value["times"] = to_value(report.times);
     value["tags"] = to_array(report.tags);
     value["devices"] = to_array(report.devices);

@@ -33,7 +33,8 @@ void add_basics(CLI::App& app, const std::string& examples) {
     app.footer(
         "Examples:\n" + examples +
         "\nExit status: 0 done, 1 failed and awake, 2 wrong usage, 3 no such process or no agent in it,\n"
-        "4 timed out, 5 not permitted, 6 damaged, 7 failed and asleep, 8 not enough host memory.");
+        "4 timed out, 5 not permitted, 6 damaged, 7 failed and asleep, 8 not enough host memory or disk "
+        "space.");
 }
 
 CLI::Option* add_target(CLI::App& app, std::string& target) {

@@ -92,12 +92,13 @@ std::string residual_line(const model::Residual& residual) {
 // ----------------------------------------------------------------------------------------------------
 
 /// "GPU", or "GPU 2.00 GiB, host 13.0 GiB" when the bytes are in several places.
-std::string where(Bytes resident, Bytes kept, Bytes dropped, Bytes damaged) {
+std::string where(Bytes resident, Bytes in_host, Bytes in_files, Bytes dropped, Bytes damaged) {
     struct Place {
         std::string_view name;
         Bytes bytes;
     };
-    std::vector<Place> places{{"GPU", resident}, {"host", kept}, {"dropped", dropped}, {"damaged", damaged}};
+    std::vector<Place> places{
+        {"GPU", resident}, {"host", in_host}, {"file", in_files}, {"dropped", dropped}, {"damaged", damaged}};
     std::erase_if(places, [](const Place& place) { return place.bytes == 0; });
     if (places.size() == 1) return std::string(places.front().name);
     std::vector<std::string> words;
@@ -108,7 +109,7 @@ std::string where(Bytes resident, Bytes kept, Bytes dropped, Bytes damaged) {
 }
 
 std::string where(const TagReport& tag) {
-    auto text = where(tag.resident, tag.kept, tag.dropped, tag.damaged);
+    auto text = where(tag.resident, tag.kept - tag.in_files, tag.in_files, tag.dropped, tag.damaged);
     return tag.needs_refill ? text + " (needs refill)" : text;
 }
 
@@ -121,7 +122,7 @@ std::string policy(const TagReport& tag) {
 struct Sums {
     std::set<std::string_view> tags;
     std::set<int> devices;
-    Bytes bytes = 0, resident = 0, kept = 0, dropped = 0, damaged = 0;
+    Bytes bytes = 0, resident = 0, kept = 0, in_files = 0, dropped = 0, damaged = 0;
     bool needs_refill = false;
 
     explicit Sums(const Report& report) {
@@ -131,6 +132,7 @@ struct Sums {
             bytes += tag.bytes;
             resident += tag.resident;
             kept += tag.kept;
+            in_files += tag.in_files;
             dropped += tag.dropped;
             damaged += tag.damaged;
             needs_refill = needs_refill || tag.needs_refill;
@@ -141,7 +143,8 @@ struct Sums {
 void add_process(Table& table, const Process& process, const Report& report) {
     const Sums sums(report);
     const auto state = fmt::format("{} {}", words_for(report.state), format_seconds(report.state_seconds));
-    const auto places = where(sums.resident, sums.kept, sums.dropped, sums.damaged);
+    const auto places =
+        where(sums.resident, sums.kept - sums.in_files, sums.in_files, sums.dropped, sums.damaged);
     table.add({std::to_string(process.pid), user_name(process.uid), label(process, report), state,
                counted(sums.tags.size(), "tag"), counted(sums.devices.size(), "GPU"),
                format_bytes(sums.bytes), sums.needs_refill ? places + " (needs refill)" : places});

@@ -21,7 +21,8 @@ _gpu_sleep_target() {
 _gpu_sleep() {
     local current=$2 previous=$3 options='--help --version --json --timeout' target words=''
     case $1 in
-    *gpu-sleep) options+=' --level --tags --keep --discard --require-refill --on-touch --touch-limit --gate --force --dry-run --quiet' ;;
+    *gpu-sleep) options+=' --level --tags --keep --discard --require-refill --on-touch --touch-limit --gate --force --store --dir --spill
+            --keep-files --dry-run --quiet' ;;
     *gpu-wake) options+=' --tags --wait --dry-run --quiet' ;;
     *gpu-ps) options+=' --watch' ;;
     esac
@@ -29,6 +30,8 @@ _gpu_sleep() {
     --level) words='1 2' ;;
     --on-touch) words='wait wake fail' ;;
     --gate) words='shut checked' ;;
+    --store) words='host file' ;;
+    --dir | --spill) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;
     --tags | --keep | --discard)
         target=$(_gpu_sleep_target)

@@ -24,8 +24,9 @@ constexpr std::array k_errors = {
                 "start the program by gpu-run; the agent answers once the program uses CUDA"},
     ErrorTraits{ErrorCode::timed_out, "timed_out", timed_out, timed_out,
                 "try again, or allow more time with --timeout"},
-    ErrorTraits{ErrorCode::not_permitted, "not_permitted", not_permitted, not_permitted,
-                "only its owner and root may put a process to sleep"},
+    ErrorTraits{
+        ErrorCode::not_permitted, "not_permitted", not_permitted, not_permitted,
+        "only its owner and root may put a process to sleep, and files need a directory of its owner alone"},
     ErrorTraits{ErrorCode::damaged, "damaged", damaged, damaged,
                 "drop the contents with gpu-sleep --level 2 --tags TAG, then wake and refill"},
     ErrorTraits{ErrorCode::driver_failed, "driver_failed", failed_awake, failed_asleep, ""},

@@ -62,6 +62,7 @@ DeviceSession::~DeviceSession() {
         if (stream) api_.cuStreamSynchronize(stream);
     buffer_.reset();
     for (const auto& mark : marks_) api_.cuEventDestroy(mark.event);
+    for (auto* const event : points_) api_.cuEventDestroy(event);
     if (module_) api_.cuModuleUnload(module_);
     for (auto* stream : {stream_, side_stream_})
         if (stream) api_.cuStreamDestroy(stream);
@@ -124,6 +125,20 @@ Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const 
 Result<void> DeviceSession::synchronize() {
     GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "a transfer failed", stream_);
     GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "setting memory to zero failed", side_stream_);
+    return {};
+}
+
+Result<void> DeviceSession::set(Point& point) {
+    if (!point.event) {
+        GPU_SLEEP_DRIVER_TRY(api_, cuEventCreate, "cannot make an event", &point.event, CU_EVENT_DISABLE_TIMING);
+        points_.push_back(point.event);
+    }
+    GPU_SLEEP_DRIVER_TRY(api_, cuEventRecord, "cannot record an event", point.event, stream_);
+    return {};
+}
+
+Result<void> DeviceSession::wait(const Point& point) {
+    if (point.event) GPU_SLEEP_DRIVER_TRY(api_, cuEventSynchronize, "a transfer failed", point.event);
     return {};
 }
 

@@ -51,6 +51,15 @@ public:
     /// Waits for all queued work. Errors: driver_failed, context_lost.
     [[nodiscard]] Result<void> synchronize();
 
+    /// A point in the session's stream: passed once all that was queued before it is done. Valid as long as the session.
+    struct Point {
+        CUevent event = nullptr;
+    };
+    /// Marks a point behind all that is queued; `point`, if it was one before, is used again.
+    [[nodiscard]] Result<void> set(Point& point);
+    /// Waits until the point has passed; at once for one that was never set.
+    [[nodiscard]] Result<void> wait(const Point& point);
+
     /// Says that `bytes` were queued, so that wait_marks() can tell how far the transfer is.
     [[nodiscard]] Result<void> mark(Bytes bytes);
     /// Waits until everything marked has passed, telling `passed` the bytes as they do.
@@ -75,6 +84,7 @@ private:
         Bytes bytes;
     };
     std::vector<Mark> marks_;
+    std::vector<CUevent> points_;
     Bytes unmarked_ = 0; ///< queued since the last mark
     std::unique_ptr<MappedBuffer> buffer_;
 };

@@ -44,6 +44,8 @@ Bytes kept_bytes(const Backing& backing) noexcept {
 
 void add_to(model::TagReport& row, const Backing& backing) {
     const auto kept = kept_bytes(backing);
+    for (const auto& extent : backing.kept)
+        if (extent.in_file) row.in_files += extent.span.bytes;
     ++row.ranges;
     row.bytes += backing.bytes;
     row.allocated += backing.allocated;

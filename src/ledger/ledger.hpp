@@ -33,6 +33,7 @@ struct KeptExtent {
     Span span;
     std::uint64_t vault = 0;
     Bytes vault_offset = 0;
+    bool in_file = false;         ///< kept in a file, not in host memory
     std::uint64_t first_seal = 0; ///< index of its first fingerprint in the vault
 };
 

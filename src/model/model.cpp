@@ -73,6 +73,14 @@ std::string_view to_string(GateMode gate) noexcept {
     return "unknown";
 }
 
+std::string_view to_string(Store store) noexcept {
+    switch (store) {
+    case Store::host: return "host";
+    case Store::file: return "file";
+    }
+    return "unknown";
+}
+
 std::string_view to_string(GateState gate) noexcept {
     switch (gate) {
     case GateState::open: return "open";
@@ -109,6 +117,10 @@ std::optional<OnTouch> parse_on_touch(std::string_view word) noexcept {
 
 std::optional<GateMode> parse_gate_mode(std::string_view word) noexcept {
     return find_word(word, {GateMode::shut, GateMode::checked});
+}
+
+std::optional<Store> parse_store(std::string_view word) noexcept {
+    return find_word(word, {Store::host, Store::file});
 }
 
 int exit_status_of(const Failure& failure) noexcept {

@@ -54,6 +54,19 @@ enum class OnTouch : std::uint8_t {
     fail = 2, ///< it fails with an error of the driver's own kind
 };
 
+/// Where a sleep keeps contents.
+enum class Store : std::uint8_t {
+    host = 0, ///< pinned host memory (the default)
+    file = 1, ///< a file of a directory, made smaller
+};
+
+/// The store of one tag.
+struct TagStore {
+    std::string tag;
+    Store store = Store::host;
+    friend bool operator==(const TagStore&, const TagStore&) = default;
+};
+
 /// How the gate stands while a part of a process is asleep. Wholly asleep, it is shut either way.
 enum class GateMode : std::uint8_t {
     shut = 0,    ///< no work passes (the default)
@@ -83,10 +96,15 @@ struct SleepRequest {
     bool dry_run = false;
     Milliseconds timeout{30'000};    ///< for callbacks and for draining the device, together
     std::optional<OnTouch> on_touch; ///< unset: the default of the process
-    GateMode gate = GateMode::shut;  ///< in part asleep
+    std::optional<GateMode> gate;    ///< in part asleep; unset: the default of the process
     bool force = false; ///< sleep although a library is loaded whose use of the GPU cannot be seen
     /// How long a touch that wakes the process may wait for GPU memory that is short; unset: for ever.
     std::optional<Milliseconds> touch_limit;
+    Store store = Store::host;       ///< of tags that `stores` does not name
+    std::vector<TagStore> stores;    ///< each tag once
+    std::string directory;           ///< for files, absolute, as the process sees it; empty without a file store
+    bool spill = false;              ///< what host memory cannot take goes to files too
+    bool keep_files = false;         ///< leave the files when the process wakes
 };
 
 struct WakeRequest {
@@ -107,7 +125,8 @@ struct TagReport {
     std::uint64_t ranges = 0;  ///< backings
     Bytes bytes = 0;           ///< all of them
     Bytes resident = 0;        ///< of those, in GPU memory
-    Bytes kept = 0;            ///< contents held in host memory
+    Bytes kept = 0;            ///< contents held in host memory or in files
+    Bytes in_files = 0;        ///< of those, in files
     Bytes dropped = 0;         ///< asleep without contents
     Bytes damaged = 0;         ///< asleep with contents that failed their checksum
     bool needs_refill = false; ///< awake, but dropped in an earlier sleep and not yet reported refilled
@@ -155,6 +174,7 @@ struct Report {
     std::string name;           ///< given by the program or its environment; may be empty
     State state = State::awake; ///< of the whole process, afterwards
     Bytes host_bytes = 0;       ///< host memory that the agent holds for contents, afterwards
+    Bytes file_bytes = 0;       ///< what its files take on disk, afterwards
     double state_seconds = 0;   ///< how long the process has been in its state; 0 right after a change
     PhaseTimes times;
     std::vector<TagReport> tags;                     ///< every tag of the process, afterwards
@@ -196,6 +216,7 @@ struct Failure {
 [[nodiscard]] std::string_view to_string(State state) noexcept;
 [[nodiscard]] std::string_view to_string(OnTouch on_touch) noexcept;
 [[nodiscard]] std::string_view to_string(GateMode gate) noexcept;
+[[nodiscard]] std::string_view to_string(Store store) noexcept;
 [[nodiscard]] std::string_view to_string(GateState gate) noexcept;
 [[nodiscard]] std::string_view to_string(Operation operation) noexcept;
 [[nodiscard]] std::string_view to_string(Progress::Phase phase) noexcept;
@@ -203,6 +224,7 @@ struct Failure {
 /// The word's value, or nothing for any other word.
 [[nodiscard]] std::optional<OnTouch> parse_on_touch(std::string_view word) noexcept;
 [[nodiscard]] std::optional<GateMode> parse_gate_mode(std::string_view word) noexcept;
+[[nodiscard]] std::optional<Store> parse_store(std::string_view word) noexcept;
 
 /// The exit status a command ends with after `failure`; see exit_status.
 [[nodiscard]] int exit_status_of(const Failure& failure) noexcept;

@@ -41,9 +41,17 @@ Type write(Writer& out, const SleepRequest& request) {
     out.boolean(request.dry_run);
     out.duration(request.timeout);
     out.optional(request.on_touch, [&](OnTouch on_touch) { out.number(on_touch); });
-    out.number(request.gate);
+    out.optional(request.gate, [&](GateMode gate) { out.number(gate); });
     out.boolean(request.force);
     out.optional(request.touch_limit, [&](Milliseconds limit) { out.duration(limit); });
+    out.number(request.store);
+    out.list(request.stores, [&](const TagStore& each) {
+        out.string(each.tag);
+        out.number(each.store);
+    });
+    out.string(request.directory);
+    out.boolean(request.spill);
+    out.boolean(request.keep_files);
     return Type::sleep_request;
 }
 
@@ -78,7 +86,7 @@ void write_tag(Writer& out, const TagReport& tag) {
     out.boolean(tag.policy.refillable);
     out.number(tag.state);
     for (const auto value :
-         {tag.ranges, tag.bytes, tag.resident, tag.kept, tag.dropped, tag.damaged, tag.allocated})
+         {tag.ranges, tag.bytes, tag.resident, tag.kept, tag.in_files, tag.dropped, tag.damaged, tag.allocated})
         out.number(value);
     out.boolean(tag.needs_refill);
 }
@@ -108,6 +116,7 @@ Type write(Writer& out, const Report& report) {
     out.string(report.name);
     out.number(report.state);
     out.number(report.host_bytes);
+    out.number(report.file_bytes);
     const auto& times = report.times;
     for (const auto value :
          {report.state_seconds, times.callbacks, times.drain, times.transfer, times.release, times.total})
@@ -162,9 +171,20 @@ SleepRequest read_sleep(Reader& in) {
     request.dry_run = in.boolean();
     request.timeout = in.duration();
     request.on_touch = in.optional<OnTouch>([&] { return in.enumerator(OnTouch::fail); });
-    request.gate = in.enumerator(GateMode::checked);
+    request.gate = in.optional<GateMode>([&] { return in.enumerator(GateMode::checked); });
     request.force = in.boolean();
     request.touch_limit = in.optional<Milliseconds>([&] { return in.duration(); });
+    request.store = in.enumerator(Store::file);
+    constexpr std::size_t k_least_store_bytes = 5;
+    request.stores = in.list<TagStore>(k_least_store_bytes, [&] {
+        TagStore each;
+        each.tag = in.string();
+        each.store = in.enumerator(Store::file);
+        return each;
+    });
+    request.directory = in.string();
+    request.spill = in.boolean();
+    request.keep_files = in.boolean();
     return request;
 }
 
@@ -204,7 +224,7 @@ TagReport read_tag(Reader& in) {
     tag.policy.refillable = in.boolean();
     tag.state = in.enumerator(State::damaged);
     for (auto* value :
-         {&tag.ranges, &tag.bytes, &tag.resident, &tag.kept, &tag.dropped, &tag.damaged, &tag.allocated})
+         {&tag.ranges, &tag.bytes, &tag.resident, &tag.kept, &tag.in_files, &tag.dropped, &tag.damaged, &tag.allocated})
         *value = in.number<std::uint64_t>();
     tag.needs_refill = in.boolean();
     return tag;
@@ -231,7 +251,7 @@ Residual read_residual(Reader& in) {
 }
 
 Report read_report(Reader& in) {
-    constexpr std::size_t k_least_tag_bytes = 68;
+    constexpr std::size_t k_least_tag_bytes = 76;
     constexpr std::size_t k_least_device_bytes = 56;
     constexpr std::size_t k_least_residual_bytes = 28;
     Report report;
@@ -243,6 +263,7 @@ Report read_report(Reader& in) {
     report.name = in.string();
     report.state = in.enumerator(State::damaged);
     report.host_bytes = in.number<Bytes>();
+    report.file_bytes = in.number<Bytes>();
     auto& times = report.times;
     for (auto* value : {&report.state_seconds, &times.callbacks, &times.drain, &times.transfer,
                         &times.release, &times.total})

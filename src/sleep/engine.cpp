@@ -5,12 +5,14 @@
 #include "sleep/engine.hpp"
 
 #include "base/guard.hpp"
+#include "base/log.hpp"
 #include "driver/context.hpp"
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 namespace gpu_sleep::sleep {
 
@@ -107,9 +109,22 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
         add_given_up(*plan, report);
         return request.dry_run ? add_memory(api_, free_after_sleep, report) : Result<void>();
     }
-    SleepTransaction transaction(api_, pinner_, vaults_, options_);
     const auto start = Clock::now();
-    GPU_SLEEP_TRY(transaction.prepare(*plan, control));
+    std::optional<SleepTransaction> attempt;
+    const auto prepare = [&](bool spills) -> Result<void> {
+        auto keeping = keeping_for(request, spills);
+        if (!keeping) return std::move(keeping).error();
+        attempt.reset(); // what a first one holds goes first
+        attempt.emplace(api_, pinner_, vaults_, options_, *std::move(keeping));
+        return attempt->prepare(*plan, control);
+    };
+    auto prepared_so = prepare(false);
+    if (!prepared_so && request.spill && prepared_so.error().code == ErrorCode::out_of_host_memory) {
+        report.notes.push_back("host memory is short: contents went to files");
+        prepared_so = prepare(true);
+    }
+    GPU_SLEEP_TRY(std::move(prepared_so));
+    auto& transaction = *attempt;
     report.times.transfer = seconds_since(start);
     const auto prepared = Clock::now();
     GPU_SLEEP_TRY(transaction.commit(plan->give_up));
@@ -118,6 +133,31 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     transaction.describe(report);
     add_given_up(*plan, report);
     return {};
+}
+
+Result<Keeping> Engine::keeping_for(const model::SleepRequest& request, bool spills) const {
+    Keeping keeping;
+    keeping.keeps_files = request.keep_files;
+    keeping.name = [this](ledger::TagId tag) { return ledger_.tag(tag).name; };
+    keeping.to_file = [this, &request, spills](ledger::TagId tag) {
+        const auto named =
+            std::find_if(request.stores.begin(), request.stores.end(),
+                         [&](const model::TagStore& s) { return s.tag == ledger_.tag(tag).name; });
+        const auto wanted = named == request.stores.end() ? request.store : named->store;
+        return spills || wanted == model::Store::file;
+    };
+    const bool needs_directory =
+        spills || request.store == model::Store::file ||
+        std::any_of(request.stores.begin(), request.stores.end(),
+                    [](const model::TagStore& each) { return each.store == model::Store::file; });
+    if (!needs_directory) return keeping;
+    auto directory = store::SnapshotDirectory::open(request.directory);
+    if (!directory) return std::move(directory).error();
+    keeping.directory = *std::move(directory);
+    // Whoever looks here takes away what a crash has left.
+    if (const auto removed = keeping.directory->remove_leftovers(); !removed)
+        log::debug("leftovers stay: {}", removed.error().message);
+    return keeping;
 }
 
 Result<void> Engine::wake(const model::WakeRequest& request, const Control& control, model::Report& report) {
@@ -129,7 +169,7 @@ Result<void> Engine::wake(const model::WakeRequest& request, const Control& cont
     }
     if (plan->is_empty()) return {};
 
-    WakeTransaction transaction(api_, vaults_);
+    WakeTransaction transaction(api_, pinner_, vaults_, options_);
     const auto start = Clock::now();
     if (auto prepared = guarded([&] { return transaction.prepare(*plan, control); }); !prepared) {
         transaction.undo();

@@ -18,6 +18,8 @@
 
 namespace gpu_sleep::sleep {
 
+struct Keeping;
+
 /// How the asker follows a transaction, and may withdraw it. Called from several threads, one at a time.
 struct Control {
     /// Told how far the transaction is; false withdraws the request, which is heeded until the point of no
@@ -32,14 +34,16 @@ public:
     struct Options {
         unsigned fill_threads = 6;        ///< that make host memory ready, for each device
         Bytes host_reserve = 256 * k_mib; ///< host memory left to everybody else
+        Bytes staging =
+            256 * k_mib; ///< host memory for contents on their way to or from files, for each device
     };
 
     Engine(const driver::Api& api, ledger::Ledger& ledger, Options options) noexcept
         : api_(api), ledger_(ledger), pinner_(api), options_(options) {}
 
     /// Fills in `report` what the transaction did on each device, and its times. Nothing to do: not changed.
-    /// Errors: those of plan_sleep(); out_of_host_memory, driver_failed, context_lost, cancelled: all is
-    /// awake and unchanged.
+    /// Errors: those of plan_sleep(); out_of_host_memory, out_of_disk, io_failed, not_permitted (the
+    /// directory), driver_failed, context_lost, cancelled: all is awake and unchanged.
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const Control& control,
                                      model::Report& report);
 
@@ -52,6 +56,9 @@ public:
     [[nodiscard]] Vaults& vaults() noexcept { return vaults_; }
 
 private:
+    /// Where `request` keeps contents; all in files if `spills`. Errors: those of SnapshotDirectory::open().
+    [[nodiscard]] Result<Keeping> keeping_for(const model::SleepRequest& request, bool spills) const;
+
     const driver::Api& api_;
     ledger::Ledger& ledger_;
     DriverPinner pinner_;

@@ -86,6 +86,9 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
     GPU_SLEEP_TRY(check_tags(ledger, request.tags));
     GPU_SLEEP_TRY(check_tags(ledger, request.keep));
     GPU_SLEEP_TRY(check_tags(ledger, request.discard));
+    for (const auto& [name, store] : request.stores)
+        if (name != model::k_default_tag)
+            GPU_SLEEP_TRY(check_tags(ledger, {name})); // which need not be in use
     for (const auto& name : request.keep)
         if (contains(request.discard, name))
             return make_error(ErrorCode::invalid_argument, "tag '{}' is both to be kept and to be discarded",

@@ -5,6 +5,9 @@
 #include "sleep/sleep_transaction.hpp"
 
 #include "base/log.hpp"
+#include "base/process.hpp"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -20,17 +23,14 @@ namespace {
 /// Preserved spans need not be aligned; their copies are, which keeps transfers at full speed.
 constexpr Bytes k_extent_alignment = 256;
 
-VaultDraft& draft_of(std::vector<VaultDraft>& drafts, ledger::TagId tag) {
-    const auto known =
-        std::find_if(drafts.begin(), drafts.end(), [=](const VaultDraft& d) { return d.tag == tag; });
-    if (known != drafts.end()) return *known;
-    drafts.emplace_back().tag = tag;
-    return drafts.back();
-}
-
 void add_extent(VaultDraft& draft, Backing& backing, ledger::Span span) {
-    draft.extents.push_back({&backing, {span, 0, draft.bytes, draft.seals}});
-    draft.bytes += round_up(span.bytes, k_extent_alignment);
+    ledger::KeptExtent place;
+    place.span = span;
+    place.vault_offset = draft.to_file ? draft.extents.size() : draft.bytes;
+    place.in_file = draft.to_file;
+    place.first_seal = draft.seals;
+    draft.extents.push_back({&backing, place});
+    if (!draft.to_file) draft.bytes += round_up(span.bytes, k_extent_alignment);
     draft.seals += block_count(span.bytes);
     draft.vault.live += span.bytes;
 }
@@ -41,22 +41,43 @@ Bytes bytes_of(const std::vector<Backing*>& backings) noexcept {
     return sum;
 }
 
+std::size_t chunks_of(const VaultDraft& draft) noexcept {
+    std::size_t sum = 0;
+    for (const auto& extent : draft.extents)
+        sum += static_cast<std::size_t>((extent.place.span.bytes + codec::k_chunk_bytes - 1) /
+                                        codec::k_chunk_bytes);
+    return sum;
+}
+
 driver::AddressSpan device_span(const VaultDraft::Extent& extent) noexcept {
     return {extent.backing->address + extent.place.span.offset, extent.place.span.bytes};
 }
 
 } // namespace
 
+VaultDraft& SleepTransaction::draft_of(DeviceSleep& device, ledger::TagId tag) const {
+    auto& drafts = device.drafts;
+    const auto known =
+        std::find_if(drafts.begin(), drafts.end(), [=](const VaultDraft& d) { return d.tag == tag; });
+    if (known != drafts.end()) return *known;
+    auto& draft = drafts.emplace_back();
+    draft.tag = tag;
+    draft.to_file = keeping_.to_file(tag);
+    draft.vault.keeps_file = draft.to_file && keeping_.keeps_files;
+    return draft;
+}
+
 Result<void> SleepTransaction::draft(DeviceSleep& device) {
     for (auto* backing : device.plan.keep)
-        add_extent(draft_of(device.drafts, backing->tag), *backing, {0, backing->bytes});
+        add_extent(draft_of(device, backing->tag), *backing, {0, backing->bytes});
     for (auto* backing : device.plan.drop)
-        for (const auto span : backing->preserved)
-            add_extent(draft_of(device.drafts, backing->tag), *backing, span);
+        for (const auto span : backing->preserved) add_extent(draft_of(device, backing->tag), *backing, span);
     for (auto& draft : device.drafts) {
-        auto arena = store::HostArena::create(draft.bytes, &pinner_);
-        if (!arena) return std::move(arena).error();
-        draft.vault.arena = *std::move(arena);
+        if (!draft.to_file) {
+            auto arena = store::HostArena::create(draft.bytes, &pinner_);
+            if (!arena) return std::move(arena).error();
+            draft.vault.arena = *std::move(arena);
+        }
         for (const auto& extent : draft.extents) add_blocks(device.blocks, device_span(extent));
         device.report.kept += draft.vault.live;
     }
@@ -110,7 +131,8 @@ Result<void> SleepTransaction::transfer(DeviceSleep& device, ProgressCounter& pr
     if (!seals) return std::move(seals).error();
 
     std::vector<store::HostArena*> arenas;
-    for (const auto& draft : device.drafts) arenas.push_back(draft.vault.arena.get());
+    for (const auto& draft : device.drafts)
+        if (draft.vault.arena) arenas.push_back(draft.vault.arena.get());
     store::ArenaPreparer::Options options;
     options.threads = options_.fill_threads;
     options.reserve = options_.host_reserve;
@@ -118,6 +140,7 @@ Result<void> SleepTransaction::transfer(DeviceSleep& device, ProgressCounter& pr
     if (!preparer) return std::move(preparer).error();
 
     auto copied = copy_out(device, **preparer, progress);
+    if (copied) copied = write_files(device, progress);
     const auto finished =
         device.session->synchronize(); // also after a failure: the arenas must not be in use
     GPU_SLEEP_TRY(std::move(copied));
@@ -133,6 +156,7 @@ Result<void> SleepTransaction::transfer(DeviceSleep& device, ProgressCounter& pr
 Result<void> SleepTransaction::copy_out(DeviceSleep& device, store::ArenaPreparer& preparer,
                                         ProgressCounter& progress) {
     for (const auto& draft : device.drafts) {
+        if (draft.to_file) continue;
         const auto& arena = *draft.vault.arena;
         std::vector<Copy> copies;
         for (const auto& extent : draft.extents)
@@ -147,6 +171,42 @@ Result<void> SleepTransaction::copy_out(DeviceSleep& device, store::ArenaPrepare
         for (const auto& copy : copies) GPU_SLEEP_TRY(for_each_part(copy, part));
     }
     return device.session->wait_marks([&](Bytes bytes) { return progress.add(bytes); });
+}
+
+Result<void> SleepTransaction::write_files(DeviceSleep& device, ProgressCounter& progress) {
+    std::size_t chunks = 0; // of the longest file: they share the ring
+    for (const auto& draft : device.drafts)
+        if (draft.to_file) chunks = std::max(chunks, chunks_of(draft));
+    for (auto& draft : device.drafts) {
+        if (!draft.to_file) continue;
+        GPU_SLEEP_TRY(
+            with_staging(device.staging, *device.session, pinner_, chunks, options_,
+                         [&](Staging& staging) { return write_file(device, draft, staging, progress); }));
+    }
+    return {};
+}
+
+Result<void> SleepTransaction::write_file(DeviceSleep& device, VaultDraft& draft, Staging& staging,
+                                          ProgressCounter& progress) {
+    store::SnapshotDescription description;
+    const auto started = own_start_time();
+    if (!started) return started.error();
+    description.owner = {::getpid(), *started};
+    description.uid = ::geteuid();
+    std::vector<driver::AddressSpan> spans;
+    for (const auto& extent : draft.extents) {
+        spans.push_back(device_span(extent));
+        description.extents.push_back(
+            {spans.back().address, spans.back().bytes, keeping_.name(draft.tag), device.device});
+    }
+    DeviceSource source(*device.session, staging, std::move(spans), description.extents, progress);
+    store::SnapshotWriteOptions options;
+    options.under_way = staging.ahead();
+    options.staging = std::min(options_.staging, staging.buffer_bytes());
+    auto written = store::write_snapshot(keeping_.directory, std::move(description), source, options);
+    if (!written) return std::move(written).error();
+    draft.vault.snapshot = *std::move(written);
+    return {};
 }
 
 Result<void> SleepTransaction::unmap_all() {
@@ -227,7 +287,8 @@ void SleepTransaction::enlist(DeviceSleep& device) {
 void SleepTransaction::strike_off() {
     for (auto& device : devices_)
         for (auto& draft : device.drafts)
-            for (auto& extent : draft.extents) vaults_.forget(std::exchange(extent.backing->kept, {}));
+            for (auto& extent : draft.extents)
+                vaults_.forget(std::exchange(extent.backing->kept, {}), Vaults::Files::removed);
 }
 
 void SleepTransaction::settle(DeviceSleep& device) {

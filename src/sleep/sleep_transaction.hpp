@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "sleep/file_transfer.hpp"
 #include "sleep/transfer.hpp"
 
 #include <memory>
@@ -18,7 +19,8 @@ struct VaultDraft {
         ledger::KeptExtent place;
     };
     ledger::TagId tag = 0;
-    Bytes bytes = 0;
+    bool to_file = false;
+    Bytes bytes = 0; ///< in an arena
     std::uint64_t seals = 0;
     std::vector<Extent> extents;
     Vault vault;
@@ -29,6 +31,7 @@ struct DeviceSleep {
     int device = 0;
     DeviceSleepPlan plan;
     std::vector<VaultDraft> drafts;
+    std::unique_ptr<Staging> staging;             ///< if any draft goes to a file
     std::vector<driver::FingerprintBlock> blocks; ///< of all drafts, in order
     std::vector<Run> runs;
     std::vector<bool> unmapped; ///< for each run
@@ -36,13 +39,21 @@ struct DeviceSleep {
     std::unique_ptr<driver::DeviceSession> session;
 };
 
+/// Where a sleep keeps contents: a store for each tag, and the directory of the files.
+struct Keeping {
+    std::function<bool(ledger::TagId)> to_file = [](ledger::TagId) { return false; };
+    std::function<std::string(ledger::TagId)> name;            ///< of the tag
+    std::shared_ptr<const store::SnapshotDirectory> directory; ///< null when nothing goes to a file
+    bool keeps_files = false;
+};
+
 /// Prepares (copies and seals) and commits (unmaps and releases) a sleep. Until commit() has unmapped
 /// everything, any failure leaves all memory mapped with its contents.
 class SleepTransaction {
 public:
     SleepTransaction(const driver::Api& api, store::Pinner& pinner, Vaults& vaults,
-                     const Engine::Options& options) noexcept
-        : api_(api), pinner_(pinner), vaults_(vaults), options_(options) {}
+                     const Engine::Options& options, Keeping keeping) noexcept
+        : api_(api), pinner_(pinner), vaults_(vaults), options_(options), keeping_(std::move(keeping)) {}
 
     [[nodiscard]] Result<void> prepare(const SleepPlan& plan, const Control& control);
     /// Errors: driver_failed (an unmap failed; everything is mapped again).
@@ -56,6 +67,10 @@ private:
     [[nodiscard]] Result<void> transfer(DeviceSleep& device, ProgressCounter& progress);
     [[nodiscard]] Result<void> copy_out(DeviceSleep& device, store::ArenaPreparer& preparer,
                                         ProgressCounter& progress);
+    [[nodiscard]] Result<void> write_files(DeviceSleep& device, ProgressCounter& progress);
+    [[nodiscard]] Result<void> write_file(DeviceSleep& device, VaultDraft& draft, Staging& staging,
+                                          ProgressCounter& progress);
+    [[nodiscard]] VaultDraft& draft_of(DeviceSleep& device, ledger::TagId tag) const;
     [[nodiscard]] Result<void> unmap_all();
     void map_again();
     void release(DeviceSleep& device);
@@ -67,6 +82,7 @@ private:
     store::Pinner& pinner_;
     Vaults& vaults_;
     const Engine::Options& options_;
+    Keeping keeping_;
     std::vector<DeviceSleep> devices_;
     std::size_t unreleased_ = 0;
 };

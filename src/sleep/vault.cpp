@@ -4,6 +4,9 @@
 
 #include "sleep/vault.hpp"
 
+#include "base/guard.hpp"
+#include "base/log.hpp"
+
 namespace gpu_sleep::sleep {
 
 std::uint64_t Vaults::add(Vault vault) {
@@ -12,11 +15,22 @@ std::uint64_t Vaults::add(Vault vault) {
     return id;
 }
 
-void Vaults::forget(const std::vector<ledger::KeptExtent>& extents) {
+void Vaults::let_go(Vault& vault, Files files) {
+    if (!vault.snapshot) return;
+    if (vault.keeps_file && files == Files::as_asked) {
+        const auto kept = vault.snapshot->file.keep();
+        if (kept) return;
+        log::warning("a snapshot could not be kept: {}", kept.error().message);
+    }
+    vault.snapshot->file.unlink();
+}
+
+void Vaults::forget(const std::vector<ledger::KeptExtent>& extents, Files files) {
     for (const auto& extent : extents) {
         const auto vault = vaults_.find(extent.vault);
         vault->second.live -= extent.span.bytes;
         if (vault->second.live != 0) continue;
+        let_go(vault->second, files);
         retired_.push_back(std::move(vault->second));
         vaults_.erase(vault);
     }
@@ -24,8 +38,22 @@ void Vaults::forget(const std::vector<ledger::KeptExtent>& extents) {
 
 Bytes Vaults::host_bytes() const noexcept {
     Bytes sum = 0;
-    for (const auto& [id, vault] : vaults_) sum += vault.arena->bytes();
+    for (const auto& [id, vault] : vaults_) sum += vault.arena ? vault.arena->bytes() : 0;
     return sum;
+}
+
+Bytes Vaults::file_bytes() const noexcept {
+    Bytes sum = 0;
+    for (const auto& [id, vault] : vaults_) sum += vault.snapshot ? vault.snapshot->header.file_bytes : 0;
+    return sum;
+}
+
+void Vaults::remove_files() noexcept {
+    for (auto& [id, vault] : vaults_)
+        static_cast<void>(guarded([&vault = vault]() -> Result<void> {
+            let_go(vault, Files::as_asked);
+            return {};
+        }));
 }
 
 } // namespace gpu_sleep::sleep

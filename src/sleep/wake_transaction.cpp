@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 namespace gpu_sleep::sleep {
 
@@ -108,8 +109,10 @@ Result<void> WakeTransaction::bring_back(DeviceWake& device, ProgressCounter& pr
         GPU_SLEEP_TRY(map_run(device, *kind, run));
         GPU_SLEEP_TRY(fill_run(device, run, progress));
     }
+    std::sort(device.files.begin(), device.files.end());
+    GPU_SLEEP_TRY(read_files(device, device.files, progress));
     GPU_SLEEP_TRY(device.session->wait_marks([&](Bytes bytes) { return progress.add(bytes); }));
-    return verify(device);
+    return verify(device, progress);
 }
 
 Result<void> WakeTransaction::map_run(DeviceWake& device, const driver::MemoryKind& kind, const Run& run) {
@@ -142,7 +145,14 @@ Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, Progr
             const Copy copy{{backing->address + extent.span.offset, extent.span.bytes},
                             vault.arena.get(),
                             extent.vault_offset};
-            add_copy(copies, copy);
+            std::optional<FileExtent> file;
+            if (extent.in_file) {
+                file = FileExtent{extent.vault, static_cast<std::size_t>(extent.vault_offset),
+                                  copy.device.address};
+                device.files.push_back(*file);
+            } else {
+                add_copy(copies, copy);
+            }
             const auto first = device.blocks.size();
             add_blocks(device.blocks, copy.device);
             for (auto i = first; i < device.blocks.size(); ++i) {
@@ -150,7 +160,7 @@ Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, Progr
                 const Copy part{{block.address, block.bytes},
                                 copy.arena,
                                 copy.arena_offset + (block.address - copy.device.address)};
-                device.kept.push_back({backing, part, vault.seals[extent.first_seal + (i - first)]});
+                device.kept.push_back({backing, part, file, vault.seals[extent.first_seal + (i - first)]});
             }
             kept += extent.span.bytes;
         }
@@ -181,7 +191,37 @@ Result<std::vector<std::size_t>> WakeTransaction::find_damage(DeviceWake& device
     return damaged;
 }
 
-Result<void> WakeTransaction::verify(DeviceWake& device) {
+Result<void> WakeTransaction::read_files(DeviceWake& device, const std::vector<FileExtent>& wanted,
+                                         ProgressCounter& progress) {
+    std::size_t chunks = 0; // of the longest file: they share the ring
+    for (const auto& file : wanted)
+        chunks = std::max(chunks, vaults_.at(file.vault).snapshot->header.rows.size());
+    for (auto first = wanted.begin(); first != wanted.end();) {
+        // One vault after another; its extents in their order.
+        const auto id = first->vault;
+        const auto last =
+            std::find_if(first, wanted.end(), [=](const FileExtent& f) { return f.vault != id; });
+        const auto& snapshot = *vaults_.at(id).snapshot;
+        auto reader = store::SnapshotReader::open(snapshot.file.path(), snapshot.header.description.id);
+        if (!reader) return std::move(reader).error();
+        std::vector<driver::DeviceAddress> addresses(snapshot.header.description.extents.size());
+        store::SnapshotReadOptions options;
+        for (; first != last; ++first) {
+            addresses[first->number] = first->address;
+            options.extents.push_back(first->number);
+        }
+        GPU_SLEEP_TRY(
+            with_staging(device.staging, *device.session, pinner_, chunks, options_, [&](Staging& staging) {
+                options.ahead = staging.ahead();
+                options.staging = std::min(options_.staging, staging.buffer_bytes());
+                DeviceSink sink(*device.session, staging, addresses, progress);
+                return reader->read(sink, options);
+            }));
+    }
+    return {};
+}
+
+Result<void> WakeTransaction::verify(DeviceWake& device, ProgressCounter& progress) {
     std::vector<std::size_t> all(device.blocks.size());
     std::iota(all.begin(), all.end(), std::size_t{0});
     auto damaged = find_damage(device, all);
@@ -189,13 +229,19 @@ Result<void> WakeTransaction::verify(DeviceWake& device) {
     if (damaged->empty()) return {};
 
     // A bit that flipped on the way is still right in host memory: copy those blocks once more.
+    std::set<FileExtent> again;
     for (const auto index : *damaged) {
         const auto& copy = device.kept[index].copy;
+        if (device.kept[index].file) {
+            again.insert(*device.kept[index].file);
+            continue;
+        }
         GPU_SLEEP_TRY(for_each_part(
             copy, [&](std::size_t, driver::DeviceAddress to, const std::byte* from, Bytes bytes) {
                 return device.session->copy_to_device(to, from, bytes);
             }));
     }
+    GPU_SLEEP_TRY(read_files(device, {again.begin(), again.end()}, progress));
     auto still = find_damage(device, *damaged);
     if (!still) return std::move(still).error();
     if (still->empty()) {

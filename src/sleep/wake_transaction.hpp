@@ -4,19 +4,30 @@
 
 #pragma once
 
+#include "sleep/file_transfer.hpp"
 #include "sleep/transfer.hpp"
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace gpu_sleep::sleep {
+
+/// Contents in a file, and where on the device they belong.
+struct FileExtent {
+    std::uint64_t vault = 0;
+    std::size_t number = 0; ///< of the extent in its snapshot
+    driver::DeviceAddress address = 0;
+    friend auto operator<=>(const FileExtent&, const FileExtent&) = default;
+};
 
 /// One device's part of a wake.
 struct DeviceWake {
     struct KeptBlock {
         ledger::Backing* backing;
-        Copy copy; ///< the same bytes in the arena
+        Copy copy;                      ///< the same bytes in the arena; no arena when they lie in a file
+        std::optional<FileExtent> file; ///< then, the extent that they are a part of
         driver::Fingerprint seal;
     };
     int device = 0;
@@ -24,6 +35,8 @@ struct DeviceWake {
     std::vector<ledger::Backing*> opened; ///< backings that this wake gave memory or a mapping
     std::vector<driver::FingerprintBlock> blocks;
     std::vector<KeptBlock> kept; ///< one for each of `blocks`
+    std::vector<FileExtent> files;
+    std::unique_ptr<Staging> staging;
     std::vector<ledger::Backing*> damaged;
     model::DeviceReport report;
     std::unique_ptr<driver::DeviceSession> session;
@@ -33,7 +46,9 @@ struct DeviceWake {
 /// cannot fail, undo() takes everything back and the contents are still in their vaults.
 class WakeTransaction {
 public:
-    WakeTransaction(const driver::Api& api, Vaults& vaults) noexcept : api_(api), vaults_(vaults) {}
+    WakeTransaction(const driver::Api& api, store::Pinner& pinner, Vaults& vaults,
+                    const Engine::Options& options) noexcept
+        : api_(api), pinner_(pinner), vaults_(vaults), options_(options) {}
 
     /// Errors: out_of_device_memory, damaged (the backings are marked), driver_failed, context_lost,
     /// cancelled; call undo() after each.
@@ -47,12 +62,17 @@ private:
     [[nodiscard]] Result<void> bring_back(DeviceWake& device, ProgressCounter& progress);
     [[nodiscard]] Result<void> map_run(DeviceWake& device, const driver::MemoryKind& kind, const Run& run);
     [[nodiscard]] Result<void> fill_run(DeviceWake& device, const Run& run, ProgressCounter& progress);
-    [[nodiscard]] Result<void> verify(DeviceWake& device);
+    /// Reads the extents of `wanted` from their files to where they belong.
+    [[nodiscard]] Result<void> read_files(DeviceWake& device, const std::vector<FileExtent>& wanted,
+                                          ProgressCounter& progress);
+    [[nodiscard]] Result<void> verify(DeviceWake& device, ProgressCounter& progress);
     [[nodiscard]] Result<std::vector<std::size_t>> find_damage(DeviceWake& device,
                                                                const std::vector<std::size_t>& indices);
 
     const driver::Api& api_;
+    store::Pinner& pinner_;
     Vaults& vaults_;
+    const Engine::Options& options_;
     std::vector<DeviceWake> devices_;
 };
 

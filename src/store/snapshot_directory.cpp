@@ -203,10 +203,14 @@ Result<void> SnapshotFile::keep() {
     return {};
 }
 
-void SnapshotFile::remove() noexcept {
-    if (!fd_) return;
-    if (is_same_file(fd_.get(), directory_->fd(), name_.text()))
+void SnapshotFile::unlink() noexcept {
+    // Only while the name is that of this file.
+    if (fd_ && is_same_file(fd_.get(), directory_->fd(), name_.text()))
         ::unlinkat(directory_->fd(), name_.text().c_str(), 0);
+}
+
+void SnapshotFile::remove() noexcept {
+    unlink();
     fd_.reset();
 }
 

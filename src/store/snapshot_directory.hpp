@@ -80,12 +80,13 @@ public:
     [[nodiscard]] Result<void> commit();
     /// Leaves it for good, under the name of a kept one. Errors: io_failed; it is then as before.
     [[nodiscard]] Result<void> keep();
+    /// Takes its name away at once. Its space is given back when it is destroyed, which may take long.
+    void unlink() noexcept;
 
 private:
     SnapshotFile(std::shared_ptr<const SnapshotDirectory> directory, SnapshotName name, UniqueFd fd)
         : directory_(std::move(directory)), name_(name), fd_(std::move(fd)) {}
     [[nodiscard]] Result<void> rename(SnapshotName::Kind kind);
-    /// If the name is still that of this file.
     void remove() noexcept;
 
     std::shared_ptr<const SnapshotDirectory> directory_;

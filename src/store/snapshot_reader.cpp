@@ -131,10 +131,10 @@ Result<std::vector<ChunkPlace>> places_to_read(const SnapshotHeader& header,
     for (const auto extent : extents)
         if (extent >= header.description.extents.size())
             return make_error(ErrorCode::invalid_argument, "the snapshot has no extent {}", extent);
-    if (!extents.empty())
-        std::erase_if(places, [&](const ChunkPlace& place) {
-            return std::find(extents.begin(), extents.end(), place.extent) == extents.end();
-        });
+    if (extents.empty()) return places;
+    std::vector<bool> is_wanted(header.description.extents.size());
+    for (const auto extent : extents) is_wanted[extent] = true;
+    std::erase_if(places, [&](const ChunkPlace& place) { return !is_wanted[place.extent]; });
     return places;
 }
 

@@ -4,6 +4,10 @@
 // there, nothing is lost, and trying again succeeds.
 
 #include "support/engine_fixture.hpp"
+#include "support/scratch.hpp"
+
+#include <filesystem>
+#include <iterator>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -33,20 +37,38 @@ std::uint64_t helpers(const sim_live& live) {
     return live.streams + live.events + live.modules + live.host_registrations + live.contexts;
 }
 
+/// A sleep at level 1, with `weights` in files if there is a directory for them.
+model::SleepRequest request_for(const Scratch& scratch, bool in_files) {
+    auto request = level(1);
+    if (!in_files) return request;
+    request.stores = {{"weights", model::Store::file}};
+    request.directory = scratch.file("sleep");
+    return request;
+}
+
+std::size_t files_in(const std::string& directory) {
+    std::error_code ignored;
+    const std::filesystem::directory_iterator files(directory, ignored);
+    return static_cast<std::size_t>(std::distance(begin(files), end(files)));
+}
+
 } // namespace
 
 TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep]") {
     const auto status = GENERATE(CUDA_ERROR_UNKNOWN, CUDA_ERROR_OUT_OF_MEMORY);
+    const bool in_files = GENERATE(false, true);
+    const Scratch scratch;
+    const auto request = request_for(scratch, in_files);
     EngineFixture fixture;
     populate(fixture);
     int failures = 0;
     int call = 1;
     for (; call < k_most_calls; ++call) {
-        INFO("call " << call << " gives " << status);
+        INFO("call " << call << " gives " << status << (in_files ? ", with files" : ""));
         const auto awake = sim_live_objects();
         sim_reset_counts();
         sim_fail("*", static_cast<std::uint64_t>(call), status, SIM_ONCE);
-        const auto slept = fixture.sleep(level(1));
+        const auto slept = fixture.sleep(request);
         const bool reached = sim_fault_counts().injected_failures != 0;
         sim_clear();
         if (!slept) CHECK(helpers(sim_live_objects()) <= helpers(awake) + 1);
@@ -54,13 +76,16 @@ TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep]")
             ++failures;
             CHECK(fixture.state() == State::awake);
             CHECK(fixture.all_intact());
+            CHECK(files_in(request.directory) == 0);
             CHECK(sim_live_objects().handles == awake.handles);
             CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes);
-            REQUIRE(fixture.sleep(level(1)));
+            REQUIRE(fixture.sleep(request));
         }
         CHECK(fixture.state() == State::asleep);
+        CHECK(files_in(request.directory) == (in_files ? 2U : 0U));
         REQUIRE(fixture.wake());
         CHECK(fixture.all_intact());
+        CHECK(files_in(request.directory) == 0);
         CHECK(sim_live_objects().handles == awake.handles);
         CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes);
         CHECK(sim_fault_counts().illegal_accesses == 0);
@@ -72,14 +97,17 @@ TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep]")
 
 TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep]") {
     const auto status = GENERATE(CUDA_ERROR_UNKNOWN, CUDA_ERROR_OUT_OF_MEMORY);
+    const bool in_files = GENERATE(false, true);
+    const Scratch scratch;
+    const auto request = request_for(scratch, in_files);
     EngineFixture fixture;
     populate(fixture);
     int failures = 0;
     int call = 1;
     for (; call < k_most_calls; ++call) {
-        INFO("call " << call << " gives " << status);
+        INFO("call " << call << " gives " << status << (in_files ? ", with files" : ""));
         const auto awake = sim_live_objects();
-        REQUIRE(fixture.sleep(level(1)));
+        REQUIRE(fixture.sleep(request));
         const auto asleep = sim_live_objects();
         sim_reset_counts();
         sim_fail("*", static_cast<std::uint64_t>(call), status, SIM_ONCE);
@@ -90,10 +118,12 @@ TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep]") 
         if (!woken) {
             ++failures;
             CHECK(fixture.state() == State::asleep);
+            CHECK(files_in(request.directory) == (in_files ? 2U : 0U));
             REQUIRE(fixture.wake());
         }
         CHECK(fixture.state() == State::awake);
         CHECK(fixture.all_intact());
+        CHECK(files_in(request.directory) == 0);
         CHECK(sim_live_objects().handles == awake.handles);
         CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes);
         CHECK(sim_fault_counts().illegal_accesses == 0);

@@ -3,8 +3,10 @@
 // Sleeping and waking over the simulated driver: what is kept, what is dropped, what is noticed.
 
 #include "support/engine_fixture.hpp"
+#include "support/scratch.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <tuple>
 
 using namespace gpu_sleep;
@@ -51,6 +53,37 @@ TEST_CASE("Transaction: level 1 brings every byte back at its address", "[transa
         CHECK(after.events == before.events);
         CHECK(after.modules == before.modules);
     }
+    CHECK(sim_fault_counts().illegal_accesses == 0);
+}
+
+TEST_CASE("Transaction: contents go through a ring that is shorter than they are", "[transaction]") {
+    const Scratch scratch;
+    EngineFixture fixture({2, 0, GENERATE(Bytes{0}, 12 * k_mib)}); // two slots, three
+    fixture.add(0, "weights", 21 * k_mib + 12'345);
+    fixture.add(0, "small", 1000); // a file of one chunk before and after long ones
+    fixture.add(0, "weights", 3 * k_mib);
+    fixture.add(0, "zeroes", 9 * k_mib);
+    fixture.add(0, "kv_cache", 17 * k_mib);
+    fixture.add(1, "weights", 14 * k_mib);
+    fixture.make_even(3); // and so compressible
+    auto request = level(1);
+    request.store = model::Store::file;
+    request.directory = scratch.file("sleep");
+    const auto before = sim_live_objects();
+    sim_delay("cuMemcpyHtoDAsync", 2000); // the ring comes round while copies out of it are under way
+    for (int round = 0; round < 2; ++round) {
+        REQUIRE(fixture.sleep(request));
+        CHECK(fixture.state() == State::asleep);
+        CHECK(fixture.engine().vaults().host_bytes() == 0);
+        CHECK(fixture.engine().vaults().file_bytes() > 54 * k_mib);
+        CHECK(fixture.engine().vaults().file_bytes() < 64 * k_mib);
+        model::Report report;
+        REQUIRE(fixture.wake({}, &report));
+        CHECK(fixture.all_intact());
+        CHECK(sim_live_objects().host_registrations == before.host_registrations);
+        CHECK(sim_live_objects().events == before.events);
+    }
+    CHECK(std::filesystem::is_empty(request.directory));
     CHECK(sim_fault_counts().illegal_accesses == 0);
 }
 

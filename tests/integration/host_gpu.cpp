@@ -66,14 +66,15 @@ Result<void> fill(const Allocation& allocation) {
 
 Result<std::string> compare(const Allocation& allocation, std::size_t offset, std::size_t bytes) {
     GPU_SLEEP_TRY(use_device(allocation.device));
-    std::vector<std::uint64_t> words(bytes / sizeof(std::uint64_t));
-    GPU_SLEEP_TRY(checked(cuMemcpyDtoH(words.data(), allocation.address() + offset, bytes), "cuMemcpyDtoH"));
+    std::vector<unsigned char> found(bytes);
+    GPU_SLEEP_TRY(checked(cuMemcpyDtoH(found.data(), allocation.address() + offset, bytes), "cuMemcpyDtoH"));
     const auto first = offset / sizeof(std::uint64_t);
-    std::size_t index = first;
-    const auto is_ours = [&](std::uint64_t word) { return word == word_of(allocation, index++); };
-    if (std::all_of(words.begin(), words.end(), is_ours)) return std::string("intact");
-    const auto is_zero = [](std::uint64_t word) { return word == 0; };
-    return std::string(std::all_of(words.begin(), words.end(), is_zero) ? "zero" : "differs");
+    std::vector<std::uint64_t> words((offset + bytes + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t) - first);
+    for (std::size_t i = 0; i < words.size(); ++i) words[i] = word_of(allocation, first + i);
+    const auto* const ours = reinterpret_cast<const unsigned char*>(words.data()) + offset % sizeof(std::uint64_t);
+    if (std::equal(found.begin(), found.end(), ours)) return std::string("intact");
+    const auto is_zero = [](unsigned char byte) { return byte == 0; };
+    return std::string(std::all_of(found.begin(), found.end(), is_zero) ? "zero" : "differs");
 }
 
 Result<void> Graph::begin(unsigned flags, const Allocation& from, const Allocation& to) {

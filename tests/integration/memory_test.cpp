@@ -3,15 +3,14 @@
 // Memory that comes and goes around a sleep, and memory that is short, damaged or gone: on the GPU and on the
 // host.
 
+#include "address_limit.hpp"
 #include "control_group.hpp"
 #include "host.hpp"
 #include "mentions.hpp"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -37,24 +36,6 @@ public:
 private:
     std::string file_;
     std::string bytes_;
-};
-
-/// Lets `process` have `more` bytes of address space besides what it has; lifted at the end.
-class AddressLimit {
-public:
-    AddressLimit(pid_t process, std::size_t more) : process_(process) {
-        std::size_t pages = 0;
-        std::ifstream(fmt::format("/proc/{}/statm", process)) >> pages;
-        const rlimit limit{pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + more, RLIM_INFINITY};
-        REQUIRE(::prlimit(process_, RLIMIT_AS, &limit, &before_) == 0);
-    }
-    AddressLimit(const AddressLimit&) = delete;
-    AddressLimit& operator=(const AddressLimit&) = delete;
-    ~AddressLimit() { ::prlimit(process_, RLIMIT_AS, &before_, nullptr); }
-
-private:
-    pid_t process_;
-    rlimit before_{};
 };
 
 } // namespace

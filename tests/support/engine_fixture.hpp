@@ -12,6 +12,7 @@
 #include "support/result_printing.hpp"
 #include "support/simulated_driver/control.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -28,7 +29,8 @@ struct Allocation {
 /// Initialises the simulated driver with a primary context on each device in use.
 class EngineFixture {
 public:
-    EngineFixture() : api_(load()), heap_(api_, ledger_), engine_(api_, ledger_, {2, 0}) {
+    explicit EngineFixture(sleep::Engine::Options options = {2, 0})
+        : api_(load()), heap_(api_, ledger_), engine_(api_, ledger_, options) {
         sim_clear();
         for (int device = 0; device < 2; ++device) {
             auto context = driver::PrimaryContext::retain(api_, device);
@@ -54,6 +56,13 @@ public:
         write(device, allocation);
         allocations_.push_back(std::move(allocation));
         return allocations_.size() - 1;
+    }
+
+    /// Fills allocation `index` with one byte.
+    void make_even(std::size_t index) {
+        auto& allocation = allocations_[index];
+        std::fill(allocation.contents.begin(), allocation.contents.end(), std::uint8_t{7});
+        write(ledger_.find(allocation.address)->device, allocation);
     }
 
     [[nodiscard]] Result<void> free(driver::DeviceAddress address) {

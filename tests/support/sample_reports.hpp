@@ -60,7 +60,16 @@ inline model::Report sample_sleep() {
     return report;
 }
 
-/// The same, of a program whose allocations are captured and which has touched the gate meanwhile.
+/// The same, with a third of what is kept in a file.
+inline model::Report sample_sleep_in_files() {
+    auto report = sample_sleep();
+    report.host_bytes = 10 * k_gib;
+    report.file_bytes = 3 * k_gib;
+    report.tags[0].in_files = 5 * k_gib;
+    return report;
+}
+
+/// As sample_sleep(), of a program whose allocations are captured and which has touched the gate meanwhile.
 inline model::Report sample_captured_sleep() {
     auto report = sample_sleep();
     report.captures = true;

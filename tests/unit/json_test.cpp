@@ -26,7 +26,7 @@ Process sample_process() {
 } // namespace
 
 TEST_CASE("JSON: a report has every figure, in bytes and seconds", "[json]") {
-    const auto value = json::parse(to_json("gpu-sleep", {{sample_process(), test::sample_sleep()}}));
+    const auto value = json::parse(to_json("gpu-sleep", {{sample_process(), test::sample_sleep_in_files()}}));
     CHECK(value["schema"] == 1);
     CHECK(value["program"] == "gpu-sleep");
     CHECK(value["exit_status"] == 0);
@@ -41,12 +41,14 @@ TEST_CASE("JSON: a report has every figure, in bytes and seconds", "[json]") {
     CHECK(report["operation"] == "sleep");
     CHECK(report["level"] == 1);
     CHECK(report["changed"] == true);
-    CHECK(report["host_bytes"] == 15 * k_gib);
+    CHECK(report["host_bytes"] == 10 * k_gib);
+    CHECK(report["file_bytes"] == 3 * k_gib);
     CHECK(report["times"]["total_seconds"] == 0.46);
     CHECK(report["tags"][0] ==
           json::parse(R"({"tag": "weights", "device": 0, "state": "asleep", "policy": "offload",
         "refillable": true, "needs_refill": false, "ranges": 194, "bytes": 16106127360, "allocated_bytes": 16106123264,
-        "resident_bytes": 0, "kept_bytes": 16106127360, "dropped_bytes": 0, "damaged_bytes": 0})"));
+        "resident_bytes": 0, "kept_bytes": 16106127360, "in_files_bytes": 5368709120, "dropped_bytes": 0,
+        "damaged_bytes": 0})"));
     CHECK(report["devices"][0] ==
           json::parse(R"({"device": 0, "name": "NVIDIA H200", "moved_bytes": 16106127360,
         "kept_bytes": 16106127360, "dropped_bytes": 0, "free_before_bytes": 107374182400,

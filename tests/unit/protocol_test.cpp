@@ -55,7 +55,12 @@ SleepRequest random_sleep(Dice& dice) {
     for (auto* tags : {&request.tags, &request.keep, &request.discard}) *tags = dice.texts();
     for (auto* flag : {&request.require_refill, &request.dry_run, &request.force}) *flag = dice.boolean();
     request.timeout = Milliseconds(dice.small());
-    request.gate = GateMode::checked;
+    if (dice.boolean()) request.gate = dice.enumerator(GateMode::checked);
+    request.store = dice.enumerator(Store::file);
+    for (auto count = dice.number(4); count-- > 0;)
+        request.stores.push_back({dice.text(), dice.enumerator(Store::file)});
+    request.directory = dice.text();
+    for (auto* flag : {&request.spill, &request.keep_files}) *flag = dice.boolean();
     if (dice.boolean()) request.on_touch = dice.enumerator(OnTouch::fail);
     if (dice.boolean()) request.touch_limit = Milliseconds(dice.small());
     return request;
@@ -71,8 +76,8 @@ TagReport random_tag(Dice& dice) {
     tag.device = dice.small();
     tag.policy = {dice.enumerator(Retention::discard), dice.boolean()};
     tag.state = dice.enumerator(State::damaged);
-    for (auto* value :
-         {&tag.ranges, &tag.bytes, &tag.resident, &tag.kept, &tag.dropped, &tag.damaged, &tag.allocated})
+    for (auto* value : {&tag.ranges, &tag.bytes, &tag.resident, &tag.kept, &tag.in_files, &tag.dropped,
+                        &tag.damaged, &tag.allocated})
         *value = dice.number();
     tag.needs_refill = dice.boolean();
     return tag;
@@ -97,6 +102,7 @@ Report random_report(Dice& dice) {
     report.name = dice.text();
     report.state = dice.enumerator(State::damaged);
     report.host_bytes = dice.number();
+    report.file_bytes = dice.number();
     report.state_seconds = dice.seconds();
     report.times = {dice.seconds(), dice.seconds(), dice.seconds(), dice.seconds(), dice.seconds()};
     for (auto count = dice.number(4); count-- > 0;) report.tags.push_back(random_tag(dice));
@@ -132,7 +138,7 @@ auto fields(const StatusRequest&) {
 }
 auto fields(const SleepRequest& r) {
     return std::tuple(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout, r.on_touch,
-                      r.gate, r.force, r.touch_limit);
+                      r.gate, r.force, r.touch_limit, r.store, r.stores, r.directory, r.spill, r.keep_files);
 }
 auto fields(const WakeRequest& r) {
     return std::tuple(r.tags, r.dry_run, r.timeout, r.wait);
@@ -145,7 +151,7 @@ auto fields(const Failure& f) {
 }
 auto fields(const TagReport& t) {
     return std::tuple(t.tag, t.device, t.policy.retention, t.policy.refillable, t.state, t.ranges, t.bytes,
-                      t.resident, t.kept, t.dropped, t.damaged, t.needs_refill, t.allocated);
+                      t.resident, t.kept, t.in_files, t.dropped, t.damaged, t.needs_refill, t.allocated);
 }
 auto fields(const DeviceReport& d) {
     return std::tuple(d.device, d.name, d.released, d.kept, d.dropped, d.free_before, d.free_after, d.total);
@@ -161,9 +167,10 @@ auto fields(const std::vector<T>& items) {
 }
 auto fields(const Report& r) {
     return std::tuple(r.operation, r.level, r.dry_run, r.changed, r.pid, r.name, r.state, r.host_bytes,
-                      r.state_seconds, r.times.callbacks, r.times.drain, r.times.transfer, r.times.release,
-                      r.times.total, fields(r.tags), fields(r.devices), r.dropped_without_refill, r.notes,
-                      r.captures, r.gate, r.on_touch, r.waiting, r.touches, r.last_touch, fields(r.residual));
+                      r.file_bytes, r.state_seconds, r.times.callbacks, r.times.drain, r.times.transfer,
+                      r.times.release, r.times.total, fields(r.tags), fields(r.devices),
+                      r.dropped_without_refill, r.notes, r.captures, r.gate, r.on_touch, r.waiting, r.touches,
+                      r.last_touch, fields(r.residual));
 }
 
 template <class Message>
@@ -386,8 +393,8 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
     CHECK(text == "47534c50"
                   "0200"
                   "0200"
-                  "27000000"
-                  "1ff99f46"
+                  "32000000"
+                  "f46f2562"
                   "02"
                   "01000000"
                   "08000000"
@@ -399,6 +406,11 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
                   "3075000000000000"
                   "00"
                   "00"
+                  "00"
+                  "00"
+                  "00"
+                  "00000000"
+                  "00000000"
                   "00"
                   "00");
 }

@@ -52,6 +52,22 @@ TEST_CASE("Render: the listing has a line for each process and each of its tags"
 )");
 }
 
+TEST_CASE("Render: the listing says what is in files", "[render]") {
+    auto report = test::sample_sleep_in_files();
+    report.tags.pop_back();
+    CHECK(render_listing({{sample_process(), report}}) ==
+          R"( PID  USER  NAME   STATE        TAG      DEVICE     BYTES  WHERE                         POLICY
+4242  root  llama  asleep 0 us  1 tag    1 GPU   15.0 GiB  host 10.0 GiB, file 5.00 GiB
+                   asleep       weights  GPU 0   15.0 GiB  host 10.0 GiB, file 5.00 GiB  offload, refillable
+)");
+    report.tags[0].in_files = report.tags[0].kept;
+    CHECK(render_listing({{sample_process(), report}}) ==
+          R"( PID  USER  NAME   STATE        TAG      DEVICE     BYTES  WHERE  POLICY
+4242  root  llama  asleep 0 us  1 tag    1 GPU   15.0 GiB  file
+                   asleep       weights  GPU 0   15.0 GiB  file   offload, refillable
+)");
+}
+
 TEST_CASE("Render: the listing says how the gate stands and what stays with the driver", "[render]") {
     auto captured = test::sample_captured_sleep();
     captured.state_seconds = 125;

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The ring of pinned buffers.
+
+#include "sleep/file_transfer.hpp"
+
+namespace gpu_sleep::sleep {
+
+std::size_t Staging::slots_for(std::size_t chunks, const Engine::Options& options) noexcept {
+    const auto most = static_cast<std::size_t>(options.staging / codec::k_chunk_bytes);
+    return std::max(std::min(most, chunks + 1), k_fewest_slots);
+}
+
+Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, std::size_t slots,
+                                                 const Engine::Options& options) {
+    auto arena = store::HostArena::create(slots * codec::k_chunk_bytes, &pinner);
+    if (!arena) return std::move(arena).error();
+    store::ArenaPreparer::Options filling;
+    filling.threads = options.fill_threads;
+    filling.reserve = slots > k_fewest_slots ? options.host_reserve : 0;
+    auto preparer = store::ArenaPreparer::start({arena->get()}, std::move(filling));
+    if (!preparer) return std::move(preparer).error();
+    for (std::size_t piece = 0; piece < (*arena)->piece_count(); ++piece)
+        GPU_SLEEP_TRY((*preparer)->wait(**arena, piece));
+    return std::unique_ptr<Staging>(new Staging(*std::move(arena), slots));
+}
+
+std::byte* Staging::slot(std::size_t index) const noexcept {
+    return arena_->data() + index * codec::k_chunk_bytes;
+}
+
+DeviceSource::DeviceSource(driver::DeviceSession& session, Staging& staging,
+                           std::vector<driver::AddressSpan> extents,
+                           const std::vector<store::SnapshotExtent>& described, ProgressCounter& progress)
+    : session_(session), staging_(staging), extents_(std::move(extents)),
+      places_(store::places_of(described)), progress_(progress), slot_of_(places_.size()) {
+    for (std::size_t i = staging.slots(); i-- > 0;) free_.push_back(i);
+}
+
+std::optional<std::size_t> DeviceSource::find_slot(bool waits) {
+    std::unique_lock lock(mutex_);
+    if (waits) freed_.wait(lock, [this] { return !free_.empty(); });
+    if (free_.empty()) return std::nullopt;
+    const auto slot = free_.back();
+    free_.pop_back();
+    return slot;
+}
+
+Result<void> DeviceSource::queue(std::size_t number, std::size_t slot) {
+    const auto& place = places_[number];
+    slot_of_[number] = slot;
+    GPU_SLEEP_TRY(session_.copy_to_host(staging_.slot(slot), extents_[place.extent].address + place.offset,
+                                        place.bytes));
+    return session_.set(staging_.copied(slot));
+}
+
+Result<std::span<const std::byte>> DeviceSource::take(const store::ChunkPlace& place) {
+    while (next_ < places_.size()) {
+        // The wanted one is waited for; those after it are copied ahead if there is room.
+        const auto slot = find_slot(next_ <= place.number);
+        if (!slot) break;
+        GPU_SLEEP_TRY(queue(next_, *slot));
+        ++next_;
+    }
+    const auto slot = slot_of_[place.number];
+    GPU_SLEEP_TRY(session_.wait(staging_.copied(slot)));
+    GPU_SLEEP_TRY(progress_.add(place.bytes));
+    return std::span<const std::byte>(staging_.slot(slot), place.bytes);
+}
+
+void DeviceSource::release(const store::ChunkPlace& place) noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        free_.push_back(slot_of_[place.number]);
+    }
+    freed_.notify_one();
+}
+
+DeviceSink::DeviceSink(driver::DeviceSession& session, Staging& staging,
+                       std::vector<driver::DeviceAddress> addresses, ProgressCounter& progress)
+    : session_(session), staging_(staging), addresses_(std::move(addresses)), progress_(progress) {}
+
+Result<std::span<std::byte>> DeviceSink::space(const store::ChunkPlace& place) {
+    // Spaces are given and delivered in one order, so the ring is never longer than what is on its way.
+    const auto slot = given_++ % staging_.slots();
+    GPU_SLEEP_TRY(session_.wait(staging_.copied(slot)));
+    return std::span<std::byte>(staging_.slot(slot), place.bytes);
+}
+
+Result<void> DeviceSink::deliver(const store::ChunkPlace& place, std::span<const std::byte> content) {
+    const auto slot = delivered_++ % staging_.slots();
+    GPU_SLEEP_TRY(
+        session_.copy_to_device(addresses_[place.extent] + place.offset, content.data(), content.size()));
+    GPU_SLEEP_TRY(session_.set(staging_.copied(slot)));
+    return progress_.add(place.bytes);
+}
+
+} // namespace gpu_sleep::sleep

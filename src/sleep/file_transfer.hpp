@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Moving contents between a device and a snapshot through a ring of pinned buffers: the GPU copies, the
+// processors compress or decode, and the disk writes or reads, all at the same time. Internal to this room.
+
+#pragma once
+
+#include "sleep/transfer.hpp"
+#include "store/snapshot_reader.hpp"
+#include "store/snapshot_writer.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace gpu_sleep::sleep {
+
+/// Pinned memory for chunks on their way: each slot holds one. Made for one transaction on one device.
+class Staging {
+public:
+    /// Two are slow, but work.
+    static constexpr std::size_t k_fewest_slots = 2;
+    /// Those that `chunks` of them need, but no more than Options::staging has room for.
+    [[nodiscard]] static std::size_t slots_for(std::size_t chunks, const Engine::Options& options) noexcept;
+    /// The fewest slots are made whatever is to be left to everybody else. Errors: out_of_host_memory.
+    [[nodiscard]] static Result<std::unique_ptr<Staging>> create(store::Pinner& pinner, std::size_t slots,
+                                                                 const Engine::Options& options);
+
+    [[nodiscard]] std::size_t slots() const noexcept { return copied_.size(); }
+    [[nodiscard]] std::byte* slot(std::size_t index) const noexcept;
+    /// When the last copy from or to the slot has passed: it must not be used before, whoever copied.
+    [[nodiscard]] driver::DeviceSession::Point& copied(std::size_t slot) noexcept { return copied_[slot]; }
+    /// Chunks that may be on their way at a time: fewer than there are slots, so that the next one always has
+    /// one.
+    [[nodiscard]] std::size_t ahead() const noexcept { return slots() - 1; }
+    /// What else they may take, in buffers for what goes to or comes from the file.
+    [[nodiscard]] Bytes buffer_bytes() const noexcept { return 2 * slots() * codec::k_chunk_bytes; }
+
+private:
+    Staging(std::unique_ptr<store::HostArena> arena, std::size_t slots)
+        : arena_(std::move(arena)), copied_(slots) {}
+
+    std::unique_ptr<store::HostArena> arena_;
+    std::vector<driver::DeviceSession::Point> copied_; ///< of each slot
+};
+
+/// Runs `job(staging)` with a ring for `chunks`, if there is none yet, which stays for the next job. When
+/// host memory is short, runs it again with a smaller one. Errors: out_of_host_memory, those of the job.
+template <class Job>
+[[nodiscard]] Result<void> with_staging(std::unique_ptr<Staging>& staging, driver::DeviceSession& session,
+                                        store::Pinner& pinner, std::size_t chunks,
+                                        const Engine::Options& options, Job&& job) {
+    for (auto slots = staging ? staging->slots() : Staging::slots_for(chunks, options);;) {
+        Result<void> done;
+        if (!staging) {
+            auto made = Staging::create(pinner, slots, options);
+            if (made)
+                staging = *std::move(made);
+            else
+                done = std::move(made).error();
+        }
+        if (staging) done = job(*staging);
+        if (done || slots == Staging::k_fewest_slots || done.error().code != ErrorCode::out_of_host_memory)
+            return done;
+        GPU_SLEEP_TRY(session.synchronize()); // nothing may still use the ring
+        staging.reset();
+        slots = std::max(slots / 2, Staging::k_fewest_slots);
+    }
+}
+
+/// Contents of a device as a snapshot's writer pulls them: copied ahead of it as far as there are slots.
+class DeviceSource final : public store::ChunkSource {
+public:
+    /// `extents` says where on the device each extent of the snapshot lies. All outlive it; the session's
+    /// context is current on the thread that calls take().
+    DeviceSource(driver::DeviceSession& session, Staging& staging, std::vector<driver::AddressSpan> extents,
+                 const std::vector<store::SnapshotExtent>& described, ProgressCounter& progress);
+
+    [[nodiscard]] Result<std::span<const std::byte>> take(const store::ChunkPlace& place) override;
+    void release(const store::ChunkPlace& place) noexcept override;
+
+private:
+    [[nodiscard]] Result<void> queue(std::size_t number, std::size_t slot);
+    /// A free slot; waits for one if `waits`.
+    [[nodiscard]] std::optional<std::size_t> find_slot(bool waits);
+
+    driver::DeviceSession& session_;
+    Staging& staging_;
+    std::vector<driver::AddressSpan> extents_;
+    std::vector<store::ChunkPlace> places_;
+    ProgressCounter& progress_;
+    std::vector<std::size_t> slot_of_; ///< of each place
+    std::size_t next_ = 0;             ///< place to copy
+
+    std::mutex mutex_; ///< guards free_
+    std::condition_variable freed_;
+    std::vector<std::size_t> free_;
+};
+
+/// Contents on their way from a snapshot to a device.
+class DeviceSink final : public store::ChunkSink {
+public:
+    /// `addresses` says where on the device each extent of the snapshot goes; only those that are read are
+    /// used.
+    DeviceSink(driver::DeviceSession& session, Staging& staging, std::vector<driver::DeviceAddress> addresses,
+               ProgressCounter& progress);
+
+    [[nodiscard]] Result<std::span<std::byte>> space(const store::ChunkPlace& place) override;
+    [[nodiscard]] Result<void> deliver(const store::ChunkPlace& place,
+                                       std::span<const std::byte> content) override;
+
+private:
+    driver::DeviceSession& session_;
+    Staging& staging_;
+    std::vector<driver::DeviceAddress> addresses_;
+    ProgressCounter& progress_;
+    std::size_t given_ = 0; ///< spaces
+    std::size_t delivered_ = 0;
+};
+
+} // namespace gpu_sleep::sleep

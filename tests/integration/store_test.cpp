@@ -1,0 +1,533 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Contents in files: where they go, who may read them, when they go away, and what becomes of bad files and
+// bad directories.
+
+#include "address_limit.hpp"
+#include "host.hpp"
+#include "mentions.hpp"
+#include "support/scratch.hpp"
+
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A directory for snapshots in a scratch directory; not made yet.
+class Place {
+public:
+    [[nodiscard]] fs::path path() const { return scratch_.path() / "sleep"; }
+    [[nodiscard]] Arguments store(Arguments more = {}) const {
+        Arguments all{"--store", "file", "--dir", path()};
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    /// The files in it, in order.
+    [[nodiscard]] std::vector<fs::path> files() const {
+        std::vector<fs::path> found;
+        std::error_code ignored;
+        for (const auto& entry : fs::directory_iterator(path(), ignored)) found.push_back(entry.path());
+        std::sort(found.begin(), found.end());
+        return found;
+    }
+
+private:
+    Scratch scratch_;
+};
+
+/// Two tags; what they hold does not fit chunks.
+void allocate_two_tags(Host& host) {
+    host.tell("alloc weights 10485760 0");
+    host.tell("alloc kv_cache 4194304 0");
+    host.tell("alloc weights 5000 0");
+}
+
+mode_t mode_of(const fs::path& path) {
+    struct stat status = {};
+    REQUIRE(::lstat(path.c_str(), &status) == 0);
+    return status.st_mode & 07777U;
+}
+
+void flip_bit(const fs::path& path, std::streamoff offset) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(offset);
+    const auto value = static_cast<char>(file.get() ^ 0x10);
+    file.seekp(offset);
+    file.put(value);
+    REQUIRE(file.good());
+}
+
+/// The process is awake and whole, and can be put to sleep and woken.
+void check_unharmed(Host& host) {
+    CHECK(host.state() == "awake");
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(host.command("gpu-sleep").status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(host.tell("faults") == "0");
+}
+
+/// A file system of a few MiB, if this user may mount one.
+class SmallDisk {
+public:
+    SmallDisk() {
+        is_mounted_ =
+            ::mount("gpu-sleep-test", scratch_.path().c_str(), "tmpfs", 0, "size=4m,mode=0700") == 0;
+    }
+    SmallDisk(const SmallDisk&) = delete;
+    SmallDisk& operator=(const SmallDisk&) = delete;
+    ~SmallDisk() {
+        if (is_mounted_) ::umount2(scratch_.path().c_str(), MNT_DETACH);
+    }
+    explicit operator bool() const noexcept { return is_mounted_; }
+    [[nodiscard]] const fs::path& path() const noexcept { return scratch_.path(); }
+
+private:
+    Scratch scratch_;
+    bool is_mounted_ = false;
+};
+
+} // namespace
+
+TEST_CASE("Store: contents in files come back whole, and no host memory is kept", "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    host.tell("alloc weights 6291456 1");
+    for (int round = 0; round < 3; ++round) {
+        const auto slept = host.command("gpu-sleep", place.store({"--json"}));
+        INFO(slept.err);
+        REQUIRE(slept.status == 0);
+        CHECK(slept.json("/processes/0/state") == "asleep");
+        CHECK(slept.json("/processes/0/report/host_bytes") == "0");
+        CHECK(std::stoull(slept.json("/processes/0/report/file_bytes")) >= (std::size_t{20} << 20));
+        CHECK(slept.tag("kv_cache", "in_files_bytes") == "4194304");
+        CHECK(slept.tag("kv_cache", "kept_bytes") == "4194304");
+        CHECK_THAT(host.command("gpu-ps").out, mentions(" file ") && !mentions(" host "));
+        CHECK(place.files().size() == 3); // one for each tag on each device
+        REQUIRE(host.command("gpu-wake").status == 0);
+        CHECK(host.tell("check_all") == "intact");
+        CHECK(place.files().empty());
+    }
+    CHECK(host.tell("faults") == "0");
+}
+
+TEST_CASE("Store: each tag goes where it is told to", "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    const auto slept =
+        host.command("gpu-sleep", {"--store", "weights=file,default=host", "--dir", place.path(), "--json"});
+    INFO(slept.err);
+    REQUIRE(slept.status == 0);
+    CHECK(slept.tag("weights", "in_files_bytes") == slept.tag("weights", "kept_bytes"));
+    CHECK(slept.tag("kv_cache", "in_files_bytes") == "0");
+    CHECK(slept.json("/processes/0/report/host_bytes") != "0");
+    CHECK(place.files().size() == 1);
+    CHECK_THAT(host.command("gpu-ps").out, mentions("host 4.00 MiB, file 1"));
+
+    REQUIRE(host.command("gpu-wake", {"--tags", "kv_cache"}).status == 0);
+    CHECK(host.tell("check 1") == "intact");
+    CHECK(place.files().size() == 1);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(place.files().empty());
+
+    REQUIRE(host.command("gpu-sleep", place.store({"--store", "kv_cache=host", "--json"}))
+                .tag("kv_cache", "in_files_bytes") == "0");
+    CHECK(place.files().size() == 1);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Store: wrong usage ends with 2 and changes nothing", "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    CHECK(host.command("gpu-sleep", {"--store", "file"}).status == 2);
+    CHECK(host.command("gpu-sleep", {"--store", "tape", "--dir", place.path()}).status == 2);
+    CHECK(host.command("gpu-sleep", {"--store", "weights=tape", "--dir", place.path()}).status == 2);
+    CHECK(host.command("gpu-sleep", {"--dir", place.path()}).status == 2);
+    CHECK(host.command("gpu-sleep", {"--keep-files"}).status == 2);
+    CHECK(host.command("gpu-sleep", place.store({"--spill", "/tmp"})).status == 2);
+    const auto unknown = host.command("gpu-sleep", {"--store", "wieghts=file", "--dir", place.path()});
+    CHECK(unknown.status == 2);
+    CHECK_THAT(unknown.err, mentions("wieghts"));
+    CHECK_FALSE(fs::exists(place.path()));
+    check_unharmed(host);
+}
+
+TEST_CASE("Store: files are private, and there as long as they are needed", "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+    CHECK(mode_of(place.path()) == 0700);
+    const auto files = place.files();
+    REQUIRE(files.size() == 2);
+    for (const auto& file : files) {
+        CHECK(mode_of(file) == 0600);
+        CHECK_THAT(file.filename().string(),
+                   mentions(fmt::format("gpu-sleep-{}-", host.pid())) && mentions(".snapshot"));
+    }
+    SECTION("until the process frees the last of what they hold") {
+        host.tell("free 1");
+        CHECK(place.files().size() == 1);
+        host.tell("free 0");
+        CHECK(place.files().size() == 1);
+        REQUIRE(host.command("gpu-wake").status == 0);
+        CHECK(host.tell("check_all") == "intact");
+        CHECK(place.files().empty());
+    }
+    SECTION("until the process ends") {
+        host.process().send("exit 3");
+        CHECK(host.wait() == 3);
+        CHECK(place.files().empty());
+    }
+    SECTION("until a deeper sleep drops what they hold") {
+        REQUIRE(host.command("gpu-sleep", {"--level", "2", "--tags", "weights"}).status == 0);
+        CHECK(place.files().size() == 1);
+        REQUIRE(host.command("gpu-wake").status == 0);
+        CHECK(host.tell("check 0") == "zero");
+        CHECK(host.tell("check 1") == "intact");
+        CHECK(place.files().empty());
+    }
+}
+
+TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[store]") {
+    const Place place;
+    {
+        Host host;
+        allocate_two_tags(host);
+        REQUIRE(host.command("gpu-sleep", place.store({"--keep-files"})).status == 0);
+        SECTION("after waking") {
+            REQUIRE(host.command("gpu-wake").status == 0);
+            CHECK(host.tell("check_all") == "intact");
+        }
+        SECTION("after the end") {
+            host.process().send("exit 0");
+            CHECK(host.wait() == 0);
+        }
+        SECTION("after a deeper sleep") {
+            REQUIRE(host.command("gpu-sleep", {"--level", "2"}).status == 0);
+            REQUIRE(host.command("gpu-wake").status == 0);
+        }
+        SECTION("but not after a sleep that failed") {
+            REQUIRE(host.command("gpu-wake").status == 0);
+            for (const auto& file : place.files()) fs::remove(file);
+            host.tell("fail cuMemUnmap 2 999");
+            CHECK(host.command("gpu-sleep", place.store({"--keep-files"})).status == 1);
+            CHECK(place.files().empty());
+            check_unharmed(host);
+            return;
+        }
+    }
+    Host other;
+    other.tell("alloc weights 4194304 0");
+    REQUIRE(other.command("gpu-sleep", place.store()).status == 0);
+    CHECK(place.files().size() == 3);
+    REQUIRE(other.command("gpu-wake").status == 0);
+    const auto files = place.files();
+    REQUIRE(files.size() == 2);
+    for (const auto& file : files) {
+        CHECK(file.extension() == ".kept");
+        CHECK(mode_of(file) == 0600);
+    }
+}
+
+TEST_CASE("Store: preserved spans lie in a file at level 2", "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    host.tell("preserve 0 777 100001");
+    const auto slept = host.command("gpu-sleep", place.store({"--level", "2", "--json"}));
+    REQUIRE(slept.status == 0);
+    CHECK(slept.tag("weights", "in_files_bytes") == "100001");
+    CHECK(place.files().size() == 1);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check 0 777 100001") == "intact");
+    CHECK(host.tell("check 0") != "intact");
+    CHECK(host.tell("check 1") == "zero");
+    CHECK(place.files().empty());
+}
+
+TEST_CASE("Store: a bad directory is refused, and the process is awake and whole", "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    SECTION("open to others") {
+        fs::create_directory(place.path());
+        REQUIRE(::chmod(place.path().c_str(), 0755) == 0);
+        const auto refused = host.command("gpu-sleep", place.store());
+        CHECK(refused.status == 5);
+        CHECK_THAT(refused.err, mentions("chmod 700"));
+    }
+    SECTION("a symbolic link") {
+        const Scratch elsewhere;
+        fs::create_directory_symlink(elsewhere.path(), place.path());
+        CHECK(host.command("gpu-sleep", place.store()).status == 5);
+        CHECK(fs::is_empty(elsewhere.path()));
+    }
+    SECTION("somebody else's") {
+        if (::geteuid() != 0) return; // it takes root to give a directory away
+        fs::create_directory(place.path());
+        REQUIRE(::chmod(place.path().c_str(), 0700) == 0);
+        REQUIRE(::chown(place.path().c_str(), 65534, 65534) == 0);
+        const auto refused = host.command("gpu-sleep", place.store());
+        CHECK(refused.status == 5);
+        CHECK_THAT(refused.err, mentions("somebody else"));
+    }
+    SECTION("no directory") {
+        std::ofstream(place.path()) << "a file";
+        CHECK(host.command("gpu-sleep", place.store()).status == 5);
+    }
+    SECTION("its parent is missing") {
+        const auto failed = host.command("gpu-sleep", {"--store", "file", "--dir", place.path() / "deeper"});
+        CHECK(failed.status == 1);
+        CHECK_THAT(failed.err, mentions("deeper"));
+    }
+    CHECK((place.files().empty() || !fs::is_directory(place.path())));
+    check_unharmed(host);
+}
+
+TEST_CASE("Store: a read-only directory is refused, and the process is awake and whole", "[store]") {
+    const SmallDisk disk;
+    if (!disk) return; // it takes root, who may write whatever the mode says, to mount a file system
+    Host host;
+    allocate_two_tags(host);
+    REQUIRE(::mount(nullptr, disk.path().c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr) == 0);
+    const auto refused = host.command("gpu-sleep", {"--store", "file", "--dir", disk.path()});
+    CHECK(refused.status == 5);
+    check_unharmed(host);
+}
+
+TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves nothing there", "[store]") {
+    const SmallDisk disk;
+    if (!disk) return; // it takes root to mount one
+    Host host;
+    allocate_two_tags(host);
+    const auto failed = host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--json"});
+    CHECK(failed.status == 8);
+    CHECK(failed.json("/processes/0/error/code") == "out_of_disk");
+    CHECK(fs::is_empty(disk.path()));
+    check_unharmed(host);
+    // What fits does.
+    host.tell("alloc small 1048576 0");
+    CHECK(host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--tags", "small"}).status ==
+          0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(fs::is_empty(disk.path()));
+}
+
+TEST_CASE("Store: a file that was tampered with is not used, and the right one still is", "[store]") {
+    const Place place;
+    Host host;
+    host.tell("alloc weights 10485760 0");
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+    REQUIRE(place.files().size() == 1);
+    const auto file = place.files().front();
+    const auto right = place.path().parent_path() / "right";
+    fs::copy_file(file, right);
+    int status = 6;
+    SECTION("a flipped bit in the contents") {
+        flip_bit(file, static_cast<std::streamoff>(fs::file_size(file)) - 5000);
+    }
+    SECTION("a flipped bit in the header") {
+        flip_bit(file, 100);
+    }
+    SECTION("cut") {
+        fs::resize_file(file, fs::file_size(file) - 4096);
+    }
+    SECTION("cut to nothing") {
+        fs::resize_file(file, 0);
+    }
+    SECTION("replaced by another snapshot") {
+        const Place elsewhere;
+        Host other;
+        other.tell("alloc weights 10485760 0");
+        REQUIRE(other.command("gpu-sleep", elsewhere.store()).status == 0);
+        fs::copy_file(elsewhere.files().front(), file, fs::copy_options::overwrite_existing);
+        REQUIRE(other.command("gpu-wake").status == 0);
+    }
+    SECTION("taken away") {
+        fs::rename(file, file.string() + ".away");
+        status = 7;
+    }
+    SECTION("replaced by a symbolic link") {
+        fs::rename(file, file.string() + ".away");
+        fs::create_symlink(file.string() + ".away", file);
+        status = 5;
+    }
+    const auto failed = host.command("gpu-wake");
+    INFO(failed.err);
+    CHECK(failed.status == status);
+    CHECK(host.state() == "asleep");
+    CHECK(host.command("gpu-wake").status == status);
+
+    if (fs::exists(file.string() + ".away")) {
+        fs::rename(file.string() + ".away", file);
+    } else {
+        std::ifstream from(right, std::ios::binary);
+        std::ofstream(file, std::ios::binary | std::ios::trunc) << from.rdbuf();
+    }
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(place.files().empty());
+    CHECK(host.tell("faults") == "0");
+}
+
+TEST_CASE("Store: a tag whose file is lost can be dropped, and the rest wakes", "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    REQUIRE(host.command("gpu-sleep", {"--store", "weights=file", "--dir", place.path()}).status == 0);
+    REQUIRE(place.files().size() == 1);
+    fs::remove(place.files().front());
+    CHECK(host.command("gpu-wake").status == 7);
+    REQUIRE(host.command("gpu-wake", {"--tags", "kv_cache"}).status == 0);
+    CHECK(host.tell("check 1") == "intact");
+    REQUIRE(host.command("gpu-sleep", {"--level", "2", "--tags", "weights"}).status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check 0") == "zero");
+}
+
+TEST_CASE("Store: a bit that flips on the way is noticed", "[store]") {
+    const Place place;
+    Host host;
+    host.tell("alloc weights 10485760 0");
+    SECTION("out: the file is not what the GPU held") {
+        host.tell("corrupt cuMemcpyDtoHAsync 1");
+        REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+        CHECK(host.command("gpu-wake").status == 6);
+        CHECK(host.state() == "damaged");
+        REQUIRE(host.command("gpu-sleep", {"--level", "2"}).status == 0);
+        CHECK(place.files().empty());
+        REQUIRE(host.command("gpu-wake").status == 0);
+    }
+    SECTION("in: it is read again") {
+        REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+        host.tell("corrupt cuMemcpyHtoDAsync 1");
+        CHECK(host.command("gpu-wake").status == 0);
+        CHECK(host.tell("check_all") == "intact");
+    }
+}
+
+TEST_CASE("Store: what a killed process leaves is removed by the next sleep there", "[store]") {
+    const Place place;
+    {
+        Host host;
+        allocate_two_tags(host);
+        SECTION("asleep") {
+            REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+            host.process().signal(SIGKILL);
+            CHECK(host.wait() == 128 + SIGKILL);
+        }
+        SECTION("while it is put to sleep") {
+            host.tell("delay cuMemcpyDtoHAsync 200000");
+            auto sleeping = host.start("gpu-sleep", place.store());
+            REQUIRE(becomes_true([&] { return !place.files().empty(); }));
+            host.process().signal(SIGKILL);
+            CHECK(host.wait() == 128 + SIGKILL);
+            CHECK(sleeping.finish().status == 3);
+        }
+    }
+    CHECK_FALSE(place.files().empty());
+    int tries = 50;
+    Host next;
+    next.tell("alloc weights 4194304 0");
+    REQUIRE(next.command("gpu-sleep", place.store()).status == 0);
+    while (place.files().size() > 1 && tries-- > 0) { // the kernel may still end what the killed one wrote
+        REQUIRE(next.command("gpu-wake").status == 0);
+        pause_for(Milliseconds(20));
+        REQUIRE(next.command("gpu-sleep", place.store()).status == 0);
+    }
+    REQUIRE(place.files().size() == 1);
+    CHECK_THAT(place.files().front().filename().string(), mentions(fmt::format("-{}-", next.pid())));
+    REQUIRE(next.command("gpu-wake").status == 0);
+    CHECK(place.files().empty());
+}
+
+TEST_CASE("Store: processes share a directory", "[store]") {
+    const Place place;
+    Host one;
+    Host other;
+    allocate_two_tags(one);
+    allocate_two_tags(other);
+    auto first = one.start("gpu-sleep", place.store());
+    auto second = other.start("gpu-sleep", place.store());
+    CHECK(first.finish().status == 0);
+    CHECK(second.finish().status == 0);
+    CHECK(place.files().size() == 4);
+    REQUIRE(one.command("gpu-wake").status == 0);
+    CHECK(place.files().size() == 2);
+    REQUIRE(one.command("gpu-sleep", place.store()).status == 0);
+    REQUIRE(other.command("gpu-wake").status == 0);
+    REQUIRE(one.command("gpu-wake").status == 0);
+    CHECK(one.tell("check_all") == "intact");
+    CHECK(other.tell("check_all") == "intact");
+    CHECK(place.files().empty());
+}
+
+TEST_CASE("Store: files take over when host memory is short", "[store]") {
+    const Place place;
+    Host host({"GPU_SLEEP_SIM_POISON=0"});
+    SECTION("and are not used when it is not") {
+        allocate_two_tags(host);
+        const auto slept = host.command("gpu-sleep", {"--spill", place.path(), "--json"});
+        REQUIRE(slept.status == 0);
+        CHECK(slept.json("/processes/0/report/file_bytes") == "0");
+        CHECK(place.files().empty());
+        REQUIRE(host.command("gpu-wake").status == 0);
+    }
+    SECTION("by a limit on address space") {
+        if (is_sanitized()) return; // a sanitizer cannot work within a limit
+        host.tell("alloc weights 335544320 0");
+        const AddressLimit limit(host.pid(), std::size_t{256} << 20);
+        CHECK(host.command("gpu-sleep").status == 8);
+        const auto slept = host.command("gpu-sleep", {"--spill", place.path(), "--json"});
+        INFO(slept.err);
+        REQUIRE(slept.status == 0);
+        CHECK(slept.json("/processes/0/report/host_bytes") == "0");
+        CHECK_THAT(slept.json("/processes/0/report/notes/0"), mentions("host memory is short"));
+        CHECK(place.files().size() == 1);
+        const auto woken = host.command("gpu-wake");
+        INFO(woken.err);
+        REQUIRE(woken.status == 0);
+    }
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(place.files().empty());
+}
+
+TEST_CASE("Store: a command that is killed at any time leaves the process wholly awake or asleep",
+          "[store]") {
+    const Place place;
+    Host host;
+    for (int i = 0; i < 4; ++i) host.tell(fmt::format("alloc tag_{} 2097152 0", i));
+    for (const auto* name : {"cuMemcpyDtoHAsync", "cuMemUnmap", "cuMemCreate", "cuMemcpyHtoDAsync"})
+        host.tell(fmt::format("delay {} 10000", name));
+    for (int i = 0; i < 10; ++i) {
+        const bool sleeps = i % 2 == 0;
+        {
+            const auto command = sleeps ? host.start("gpu-sleep", place.store()) : host.start("gpu-wake");
+            pause_for(Milliseconds(25 * i));
+        }
+        const auto state = host.state(); // waits for what is under way
+        CHECK((state == "awake" || state == "asleep"));
+        CHECK(place.files().size() == (state == "asleep" ? 4U : 0U));
+        REQUIRE((sleeps ? host.command("gpu-sleep", place.store()) : host.command("gpu-wake")).status == 0);
+    }
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(place.files().empty());
+}
