@@ -257,8 +257,9 @@ void Agent::settle_gate() noexcept {
                 rule.sleeping.back().end = backing.end();
                 continue;
             }
+            const driver::AddressSpan span{address, backing.bytes};
             const auto added = guarded([&]() -> Result<void> {
-                rule.sleeping.push_back({address, backing.end()});
+                rule.sleeping.push_back({span.address, span.end()});
                 return {};
             });
             rule.lists_all &= added.has_value();

@@ -138,8 +138,7 @@ extern "C" {
 
 __attribute__((visibility("hidden"), used)) SymbolLookup gpu_sleep_real_dlsym = nullptr;
 
-__attribute__((visibility("hidden"), used, no_sanitize("address", "thread", "undefined"))) void
-gpu_sleep_find_real_dlsym() {
+__attribute__((visibility("hidden"), used)) void gpu_sleep_find_real_dlsym() {
     gpu_sleep_real_dlsym = real_dlsym();
 }
 

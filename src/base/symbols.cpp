@@ -10,8 +10,7 @@
 
 namespace gpu_sleep {
 
-// Called before the sanitizers' runtimes are up, by their own start.
-__attribute__((no_sanitize("address", "thread", "undefined"))) SymbolLookup real_dlsym() noexcept {
+SymbolLookup real_dlsym() noexcept {
     static std::atomic<SymbolLookup> s_found{nullptr};
     if (auto found = s_found.load(std::memory_order_relaxed)) return found;
     // dlsym itself cannot be asked: that would find ours. The versions under which C libraries have it.

@@ -130,7 +130,8 @@ Result<void> DeviceSession::synchronize() {
 
 Result<void> DeviceSession::set(Point& point) {
     if (!point.event) {
-        GPU_SLEEP_DRIVER_TRY(api_, cuEventCreate, "cannot make an event", &point.event, CU_EVENT_DISABLE_TIMING);
+        GPU_SLEEP_DRIVER_TRY(api_, cuEventCreate, "cannot make an event", &point.event,
+                             CU_EVENT_DISABLE_TIMING);
         points_.push_back(point.event);
     }
     GPU_SLEEP_DRIVER_TRY(api_, cuEventRecord, "cannot record an event", point.event, stream_);

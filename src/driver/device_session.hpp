@@ -51,7 +51,8 @@ public:
     /// Waits for all queued work. Errors: driver_failed, context_lost.
     [[nodiscard]] Result<void> synchronize();
 
-    /// A point in the session's stream: passed once all that was queued before it is done. Valid as long as the session.
+    /// A point in the session's stream: passed once all that was queued before it is done. Valid as long as
+    /// the session.
     struct Point {
         CUevent event = nullptr;
     };

@@ -100,11 +100,11 @@ struct SleepRequest {
     bool force = false; ///< sleep although a library is loaded whose use of the GPU cannot be seen
     /// How long a touch that wakes the process may wait for GPU memory that is short; unset: for ever.
     std::optional<Milliseconds> touch_limit;
-    Store store = Store::host;       ///< of tags that `stores` does not name
-    std::vector<TagStore> stores;    ///< each tag once
-    std::string directory;           ///< for files, absolute, as the process sees it; empty without a file store
-    bool spill = false;              ///< what host memory cannot take goes to files too
-    bool keep_files = false;         ///< leave the files when the process wakes
+    Store store = Store::host;    ///< of tags that `stores` does not name
+    std::vector<TagStore> stores; ///< each tag once
+    std::string directory;        ///< for files, absolute, as the process sees it; empty without a file store
+    bool spill = false;           ///< what host memory cannot take goes to files too
+    bool keep_files = false;      ///< leave the files when the process wakes
 };
 
 struct WakeRequest {

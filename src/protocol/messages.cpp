@@ -85,8 +85,8 @@ void write_tag(Writer& out, const TagReport& tag) {
     out.number(tag.policy.retention);
     out.boolean(tag.policy.refillable);
     out.number(tag.state);
-    for (const auto value :
-         {tag.ranges, tag.bytes, tag.resident, tag.kept, tag.in_files, tag.dropped, tag.damaged, tag.allocated})
+    for (const auto value : {tag.ranges, tag.bytes, tag.resident, tag.kept, tag.in_files, tag.dropped,
+                             tag.damaged, tag.allocated})
         out.number(value);
     out.boolean(tag.needs_refill);
 }
@@ -223,8 +223,8 @@ TagReport read_tag(Reader& in) {
     tag.policy.retention = in.enumerator(Retention::discard);
     tag.policy.refillable = in.boolean();
     tag.state = in.enumerator(State::damaged);
-    for (auto* value :
-         {&tag.ranges, &tag.bytes, &tag.resident, &tag.kept, &tag.in_files, &tag.dropped, &tag.damaged, &tag.allocated})
+    for (auto* value : {&tag.ranges, &tag.bytes, &tag.resident, &tag.kept, &tag.in_files, &tag.dropped,
+                        &tag.damaged, &tag.allocated})
         *value = in.number<std::uint64_t>();
     tag.needs_refill = in.boolean();
     return tag;

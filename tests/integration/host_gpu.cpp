@@ -69,9 +69,11 @@ Result<std::string> compare(const Allocation& allocation, std::size_t offset, st
     std::vector<unsigned char> found(bytes);
     GPU_SLEEP_TRY(checked(cuMemcpyDtoH(found.data(), allocation.address() + offset, bytes), "cuMemcpyDtoH"));
     const auto first = offset / sizeof(std::uint64_t);
-    std::vector<std::uint64_t> words((offset + bytes + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t) - first);
+    std::vector<std::uint64_t> words((offset + bytes + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t) -
+                                     first);
     for (std::size_t i = 0; i < words.size(); ++i) words[i] = word_of(allocation, first + i);
-    const auto* const ours = reinterpret_cast<const unsigned char*>(words.data()) + offset % sizeof(std::uint64_t);
+    const auto* const ours =
+        reinterpret_cast<const unsigned char*>(words.data()) + offset % sizeof(std::uint64_t);
     if (std::equal(found.begin(), found.end(), ours)) return std::string("intact");
     const auto is_zero = [](unsigned char byte) { return byte == 0; };
     return std::string(std::all_of(found.begin(), found.end(), is_zero) ? "zero" : "differs");

@@ -267,7 +267,10 @@ TEST_CASE("Snapshots: a header that lies, with good checksums", "[store]") {
     CHECK(refused([](SnapshotHeader& h) { h.file_bytes += 4096; }));
     CHECK(refused([](SnapshotHeader& h) { h.header_bytes += 4096; }));
     CHECK(refused([](SnapshotHeader& h) { h.description.extents[0].bytes = 0; }));
-    CHECK(refused([](SnapshotHeader& h) { h.description.extents[0].bytes += codec::k_chunk_bytes; }));
+    CHECK(refused([](SnapshotHeader& h) {
+        h.description.extents[0].bytes += codec::k_chunk_bytes;
+        h.rows.push_back(h.rows[1]);
+    }));
     CHECK(refused([](SnapshotHeader& h) { h.description.extents[0].address = ~std::uint64_t{0}; }));
     CHECK(refused([](SnapshotHeader& h) { std::swap(h.rows[0], h.rows[1]); }));
     // A shape that may be, but is not this chunk's, is found by the decoder.
