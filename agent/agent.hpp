@@ -101,6 +101,11 @@ private:
     [[nodiscard]] Result<Event> wake_within(const model::WakeRequest& request,
                                             const server::ProgressSink& progress, model::Report& report);
     [[nodiscard]] Result<Event> preview(const model::SleepRequest& request);
+    /// Refuses a sleep, unless forced, while a library is loaded whose work no gate holds; notes it
+    /// otherwise. Only where all the program's work is caught: a program that hands its memory over promises
+    /// by itself to leave it alone. Errors: unseen_library, io_failed.
+    [[nodiscard]] static Result<void> check_libraries(const model::SleepRequest& request,
+                                                      model::Report& report);
     /// Asks the callbacks, shuts the gate and waits for the device. False: there is nothing to do, and
     /// nothing was done.
     [[nodiscard]] Result<bool> quiesce(const model::SleepRequest& request,

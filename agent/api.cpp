@@ -201,6 +201,7 @@ gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_m
         model::SleepRequest request;
         request.level = static_cast<model::Level>(level);
         request.tags = split_tags(tags);
+        request.force = true; // it knows what its libraries do
         if (timeout_ms != 0) request.timeout = Milliseconds(timeout_ms);
         return run(std::move(request));
     });

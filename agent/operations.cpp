@@ -10,6 +10,7 @@
 #include "driver/context.hpp"
 #include "gate/python_lock.hpp"
 #include "hooks/catches.hpp"
+#include "unseen.hpp"
 
 #include <unistd.h>
 
@@ -121,8 +122,27 @@ void Agent::add_residual(Report& report) {
         report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
 }
 
+Result<void> Agent::check_libraries(const model::SleepRequest& request, Report& report) {
+    if (!hooks::catches()) return {};
+    const auto loaded = find_unseen_libraries();
+    std::string trouble;
+    if (!loaded)
+        trouble = "it is not known which libraries are loaded: " + loaded.error().message;
+    else if (!loaded->empty())
+        trouble = "use of the GPU that cannot be seen: " + model::list_of(*loaded);
+    if (trouble.empty()) return {};
+    if (!request.force && !request.dry_run)
+        return make_error(loaded ? ErrorCode::unseen_library : loaded.error().code, "{}", trouble);
+    report.notes.push_back(std::move(trouble) +
+                           (request.force ? "; its work is not held back" : "; refused without --force"));
+    return {};
+}
+
 Report Agent::status() {
     Report report;
+    if (hooks::catches())
+        if (const auto loaded = find_unseen_libraries(); loaded && !loaded->empty())
+            report.notes.push_back("use of the GPU that cannot be seen: " + model::list_of(*loaded));
     add_residual(report);
     const std::lock_guard lock(memory_mutex_);
     complete(report);
@@ -170,7 +190,9 @@ Result<bool> Agent::quiesce(const model::SleepRequest& request, const server::Pr
                             Clock::time_point deadline, std::vector<int>& ran, Report& report) {
     auto event = preview(request);
     if (!event) return std::move(event).error();
-    if (request.dry_run || event->tags.empty()) return false;
+    if (event->tags.empty()) return false;
+    GPU_SLEEP_TRY(check_libraries(request, report));
+    if (request.dry_run) return false;
     auto start = Clock::now();
     static_cast<void>(progress({Progress::Phase::callbacks, 0, 0}));
     GPU_SLEEP_TRY(callbacks_.run_before_sleep(*event, deadline, ran));

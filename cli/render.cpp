@@ -154,6 +154,8 @@ void add_process(Table& table, const Process& process, const Report& report) {
     if (report.captures || report.gate != GateState::open || report.touches != 0)
         table.add_line(gate_line(report));
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));
+    if (report.operation == Operation::status)
+        for (const auto& note : report.notes) table.add_line(printable(note));
 }
 
 // ---- A sleep or a wake

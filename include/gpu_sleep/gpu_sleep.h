@@ -164,9 +164,10 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_resume(void);
 
 /** Puts this process to sleep, as `gpu-sleep --level LEVEL --tags TAGS` does from outside. `level` is 1 or 2;
  *  `tags` is a list separated by commas, or NULL for all; `timeout_ms` 0 means 30 seconds. On return the
- * memory is released, and no GPU work may touch it until it is awake. Already asleep: OK. Errors:
- * UNKNOWN_TAG, REFUSED, TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, DRIVER, CONTEXT_LOST; after each
- * of them the memory is awake and unchanged. */
+ * memory is released, and no GPU work may touch it until it is awake, by whichever library: unlike
+ * `gpu-sleep` without --force, this does not refuse where use of the GPU cannot be seen. Already asleep: OK.
+ * Errors: UNKNOWN_TAG, REFUSED, TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, DRIVER, CONTEXT_LOST;
+ * after each of them the memory is awake and unchanged. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms);
 
 /** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short.

@@ -75,6 +75,7 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
     auto awake = test::sample_status();
     awake.tags.pop_back();
     awake.captures = true;
+    awake.notes = {"a sentence of the agent"};
     CHECK(render_listing({{sample_process(), captured}, {sample_process(), awake}}) ==
           R"( PID  USER  NAME   STATE             TAG      DEVICE     BYTES  WHERE  POLICY
 4242  root  llama  asleep 2 min 5 s  1 tag    1 GPU   15.0 GiB  host
@@ -85,6 +86,7 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
 4242  root  llama  awake 1 h 0 min   1 tag    1 GPU   15.0 GiB  GPU
                    awake             weights  GPU 0   15.0 GiB  GPU    offload, refillable
       gate open; once asleep, work on the GPU waits
+      a sentence of the agent
 )");
 }
 

@@ -7,6 +7,7 @@
 #include "capture_memory.hpp"
 #include "capture_work.hpp"
 
+#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -238,6 +239,14 @@ Answer do_fork(Words&) {
     return std::to_string(WIFEXITED(status) ? WEXITSTATUS(status) : -1);
 }
 
+/// load FILE [apart]: loads a library, apart in a namespace of its own
+Answer do_load(Words& words) {
+    const auto file = next<std::string>(words);
+    const auto where = next<std::string>(words) == "apart" ? LM_ID_NEWLM : LM_ID_BASE;
+    if (::dlmopen(where, file.c_str(), RTLD_NOW)) return std::string();
+    return make_error(ErrorCode::invalid_argument, "{}", ::dlerror());
+}
+
 /// faults: "ILLEGAL BROKEN", what the driver was asked to do wrong
 Answer do_faults(Words&) {
     const auto counts = control().fault_counts();
@@ -264,6 +273,7 @@ const std::map<std::string, std::function<Answer(Words&)>>& commands() {
         {"query", do_query},
         {"null_stream", do_null_stream},
         {"fork", do_fork},
+        {"load", do_load},
         {"faults", do_faults},
         {"free_bytes", [](Words&) { return Answer(std::to_string(control().free_bytes(0))); }},
         {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},

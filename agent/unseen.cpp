@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reading this process's mappings.
+
+#include "unseen.hpp"
+
+#include "base/fd.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <string>
+
+namespace gpu_sleep::agent {
+namespace {
+
+Result<std::string> read_mappings() {
+    static constexpr const char* k_file = "/proc/self/maps";
+    const UniqueFd file(::open(k_file, O_RDONLY | O_CLOEXEC));
+    if (!file) return errno_error(ErrorCode::io_failed, errno, "open", k_file);
+    std::string text;
+    std::array<char, 65'536> piece{};
+    for (;;) {
+        const auto bytes = ::read(file.get(), piece.data(), piece.size());
+        if (bytes < 0 && errno == EINTR) continue;
+        if (bytes < 0) return errno_error(ErrorCode::io_failed, errno, "read", k_file);
+        if (bytes == 0) return text;
+        text.append(piece.data(), static_cast<std::size_t>(bytes));
+    }
+}
+
+} // namespace
+
+Result<std::vector<model::UnseenLibrary>> find_unseen_libraries() {
+    const auto mappings = read_mappings();
+    if (!mappings) return mappings.error();
+    return model::unseen_libraries(*mappings);
+}
+
+} // namespace gpu_sleep::agent

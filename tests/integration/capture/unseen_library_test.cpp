@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Programs with a library whose use of the GPU cannot be seen: a sleep refuses, unless forced.
+
+#include "../mentions.hpp"
+#include "capture_host.hpp"
+
+#include "support/catch.hpp"
+
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr std::uint64_t k_bytes = std::uint64_t{5} << 20;
+const std::string k_load = std::string("load ") + GPU_SLEEP_TEST_UNSEEN_LIBRARY;
+const std::string k_named = "video decoding (libnvcuvid.so.1)";
+
+/// The integration host, with the library from its start.
+Launch host_with_library(Arguments prefix) {
+    return host_launch(environment_for_others({std::string("LD_PRELOAD=") + GPU_SLEEP_TEST_UNSEEN_LIBRARY}),
+                       std::move(prefix));
+}
+
+} // namespace
+
+TEST_CASE("Unseen library: a sleep refuses and says why; forced, it goes on", "[unseen_library]") {
+    const std::string how = GENERATE("", " apart"); // in a namespace of the loader's own
+    if (!how.empty() && is_sanitized()) return;
+    INFO(how);
+    Host host(captured_launch(k_runtime));
+    const auto piece = make_piece(host, "plain", k_bytes);
+    const auto before = free_bytes(host);
+    CHECK(host.command("gpu-sleep", {"--dry-run", "--json"}).json("/processes/0/report/notes/0") == "none");
+    host.tell(k_load + how);
+
+    const auto refused = host.command("gpu-sleep");
+    CHECK(refused.status == 1);
+    CHECK_THAT(refused.err, mentions(k_named));
+    CHECK_THAT(refused.err, mentions("--force"));
+    CHECK(host.state() == "awake");
+    CHECK(free_bytes(host) == before);
+    check_intact(host, piece);
+
+    const auto tried = host.command("gpu-sleep", {"--dry-run"});
+    CHECK(tried.status == 0);
+    CHECK_THAT(tried.out, mentions(k_named + "; refused without --force"));
+    CHECK_THAT(host.command("gpu-ps").out, mentions(k_named));
+
+    const auto forced = host.command("gpu-sleep", {"--force"});
+    INFO(forced.err);
+    REQUIRE(forced.status == 0);
+    CHECK_THAT(forced.out, mentions(k_named + "; its work is not held back"));
+    CHECK(host.state() == "asleep");
+    CHECK(free_bytes(host) > before);
+    CHECK(host.command("gpu-sleep").status == 0); // it is asleep already
+    CHECK(host.command("gpu-wake").status == 0);
+    check_intact(host, piece);
+    check_no_harm(host);
+}
+
+TEST_CASE("Unseen library: a program that puts itself to sleep, or is not caught, answers for it itself",
+          "[unseen_library]") {
+    Host caught(host_with_library({command_file("gpu-run")}));
+    caught.tell("alloc weights 4194304");
+    CHECK(caught.command("gpu-sleep").status == 1);
+    caught.tell("sleep 1");
+    CHECK(caught.state() == "asleep");
+    CHECK(caught.command("gpu-wake").status == 0);
+    CHECK(caught.tell("check_all") == "intact");
+
+    Host uncaught(host_with_library({}));
+    uncaught.tell("alloc weights 4194304");
+    CHECK(uncaught.command("gpu-sleep").status == 0);
+    CHECK(uncaught.state() == "asleep");
+    CHECK(uncaught.command("gpu-wake").status == 0);
+    CHECK(uncaught.tell("check_all") == "intact");
+}
