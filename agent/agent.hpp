@@ -69,6 +69,7 @@ public:
 
     // server::Operations, called on the server's threads.
     [[nodiscard]] model::Report status() override;
+    [[nodiscard]] Result<server::SharedMemory> share(const model::ShareRequest& request) override;
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
                                       const server::ProgressSink& progress) override;
     [[nodiscard]] bool tidy() override;

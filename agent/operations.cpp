@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
 #include "caught/caught.hpp"
+#include "caught/share.hpp"
 #include "driver/context.hpp"
 #include "gate/python_lock.hpp"
 #include "hooks/catches.hpp"
@@ -147,6 +148,10 @@ Report Agent::status() {
     const std::lock_guard lock(memory_mutex_);
     complete(report);
     return report;
+}
+
+Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
+    return caught::share(request);
 }
 
 void Agent::complete(Report& report) {

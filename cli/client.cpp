@@ -91,9 +91,10 @@ private:
             answer_ = std::move(*report);
         } else if (auto* failure = std::get_if<model::Failure>(&*reply)) {
             answer_ = std::move(*failure);
-        } else if (!std::holds_alternative<model::StatusRequest>(question_.request)) {
+        } else if (const auto* progress = std::get_if<model::Progress>(&*reply);
+                   progress && !std::holds_alternative<model::StatusRequest>(question_.request)) {
             deadline_ = Clock::now() + question_.patience;
-            on_progress(std::get<model::Progress>(*reply));
+            on_progress(*progress);
         }
     }
 

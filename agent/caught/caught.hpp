@@ -75,6 +75,13 @@ void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexce
 void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept;
 void forget_own(CUdeviceptr address) noexcept;
 
+// Legacy CUDA IPC. Source: CUDA Driver API, cuIpcGetMemHandle.
+/// A handle of ours for a plain allocation, which stays on the GPU from now on.
+[[nodiscard]] Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept;
+/// Opens such a handle of another process; waits for that one.
+[[nodiscard]] Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept;
+[[nodiscard]] Answer close_ipc(CUdeviceptr address) noexcept;
+
 // What is known of an address without the driver.
 struct Known {
     CUdeviceptr address = 0; ///< of the allocation

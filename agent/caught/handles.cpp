@@ -3,6 +3,7 @@
 // The program's own virtual memory: its handles stay good while the driver's die at a sleep.
 
 #include "caught/residual.hpp"
+#include "caught/share.hpp"
 #include "caught/state.hpp"
 
 #include <algorithm>
@@ -333,6 +334,10 @@ void add_pinned_handles(std::vector<Residual>& rows) {
     const auto with = memory();
     if (!with) return;
     const std::lock_guard lock(with->mutex);
+    for (const auto& [address, backing] : with->ledger.backings())
+        if (backing.pinned)
+            rows.push_back({backing.pinned == k_shared_by_ipc ? "ipc" : "pinned", backing.device,
+                            backing.bytes, 1, backing.pinned});
     auto& all = Handles::instance();
     for (const auto& [number, handle] : all.handles) {
         const bool is_enlisted = std::any_of(handle.mappings.begin(), handle.mappings.end(),

@@ -20,9 +20,10 @@
     X(cuGraphExecMemsetNodeSetParams) X(cuGraphExecNodeSetParams) X(cuGraphExecUpdate)                       \
     X(cuGraphExecUpdate_v2) X(cuGraphInstantiate) X(cuGraphInstantiateWithFlags)                             \
     X(cuGraphInstantiateWithParams) X(cuGraphInstantiateWithParams_ptsz) X(cuGraphInstantiate_v2) X(cuInit)  \
-    X(cuIpcCloseMemHandle) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle_v2) X(cuMemAllocAsync)                  \
-    X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz) X(cuMemAllocManaged)  \
-    X(cuMemAllocPitch_v2) X(cuMemAlloc_v2) X(cuMemCreate) X(cuMemExportToShareableHandle) X(cuMemFreeAsync)  \
+    X(cuIpcCloseMemHandle) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcOpenMemHandle_v2)               \
+    X(cuMemAllocAsync) X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz)    \
+    X(cuMemAllocManaged) X(cuMemAllocPitch_v2) X(cuMemAlloc_v2) X(cuMemCreate)                               \
+    X(cuMemExportToShareableHandle) X(cuMemFreeAsync)                                                        \
     X(cuMemFreeAsync_ptsz) X(cuMemFree_v2) X(cuMemGetAccess) X(cuMemGetAddressRange_v2)                      \
     X(cuMemGetAllocationPropertiesFromHandle) X(cuMemGetHandleForAddressRange)                               \
     X(cuMemImportFromShareableHandle) X(cuMemMap) X(cuMemMapArrayAsync) X(cuMemMapArrayAsync_ptsz)           \
@@ -84,7 +85,7 @@
     X(cuFuncLoad) X(cuFuncSetAttribute) X(cuGraphAddMemAllocNode) X(cuGraphAddNode) X(cuGraphAddNode_v2)     \
     X(cuGraphExecExternalSemaphoresSignalNodeSetParams) X(cuGraphExecExternalSemaphoresWaitNodeSetParams)    \
     X(cuGraphExecHostNodeSetParams) X(cuGraphUpload) X(cuGraphUpload_ptsz) X(cuGreenCtxCreate)               \
-    X(cuGreenCtxStreamCreate) X(cuImportExternalMemory) X(cuIpcOpenMemHandle) X(cuKernelGetFunction)         \
+    X(cuGreenCtxStreamCreate) X(cuImportExternalMemory) X(cuKernelGetFunction)                               \
     X(cuKernelSetAttribute) X(cuLibraryGetGlobal) X(cuLibraryGetManaged) X(cuLibraryGetModule)               \
     X(cuLibraryGetUnifiedFunction) X(cuLibraryLoadData) X(cuLibraryLoadFromFile) X(cuLinkAddData)            \
     X(cuLinkAddData_v2) X(cuLinkAddFile) X(cuLinkAddFile_v2) X(cuLinkComplete) X(cuMemAlloc)                 \

@@ -42,6 +42,11 @@ struct NamesOne {
     }
 };
 
+struct NamesByte {
+    static constexpr bool k_known = true;
+    static void add(gate::Named& named, CUdeviceptr address) { add_span(named, address, 1); }
+};
+
 struct NamesTwo {
     static constexpr bool k_known = true;
     template <class... Rest>
@@ -144,6 +149,7 @@ GPU_SLEEP_NAMES(NamesRows, cuMemsetD2D32_v2)
 GPU_SLEEP_NAMES(NamesRows, cuMemsetD2D32_v2_ptds)
 GPU_SLEEP_NAMES(NamesRows, cuMemsetD2D32Async)
 GPU_SLEEP_NAMES(NamesRows, cuMemsetD2D32Async_ptsz)
+GPU_SLEEP_NAMES(NamesByte, cuIpcGetMemHandle)
 GPU_SLEEP_NAMES(NamesKernel, cuLaunchKernel)
 GPU_SLEEP_NAMES(NamesKernel, cuLaunchKernel_ptsz)
 GPU_SLEEP_NAMES(NamesKernel, cuLaunchCooperativeKernel)

@@ -3,7 +3,7 @@
 // The hooks of plain and stream-ordered memory and of pools: a few lines each, no policy.
 
 #include "caught/caught.hpp"
-#include "hooks/driver_table.hpp"
+#include "hooks/inspect.hpp"
 
 #include <optional>
 
@@ -140,10 +140,25 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* grants, st
     return status;
 }
 
-CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
-    const Passage passage(Touch::takes, k_name<Entry::cuIpcOpenMemHandle_v2>);
+// What is shared has to be awake, and stays so.
+CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+    const CallInspector<Entry::cuIpcGetMemHandle, CUdeviceptr> inspector(address);
+    const Passage passage(Touch::submits, k_name<Entry::cuIpcGetMemHandle>, &inspector);
     if (!passage.admitted()) return refused();
-    const auto status = real<Entry::cuIpcOpenMemHandle_v2>()(address, handle, flags);
+    if (catches())
+        if (const auto answer = agent::caught::ipc_handle(handle, address)) return *answer;
+    return real<Entry::cuIpcGetMemHandle>()(handle, address);
+}
+
+namespace {
+
+template <Entry entry>
+CUresult open_ipc(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+    const Passage passage(Touch::takes, k_name<entry>);
+    if (!passage.admitted()) return refused();
+    if (catches())
+        if (const auto answer = agent::caught::open_ipc(address, handle, flags)) return *answer;
+    const auto status = real<entry>()(address, handle, flags);
     if (status == CUDA_SUCCESS && catches()) {
         CUdeviceptr base = 0;
         std::size_t bytes = 0;
@@ -153,7 +168,18 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsi
     return status;
 }
 
+} // namespace
+
+CUresult cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+    return open_ipc<Entry::cuIpcOpenMemHandle>(address, handle, flags);
+}
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+    return open_ipc<Entry::cuIpcOpenMemHandle_v2>(address, handle, flags);
+}
+
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
+    if (catches())
+        if (const auto answer = agent::caught::close_ipc(address)) return *answer;
     const auto status = real<Entry::cuIpcCloseMemHandle>()(address);
     if (status == CUDA_SUCCESS && catches()) agent::caught::forget_residual(address);
     return status;

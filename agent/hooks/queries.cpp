@@ -33,7 +33,7 @@ std::optional<CUresult> answer_for_allocation(void* data, CUpointer_attribute at
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: return answer(data, known.id);
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return answer(data, known.pool);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return answer(data, std::uint64_t{0});
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return answer(data, k_false);
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return answer(data, known.pool ? k_false : k_true);
     default: return std::nullopt;
     }
 }
@@ -106,10 +106,6 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdevice
     if (base) *base = known->address;
     if (bytes) *bytes = known->bytes;
     return CUDA_SUCCESS;
-}
-
-CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
-    return real<Entry::cuIpcGetMemHandle>()(handle, address);
 }
 
 } // namespace gpu_sleep::hooks::own

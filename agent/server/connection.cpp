@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 
 namespace gpu_sleep::agent::server {
@@ -27,6 +28,24 @@ uid_t overflow_uid() {
 /// the capability to pass: root. Root of an outer user namespace shows as the overflow user.
 bool is_allowed(uid_t peer) {
     return peer == ::geteuid() || peer == 0 || peer == overflow_uid();
+}
+
+/// Sends some of `bytes`, and `descriptor` if there is one; as send(2).
+ssize_t send_some(int socket, std::span<const std::byte> bytes, int descriptor) {
+    if (descriptor < 0) return ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof descriptor)> control{};
+    iovec data{const_cast<std::byte*>(bytes.data()), bytes.size()}; // it is only read
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    auto* const part = CMSG_FIRSTHDR(&message);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof descriptor);
+    std::memcpy(CMSG_DATA(part), &descriptor, sizeof descriptor);
+    return ::sendmsg(socket, &message, MSG_NOSIGNAL);
 }
 
 } // namespace
@@ -66,12 +85,13 @@ Result<std::optional<protocol::Request>> Connection::next() {
     return std::optional(*std::move(request));
 }
 
-void Connection::answer(const protocol::Reply& reply) {
+void Connection::answer(const protocol::Reply& reply, int descriptor) {
     auto bytes = protocol::encode(reply);
     if (!bytes) bytes = protocol::encode(protocol::Reply(model::Failure{bytes.error(), model::State::awake}));
     if (!bytes) return;
     for (std::size_t sent = 0; sent < bytes->size();) {
-        const auto count = ::send(socket_.get(), bytes->data() + sent, bytes->size() - sent, MSG_NOSIGNAL);
+        const auto rest = std::span<const std::byte>(*bytes).subspan(sent);
+        const auto count = send_some(socket_.get(), rest, sent == 0 ? descriptor : -1);
         if (count < 0 && errno == EINTR) continue;
         if (count <= 0) return; // nobody is there to be told
         sent += static_cast<std::size_t>(count);

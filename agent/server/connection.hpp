@@ -26,9 +26,9 @@ public:
     /// The next whole request, if there is one. Errors: protocol_mismatch, invalid_argument.
     [[nodiscard]] Result<std::optional<protocol::Request>> next();
 
-    /// Sends the last word and lets the peer see the end. Waits two seconds at most for a peer that does not
-    /// read.
-    void answer(const protocol::Reply& reply);
+    /// Sends the last word, with `descriptor` if there is one, and lets the peer see the end. Waits two
+    /// seconds at most for a peer that does not read.
+    void answer(const protocol::Reply& reply, int descriptor = -1);
 
     /// Sends progress, at most every 50 ms, and never waits. Returns false when the peer has gone.
     [[nodiscard]] bool tell(const model::Progress& progress);

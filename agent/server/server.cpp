@@ -153,6 +153,14 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
         connection->answer(operations_.status());
         return false;
     }
+    if (const auto* wanted = std::get_if<model::ShareRequest>(&**request)) {
+        const auto given = operations_.share(*wanted);
+        if (given)
+            connection->answer(given->what, given->memory.get());
+        else
+            connection->answer(model::Failure{given.error(), model::State::awake});
+        return false;
+    }
     Operation operation;
     if (auto* sleep = std::get_if<model::SleepRequest>(&**request)) operation = std::move(*sleep);
     if (auto* wake = std::get_if<model::WakeRequest>(&**request)) operation = std::move(*wake);

@@ -7,6 +7,7 @@
 #include "connection.hpp"
 #include "endpoint.hpp"
 #include "model/model.hpp"
+#include "peer.hpp"
 
 #include <condition_variable>
 #include <deque>
@@ -29,6 +30,8 @@ public:
     virtual ~Operations() = default;
     /// Called on the listening thread.
     [[nodiscard]] virtual model::Report status() = 0;
+    /// Called on the listening thread: gives memory to another process of this user that has its handle.
+    [[nodiscard]] virtual Result<SharedMemory> share(const model::ShareRequest& request) = 0;
     /// Called on the operations thread, one at a time.
     [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress) = 0;
     /// Called on the operations thread while nobody waits for an operation: does a little of the work that

@@ -49,6 +49,8 @@ namespace gpu_sleep::driver {
     X(cuMemAddressFree)                                                                                      \
     X(cuMemCreate)                                                                                           \
     X(cuMemRelease)                                                                                          \
+    X(cuMemExportToShareableHandle)                                                                          \
+    X(cuMemImportFromShareableHandle)                                                                        \
     X(cuMemMap)                                                                                              \
     X(cuMemUnmap)                                                                                            \
     X(cuMemSetAccess)                                                                                        \

@@ -20,9 +20,11 @@ enum class Type : std::uint16_t {
     status_request = 1,
     sleep_request = 2,
     wake_request = 3,
+    share_request = 4,
     progress = 16,
     report = 17,
     failure = 18,
+    shared = 19,
 };
 
 // ---- Writing
@@ -61,6 +63,18 @@ Type write(Writer& out, const WakeRequest& request) {
     out.duration(request.timeout);
     out.duration(request.wait);
     return Type::wake_request;
+}
+
+Type write(Writer& out, const ShareRequest& request) {
+    for (const auto value : {request.secret[0], request.secret[1], request.address, request.allocation})
+        out.number(value);
+    return Type::share_request;
+}
+
+Type write(Writer& out, const Shared& shared) {
+    out.number(shared.bytes);
+    out.number(shared.offset);
+    return Type::shared;
 }
 
 Type write(Writer& out, const Progress& progress) {
@@ -195,6 +209,20 @@ WakeRequest read_wake(Reader& in) {
     request.timeout = in.duration();
     request.wait = in.duration();
     return request;
+}
+
+ShareRequest read_share(Reader& in) {
+    ShareRequest request;
+    for (auto* value : {&request.secret[0], &request.secret[1], &request.address, &request.allocation})
+        *value = in.number<std::uint64_t>();
+    return request;
+}
+
+Shared read_shared(Reader& in) {
+    Shared shared;
+    shared.bytes = in.number<Bytes>();
+    shared.offset = in.number<Bytes>();
+    return shared;
 }
 
 Progress read_progress(Reader& in) {
@@ -347,6 +375,10 @@ Result<Request> decode_request(const FrameReader::Frame& frame) {
         auto request = read_wake(in);
         return checked<Request>(in, std::move(request));
     }
+    case Type::share_request: {
+        const auto request = read_share(in);
+        return checked<Request>(in, request);
+    }
     default: return unknown_type(frame.type);
     }
 }
@@ -365,6 +397,10 @@ Result<Reply> decode_reply(const FrameReader::Frame& frame) {
     case Type::failure: {
         auto failure = read_failure(in);
         return checked<Reply>(in, std::move(failure));
+    }
+    case Type::shared: {
+        const auto shared = read_shared(in);
+        return checked<Reply>(in, shared);
     }
     default: return unknown_type(frame.type);
     }

@@ -7,6 +7,7 @@
 
 #include "base/result.hpp"
 #include "model/model.hpp"
+#include "model/share.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -25,9 +26,10 @@ inline constexpr std::uint32_t k_max_payload_bytes = 1U << 20;
 
 inline constexpr std::size_t k_header_bytes = 16;
 
-using Request = std::variant<model::StatusRequest, model::SleepRequest, model::WakeRequest>;
-/// What an agent answers: any number of Progress, then one Report or Failure.
-using Reply = std::variant<model::Progress, model::Report, model::Failure>;
+using Request =
+    std::variant<model::StatusRequest, model::SleepRequest, model::WakeRequest, model::ShareRequest>;
+/// What an agent answers: any number of Progress, then one Report, Failure or Shared.
+using Reply = std::variant<model::Progress, model::Report, model::Failure, model::Shared>;
 
 /// A whole frame, header included. A message that would be too long is refused: invalid_argument.
 [[nodiscard]] Result<std::vector<std::byte>> encode(const Request& request);

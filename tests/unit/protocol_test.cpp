@@ -121,7 +121,8 @@ Report random_report(Dice& dice) {
 
 std::vector<Request> random_requests(unsigned seed) {
     Dice dice(seed);
-    return {StatusRequest{}, random_sleep(dice), random_wake(dice)};
+    return {StatusRequest{}, random_sleep(dice), random_wake(dice),
+            ShareRequest{{dice.number(), dice.number()}, dice.number(), dice.number()}};
 }
 
 std::vector<Reply> random_replies(unsigned seed) {
@@ -129,7 +130,8 @@ std::vector<Reply> random_replies(unsigned seed) {
     return {Progress{dice.enumerator(Progress::Phase::waiting), dice.number(), dice.number()},
             random_report(dice),
             Failure{{dice.enumerator(ErrorCode::unseen_library), dice.text(), dice.text(), dice.small()},
-                    dice.enumerator(State::damaged)}};
+                    dice.enumerator(State::damaged)},
+            Shared{dice.number(), dice.number()}};
 }
 
 // Every field of every message, so that one that the codec forgot on both sides is missed here.
@@ -142,6 +144,12 @@ auto fields(const SleepRequest& r) {
 }
 auto fields(const WakeRequest& r) {
     return std::tuple(r.tags, r.dry_run, r.timeout, r.wait);
+}
+auto fields(const ShareRequest& r) {
+    return std::tuple(r.secret, r.address, r.allocation);
+}
+auto fields(const Shared& s) {
+    return std::tuple(s.bytes, s.offset);
 }
 auto fields(const Progress& p) {
     return std::tuple(p.phase, p.done, p.total);

@@ -142,6 +142,8 @@ Result<void> release(Memory& memory, CUstream stream) {
     const auto address = std::exchange(memory.address, 0);
     if (memory.kind == "async" || memory.kind == "pool") {
         GPU_SLEEP_TEST_CALL(cuMemFreeAsync, address, stream);
+    } else if (memory.kind == "opened") {
+        GPU_SLEEP_TEST_CALL(cuIpcCloseMemHandle, address);
     } else if (memory.segments.begin != 0) {
         GPU_SLEEP_TRY(give_back(memory.second));
         GPU_SLEEP_TRY(give_back(memory.segments));

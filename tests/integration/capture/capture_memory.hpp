@@ -45,6 +45,7 @@ struct Memory {
 ///   vmm20      a reservation, and handles of 20 MiB
 ///   segments   a reservation of 1 GiB, of which only the beginning is mapped, by handles of 20 MiB
 ///   alias      one handle, mapped at two places
+/// Memory of another process, opened, is of the kind "opened".
 /// Errors: driver_failed, invalid_argument.
 [[nodiscard]] Result<Memory> allocate(const std::string& kind, std::size_t bytes, CUstream stream);
 

@@ -219,6 +219,32 @@ Answer do_query(Words& words) {
     return fmt::format("type {} device {} from {:#x} bytes {}", type, device, begin, bytes);
 }
 
+/// share NUMBER: a handle for other processes, in hexadecimal
+Answer do_share(Words& words) {
+    const auto which = memory(words);
+    if (!which) return which.error();
+    CUipcMemHandle handle{};
+    GPU_SLEEP_TEST_CALL(cuIpcGetMemHandle, &handle, (*which)->address);
+    std::string text;
+    for (const char byte : handle.reserved) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+    return text;
+}
+
+/// open HANDLE BYTES: memory of another process; as alloc
+Answer do_open(Words& words) {
+    GPU_SLEEP_TRY(start());
+    const auto text = next<std::string>(words);
+    CUipcMemHandle handle{};
+    for (std::size_t i = 0; i < sizeof handle.reserved && 2 * i + 1 < text.size(); ++i)
+        handle.reserved[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+    Memory made;
+    made.kind = "opened";
+    made.bytes = next<std::size_t>(words);
+    GPU_SLEEP_TEST_CALL(cuIpcOpenMemHandle, &made.address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    program().memories.push_back(made);
+    return fmt::format("{} {:#x}", program().memories.size() - 1, made.address);
+}
+
 /// null_stream: "own" when it is the thread's, which can be captured in, or "shared"
 Answer do_null_stream(Words&) {
     GPU_SLEEP_TRY(start());
@@ -274,6 +300,8 @@ const std::map<std::string, std::function<Answer(Words&)>>& commands() {
         {"null_stream", do_null_stream},
         {"fork", do_fork},
         {"load", do_load},
+        {"open", do_open},
+        {"share", do_share},
         {"faults", do_faults},
         {"free_bytes", [](Words&) { return Answer(std::to_string(control().free_bytes(0))); }},
         {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},

@@ -49,6 +49,9 @@ namespace gpu_sleep::test {
     X(cuMemRetainAllocationHandle)                                                                           \
     X(cuMemGetAddressRange)                                                                                  \
     X(cuPointerGetAttribute)                                                                                 \
+    X(cuIpcGetMemHandle)                                                                                     \
+    X(cuIpcOpenMemHandle)                                                                                    \
+    X(cuIpcCloseMemHandle)                                                                                   \
     X(cuMemsetD8Async)                                                                                       \
     X(cuMemcpyDtoH)                                                                                          \
     X(cuMemcpyDtoHAsync)                                                                                     \

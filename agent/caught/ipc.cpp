@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Legacy CUDA IPC of ranges. The driver makes no such handle of virtual memory, so a handle of ours says
+// where to ask for it; the agents pass the memory itself on as a descriptor. What is shared stays on the GPU.
+
+#include "caught/share.hpp"
+#include "caught/state.hpp"
+#include "driver/context.hpp"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+namespace gpu_sleep::agent::caught {
+namespace {
+
+constexpr std::uint64_t k_magic = 0x3143'5049'5053'4C47; // "GLSPIPC1"
+
+/// A process that shares answers only between the steps of a sleep, which may take this long.
+constexpr Milliseconds k_patience{120'000};
+
+/// What the bytes of a handle say.
+struct Ticket {
+    std::uint64_t magic = k_magic;
+    std::uint64_t start_time = 0;
+    model::ShareRequest request;
+    std::int64_t pid = 0;
+    [[nodiscard]] ProcessIdentity process() const { return {static_cast<pid_t>(pid), start_time}; }
+};
+static_assert(sizeof(Ticket) <= sizeof(CUipcMemHandle) && std::is_trivially_copyable_v<Ticket>);
+
+/// Memory of another process, opened here.
+struct Import {
+    ProcessIdentity from;
+    std::uint64_t allocation = 0; ///< there
+    CUdeviceptr given = 0;        ///< what the program got
+    driver::VaReservation place;
+    driver::DeviceMask access = 0;
+    unsigned opens = 1;
+};
+
+struct Imports {
+    std::mutex mutex; ///< guards all
+    std::vector<Import> all;
+    static Imports& instance() {
+        static auto* const imports = new Imports;
+        return *imports;
+    }
+};
+
+/// What nobody knows whom this process gave no handle; nothing without random numbers.
+std::optional<std::array<std::uint64_t, 2>> secret() {
+    using Words = std::array<std::uint64_t, 2>;
+    static const auto s_secret = []() -> std::optional<Words> {
+        Words words{};
+        return ::getrandom(words.data(), sizeof words, 0) == sizeof words ? std::optional(words)
+                                                                          : std::nullopt;
+    }();
+    return s_secret;
+}
+
+Result<ProcessIdentity> this_process() {
+    const auto start_time = own_start_time();
+    if (!start_time) return start_time.error();
+    return ProcessIdentity{::getpid(), *start_time};
+}
+
+/// The descriptor of a backing. The caller holds the memory's mutex. Errors: driver_failed.
+Result<UniqueFd> export_memory(const driver::Api& api, const ledger::Backing& backing) {
+    const driver::RelaxedCaptureMode relaxed(api);
+    int descriptor = -1;
+    GPU_SLEEP_DRIVER_TRY(api, cuMemExportToShareableHandle, "cannot share memory", &descriptor,
+                         backing.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    UniqueFd memory(descriptor);
+    ::fcntl(memory.get(), F_SETFD, FD_CLOEXEC);
+    return memory;
+}
+
+Result<Import> map_import(const driver::Api& api, const server::SharedMemory& shared,
+                          driver::DeviceMask access) {
+    const driver::RelaxedCaptureMode relaxed(api);
+    CUmemGenericAllocationHandle handle = 0;
+    auto* const descriptor = reinterpret_cast<void*>(static_cast<std::intptr_t>(shared.memory.get()));
+    GPU_SLEEP_DRIVER_TRY(api, cuMemImportFromShareableHandle, "cannot open shared memory", &handle,
+                         descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    const driver::PhysicalMemory memory(api, handle); // the mapping holds it from here on
+    auto place = driver::VaReservation::create(api, shared.what.bytes);
+    if (!place) return std::move(place).error();
+    const auto span = place->span();
+    GPU_SLEEP_TRY(driver::map(api, span, memory.get()));
+    if (auto granted = driver::set_access(api, span, access); !granted) {
+        static_cast<void>(driver::unmap(api, span));
+        return std::move(granted).error();
+    }
+    return Import{{}, 0, span.address + shared.what.offset, *std::move(place), access, 1};
+}
+
+void unmap_import(const driver::Api& api, const Import& import) {
+    const driver::RelaxedCaptureMode relaxed(api);
+    if (auto unmapped = driver::unmap(api, import.place.span()); !unmapped)
+        log::warning("shared memory stays mapped: {}", unmapped.error().message);
+}
+
+/// One more open of what is open already, for a device more perhaps; nothing when it is not. The caller holds
+/// the mutex.
+Result<CUdeviceptr> open_again(const driver::Api& api, Imports& imports, const Ticket& ticket,
+                               driver::DeviceMask device) {
+    for (auto& import : imports.all) {
+        if (import.from != ticket.process() || import.allocation != ticket.request.allocation) continue;
+        if ((import.access & device) == 0) {
+            GPU_SLEEP_TRY(driver::set_access(api, import.place.span(), import.access | device));
+            import.access |= device;
+        }
+        ++import.opens;
+        return import.given;
+    }
+    return CUdeviceptr{0};
+}
+
+} // namespace
+
+Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        const auto known = Allocations::instance().find(address);
+        // Of virtual memory and that of pools the driver makes no handle either.
+        if (!with || !handle || !known || known->is_virtual || known->pool) return std::nullopt;
+        const auto self = this_process();
+        const auto words = secret();
+        if (!self || !words) return CUDA_ERROR_OPERATING_SYSTEM;
+        {
+            const std::lock_guard lock(with->mutex);
+            auto* const backing = with->ledger.find(known->address);
+            if (!backing) return std::nullopt;
+            if (backing->is_asleep()) return CUDA_ERROR_SYSTEM_NOT_READY;
+            if (!export_memory(with->api, *backing)) return CUDA_ERROR_NOT_SUPPORTED;
+            if (!backing->pinned) backing->pinned = k_shared_by_ipc;
+        }
+        Ticket ticket;
+        ticket.start_time = self->start_time;
+        ticket.pid = self->pid;
+        ticket.request = {*words, known->address, known->id};
+        *handle = {};
+        std::memcpy(handle->reserved, &ticket, sizeof ticket);
+        return CUDA_SUCCESS;
+    });
+}
+
+Result<server::SharedMemory> share(const model::ShareRequest& request) {
+    const auto refused = make_error(ErrorCode::not_owned, "there is no such shared memory");
+    const auto with = memory();
+    if (!with || request.secret != secret()) return refused;
+    const std::lock_guard lock(with->mutex);
+    // Looked for under the mutex: an allocation leaves the index before its memory goes.
+    const auto known = Allocations::instance().find(request.address);
+    const auto* const backing = with->ledger.find(request.address);
+    if (!known || known->address != request.address || known->id != request.allocation || !backing ||
+        backing->is_asleep() || !backing->pinned)
+        return refused;
+    auto memory = export_memory(with->api, *backing);
+    if (!memory) return std::move(memory).error();
+    return server::SharedMemory{{backing->bytes, request.address - backing->address}, *std::move(memory)};
+}
+
+Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept {
+    return answered([&]() -> Answer {
+        Ticket ticket;
+        std::memcpy(&ticket, handle.reserved, sizeof ticket);
+        const auto with = memory();
+        if (!with || ticket.magic != k_magic) return std::nullopt;
+        if (!address || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || ticket.process().pid != ticket.pid)
+            return CUDA_ERROR_INVALID_VALUE;
+        const auto self = this_process();
+        const auto device = current_device(*with);
+        if (!device || *device >= driver::k_max_devices || (self && *self == ticket.process()))
+            return CUDA_ERROR_INVALID_CONTEXT; // as the driver's own, in the process that shares
+        const auto mask = driver::DeviceMask{1} << *device;
+        auto& imports = Imports::instance();
+        {
+            const std::lock_guard lock(imports.mutex);
+            const auto known = open_again(with->api, imports, ticket, mask);
+            if (!known) return to_status(known.error());
+            *address = *known;
+            if (*known != 0) return CUDA_SUCCESS;
+        }
+        const auto shared =
+            server::ask_for_memory(ticket.process(), ticket.request, Clock::now() + k_patience);
+        if (!shared) {
+            log::warning("memory of process {} cannot be opened: {}", ticket.pid, shared.error().message);
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        auto import = map_import(with->api, *shared, mask);
+        if (!import) return to_status(import.error());
+        import->from = ticket.process();
+        import->allocation = ticket.request.allocation;
+        const std::lock_guard lock(imports.mutex);
+        const auto known = open_again(with->api, imports, ticket, mask); // by another thread meanwhile
+        if (!known || *known != 0) {
+            unmap_import(with->api, *import);
+            if (!known) return to_status(known.error());
+            *address = *known;
+            return CUDA_SUCCESS;
+        }
+        *address = import->given;
+        imported(import->given, shared->what.bytes, "ipc");
+        imports.all.push_back(*std::move(import));
+        return CUDA_SUCCESS;
+    });
+}
+
+Answer close_ipc(CUdeviceptr address) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        if (!with) return std::nullopt;
+        const auto found = [&](std::vector<Import>& all) {
+            return std::find_if(all.begin(), all.end(), [&](const Import& i) { return i.given == address; });
+        };
+        auto& imports = Imports::instance();
+        {
+            const std::lock_guard lock(imports.mutex);
+            const auto import = found(imports.all);
+            if (import == imports.all.end()) return std::nullopt;
+            if (import->opens > 1) {
+                --import->opens;
+                return CUDA_SUCCESS;
+            }
+        }
+        {
+            // Nothing may still use it, and waiting would break a capture.
+            const std::shared_lock order(capture_order());
+            if (captures_open() != 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+            const driver::RelaxedCaptureMode relaxed(with->api);
+            with->api.cuCtxSynchronize();
+        }
+        const std::lock_guard lock(imports.mutex);
+        const auto import = found(imports.all);
+        if (import == imports.all.end()) return CUDA_ERROR_INVALID_VALUE; // another thread was faster
+        if (--import->opens != 0) return CUDA_SUCCESS;
+        forget_residual(address);
+        unmap_import(with->api, *import);
+        imports.all.erase(import);
+        return CUDA_SUCCESS;
+    });
+}
+
+} // namespace gpu_sleep::agent::caught

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One question to another agent, and its answer with a descriptor.
+
+#include "peer.hpp"
+
+#include "protocol/messages.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <string>
+
+namespace gpu_sleep::agent::server {
+namespace {
+
+Error lost() {
+    return make_error(ErrorCode::connection_lost, "the other process closed the connection");
+}
+
+/// Waits until the socket is ready for `events`. Errors: timed_out.
+Result<void> wait_for(int socket, short events, Clock::time_point deadline) {
+    for (;;) {
+        const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
+        pollfd polled{socket, events, 0};
+        const int ready =
+            ::poll(&polled, 1,
+                   static_cast<int>(std::clamp<Milliseconds::rep>(left, 0, std::numeric_limits<int>::max())));
+        if (ready > 0) return {};
+        if (ready == 0 || errno != EINTR)
+            return make_error(ErrorCode::timed_out, "the other process did not answer in time");
+    }
+}
+
+Result<UniqueFd> connect_to(const ProcessIdentity& process) {
+    // The directory has a number where somebody else had taken its name: as Endpoint makes it.
+    constexpr int k_tries = 10;
+    for (int i = 0; i < k_tries; ++i) {
+        const auto path = agent_directory(::geteuid()) + (i == 0 ? "/" : fmt::format(".{}/", i)) +
+                          agent_socket_name(process.pid, process.start_time);
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        if (path.size() >= sizeof address.sun_path) break;
+        std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+        UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        if (!socket) return errno_error(ErrorCode::io_failed, errno, "socket", path);
+        if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+            continue;
+        ucred peer{};
+        socklen_t length = sizeof peer;
+        if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
+            peer.uid != ::geteuid() || peer.pid != process.pid)
+            return make_error(ErrorCode::not_permitted, "process {} is not who listens at {}", process.pid,
+                              path);
+        return socket;
+    }
+    return make_error(ErrorCode::no_agent, "process {} has no agent here", process.pid);
+}
+
+Result<void> send(int socket, std::span<const std::byte> bytes) {
+    while (!bytes.empty()) { // far less than the socket holds, so it does not wait
+        const auto sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR) continue;
+        if (sent <= 0) return lost();
+        bytes = bytes.subspan(static_cast<std::size_t>(sent));
+    }
+    return {};
+}
+
+/// Adds what arrives to `reader`, and keeps a descriptor that comes along.
+Result<void> receive(int socket, protocol::FrameReader& reader, UniqueFd& memory) {
+    std::array<std::byte, 4096> buffer{};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+    iovec data{buffer.data(), buffer.size()};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    const auto got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+    if (got < 0 && errno == EINTR) return {};
+    if (got <= 0) return lost();
+    for (auto* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
+        if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+        int descriptor = -1;
+        std::memcpy(&descriptor, CMSG_DATA(part), sizeof descriptor);
+        memory.reset(descriptor);
+    }
+    reader.append({buffer.data(), static_cast<std::size_t>(got)});
+    return {};
+}
+
+} // namespace
+
+Result<SharedMemory> ask_for_memory(const ProcessIdentity& process, const model::ShareRequest& request,
+                                    Clock::time_point deadline) {
+    const auto socket = connect_to(process);
+    if (!socket) return socket.error();
+    const auto bytes = protocol::encode(protocol::Request(request));
+    if (!bytes) return bytes.error();
+    GPU_SLEEP_TRY(send(socket->get(), *bytes));
+    protocol::FrameReader reader;
+    SharedMemory answer;
+    for (;;) {
+        GPU_SLEEP_TRY(wait_for(socket->get(), POLLIN, deadline));
+        GPU_SLEEP_TRY(receive(socket->get(), reader, answer.memory));
+        auto frame = reader.next();
+        if (!frame) return std::move(frame).error();
+        if (!frame->has_value()) continue;
+        auto reply = protocol::decode_reply(**frame);
+        if (!reply) return std::move(reply).error();
+        if (auto* failure = std::get_if<model::Failure>(&*reply)) return std::move(failure->error);
+        const auto* shared = std::get_if<model::Shared>(&*reply);
+        if (!shared || !answer.memory)
+            return make_error(ErrorCode::protocol_mismatch, "the other process sent no memory");
+        answer.what = *shared;
+        return answer;
+    }
+}
+
+} // namespace gpu_sleep::agent::server

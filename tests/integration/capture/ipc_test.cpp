@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Legacy CUDA IPC of caught memory: other processes open it, it stays where it is, and all else sleeps.
+
+#include "capture_host.hpp"
+
+#include "support/catch.hpp"
+
+#include <fmt/format.h>
+
+#include <csignal>
+#include <sstream>
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr std::uint64_t k_bytes = std::uint64_t{5} << 20;
+constexpr std::uint64_t k_small = 64 << 10; // shares a range with others
+
+/// `piece` of another host, opened by its handle.
+Piece open(Host& host, const std::string& handle, std::uint64_t bytes) {
+    Piece piece;
+    std::istringstream(host.tell(fmt::format("open {} {}", handle, bytes))) >> piece.number >> piece.address;
+    piece.hash = host.tell("hash " + piece.number);
+    return piece;
+}
+
+void cycle(Host& host) {
+    const auto slept = host.command("gpu-sleep");
+    INFO(slept.err);
+    REQUIRE(slept.status == 0);
+    CHECK(host.state() == "asleep");
+    CHECK(host.command("gpu-wake").status == 0);
+}
+
+} // namespace
+
+TEST_CASE("IPC: another process opens caught memory, which stays while the rest sleeps", "[ipc]") {
+    const auto way = GENERATE(k_linked, k_runtime);
+    const auto bytes = GENERATE(k_bytes, k_small);
+    INFO(way.name << ", " << bytes << " bytes");
+    Host giver(captured_launch(way));
+    Host taker(captured_launch(way));
+    auto private_to_giver = make_piece(giver, "plain", k_bytes);
+    const auto neighbour = make_piece(giver, "plain", bytes); // so that a small one is not the first
+    auto given = make_piece(giver, "plain", bytes);
+    const auto private_to_taker = make_piece(taker, "plain", k_bytes);
+    const auto handle = giver.tell("share " + given.number);
+    CHECK(giver.tell("share " + given.number) == handle);
+
+    const auto opened = open(taker, handle, bytes);
+    CHECK(opened.hash == given.hash);
+    const auto again = open(taker, handle, bytes);
+    CHECK(again.address == opened.address);
+
+    const auto before = free_bytes(giver);
+    REQUIRE(giver.command("gpu-sleep").status == 0);
+    CHECK(free_bytes(giver) > before);
+    CHECK(giver.command("gpu-ps", {"--json"}).json("/processes/0/report/residual/0/kind") == "ipc");
+    given.hash = taker.tell("launch " + opened.number + " 3"); // works on it meanwhile
+    REQUIRE(giver.command("gpu-wake").status == 0);
+    for (const auto& piece : {given, private_to_giver, neighbour}) check_intact(giver, piece);
+
+    cycle(taker);
+    check_intact(taker, private_to_taker);
+    CHECK(taker.tell("hash " + opened.number) == given.hash);
+    given.hash = giver.tell("launch " + given.number + " 5");
+    CHECK(taker.tell("hash " + again.number) == given.hash);
+
+    taker.tell("free " + again.number); // closes it once
+    CHECK(taker.tell("hash " + opened.number) == given.hash);
+    taker.tell("free " + opened.number);
+    CHECK(taker.command("gpu-ps", {"--json"}).json("/processes/0/report/residual/0/kind") == "none");
+    giver.tell("free " + given.number);
+    cycle(giver);
+    check_no_harm(giver);
+    check_no_harm(taker);
+}
+
+TEST_CASE("IPC: memory that is freed while it is open elsewhere is still there", "[ipc]") {
+    Host giver(captured_launch(k_runtime));
+    Host taker(captured_launch(k_runtime));
+    const auto given = make_piece(giver, "plain", k_bytes);
+    const auto handle = giver.tell("share " + given.number);
+    const auto opened = open(taker, handle, k_bytes);
+    giver.tell("free " + given.number);
+    CHECK(taker.tell("hash " + opened.number) == given.hash);
+    taker.tell("free " + opened.number);
+    static_cast<void>(make_piece(giver, "plain", k_bytes)); // may lie where the other lay
+    CHECK(taker.ask(fmt::format("open {} {}", handle, k_bytes)).substr(0, 6) == "error ");
+    check_no_harm(taker);
+}
+
+TEST_CASE("IPC: what is open outlives the process that shared it; nothing more of it can be opened",
+          "[ipc]") {
+    Host giver(captured_launch(k_runtime));
+    Host taker(captured_launch(k_runtime));
+    Host late(captured_launch(k_runtime));
+    const auto given = make_piece(giver, "plain", k_bytes);
+    const auto handle = giver.tell("share " + given.number);
+    const auto opened = open(taker, handle, k_bytes);
+    giver.process().signal(SIGKILL);
+    static_cast<void>(giver.wait());
+    static_cast<void>(make_piece(taker, "plain", k_bytes)); // something that sleeps
+    cycle(taker);
+    CHECK(taker.tell("hash " + opened.number) == given.hash);
+    CHECK(late.ask(fmt::format("open {} {}", handle, k_bytes)).substr(0, 6) == "error ");
+    taker.tell("free " + opened.number);
+    check_no_harm(taker);
+}
+
+TEST_CASE("IPC: a sleeping allocation is shared once it is awake", "[ipc]") {
+    Host giver(captured_launch(k_linked));
+    Host taker(captured_launch(k_linked));
+    const auto given = make_piece(giver, "plain", k_bytes);
+    REQUIRE(giver.command("gpu-sleep").status == 0);
+    giver.process().send("share " + given.number);
+    CHECK(becomes_true([&] {
+        return giver.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/waiting_threads") == "1";
+    }));
+    REQUIRE(giver.command("gpu-wake").status == 0);
+    const auto answer = giver.process().read_line();
+    REQUIRE(answer.substr(0, 3) == "ok ");
+    CHECK(open(taker, answer.substr(3), k_bytes).hash == given.hash);
+}
+
+TEST_CASE("IPC: what the driver refuses fails, and can be tried again", "[ipc]") {
+    const std::string call = GENERATE("cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
+                                      "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess");
+    INFO(call);
+    const auto failing = fmt::format("GPU_SLEEP_SIM_FAIL={}:1:2", call); // with CUDA_ERROR_OUT_OF_MEMORY
+    const bool is_export = call == "cuMemExportToShareableHandle";
+    Host giver(captured_launch(k_runtime, is_export ? Arguments{failing} : Arguments{}));
+    Host taker(captured_launch(k_runtime, is_export ? Arguments{} : Arguments{failing}));
+    const auto given = make_piece(giver, "plain", k_bytes);
+    if (is_export) {
+        CHECK(giver.ask("share " + given.number).substr(0, 6) == "error ");
+        cycle(giver); // so it was not pinned
+    }
+    const auto handle = giver.tell("share " + given.number);
+    taker.tell("start");
+    const auto before = free_bytes(taker);
+    if (!is_export) CHECK(taker.ask(fmt::format("open {} {}", handle, k_bytes)).substr(0, 6) == "error ");
+    const auto opened = open(taker, handle, k_bytes);
+    CHECK(opened.hash == given.hash);
+    taker.tell("free " + opened.number);
+    CHECK(free_bytes(taker) == before);
+    check_intact(giver, given);
+}
+
+TEST_CASE("IPC: a handle opens nothing where it must not", "[ipc]") {
+    Host giver(captured_launch(k_runtime));
+    const auto given = make_piece(giver, "plain", k_bytes);
+    const auto handle = giver.tell("share " + given.number);
+    const auto refused = [](Host& host, const std::string& text) {
+        return host.ask(fmt::format("open {} {}", text, k_bytes)).substr(0, 6) == "error ";
+    };
+    CHECK(refused(giver, handle)); // as the driver: a process does not open its own
+    Host taker(captured_launch(k_runtime));
+    taker.tell("start");
+    for (std::size_t i = 0; i < handle.size(); i += 2) {
+        auto forged = handle;
+        forged[i] = forged[i] == '0' ? '1' : '0';
+        INFO(i);
+        CHECK((refused(taker, forged) || i >= 2 * 56)); // the last eight bytes say nothing
+    }
+    Host uncaught(plain_launch(k_runtime));
+    CHECK(refused(uncaught, handle));
+    check_intact(giver, given);
+    check_no_harm(giver);
+    check_no_harm(taker);
+}
