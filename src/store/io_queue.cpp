@@ -9,7 +9,9 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -105,6 +107,7 @@ private:
             ::io_uring_prep_read(entry, request->fd, request->data, static_cast<unsigned>(request->bytes),
                                  request->offset);
         ::io_uring_sqe_set_data(entry, request);
+        handed_over_.fetch_add(1, std::memory_order_release);
         int submitted = 0;
         do submitted = ::io_uring_submit(&ring_);
         while (submitted == -EINTR || submitted == -EAGAIN || submitted == -EBUSY);
@@ -118,6 +121,7 @@ private:
             auto* const request = static_cast<IoRequest*>(::io_uring_cqe_get_data(completion));
             const auto moved = completion->res;
             ::io_uring_cqe_seen(&ring_, completion);
+            static_cast<void>(handed_over_.load(std::memory_order_acquire));
             if (request == nullptr) return;
             advance(std::unique_ptr<IoRequest>(request), moved);
         }
@@ -137,6 +141,9 @@ private:
     bool is_open_ = false;
     std::mutex mutex_; ///< guards the ring's submissions; completions are the reaper's
     std::thread reaper_;
+    /// Requests that went to the kernel. They come back through it to another thread, which the language's
+    /// memory model knows nothing of: this says so.
+    std::atomic<std::uint64_t> handed_over_{0};
 };
 
 #endif
@@ -157,12 +164,13 @@ Result<void> move_bytes(IoRequest::Kind kind, int fd, std::byte* data, std::size
     return {};
 }
 
-Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind) {
+Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind, bool direct) {
 #ifdef GPU_SLEEP_HAVE_LIBURING
-    if (kind == IoKind::automatic)
+    if (kind == IoKind::automatic && direct)
         if (auto queue = UringQueue::open()) return queue;
 #else
     static_cast<void>(kind);
+    static_cast<void>(direct);
 #endif
     return ThreadQueue::open();
 }

@@ -36,14 +36,17 @@ public:
 };
 
 enum class IoKind {
-    automatic, ///< io_uring where it was built in and the kernel permits it
+    automatic, ///< io_uring where it was built in and the kernel permits it, and the file is not cached
     threads,   ///< pread and pwrite
 };
 
-/// Errors: out_of_host_memory (no thread could be started). Source: io_uring(7).
-[[nodiscard]] Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind = IoKind::automatic);
+/// For files that are read and written past the page cache if `direct`. Through it, io_uring copies on the
+/// one thread that submits, so threads of our own are faster. Errors: out_of_host_memory (no thread could be
+/// started). Source: io_uring(7).
+[[nodiscard]] Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind = IoKind::automatic,
+                                                             bool direct = true);
 
-/// Whether open_io_queue() would use io_uring.
+/// Whether open_io_queue() would use io_uring for direct files.
 [[nodiscard]] bool has_io_uring();
 
 /// The same at once, on the calling thread. Errors: as for IoRequest::done.

@@ -6,8 +6,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include <array>
 #include <atomic>
@@ -157,15 +159,25 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
         if (!fd) return failed(errno, "openat", directory->path() / text);
         if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 || !is_same_file(fd.get(), directory->fd(), text))
             continue; // taken for a leftover in the moment before it was locked
-        if (direct) {
-            const int flags = ::fcntl(fd.get(), F_GETFL);
-            // A file system without it refuses; the page cache serves as well.
-            static_cast<void>(::fcntl(fd.get(), F_SETFL, flags | O_DIRECT));
-        }
+        if (direct) pass_by_page_cache(fd.get());
         return SnapshotFile(std::move(directory), name, std::move(fd));
     }
     return make_error(ErrorCode::io_failed, "no name for a snapshot is free in {}",
                       directory->path().string());
+}
+
+bool pass_by_page_cache(int fd) noexcept {
+    struct statfs system = {};
+    // These accept it and copy all the same: their files are nowhere else.
+    if (::fstatfs(fd, &system) != 0 || system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC)
+        return false;
+    const int flags = ::fcntl(fd, F_GETFL);
+    return flags >= 0 && ::fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
+}
+
+bool passes_by_page_cache(int fd) noexcept {
+    const int flags = ::fcntl(fd, F_GETFL);
+    return flags >= 0 && (flags & O_DIRECT) != 0;
 }
 
 SnapshotFile& SnapshotFile::operator=(SnapshotFile&& other) noexcept {
@@ -192,6 +204,18 @@ Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
     return directory_->flush();
 }
 
+void SnapshotFile::reserve(Bytes bytes) noexcept {
+    if (!passes_by_page_cache(fd_.get())) return;
+    // Where that is more than the disk has, the contents may still fit once they are compressed.
+    if (::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes)) != 0)
+        static_cast<void>(::ftruncate(fd_.get(), 0));
+}
+
+Result<void> SnapshotFile::cut(Bytes bytes) {
+    if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) return failed(errno, "ftruncate", path());
+    return {};
+}
+
 Result<void> SnapshotFile::commit() {
     if (::fsync(fd_.get()) != 0) return failed(errno, "fsync", path());
     return rename(SnapshotName::Kind::sleeping);
@@ -215,7 +239,6 @@ void SnapshotFile::remove() noexcept {
 }
 
 Result<UniqueFd> open_snapshot(const std::filesystem::path& path) {
-    // Not O_DIRECT: what is read once more comes from the page cache, and reading ahead is ours anyway.
     UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     if (!fd && errno == ELOOP) return refused(path, "it is a symbolic link");
     if (!fd) return failed(errno, "open", path);

@@ -7,6 +7,7 @@
 #include "base/fd.hpp"
 #include "base/process.hpp"
 #include "base/result.hpp"
+#include "base/units.hpp"
 
 #include <filesystem>
 #include <memory>
@@ -75,6 +76,11 @@ public:
     [[nodiscard]] const SnapshotName& name() const noexcept { return name_; }
     [[nodiscard]] std::filesystem::path path() const { return directory_->path() / name_.text(); }
 
+    /// Takes room for so many bytes, if there is: past the page cache, a write that makes a file longer keeps
+    /// all others waiting. Does nothing for a file that is cached.
+    void reserve(Bytes bytes) noexcept;
+    /// Gives back what was reserved behind `bytes`. Errors: io_failed.
+    [[nodiscard]] Result<void> cut(Bytes bytes);
     /// Flushes the contents to the device, gives the file the name of a sleeping process's, and flushes that.
     /// Errors: out_of_disk, io_failed.
     [[nodiscard]] Result<void> commit();
@@ -93,6 +99,11 @@ private:
     SnapshotName name_;
     UniqueFd fd_; ///< empty once kept or moved from
 };
+
+/// Has `fd` read and written past the page cache from here on (O_DIRECT), in whole pages from and to whole
+/// pages of memory; false where the file system cannot.
+bool pass_by_page_cache(int fd) noexcept;
+[[nodiscard]] bool passes_by_page_cache(int fd) noexcept;
 
 /// Opens a snapshot for reading: a plain file, no symbolic link, of the calling user unless that is root.
 /// Errors: not_permitted, io_failed.

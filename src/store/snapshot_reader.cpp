@@ -164,6 +164,7 @@ Result<SnapshotReader> SnapshotReader::open(UniqueFd fd, std::optional<std::stri
         if (id && header->description.id != *id)
             return make_error(ErrorCode::damaged, "the snapshot was replaced by another: it has the id {}",
                               header->description.id);
+        pass_by_page_cache(fd.get()); // nobody reads it twice
         return SnapshotReader(std::move(fd), *std::move(header));
     });
 }
@@ -180,7 +181,7 @@ Result<void> SnapshotReader::read(ChunkSink& sink, const SnapshotReadOptions& op
     if (!pool) return pool.error();
     std::unique_ptr<IoQueue> own_queue;
     if (options.queue == nullptr) {
-        auto queue = open_io_queue(options.io);
+        auto queue = open_io_queue(options.io, passes_by_page_cache(fd_.get()));
         if (!queue) return queue.error();
         own_queue = *std::move(queue);
     }

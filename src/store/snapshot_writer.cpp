@@ -112,6 +112,14 @@ private:
     std::optional<Error> failure_;
 };
 
+/// What the file takes if nothing can be made smaller.
+Bytes most_bytes(const SnapshotHeader& header) {
+    auto bytes = header.header_bytes;
+    for (const auto& place : places_of(header.description.extents))
+        bytes += round_up(place.bytes, k_alignment);
+    return bytes;
+}
+
 Result<void> write_header(int fd, const SnapshotHeader& header, BufferPool& pool) {
     const auto bytes = encode_header(header);
     auto* const buffer = pool.take();
@@ -150,12 +158,14 @@ Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directo
     if (!pool) return pool.error();
     std::unique_ptr<IoQueue> own_queue;
     if (options.queue == nullptr) {
-        auto queue = open_io_queue(options.io);
+        auto queue = open_io_queue(options.io, passes_by_page_cache(file->fd()));
         if (!queue) return queue.error();
         own_queue = *std::move(queue);
     }
     auto& queue = options.queue != nullptr ? *options.queue : *own_queue;
+    file->reserve(most_bytes(header));
     GPU_SLEEP_TRY(SnapshotWriter(*file, header, source, queue, **pool).write(threads));
+    GPU_SLEEP_TRY(file->cut(header.file_bytes));
     GPU_SLEEP_TRY(write_header(file->fd(), header, **pool));
     GPU_SLEEP_TRY(file->commit());
     return Snapshot{*std::move(file), std::move(header)};
