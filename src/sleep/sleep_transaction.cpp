@@ -232,9 +232,26 @@ void SleepTransaction::map_again() {
                 backing->mapped = true;
             }
             if (done) done = driver::set_access(api_, run.span(), run.backings.front()->access);
+            device.unmapped[i] = !done;
             if (!done) log::error("a sleep could not be undone: {}", done.error().message);
         }
     }
+}
+
+std::size_t SleepTransaction::leave_asleep() {
+    std::size_t count = 0;
+    for (auto& device : devices_) {
+        const auto& keep = device.plan.keep;
+        for (std::size_t i = 0; i < device.runs.size(); ++i) {
+            if (!device.unmapped[i]) continue;
+            for (auto* backing : device.runs[i].backings) {
+                const bool is_kept = std::find(keep.begin(), keep.end(), backing) != keep.end();
+                Ledger::move(*backing, is_kept ? Residence::host : Residence::dropped);
+                ++count;
+            }
+        }
+    }
+    return count;
 }
 
 Result<void> SleepTransaction::commit(const std::vector<Backing*>& give_up) {
@@ -242,8 +259,14 @@ Result<void> SleepTransaction::commit(const std::vector<Backing*>& give_up) {
     for (auto& device : devices_) enlist(device);
     if (auto unmapped = unmap_all(); !unmapped) {
         map_again();
+        const auto asleep = leave_asleep();
         strike_off();
-        return std::move(unmapped).error();
+        if (asleep == 0) return std::move(unmapped).error();
+        return make_error(
+            ErrorCode::driver_failed,
+            "{}; {} ranges could not be mapped again and sleep, with what was to be kept of them: "
+            "gpu-wake brings them back",
+            unmapped.error().message, asleep);
     }
     for (auto& device : devices_) {
         release(device);
@@ -288,7 +311,8 @@ void SleepTransaction::strike_off() {
     for (auto& device : devices_)
         for (auto& draft : device.drafts)
             for (auto& extent : draft.extents)
-                vaults_.forget(std::exchange(extent.backing->kept, {}), Vaults::Files::removed);
+                if (extent.backing->residence() == Residence::device)
+                    vaults_.forget(std::exchange(extent.backing->kept, {}), Vaults::Files::removed);
 }
 
 void SleepTransaction::settle(DeviceSleep& device) {

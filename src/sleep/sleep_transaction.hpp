@@ -56,7 +56,8 @@ public:
         : api_(api), pinner_(pinner), vaults_(vaults), options_(options), keeping_(std::move(keeping)) {}
 
     [[nodiscard]] Result<void> prepare(const SleepPlan& plan, const Control& control);
-    /// Errors: driver_failed (an unmap failed; everything is mapped again).
+    /// Errors: driver_failed (an unmap failed; everything is mapped again, but for what the driver refuses to
+    /// map: that sleeps, and its memory stays on the GPU).
     [[nodiscard]] Result<void> commit(const std::vector<ledger::Backing*>& give_up);
     /// What was done on each device. Notes what could not be released.
     void describe(model::Report& report) const;
@@ -73,6 +74,9 @@ private:
     [[nodiscard]] VaultDraft& draft_of(DeviceSleep& device, ledger::TagId tag) const;
     [[nodiscard]] Result<void> unmap_all();
     void map_again();
+    /// What could not be mapped again sleeps: nobody may touch it, and a wake maps it. Returns how many
+    /// ranges.
+    std::size_t leave_asleep();
     void release(DeviceSleep& device);
     void enlist(DeviceSleep& device);
     void strike_off();
