@@ -141,7 +141,8 @@ private:
     std::vector<sleep::Vault> retired_; ///< being given back; used on the operations thread alone
     server::Server server_;
     gate::Gate::Rule default_rule_; ///< of the environment; not changed later
-    gate::Gate::Rule rule_;         ///< of the sleep under way or last done; used by one operation at a time
+    gate::Gate::Rule rule_; ///< of the sleep under way or last done; changed by one operation at a time,
+                            ///< under memory_mutex_
     std::atomic<bool> wake_wanted_{false}; ///< by a touch, and not yet tried
     std::atomic<bool> exiting_{false};     ///< the process is ending: no more calls of CUDA
 };

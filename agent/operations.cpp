@@ -348,6 +348,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         if (has_given || request.spill) done = attempt(request);
     }
     if (done && report.changed) {
+        const std::lock_guard lock(memory_mutex_);
         rule_ = default_rule_;
         if (request.on_touch) rule_.on_touch = *request.on_touch;
         if (request.touch_limit) rule_.limit = request.touch_limit;

@@ -9,7 +9,7 @@
 namespace gpu_sleep::agent::caught {
 
 /// Why shared memory stays on the GPU.
-inline constexpr const char* k_shared_by_ipc = "shared with other processes by CUDA IPC";
+inline constexpr char k_shared_by_ipc[] = "shared with other processes by CUDA IPC";
 
 /// Memory of which the program made a handle. Thread-safe. Errors: not_owned (there is no such memory, or no
 /// longer), driver_failed.

@@ -39,7 +39,7 @@ void leave_seat(void* seat) noexcept {
     t_seat = nullptr;
     mine->inside.store(false, std::memory_order_release);
     mine->depth = 0;
-    mine->has_pass = false;
+    mine->has_pass.store(false, std::memory_order_relaxed);
     mine->taken.store(false, std::memory_order_release);
 }
 
@@ -182,7 +182,9 @@ bool Gate::is_empty() const noexcept {
     for (const auto* waiter = waiters_; waiter; waiter = waiter->next)
         if (waiter->released) return false;
     for (const auto* seat = seats_.load(std::memory_order_acquire); seat; seat = seat->next)
-        if (seat != t_seat && !seat->has_pass && seat->inside.load(std::memory_order_acquire)) return false;
+        if (seat != t_seat && !seat->has_pass.load(std::memory_order_relaxed) &&
+            seat->inside.load(std::memory_order_acquire))
+            return false;
     return true;
 }
 
@@ -338,7 +340,7 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
 }
 
 bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
-    if (seat.has_pass) return true;
+    if (seat.has_pass.load(std::memory_order_relaxed)) return true;
     std::unique_lock lock(mutex_);
     Named named;
     bool has_looked = false;

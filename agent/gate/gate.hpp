@@ -51,10 +51,10 @@ public:
 
 /// One thread's place in the gate. Made at its first touch, given to the next thread at its end.
 struct Seat {
-    std::atomic<bool> inside{false}; ///< in a call that passed
-    std::atomic<bool> taken{false};  ///< by a living thread
-    unsigned depth = 0;              ///< of calls within calls; the thread's own
-    bool has_pass = false;           ///< the thread is let through; the thread's own
+    std::atomic<bool> inside{false};   ///< in a call that passed
+    std::atomic<bool> taken{false};    ///< by a living thread
+    unsigned depth = 0;                ///< of calls within calls; the thread's own
+    std::atomic<bool> has_pass{false}; ///< the thread is let through; changed by it alone
     Seat* next = nullptr;
 };
 
@@ -214,8 +214,11 @@ private:
 /// Lets the calling thread through while it lives: it runs a callback, or works for one.
 class Pass {
 public:
-    Pass() noexcept : seat_(Gate::instance().seat()), had_pass_(std::exchange(seat_.has_pass, true)) {}
-    ~Pass() { seat_.has_pass = had_pass_; }
+    Pass() noexcept
+        : seat_(Gate::instance().seat()), had_pass_(seat_.has_pass.load(std::memory_order_relaxed)) {
+        seat_.has_pass.store(true, std::memory_order_relaxed);
+    }
+    ~Pass() { seat_.has_pass.store(had_pass_, std::memory_order_relaxed); }
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
 
