@@ -13,6 +13,7 @@
 #include "support/simulated_driver/settings.hpp"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace gpu_sleep::sim {
@@ -21,7 +22,25 @@ namespace {
 constexpr std::uint64_t k_primary_handles = std::uint64_t{15} << 40;
 constexpr unsigned k_api_version = 3020;
 
-thread_local std::vector<CUcontext> context_stack;
+/// Has no destructor: programs call the driver when their thread's objects are gone.
+class ContextStack {
+public:
+    [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+    [[nodiscard]] CUcontext back() const noexcept { return contexts_[size_ - 1]; }
+    /// The oldest is forgotten when there is no room.
+    void push_back(CUcontext context) noexcept {
+        if (size_ == contexts_.size())
+            std::copy(contexts_.begin() + 1, contexts_.begin() + size_--, contexts_.begin());
+        contexts_[size_++] = context;
+    }
+    void pop_back() noexcept { --size_; }
+
+private:
+    std::array<CUcontext, 16> contexts_; // the room for such variables is small
+    std::size_t size_;
+};
+
+thread_local ContextStack context_stack; // zeros
 thread_local CUstream default_stream = CU_STREAM_LEGACY;
 
 CUcontext primary_handle(int device) noexcept {
