@@ -60,6 +60,7 @@ ALL = [
     torch_program("torch_compile"),
     torch_program("torch_graphs"),
     torch_program("torch_dataloader"),
+    torch_program("torch_ipc"),
     torch_program("llama_plain", modules=("transformers",)),
     Program("cupy", "cupy_program.py", modules=("cupy",)),
     Program("jax", "jax_program.py", modules=("jax",)),
