@@ -353,8 +353,9 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         if (request.on_touch) rule_.on_touch = *request.on_touch;
         if (request.touch_limit) rule_.limit = request.touch_limit;
         rule_.checked |= request.gate == model::GateMode::checked;
-        come_first_at_exit();
     }
+    // After a failure too: what could not be mapped again sleeps.
+    if (!done || report.changed) come_first_at_exit();
     settle_gate();
     if (!done) {
         // Those that made ready for a sleep that did not come are told that all is as before.

@@ -138,9 +138,10 @@ Result<void> measure(const Options& options, const char* kind, const test::ByteV
 }
 
 Result<bench::Figures> run(const Options& options) {
-    bench::Figures figures("snapshot_bench",
-                           fmt::format("{} in {}, {}", format_bytes(options.bytes), options.directory,
-                                       store::has_io_uring() ? "io_uring" : "threads"));
+    bench::Figures figures(
+        "snapshot_bench",
+        fmt::format("{} in {}, {}", format_bytes(options.bytes), options.directory,
+                    store::has_io_uring() ? "io_uring where files are not cached" : "threads"));
     GPU_SLEEP_TRY(measure(options, "bf16", test::normal_bf16(k_chunk / 2), figures));
     GPU_SLEEP_TRY(measure(options, "e4m3", test::normal_e4m3(k_chunk), figures));
     GPU_SLEEP_TRY(measure(options, "random", test::random_bytes(k_chunk), figures));
