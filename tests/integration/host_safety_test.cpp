@@ -230,6 +230,8 @@ TEST_CASE("Host safety: a thread's last destructors use CUDA", "[host_safety]") 
     REQUIRE(program.waits_at_the_gate());
     program.wake();
     CHECK(program.line() == "thread touched freed");
+    REQUIRE(program.line() == "done");
+    program.go_on();
     CHECK(program.ends().status == 0);
 }
 

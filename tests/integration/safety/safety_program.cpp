@@ -211,6 +211,7 @@ int thread_local_destructor() {
         std::fflush(stdout);
         check(cuMemFree(kept), "cuMemFree");
     }
+    say_and_wait("done"); // who wakes it is to have its answer
     return 0;
 }
 
