@@ -4,6 +4,8 @@
 
 #include "turnstile.hpp"
 
+#include <algorithm>
+
 namespace gpu_sleep::agent {
 
 Result<void> Turnstile::enter(bool is_sleep, Clock::time_point deadline,

@@ -143,6 +143,7 @@ int complain(const Error& error) {
 /// Becomes the command. Returns the exit status if that fails.
 int execute(const std::string& file, std::vector<std::string> words) {
     std::vector<char*> arguments;
+    arguments.reserve(words.size() + 1);
     for (auto& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     ::execvp(file.c_str(), arguments.data()); // like a shell, runs a script without #! by /bin/sh

@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
     CLI::App app(
         "Puts a GPU process to sleep: frees its GPU memory and keeps the process. gpu-wake brings it back.",
         "gpu-sleep");
-    cli::Operation operation{"gpu-sleep", {}, {}, {}, {}};
+    cli::CommandRun operation{"gpu-sleep", {}, {}, {}, {}};
     model::SleepRequest request;
     Typed typed;
     cli::add_basics(app, k_examples);

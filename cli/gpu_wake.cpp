@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
     CLI::App app(
         "Wakes a GPU process that gpu-sleep has put to sleep: its memory returns, at the same addresses.",
         "gpu-wake");
-    cli::Operation operation{"gpu-wake", {}, {}, {}, {}};
+    cli::CommandRun operation{"gpu-wake", {}, {}, {}, {}};
     model::WakeRequest request;
     cli::add_basics(app, k_examples);
     cli::add_target(app, operation.target)->required();

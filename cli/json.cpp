@@ -9,9 +9,9 @@
 namespace gpu_sleep::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json to_value(const Error& error) {
+OrderedJson to_value(const Error& error) {
     const auto& row = traits(error.code);
     return {{"code", row.name},
             {"message", error.message},
@@ -20,7 +20,7 @@ Json to_value(const Error& error) {
             {"driver_status", error.driver_status}};
 }
 
-Json to_value(const model::TagReport& tag) {
+OrderedJson to_value(const model::TagReport& tag) {
     return {{"tag", tag.tag},
             {"device", tag.device},
             {"state", model::to_string(tag.state)},
@@ -37,12 +37,12 @@ Json to_value(const model::TagReport& tag) {
             {"damaged_bytes", tag.damaged}};
 }
 
-Json to_value(const model::DeviceReport& device) {
-    Json value{{"device", device.device},
-               {"name", device.name},
-               {"moved_bytes", device.released},
-               {"kept_bytes", device.kept},
-               {"dropped_bytes", device.dropped}};
+OrderedJson to_value(const model::DeviceReport& device) {
+    OrderedJson value{{"device", device.device},
+                      {"name", device.name},
+                      {"moved_bytes", device.released},
+                      {"kept_bytes", device.kept},
+                      {"dropped_bytes", device.dropped}};
     if (device.total == 0) return value; // the driver was not asked
     value["free_before_bytes"] = device.free_before;
     value["free_after_bytes"] = device.free_after;
@@ -50,7 +50,7 @@ Json to_value(const model::DeviceReport& device) {
     return value;
 }
 
-Json to_value(const model::PhaseTimes& times) {
+OrderedJson to_value(const model::PhaseTimes& times) {
     return {{"callbacks_seconds", times.callbacks},
             {"drain_seconds", times.drain},
             {"transfer_seconds", times.transfer},
@@ -58,7 +58,7 @@ Json to_value(const model::PhaseTimes& times) {
             {"total_seconds", times.total}};
 }
 
-Json to_value(const model::Residual& residual) {
+OrderedJson to_value(const model::Residual& residual) {
     return {{"kind", residual.kind},
             {"device", residual.device},
             {"bytes", residual.bytes},
@@ -66,7 +66,7 @@ Json to_value(const model::Residual& residual) {
             {"reason", residual.reason}};
 }
 
-Json gate_of(const model::Report& report) {
+OrderedJson gate_of(const model::Report& report) {
     return {{"state", model::to_string(report.gate)},
             {"on_touch", model::to_string(report.on_touch)},
             {"waiting_threads", report.waiting},
@@ -75,14 +75,14 @@ Json gate_of(const model::Report& report) {
 }
 
 template <class T>
-Json to_array(const std::vector<T>& items) {
-    auto values = Json::array();
+OrderedJson to_array(const std::vector<T>& items) {
+    auto values = OrderedJson::array();
     for (const auto& item : items) values.push_back(to_value(item));
     return values;
 }
 
-Json to_value(const model::Report& report) {
-    Json value{{"operation", model::to_string(report.operation)}};
+OrderedJson to_value(const model::Report& report) {
+    OrderedJson value{{"operation", model::to_string(report.operation)}};
     if (report.operation == model::Operation::sleep) value["level"] = static_cast<int>(report.level);
     value["dry_run"] = report.dry_run;
     value["changed"] = report.changed;
@@ -100,9 +100,9 @@ Json to_value(const model::Report& report) {
     return value;
 }
 
-Json to_value(const Outcome& outcome) {
+OrderedJson to_value(const Outcome& outcome) {
     const auto& process = outcome.process;
-    Json value{
+    OrderedJson value{
         {"pid", process.pid}, {"namespace_pid", process.inner_pid}, {"user", user_name(process.uid)},
         {"uid", process.uid}, {"command", process.command},         {"exit_status", exit_status_of(outcome)}};
     if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
@@ -118,16 +118,16 @@ Json to_value(const Outcome& outcome) {
     return value;
 }
 
-Json document(std::string_view program, int exit_status) {
+OrderedJson document(std::string_view program, int exit_status) {
     return {{"schema", k_json_schema},
             {"program", program},
             {"version", GPU_SLEEP_VERSION},
             {"exit_status", exit_status},
-            {"processes", Json::array()}};
+            {"processes", OrderedJson::array()}};
 }
 
-std::string written(const Json& value, int indent) {
-    return value.dump(indent, ' ', false, Json::error_handler_t::replace);
+std::string written(const OrderedJson& value, int indent) {
+    return value.dump(indent, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 } // namespace

@@ -19,13 +19,13 @@ namespace {
 /// unresponsive.
 constexpr Milliseconds k_grace{10'000};
 
-std::string purpose(const Operation& operation, const std::string& subject) {
+std::string purpose(const CommandRun& operation, const std::string& subject) {
     if (std::holds_alternative<model::SleepRequest>(operation.request))
         return fmt::format("put {} to sleep", subject);
     return fmt::format("wake {}", subject);
 }
 
-std::vector<Outcome> ask(const Operation& operation, std::vector<Target> targets) {
+std::vector<Outcome> ask(const CommandRun& operation, std::vector<Target> targets) {
     const bool visible = !operation.output.quiet && ::isatty(STDERR_FILENO) == 1;
     ProgressBar bar(STDERR_FILENO, visible, targets.size());
     std::vector<Question> questions;
@@ -46,7 +46,7 @@ std::vector<Outcome> ask(const Operation& operation, std::vector<Target> targets
     return outcomes;
 }
 
-void show(const Operation& operation, const Outcome& outcome) {
+void show(const CommandRun& operation, const Outcome& outcome) {
     const auto complain = [&](const Error& error) {
         std::cerr << render_error(operation.program, purpose(operation, title(outcome.process)), error);
     };
@@ -74,7 +74,7 @@ Answer settle(Finder finder, const Process& process, const Error& lost) {
     return model::Failure{lost, report->state};
 }
 
-int run(const Operation& operation) {
+int run(const CommandRun& operation) {
     Finder finder;
     auto targets = find_targets(finder, operation.target);
     if (!targets) {

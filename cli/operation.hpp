@@ -13,7 +13,7 @@
 namespace gpu_sleep::cli {
 
 /// One run of a command that changes processes.
-struct Operation {
+struct CommandRun {
     std::string program;
     std::string target;
     protocol::Request request;
@@ -23,7 +23,7 @@ struct Operation {
 
 /// Runs it to the end: results on standard output, progress and errors on standard error. Returns the exit
 /// status.
-[[nodiscard]] int run(const Operation& operation);
+[[nodiscard]] int run(const CommandRun& operation);
 
 /// What is known of a process whose connection was lost before it answered with more than `lost`: that it has
 /// ended, or in which state it is. `finder` is used once.

@@ -76,14 +76,12 @@ CLI::Option* add_limit(CLI::App& app, const std::string& name, std::optional<Mil
 }
 
 CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::string& words,
-                        std::function<void(const std::string&)> assign, const std::string& help) {
+                        const std::function<void(const std::string&)>& assign, const std::string& help) {
     const auto check = [words](const std::string& word) {
         if (is_one_of(word, words)) return std::string();
         return fmt::format("'{}' is not one of {}", word, words);
     };
-    return app.add_option_function<std::string>(name, std::move(assign), help)
-        ->type_name(words)
-        ->check(check);
+    return app.add_option_function<std::string>(name, assign, help)->type_name(words)->check(check);
 }
 
 void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optional<model::GateMode>& gate,

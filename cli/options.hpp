@@ -37,7 +37,7 @@ void add_duration(CLI::App& app, const std::string& name, Milliseconds& value, c
 
 /// An option that takes one of `words`, written "shut|checked"; any other is wrong usage. `assign` gets it.
 CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::string& words,
-                        std::function<void(const std::string&)> assign, const std::string& help);
+                        const std::function<void(const std::string&)>& assign, const std::string& help);
 
 /// --on-touch and --gate: what becomes of work that comes while the process is asleep. `default_words` says
 /// what holds where they are not given.

@@ -8,6 +8,7 @@
 #include "base/units.hpp"
 #include "protocol/messages.hpp"
 
+#include <memory>
 #include <optional>
 
 namespace gpu_sleep::agent::server {

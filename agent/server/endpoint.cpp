@@ -82,7 +82,8 @@ void remove_stale_sockets(int directory, const std::string& path) {
     while (const auto* entry = ::readdir(entries.get())) {
         const std::string name = entry->d_name;
         const auto owner = parse_agent_socket_name(name);
-        if (owner && is_stale(path + "/" + name, *owner)) ::unlinkat(directory, name.c_str(), 0);
+        if (owner && is_stale(fmt::format("{}/{}", path, name), *owner))
+            ::unlinkat(directory, name.c_str(), 0);
     }
 }
 

@@ -76,7 +76,7 @@ std::size_t sizes_bytes(Shape shape) noexcept {
     return shape.width * sizeof(std::uint32_t);
 }
 
-Error damaged(std::string_view what) {
+Error chunk_damaged(std::string_view what) {
     return make_error(ErrorCode::damaged, "a chunk is damaged: {}", what);
 }
 
@@ -166,7 +166,7 @@ Result<void> ChunkDecoder::decode(Shape shape, std::span<const std::byte> stored
                                   std::span<std::byte> content) {
     if (!is_valid(shape) || shape.width == 0 || content.size() < shape.width ||
         content.size() > k_chunk_bytes)
-        return damaged("it has no valid shape");
+        return chunk_damaged("it has no valid shape");
     const auto plane_bytes = content.size() / shape.width;
     auto index = sizes_bytes(shape);
     auto at = aligned(index + index_bytes(shape, plane_bytes));
@@ -174,12 +174,12 @@ Result<void> ChunkDecoder::decode(Shape shape, std::span<const std::byte> stored
     if (shape.width > 1) planes_.resize(k_chunk_bytes);
     std::array<const std::byte*, k_widest> planes{};
     for (unsigned p = 0; p < shape.width; ++p) {
-        if (at > stored.size()) return damaged("it is cut");
+        if (at > stored.size()) return chunk_damaged("it is cut");
         const bool is_frame = has_frame(shape, p);
         const auto size = load<std::uint32_t>(stored.data() + p * sizeof(std::uint32_t));
         const auto bytes = is_frame ? std::size_t{size} : plane_bytes;
         if ((!is_frame && size != 0) || bytes > stored.size() - at)
-            return damaged("a plane has a wrong size");
+            return chunk_damaged("a plane has a wrong size");
         const auto plane = stored.subspan(at, bytes);
         planes[p] = plane.data();
         at += aligned(bytes);
@@ -189,7 +189,7 @@ Result<void> ChunkDecoder::decode(Shape shape, std::span<const std::byte> stored
         const auto entries_bytes = frame->blocks().size() * sizeof(BlockEntry);
         if (frame->content_bytes() != plane_bytes ||
             std::memcmp(frame->blocks().data(), stored.data() + index, entries_bytes) != 0)
-            return damaged("the places of blocks are not those of the frame");
+            return chunk_damaged("the places of blocks are not those of the frame");
         index += entries_bytes;
         const auto decoded =
             shape.width == 1 ? values : std::span(planes_).subspan(p * plane_bytes, plane_bytes);
@@ -197,7 +197,7 @@ Result<void> ChunkDecoder::decode(Shape shape, std::span<const std::byte> stored
         planes[p] = decoded.data();
     }
     const auto odd = content.subspan(values.size());
-    if (at > stored.size() || stored.size() - at != odd.size()) return damaged("it has a wrong size");
+    if (at > stored.size() || stored.size() - at != odd.size()) return chunk_damaged("it has a wrong size");
     std::copy_n(stored.begin() + static_cast<std::ptrdiff_t>(at), odd.size(), odd.begin());
     if (shape.width > 1) join_planes(shape.width, planes.data(), values);
     return {};

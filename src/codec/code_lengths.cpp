@@ -12,7 +12,7 @@
 namespace gpu_sleep::codec {
 namespace {
 
-constexpr std::size_t k_most_items = 2 * 256;
+constexpr std::size_t k_most_items = std::size_t{2} * 256;
 
 struct Leaf {
     std::uint32_t count;

@@ -17,20 +17,14 @@ namespace {
 
 constexpr std::size_t k_numbers = std::size_t{1} << k_longest_code_bits;
 
-/// What a number of k_longest_code_bits bits begins with.
-struct OneCode {
-    std::uint8_t value = 0;
-    std::uint8_t bits = 0;
-};
-
-/// All whole codes at the front of such a number, up to six: their values from the lowest byte on, how many
-/// they are, and how many bits they take, in the two highest bytes.
-using Codes = std::uint64_t;
+/// All whole codes at the front of a number of k_longest_code_bits bits, up to six: their values from the
+/// lowest byte on, how many they are, and how many bits they take, in the two highest bytes.
+using CodesInFront = std::uint64_t;
 constexpr unsigned k_most_values = 6;
 constexpr unsigned k_count_shift = 48;
 constexpr unsigned k_bits_shift = 56;
 
-Error damaged(std::string_view what) {
+Error frame_damaged(std::string_view what) {
     return make_error(ErrorCode::damaged, "a compressed frame is damaged: {}", what);
 }
 
@@ -56,8 +50,13 @@ constexpr std::ptrdiff_t k_overwrite = 8; // a store writes more than counts
 } // namespace
 
 struct FrameDecoder::Tables {
+    /// What a number of k_longest_code_bits bits begins with.
+    struct OneCode {
+        std::uint8_t value = 0;
+        std::uint8_t bits = 0;
+    };
     std::array<OneCode, k_numbers> one;
-    std::array<Codes, k_numbers> many;
+    std::array<CodesInFront, k_numbers> many;
 
     explicit Tables(const CodeLengths& lengths) noexcept {
         const auto first = first_numbers(lengths);
@@ -70,17 +69,17 @@ struct FrameDecoder::Tables {
         for (std::size_t number = 0; number < k_numbers; ++number) many[number] = codes_of(number);
     }
 
-    [[nodiscard]] Codes codes_of(std::size_t number) const noexcept {
-        Codes codes = 0;
+    [[nodiscard]] CodesInFront codes_of(std::size_t number) const noexcept {
+        CodesInFront codes = 0;
         unsigned bits = 0;
         unsigned count = 0;
         while (count < k_most_values) {
             const auto next = one[number << bits & (k_numbers - 1)];
             if (bits + next.bits > k_longest_code_bits) break;
-            codes |= Codes{next.value} << (8 * count++);
+            codes |= CodesInFront{next.value} << (8 * count++);
             bits += next.bits;
         }
-        return codes | Codes{count} << k_count_shift | Codes{bits} << k_bits_shift;
+        return codes | CodesInFront{count} << k_count_shift | CodesInFront{bits} << k_bits_shift;
     }
 
     /// Reads what is left of stream i, a value at a time. False unless it ends just where its values do.
@@ -158,30 +157,32 @@ public:
     explicit FrameWalk(std::span<const std::byte> frame) noexcept : frame_(frame) {}
 
     [[nodiscard]] Result<void> header() {
-        if (frame_.size() < k_frame_header_bytes) return damaged("it is cut");
-        if (load<std::uint32_t>(frame_.data()) != k_magic) return damaged("it does not begin as a frame");
+        if (frame_.size() < k_frame_header_bytes) return frame_damaged("it is cut");
+        if (load<std::uint32_t>(frame_.data()) != k_magic)
+            return frame_damaged("it does not begin as a frame");
         if (load<std::uint8_t>(frame_.data() + 4) != k_descriptor)
-            return damaged("it has features that are not used here");
+            return frame_damaged("it has features that are not used here");
         content_bytes = load<std::uint32_t>(frame_.data() + 5);
         if (content_bytes == 0 || content_bytes > k_frame_content_bytes)
-            return damaged("its content has a wrong size");
+            return frame_damaged("its content has a wrong size");
         at_ = k_frame_header_bytes;
         return {};
     }
 
     [[nodiscard]] Result<BlockEntry> block(std::size_t contents, bool is_last) {
-        if (frame_.size() - at_ < k_block_header_bytes) return damaged("it is cut");
+        if (frame_.size() - at_ < k_block_header_bytes) return frame_damaged("it is cut");
         const auto header = load_bytes(frame_.data() + at_, k_block_header_bytes);
         at_ += k_block_header_bytes;
-        if ((header & 1) != (is_last ? 1U : 0U)) return damaged("its blocks are not as many as they should");
+        if ((header & 1) != (is_last ? 1U : 0U))
+            return frame_damaged("its blocks are not as many as they should");
         const auto size = static_cast<std::size_t>(header >> 3);
         const auto type = static_cast<ZstdBlock>(header >> 1 & 3);
         if (type == ZstdBlock::compressed) return compressed(contents, size);
         const bool is_raw = type == ZstdBlock::raw;
         if ((!is_raw && type != ZstdBlock::repeated) || size != contents)
-            return damaged("a block has a wrong size or type");
+            return frame_damaged("a block has a wrong size or type");
         const auto bytes = is_raw ? size : 1;
-        if (frame_.size() - at_ < bytes) return damaged("it is cut");
+        if (frame_.size() - at_ < bytes) return frame_damaged("it is cut");
         const BlockEntry entry{make_place(is_raw ? BlockKind::raw : BlockKind::repeated, at_), {}};
         at_ += bytes;
         return entry;
@@ -194,24 +195,24 @@ public:
 
 private:
     [[nodiscard]] Result<BlockEntry> compressed(std::size_t contents, std::size_t size) {
-        if (frame_.size() - at_ < size) return damaged("it is cut");
+        if (frame_.size() - at_ < size) return frame_damaged("it is cut");
         const auto block = frame_.subspan(at_, size);
         const auto block_at = std::exchange(at_, at_ + size);
         if (contents < k_least_coded_bytes || size >= contents || size <= k_literals_header_bytes)
-            return damaged("a block has a wrong size or type");
+            return frame_damaged("a block has a wrong size or type");
         std::uint64_t header = 0;
         std::memcpy(&header, block.data(), k_literals_header_bytes);
         const auto literals = header >> 22;
         if ((header >> 2 & 3) != k_size_format || (header >> 4 & 0x3FFFF) != contents ||
             k_literals_header_bytes + literals + k_sequences_bytes != size || block.back() != std::byte{0})
-            return damaged("a block is not of literals alone");
+            return frame_damaged("a block is not of literals alone");
         auto rest = block.subspan(k_literals_header_bytes, literals);
         const auto type = static_cast<Literals>(header & 3);
         if (type != (lengths ? Literals::treeless : Literals::with_tree))
-            return damaged("it has not one tree, in the first block that is coded");
+            return frame_damaged("it has not one tree, in the first block that is coded");
         if (!lengths) {
             const auto tree = read_tree(rest);
-            if (!tree) return damaged("its tree is not valid");
+            if (!tree) return frame_damaged("its tree is not valid");
             lengths = tree->lengths;
             rest = rest.subspan(tree->bytes);
         }
@@ -221,13 +222,14 @@ private:
     /// `rest` is the jump table and the streams, `at` its place in the frame.
     [[nodiscard]] static Result<BlockEntry> streams(std::size_t at, std::span<const std::byte> rest) {
         constexpr std::size_t k_least_stream_bytes = 8;
-        if (rest.size() < k_jump_table_bytes) return damaged("a block is cut");
+        if (rest.size() < k_jump_table_bytes) return frame_damaged("a block is cut");
         BlockEntry entry{make_place(BlockKind::coded, at + k_jump_table_bytes), {}};
         auto left = rest.size() - k_jump_table_bytes;
         for (std::size_t i = 0; i < k_streams; ++i) {
             const auto is_last = i + 1 == k_streams;
             const std::size_t bytes = is_last ? left : load<std::uint16_t>(rest.data() + 2 * i);
-            if (bytes < k_least_stream_bytes || bytes > left) return damaged("a stream has a wrong size");
+            if (bytes < k_least_stream_bytes || bytes > left)
+                return frame_damaged("a stream has a wrong size");
             entry.stream_bytes[i] = static_cast<std::uint16_t>(bytes);
             left -= bytes;
         }
@@ -256,7 +258,7 @@ Result<FrameDecoder> FrameDecoder::open(std::span<const std::byte> frame) {
         if (!entry) return entry.error();
         decoder.blocks_.push_back(*entry);
     }
-    if (!walk.at_end()) return damaged("something follows it");
+    if (!walk.at_end()) return frame_damaged("something follows it");
     if (walk.lengths) {
         decoder.lengths_ = *walk.lengths;
         decoder.tables_ = std::make_unique<Tables>(*walk.lengths);
@@ -280,7 +282,7 @@ Result<void> FrameDecoder::decode_block(std::size_t index, std::span<std::byte> 
         const auto bytes = entry.stream_bytes[i];
         const auto contents = stream_content_bytes(out.size(), i);
         const auto marker = std::to_integer<std::uint32_t>(from[bytes - 1]);
-        if (marker == 0) return damaged("a stream has no end");
+        if (marker == 0) return frame_damaged("a stream has no end");
         const auto* last = from + bytes - sizeof(std::uint64_t);
         streams.begin[i] = from;
         streams.at[i] = last;
@@ -290,7 +292,7 @@ Result<void> FrameDecoder::decode_block(std::size_t index, std::span<std::byte> 
         from += bytes;
         to += contents;
     }
-    if (!tables_->decode(streams)) return damaged("a stream does not end where its contents do");
+    if (!tables_->decode(streams)) return frame_damaged("a stream does not end where its contents do");
     return {};
 }
 

@@ -46,7 +46,8 @@ Shares share_out(const std::array<unsigned, k_kinds>& counts, std::size_t total)
     int left = k_most_states;
     for (unsigned w = 0; w < k_kinds; ++w) {
         if (counts[w] == 0) continue;
-        shares[w] = std::max(1, static_cast<int>((counts[w] * k_most_states + total / 2) / total));
+        shares[w] =
+            std::max(1, static_cast<int>((std::size_t{counts[w]} * k_most_states + total / 2) / total));
         left -= shares[w];
     }
     // What rounding gave or took is small beside the largest share, but it may not be taken from it alone.
@@ -116,7 +117,8 @@ private:
         int shift = 0;     ///< from the rest of a state to its place in states_
     };
     static std::size_t index(const Move& move, unsigned state, unsigned bits) noexcept {
-        return static_cast<std::size_t>(static_cast<int>(state >> bits) + move.shift);
+        const int place = static_cast<int>(state >> bits) + move.shift;
+        return static_cast<std::size_t>(place);
     }
 
     std::array<Move, k_kinds> moves_{};

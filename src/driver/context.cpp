@@ -154,6 +154,7 @@ Result<MemoryInfo> memory_info(const Api& api) {
 
 Result<void> drain(const Api& api, const std::vector<PrimaryContext>& contexts, const DrainLimits& limits) {
     std::vector<CUcontext> raw;
+    raw.reserve(contexts.size());
     for (const auto& context : contexts) raw.push_back(context.get());
     return drain(api, raw, limits);
 }

@@ -98,7 +98,10 @@ Result<void> set_access(const Api& api, AddressSpan span, DeviceMask devices) {
     std::size_t count = 0;
     for (int device = 0; device < k_max_devices; ++device) {
         if ((devices >> device & 1) == 0) continue;
-        grants[count++] = {{CU_MEM_LOCATION_TYPE_DEVICE, {device}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        auto& grant = grants[count++];
+        grant.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+        grant.location.id = device;
+        grant.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     }
     GPU_SLEEP_DRIVER_TRY(api, cuMemSetAccess, "cannot grant access to " + describe(span), span.address,
                          span.bytes, grants.data(), count);

@@ -120,7 +120,7 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     };
     auto prepared_so = prepare(false);
     if (!prepared_so && request.spill && prepared_so.error().code == ErrorCode::out_of_host_memory) {
-        report.notes.push_back("host memory is short: contents went to files");
+        report.notes.emplace_back("host memory is short: contents went to files");
         prepared_so = prepare(true);
     }
     GPU_SLEEP_TRY(std::move(prepared_so));

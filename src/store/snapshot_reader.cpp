@@ -76,7 +76,7 @@ private:
         const auto& row = header_.rows[place.number];
         auto* const buffer = pool_.take();
         queue_.submit({IoRequest::Kind::read, fd_, buffer, row.stored_bytes, row.offset,
-                       [=, this, &chunk](Result<void> read) {
+                       [=, this, &chunk](const Result<void>& read) {
                            workers_->post([=, this, &chunk](std::size_t worker) {
                                auto result =
                                    read ? guarded([&] { return unpack(worker, chunk, buffer); }) : read;
@@ -176,7 +176,7 @@ Result<void> SnapshotReader::read(ChunkSink& sink, const SnapshotReadOptions& op
     const auto most = std::max<std::size_t>(1, static_cast<std::size_t>(options.staging / each));
     auto threads = options.threads > 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
     threads = static_cast<unsigned>(std::min<std::size_t>(threads, most));
-    const auto ahead = std::min(options.ahead > 0 ? options.ahead : 3 * threads, most);
+    const auto ahead = std::min(options.ahead > 0 ? options.ahead : std::size_t{3} * threads, most);
     auto pool = BufferPool::create(ahead, static_cast<std::size_t>(codec::k_chunk_bytes));
     if (!pool) return pool.error();
     std::unique_ptr<IoQueue> own_queue;

@@ -153,7 +153,7 @@ Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directo
     const auto most = std::max<std::size_t>(1, static_cast<std::size_t>(options.staging / each));
     auto threads = options.threads > 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
     threads = static_cast<unsigned>(std::min<std::size_t>(threads, most));
-    const auto buffers = std::min(options.under_way > 0 ? options.under_way : 3 * threads, most);
+    const auto buffers = std::min(options.under_way > 0 ? options.under_way : std::size_t{3} * threads, most);
     auto pool = BufferPool::create(buffers, room);
     if (!pool) return pool.error();
     std::unique_ptr<IoQueue> own_queue;

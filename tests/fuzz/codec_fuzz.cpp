@@ -5,6 +5,7 @@
 
 #include "codec/chunk.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 

@@ -4,7 +4,7 @@
 
 Its weights live under the tag `weights` and its static KV cache under `kv_cache`; it knows nothing else of sleeping
 but how to fill its weights again. It reads one command a line on standard input and answers with one JSON object a
-line on standard output: `generate`, `preserve-buffers`, `save FILE`, `refill-from FILE`, `quit`.
+line on standard output: `generate`, `made`, `preserve-buffers`, `save FILE`, `refill-from FILE`, `quit`.
 """
 
 import argparse
@@ -78,6 +78,28 @@ class Agent:
         callback = Agent.CALLBACK(call)
         self.callbacks.append(callback)
         self.check(self.lib.gpu_sleep_add_callback(None, callback, None, 0, None))
+
+
+class Made:
+    """Counts what CUPTI says was made in this process: modules loaded, linked, graphs instantiated."""
+
+    CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
+    # (domain, callback id) as in cupti_callbacks.h and cupti_driver_cbid.h
+    WATCHED = {(3, 6): "modules", (3, 18): "graphs", (1, 365): "linked"}
+
+    def __init__(self):
+        self.counts = dict.fromkeys(self.WATCHED.values(), 0)
+        self.callback = self.CALLBACK(self.count)
+        cupti = ctypes.CDLL("libcupti.so.13")
+        subscriber = ctypes.c_void_p()
+        status = cupti.cuptiSubscribe(ctypes.byref(subscriber), self.callback, None)
+        for domain, which in self.WATCHED:
+            status = status or cupti.cuptiEnableCallback(1, subscriber, domain, which)
+        if status != 0:
+            raise RuntimeError(f"CUPTI gave {status}")
+
+    def count(self, _, domain, which, __):
+        self.counts[self.WATCHED[domain, which]] += 1
 
 
 class Server:
@@ -188,8 +210,10 @@ def main():
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
+    made = Made()
     server = Server(Agent(options.agent), options.layers, options.batch, options.context, options.tokens)
-    commands = {"generate": server.generate, "preserve-buffers": server.preserve_buffers, "save": server.save,
+    commands = {"generate": server.generate, "made": lambda: made.counts,
+                "preserve-buffers": server.preserve_buffers, "save": server.save,
                 "refill-from": server.refill_from}
     parameters = sum(p.numel() for p in server.model.parameters())
     print(json.dumps({"ready": True, "parameters": parameters}), flush=True)

@@ -86,18 +86,22 @@ def gib(size):
 
 def cycle_level_1(options, server, gpu, pid, expected, baseline):
     awake = gpu.used()
+    made = server.ask("made")
     _, slept = command(options, "gpu-sleep", pid, "--level", "1")
     asleep = gpu.used()
     gpu.fill(options.neighbour * GIB)
     _, weights = command(options, "gpu-wake", pid, "--tags", "weights")
     _, cache = command(options, "gpu-wake", pid, "--tags", "kv_cache")
+    made_asleep = server.ask("made")
     again = server.ask("generate")
     assert again["tokens"] == expected, "the tokens after waking differ"
+    assert server.ask("made") == made_asleep, "waking cost a module, a link or an instantiation"
+    made = {what: made_asleep[what] - count for what, count in made.items()}
     ratio = again["first_token_s"] / baseline
     print(f"  awake {gib(awake)}, asleep {gib(asleep)}; sleep {slept:.3f} s, wake weights {weights:.3f} s, "
           f"cache {cache:.3f} s; first token {again['first_token_s'] * 1e3:.2f} ms, {ratio:.3f} x before", flush=True)
     return {"awake_bytes": awake, "asleep_bytes": asleep, "sleep_s": slept, "wake_weights_s": weights,
-            "wake_cache_s": cache, "first_token_ratio": ratio}
+            "wake_cache_s": cache, "first_token_ratio": ratio, "made": made}
 
 
 def cycle_level_2(options, server, gpu, pid, expected):
@@ -135,8 +139,13 @@ def main():
     assert all(run["tokens"] == expected for run in runs), "the server does not repeat itself even awake"
     assert len({token for row in expected for token in row}) > 8, "the tokens say nothing"
     baseline = statistics.median(run["first_token_s"] for run in runs[2:])
+    made = server.ask("made")
+    assert made["modules"] > 0 and made["graphs"] > 0, "nothing was counted while the server started"
     print(f"{server.ready['parameters'] / 1e9:.2f} billion parameters, first token {baseline * 1e3:.2f} ms", flush=True)
     cycles = [cycle_level_1(options, server, gpu, pid, expected, baseline) for _ in range(options.cycles)]
+    made_asleep = {what: max(cycle["made"][what] for cycle in cycles) for what in made}
+    assert made_asleep["graphs"] == made_asleep["linked"] == 0, f"made again by a sleep and two wakes: {made_asleep}"
+    assert made_asleep["modules"] <= 3, "more modules than the agent's own, once a command"
     level_2 = cycle_level_2(options, server, gpu, pid, expected)
     server.process.stdin.write("quit\n")
     server.process.stdin.flush()
@@ -148,6 +157,7 @@ def main():
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(result, file, indent=2)
+    print(f"made while starting: {made}; by a sleep and two wakes: {made_asleep}; by generating afterwards: nothing")
     print(f"the same tokens {len(cycles)} times over; first token after waking: {median:.3f} x (median), "
           f"{worst:.3f} x (worst)")
 

@@ -52,7 +52,7 @@ def cuda_program(name, source, *words, **settings):
 
 
 ALL = [
-    torch_program("torch_adam"),
+    torch_program("torch_adam", arguments=("--gib", "21")),
     torch_program("torch_adam_expandable", "torch_adam.py",
                   environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
     torch_program("torch_adam_async", "torch_adam.py",
@@ -61,7 +61,7 @@ ALL = [
     torch_program("torch_graphs"),
     torch_program("torch_dataloader"),
     torch_program("torch_ipc"),
-    torch_program("llama_plain", modules=("transformers",)),
+    torch_program("llama_plain", modules=("transformers",), arguments=("--layers", "32")), # 8 billion parameters
     Program("cupy", "cupy_program.py", modules=("cupy",)),
     Program("jax", "jax_program.py", modules=("jax",)),
     Program("jax_preallocated", "jax_program.py", modules=("jax",),
@@ -82,6 +82,7 @@ class Result:
     verdict: str = ""
     cycles: int = 0
     slept_bytes: int = 0 # at most, in one sleep, over all processes and GPUs
+    slept_ranges: int = 0 # the same for ranges
     late: int = 0        # sleeps that timed out and changed nothing
     sleep_seconds: float = 0 # median of the command
     wake_seconds: float = 0
@@ -147,6 +148,7 @@ class Sleeper:
         self.options, self.name = options, name
         self.random = random.Random(options.seed)
         self.sleeps, self.wakes, self.slept, self.problems, self.late, self.cycles = [], [], 0, [], 0, 0
+        self.ranges = 0
         self.residual = {}
 
     def command(self, name, *words):
@@ -177,18 +179,19 @@ class Sleeper:
         return processes[0].get("report", {}) if processes else {}
 
     def sleep(self, pid):
-        """Whether it sleeps now. The bytes are what the agent gave back."""
+        """Whether it sleeps now; the bytes that the agent gave back, and in how many ranges."""
         status, answer, seconds, errors = self.command("gpu-sleep", pid, "--level", "1", "--timeout",
                                                        self.options.timeout)
         report = self.report_of(answer)
         if status == OK and report.get("changed"):
             self.sleeps.append(seconds)
-            return True, sum(device["moved_bytes"] for device in report["devices"])
+            return (True, sum(device["moved_bytes"] for device in report["devices"]),
+                    sum(tag["ranges"] for tag in report["tags"]))
         if status == TIMED_OUT:
             self.late += 1
         elif status not in (OK, NO_PROCESS): # it may just have ended
             self.problems.append(f"gpu-sleep {pid} ended with {status}: {errors}")
-        return False, 0
+        return False, 0, 0
 
     def wake(self, pid):
         status, _, seconds, errors = self.command("gpu-wake", pid, "--wait", "20s")
@@ -199,10 +202,11 @@ class Sleeper:
 
     def cycle(self, pids):
         outcomes = [(pid, *self.sleep(pid)) for pid in pids]
-        asleep = [pid for pid, is_asleep, _ in outcomes if is_asleep]
+        asleep = [pid for pid, is_asleep, *_ in outcomes if is_asleep]
         if not asleep:
             return
-        self.slept = max(self.slept, sum(bytes_ for _, _, bytes_ in outcomes))
+        self.slept = max(self.slept, sum(bytes_ for _, _, bytes_, _ in outcomes))
+        self.ranges = max(self.ranges, sum(ranges for *_, ranges in outcomes))
         time.sleep(self.random.uniform(*ASLEEP_SECONDS))
         for pid in asleep:
             self.wake(pid)
@@ -277,6 +281,7 @@ class Bench:
             running.kill()
         result.seconds = time.monotonic() - start
         result.cycles, result.slept_bytes, result.late = sleeper.cycles, sleeper.slept, sleeper.late
+        result.slept_ranges = sleeper.ranges
         result.sleep_seconds, result.wake_seconds = median(sleeper.sleeps), median(sleeper.wakes)
         result.residual = ", ".join(f"{kind} {size / GIB:.2f} GiB" for kind, size in sorted(sleeper.residual.items()))
         result.problems = sleeper.problems + ([problem] if problem else [])
@@ -309,12 +314,13 @@ class Bench:
         return result
 
 
-HEADINGS = ("program", "verdict", "cycles", "GiB slept", "late", "sleep s", "wake s", "plain s", "with cycles s",
+HEADINGS = ("program", "verdict", "cycles", "GiB slept", "ranges", "late", "sleep s", "wake s", "plain s", "with cycles s",
             "stays with the driver")
 
 
 def row(result):
-    return (result.program, result.verdict, str(result.cycles), f"{result.slept_bytes / GIB:.2f}", str(result.late),
+    return (result.program, result.verdict, str(result.cycles), f"{result.slept_bytes / GIB:.2f}", str(result.slept_ranges),
+            str(result.late),
             f"{result.sleep_seconds:.3f}", f"{result.wake_seconds:.3f}", f"{result.plain_seconds:.1f}",
             f"{result.seconds:.1f}", result.residual)
 

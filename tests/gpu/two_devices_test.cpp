@@ -12,8 +12,8 @@ using namespace gpu_sleep::test;
 
 namespace {
 
-constexpr Bytes k_bytes = 32 * k_mib;
-constexpr Bytes k_half = k_bytes / 2;
+constexpr Bytes k_bytes_each = 32 * k_mib;
+constexpr Bytes k_half = k_bytes_each / 2;
 
 /// One thread copies one word. The simulated driver has a kernel of this name and these parameters built in.
 constexpr const char* k_kernel = "sim_copy";
@@ -48,7 +48,8 @@ done:
 
 /// What one of the two devices holds.
 struct Holding {
-    explicit Holding(int device) : weights("weights", k_bytes, device), cache("kv_cache", k_bytes, device) {}
+    explicit Holding(int device)
+        : weights("weights", k_bytes_each, device), cache("kv_cache", k_bytes_each, device) {}
 
     void allow_access(int device) const {
         check(gpu_sleep_allow_access(weights.pointer(), device));
@@ -132,7 +133,7 @@ TEST_CASE("Two devices: graphs over each other's memory replay after sleeping", 
     const std::array<Holding, 2> held{Holding(0), Holding(1)};
     held[0].allow_access(1);
     held[1].allow_access(0);
-    const std::array<Words, 2> weights{random_words(k_bytes, 1), random_words(k_bytes, 2)};
+    const std::array<Words, 2> weights{random_words(k_bytes_each, 1), random_words(k_bytes_each, 2)};
     for (std::size_t i = 0; i < 2; ++i) {
         gpus[i].enter();
         held[i].weights.write(weights[i]);
@@ -141,8 +142,8 @@ TEST_CASE("Two devices: graphs over each other's memory replay after sleeping", 
                                           PeerGraph(gpus[1], held[1], held[0])};
 
     for (unsigned cycle = 0; cycle < 5; ++cycle) {
-        const std::array<Words, 2> before{random_words(k_bytes, 10 + cycle),
-                                          random_words(k_bytes, 20 + cycle)};
+        const std::array<Words, 2> before{random_words(k_bytes_each, 10 + cycle),
+                                          random_words(k_bytes_each, 20 + cycle)};
         std::array<Bytes, 2> free_awake{};
         for (std::size_t i = 0; i < 2; ++i) {
             free_awake[i] = gpus[i].free_bytes();
@@ -151,7 +152,7 @@ TEST_CASE("Two devices: graphs over each other's memory replay after sleeping", 
 
         REQUIRE(command("gpu-sleep", {"--level", "1"}) == 0);
         for (std::size_t i = 0; i < 2; ++i)
-            CHECK(gpus[i].free_bytes() >= free_awake[i] + 2 * k_bytes * 9 / 10); // others come and go
+            CHECK(gpus[i].free_bytes() >= free_awake[i] + 2 * k_bytes_each * 9 / 10); // others come and go
         REQUIRE(command("gpu-wake", {"--tags", "weights"}) == 0);
         REQUIRE(command("gpu-wake", {"--tags", "kv_cache"}) == 0);
 

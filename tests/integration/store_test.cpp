@@ -69,7 +69,7 @@ void flip_bit(const fs::path& path, std::streamoff offset) {
 }
 
 /// The process is awake and whole, and can be put to sleep and woken.
-void check_unharmed(Host& host) {
+void check_stored_unharmed(Host& host) {
     CHECK(host.state() == "awake");
     CHECK(host.tell("check_all") == "intact");
     CHECK(host.command("gpu-sleep").status == 0);
@@ -165,7 +165,7 @@ TEST_CASE("Store: wrong usage ends with 2 and changes nothing", "[store]") {
     CHECK(unknown.status == 2);
     CHECK_THAT(unknown.err, mentions("wieghts"));
     CHECK_FALSE(fs::exists(place.path()));
-    check_unharmed(host);
+    check_stored_unharmed(host);
 }
 
 TEST_CASE("Store: files are private, and there as long as they are needed", "[store]") {
@@ -229,7 +229,7 @@ TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[sto
             host.tell("fail cuMemUnmap 2 999");
             CHECK(host.command("gpu-sleep", place.store({"--keep-files"})).status == 1);
             CHECK(place.files().empty());
-            check_unharmed(host);
+            check_stored_unharmed(host);
             return;
         }
     }
@@ -298,7 +298,7 @@ TEST_CASE("Store: a bad directory is refused, and the process is awake and whole
         CHECK_THAT(failed.err, mentions("deeper"));
     }
     CHECK((place.files().empty() || !fs::is_directory(place.path())));
-    check_unharmed(host);
+    check_stored_unharmed(host);
 }
 
 TEST_CASE("Store: a read-only directory is refused, and the process is awake and whole", "[store]") {
@@ -309,7 +309,7 @@ TEST_CASE("Store: a read-only directory is refused, and the process is awake and
     REQUIRE(::mount(nullptr, disk.path().c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr) == 0);
     const auto refused = host.command("gpu-sleep", {"--store", "file", "--dir", disk.path()});
     CHECK(refused.status == 5);
-    check_unharmed(host);
+    check_stored_unharmed(host);
 }
 
 TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves nothing there", "[store]") {
@@ -321,7 +321,7 @@ TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves n
     CHECK(failed.status == 8);
     CHECK(failed.json("/processes/0/error/code") == "out_of_disk");
     CHECK(fs::is_empty(disk.path()));
-    check_unharmed(host);
+    check_stored_unharmed(host);
     // What fits does.
     host.tell("alloc small 1048576 0");
     CHECK(host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--tags", "small"}).status ==

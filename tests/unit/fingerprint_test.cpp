@@ -7,6 +7,7 @@
 
 #include "support/catch.hpp"
 
+#include <algorithm>
 #include <random>
 #include <utility>
 #include <vector>

@@ -6,6 +6,8 @@
 
 #include "support/catch.hpp"
 
+#include <algorithm>
+
 using namespace gpu_sleep;
 using ledger::Backing;
 using ledger::Ledger;

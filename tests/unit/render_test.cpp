@@ -11,6 +11,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <array>
 #include <thread>
 
@@ -19,7 +20,7 @@ using namespace gpu_sleep::cli;
 
 namespace {
 
-Process sample_process() {
+Process listed_process() {
     Process process;
     process.pid = 4242;
     process.uid = 0;
@@ -30,7 +31,7 @@ Process sample_process() {
 } // namespace
 
 TEST_CASE("Render: the listing has a line for each process and each of its tags", "[render]") {
-    auto other = sample_process();
+    auto other = listed_process();
     other.pid = 77;
     other.command = "python3 train.py";
     auto status = test::sample_status();
@@ -38,7 +39,7 @@ TEST_CASE("Render: the listing has a line for each process and each of its tags"
     auto asleep = test::sample_sleep();
     asleep.name.clear();
     asleep.state_seconds = 125;
-    const auto text = render_listing({{sample_process(), status}, {other, asleep}, {other, Error{}}});
+    const auto text = render_listing({{listed_process(), status}, {other, asleep}, {other, Error{}}});
     CHECK(
         text ==
         R"( PID  USER  NAME              STATE             TAG       DEVICE     BYTES  WHERE                            POLICY
@@ -55,13 +56,13 @@ TEST_CASE("Render: the listing has a line for each process and each of its tags"
 TEST_CASE("Render: the listing says what is in files", "[render]") {
     auto report = test::sample_sleep_in_files();
     report.tags.pop_back();
-    CHECK(render_listing({{sample_process(), report}}) ==
+    CHECK(render_listing({{listed_process(), report}}) ==
           R"( PID  USER  NAME   STATE        TAG      DEVICE     BYTES  WHERE                         POLICY
 4242  root  llama  asleep 0 us  1 tag    1 GPU   15.0 GiB  host 10.0 GiB, file 5.00 GiB
                    asleep       weights  GPU 0   15.0 GiB  host 10.0 GiB, file 5.00 GiB  offload, refillable
 )");
     report.tags[0].in_files = report.tags[0].kept;
-    CHECK(render_listing({{sample_process(), report}}) ==
+    CHECK(render_listing({{listed_process(), report}}) ==
           R"( PID  USER  NAME   STATE        TAG      DEVICE     BYTES  WHERE  POLICY
 4242  root  llama  asleep 0 us  1 tag    1 GPU   15.0 GiB  file
                    asleep       weights  GPU 0   15.0 GiB  file   offload, refillable
@@ -76,7 +77,7 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
     awake.tags.pop_back();
     awake.captures = true;
     awake.notes = {"a sentence of the agent"};
-    CHECK(render_listing({{sample_process(), captured}, {sample_process(), awake}}) ==
+    CHECK(render_listing({{listed_process(), captured}, {listed_process(), awake}}) ==
           R"( PID  USER  NAME   STATE             TAG      DEVICE     BYTES  WHERE  POLICY
 4242  root  llama  asleep 2 min 5 s  1 tag    1 GPU   15.0 GiB  host
                    asleep            weights  GPU 0   15.0 GiB  host   offload, refillable
@@ -96,7 +97,7 @@ TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render
     report.on_touch = model::OnTouch::fail;
     report.waiting = report.touches = 0;
     report.dropped_without_refill.clear();
-    CHECK(render_operation(sample_process(), report) ==
+    CHECK(render_operation(listed_process(), report) ==
           R"(4242 llama is asleep at level 1 after 0.46 s:
   DEVICE                FREED      KEPT   DROPPED  STILL USED
   GPU 0 NVIDIA H200  15.0 GiB  15.0 GiB       0 B    25.0 GiB
@@ -109,7 +110,7 @@ TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render
 }
 
 TEST_CASE("Render: a sleep names what each device gave back, kept and dropped", "[render]") {
-    CHECK(render_operation(sample_process(), test::sample_sleep()) ==
+    CHECK(render_operation(listed_process(), test::sample_sleep()) ==
           R"(4242 llama is asleep at level 1 after 0.46 s:
   DEVICE                FREED      KEPT   DROPPED  STILL USED
   GPU 0 NVIDIA H200  15.0 GiB  15.0 GiB       0 B    25.0 GiB
@@ -125,7 +126,7 @@ TEST_CASE("Render: a wake names what each device took and got back", "[render]")
     report.changed = true;
     report.times.total = 0.31;
     report.devices = {{0, "NVIDIA H200", 15 * k_gib, 15 * k_gib, 0, 115 * k_gib, 100 * k_gib, 140 * k_gib}};
-    CHECK(render_operation(sample_process(), report) == R"(4242 llama is awake after 0.31 s:
+    CHECK(render_operation(listed_process(), report) == R"(4242 llama is awake after 0.31 s:
   DEVICE                TAKEN  RESTORED  ZEROED  STILL FREE
   GPU 0 NVIDIA H200  15.0 GiB  15.0 GiB     0 B   100.0 GiB
 )");
@@ -135,7 +136,7 @@ TEST_CASE("Render: a dry run says what would be", "[render]") {
     auto report = test::sample_sleep();
     report.dry_run = true;
     report.changed = false;
-    CHECK(render_operation(sample_process(), report) ==
+    CHECK(render_operation(listed_process(), report) ==
           R"(4242 llama would sleep at level 1; nothing was changed:
   DEVICE             WOULD FREE      KEEP      DROP  USED NOW
   GPU 0 NVIDIA H200    15.0 GiB  15.0 GiB       0 B  40.0 GiB
@@ -148,16 +149,16 @@ TEST_CASE("Render: a dry run says what would be", "[render]") {
 TEST_CASE("Render: what was so already is said to be so", "[render]") {
     model::Report report;
     report.operation = model::Operation::wake;
-    CHECK(render_operation(sample_process(), report) ==
+    CHECK(render_operation(listed_process(), report) ==
           "4242 python3 serve.py holds no memory that could sleep; nothing to do\n");
     report.tags = {test::sample_weights()};
-    CHECK(render_operation(sample_process(), report) ==
+    CHECK(render_operation(listed_process(), report) ==
           "4242 python3 serve.py is awake already, as asked; nothing to do\n");
 }
 
 TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[render]") {
     const auto error = make_error(ErrorCode::out_of_device_memory, "needs 61.2 GiB on GPU 0, 40.1 GiB free");
-    CHECK(render_error("gpu-wake", "wake " + title(sample_process()), error) ==
+    CHECK(render_error("gpu-wake", "wake " + title(listed_process()), error) ==
           "gpu-wake: cannot wake 4242 (python3 serve.py): needs 61.2 GiB on GPU 0, 40.1 GiB free; free GPU "
           "memory, or "
           "let gpu-wake try for longer with --wait 60s\n");
@@ -177,8 +178,8 @@ TEST_CASE("Render: a process cannot steer the terminal by what it calls itself",
     status.touches = 1;
     status.last_touch = "\033c";
     status.residual = {{"\033c", 0, 1, 1, "\033c"}};
-    CHECK(render_listing({{sample_process(), status}}).find('\033') == std::string::npos);
-    CHECK(render_operation(sample_process(), status).find('\033') == std::string::npos);
+    CHECK(render_listing({{listed_process(), status}}).find('\033') == std::string::npos);
+    CHECK(render_operation(listed_process(), status).find('\033') == std::string::npos);
     CHECK(render_error("gpu-ps", "", make_error(ErrorCode::internal, "\033c")).find('\033') ==
           std::string::npos);
 }

@@ -4,6 +4,7 @@
 
 #include "support/simulated_driver/testing.hpp"
 
+#include <algorithm>
 #include <functional>
 #include <thread>
 

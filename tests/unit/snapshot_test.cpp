@@ -7,6 +7,7 @@
 #include "support/failing_call.hpp"
 #include "support/snapshots.hpp"
 
+#include <atomic>
 #include <cerrno>
 
 namespace gpu_sleep::store {

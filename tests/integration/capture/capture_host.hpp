@@ -24,6 +24,12 @@ inline constexpr Way k_runtime{"as the runtime does", "capture_program_runtime",
 inline constexpr Way k_per_thread{"as the runtime does, with a default stream a thread",
                                   "capture_program_runtime", "CAPTURE_PROGRAM_PER_THREAD=1"};
 
+/// Whether a test goes this way: under a sanitizer, where a program takes ten times as long, only the one
+/// that most programs go.
+[[nodiscard]] constexpr bool is_tested(const Way& way) noexcept {
+    return !is_sanitized() || way.name == k_runtime.name;
+}
+
 /// Starts the program without anything of gpu-sleep in it.
 [[nodiscard]] Launch plain_launch(const Way& way);
 
@@ -39,6 +45,9 @@ struct Piece {
     std::string address;
     std::string hash; ///< of the random bytes in it
 };
+
+/// What most tests allocate: not a whole number of granules.
+inline constexpr std::uint64_t k_piece_bytes = std::uint64_t{5} << 20;
 
 /// Allocates `bytes` in the way `kind` and fills them. A piece that was filled earlier has other bytes.
 [[nodiscard]] Piece make_piece(Host& host, const std::string& kind, std::uint64_t bytes);

@@ -17,7 +17,6 @@ using namespace gpu_sleep::test;
 
 namespace {
 
-constexpr std::uint64_t k_bytes = std::uint64_t{5} << 20;
 constexpr std::uint64_t k_small = 64 << 10; // shares a range with others
 
 /// `piece` of another host, opened by its handle.
@@ -40,14 +39,14 @@ void cycle(Host& host) {
 
 TEST_CASE("IPC: another process opens caught memory, which stays while the rest sleeps", "[ipc]") {
     const auto way = GENERATE(k_linked, k_runtime);
-    const auto bytes = GENERATE(k_bytes, k_small);
+    const auto bytes = GENERATE(k_piece_bytes, k_small);
     INFO(way.name << ", " << bytes << " bytes");
     Host giver(captured_launch(way));
     Host taker(captured_launch(way));
-    auto private_to_giver = make_piece(giver, "plain", k_bytes);
+    auto private_to_giver = make_piece(giver, "plain", k_piece_bytes);
     const auto neighbour = make_piece(giver, "plain", bytes); // so that a small one is not the first
     auto given = make_piece(giver, "plain", bytes);
-    const auto private_to_taker = make_piece(taker, "plain", k_bytes);
+    const auto private_to_taker = make_piece(taker, "plain", k_piece_bytes);
     const auto handle = giver.tell("share " + given.number);
     CHECK(giver.tell("share " + given.number) == handle);
 
@@ -83,14 +82,14 @@ TEST_CASE("IPC: another process opens caught memory, which stays while the rest 
 TEST_CASE("IPC: memory that is freed while it is open elsewhere is still there", "[ipc]") {
     Host giver(captured_launch(k_runtime));
     Host taker(captured_launch(k_runtime));
-    const auto given = make_piece(giver, "plain", k_bytes);
+    const auto given = make_piece(giver, "plain", k_piece_bytes);
     const auto handle = giver.tell("share " + given.number);
-    const auto opened = open(taker, handle, k_bytes);
+    const auto opened = open(taker, handle, k_piece_bytes);
     giver.tell("free " + given.number);
     CHECK(taker.tell("hash " + opened.number) == given.hash);
     taker.tell("free " + opened.number);
-    static_cast<void>(make_piece(giver, "plain", k_bytes)); // may lie where the other lay
-    CHECK(taker.ask(fmt::format("open {} {}", handle, k_bytes)).substr(0, 6) == "error ");
+    static_cast<void>(make_piece(giver, "plain", k_piece_bytes)); // may lie where the other lay
+    CHECK(taker.ask(fmt::format("open {} {}", handle, k_piece_bytes)).substr(0, 6) == "error ");
     check_no_harm(taker);
 }
 
@@ -99,15 +98,15 @@ TEST_CASE("IPC: what is open outlives the process that shared it; nothing more o
     Host giver(captured_launch(k_runtime));
     Host taker(captured_launch(k_runtime));
     Host late(captured_launch(k_runtime));
-    const auto given = make_piece(giver, "plain", k_bytes);
+    const auto given = make_piece(giver, "plain", k_piece_bytes);
     const auto handle = giver.tell("share " + given.number);
-    const auto opened = open(taker, handle, k_bytes);
+    const auto opened = open(taker, handle, k_piece_bytes);
     giver.process().signal(SIGKILL);
     static_cast<void>(giver.wait());
-    static_cast<void>(make_piece(taker, "plain", k_bytes)); // something that sleeps
+    static_cast<void>(make_piece(taker, "plain", k_piece_bytes)); // something that sleeps
     cycle(taker);
     CHECK(taker.tell("hash " + opened.number) == given.hash);
-    CHECK(late.ask(fmt::format("open {} {}", handle, k_bytes)).substr(0, 6) == "error ");
+    CHECK(late.ask(fmt::format("open {} {}", handle, k_piece_bytes)).substr(0, 6) == "error ");
     taker.tell("free " + opened.number);
     check_no_harm(taker);
 }
@@ -115,7 +114,7 @@ TEST_CASE("IPC: what is open outlives the process that shared it; nothing more o
 TEST_CASE("IPC: a sleeping allocation is shared once it is awake", "[ipc]") {
     Host giver(captured_launch(k_linked));
     Host taker(captured_launch(k_linked));
-    const auto given = make_piece(giver, "plain", k_bytes);
+    const auto given = make_piece(giver, "plain", k_piece_bytes);
     REQUIRE(giver.command("gpu-sleep").status == 0);
     giver.process().send("share " + given.number);
     CHECK(becomes_true([&] {
@@ -124,7 +123,7 @@ TEST_CASE("IPC: a sleeping allocation is shared once it is awake", "[ipc]") {
     REQUIRE(giver.command("gpu-wake").status == 0);
     const auto answer = giver.process().read_line();
     REQUIRE(answer.substr(0, 3) == "ok ");
-    CHECK(open(taker, answer.substr(3), k_bytes).hash == given.hash);
+    CHECK(open(taker, answer.substr(3), k_piece_bytes).hash == given.hash);
 }
 
 TEST_CASE("IPC: what the driver refuses fails, and can be tried again", "[ipc]") {
@@ -135,7 +134,7 @@ TEST_CASE("IPC: what the driver refuses fails, and can be tried again", "[ipc]")
     const bool is_export = call == "cuMemExportToShareableHandle";
     Host giver(captured_launch(k_runtime, is_export ? Arguments{failing} : Arguments{}));
     Host taker(captured_launch(k_runtime, is_export ? Arguments{} : Arguments{failing}));
-    const auto given = make_piece(giver, "plain", k_bytes);
+    const auto given = make_piece(giver, "plain", k_piece_bytes);
     if (is_export) {
         CHECK(giver.ask("share " + given.number).substr(0, 6) == "error ");
         cycle(giver); // so it was not pinned
@@ -143,8 +142,9 @@ TEST_CASE("IPC: what the driver refuses fails, and can be tried again", "[ipc]")
     const auto handle = giver.tell("share " + given.number);
     taker.tell("start");
     const auto before = free_bytes(taker);
-    if (!is_export) CHECK(taker.ask(fmt::format("open {} {}", handle, k_bytes)).substr(0, 6) == "error ");
-    const auto opened = open(taker, handle, k_bytes);
+    if (!is_export)
+        CHECK(taker.ask(fmt::format("open {} {}", handle, k_piece_bytes)).substr(0, 6) == "error ");
+    const auto opened = open(taker, handle, k_piece_bytes);
     CHECK(opened.hash == given.hash);
     taker.tell("free " + opened.number);
     CHECK(free_bytes(taker) == before);
@@ -153,10 +153,10 @@ TEST_CASE("IPC: what the driver refuses fails, and can be tried again", "[ipc]")
 
 TEST_CASE("IPC: a handle opens nothing where it must not", "[ipc]") {
     Host giver(captured_launch(k_runtime));
-    const auto given = make_piece(giver, "plain", k_bytes);
+    const auto given = make_piece(giver, "plain", k_piece_bytes);
     const auto handle = giver.tell("share " + given.number);
     const auto refused = [](Host& host, const std::string& text) {
-        return host.ask(fmt::format("open {} {}", text, k_bytes)).substr(0, 6) == "error ";
+        return host.ask(fmt::format("open {} {}", text, k_piece_bytes)).substr(0, 6) == "error ";
     };
     CHECK(refused(giver, handle)); // as the driver: a process does not open its own
     Host taker(captured_launch(k_runtime));

@@ -14,7 +14,6 @@ using namespace gpu_sleep::test;
 
 namespace {
 
-constexpr std::uint64_t k_bytes = std::uint64_t{5} << 20;
 const std::string k_load = std::string("load ") + GPU_SLEEP_TEST_UNSEEN_LIBRARY;
 const std::string k_named = "video decoding (libnvcuvid.so.1)";
 
@@ -31,7 +30,7 @@ TEST_CASE("Unseen library: a sleep refuses and says why; forced, it goes on", "[
     if (!how.empty() && is_sanitized()) return;
     INFO(how);
     Host host(captured_launch(k_runtime));
-    const auto piece = make_piece(host, "plain", k_bytes);
+    const auto piece = make_piece(host, "plain", k_piece_bytes);
     const auto before = free_bytes(host);
     CHECK(host.command("gpu-sleep", {"--dry-run", "--json"}).json("/processes/0/report/notes/0") == "none");
     host.tell(k_load + how);

@@ -57,6 +57,10 @@ class CheckHouse(unittest.TestCase):
     def test_unknown_room(self):
         self.assertIn("a room without walls", findings("src/attic/CMakeLists.txt", "")[1])
 
+    def test_standard_headers(self):
+        self.assert_found("cli/x.cpp", "std::vector<int> x;\n", "names std::vector without <vector>")
+        self.assert_clean("cli/x.cpp", "#include <vector>\nstd::vector<int> x; // no std::map\n")
+
     def test_manners(self):
         for body in ("void f() { exit(1); }", "void f() { std::abort(); }", "void f() { ::_exit(1); }",
                      'void f() { std::cout << "x"; }', 'void f() { std::printf("x"); }', "auto* f = stdout;",

@@ -11,7 +11,6 @@
 namespace gpu_sleep::sim {
 namespace {
 
-constexpr std::uint64_t k_page = 4096;
 constexpr int k_reserve_flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 void* to_pointer(std::uint64_t address) noexcept {

@@ -16,6 +16,9 @@
 
 namespace gpu_sleep::sim {
 
+/// Bytes of a page of the host: what its memory is protected and locked by.
+inline constexpr std::uint64_t k_page = 4096;
+
 /// Counts events that decide whether memory is still what it was when work was submitted.
 using Generation = std::uint64_t;
 

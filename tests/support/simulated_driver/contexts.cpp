@@ -71,10 +71,6 @@ void reap_streams(Context& context) {
     std::erase_if(context.streams, [](const auto& stream) { return stream->closed_and_done(); });
 }
 
-bool is_device(const Driver& driver, CUdevice device) noexcept {
-    return device >= 0 && device < driver.device_count();
-}
-
 } // namespace
 
 std::shared_ptr<Context> find_context(Driver& driver, CUcontext handle) {
@@ -161,14 +157,14 @@ using namespace gpu_sleep::sim;
 CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     return call(Entry::cuDevicePrimaryCtxRetain, [&](Call& c) {
         if (!context) return CUDA_ERROR_INVALID_VALUE;
-        if (!is_device(c.driver, device)) return CUDA_ERROR_INVALID_DEVICE;
+        if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         return retain_primary(c.driver, device, *context);
     });
 }
 
 CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device) {
     return call(Entry::cuDevicePrimaryCtxRelease, [&](Call& c) {
-        if (!is_device(c.driver, device)) return CUDA_ERROR_INVALID_DEVICE;
+        if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
         if (primary.references == 0) return CUDA_ERROR_INVALID_CONTEXT;
         if (--primary.references == 0)
@@ -179,7 +175,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device) {
 
 CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice device) {
     return call(Entry::cuDevicePrimaryCtxReset, [&](Call& c) {
-        if (!is_device(c.driver, device)) return CUDA_ERROR_INVALID_DEVICE;
+        if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
         primary.references = 0;
         if (const auto last = std::exchange(primary.active, nullptr)) destroy_context(c, last);
@@ -189,7 +185,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice device) {
 
 CUresult CUDAAPI cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) {
     return call(Entry::cuDevicePrimaryCtxSetFlags, [&](Call& c) {
-        if (!is_device(c.driver, device)) return CUDA_ERROR_INVALID_DEVICE;
+        if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
         primary.flags = flags;
         if (primary.active) primary.active->flags = flags;
@@ -200,7 +196,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) {
 CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
     return call(Entry::cuDevicePrimaryCtxGetState, [&](Call& c) {
         if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
-        if (!is_device(c.driver, device)) return CUDA_ERROR_INVALID_DEVICE;
+        if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         const auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
         *flags = primary.flags;
         *active = primary.active ? 1 : 0;
@@ -211,7 +207,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, in
 CUresult CUDAAPI cuCtxCreate(CUcontext* handle, CUctxCreateParams*, unsigned flags, CUdevice device) {
     return call(Entry::cuCtxCreate, [&](Call& c) {
         if (!handle) return CUDA_ERROR_INVALID_VALUE;
-        if (!is_device(c.driver, device)) return CUDA_ERROR_INVALID_DEVICE;
+        if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         const auto own_handle = reinterpret_cast<CUcontext>((std::uint64_t{1} << 40) + c.driver.next_id * 16);
         auto context = make_context(c.driver, own_handle, device, flags, false);
         if (!context) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -17,20 +17,12 @@ constexpr int k_compute_major = 9;
 constexpr int k_compute_minor = 0;
 constexpr const char* k_device_name = "gpu-sleep simulated device";
 
-/// A call about one device.
-template <class Body>
-CUresult call_with_device(Entry entry, CUdevice device, Body&& body) noexcept {
-    return call(entry, [&](Call& c) -> CUresult {
-        return device >= 0 && device < c.driver.device_count() ? body() : CUDA_ERROR_INVALID_DEVICE;
-    });
-}
-
 int attribute_of(CUdevice_attribute attribute, CUdevice device) noexcept {
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return k_compute_major;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return k_compute_minor;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return 132;
-    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return 1024;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X:
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y: return 1024;
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z: return 64;
@@ -91,7 +83,7 @@ CUresult CUDAAPI cuDeviceGetCount(int* count) {
 }
 
 CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
-    return call_with_device(Entry::cuDeviceGet, ordinal, [&] {
+    return call_with_device(Entry::cuDeviceGet, ordinal, [&](Call&) {
         if (!device) return CUDA_ERROR_INVALID_VALUE;
         *device = ordinal;
         return CUDA_SUCCESS;
@@ -99,7 +91,7 @@ CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
 }
 
 CUresult CUDAAPI cuDeviceGetName(char* name, int size, CUdevice device) {
-    return call_with_device(Entry::cuDeviceGetName, device, [&] {
+    return call_with_device(Entry::cuDeviceGetName, device, [&](Call&) {
         if (!name || size <= 0) return CUDA_ERROR_INVALID_VALUE;
         std::snprintf(name, static_cast<std::size_t>(size), "%s", k_device_name);
         return CUDA_SUCCESS;
@@ -107,7 +99,7 @@ CUresult CUDAAPI cuDeviceGetName(char* name, int size, CUdevice device) {
 }
 
 CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
-    return call_with_device(Entry::cuDeviceGetUuid, device, [&] {
+    return call_with_device(Entry::cuDeviceGetUuid, device, [&](Call&) {
         if (!uuid) return CUDA_ERROR_INVALID_VALUE;
         std::memcpy(uuid->bytes, "gpu-sleep-sim--", sizeof uuid->bytes);
         uuid->bytes[sizeof uuid->bytes - 1] = static_cast<char>(device);
@@ -116,7 +108,7 @@ CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
 }
 
 CUresult CUDAAPI cuDeviceTotalMem(std::size_t* bytes, CUdevice device) {
-    return call_with_device(Entry::cuDeviceTotalMem, device, [&] {
+    return call_with_device(Entry::cuDeviceTotalMem, device, [&](Call&) {
         if (!bytes) return CUDA_ERROR_INVALID_VALUE;
         *bytes = settings().memory_bytes;
         return CUDA_SUCCESS;
@@ -124,7 +116,7 @@ CUresult CUDAAPI cuDeviceTotalMem(std::size_t* bytes, CUdevice device) {
 }
 
 CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
-    return call_with_device(Entry::cuDeviceGetAttribute, device, [&] {
+    return call_with_device(Entry::cuDeviceGetAttribute, device, [&](Call&) {
         if (!value || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
         *value = attribute_of(attribute, device);
         return CUDA_SUCCESS;
@@ -132,7 +124,7 @@ CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, 
 }
 
 CUresult CUDAAPI cuDeviceGetPCIBusId(char* text, int size, CUdevice device) {
-    return call_with_device(Entry::cuDeviceGetPCIBusId, device, [&] {
+    return call_with_device(Entry::cuDeviceGetPCIBusId, device, [&](Call&) {
         if (!text || size <= 0) return CUDA_ERROR_INVALID_VALUE;
         write_bus_id(device, text, size);
         return CUDA_SUCCESS;
@@ -154,7 +146,7 @@ CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice* device, const char* text) {
 }
 
 CUresult CUDAAPI cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
-    return call_with_device(Entry::cuDeviceCanAccessPeer, std::max(device, peer), [&] {
+    return call_with_device(Entry::cuDeviceCanAccessPeer, std::max(device, peer), [&](Call&) {
         if (!can || std::min(device, peer) < 0) return CUDA_ERROR_INVALID_VALUE;
         *can = device != peer ? 1 : 0;
         return CUDA_SUCCESS;
@@ -163,7 +155,7 @@ CUresult CUDAAPI cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer)
 
 CUresult CUDAAPI cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute, CUdevice device,
                                          CUdevice peer) {
-    return call_with_device(Entry::cuDeviceGetP2PAttribute, std::max(device, peer), [&] {
+    return call_with_device(Entry::cuDeviceGetP2PAttribute, std::max(device, peer), [&](Call&) {
         if (!value || device == peer || std::min(device, peer) < 0) return CUDA_ERROR_INVALID_VALUE;
         *value = attribute == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED ? 1 : 0;
         return CUDA_SUCCESS;

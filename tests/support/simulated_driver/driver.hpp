@@ -174,6 +174,9 @@ struct Driver {
     static Driver& instance();
 
     [[nodiscard]] int device_count() const noexcept { return static_cast<int>(primaries.size()); }
+    [[nodiscard]] bool has_device(CUdevice device) const noexcept {
+        return device >= 0 && device < device_count();
+    }
     [[nodiscard]] PhysicalPool& pool(int device) { return *pools[static_cast<std::size_t>(device)]; }
 
     std::mutex mutex;

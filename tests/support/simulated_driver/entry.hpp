@@ -84,4 +84,12 @@ CUresult call_in_context(Entry entry, Body&& body) noexcept {
     });
 }
 
+/// The same for a function about a device: CUresult(Call&).
+template <class Body>
+CUresult call_with_device(Entry entry, CUdevice device, Body&& body) noexcept {
+    return call(entry, [&](Call& c) -> CUresult {
+        return c.driver.has_device(device) ? body(c) : CUDA_ERROR_INVALID_DEVICE;
+    });
+}
+
 } // namespace gpu_sleep::sim

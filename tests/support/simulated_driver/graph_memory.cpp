@@ -12,8 +12,6 @@
 namespace gpu_sleep::sim {
 namespace {
 
-constexpr std::uint64_t k_page = 4096;
-
 CUresult back(Driver& driver, const GraphMemory& memory) {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;

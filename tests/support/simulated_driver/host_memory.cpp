@@ -14,8 +14,6 @@
 namespace gpu_sleep::sim {
 namespace {
 
-constexpr std::uint64_t k_page = 4096;
-
 /// Whether this process has something at every page of the span.
 bool is_mapped(std::uint64_t begin, std::uint64_t bytes) {
     constexpr std::uint64_t k_pages_at_once = 1 << 16;

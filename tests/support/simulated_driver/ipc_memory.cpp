@@ -17,11 +17,11 @@
 namespace gpu_sleep::sim {
 namespace {
 
-constexpr std::uint64_t k_magic = 0x3031435049534753; // "SGSIPC10"
+constexpr std::uint64_t k_handle_magic = 0x3031435049534753; // "SGSIPC10"
 
 /// What the bytes of a handle say.
 struct IpcTicket {
-    std::uint64_t magic = k_magic;
+    std::uint64_t magic = k_handle_magic;
     pid_t process = 0;
     int fd = -1; ///< in that process
     std::uint64_t bytes = 0;
@@ -52,7 +52,7 @@ CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) 
         if (!memory->export_fd(moved)) return CUDA_ERROR_OPERATING_SYSTEM;
         if (moved)
             if (const auto status = c.driver.space.remap(*memory); status != CUDA_SUCCESS) return status;
-        const IpcTicket ticket{k_magic, ::getpid(), memory->fd(), plain->second.bytes};
+        const IpcTicket ticket{k_handle_magic, ::getpid(), memory->fd(), plain->second.bytes};
         *handle = {};
         std::memcpy(handle->reserved, &ticket, sizeof ticket);
         return CUDA_SUCCESS;
@@ -63,7 +63,7 @@ CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle,
     return call_in_context(Entry::cuIpcOpenMemHandle, [&](Call& c, Context& context) {
         IpcTicket ticket;
         std::memcpy(&ticket, handle.reserved, sizeof ticket);
-        if (!address || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || ticket.magic != k_magic)
+        if (!address || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || ticket.magic != k_handle_magic)
             return CUDA_ERROR_INVALID_VALUE;
         if (ticket.process == ::getpid()) return CUDA_ERROR_INVALID_CONTEXT;
         const auto memory = open_memory(ticket);

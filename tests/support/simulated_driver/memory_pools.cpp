@@ -12,12 +12,6 @@
 namespace gpu_sleep::sim {
 namespace {
 
-constexpr std::uint64_t k_page = 4096;
-
-bool is_device(const Driver& driver, CUdevice device) noexcept {
-    return device >= 0 && device < driver.device_count();
-}
-
 bool is_switch(CUmemPool_attribute attribute) noexcept {
     return attribute == CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES ||
            attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC ||
@@ -76,14 +70,6 @@ CUresult call_with_pool(Entry entry, CUmemoryPool handle, Body&& body) noexcept 
     return call(entry, [&](Call& c) -> CUresult {
         const auto pool = c.driver.memory_pools.find(handle);
         return pool ? body(c, *pool) : CUDA_ERROR_INVALID_VALUE;
-    });
-}
-
-/// A call about a device and one of its pools.
-template <class Body>
-CUresult call_with_device(Entry entry, CUdevice device, Body&& body) noexcept {
-    return call(entry, [&](Call& c) -> CUresult {
-        return is_device(c.driver, device) ? body(c) : CUDA_ERROR_INVALID_DEVICE;
     });
 }
 
@@ -221,7 +207,7 @@ CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool* handle, const CUmemPoolProps* pro
         if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
             (properties->handleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0)
             return CUDA_ERROR_NOT_SUPPORTED;
-        if (!is_device(c.driver, properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
+        if (!c.driver.has_device(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
         const auto pool = std::make_shared<MemoryPool>();
         pool->device = properties->location.id;
         pool->handle_types = properties->handleTypes;
@@ -276,7 +262,7 @@ CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* 
                 location.id == pool.device && descriptions[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
             if (location.type != CU_MEM_LOCATION_TYPE_DEVICE || takes_from_owner)
                 return CUDA_ERROR_INVALID_VALUE;
-            if (!is_device(c.driver, location.id)) return CUDA_ERROR_INVALID_DEVICE;
+            if (!c.driver.has_device(location.id)) return CUDA_ERROR_INVALID_DEVICE;
         }
         for (std::size_t i = 0; i < count; ++i)
             pool.access[descriptions[i].location.id] = descriptions[i].flags;
@@ -292,7 +278,7 @@ CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* 
 CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
     return call_with_pool(Entry::cuMemPoolGetAccess, handle, [&](Call& c, const MemoryPool& pool) {
         if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE ||
-            !is_device(c.driver, location->id))
+            !c.driver.has_device(location->id))
             return CUDA_ERROR_INVALID_VALUE;
         const auto granted = pool.access.find(location->id);
         if (granted != pool.access.end())

@@ -8,6 +8,7 @@
 #include <array>
 #include <cctype>
 #include <string>
+#include <string_view>
 
 namespace gpu_sleep::sim {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "base/fd.hpp"
 
+#include <algorithm>
 #include <bit>
 
 namespace gpu_sleep::sim {
