@@ -216,10 +216,12 @@ Result<void> Agent::preserve(driver::DeviceAddress address, Bytes bytes) {
     auto place = running->heap.locate(address);
     if (!place) return std::move(place).error();
     auto& [backing, whole] = *place;
-    const ledger::Span span{address - backing->address, bytes};
+    ledger::Span span{address - backing->address, bytes};
     if (bytes > whole.bytes || span.end() > whole.end())
         return make_error(ErrorCode::not_owned, "{} from {:#x} on do not lie within one allocation",
                           format_bytes(bytes), address);
+    // Up to where another allocation could begin, so that one that is preserved whole counts as such.
+    if (backing->shared) span.bytes = round_up(span.end(), memory::k_alignment) - span.offset;
     ledger::Ledger::preserve(*backing, span);
     return {};
 }

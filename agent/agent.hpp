@@ -101,7 +101,15 @@ private:
                                             const server::ProgressSink& progress, model::Report& report);
     [[nodiscard]] Result<Event> wake_within(const model::WakeRequest& request,
                                             const server::ProgressSink& progress, model::Report& report);
-    [[nodiscard]] Result<Event> preview(const model::SleepRequest& request);
+    /// What a sleep would do: what callbacks are told of it, with no tags where all of it sleeps already.
+    struct Preview {
+        Event event;
+        bool is_empty = true;
+    };
+    [[nodiscard]] Result<Preview> preview(const model::SleepRequest& request);
+    /// After a refill that may have failed: what was dropped counts as not refilled, whatever was said
+    /// meanwhile.
+    void require_refill(const std::vector<std::string>& tags);
     /// Refuses a sleep, unless forced, while a library is loaded whose work no gate holds; notes it
     /// otherwise. Only where all the program's work is caught: a program that hands its memory over promises
     /// by itself to leave it alone. Errors: unseen_library, io_failed.
@@ -122,6 +130,8 @@ private:
     [[nodiscard]] static std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_released);
     void wake_on_touch();
     void complete(model::Report& report);
+    /// Keeps what a transaction begins with, for status() while it runs. Under memory_mutex_.
+    void remember();
     /// What stays with the driver. Without the memory's mutex, which it takes.
     static void add_residual(model::Report& report);
 
@@ -132,6 +142,9 @@ private:
     std::mutex memory_mutex_; ///< guards ledger_, and the heap and the engine in running_
     ledger::Ledger ledger_;
     Clock::time_point state_since_ = Clock::now();
+
+    std::mutex before_mutex_; ///< guards before_; taken last
+    model::Report before_;    ///< how the process was when the last transaction began
 
     std::mutex name_mutex_; ///< guards name_
     std::string name_;

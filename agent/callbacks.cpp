@@ -104,11 +104,12 @@ Result<void> Callbacks::start_thread() {
 
 Result<int> Callbacks::run(const Entry& entry, gpu_sleep_callback function, const Event& event,
                            Clock::time_point deadline) {
-    if (entry.deadline.count() > 0) deadline = std::min(deadline, Clock::now() + entry.deadline);
     std::unique_lock lock(mutex_);
     GPU_SLEEP_TRY(start_thread());
     if (!changed_.wait_until(lock, deadline, [this] { return !job_; }))
         return make_error(ErrorCode::timed_out, "a callback of an earlier request still runs");
+    // Its own time begins when it can: one that is late takes nothing from the next.
+    if (entry.deadline.count() > 0) deadline = std::min(deadline, Clock::now() + entry.deadline);
     const auto still =
         std::any_of(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.id == entry.id; });
     if (!still) return 0; // removed meanwhile

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -97,8 +98,9 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
         return request ? sleep(*request, progress) : wake(std::get<model::WakeRequest>(operation), progress);
     });
     if (report) return *std::move(report);
+    const auto& tags = request ? request->tags : std::get<model::WakeRequest>(operation).tags;
     const std::lock_guard lock(memory_mutex_);
-    return model::Failure{report.error(), ledger_.state()};
+    return model::Failure{report.error(), ledger_.state(tags)};
 }
 
 bool Agent::tidy() {
@@ -140,14 +142,35 @@ Result<void> Agent::check_libraries(const model::SleepRequest& request, Report& 
 }
 
 Report Agent::status() {
+    constexpr Milliseconds k_patience{100};
+    constexpr Milliseconds k_look{1};
     Report report;
     if (hooks::catches())
         if (const auto loaded = find_unseen_libraries(); loaded && !loaded->empty())
             report.notes.push_back("use of the GPU that cannot be seen: " + model::list_of(*loaded));
     add_residual(report);
-    const std::lock_guard lock(memory_mutex_);
+    std::unique_lock lock(memory_mutex_, std::defer_lock);
+    for (const auto deadline = Clock::now() + k_patience; !lock.try_lock();
+         std::this_thread::sleep_for(k_look)) {
+        if (Clock::now() < deadline) continue;
+        // A transaction, which may move contents for a long time. Who asks for the state need not wait for
+        // it.
+        const std::lock_guard guard(before_mutex_);
+        auto before = before_;
+        before.residual = std::move(report.residual);
+        before.notes = std::move(report.notes);
+        before.notes.emplace_back("contents are being moved; this is how it was before");
+        return before;
+    }
     complete(report);
     return report;
+}
+
+void Agent::remember() {
+    Report before;
+    complete(before);
+    const std::lock_guard lock(before_mutex_);
+    before_ = std::move(before);
 }
 
 Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
@@ -184,23 +207,29 @@ void Agent::complete(Report& report) {
     }
 }
 
-Result<Event> Agent::preview(const model::SleepRequest& request) {
+Result<Agent::Preview> Agent::preview(const model::SleepRequest& request) {
     const std::lock_guard lock(memory_mutex_);
     auto plan = sleep::plan_sleep(ledger_, request);
     if (!plan) return std::move(plan).error();
-    return Event{static_cast<int>(request.level), std::move(plan->tags), std::move(plan->dropped_tags)};
+    // Callbacks hear only of what is still there: what already sleeps and is given up is out of their reach.
+    const auto is_asleep = [&](const std::string& tag) { return !plan->awake_tags.contains(tag); };
+    std::erase_if(plan->tags, is_asleep);
+    std::erase_if(plan->dropped_tags, is_asleep);
+    return Preview{{static_cast<int>(request.level), std::move(plan->tags), std::move(plan->dropped_tags)},
+                   plan->is_empty()};
 }
 
 Result<bool> Agent::quiesce(const model::SleepRequest& request, const server::ProgressSink& progress,
                             Clock::time_point deadline, std::vector<int>& ran, Report& report) {
-    auto event = preview(request);
-    if (!event) return std::move(event).error();
-    if (event->tags.empty()) return false;
+    const auto preview = this->preview(request);
+    if (!preview) return preview.error();
+    if (preview->is_empty) return false;
     GPU_SLEEP_TRY(check_libraries(request, report));
     if (request.dry_run) return false;
     auto start = Clock::now();
     static_cast<void>(progress({Progress::Phase::callbacks, 0, 0}));
-    GPU_SLEEP_TRY(callbacks_.run_before_sleep(*event, deadline, ran));
+    if (!preview->event.tags.empty())
+        GPU_SLEEP_TRY(callbacks_.run_before_sleep(preview->event, deadline, ran));
     report.times.callbacks = seconds_since(start);
     start = Clock::now();
     const auto keep_going = [&] { return progress({Progress::Phase::drain, 0, 0}); };
@@ -333,6 +362,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     if (!quiet) done = quiet.error();
     const auto attempt = [&](const model::SleepRequest& wanted) -> Result<void> {
         const std::lock_guard lock(memory_mutex_);
+        remember();
         GPU_SLEEP_TRY(guarded([&] { return running.engine.sleep(wanted, {progress}, report); }));
         if (report.changed) state_since_ = Clock::now();
         return {};
@@ -358,8 +388,10 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     if (!done || report.changed) come_first_at_exit();
     settle_gate();
     if (!done) {
-        // Those that made ready for a sleep that did not come are told that all is as before.
-        for (const auto& failure : callbacks_.run_after_wake({}, deadline, &ran)) log::warning("{}", failure);
+        // Those that made ready for a sleep that did not come are told that all is as before. The request's
+        // time may be over: they get as much again.
+        const auto limit = Clock::now() + request.timeout;
+        for (const auto& failure : callbacks_.run_after_wake({}, limit, &ran)) log::warning("{}", failure);
         return std::move(done).error();
     }
     add_residual(report);
@@ -378,6 +410,7 @@ Result<Event> Agent::try_to_wake(const model::WakeRequest& request, const server
     const std::lock_guard lock(memory_mutex_);
     auto plan = sleep::plan_wake(ledger_, request);
     if (!plan) return std::move(plan).error();
+    remember();
     GPU_SLEEP_TRY(running_.load()->engine.wake(request, {progress}, report));
     if (report.changed) state_since_ = Clock::now();
     return Event{0, std::move(plan->tags), std::move(plan->dropped_tags)};
@@ -396,6 +429,14 @@ Result<Event> Agent::wake_within(const model::WakeRequest& request, const server
             return make_error(ErrorCode::cancelled, "the request was withdrawn while waiting for GPU memory");
         std::this_thread::sleep_for(k_pause);
     }
+}
+
+void Agent::require_refill(const std::vector<std::string>& tags) {
+    const std::lock_guard lock(memory_mutex_);
+    for (auto& [address, backing] : ledger_.backings())
+        backing.needs_refill |=
+            !backing.is_asleep() && !backing.is_wholly_preserved() &&
+            std::find(tags.begin(), tags.end(), ledger_.tag(backing.tag).name) != tags.end();
 }
 
 Result<Report> Agent::wake(const model::WakeRequest& request, const server::ProgressSink& progress) {
@@ -420,6 +461,7 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
         const auto called = Clock::now();
         if (hooks::catches()) gate::Gate::instance().let_take();
         report.notes = callbacks_.run_after_wake(*event, called + request.timeout);
+        if (!report.notes.empty()) require_refill(event->dropped_tags);
         report.times.callbacks = seconds_since(called);
     }
     settle_gate();

@@ -63,6 +63,16 @@ void add_to(model::TagReport& row, const Backing& backing) {
 
 } // namespace
 
+bool Backing::is_wholly_preserved() const noexcept {
+    Bytes sum = 0;
+    for (const auto& span : preserved) sum += span.bytes;
+    return sum > 0 && sum >= allocated;
+}
+
+bool Backing::has_lost_contents() const noexcept {
+    return residence_ == Residence::dropped && (kept.empty() || kept_bytes(*this) < allocated);
+}
+
 bool may_move(Residence from, Residence to) noexcept {
     switch (from) {
     case Residence::device: return to == Residence::host || to == Residence::dropped;
@@ -143,11 +153,18 @@ void Ledger::forget_preserved(Backing& backing, Span span) {
     backing.preserved = std::move(left);
 }
 
-State Ledger::state() const noexcept {
-    StateSum sum;
-    for (const auto& [address, backing] : backings_)
-        if (!backing.pinned) sum.add(backing.residence());
-    return sum.state();
+State Ledger::state(const std::vector<std::string>& tags) const noexcept {
+    StateSum all;
+    StateSum some;
+    bool is_any = false;
+    for (const auto& [address, backing] : backings_) {
+        if (backing.pinned) continue;
+        all.add(backing.residence());
+        if (std::find(tags.begin(), tags.end(), tag(backing.tag).name) == tags.end()) continue;
+        some.add(backing.residence());
+        is_any = true;
+    }
+    return is_any ? some.state() : all.state();
 }
 
 std::vector<model::TagReport> Ledger::report() const {

@@ -57,6 +57,11 @@ struct Backing {
     [[nodiscard]] model::Residence residence() const noexcept { return residence_; }
     [[nodiscard]] std::uint64_t end() const noexcept { return address + bytes; }
     [[nodiscard]] bool is_asleep() const noexcept { return residence_ != model::Residence::device; }
+    /// Whether preserved spans cover all that the program asked for, so that dropping the backing loses
+    /// nothing.
+    [[nodiscard]] bool is_wholly_preserved() const noexcept;
+    /// Whether it sleeps without some of its contents.
+    [[nodiscard]] bool has_lost_contents() const noexcept;
 
 private:
     friend class Ledger;
@@ -109,8 +114,9 @@ public:
     /// Forgets every mark within `span`.
     static void forget_preserved(Backing& backing, Span span);
 
-    /// What the residences of all backings add up to, but for those that are pinned.
-    [[nodiscard]] model::State state() const noexcept;
+    /// What the residences of all backings add up to, but for those that are pinned; or of those under
+    /// `tags`. Where nothing is under them, that of all.
+    [[nodiscard]] model::State state(const std::vector<std::string>& tags = {}) const noexcept;
     /// One report for each tag on each device, ordered by tag and device. Pinned backings are left out.
     [[nodiscard]] std::vector<model::TagReport> report() const;
 

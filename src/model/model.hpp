@@ -205,7 +205,7 @@ struct Progress {
     Bytes total = 0;
 };
 
-/// A failed request: why, and how the process stands afterwards.
+/// A failed request: why, and how the process, or the part of it that was asked for, stands afterwards.
 struct Failure {
     Error error;
     State state = State::awake;

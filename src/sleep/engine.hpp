@@ -34,8 +34,9 @@ public:
     struct Options {
         unsigned fill_threads = 6;        ///< that make host memory ready, for each device
         Bytes host_reserve = 256 * k_mib; ///< host memory left to everybody else
-        Bytes staging =
-            256 * k_mib; ///< host memory for contents on their way to or from files, for each device
+        /// Pinned memory for contents on their way to or from files, shared by the devices. What goes to or
+        /// comes from the files takes as much again.
+        Bytes staging = 256 * k_mib;
     };
 
     Engine(const driver::Api& api, ledger::Ledger& ledger, Options options) noexcept

@@ -27,11 +27,6 @@ Result<void> check_tags(const ledger::Ledger& ledger, const std::vector<std::str
     return {};
 }
 
-/// Whether preserved spans cover the whole backing, so that dropping it loses nothing.
-bool is_wholly_preserved(const Backing& backing) noexcept {
-    return backing.preserved.size() == 1 && backing.preserved.front().bytes == backing.bytes;
-}
-
 void add_to(SleepPlan& plan, Backing& backing, Action action) {
     switch (action) {
     case Action::leave: break;
@@ -104,7 +99,8 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
         if (action == Action::leave) continue;
         add_to(plan, backing, action);
         add_once(plan.tags, tag.name);
-        if (action == Action::keep || is_wholly_preserved(backing)) continue;
+        if (action != Action::give_up) plan.awake_tags.insert(tag.name);
+        if (action == Action::keep || (action == Action::drop && backing.is_wholly_preserved())) continue;
         add_once(plan.dropped_tags, tag.name);
         const bool declared = tag.policy.refillable || tag.policy.retention == model::Retention::discard;
         if (!declared) add_once(plan.without_refill, tag.name);
@@ -130,7 +126,7 @@ Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& req
                               backing.address, format_bytes(backing.bytes));
         plan.devices[backing.device].push_back(&backing);
         add_once(plan.tags, tag.name);
-        if (backing.residence() == Residence::dropped) add_once(plan.dropped_tags, tag.name);
+        if (backing.has_lost_contents()) add_once(plan.dropped_tags, tag.name);
     }
     return plan;
 }

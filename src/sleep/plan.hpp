@@ -9,6 +9,7 @@
 #include "model/model.hpp"
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,7 @@ enum class Action : std::uint8_t {
 };
 
 /// What a sleep does to a backing that is `residence`, when the request means to `keep` its tag or not. This
-/// table and wakes_up() below are the whole meaning of requests in states:
+/// table and the one below are the whole meaning of requests in states:
 ///
 ///     residence   keep       drop
 ///     device      keep       drop
@@ -60,6 +61,7 @@ struct SleepPlan {
     std::map<int, DeviceSleepPlan> devices;
     std::vector<ledger::Backing*> give_up;
     std::vector<std::string> tags;         ///< that have something to do
+    std::set<std::string> awake_tags;      ///< of those, the ones with something awake
     std::vector<std::string> dropped_tags; ///< of those, the ones that lose contents
     std::vector<std::string>
         without_refill; ///< of those, the ones that nobody declared refillable or discardable

@@ -107,6 +107,7 @@ Result<void> SleepTransaction::open(DeviceSleep& device) {
 }
 
 Result<void> SleepTransaction::prepare(const SleepPlan& plan, const Control& control) {
+    options_.staging /= std::max<std::size_t>(1, plan.devices.size());
     Bytes total = 0;
     for (const auto& [ordinal, part] : plan.devices) {
         auto& device = devices_.emplace_back();

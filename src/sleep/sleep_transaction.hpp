@@ -85,7 +85,7 @@ private:
     const driver::Api& api_;
     store::Pinner& pinner_;
     Vaults& vaults_;
-    const Engine::Options& options_;
+    Engine::Options options_; ///< for each device, once prepare() knows them
     Keeping keeping_;
     std::vector<DeviceSleep> devices_;
     std::size_t unreleased_ = 0;

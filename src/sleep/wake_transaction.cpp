@@ -87,6 +87,7 @@ Result<void> WakeTransaction::open(DeviceWake& device, const std::vector<Backing
 }
 
 Result<void> WakeTransaction::prepare(const WakePlan& plan, const Control& control) {
+    options_.staging /= std::max<std::size_t>(1, plan.devices.size());
     Bytes total = 0;
     for (const auto& [ordinal, backings] : plan.devices) {
         auto& device = devices_.emplace_back();
@@ -259,7 +260,7 @@ void WakeTransaction::commit() {
     for (auto& device : devices_) {
         for (const auto& run : device.runs) {
             for (auto* backing : run.backings) {
-                backing->needs_refill |= backing->residence() == Residence::dropped;
+                backing->needs_refill |= backing->has_lost_contents();
                 vaults_.forget(std::exchange(backing->kept, {}));
                 Ledger::move(*backing, Residence::device);
             }

@@ -72,7 +72,7 @@ private:
     const driver::Api& api_;
     store::Pinner& pinner_;
     Vaults& vaults_;
-    const Engine::Options& options_;
+    Engine::Options options_; ///< for each device, once prepare() knows them
     std::vector<DeviceWake> devices_;
 };
 

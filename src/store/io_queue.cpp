@@ -107,7 +107,7 @@ private:
             ::io_uring_prep_read(entry, request->fd, request->data, static_cast<unsigned>(request->bytes),
                                  request->offset);
         ::io_uring_sqe_set_data(entry, request);
-        handed_over_.fetch_add(1, std::memory_order_release);
+        s_handed_over.fetch_add(1, std::memory_order_release);
         int submitted = 0;
         do submitted = ::io_uring_submit(&ring_);
         while (submitted == -EINTR || submitted == -EAGAIN || submitted == -EBUSY);
@@ -118,10 +118,10 @@ private:
         for (;;) {
             io_uring_cqe* completion = nullptr;
             if (::io_uring_wait_cqe(&ring_, &completion) < 0) continue; // interrupted
+            static_cast<void>(s_handed_over.load(std::memory_order_acquire));
             auto* const request = static_cast<IoRequest*>(::io_uring_cqe_get_data(completion));
             const auto moved = completion->res;
             ::io_uring_cqe_seen(&ring_, completion);
-            static_cast<void>(handed_over_.load(std::memory_order_acquire));
             if (request == nullptr) return;
             advance(std::unique_ptr<IoRequest>(request), moved);
         }
@@ -141,9 +141,10 @@ private:
     bool is_open_ = false;
     std::mutex mutex_; ///< guards the ring's submissions; completions are the reaper's
     std::thread reaper_;
-    /// Requests that went to the kernel. They come back through it to another thread, which the language's
-    /// memory model knows nothing of: this says so.
-    std::atomic<std::uint64_t> handed_over_{0};
+    /// Requests that went to the kernel, of all queues. They come back through it to another thread, and the
+    /// pages of a queue that is gone may be the next one's, of which the language's memory model knows
+    /// nothing: this says so.
+    inline static std::atomic<std::uint64_t> s_handed_over{0};
 };
 
 #endif

@@ -58,7 +58,7 @@ TEST_CASE("Transaction: level 1 brings every byte back at its address", "[transa
 
 TEST_CASE("Transaction: contents go through a ring that is shorter than they are", "[transaction]") {
     const Scratch scratch;
-    EngineFixture fixture({2, 0, GENERATE(Bytes{0}, 12 * k_mib)}); // two slots, three
+    EngineFixture fixture({2, 0, GENERATE(Bytes{0}, 24 * k_mib)}); // two slots for each device, three
     fixture.add(0, "weights", 21 * k_mib + 12'345);
     fixture.add(0, "small", 1000); // a file of one chunk before and after long ones
     fixture.add(0, "weights", 3 * k_mib);

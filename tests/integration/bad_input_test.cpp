@@ -239,6 +239,24 @@ TEST_CASE("Bad input: two sleeps at once both succeed, and one has nothing to do
     CHECK(host.tell("check_all") == "intact");
 }
 
+TEST_CASE("Bad input: gpu-ps does not wait for a sleep, and tells how the process was before",
+          "[bad_input]") {
+    Host host;
+    allocate_tags(host);
+    host.tell("delay cuMemcpyDtoHAsync 1000000");
+    auto sleeping = host.start("gpu-sleep", {"--json"});
+    pause_for(Milliseconds(300));
+    const auto start = Clock::now();
+    const auto listed = host.command("gpu-ps", {"--json"});
+    CHECK(Clock::now() - start < Milliseconds(900));
+    CHECK(listed.status == 0);
+    CHECK(listed.json("/processes/0/state") == "awake");
+    CHECK(listed.json("/processes/0/report/tags/5/tag") == "tag_5");
+    CHECK(listed.out.find("contents are being moved") != std::string::npos);
+    CHECK(sleeping.finish().json("/processes/0/report/changed") == "true");
+    CHECK(host.state() == "asleep");
+}
+
 TEST_CASE("Bad input: a sleep during a wake comes after it", "[bad_input]") {
     Host host;
     allocate_tags(host);

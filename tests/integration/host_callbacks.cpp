@@ -13,16 +13,17 @@ Result<std::string> HostCallbacks::install(std::istream& words) {
     std::string kind;
     std::uint32_t deadline_ms = 0;
     words >> kind >> deadline_ms;
-    if (const int old = std::exchange(id_, 0); old != 0)
-        GPU_SLEEP_TRY(checked(gpu_sleep_remove_callback(old)));
+    for (const int old : std::exchange(ids_, {})) GPU_SLEEP_TRY(checked(gpu_sleep_remove_callback(old)));
     {
         const std::lock_guard lock(mutex_);
         kind_ = kind;
         may_go_ = false;
         before_ = after_ = 0;
     }
-    if (kind != "none")
-        GPU_SLEEP_TRY(checked(gpu_sleep_add_callback(before_sleep, after_wake, this, deadline_ms, &id_)));
+    const int pairs = kind == "none" ? 0 : kind == "twice" ? 2 : 1;
+    for (int i = 0; i < pairs; ++i)
+        GPU_SLEEP_TRY(checked(
+            gpu_sleep_add_callback(before_sleep, after_wake, this, deadline_ms, &ids_.emplace_back())));
     return std::string();
 }
 
@@ -60,6 +61,7 @@ int HostCallbacks::after_wake(const gpu_sleep_event* event, void* self) {
     auto& callbacks = *static_cast<HostCallbacks*>(self);
     callbacks.note(*event, callbacks.after_);
     if (callbacks.kind_ == "fail") return 4;
+    if (callbacks.kind_ == "relapse") return callbacks.refill(*event) == 0 ? 5 : 6;
     return callbacks.kind_ == "refill" ? callbacks.refill(*event) : 0;
 }
 

@@ -11,10 +11,12 @@
 #include <istream>
 #include <mutex>
 #include <string>
+#include <vector>
 
 namespace gpu_sleep::test {
 
-/// One registered pair of callbacks at a time. Thread-safe but for install(); must outlive the agent.
+/// What is registered at a time, mostly one pair of callbacks. Thread-safe but for install(); must outlive
+/// the agent.
 class HostCallbacks {
 public:
     explicit HostCallbacks(std::deque<Allocation>& allocations) noexcept : allocations_(allocations) {}
@@ -24,7 +26,9 @@ public:
     ///   obey      both return 0
     ///   refuse    before a sleep: 3
     ///   linger    before a sleep: returns after let_go(), at the latest after a minute
+    ///   twice     the same, registered twice
     ///   refill    after a wake: fills the dropped tags again and says so
+    ///   relapse   the same, and then fails: 5
     ///   fail      after a wake: 4
     ///   reenter   before a sleep: tries to wake the process, and refuses if that was not refused
     [[nodiscard]] Result<std::string> install(std::istream& words);
@@ -47,7 +51,7 @@ private:
     std::condition_variable gone_;
     std::string kind_;
     bool may_go_ = false;
-    int id_ = 0;
+    std::vector<int> ids_;
     int before_ = 0;
     int after_ = 0;
     int level_ = 0;

@@ -109,21 +109,23 @@ TEST_CASE("Memory: GPU memory that somebody else has taken keeps a process aslee
 }
 
 TEST_CASE("Memory: contents that changed while asleep are not used", "[memory]") {
+    const std::string policy = GENERATE("offload", "preserve"); // what the advice says is to work for any
     Host host;
     host.tell("alloc weights 4194304 0");
     host.tell("alloc kv_cache 4194304 0");
+    host.tell("policy weights " + policy + " 0");
     host.tell("corrupt cuMemcpyDtoHAsync 1"); // what lies in host memory is not what the GPU held
     REQUIRE(host.command("gpu-sleep", {"--tags", "weights"}).status == 0);
     REQUIRE(host.command("gpu-sleep").status == 0);
     const auto damaged = host.command("gpu-wake");
     CHECK(damaged.status == 6);
-    CHECK_THAT(damaged.err, mentions("gpu-sleep --level 2 --tags TAG"));
+    CHECK_THAT(damaged.err, mentions("gpu-sleep --tags TAG --discard TAG"));
     CHECK(host.state() == "damaged");
     CHECK(host.command("gpu-wake").status == 6);
     CHECK(host.command("gpu-wake", {"--tags", "kv_cache"}).status == 0);
     CHECK(host.tell("check 1") == "intact");
 
-    REQUIRE(host.command("gpu-sleep", {"--level", "2", "--tags", "weights"}).status == 0);
+    REQUIRE(host.command("gpu-sleep", {"--tags", "weights", "--discard", "weights"}).status == 0);
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check 0") == "zero");
     CHECK(host.command("gpu-ps", {"--json"}).tag("weights", "needs_refill") == "true");

@@ -46,6 +46,69 @@ TEST_CASE("Program: callbacks are told of each sleep and wake", "[program]") {
     CHECK(host.tell("calls").substr(0, 3) == "0 0");
 }
 
+TEST_CASE("Program: all that made ready for a sleep that ran out of time hear that it did not come",
+          "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("callback twice");
+    host.tell("spin 1500");
+    CHECK(host.command("gpu-sleep", {"--timeout", "200ms"}).status == 4);
+    CHECK(host.tell("calls") == "2 2 0 0");
+    check_sleeps_and_wakes(host);
+    CHECK(host.tell("calls") == "4 4 0 0");
+}
+
+TEST_CASE("Program: callbacks do not hear of what is asleep already", "[program]") {
+    Host host;
+    allocate(host);
+    REQUIRE(host.command("gpu-sleep", {"--tags", "weights"}).status == 0);
+    host.tell("callback obey");
+    CHECK(host.command("gpu-sleep", {"--tags", "weights", "--level", "2"}).status == 0);
+    CHECK(host.command("gpu-ps", {"--json"}).tag("weights", "kept_bytes") == "0");
+    CHECK(host.tell("calls") == "0 0 0 0");
+    CHECK(host.command("gpu-sleep", {"--level", "2"}).status == 0); // the other tag
+    CHECK(host.tell("calls") == "1 0 2 1");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("calls") == "1 1 0 2");
+}
+
+TEST_CASE("Program: a refill that fails in the end counts as none", "[program]") {
+    Host host;
+    allocate(host);
+    host.tell("callback relapse");
+    REQUIRE(host.command("gpu-sleep", {"--level", "2"}).status == 0);
+    const auto woken = host.command("gpu-wake");
+    CHECK(woken.status == 0);
+    CHECK_THAT(woken.out, mentions("returned 5"));
+    CHECK(host.command("gpu-ps", {"--json"}).tag("weights", "needs_refill") == "true");
+}
+
+TEST_CASE("Program: the status of a refusal is that of the part that was asked for", "[program]") {
+    Host host;
+    allocate(host);
+    REQUIRE(host.command("gpu-sleep", {"--tags", "kv_cache"}).status == 0);
+    host.tell("callback refuse");
+    CHECK(host.command("gpu-sleep", {"--tags", "weights"}).status == 1);
+    CHECK(host.command("gpu-sleep").status == 7); // some of it sleeps
+    host.tell("callback none");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Program: what is preserved whole is not dropped, however small", "[program]") {
+    Host host;
+    host.tell("alloc large 4194312 0");
+    host.tell("alloc small 5000 0");
+    host.tell("preserve 0 0 4194312");
+    host.tell("preserve 1 0 5000");
+    CHECK(host.command("gpu-sleep", {"--level", "2", "--require-refill"}).status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    const auto listed = host.command("gpu-ps", {"--json"});
+    CHECK(listed.tag("large", "needs_refill") == "false");
+    CHECK(listed.tag("small", "needs_refill") == "false");
+}
+
 TEST_CASE("Program: a callback that refuses leaves the process awake", "[program]") {
     Host host;
     allocate(host);

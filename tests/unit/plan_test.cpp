@@ -22,6 +22,7 @@ Backing& add(ledger::Ledger& ledger, std::uint64_t address, std::string_view tag
     Backing backing;
     backing.address = address;
     backing.bytes = k_unit;
+    backing.allocated = k_unit - 100;
     backing.tag = ledger.tag_id(tag);
     backing.device = device;
     backing.access = 1ULL << device;
@@ -142,12 +143,35 @@ TEST_CASE("Plan: what is dropped without a declared refill is named, or refused"
 TEST_CASE("Plan: a backing that is preserved whole is not called dropped", "[plan]") {
     ledger::Ledger ledger;
     auto& backing = add(ledger, k_unit, "weights");
-    ledger::Ledger::preserve(backing, {0, k_unit});
+    ledger::Ledger::preserve(backing, {0, backing.allocated - 1});
+    const auto almost = sleep::plan_sleep(ledger, request(Level::drop));
+    REQUIRE(almost);
+    CHECK(almost->dropped_tags.size() == 1);
+    ledger::Ledger::preserve(backing, {0, backing.allocated});
     const auto plan = sleep::plan_sleep(ledger, request(Level::drop));
     REQUIRE(plan);
     CHECK(plan->tags.size() == 1);
     CHECK(plan->dropped_tags.empty());
     CHECK(plan->without_refill.empty());
+
+    put(backing, Residence::dropped);
+    backing.kept = {{{0, backing.allocated}, 1, 0, false, 0}};
+    CHECK(sleep::plan_wake(ledger, {})->dropped_tags.empty());
+    backing.kept.clear(); // given up
+    CHECK(sleep::plan_wake(ledger, {})->dropped_tags.size() == 1);
+}
+
+TEST_CASE("Plan: what is damaged and given up is dropped, preserved or not", "[plan]") {
+    ledger::Ledger ledger;
+    auto& backing = add(ledger, k_unit, "weights");
+    ledger::Ledger::preserve(backing, {0, k_unit});
+    put(backing, Residence::damaged);
+    const auto plan = sleep::plan_sleep(ledger, request(Level::drop));
+    REQUIRE(plan);
+    CHECK(plan->give_up.size() == 1);
+    CHECK(plan->dropped_tags.size() == 1);
+    CHECK(plan->without_refill.size() == 1);
+    CHECK(plan->awake_tags.empty());
 }
 
 TEST_CASE("Plan: runs join neighbours of one tag and one set of grants", "[plan]") {
