@@ -65,6 +65,7 @@ public:
         std::unique_ptr<UringQueue> queue(new UringQueue());
         if (const int status = ::io_uring_queue_init(k_depth, &queue->ring_, 0); status < 0)
             return errno_error(ErrorCode::io_failed, -status, "io_uring_queue_init", "no io_uring");
+        static_cast<void>(s_handed_over.load(std::memory_order_acquire));
         queue->is_open_ = true;
         auto thread = start_quiet_thread("gpu-sleep-file", [raw = queue.get()] { raw->reap(); });
         if (!thread) return make_error(ErrorCode::out_of_host_memory, "{}", thread.error().message);
@@ -78,6 +79,7 @@ public:
             while (!enqueue(nullptr)) std::this_thread::yield();
             reaper_.join();
         }
+        s_handed_over.fetch_add(1, std::memory_order_release); // whoever gets the pages next
         if (is_open_) ::io_uring_queue_exit(&ring_);
     }
 
