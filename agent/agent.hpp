@@ -130,8 +130,9 @@ private:
     [[nodiscard]] static std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_released);
     void wake_on_touch();
     void complete(model::Report& report);
-    /// Keeps what a transaction begins with, for status() while it runs. Under memory_mutex_.
-    void remember();
+    /// Runs a transaction of the engine, guarded; status() tells meanwhile how all was before. Under
+    /// memory_mutex_.
+    [[nodiscard]] Result<void> transact(const std::function<Result<void>()>& transaction);
     /// What stays with the driver. Without the memory's mutex, which it takes.
     static void add_residual(model::Report& report);
 
@@ -143,8 +144,8 @@ private:
     ledger::Ledger ledger_;
     Clock::time_point state_since_ = Clock::now();
 
-    std::mutex before_mutex_; ///< guards before_; taken last
-    model::Report before_;    ///< how the process was when the last transaction began
+    std::mutex before_mutex_;             ///< guards before_; taken last
+    std::optional<model::Report> before_; ///< how the process was when the transaction under way began
 
     std::mutex name_mutex_; ///< guards name_
     std::string name_;

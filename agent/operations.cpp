@@ -156,7 +156,8 @@ Report Agent::status() {
         // A transaction, which may move contents for a long time. Who asks for the state need not wait for
         // it.
         const std::lock_guard guard(before_mutex_);
-        auto before = before_;
+        if (!before_) continue; // somebody allocates
+        auto before = *before_;
         before.residual = std::move(report.residual);
         before.notes = std::move(report.notes);
         before.notes.emplace_back("contents are being moved; this is how it was before");
@@ -166,11 +167,17 @@ Report Agent::status() {
     return report;
 }
 
-void Agent::remember() {
+Result<void> Agent::transact(const std::function<Result<void>()>& transaction) {
     Report before;
     complete(before);
+    {
+        const std::lock_guard lock(before_mutex_);
+        before_ = std::move(before);
+    }
+    auto done = guarded(transaction);
     const std::lock_guard lock(before_mutex_);
-    before_ = std::move(before);
+    before_.reset();
+    return done;
 }
 
 Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
@@ -362,8 +369,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     if (!quiet) done = quiet.error();
     const auto attempt = [&](const model::SleepRequest& wanted) -> Result<void> {
         const std::lock_guard lock(memory_mutex_);
-        remember();
-        GPU_SLEEP_TRY(guarded([&] { return running.engine.sleep(wanted, {progress}, report); }));
+        GPU_SLEEP_TRY(transact([&] { return running.engine.sleep(wanted, {progress}, report); }));
         if (report.changed) state_since_ = Clock::now();
         return {};
     };
@@ -410,8 +416,7 @@ Result<Event> Agent::try_to_wake(const model::WakeRequest& request, const server
     const std::lock_guard lock(memory_mutex_);
     auto plan = sleep::plan_wake(ledger_, request);
     if (!plan) return std::move(plan).error();
-    remember();
-    GPU_SLEEP_TRY(running_.load()->engine.wake(request, {progress}, report));
+    GPU_SLEEP_TRY(transact([&] { return running_.load()->engine.wake(request, {progress}, report); }));
     if (report.changed) state_since_ = Clock::now();
     return Event{0, std::move(plan->tags), std::move(plan->dropped_tags)};
 }

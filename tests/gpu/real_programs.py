@@ -320,7 +320,8 @@ HEADINGS = ("program", "verdict", "cycles", "GiB slept", "ranges", "late", "slee
 
 def row(result):
     return (result.program, result.verdict, str(result.cycles), f"{result.slept_bytes / GIB:.2f}",
-            str(result.slept_ranges), str(result.late), f"{result.sleep_seconds:.3f}", f"{result.wake_seconds:.3f}", f"{result.plain_seconds:.1f}",
+            str(result.slept_ranges), str(result.late), f"{result.sleep_seconds:.3f}",
+            f"{result.wake_seconds:.3f}", f"{result.plain_seconds:.1f}",
             f"{result.seconds:.1f}", result.residual)
 
 

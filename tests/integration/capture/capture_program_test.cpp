@@ -13,8 +13,6 @@
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
-namespace {} // namespace
-
 TEST_CASE("Capture program: it works without the agent, whichever way it reaches the driver",
           "[capture_program]") {
     const auto way = GENERATE(k_linked, k_dlsym, k_late, k_runtime, k_per_thread);
