@@ -18,6 +18,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 namespace gpu_sleep::agent {
 
@@ -97,10 +98,12 @@ private:
                                               const server::ProgressSink& progress);
     [[nodiscard]] Result<model::Report> wake(const model::WakeRequest& request,
                                              const server::ProgressSink& progress);
-    [[nodiscard]] Result<Event> try_to_wake(const model::WakeRequest& request,
-                                            const server::ProgressSink& progress, model::Report& report);
-    [[nodiscard]] Result<Event> wake_within(const model::WakeRequest& request,
-                                            const server::ProgressSink& progress, model::Report& report);
+    [[nodiscard]] Result<sleep::Woken> try_to_wake(const model::WakeRequest& request,
+                                                   const server::ProgressSink& progress,
+                                                   model::Report& report);
+    [[nodiscard]] Result<sleep::Woken> wake_within(const model::WakeRequest& request,
+                                                   const server::ProgressSink& progress,
+                                                   model::Report& report);
     /// What a sleep would do: what callbacks are told of it, with no tags where all of it sleeps already.
     struct Preview {
         Event event;
@@ -132,7 +135,8 @@ private:
     void complete(model::Report& report);
     /// Runs a transaction of the engine, guarded; status() tells meanwhile how all was before. Under
     /// memory_mutex_.
-    [[nodiscard]] Result<void> transact(const std::function<Result<void>()>& transaction);
+    template <class Transaction>
+    [[nodiscard]] std::invoke_result_t<Transaction> transact(Transaction&& transaction);
     /// What stays with the driver. Without the memory's mutex, which it takes.
     static void add_residual(model::Report& report);
 

@@ -83,6 +83,20 @@ private:
     Agent& agent_;
 };
 
+template <class Transaction>
+std::invoke_result_t<Transaction> Agent::transact(Transaction&& transaction) {
+    Report before;
+    complete(before);
+    {
+        const std::lock_guard lock(before_mutex_);
+        before_ = std::move(before);
+    }
+    auto done = guarded(std::forward<Transaction>(transaction));
+    const std::lock_guard lock(before_mutex_);
+    before_.reset();
+    return done;
+}
+
 server::Outcome Agent::run_here(server::Operation operation) {
     if (Callbacks::is_callback_thread())
         return model::Failure{
@@ -108,7 +122,7 @@ bool Agent::tidy() {
     if (!running) return false;
     {
         const std::lock_guard lock(memory_mutex_);
-        for (auto& vault : running->engine.vaults().reap()) retired_.push_back(std::move(vault));
+        for (auto& [id, vault] : running->engine.vaults().reap()) retired_.push_back(std::move(vault));
     }
     // One piece after another and without the mutex: more threads, or haste, would slow the program's first
     // work after waking. All are unpinned before the first is unmapped, which stops every thread of the
@@ -165,19 +179,6 @@ Report Agent::status() {
     }
     complete(report);
     return report;
-}
-
-Result<void> Agent::transact(const std::function<Result<void>()>& transaction) {
-    Report before;
-    complete(before);
-    {
-        const std::lock_guard lock(before_mutex_);
-        before_ = std::move(before);
-    }
-    auto done = guarded(transaction);
-    const std::lock_guard lock(before_mutex_);
-    before_.reset();
-    return done;
 }
 
 Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
@@ -407,22 +408,20 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     return report;
 }
 
-Result<Event> Agent::try_to_wake(const model::WakeRequest& request, const server::ProgressSink& progress,
-                                 Report& report) {
+Result<sleep::Woken> Agent::try_to_wake(const model::WakeRequest& request,
+                                        const server::ProgressSink& progress, Report& report) {
     // Contexts must not end while memory comes back, and what passes a checked gate must not see half of it.
     auto& gate = gate::Gate::instance();
     if (gate.phase() != gate::Gate::Phase::open && !request.dry_run)
         GPU_SLEEP_TRY(gate.close(Clock::now() + request.timeout, [] { return true; }));
     const std::lock_guard lock(memory_mutex_);
-    auto plan = sleep::plan_wake(ledger_, request);
-    if (!plan) return std::move(plan).error();
-    GPU_SLEEP_TRY(transact([&] { return running_.load()->engine.wake(request, {progress}, report); }));
+    auto woken = transact([&] { return running_.load()->engine.wake(request, {progress}, report); });
     if (report.changed) state_since_ = Clock::now();
-    return Event{0, std::move(plan->tags), std::move(plan->dropped_tags)};
+    return woken;
 }
 
-Result<Event> Agent::wake_within(const model::WakeRequest& request, const server::ProgressSink& progress,
-                                 Report& report) {
+Result<sleep::Woken> Agent::wake_within(const model::WakeRequest& request,
+                                        const server::ProgressSink& progress, Report& report) {
     constexpr Milliseconds k_pause{50};
     const auto deadline = Clock::now() + request.wait;
     for (;;) {
@@ -457,19 +456,24 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
     report.dry_run = request.dry_run;
     if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
     const GateSettler settler(*this);
-    const auto event = wake_within(request, progress, report);
-    if (!event) {
+    auto woken = wake_within(request, progress, report);
+    if (!woken) {
         settle_gate();
-        return event.error();
+        return std::move(woken).error();
     }
     if (report.changed) {
         const auto called = Clock::now();
         if (hooks::catches()) gate::Gate::instance().let_take();
-        report.notes = callbacks_.run_after_wake(*event, called + request.timeout);
-        if (!report.notes.empty()) require_refill(event->dropped_tags);
+        report.notes =
+            callbacks_.run_after_wake({0, woken->tags, woken->dropped_tags}, called + request.timeout);
+        if (!report.notes.empty()) require_refill(woken->dropped_tags);
         report.times.callbacks = seconds_since(called);
     }
     settle_gate();
+    if (woken->left) {
+        for (const auto& note : report.notes) log::warning("{}", note); // the answer has no place for them
+        return *std::move(woken->left);
+    }
     add_residual(report);
     const std::lock_guard lock(memory_mutex_);
     complete(report);

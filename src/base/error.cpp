@@ -28,9 +28,7 @@ constexpr std::array k_errors = {
         ErrorCode::not_permitted, "not_permitted", not_permitted, not_permitted,
         "only its owner and root may put a process to sleep, and files need a directory of its owner alone"},
     ErrorTraits{ErrorCode::damaged, "damaged", damaged, damaged,
-                "drop the contents with gpu-sleep --tags TAG --discard TAG, then wake and refill; gpu-wake "
-                "--tags wakes "
-                "the others"},
+                "drop the contents with gpu-sleep --tags TAG --discard TAG, then wake and refill"},
     ErrorTraits{ErrorCode::driver_failed, "driver_failed", failed_awake, failed_asleep, ""},
     ErrorTraits{ErrorCode::out_of_device_memory, "out_of_device_memory", failed_awake, failed_asleep,
                 "free GPU memory, or let gpu-wake try for longer with --wait 60s"},

@@ -36,14 +36,8 @@ private:
     bool damaged_ = false;
 };
 
-Bytes kept_bytes(const Backing& backing) noexcept {
-    Bytes sum = 0;
-    for (const auto& extent : backing.kept) sum += extent.span.bytes;
-    return sum;
-}
-
 void add_to(model::TagReport& row, const Backing& backing) {
-    const auto kept = kept_bytes(backing);
+    const auto kept = backing.kept_bytes();
     for (const auto& extent : backing.kept)
         if (extent.in_file) row.in_files += extent.span.bytes;
     ++row.ranges;
@@ -63,6 +57,12 @@ void add_to(model::TagReport& row, const Backing& backing) {
 
 } // namespace
 
+Bytes Backing::kept_bytes() const noexcept {
+    Bytes sum = 0;
+    for (const auto& extent : kept) sum += extent.span.bytes;
+    return sum;
+}
+
 bool Backing::is_wholly_preserved() const noexcept {
     Bytes sum = 0;
     for (const auto& span : preserved) sum += span.bytes;
@@ -70,7 +70,7 @@ bool Backing::is_wholly_preserved() const noexcept {
 }
 
 bool Backing::has_lost_contents() const noexcept {
-    return residence_ == Residence::dropped && (kept.empty() || kept_bytes(*this) < allocated);
+    return residence_ == Residence::dropped && (kept.empty() || kept_bytes() < allocated);
 }
 
 bool may_move(Residence from, Residence to) noexcept {

@@ -57,6 +57,7 @@ struct Backing {
     [[nodiscard]] model::Residence residence() const noexcept { return residence_; }
     [[nodiscard]] std::uint64_t end() const noexcept { return address + bytes; }
     [[nodiscard]] bool is_asleep() const noexcept { return residence_ != model::Residence::device; }
+    [[nodiscard]] Bytes kept_bytes() const noexcept;
     /// Whether preserved spans cover all that the program asked for, so that dropping the backing loses
     /// nothing.
     [[nodiscard]] bool is_wholly_preserved() const noexcept;

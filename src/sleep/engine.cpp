@@ -10,6 +10,8 @@
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <iterator>
 #include <optional>
@@ -47,8 +49,7 @@ void describe_plan(const WakePlan& plan, model::Report& report) {
         auto& device = report.devices.emplace_back();
         device.device = ordinal;
         for (const auto* backing : backings) {
-            Bytes kept = 0;
-            for (const auto& extent : backing->kept) kept += extent.span.bytes;
+            const auto kept = backing->kept_bytes();
             if (backing->handle == 0) device.released += backing->bytes;
             device.kept += kept;
             device.dropped += backing->bytes - kept;
@@ -160,26 +161,52 @@ Result<Keeping> Engine::keeping_for(const model::SleepRequest& request, bool spi
     return keeping;
 }
 
-Result<void> Engine::wake(const model::WakeRequest& request, const Control& control, model::Report& report) {
+Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& control, model::Report& report) {
     const auto plan = plan_wake(ledger_, request);
     if (!plan) return plan.error();
     if (request.dry_run) {
         describe_plan(*plan, report);
-        return add_memory(api_, free_after_wake, report);
+        for (const auto& [tag, why] : plan->spoiled) report.notes.push_back(why.message + ": it would stay asleep");
+        GPU_SLEEP_TRY(add_memory(api_, free_after_wake, report));
+        return Woken{};
     }
-    if (plan->is_empty()) return {};
+    if (plan->is_empty()) return woken_but(plan->spoiled, *plan);
 
     WakeTransaction transaction(api_, pinner_, vaults_, options_);
     const auto start = Clock::now();
-    if (auto prepared = guarded([&] { return transaction.prepare(*plan, control); }); !prepared) {
+    auto spoiled = plan->spoiled;
+    const auto prepared = guarded([&]() -> Result<void> {
+        GPU_SLEEP_TRY(transaction.prepare(*plan, control));
+        spoiled.insert(transaction.spoiled().begin(), transaction.spoiled().end());
+        return {};
+    });
+    if (!prepared) {
         transaction.undo();
-        return std::move(prepared).error();
+        return prepared.error();
     }
     transaction.commit();
     report.times.transfer = seconds_since(start);
-    report.changed = true;
+    report.changed = transaction.has_changed();
     transaction.describe(report);
-    return {};
+    return woken_but(spoiled, *plan);
+}
+
+Woken Engine::woken_but(const Spoiled& spoiled, const WakePlan& plan) const {
+    Woken woken;
+    const auto add = [&](std::vector<std::string>& names, const std::vector<ledger::TagId>& tags) {
+        for (const auto tag : tags)
+            if (!spoiled.contains(tag)) names.push_back(ledger_.tag(tag).name);
+    };
+    add(woken.tags, plan.tags);
+    add(woken.dropped_tags, plan.dropped_tags);
+    if (spoiled.empty()) return woken;
+    std::vector<std::string> asleep;
+    for (const auto& [tag, why] : spoiled) asleep.push_back(ledger_.tag(tag).name);
+    woken.left = spoiled.begin()->second;
+    woken.left->message += fmt::format("; asleep: {}", fmt::join(asleep, ", "));
+    if (!woken.tags.empty())
+        woken.left->message += fmt::format("; awake now: {}", fmt::join(woken.tags, ", "));
+    return woken;
 }
 
 } // namespace gpu_sleep::sleep

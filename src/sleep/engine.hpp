@@ -13,6 +13,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,14 @@ struct Control {
     /// Told how far the transaction is; false withdraws the request, which is heeded until the point of no
     /// return.
     std::function<bool(const model::Progress&)> progress = [](const model::Progress&) { return true; };
+};
+
+/// What a wake brought back, and what it left asleep.
+struct Woken {
+    std::vector<std::string> tags;
+    std::vector<std::string> dropped_tags; ///< of those, the ones that lost contents
+    /// Why some tags stay asleep. Errors: damaged, or of reading their files.
+    std::optional<Error> left;
 };
 
 /// Runs transactions over the ledger's backings. The caller holds the mutex that guards the ledger, has
@@ -49,9 +58,10 @@ public:
                                      model::Report& report);
 
     /// Tries once: waiting for GPU memory (WakeRequest::wait) is the caller's, who can let the mutex go
-    /// meanwhile. Errors: those of plan_wake(); out_of_device_memory, damaged, driver_failed, context_lost,
-    /// cancelled: all that was asleep still is, with its contents.
-    [[nodiscard]] Result<void> wake(const model::WakeRequest& request, const Control& control,
+    /// meanwhile. A tag whose contents are damaged, or whose file cannot be read, stays asleep; the others
+    /// wake. Errors: those of plan_wake(); out_of_device_memory, driver_failed, context_lost, cancelled: all
+    /// that was asleep still is, with its contents.
+    [[nodiscard]] Result<Woken> wake(const model::WakeRequest& request, const Control& control,
                                     model::Report& report);
 
     [[nodiscard]] Vaults& vaults() noexcept { return vaults_; }
@@ -59,6 +69,9 @@ public:
 private:
     /// Where `request` keeps contents; all in files if `spills`. Errors: those of SnapshotDirectory::open().
     [[nodiscard]] Result<Keeping> keeping_for(const model::SleepRequest& request, bool spills) const;
+
+    /// What `plan` brought back, but for the tags that are `spoiled`.
+    [[nodiscard]] Woken woken_but(const Spoiled& spoiled, const WakePlan& plan) const;
 
     const driver::Api& api_;
     ledger::Ledger& ledger_;

@@ -17,8 +17,9 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
     return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-void add_once(std::vector<std::string>& names, const std::string& name) {
-    if (!contains(names, name)) names.push_back(name);
+template <class T>
+void add_once(std::vector<T>& items, const T& item) {
+    if (std::find(items.begin(), items.end(), item) == items.end()) items.push_back(item);
 }
 
 Result<void> check_tags(const ledger::Ledger& ledger, const std::vector<std::string>& names) {
@@ -115,18 +116,23 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
 Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request) {
     GPU_SLEEP_TRY(check_tags(ledger, request.tags));
     WakePlan plan;
+    std::vector<Backing*> asleep;
     for (auto& [address, backing] : ledger.backings()) {
         const auto& tag = ledger.tag(backing.tag);
         if (!request.tags.empty() && !contains(request.tags, tag.name)) continue;
         const auto action = wake_action_for(backing.residence());
-        if (action == WakeAction::leave) continue;
+        if (action == WakeAction::restore) asleep.push_back(&backing);
         if (action == WakeAction::refuse)
-            return make_error(ErrorCode::damaged,
-                              "the kept contents of tag '{}' are damaged (range {:#x} of {})", tag.name,
-                              backing.address, format_bytes(backing.bytes));
-        plan.devices[backing.device].push_back(&backing);
-        add_once(plan.tags, tag.name);
-        if (backing.has_lost_contents()) add_once(plan.dropped_tags, tag.name);
+            plan.spoiled.try_emplace(backing.tag,
+                                     make_error(ErrorCode::damaged,
+                                                "the kept contents of tag '{}' are damaged (range {:#x} of {})",
+                                                tag.name, backing.address, format_bytes(backing.bytes)));
+    }
+    for (auto* backing : asleep) {
+        if (plan.spoiled.contains(backing->tag)) continue;
+        plan.devices[backing->device].push_back(backing);
+        add_once(plan.tags, backing->tag);
+        if (backing->has_lost_contents()) add_once(plan.dropped_tags, backing->tag);
     }
     return plan;
 }

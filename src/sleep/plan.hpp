@@ -33,7 +33,8 @@ enum class Action : std::uint8_t {
 ///     damaged     leave      give_up
 [[nodiscard]] Action action_for(model::Residence residence, bool keep, bool has_preserved) noexcept;
 
-/// What a wake does to a backing: host and dropped ones wake, damaged ones make it fail, awake ones stay.
+/// What a wake does to a backing: host and dropped ones wake, damaged ones keep all of their tag asleep,
+/// awake ones stay.
 enum class WakeAction : std::uint8_t { leave, restore, refuse };
 [[nodiscard]] WakeAction wake_action_for(model::Residence residence) noexcept;
 
@@ -68,10 +69,14 @@ struct SleepPlan {
     [[nodiscard]] bool is_empty() const noexcept { return devices.empty() && give_up.empty(); }
 };
 
+/// Tags that stay asleep although they were to wake, each with the reason.
+using Spoiled = std::map<ledger::TagId, Error>;
+
 struct WakePlan {
     std::map<int, std::vector<ledger::Backing*>> devices;
-    std::vector<std::string> tags;
-    std::vector<std::string> dropped_tags;
+    std::vector<ledger::TagId> tags;
+    std::vector<ledger::TagId> dropped_tags; ///< of those, the ones that lost contents
+    Spoiled spoiled;                         ///< not among `tags`
     [[nodiscard]] bool is_empty() const noexcept { return devices.empty(); }
 };
 
@@ -79,7 +84,7 @@ struct WakePlan {
 /// no_refill.
 [[nodiscard]] Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request);
 
-/// Errors: unknown_tag, damaged (a tag of the request has damaged contents).
+/// Errors: unknown_tag.
 [[nodiscard]] Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request);
 
 } // namespace gpu_sleep::sleep

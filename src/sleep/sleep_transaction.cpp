@@ -4,6 +4,7 @@
 
 #include "sleep/sleep_transaction.hpp"
 
+#include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
 
@@ -257,7 +258,14 @@ std::size_t SleepTransaction::leave_asleep() {
 
 Result<void> SleepTransaction::commit(const std::vector<Backing*>& give_up) {
     // Everything that takes memory comes first: behind the last unmap nothing may fail.
-    for (auto& device : devices_) enlist(device);
+    const auto enlisted = guarded([this]() -> Result<void> {
+        for (auto& device : devices_) enlist(device);
+        return {};
+    });
+    if (!enlisted) {
+        strike_off();
+        return enlisted.error();
+    }
     if (auto unmapped = unmap_all(); !unmapped) {
         map_again();
         const auto asleep = leave_asleep();
@@ -299,6 +307,8 @@ void SleepTransaction::release(DeviceSleep& device) {
 }
 
 void SleepTransaction::enlist(DeviceSleep& device) {
+    for (auto& draft : device.drafts)
+        for (auto& extent : draft.extents) extent.backing->kept.reserve(extent.backing->preserved.size() + 1);
     for (auto& draft : device.drafts) {
         const auto id = vaults_.add(std::move(draft.vault));
         for (auto& extent : draft.extents) {

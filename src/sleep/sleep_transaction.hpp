@@ -56,8 +56,8 @@ public:
         : api_(api), pinner_(pinner), vaults_(vaults), options_(options), keeping_(std::move(keeping)) {}
 
     [[nodiscard]] Result<void> prepare(const SleepPlan& plan, const Control& control);
-    /// Errors: driver_failed (an unmap failed; everything is mapped again, but for what the driver refuses to
-    /// map: that sleeps, and its memory stays on the GPU).
+    /// Errors: out_of_host_memory (everything is still mapped), driver_failed (an unmap failed; everything is
+    /// mapped again, but for what the driver refuses to map: that sleeps, and its memory stays on the GPU).
     [[nodiscard]] Result<void> commit(const std::vector<ledger::Backing*>& give_up);
     /// What was done on each device. Notes what could not be released.
     void describe(model::Report& report) const;
@@ -78,6 +78,8 @@ private:
     /// ranges.
     std::size_t leave_asleep();
     void release(DeviceSleep& device);
+    /// Gives the drafts' vaults, and their owners a note of them. May throw for want of memory; strike_off()
+    /// takes it back.
     void enlist(DeviceSleep& device);
     void strike_off();
     void settle(DeviceSleep& device);

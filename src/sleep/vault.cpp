@@ -15,24 +15,23 @@ std::uint64_t Vaults::add(Vault vault) {
     return id;
 }
 
-void Vaults::let_go(Vault& vault, Files files) {
+void Vaults::let_go(Vault& vault, Files files) noexcept {
     if (!vault.snapshot) return;
     if (vault.keeps_file && files == Files::as_asked) {
-        const auto kept = vault.snapshot->file.keep();
+        const auto kept = guarded([&] { return vault.snapshot->file.keep(); });
         if (kept) return;
         log::warning("a snapshot could not be kept: {}", kept.error().message);
     }
     vault.snapshot->file.unlink();
 }
 
-void Vaults::forget(const std::vector<ledger::KeptExtent>& extents, Files files) {
+void Vaults::forget(const std::vector<ledger::KeptExtent>& extents, Files files) noexcept {
     for (const auto& extent : extents) {
         const auto vault = vaults_.find(extent.vault);
         vault->second.live -= extent.span.bytes;
         if (vault->second.live != 0) continue;
         let_go(vault->second, files);
-        retired_.push_back(std::move(vault->second));
-        vaults_.erase(vault);
+        retired_.insert(vaults_.extract(vault)); // which takes no memory
     }
 }
 
@@ -49,11 +48,7 @@ Bytes Vaults::file_bytes() const noexcept {
 }
 
 void Vaults::remove_files() noexcept {
-    for (auto& [id, vault] : vaults_)
-        static_cast<void>(guarded([&vault = vault]() -> Result<void> {
-            let_go(vault, Files::as_asked);
-            return {};
-        }));
+    for (auto& [id, vault] : vaults_) let_go(vault, Files::as_asked);
 }
 
 } // namespace gpu_sleep::sleep

@@ -39,10 +39,11 @@ public:
     };
     /// Gives up `extents`. A vault that nothing needs any more is retired: it holds its memory until reap(),
     /// but its file has no name any more.
-    void forget(const std::vector<ledger::KeptExtent>& extents, Files files = Files::as_asked);
+    void forget(const std::vector<ledger::KeptExtent>& extents, Files files = Files::as_asked) noexcept;
 
+    using ByNumber = std::map<std::uint64_t, Vault>;
     /// Retired vaults, for the caller to destroy where it takes nobody's time: unpinning takes 12 ms a GiB.
-    [[nodiscard]] std::vector<Vault> reap() { return std::exchange(retired_, {}); }
+    [[nodiscard]] ByNumber reap() { return std::exchange(retired_, {}); }
 
     /// Host memory of the vaults that are in use.
     [[nodiscard]] Bytes host_bytes() const noexcept;
@@ -53,10 +54,10 @@ public:
 
 private:
     /// Keeps or removes the vault's file, if it has one.
-    static void let_go(Vault& vault, Files files);
+    static void let_go(Vault& vault, Files files) noexcept;
 
-    std::map<std::uint64_t, Vault> vaults_;
-    std::vector<Vault> retired_;
+    ByNumber vaults_;
+    ByNumber retired_;
     std::uint64_t next_id_ = 1;
 };
 

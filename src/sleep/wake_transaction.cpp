@@ -7,7 +7,6 @@
 #include "base/log.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 namespace gpu_sleep::sleep {
@@ -57,6 +56,12 @@ bool keeps_spans(const Run& run) noexcept {
                        [](const Backing* b) { return !b->kept.empty(); });
 }
 
+/// Whether a failed reading is the file's trouble, and so its tag's alone.
+bool is_about_file(ErrorCode code) noexcept {
+    return code == ErrorCode::damaged || code == ErrorCode::io_failed || code == ErrorCode::not_permitted ||
+           code == ErrorCode::protocol_mismatch;
+}
+
 Bytes memory_needed(const std::vector<Backing*>& backings) noexcept {
     Bytes sum = 0;
     for (const auto* backing : backings) sum += backing->handle == 0 ? backing->bytes : 0;
@@ -94,11 +99,13 @@ Result<void> WakeTransaction::prepare(const WakePlan& plan, const Control& contr
         device.device = ordinal;
         GPU_SLEEP_TRY(open(device, backings));
         for (const auto* backing : backings)
-            for (const auto& extent : backing->kept) total += extent.span.bytes;
+            total += backing->kept_bytes();
     }
     ProgressCounter progress(control, total);
-    return run_side_by_side(devices_, progress,
-                            [&](DeviceWake& device) { return bring_back(device, progress); });
+    GPU_SLEEP_TRY(run_side_by_side(devices_, progress,
+                                   [&](DeviceWake& device) { return bring_back(device, progress); }));
+    for (const auto& device : devices_) spoiled_.insert(device.spoiled.begin(), device.spoiled.end());
+    return {};
 }
 
 Result<void> WakeTransaction::bring_back(DeviceWake& device, ProgressCounter& progress) {
@@ -140,7 +147,6 @@ Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, Progr
     }
     std::vector<Copy> copies;
     for (auto* backing : run.backings) {
-        Bytes kept = 0;
         for (const auto& extent : backing->kept) {
             const auto& vault = vaults_.at(extent.vault);
             const Copy copy{{backing->address + extent.span.offset, extent.span.bytes},
@@ -149,7 +155,7 @@ Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, Progr
             std::optional<FileExtent> file;
             if (extent.in_file) {
                 file = FileExtent{extent.vault, static_cast<std::size_t>(extent.vault_offset),
-                                  copy.device.address};
+                                  copy.device.address, backing->tag};
                 device.files.push_back(*file);
             } else {
                 add_copy(copies, copy);
@@ -163,10 +169,9 @@ Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, Progr
                                 copy.arena_offset + (block.address - copy.device.address)};
                 device.kept.push_back({backing, part, file, vault.seals[extent.first_seal + (i - first)]});
             }
-            kept += extent.span.bytes;
         }
-        device.report.kept += kept;
-        device.report.dropped += backing->bytes - kept;
+        device.report.kept += backing->kept_bytes();
+        device.report.dropped += backing->bytes - backing->kept_bytes();
     }
     const auto part = [&](std::size_t, driver::DeviceAddress to, const std::byte* from,
                           Bytes bytes) -> Result<void> {
@@ -192,6 +197,25 @@ Result<std::vector<std::size_t>> WakeTransaction::find_damage(DeviceWake& device
     return damaged;
 }
 
+Result<void> WakeTransaction::read_file(DeviceWake& device, std::span<const FileExtent> wanted,
+                                        std::size_t chunks, ProgressCounter& progress) {
+    const auto& snapshot = *vaults_.at(wanted.front().vault).snapshot;
+    auto reader = store::SnapshotReader::open(snapshot.file.path(), snapshot.header.description.id);
+    if (!reader) return std::move(reader).error();
+    std::vector<driver::DeviceAddress> addresses(snapshot.header.description.extents.size());
+    store::SnapshotReadOptions options;
+    for (const auto& extent : wanted) {
+        addresses[extent.number] = extent.address;
+        options.extents.push_back(extent.number);
+    }
+    return with_staging(device.staging, *device.session, pinner_, chunks, options_, [&](Staging& staging) {
+        options.ahead = staging.ahead();
+        options.staging = std::min(options_.staging, staging.buffer_bytes());
+        DeviceSink sink(*device.session, staging, addresses, progress);
+        return reader->read(sink, options);
+    });
+}
+
 Result<void> WakeTransaction::read_files(DeviceWake& device, const std::vector<FileExtent>& wanted,
                                          ProgressCounter& progress) {
     std::size_t chunks = 0; // of the longest file: they share the ring
@@ -199,65 +223,62 @@ Result<void> WakeTransaction::read_files(DeviceWake& device, const std::vector<F
         chunks = std::max(chunks, vaults_.at(file.vault).snapshot->header.rows.size());
     for (auto first = wanted.begin(); first != wanted.end();) {
         // One vault after another; its extents in their order.
-        const auto id = first->vault;
-        const auto last =
-            std::find_if(first, wanted.end(), [=](const FileExtent& f) { return f.vault != id; });
-        const auto& snapshot = *vaults_.at(id).snapshot;
-        auto reader = store::SnapshotReader::open(snapshot.file.path(), snapshot.header.description.id);
-        if (!reader) return std::move(reader).error();
-        std::vector<driver::DeviceAddress> addresses(snapshot.header.description.extents.size());
-        store::SnapshotReadOptions options;
-        for (; first != last; ++first) {
-            addresses[first->number] = first->address;
-            options.extents.push_back(first->number);
-        }
-        GPU_SLEEP_TRY(
-            with_staging(device.staging, *device.session, pinner_, chunks, options_, [&](Staging& staging) {
-                options.ahead = staging.ahead();
-                options.staging = std::min(options_.staging, staging.buffer_bytes());
-                DeviceSink sink(*device.session, staging, addresses, progress);
-                return reader->read(sink, options);
-            }));
+        const auto last = std::find_if(first, wanted.end(),
+                                       [=](const FileExtent& f) { return f.vault != first->vault; });
+        auto read = read_file(device, {first, last}, chunks, progress);
+        if (!read && !is_about_file(read.error().code)) return read;
+        if (!read) device.spoiled.try_emplace(first->tag, std::move(read).error());
+        first = last;
     }
     return {};
 }
 
+Result<void> WakeTransaction::bring_again(DeviceWake& device, const std::vector<std::size_t>& damaged,
+                                          ProgressCounter& progress) {
+    std::set<FileExtent> files;
+    for (const auto index : damaged) {
+        const auto& block = device.kept[index];
+        if (block.file) {
+            files.insert(*block.file);
+            continue;
+        }
+        GPU_SLEEP_TRY(for_each_part(
+            block.copy, [&](std::size_t, driver::DeviceAddress to, const std::byte* from, Bytes bytes) {
+                return device.session->copy_to_device(to, from, bytes);
+            }));
+    }
+    return read_files(device, {files.begin(), files.end()}, progress);
+}
+
 Result<void> WakeTransaction::verify(DeviceWake& device, ProgressCounter& progress) {
-    std::vector<std::size_t> all(device.blocks.size());
-    std::iota(all.begin(), all.end(), std::size_t{0});
+    std::vector<std::size_t> all;
+    for (std::size_t i = 0; i < device.blocks.size(); ++i)
+        if (!device.spoiled.contains(device.kept[i].backing->tag)) all.push_back(i);
     auto damaged = find_damage(device, all);
     if (!damaged) return std::move(damaged).error();
     if (damaged->empty()) return {};
 
-    // A bit that flipped on the way is still right in host memory: copy those blocks once more.
-    std::set<FileExtent> again;
-    for (const auto index : *damaged) {
-        const auto& copy = device.kept[index].copy;
-        if (device.kept[index].file) {
-            again.insert(*device.kept[index].file);
-            continue;
-        }
-        GPU_SLEEP_TRY(for_each_part(
-            copy, [&](std::size_t, driver::DeviceAddress to, const std::byte* from, Bytes bytes) {
-                return device.session->copy_to_device(to, from, bytes);
-            }));
-    }
-    GPU_SLEEP_TRY(read_files(device, {again.begin(), again.end()}, progress));
+    // A bit that flipped on the way is still right where it was kept.
+    GPU_SLEEP_TRY(bring_again(device, *damaged, progress));
     auto still = find_damage(device, *damaged);
     if (!still) return std::move(still).error();
-    if (still->empty()) {
+    if (still->empty())
         log::warning("{} blocks arrived damaged on GPU {} and were copied again", damaged->size(),
                      device.device);
-        return {};
+    for (const auto index : *still) {
+        auto* backing = device.kept[index].backing;
+        device.damaged.push_back(backing);
+        if (!device.spoiled.contains(backing->tag))
+            device.spoiled.emplace(backing->tag,
+                                   make_error(ErrorCode::damaged, "{} of {} blocks changed while asleep, the first at {:#x}",
+                                              still->size(), device.blocks.size(), device.blocks[index].address));
     }
-    for (const auto index : *still) device.damaged.push_back(device.kept[index].backing);
-    const auto& first = device.blocks[still->front()];
-    return make_error(ErrorCode::damaged, "{} of {} blocks changed while asleep, the first at {:#x}",
-                      still->size(), device.blocks.size(), first.address);
+    return {};
 }
 
 void WakeTransaction::commit() {
     for (auto& device : devices_) {
+        take_back_spoiled(device);
         for (const auto& run : device.runs) {
             for (auto* backing : run.backings) {
                 backing->needs_refill |= backing->has_lost_contents();
@@ -270,24 +291,49 @@ void WakeTransaction::commit() {
     }
 }
 
+void WakeTransaction::take_back_spoiled(DeviceWake& device) {
+    const auto wakes = [&](const Run& run) { return !spoiled_.contains(run.backings.front()->tag); };
+    const auto first = std::partition(device.runs.begin(), device.runs.end(), wakes);
+    for (auto run = first; run != device.runs.end(); ++run) {
+        for (const auto* backing : run->backings) {
+            device.report.kept -= backing->kept_bytes();
+            device.report.dropped -= backing->bytes - backing->kept_bytes();
+        }
+        device.report.released -= std::min(device.report.released, close(run->backings));
+    }
+    device.runs.erase(first, device.runs.end());
+    for (auto* backing : device.damaged)
+        if (backing->residence() != Residence::damaged) Ledger::move(*backing, Residence::damaged);
+}
+
+Bytes WakeTransaction::close(const std::vector<Backing*>& opened) {
+    Bytes released = 0;
+    for (auto* backing : opened) {
+        if (backing->mapped) {
+            const auto unmapped = driver::unmap(api_, {backing->address, backing->bytes});
+            if (!unmapped) {
+                log::warning("a wake was not wholly undone: {}", unmapped.error().message);
+                continue;
+            }
+            backing->mapped = false;
+        }
+        if (backing->handle == 0 || api_.cuMemRelease(backing->handle) != CUDA_SUCCESS) continue;
+        backing->handle = 0;
+        released += backing->bytes;
+    }
+    return released;
+}
+
 void WakeTransaction::undo() {
     for (auto& device : devices_) {
         device.session.reset(); // waits for its copies
-        for (auto* backing : device.opened) {
-            if (backing->mapped) {
-                const auto unmapped = driver::unmap(api_, {backing->address, backing->bytes});
-                if (!unmapped) {
-                    log::warning("a wake was not wholly undone: {}", unmapped.error().message);
-                    continue; // keeps its memory; the next wake fills it
-                }
-                backing->mapped = false;
-            }
-            if (backing->handle != 0 && api_.cuMemRelease(backing->handle) == CUDA_SUCCESS)
-                backing->handle = 0;
-        }
-        for (auto* backing : device.damaged)
-            if (backing->residence() != Residence::damaged) Ledger::move(*backing, Residence::damaged);
+        static_cast<void>(close(device.opened));
     }
+}
+
+bool WakeTransaction::has_changed() const noexcept {
+    return std::any_of(devices_.begin(), devices_.end(),
+                       [](const DeviceWake& device) { return !device.runs.empty(); });
 }
 
 void WakeTransaction::describe(model::Report& report) const {

@@ -71,7 +71,10 @@ public:
         request.level = model::Level::drop;
         GPU_SLEEP_TRY(measure(
             cost.sleep, [&](model::Report& report) { return engine_.sleep(request, control_, report); }));
-        return measure(cost.wake, [&](model::Report& report) { return engine_.wake({}, control_, report); });
+        return measure(cost.wake, [&](model::Report& report) -> Result<void> {
+            const auto woken = engine_.wake({}, control_, report);
+            return woken ? Result<void>() : woken.error();
+        });
     }
 
 private:

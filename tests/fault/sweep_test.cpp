@@ -7,9 +7,11 @@
 #include "support/scratch.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
+#include <string_view>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -17,19 +19,14 @@ using model::State;
 
 namespace {
 
-/// Two devices, neighbours, a gap, a second tag, a span, a range with a peer: a little of everything.
-void populate(EngineFixture& fixture) {
-    fixture.add(0, "weights", 3 * k_mib);
-    fixture.add(0, "weights", 5 * k_mib);
-    fixture.add(0, "weights", 2 * k_mib);
-    fixture.add(0, "kv_cache", 4 * k_mib);
-    fixture.add(0, "buffers", 70'000);
-    fixture.add(1, "weights", 3 * k_mib);
-    fixture.remove(1);
-    REQUIRE(fixture.heap().allow_access(fixture.allocations()[0].address, 1));
-    auto* backing = fixture.ledger().find(fixture.allocations()[1].address);
-    ledger::Ledger::preserve(*backing, {123, 4567});
-}
+/// How a process sleeps.
+struct Way {
+    const char* name;
+    int level;
+    bool in_files; ///< those of `weights`
+};
+constexpr std::array k_ways{Way{"kept in host memory", 1, false}, Way{"kept in files too", 1, true},
+                            Way{"dropped", 2, false}};
 
 constexpr int k_most_calls = 2000;
 
@@ -40,138 +37,234 @@ int stride() {
     return std::max(1, wanted ? std::atoi(wanted) : 1);
 }
 
-/// What a transaction makes for itself. One of them stays when the call that fails is the one to take it
-/// back.
-std::uint64_t helpers(const sim_live& live) {
-    return live.streams + live.events + live.modules + live.host_registrations + live.contexts;
-}
-
-/// A sleep at level 1, with `weights` in files if there is a directory for them.
-model::SleepRequest request_for(const Scratch& scratch, bool in_files) {
-    auto request = level(1);
-    if (!in_files) return request;
-    request.stores = {{"weights", model::Store::file}};
-    request.directory = scratch.file("sleep");
-    return request;
-}
-
 std::size_t files_in(const std::string& directory) {
     std::error_code ignored;
     const std::filesystem::directory_iterator files(directory, ignored);
     return static_cast<std::size_t>(std::distance(begin(files), end(files)));
 }
 
+/// What a transaction makes for itself, and must take back.
+std::uint64_t helpers(const sim_live& live) {
+    return live.streams + live.events + live.modules + live.host_registrations + live.contexts;
+}
+
+/// How many of them the driver keeps when `call` fails: what it was to give back, and without its context
+/// nothing of a session can be given back.
+std::uint64_t lost_by(std::string_view call) {
+    constexpr std::uint64_t k_of_a_session = 4; // two streams, a module, host memory
+    constexpr std::array<std::string_view, 5> k_words{"Destroy", "Unload", "Unregister", "Release", "Free"};
+    if (call == "cuCtxPushCurrent") return k_of_a_session;
+    return std::any_of(k_words.begin(), k_words.end(), [=](std::string_view word) {
+        return call.find(word) != std::string_view::npos;
+    });
+}
+
+/// A process with a little of everything: two devices, neighbours, a gap, a second tag, a span, a range with a
+/// peer; and what every step of a sweep asks of it.
+class Sweep {
+public:
+    Sweep(const Way& way, CUresult status) : way_(way), status_(status) {
+        fixture_.add(0, "weights", 3 * k_mib);
+        fixture_.add(0, "weights", 5 * k_mib);
+        fixture_.add(0, "weights", 2 * k_mib);
+        fixture_.add(0, "kv_cache", 4 * k_mib);
+        fixture_.add(0, "buffers", 70'000);
+        fixture_.add(1, "weights", 3 * k_mib);
+        fixture_.remove(1);
+        REQUIRE(fixture_.heap().allow_access(fixture_.allocations()[0].address, 1));
+        ledger::Ledger::preserve(backing(1), {123, 4567});
+        request_ = level(way.level);
+        request_.keep = {"buffers"};
+        if (way.in_files) {
+            request_.stores = {{"weights", model::Store::file}};
+            request_.directory = scratch_.file("sleep");
+        }
+        awake_ = sim_live_objects();
+    }
+
+    /// Runs `transaction` with its `call`-th call failing.
+    template <class Transaction>
+    [[nodiscard]] Result<void> run(int call, Transaction&& transaction) {
+        sim_reset_counts();
+        sim_fail("*", static_cast<std::uint64_t>(call), status_, SIM_ONCE);
+        auto done = transaction();
+        reached_ = sim_fault_counts().injected_failures != 0;
+        failures_ += !done;
+        failed_ = sim_last_failed();
+        if (reached_) lost_ += lost_by(failed_);
+        sim_clear();
+        return done;
+    }
+    /// Whether the call that was to fail was made.
+    [[nodiscard]] bool reached() const { return reached_; }
+    [[nodiscard]] int failures() const { return failures_; }
+
+    [[nodiscard]] Result<void> sleep() { return fixture_.sleep(request_); }
+
+    void check_asleep() {
+        CHECK(fixture_.state() == State::asleep);
+        CHECK(files_in(request_.directory) == (way_.in_files ? 2U : 0U));
+        CHECK(sim_live_objects().mapped_bytes == 0);
+    }
+    /// All is awake as it was before the sleep, every byte included.
+    void check_untouched() {
+        CHECK(fixture_.all_intact());
+        check_nothing_is_left();
+    }
+    /// All is awake, what was kept as it was before and the rest zero; then it is filled again.
+    void check_woken() {
+        for (std::size_t i = 0; i < fixture_.allocations().size(); ++i) {
+            INFO("allocation " << i);
+            CHECK(fixture_.read(i) == expected(i));
+        }
+        fixture_.refill();
+        check_nothing_is_left();
+    }
+
+    [[nodiscard]] EngineFixture& fixture() { return fixture_; }
+    [[nodiscard]] ledger::Backing& backing(std::size_t allocation) {
+        return *fixture_.ledger().find(fixture_.allocations()[allocation].address);
+    }
+
+private:
+    [[nodiscard]] std::vector<std::uint8_t> expected(std::size_t index) {
+        const auto& contents = fixture_.allocations()[index].contents;
+        const auto& owner = backing(index);
+        const bool is_kept = way_.level == 1 || fixture_.ledger().tag(owner.tag).name == "buffers";
+        if (is_kept) return contents;
+        std::vector<std::uint8_t> bytes(contents.size(), 0);
+        REQUIRE(owner.address == fixture_.allocations()[index].address);
+        for (const auto& span : owner.preserved)
+            std::copy_n(contents.begin() + static_cast<std::ptrdiff_t>(span.offset), span.bytes,
+                        bytes.begin() + static_cast<std::ptrdiff_t>(span.offset));
+        return bytes;
+    }
+
+    void check_nothing_is_left() {
+        const auto live = sim_live_objects();
+        CHECK(fixture_.state() == State::awake);
+        CHECK(files_in(request_.directory) == 0);
+        CHECK(live.handles == awake_.handles);
+        CHECK(live.mapped_bytes == awake_.mapped_bytes);
+        CHECK(live.reservations == awake_.reservations);
+        INFO("after " << failed_ << " failed");
+        CHECK(helpers(live) <= helpers(awake_) + lost_);
+        CHECK(sim_fault_counts().illegal_accesses == 0);
+    }
+
+    Way way_;
+    CUresult status_;
+    Scratch scratch_;
+    EngineFixture fixture_;
+    model::SleepRequest request_;
+    sim_live awake_{};
+    std::uint64_t lost_ = 0; ///< helpers that the driver did not take back
+    std::string_view failed_; ///< the call
+    bool reached_ = false;
+    int failures_ = 0;
+};
+
 } // namespace
 
 TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep]") {
     const auto status = GENERATE(CUDA_ERROR_UNKNOWN, CUDA_ERROR_OUT_OF_MEMORY);
-    const bool in_files = GENERATE(false, true);
-    const Scratch scratch;
-    const auto request = request_for(scratch, in_files);
-    EngineFixture fixture;
-    populate(fixture);
-    int failures = 0;
+    const auto& way = k_ways.at(GENERATE(0U, 1U, 2U));
+    Sweep sweep(way, status);
     int call = 1;
-    for (; call < k_most_calls; call += stride()) {
-        INFO("call " << call << " gives " << status << (in_files ? ", with files" : ""));
-        const auto awake = sim_live_objects();
-        sim_reset_counts();
-        sim_fail("*", static_cast<std::uint64_t>(call), status, SIM_ONCE);
-        const auto slept = fixture.sleep(request);
-        const bool reached = sim_fault_counts().injected_failures != 0;
-        sim_clear();
-        if (!slept) CHECK(helpers(sim_live_objects()) <= helpers(awake) + 1);
+    for (bool reached = true; reached && call < k_most_calls; call += stride()) {
+        INFO("call " << call << " gives " << status << ", " << way.name);
+        const auto slept = sweep.run(call, [&] { return sweep.sleep(); });
+        reached = sweep.reached();
         if (!slept) {
-            ++failures;
-            CHECK(fixture.state() == State::awake);
-            CHECK(fixture.all_intact());
-            CHECK(files_in(request.directory) == 0);
-            CHECK(sim_live_objects().handles == awake.handles);
-            CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes);
-            REQUIRE(fixture.sleep(request));
+            sweep.check_untouched();
+            REQUIRE(sweep.sleep());
         }
-        CHECK(fixture.state() == State::asleep);
-        CHECK(files_in(request.directory) == (in_files ? 2U : 0U));
-        REQUIRE(fixture.wake());
-        CHECK(fixture.all_intact());
-        CHECK(files_in(request.directory) == 0);
-        CHECK(sim_live_objects().handles == awake.handles);
-        CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes);
-        CHECK(sim_fault_counts().illegal_accesses == 0);
-        if (!reached) break;
+        sweep.check_asleep();
+        REQUIRE(sweep.fixture().wake());
+        sweep.check_woken();
     }
     CHECK(call < k_most_calls);
-    CHECK(failures > 10 / stride());
-}
-
-TEST_CASE("Sweep: a sleep that can be neither finished nor undone leaves asleep what it cannot map",
-          "[sweep]") {
-    const bool in_files = GENERATE(false, true);
-    const char* const refused = GENERATE("cuMemMap", "cuMemSetAccess");
-    const Scratch scratch;
-    const auto request = request_for(scratch, in_files);
-    EngineFixture fixture;
-    populate(fixture);
-    const auto awake = sim_live_objects();
-    int partly = 0;
-    for (std::uint64_t unmap = 2; unmap < 100; ++unmap) {
-        INFO("unmap " << unmap << ", " << refused << (in_files ? ", with files" : ""));
-        sim_reset_counts();
-        sim_fail("cuMemUnmap", unmap, CUDA_ERROR_UNKNOWN, SIM_ONCE);
-        sim_fail(refused, 1, CUDA_ERROR_UNKNOWN, SIM_FOREVER);
-        const auto slept = fixture.sleep(request);
-        sim_clear();
-        if (!slept) {
-            ++partly;
-            CHECK(slept.error().code == ErrorCode::driver_failed);
-            CHECK(fixture.state() == State::partial);
-        }
-        REQUIRE(fixture.wake());
-        CHECK(fixture.state() == State::awake);
-        CHECK(fixture.all_intact());
-        CHECK(files_in(request.directory) == 0);
-        CHECK(sim_live_objects().handles == awake.handles);
-        CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes);
-        CHECK(sim_fault_counts().illegal_accesses == 0);
-        if (slept) break;
-    }
-    CHECK(partly > 2);
+    CHECK(sweep.failures() > 10 / stride());
 }
 
 TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep]") {
     const auto status = GENERATE(CUDA_ERROR_UNKNOWN, CUDA_ERROR_OUT_OF_MEMORY);
-    const bool in_files = GENERATE(false, true);
-    const Scratch scratch;
-    const auto request = request_for(scratch, in_files);
-    EngineFixture fixture;
-    populate(fixture);
-    int failures = 0;
+    const auto& way = k_ways.at(GENERATE(0U, 1U, 2U));
+    Sweep sweep(way, status);
     int call = 1;
-    for (; call < k_most_calls; call += stride()) {
-        INFO("call " << call << " gives " << status << (in_files ? ", with files" : ""));
-        const auto awake = sim_live_objects();
-        REQUIRE(fixture.sleep(request));
-        const auto asleep = sim_live_objects();
-        sim_reset_counts();
-        sim_fail("*", static_cast<std::uint64_t>(call), status, SIM_ONCE);
-        const auto woken = fixture.wake();
-        const bool reached = sim_fault_counts().injected_failures != 0;
-        sim_clear();
-        if (!woken) CHECK(helpers(sim_live_objects()) <= helpers(asleep) + 1);
+    for (bool reached = true; reached && call < k_most_calls; call += stride()) {
+        INFO("call " << call << " gives " << status << ", " << way.name);
+        REQUIRE(sweep.sleep());
+        const auto woken = sweep.run(call, [&] { return sweep.fixture().wake(); });
+        reached = sweep.reached();
         if (!woken) {
-            ++failures;
-            CHECK(fixture.state() == State::asleep);
-            CHECK(files_in(request.directory) == (in_files ? 2U : 0U));
-            REQUIRE(fixture.wake());
+            sweep.check_asleep();
+            REQUIRE(sweep.fixture().wake());
         }
-        CHECK(fixture.state() == State::awake);
-        CHECK(fixture.all_intact());
-        CHECK(files_in(request.directory) == 0);
-        CHECK(sim_live_objects().handles == awake.handles);
-        CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes);
-        CHECK(sim_fault_counts().illegal_accesses == 0);
-        if (!reached) break;
+        sweep.check_woken();
     }
     CHECK(call < k_most_calls);
-    CHECK(failures > 10 / stride());
+    CHECK(sweep.failures() > 10 / stride());
+}
+
+TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver call", "[sweep]") {
+    const auto& way = k_ways[0];
+    Sweep sweep(way, CUDA_ERROR_UNKNOWN);
+    constexpr std::size_t k_cache = 2; // the index of its allocation
+    int call = 1;
+    for (bool reached = true; reached && call < k_most_calls; call += stride()) {
+        INFO("call " << call);
+        REQUIRE(sweep.sleep());
+        const auto flip = [&] {
+            const auto& place = sweep.backing(k_cache).kept.at(0);
+            const auto& vault = sweep.fixture().engine().vaults().at(place.vault);
+            sim_flip_bit(reinterpret_cast<std::uint64_t>(vault.arena->data()), place.vault_offset + 99, 5);
+        };
+        flip();
+        auto woken = sweep.run(call, [&] { return sweep.fixture().wake(); });
+        reached = sweep.reached();
+        REQUIRE_FALSE(woken);
+        if (woken.error().code != ErrorCode::damaged) {
+            sweep.check_asleep();
+            woken = sweep.fixture().wake();
+        }
+        CHECK(woken.error().code == ErrorCode::damaged);
+        CHECK(sweep.fixture().ledger().state({"weights", "buffers"}) == State::awake);
+        CHECK(sweep.fixture().ledger().state({"kv_cache"}) == State::damaged);
+        // Heal it, as no program can: what is damaged is given up and filled again.
+        auto discard = level(1, {"kv_cache"});
+        discard.discard = {"kv_cache"};
+        REQUIRE(sweep.fixture().sleep(discard));
+        REQUIRE(sweep.fixture().wake());
+        CHECK(sweep.fixture().read(k_cache) == std::vector<std::uint8_t>(4 * k_mib, 0));
+        sweep.fixture().refill();
+        sweep.check_untouched();
+    }
+    CHECK(call < k_most_calls);
+    CHECK(sweep.failures() > 10 / stride());
+}
+
+TEST_CASE("Sweep: a sleep that can be neither finished nor undone leaves asleep what it cannot map",
+          "[sweep]") {
+    const auto& way = k_ways.at(GENERATE(0U, 1U));
+    const char* const refused = GENERATE("cuMemMap", "cuMemSetAccess");
+    Sweep sweep(way, CUDA_ERROR_UNKNOWN);
+    int partly = 0;
+    for (std::uint64_t unmap = 2; unmap < 100; ++unmap) {
+        INFO("unmap " << unmap << ", " << refused << ", " << way.name);
+        sim_reset_counts();
+        sim_fail("cuMemUnmap", unmap, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+        sim_fail(refused, 1, CUDA_ERROR_UNKNOWN, SIM_FOREVER);
+        const auto slept = sweep.sleep();
+        sim_clear();
+        if (!slept) {
+            ++partly;
+            CHECK(slept.error().code == ErrorCode::driver_failed);
+            CHECK(sweep.fixture().state() == State::partial);
+        }
+        REQUIRE(sweep.fixture().wake());
+        sweep.check_untouched();
+        if (slept) break;
+    }
+    CHECK(partly > 2);
 }

@@ -204,19 +204,28 @@ TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its 
     EngineFixture fixture;
     const auto weights = fixture.add(0, "weights", 3 * k_mib);
     const auto cache = fixture.add(0, "kv_cache", 3 * k_mib);
+    const auto other = fixture.add(1, "weights", 3 * k_mib); // whole, but it does not wake without the rest
     REQUIRE(fixture.sleep(level(1)));
     auto* backing = fixture.ledger().find(fixture.allocations()[weights].address);
     const auto& vault = fixture.engine().vaults().at(backing->kept.at(0).vault);
     sim_flip_bit(reinterpret_cast<std::uint64_t>(vault.arena->data()), 2 * k_mib + 77, 3);
 
-    const auto woken = fixture.wake();
+    model::Report report;
+    const auto woken = fixture.wake({}, &report);
     REQUIRE_FALSE(woken);
     CHECK(woken.error().code == ErrorCode::damaged);
-    CHECK(fixture.state() == State::damaged);
-    CHECK(sim_live_objects().handles == 0);
-    CHECK(fixture.wake(tags({"weights"})).error().code == ErrorCode::damaged);
-    REQUIRE(fixture.wake(tags({"kv_cache"})));
+    CHECK(woken.error().message.find("asleep: weights; awake now: kv_cache") != std::string::npos);
+    CHECK(report.changed);
+    CHECK(report.devices.at(0).released == 4 * k_mib);
+    CHECK(report.devices.at(0).kept == 4 * k_mib);
+    CHECK(fixture.ledger().state({"weights"}) == State::damaged);
     CHECK(fixture.is_intact(cache));
+    CHECK(backing->residence() == model::Residence::damaged);
+    CHECK(fixture.ledger().find(fixture.allocations()[other].address)->residence() == model::Residence::host);
+    CHECK(sim_live_objects().handles == 1);
+    CHECK(fixture.wake(tags({"weights"})).error().code == ErrorCode::damaged);
+    CHECK(fixture.wake().error().message.find("awake now") == std::string::npos);
+    CHECK(sim_live_objects().handles == 1);
     REQUIRE(fixture.sleep(level(2, {"weights"})));
     REQUIRE(fixture.wake());
     CHECK(fixture.read(weights) == std::vector<std::uint8_t>(3 * k_mib, 0));

@@ -64,6 +64,12 @@ public:
         return allocations_.size() - 1;
     }
 
+    /// Fills all allocations with their contents again.
+    void refill() {
+        for (const auto& allocation : allocations_)
+            write(ledger_.find(allocation.address)->device, allocation);
+    }
+
     /// Fills allocation `index` with one byte.
     void make_even(std::size_t index) {
         auto& allocation = allocations_[index];
@@ -94,7 +100,9 @@ public:
         model::Report own;
         auto done = engine_.wake(request, control_, report ? *report : own);
         static_cast<void>(engine_.vaults().reap());
-        return done;
+        if (!done) return std::move(done).error();
+        if (done->left) return *std::move(done->left);
+        return {};
     }
 
     /// What allocation `index` holds now; it must be awake.

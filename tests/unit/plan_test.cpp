@@ -75,10 +75,25 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
         CHECK(second->is_empty() == (row.drop == Action::leave));
         CHECK(second->give_up.size() == (row.drop == Action::give_up ? 1U : 0U));
         const auto wake = sleep::plan_wake(ledger, {});
-        CHECK(wake.has_value() == (row.wake != WakeAction::refuse));
-        if (wake) CHECK(wake->is_empty() == (row.wake == WakeAction::leave));
-        if (!wake) CHECK(wake.error().code == ErrorCode::damaged);
+        REQUIRE(wake);
+        CHECK(wake->is_empty() == (row.wake != WakeAction::restore));
+        CHECK(wake->spoiled.size() == (row.wake == WakeAction::refuse ? 1U : 0U));
     }
+}
+
+TEST_CASE("Plan: damage keeps all of its tag asleep, and no other", "[plan]") {
+    ledger::Ledger ledger;
+    put(add(ledger, k_unit, "weights"), Residence::host);
+    put(add(ledger, 2 * k_unit, "weights"), Residence::damaged);
+    put(add(ledger, 3 * k_unit, "kv_cache"), Residence::dropped);
+    const auto plan = sleep::plan_wake(ledger, {});
+    REQUIRE(plan);
+    const auto weights = ledger.tag_id("weights");
+    CHECK(plan->tags == std::vector{ledger.tag_id("kv_cache")});
+    CHECK(plan->devices.at(0).size() == 1);
+    REQUIRE(plan->spoiled.size() == 1);
+    CHECK(plan->spoiled.at(weights).code == ErrorCode::damaged);
+    CHECK(sleep::plan_wake(ledger, {{"kv_cache"}, false, {}, {}})->spoiled.empty());
 }
 
 TEST_CASE("Plan: a tag's policy and the command line decide what is kept", "[plan]") {

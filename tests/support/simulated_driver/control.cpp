@@ -44,6 +44,10 @@ sim_faults sim_fault_counts(void) {
     return Counts::instance().faults();
 }
 
+const char* sim_last_failed(void) {
+    return Counts::instance().last_failed;
+}
+
 void sim_reset_counts(void) {
     Counts::instance().reset();
 }

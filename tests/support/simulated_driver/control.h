@@ -91,6 +91,10 @@ typedef struct sim_faults {
 } sim_faults;
 SIM_API sim_faults sim_fault_counts(void);
 
+/** The name of the call that sim_fail() failed last, since the start or sim_reset_counts(); "" when there was
+ * none. The string is static. */
+SIM_API const char* sim_last_failed(void);
+
 /** Sets the counts of calls, nanoseconds and faults to zero. */
 SIM_API void sim_reset_counts(void);
 

@@ -123,7 +123,10 @@ CUresult Faults::next_failure(Entry entry) {
         status = failure.status;
         return (failure.flags & SIM_FOREVER) == 0;
     };
-    if (count_down(failures_, applies, due)) ++Counts::instance().injected_failures;
+    if (count_down(failures_, applies, due)) {
+        ++Counts::instance().injected_failures;
+        Counts::instance().last_failed = entry_point(entry).name;
+    }
     return status;
 }
 
@@ -161,6 +164,7 @@ void Counts::reset() noexcept {
     for (auto* count : {&nanoseconds_inside, &illegal_accesses, &host_memory_lost, &broken_captures,
                         &corrupted_copies, &injected_failures})
         *count = 0;
+    last_failed = "";
 }
 
 void trace_call(Entry entry, CUresult status, std::chrono::nanoseconds time) {

@@ -73,6 +73,7 @@ struct Counts {
     std::atomic<std::uint64_t> broken_captures{0};
     std::atomic<std::uint64_t> corrupted_copies{0};
     std::atomic<std::uint64_t> injected_failures{0};
+    std::atomic<const char*> last_failed{""};
 };
 
 /// Writes a line about a call to the file named by GPU_SLEEP_SIM_TRACE, if there is one. Thread-safe.
