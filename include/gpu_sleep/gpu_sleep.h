@@ -171,8 +171,8 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_resume(void);
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms);
 
 /** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short.
- *  Already awake: OK. Errors: UNKNOWN_TAG, OUT_OF_DEVICE_MEMORY, DRIVER, CONTEXT_LOST; after each of them what
- *  was asleep is still asleep, with its contents. DAMAGED: tags whose contents failed their checksum stay
+ *  Already awake: OK. Errors: UNKNOWN_TAG, OUT_OF_DEVICE_MEMORY, DRIVER, CONTEXT_LOST; after each of them
+ * what was asleep is still asleep, with its contents. DAMAGED: tags whose contents failed their checksum stay
  *  asleep, and all the others are awake. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms);
 

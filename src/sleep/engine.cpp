@@ -166,7 +166,8 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
     if (!plan) return plan.error();
     if (request.dry_run) {
         describe_plan(*plan, report);
-        for (const auto& [tag, why] : plan->spoiled) report.notes.push_back(why.message + ": it would stay asleep");
+        for (const auto& [tag, why] : plan->spoiled)
+            report.notes.push_back(why.message + ": it would stay asleep");
         GPU_SLEEP_TRY(add_memory(api_, free_after_wake, report));
         return Woken{};
     }

@@ -62,7 +62,7 @@ public:
     /// wake. Errors: those of plan_wake(); out_of_device_memory, driver_failed, context_lost, cancelled: all
     /// that was asleep still is, with its contents.
     [[nodiscard]] Result<Woken> wake(const model::WakeRequest& request, const Control& control,
-                                    model::Report& report);
+                                     model::Report& report);
 
     [[nodiscard]] Vaults& vaults() noexcept { return vaults_; }
 

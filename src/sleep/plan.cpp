@@ -123,10 +123,10 @@ Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& req
         const auto action = wake_action_for(backing.residence());
         if (action == WakeAction::restore) asleep.push_back(&backing);
         if (action == WakeAction::refuse)
-            plan.spoiled.try_emplace(backing.tag,
-                                     make_error(ErrorCode::damaged,
-                                                "the kept contents of tag '{}' are damaged (range {:#x} of {})",
-                                                tag.name, backing.address, format_bytes(backing.bytes)));
+            plan.spoiled.try_emplace(
+                backing.tag, make_error(ErrorCode::damaged,
+                                        "the kept contents of tag '{}' are damaged (range {:#x} of {})",
+                                        tag.name, backing.address, format_bytes(backing.bytes)));
     }
     for (auto* backing : asleep) {
         if (plan.spoiled.contains(backing->tag)) continue;

@@ -98,8 +98,7 @@ Result<void> WakeTransaction::prepare(const WakePlan& plan, const Control& contr
         auto& device = devices_.emplace_back();
         device.device = ordinal;
         GPU_SLEEP_TRY(open(device, backings));
-        for (const auto* backing : backings)
-            total += backing->kept_bytes();
+        for (const auto* backing : backings) total += backing->kept_bytes();
     }
     ProgressCounter progress(control, total);
     GPU_SLEEP_TRY(run_side_by_side(devices_, progress,
@@ -223,8 +222,8 @@ Result<void> WakeTransaction::read_files(DeviceWake& device, const std::vector<F
         chunks = std::max(chunks, vaults_.at(file.vault).snapshot->header.rows.size());
     for (auto first = wanted.begin(); first != wanted.end();) {
         // One vault after another; its extents in their order.
-        const auto last = std::find_if(first, wanted.end(),
-                                       [=](const FileExtent& f) { return f.vault != first->vault; });
+        const auto last =
+            std::find_if(first, wanted.end(), [=](const FileExtent& f) { return f.vault != first->vault; });
         auto read = read_file(device, {first, last}, chunks, progress);
         if (!read && !is_about_file(read.error().code)) return read;
         if (!read) device.spoiled.try_emplace(first->tag, std::move(read).error());
@@ -269,9 +268,10 @@ Result<void> WakeTransaction::verify(DeviceWake& device, ProgressCounter& progre
         auto* backing = device.kept[index].backing;
         device.damaged.push_back(backing);
         if (!device.spoiled.contains(backing->tag))
-            device.spoiled.emplace(backing->tag,
-                                   make_error(ErrorCode::damaged, "{} of {} blocks changed while asleep, the first at {:#x}",
-                                              still->size(), device.blocks.size(), device.blocks[index].address));
+            device.spoiled.emplace(
+                backing->tag,
+                make_error(ErrorCode::damaged, "{} of {} blocks changed while asleep, the first at {:#x}",
+                           still->size(), device.blocks.size(), device.blocks[index].address));
     }
     return {};
 }

@@ -70,8 +70,8 @@ private:
     [[nodiscard]] Result<void> bring_back(DeviceWake& device, ProgressCounter& progress);
     [[nodiscard]] Result<void> map_run(DeviceWake& device, const driver::MemoryKind& kind, const Run& run);
     [[nodiscard]] Result<void> fill_run(DeviceWake& device, const Run& run, ProgressCounter& progress);
-    /// Takes the memory of `opened` back, and returns how much; what cannot be unmapped keeps it, and the next
-    /// wake fills it.
+    /// Takes the memory of `opened` back, and returns how much; what cannot be unmapped keeps it, and the
+    /// next wake fills it.
     Bytes close(const std::vector<ledger::Backing*>& opened);
     void take_back_spoiled(DeviceWake& device);
     /// Reads the extents of `wanted` from their files to where they belong. A file that is damaged, or cannot

@@ -54,13 +54,12 @@ std::uint64_t lost_by(std::string_view call) {
     constexpr std::uint64_t k_of_a_session = 4; // two streams, a module, host memory
     constexpr std::array<std::string_view, 5> k_words{"Destroy", "Unload", "Unregister", "Release", "Free"};
     if (call == "cuCtxPushCurrent") return k_of_a_session;
-    return std::any_of(k_words.begin(), k_words.end(), [=](std::string_view word) {
-        return call.find(word) != std::string_view::npos;
-    });
+    return std::any_of(k_words.begin(), k_words.end(),
+                       [=](std::string_view word) { return call.find(word) != std::string_view::npos; });
 }
 
-/// A process with a little of everything: two devices, neighbours, a gap, a second tag, a span, a range with a
-/// peer; and what every step of a sweep asks of it.
+/// A process with a little of everything: two devices, neighbours, a gap, a second tag, a span, a range with
+/// a peer; and what every step of a sweep asks of it.
 class Sweep {
 public:
     Sweep(const Way& way, CUresult status) : way_(way), status_(status) {
@@ -158,7 +157,7 @@ private:
     EngineFixture fixture_;
     model::SleepRequest request_;
     sim_live awake_{};
-    std::uint64_t lost_ = 0; ///< helpers that the driver did not take back
+    std::uint64_t lost_ = 0;  ///< helpers that the driver did not take back
     std::string_view failed_; ///< the call
     bool reached_ = false;
     int failures_ = 0;

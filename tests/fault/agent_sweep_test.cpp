@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Every driver call of a whole operation of the agent fails in turn: its gate, its waiting for the device and
+// its callbacks among them. Afterwards the program that it caught works on as if nothing had been.
+
+#include "gpu_sleep/gpu_sleep.h"
+#include "support/simulated_driver/testing.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+using namespace gpu_sleep::sim::testing;
+
+namespace {
+
+constexpr std::size_t k_words = std::size_t{1} << 20; // of each allocation
+constexpr std::size_t k_bytes = k_words * sizeof(std::uint32_t);
+constexpr int k_most_calls = 2000;
+
+/// How far apart the calls are that fail: 1, or GPU_SLEEP_SWEEP_STRIDE.
+int stride() {
+    const char* const wanted = std::getenv("GPU_SLEEP_SWEEP_STRIDE");
+    return std::max(1, wanted ? std::atoi(wanted) : 1);
+}
+
+/// A caught program on two devices: plain memory, stream-ordered memory, a context and a stream of its own,
+/// and callbacks that must come in pairs.
+class Program {
+public:
+    Program() {
+        REQUIRE(cuInit(0) == CUDA_SUCCESS);
+        for (CUdevice device = 1; device >= 0; --device) {
+            REQUIRE(cuDevicePrimaryCtxRetain(&primary_[device], device) == CUDA_SUCCESS);
+            REQUIRE(cuCtxSetCurrent(primary_[device]) == CUDA_SUCCESS);
+            add(cuMemAlloc(&memory_.emplace_back(), k_bytes));
+        }
+        add(cuMemAllocAsync(&memory_.emplace_back(), k_bytes, nullptr));
+        CUctxCreateParams parameters{};
+        REQUIRE(cuCtxCreate(&own_, &parameters, 0, 0) == CUDA_SUCCESS);
+        add(cuMemAlloc(&memory_.emplace_back(), k_bytes));
+        REQUIRE(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+        spin_ = kernel("sim_spin");
+        add_ = kernel("sim_add");
+        const auto before = [](const gpu_sleep_event*, void* self) {
+            ++static_cast<Program*>(self)->prepared_;
+            return 0;
+        };
+        const auto after = [](const gpu_sleep_event*, void* self) {
+            ++static_cast<Program*>(self)->resumed_;
+            return 0;
+        };
+        REQUIRE(gpu_sleep_add_callback(before, after, this, 0, &callback_) == GPU_SLEEP_OK);
+    }
+    Program(const Program&) = delete;
+    Program& operator=(const Program&) = delete;
+    ~Program() {
+        CHECK(gpu_sleep_remove_callback(callback_) == GPU_SLEEP_OK);
+        CHECK(cuStreamDestroy(stream_) == CUDA_SUCCESS);
+        for (const auto address : memory_) CHECK(cuMemFree(address) == CUDA_SUCCESS);
+        CHECK(cuCtxDestroy(own_) == CUDA_SUCCESS);
+        for (CUdevice device = 0; device < 2; ++device)
+            CHECK(cuDevicePrimaryCtxRelease(device) == CUDA_SUCCESS);
+    }
+
+    /// Leaves work under way on a stream, which changes what memory holds.
+    void work() {
+        ++value_;
+        REQUIRE(launch(spin_, stream_, std::uint64_t{1}) == CUDA_SUCCESS);
+        for (std::size_t i = 1; i < memory_.size(); ++i) // the first lies on the other device
+            REQUIRE(launch(add_, stream_, memory_[i], std::uint64_t{k_words}, 1U) == CUDA_SUCCESS);
+    }
+
+    /// Everything is there and can be used.
+    void check_awake() {
+        CHECK(gpu_sleep_asleep_bytes() == 0);
+        REQUIRE(cuStreamSynchronize(stream_) == CUDA_SUCCESS);
+        std::vector<std::uint32_t> words(k_words);
+        for (std::size_t i = 0; i < memory_.size(); ++i) {
+            REQUIRE(cuCtxSetCurrent(i == 0 ? primary_[1] : own_) == CUDA_SUCCESS);
+            REQUIRE(cuMemcpyDtoH(words.data(), memory_[i], k_bytes) == CUDA_SUCCESS);
+            const auto expected = i == 0 ? k_first : value_;
+            CHECK(std::all_of(words.begin(), words.end(), [=](auto word) { return word == expected; }));
+        }
+        CHECK(prepared_ == resumed_);
+        CHECK(sim_fault_counts().illegal_accesses == 0);
+    }
+    void check_asleep() const {
+        CHECK(gpu_sleep_asleep_bytes() == memory_.size() * k_bytes);
+        CHECK(prepared_ == resumed_ + 1);
+    }
+
+private:
+    void add(CUresult allocated) {
+        REQUIRE(allocated == CUDA_SUCCESS);
+        REQUIRE(cuMemsetD32(memory_.back(), value_, k_words) == CUDA_SUCCESS);
+        REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
+    }
+
+    static constexpr std::uint32_t k_first = 41;
+
+    std::vector<CUdeviceptr> memory_;
+    std::uint32_t value_ = k_first;
+    CUcontext primary_[2] = {};
+    CUcontext own_ = nullptr;
+    CUstream stream_ = nullptr;
+    CUfunction spin_ = nullptr;
+    CUfunction add_ = nullptr;
+    int callback_ = 0;
+    int prepared_ = 0;
+    int resumed_ = 0;
+};
+
+/// Runs `operation` with the `call`-th driver call from now failing. Whether it was reached goes to
+/// `reached`.
+template <class Operation>
+gpu_sleep_status run(int call, CUresult status, bool& reached, Operation&& operation) {
+    sim_reset_counts();
+    sim_fail("*", static_cast<std::uint64_t>(call), status, SIM_ONCE);
+    const auto done = operation();
+    reached = sim_fault_counts().injected_failures != 0;
+    sim_clear();
+    return done;
+}
+
+} // namespace
+
+TEST_CASE("Agent: a sleep survives the failure of every driver call", "[agent]") {
+    Program program;
+    int failures = 0;
+    int call = 1;
+    for (bool reached = true; reached && call < k_most_calls; call += stride()) {
+        INFO("call " << call);
+        program.work();
+        const auto slept =
+            run(call, CUDA_ERROR_UNKNOWN, reached, [] { return gpu_sleep_sleep(1, nullptr, 0); });
+        if (slept != GPU_SLEEP_OK) {
+            INFO(gpu_sleep_last_error());
+            ++failures;
+            program.check_awake();
+            program.work();
+            REQUIRE(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_OK);
+        }
+        program.check_asleep();
+        REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
+        program.check_awake();
+    }
+    CHECK(call < k_most_calls);
+    CHECK(failures > 10 / stride());
+}
+
+TEST_CASE("Agent: a wake survives the failure of every driver call", "[agent]") {
+    Program program;
+    int failures = 0;
+    int call = 1;
+    for (bool reached = true; reached && call < k_most_calls; call += stride()) {
+        INFO("call " << call);
+        program.work();
+        REQUIRE(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_OK);
+        const auto woken = run(call, CUDA_ERROR_UNKNOWN, reached, [] { return gpu_sleep_wake(nullptr, 0); });
+        if (woken != GPU_SLEEP_OK) {
+            ++failures;
+            program.check_asleep();
+            REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
+        }
+        program.check_awake();
+    }
+    CHECK(call < k_most_calls);
+    CHECK(failures > 10 / stride());
+}
