@@ -107,6 +107,7 @@ private:
     /// What a sleep would do: what callbacks are told of it, with no tags where all of it sleeps already.
     struct Preview {
         Event event;
+        std::vector<std::string> still_kept; ///< as SleepPlan has it
         bool is_empty = true;
     };
     [[nodiscard]] Result<Preview> preview(const model::SleepRequest& request);

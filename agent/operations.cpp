@@ -224,6 +224,7 @@ Result<Agent::Preview> Agent::preview(const model::SleepRequest& request) {
     std::erase_if(plan->tags, is_asleep);
     std::erase_if(plan->dropped_tags, is_asleep);
     return Preview{{static_cast<int>(request.level), std::move(plan->tags), std::move(plan->dropped_tags)},
+                   std::move(plan->still_kept),
                    plan->is_empty()};
 }
 
@@ -231,6 +232,11 @@ Result<bool> Agent::quiesce(const model::SleepRequest& request, const server::Pr
                             Clock::time_point deadline, std::vector<int>& ran, Report& report) {
     const auto preview = this->preview(request);
     if (!preview) return preview.error();
+    for (const auto& tag : preview->still_kept)
+        report.notes.push_back(
+            fmt::format("tag '{}' keeps its contents: parts of it are preserved, and what sleeps cannot "
+                        "be parted; wake it first",
+                        tag));
     if (preview->is_empty) return false;
     GPU_SLEEP_TRY(check_libraries(request, report));
     if (request.dry_run) return false;

@@ -9,6 +9,7 @@
 #include "driver/context.hpp"
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
+#include "store/host_memory.hpp"
 
 #include <fmt/ranges.h>
 
@@ -21,6 +22,13 @@ namespace gpu_sleep::sleep {
 using ledger::Backing;
 
 namespace {
+
+/// Whether `request` wants what it keeps of `tag` in a file.
+bool goes_to_file(const model::SleepRequest& request, const std::string& tag) {
+    const auto named = std::find_if(request.stores.begin(), request.stores.end(),
+                                    [&](const model::TagStore& s) { return s.tag == tag; });
+    return (named == request.stores.end() ? request.store : named->store) == model::Store::file;
+}
 
 Bytes kept_if_dropped(const Backing& backing) noexcept {
     Bytes sum = 0;
@@ -85,6 +93,27 @@ Bytes free_after_wake(Bytes free, Bytes taken) noexcept {
     return free - std::min(free, taken);
 }
 
+/// Notes what host memory a sleep needs, and whether it is there.
+void note_host_memory(Bytes needed, const Engine::Options& options, bool spills, model::Report& report) {
+    if (needed == 0) return;
+    const auto headroom = store::host_headroom();
+    const auto available = headroom.bytes - std::min(headroom.bytes, options.host_reserve);
+    const auto* const outcome = needed <= available ? ""
+                                : spills            ? ": contents would go to files"
+                                                    : ": it would fail";
+    report.notes.push_back(fmt::format("needs {} of host memory, and {} may be taken ({}){}",
+                                       format_bytes(needed), format_bytes(available), headroom.limited_by,
+                                       outcome));
+}
+
+void note_short_devices(model::Report& report) {
+    for (const auto& device : report.devices)
+        if (device.released > device.free_before)
+            report.notes.push_back(fmt::format("GPU {} has {} free, and {} are needed: it would fail",
+                                               device.device, format_bytes(device.free_before),
+                                               format_bytes(device.released)));
+}
+
 /// Contents that were given up without touching the device belong in the report too.
 void add_given_up(const SleepPlan& plan, model::Report& report) {
     for (const auto* backing : plan.give_up) {
@@ -105,11 +134,8 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     auto plan = plan_sleep(ledger_, request);
     if (!plan) return std::move(plan).error();
     report.dropped_without_refill = plan->without_refill;
-    if (request.dry_run) describe_plan(*plan, report);
-    if (plan->is_empty() || request.dry_run) {
-        add_given_up(*plan, report);
-        return request.dry_run ? add_memory(api_, free_after_sleep, report) : Result<void>();
-    }
+    if (request.dry_run) return rehearse(request, *plan, report);
+    if (plan->is_empty()) return {};
     const auto start = Clock::now();
     std::optional<SleepTransaction> attempt;
     const auto prepare = [&](bool spills) -> Result<void> {
@@ -136,16 +162,29 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     return {};
 }
 
+Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPlan& plan,
+                              model::Report& report) const {
+    describe_plan(plan, report);
+    add_given_up(plan, report);
+    Bytes in_host = 0;
+    const auto add = [&](const std::vector<Backing*>& backings, Bytes (*kept)(const Backing&)) {
+        for (const auto* backing : backings)
+            if (!goes_to_file(request, ledger_.tag(backing->tag).name)) in_host += kept(*backing);
+    };
+    for (const auto& [ordinal, part] : plan.devices) {
+        add(part.keep, [](const Backing& backing) { return backing.bytes; });
+        add(part.drop, kept_if_dropped);
+    }
+    note_host_memory(in_host, options_, request.spill, report);
+    return add_memory(api_, free_after_sleep, report);
+}
+
 Result<Keeping> Engine::keeping_for(const model::SleepRequest& request, bool spills) const {
     Keeping keeping;
     keeping.keeps_files = request.keep_files;
     keeping.name = [this](ledger::TagId tag) { return ledger_.tag(tag).name; };
     keeping.to_file = [this, &request, spills](ledger::TagId tag) {
-        const auto named =
-            std::find_if(request.stores.begin(), request.stores.end(),
-                         [&](const model::TagStore& s) { return s.tag == ledger_.tag(tag).name; });
-        const auto wanted = named == request.stores.end() ? request.store : named->store;
-        return spills || wanted == model::Store::file;
+        return spills || goes_to_file(request, ledger_.tag(tag).name);
     };
     const bool needs_directory =
         spills || request.store == model::Store::file ||
@@ -169,6 +208,7 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
         for (const auto& [tag, why] : plan->spoiled)
             report.notes.push_back(why.message + ": it would stay asleep");
         GPU_SLEEP_TRY(add_memory(api_, free_after_wake, report));
+        note_short_devices(report);
         return Woken{};
     }
     if (plan->is_empty()) return woken_but(plan->spoiled, *plan);

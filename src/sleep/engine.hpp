@@ -67,6 +67,9 @@ public:
     [[nodiscard]] Vaults& vaults() noexcept { return vaults_; }
 
 private:
+    /// Says what a sleep would do, and what it needs.
+    [[nodiscard]] Result<void> rehearse(const model::SleepRequest& request, const SleepPlan& plan,
+                                        model::Report& report) const;
     /// Where `request` keeps contents; all in files if `spills`. Errors: those of SnapshotDirectory::open().
     [[nodiscard]] Result<Keeping> keeping_for(const model::SleepRequest& request, bool spills) const;
 

@@ -97,6 +97,8 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
         if (!request.tags.empty() && !contains(request.tags, tag.name)) continue;
         const bool keep = keeps_contents(request, tag.name, tag.policy);
         const auto action = action_for(backing.residence(), keep, !backing.preserved.empty());
+        if (action == Action::leave && !keep && backing.residence() == Residence::host)
+            add_once(plan.still_kept, tag.name);
         if (action == Action::leave) continue;
         add_to(plan, backing, action);
         add_once(plan.tags, tag.name);

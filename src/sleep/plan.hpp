@@ -66,6 +66,8 @@ struct SleepPlan {
     std::vector<std::string> dropped_tags; ///< of those, the ones that lose contents
     std::vector<std::string>
         without_refill; ///< of those, the ones that nobody declared refillable or discardable
+    std::vector<std::string>
+        still_kept; ///< asleep with all contents, which were to be dropped but for preserved spans
     [[nodiscard]] bool is_empty() const noexcept { return devices.empty() && give_up.empty(); }
 };
 

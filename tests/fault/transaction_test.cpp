@@ -181,6 +181,9 @@ TEST_CASE("Transaction: a dry run says what would be, and changes nothing", "[tr
     CHECK(report.devices.at(0).released == 4 * k_mib);
     CHECK(fixture.state() == State::awake);
     CHECK(fixture.all_intact());
+    REQUIRE(report.notes.size() == 1);
+    CHECK(report.notes[0].find("needs 4.00 MiB of host memory") == 0);
+    CHECK(report.notes[0].find("fail") == std::string::npos);
 
     const auto estimated = report.devices.at(0);
     CHECK(estimated.total > estimated.free_before);
@@ -193,10 +196,44 @@ TEST_CASE("Transaction: a dry run says what would be, and changes nothing", "[tr
     report = {};
     REQUIRE(fixture.wake(wake, &report));
     CHECK(fixture.state() == State::asleep);
+    CHECK(report.notes.empty());
     model::Report woken;
     REQUIRE(fixture.wake({}, &woken));
     CHECK(memory_of(woken.devices.at(0)) == memory_of(report.devices.at(0)));
     CHECK(fixture.all_intact());
+}
+
+TEST_CASE("Transaction: a dry run says what would be missing", "[transaction]") {
+    sleep::Engine::Options options;
+    options.host_reserve = std::uint64_t{1} << 50; // so much must stay free
+    EngineFixture fixture(options);
+    fixture.add(0, "weights", 3 * k_mib);
+    auto request = level(1);
+    request.dry_run = true;
+    model::Report report;
+    REQUIRE(fixture.sleep(request, &report));
+    CHECK(report.notes.at(0).find("it would fail") != std::string::npos);
+    CHECK(fixture.sleep(level(1)).error().code == ErrorCode::out_of_host_memory);
+    request.spill = true;
+    report = {};
+    REQUIRE(fixture.sleep(request, &report));
+    CHECK(report.notes.at(0).find("would go to files") != std::string::npos);
+    request = level(2);
+    request.dry_run = true;
+    report = {};
+    REQUIRE(fixture.sleep(request, &report));
+    CHECK(report.notes.empty()); // nothing is kept
+
+    REQUIRE(fixture.sleep(level(2)));
+    memory::Heap neighbour(fixture.api(), fixture.ledger());
+    const auto taken = neighbour.allocate(0, fixture.ledger().tag_id("neighbour"), sim_free_bytes(0));
+    REQUIRE(taken);
+    model::WakeRequest wake;
+    wake.dry_run = true;
+    report = {};
+    REQUIRE(fixture.wake(wake, &report));
+    CHECK(report.notes.at(0) == "GPU 0 has 0 B free, and 4.00 MiB are needed: it would fail");
+    REQUIRE(neighbour.free(*taken));
 }
 
 TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its tag is damaged",

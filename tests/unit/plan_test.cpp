@@ -81,6 +81,18 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
     }
 }
 
+TEST_CASE("Plan: what sleeps with preserved parts and cannot be dropped is named", "[plan]") {
+    ledger::Ledger ledger;
+    auto& backing = add(ledger, k_unit, "weights");
+    ledger::Ledger::preserve(backing, {0, 10});
+    put(backing, Residence::host);
+    const auto plan = sleep::plan_sleep(ledger, request(Level::drop));
+    REQUIRE(plan);
+    CHECK(plan->is_empty());
+    CHECK(plan->still_kept == std::vector<std::string>{"weights"});
+    CHECK(sleep::plan_sleep(ledger, request(Level::keep))->still_kept.empty());
+}
+
 TEST_CASE("Plan: damage keeps all of its tag asleep, and no other", "[plan]") {
     ledger::Ledger ledger;
     put(add(ledger, k_unit, "weights"), Residence::host);
