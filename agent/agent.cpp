@@ -6,7 +6,7 @@
 
 #include "base/log.hpp"
 #include "caught/caught.hpp"
-#include "driver/context.hpp"
+#include "driver/drain.hpp"
 #include "hooks/catches.hpp"
 #include "model/environment.hpp"
 

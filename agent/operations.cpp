@@ -8,7 +8,7 @@
 #include "base/quiet_thread.hpp"
 #include "caught/caught.hpp"
 #include "caught/share.hpp"
-#include "driver/context.hpp"
+#include "driver/drain.hpp"
 #include "gate/python_lock.hpp"
 #include "hooks/catches.hpp"
 #include "unseen.hpp"

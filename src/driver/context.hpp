@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Primary contexts: retaining one, working in it for a while, and waiting until all work in them is done.
+// Primary contexts: retaining one, and working in it for a while.
 
 #pragma once
 
 #include "base/units.hpp"
 #include "driver/api.hpp"
 
-#include <functional>
 #include <utility>
 #include <vector>
 
@@ -77,23 +76,6 @@ struct MemoryInfo {
 /// The memory of the device of the calling thread's current context. Errors: driver_failed, context_lost.
 /// Source: CUDA Driver API, cuMemGetInfo.
 [[nodiscard]] Result<MemoryInfo> memory_info(const Api& api);
-
-/// How long drain() waits, and whether it should go on.
-struct DrainLimits {
-    Clock::time_point captures;                             ///< for captures that can be seen to end
-    Clock::time_point work;                                 ///< for submitted work to end
-    std::function<bool()> keep_going = [] { return true; }; ///< asked between looks
-};
-
-/// Waits until all work submitted to `contexts` is done. A capture on a stream that synchronizes with the
-/// legacy stream can be seen, and is waited for; any other is broken, for recording a context breaks it and
-/// nothing shows it beforehand. Errors: timed_out, capture_in_progress (the message says whether one was
-/// broken), cancelled, context_lost.
-[[nodiscard]] Result<void> drain(const Api& api, const std::vector<PrimaryContext>& contexts,
-                                 const DrainLimits& limits);
-/// The same for contexts of the program's own, which the caller keeps from being destroyed meanwhile.
-[[nodiscard]] Result<void> drain(const Api& api, const std::vector<CUcontext>& contexts,
-                                 const DrainLimits& limits);
 
 /// Puts the calling thread's capture mode at relaxed while it lives, so that what this thread does on streams
 /// of its own does not break a capture of another thread. Source: CUDA Driver API,
