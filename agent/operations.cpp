@@ -19,6 +19,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <thread>
 #include <utility>
 
@@ -123,6 +124,12 @@ bool Agent::tidy() {
     {
         const std::lock_guard lock(memory_mutex_);
         for (auto& [id, vault] : running->engine.vaults().reap()) retired_.push_back(std::move(vault));
+    }
+    // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.
+    const std::shared_lock contexts(caught::contexts_mutex(), std::try_to_lock);
+    if (!contexts) {
+        std::this_thread::sleep_for(Milliseconds(1));
+        return !retired_.empty();
     }
     // One piece after another and without the mutex: more threads, or haste, would slow the program's first
     // work after waking. All are unpinned before the first is unmapped, which stops every thread of the

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <shared_mutex>
 #include <vector>
 
 /// All functions are thread-safe and let nothing cross: what fails inside returns a status of the driver. No
@@ -117,6 +118,9 @@ void primary_context_retained(CUdevice device) noexcept;
 CUresult release_primary_context(CUdevice device, const std::function<CUresult()>& release) noexcept;
 CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>& reset) noexcept;
 [[nodiscard]] std::vector<CUcontext> own_contexts() noexcept;
+/// Held alone while a context ends, and shared while we work in contexts that the program may end meanwhile:
+/// touching one that is gone corrupts memory. It comes before the mutex of the pools.
+[[nodiscard]] std::shared_mutex& contexts_mutex() noexcept;
 /// The current context may reach memory of `peer`'s device from now on, or no longer.
 void peer_access_enabled(CUcontext peer) noexcept;
 

@@ -68,9 +68,6 @@ void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address);
 /// The context of a stream: the current one for the default streams.
 [[nodiscard]] CUcontext context_of(const Agent::Memory& memory, CUstream stream);
 
-/// Held alone while a context ends, and shared while we work in contexts that the program may end meanwhile:
-/// touching one that is gone corrupts memory. It comes before the mutex of the pools.
-[[nodiscard]] std::shared_mutex& contexts_mutex() noexcept;
 /// The program's own contexts of the device. They live as long as the caller holds contexts_mutex().
 [[nodiscard]] std::vector<CUcontext> own_contexts_of(int device);
 
