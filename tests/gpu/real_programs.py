@@ -72,7 +72,10 @@ ALL = [
     cuda_program("driver", "driver_program.cpp", libraries=("-lcuda",)),
     torch_program("torch_ddp", gpus=2, quiet=True),
     torch_program("torch_nccl_one_process", gpus=2),
+    cuda_program("green_contexts", "green_contexts.cu", "-cudart", "static", libraries=("-lcuda",)),
     cuda_program("peer_copies", "peer_copies.cu", "-cudart", "static", gpus=2),
+    cuda_program("peer_copies_without_access", "peer_copies.cu", "-cudart", "static",
+                 arguments=("--peer-access", "no"), gpus=2),
 ]
 
 

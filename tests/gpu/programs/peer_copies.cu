@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// An ordinary program on two GPUs: peer access, peer copies, and kernels that read the other GPU's memory.
+// An ordinary program on two GPUs: peer access, peer copies, and kernels that read the other GPU's memory;
+// or, with
+// `--peer-access no`, the copies alone, which the driver makes without access too.
 
 #include "program.hpp"
 
@@ -34,13 +36,14 @@ struct Device {
 
 class Program {
 public:
-    explicit Program(double scale) : bytes_((static_cast<std::size_t>(256 * scale) + 1) << 20) {
+    Program(double scale, bool has_access)
+        : has_access_(has_access), bytes_((static_cast<std::size_t>(256 * scale) + 1) << 20) {
         for (int i = 0; i < k_devices; ++i) {
             CHECKED(cudaSetDevice(i));
             auto& device = devices_[i];
             CHECKED(cudaStreamCreate(&device.stream));
             if (i == 1) CHECKED(cudaMalloc(&device.inbox, bytes_)); // one before access is enabled, one after
-            CHECKED(cudaDeviceEnablePeerAccess(1 - i, 0));
+            if (has_access) CHECKED(cudaDeviceEnablePeerAccess(1 - i, 0));
             CHECKED(cudaMalloc(&device.words, bytes_));
             if (i == 0) CHECKED(cudaMalloc(&device.inbox, bytes_));
             CHECKED(cudaMemset(device.words, 0x11 + i, bytes_));
@@ -53,7 +56,8 @@ public:
         const auto count = bytes_ / sizeof(Word);
         for (int i = 0; i < k_devices; ++i) {
             CHECKED(cudaSetDevice(i));
-            mix<<<256, 256, 0, devices_[i].stream>>>(devices_[i].words, devices_[1 - i].inbox, count,
+            const auto& others = devices_[has_access_ ? 1 - i : i];
+            mix<<<256, 256, 0, devices_[i].stream>>>(devices_[i].words, others.inbox, count,
                                                      static_cast<Word>(number * k_devices + i));
             CHECKED(cudaGetLastError());
         }
@@ -83,6 +87,7 @@ private:
         }
     }
 
+    bool has_access_;
     std::size_t bytes_;
     std::array<Device, k_devices> devices_;
 };
@@ -91,7 +96,8 @@ private:
 
 int main(int count, char** words) {
     const ProgramOptions options(count, words);
-    Program program(options.scale);
+    const auto forbids_access = [](const char* word) { return std::strcmp(word, "no") == 0; };
+    Program program(options.scale, std::none_of(words + 1, words + count, forbids_access));
     run_paced(options, [&](int number) { program.step(number); });
     std::printf("%s\n", program.digest().c_str());
     return 0;
