@@ -6,6 +6,7 @@
 #pragma once
 
 #include "base/units.hpp"
+#include "gate/gate.hpp"
 #include "model/model.hpp"
 
 #include <cuda.h>
@@ -121,8 +122,11 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
 /// Held alone while a context ends, and shared while we work in contexts that the program may end meanwhile:
 /// touching one that is gone corrupts memory. It comes before the mutex of the pools.
 [[nodiscard]] std::shared_mutex& contexts_mutex() noexcept;
-/// The current context may reach memory of `peer`'s device from now on, or no longer.
+/// The current context may reach memory of `peer`'s device from now on.
 void peer_access_enabled(CUcontext peer) noexcept;
+/// The driver refused a copy, as it does when a caught range lies on a device that the copy's context was not
+/// granted access from. Grants it to all devices in use; false when nothing was missing.
+[[nodiscard]] bool let_copies_reach(const gate::Inspector& copy) noexcept;
 
 // Memory that stays with the driver.
 void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept;

@@ -5,7 +5,6 @@
 #include "caught/state.hpp"
 #include "driver/context.hpp"
 
-#include <array>
 #include <mutex>
 #include <shared_mutex>
 
@@ -45,25 +44,6 @@ void wait_for_work(const Agent::Memory& memory, const Known& allocation) {
         if (primary) wait_in(api, primary->get());
     }
     for (auto* const context : own_contexts_of(allocation.device)) wait_in(api, context);
-}
-
-/// Which devices may reach whose plain memory: cuCtxEnablePeerAccess.
-struct PeerAccess {
-    std::mutex mutex; ///< guards accessors
-    std::array<driver::DeviceMask, driver::k_max_devices> accessors{};
-    static PeerAccess& instance() {
-        static auto* const access = new PeerAccess;
-        return *access;
-    }
-};
-
-void grant(const Agent::Memory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) {
-    for (int device = 0; device < driver::k_max_devices; ++device) {
-        if (device == owner || !(devices >> device & 1)) continue;
-        const std::lock_guard lock(memory.mutex);
-        if (auto allowed = memory.heap.allow_access(address, device); !allowed)
-            log::warning("GPU {} cannot be let at {:#x}: {}", device, address, allowed.error().message);
-    }
 }
 
 } // namespace
@@ -114,40 +94,6 @@ void give_range(const Agent::Memory& memory, CUdeviceptr address) {
     if (freed) memory.vaults.forget(freed->kept);
     if (freed && sleeps && !memory.ledger.find(address)) gate::Gate::instance().forget(span);
     if (!freed) log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
-}
-
-void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address) {
-    auto& access = PeerAccess::instance();
-    driver::DeviceMask devices = 0;
-    {
-        const std::lock_guard lock(access.mutex);
-        devices = access.accessors[static_cast<std::size_t>(device)];
-    }
-    if (devices != 0) grant(memory, devices, device, address);
-}
-
-void peer_access_enabled(CUcontext peer) noexcept {
-    noted([&] {
-        const auto with = memory();
-        if (!with) return;
-        const auto accessor = current_device(*with);
-        std::optional<int> owner;
-        {
-            const driver::CurrentContext current(with->api, peer);
-            if (current.status() == CUDA_SUCCESS) owner = current_device(*with);
-        }
-        if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices)
-            return;
-        const auto mask = driver::DeviceMask{1} << *accessor;
-        auto& access = PeerAccess::instance();
-        {
-            const std::lock_guard lock(access.mutex);
-            access.accessors[static_cast<std::size_t>(*owner)] |= mask;
-        }
-        const auto theirs = Allocations::instance().all(
-            [&](const Known& a) { return a.device == *owner && !a.is_virtual && !a.pool; });
-        for (const auto& allocation : theirs) grant(*with, mask, *owner, allocation.address);
-    });
 }
 
 Answer allocate(CUdeviceptr* address, std::size_t bytes) noexcept {

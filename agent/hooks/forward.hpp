@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "caught/caught.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/inspect.hpp"
 
@@ -19,7 +20,12 @@ struct Forward<entry, touch, CUresult(Arguments...)> {
         const gate::Passage passage(touch, k_name<entry>, inspector.if_known());
         if (!passage.admitted()) return refused();
         auto* const function = real<entry>();
-        return function ? function(arguments...) : CUDA_ERROR_NOT_FOUND;
+        if (!function) return CUDA_ERROR_NOT_FOUND;
+        const auto status = function(arguments...);
+        if constexpr (k_copies<entry>)
+            if (status == CUDA_ERROR_INVALID_VALUE && catches() && agent::caught::let_copies_reach(inspector))
+                return function(arguments...);
+        return status;
     }
 };
 

@@ -42,6 +42,12 @@ struct NamesOne {
     }
 };
 
+/// The same for a copy, which the driver makes whichever device's memory it is.
+template <std::size_t address, std::size_t bytes>
+struct NamesCopied : NamesOne<address, bytes> {
+    static constexpr bool k_copies = true;
+};
+
 struct NamesByte {
     static constexpr bool k_known = true;
     static void add(gate::Named& named, CUdeviceptr address) { add_span(named, address, 1); }
@@ -49,6 +55,7 @@ struct NamesByte {
 
 struct NamesTwo {
     static constexpr bool k_known = true;
+    static constexpr bool k_copies = true;
     template <class... Rest>
     static void add(gate::Named& named, CUdeviceptr to, CUdeviceptr from, std::size_t bytes, const Rest&...) {
         add_span(named, to, bytes);
@@ -68,6 +75,7 @@ struct NamesRows {
 
 struct NamesCopy {
     static constexpr bool k_known = true;
+    static constexpr bool k_copies = true;
     template <class Copy, class... Rest>
     static void add(gate::Named& named, const Copy* copy, const Rest&...) {
         if (copy) add_copy(named, *copy);
@@ -95,10 +103,11 @@ struct NamesGraph {
     template <>                                                                                              \
     struct Names<Entry::__VA_ARGS__> : kind {};
 // clang-format off
-using NamesWritten = NamesOne<0, 2>;
-using NamesRead = NamesOne<1, 2>;
-using NamesWritten16 = NamesOne<0, 2, 2>;
-using NamesWritten32 = NamesOne<0, 2, 4>;
+using NamesFilled = NamesOne<0, 2>;
+using NamesWritten = NamesCopied<0, 2>;
+using NamesRead = NamesCopied<1, 2>;
+using NamesFilled16 = NamesOne<0, 2, 2>;
+using NamesFilled32 = NamesOne<0, 2, 4>;
 GPU_SLEEP_NAMES(NamesWritten, cuMemcpyHtoD_v2)
 GPU_SLEEP_NAMES(NamesWritten, cuMemcpyHtoD_v2_ptds)
 GPU_SLEEP_NAMES(NamesWritten, cuMemcpyHtoDAsync_v2)
@@ -125,18 +134,18 @@ GPU_SLEEP_NAMES(NamesCopy, cuMemcpy3D_v2)
 GPU_SLEEP_NAMES(NamesCopy, cuMemcpy3D_v2_ptds)
 GPU_SLEEP_NAMES(NamesCopy, cuMemcpy3DAsync_v2)
 GPU_SLEEP_NAMES(NamesCopy, cuMemcpy3DAsync_v2_ptsz)
-GPU_SLEEP_NAMES(NamesWritten, cuMemsetD8_v2)
-GPU_SLEEP_NAMES(NamesWritten, cuMemsetD8_v2_ptds)
-GPU_SLEEP_NAMES(NamesWritten, cuMemsetD8Async)
-GPU_SLEEP_NAMES(NamesWritten, cuMemsetD8Async_ptsz)
-GPU_SLEEP_NAMES(NamesWritten16, cuMemsetD16_v2)
-GPU_SLEEP_NAMES(NamesWritten16, cuMemsetD16_v2_ptds)
-GPU_SLEEP_NAMES(NamesWritten16, cuMemsetD16Async)
-GPU_SLEEP_NAMES(NamesWritten16, cuMemsetD16Async_ptsz)
-GPU_SLEEP_NAMES(NamesWritten32, cuMemsetD32_v2)
-GPU_SLEEP_NAMES(NamesWritten32, cuMemsetD32_v2_ptds)
-GPU_SLEEP_NAMES(NamesWritten32, cuMemsetD32Async)
-GPU_SLEEP_NAMES(NamesWritten32, cuMemsetD32Async_ptsz)
+GPU_SLEEP_NAMES(NamesFilled, cuMemsetD8_v2)
+GPU_SLEEP_NAMES(NamesFilled, cuMemsetD8_v2_ptds)
+GPU_SLEEP_NAMES(NamesFilled, cuMemsetD8Async)
+GPU_SLEEP_NAMES(NamesFilled, cuMemsetD8Async_ptsz)
+GPU_SLEEP_NAMES(NamesFilled16, cuMemsetD16_v2)
+GPU_SLEEP_NAMES(NamesFilled16, cuMemsetD16_v2_ptds)
+GPU_SLEEP_NAMES(NamesFilled16, cuMemsetD16Async)
+GPU_SLEEP_NAMES(NamesFilled16, cuMemsetD16Async_ptsz)
+GPU_SLEEP_NAMES(NamesFilled32, cuMemsetD32_v2)
+GPU_SLEEP_NAMES(NamesFilled32, cuMemsetD32_v2_ptds)
+GPU_SLEEP_NAMES(NamesFilled32, cuMemsetD32Async)
+GPU_SLEEP_NAMES(NamesFilled32, cuMemsetD32Async_ptsz)
 GPU_SLEEP_NAMES(NamesRows, cuMemsetD2D8_v2)
 GPU_SLEEP_NAMES(NamesRows, cuMemsetD2D8_v2_ptds)
 GPU_SLEEP_NAMES(NamesRows, cuMemsetD2D8Async)
@@ -160,6 +169,11 @@ GPU_SLEEP_NAMES(NamesGraph, cuGraphLaunch)
 GPU_SLEEP_NAMES(NamesGraph, cuGraphLaunch_ptsz)
 // clang-format on
 #undef GPU_SLEEP_NAMES
+
+template <Entry entry>
+inline constexpr bool k_copies = requires {
+    Names<entry>::k_copies;
+};
 
 /// The arguments of one call, looked at only when the gate asks.
 template <Entry entry, class... Arguments>

@@ -76,7 +76,6 @@ public:
         REQUIRE(cuStreamSynchronize(stream_) == CUDA_SUCCESS);
         std::vector<std::uint32_t> words(k_words);
         for (std::size_t i = 0; i < memory_.size(); ++i) {
-            REQUIRE(cuCtxSetCurrent(i == 0 ? primary_[1] : own_) == CUDA_SUCCESS);
             REQUIRE(cuMemcpyDtoH(words.data(), memory_[i], k_bytes) == CUDA_SUCCESS);
             const auto expected = i == 0 ? k_first : value_;
             CHECK(std::all_of(words.begin(), words.end(), [=](auto word) { return word == expected; }));

@@ -112,6 +112,31 @@ TEST_CASE("Lifetimes: access to a device's pool counts from before its first all
     CHECK(used(default_pool(1)) == 0);
 }
 
+TEST_CASE("Lifetimes: plain memory of another device can be copied, and not be filled", "[lifetimes]") {
+    Devices devices;
+    const auto here = allocate();
+    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+    const auto there = allocate();
+    const auto words = random_bytes(k_bytes);
+    REQUIRE(cuMemcpyHtoD(there, words.data(), k_bytes) == CUDA_SUCCESS);
+
+    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    CHECK(cuMemsetD8(there, 1, k_bytes) == CUDA_ERROR_INVALID_VALUE); // as the driver does with its own
+    std::vector<std::byte> copy(k_bytes);
+    REQUIRE(cuMemcpyDtoH(copy.data(), there, k_bytes) == CUDA_SUCCESS);
+    CHECK(copy == words);
+    const auto stream = make_stream();
+    REQUIRE(cuMemcpyDtoDAsync(here, there, k_bytes, stream) == CUDA_SUCCESS);
+    REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    REQUIRE(cuMemcpyDtoH(copy.data(), here, k_bytes) == CUDA_SUCCESS);
+    CHECK(copy == words);
+    CHECK(cuMemcpyDtoH(copy.data(), there, 2 * k_bytes) ==
+          CUDA_ERROR_INVALID_VALUE); // not for want of access
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+    CHECK(cuMemFree(here) == CUDA_SUCCESS);
+    CHECK(cuMemFree(there) == CUDA_SUCCESS);
+}
+
 TEST_CASE("Lifetimes: a pool that can be shared is the driver's", "[lifetimes]") {
     Devices devices;
     CUmemPoolProps properties{};

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Which devices reach the caught memory of which: plain memory is reached by copies from every device, and by
+// kernels once the program has asked for it, while ours is reached only where it was granted.
+
+#include "caught/allocations.hpp"
+#include "caught/state.hpp"
+#include "driver/context.hpp"
+
+#include <array>
+#include <mutex>
+
+namespace gpu_sleep::agent::caught {
+namespace {
+
+/// Which devices may reach whose plain memory: cuCtxEnablePeerAccess.
+struct PeerAccess {
+    std::mutex mutex; ///< guards accessors
+    std::array<driver::DeviceMask, driver::k_max_devices> accessors{};
+    static PeerAccess& instance() {
+        static auto* const access = new PeerAccess;
+        return *access;
+    }
+};
+
+/// Lets `devices` at the range of `address`. Whether that was new.
+bool grant(const Agent::Memory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) {
+    bool is_new = false;
+    for (int device = 0; device < driver::k_max_devices; ++device) {
+        if (device == owner || !(devices >> device & 1)) continue;
+        const std::lock_guard lock(memory.mutex);
+        const auto* backing = memory.ledger.find(address);
+        if (!backing || (backing->access >> device & 1)) continue;
+        auto allowed = memory.heap.allow_access(address, device);
+        is_new |= allowed.has_value();
+        if (!allowed)
+            log::warning("GPU {} cannot be let at {:#x}: {}", device, address, allowed.error().message);
+    }
+    return is_new;
+}
+
+driver::DeviceMask devices_in_use(const Agent::Memory& memory) {
+    driver::DeviceMask mask = 0;
+    if (const auto contexts = driver::active_contexts(memory.api))
+        for (const auto& context : *contexts) mask |= driver::DeviceMask{1} << context.device();
+    if (const auto current = current_device(memory)) mask |= driver::DeviceMask{1} << *current;
+    return mask;
+}
+
+} // namespace
+
+void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address) {
+    auto& access = PeerAccess::instance();
+    driver::DeviceMask devices = 0;
+    {
+        const std::lock_guard lock(access.mutex);
+        devices = access.accessors[static_cast<std::size_t>(device)];
+    }
+    if (devices != 0) static_cast<void>(grant(memory, devices, device, address));
+}
+
+void peer_access_enabled(CUcontext peer) noexcept {
+    noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        const auto accessor = current_device(*with);
+        std::optional<int> owner;
+        {
+            const driver::CurrentContext current(with->api, peer);
+            if (current.status() == CUDA_SUCCESS) owner = current_device(*with);
+        }
+        if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices)
+            return;
+        const auto mask = driver::DeviceMask{1} << *accessor;
+        auto& access = PeerAccess::instance();
+        {
+            const std::lock_guard lock(access.mutex);
+            access.accessors[static_cast<std::size_t>(*owner)] |= mask;
+        }
+        const auto theirs = Allocations::instance().all(
+            [&](const Known& a) { return a.device == *owner && !a.is_virtual && !a.pool; });
+        for (const auto& allocation : theirs)
+            static_cast<void>(grant(*with, mask, *owner, allocation.address));
+    });
+}
+
+bool let_copies_reach(const gate::Inspector& copy) noexcept {
+    bool is_new = false;
+    noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        const driver::RelaxedCaptureMode relaxed(with->api);
+        for (const auto& span : copy.inspect().spans) {
+            const auto known = find(span.begin);
+            if (!known || known->is_virtual || known->pool)
+                continue; // the program grants access to those itself
+            is_new |= grant(*with, devices_in_use(*with), known->device, known->address);
+        }
+    });
+    return is_new;
+}
+
+} // namespace gpu_sleep::agent::caught
