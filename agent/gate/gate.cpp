@@ -4,6 +4,7 @@
 
 #include "gate/gate.hpp"
 
+#include "base/cancellation.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "gate/python_lock.hpp"
@@ -341,6 +342,7 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
 
 bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
     if (seat.has_pass.load(std::memory_order_relaxed)) return true;
+    const CancellationHold no_cancellation; // waiting is where a thread would be cancelled
     std::unique_lock lock(mutex_);
     Named named;
     bool has_looked = false;

@@ -4,6 +4,8 @@
 
 #include "base/log.hpp"
 
+#include "base/cancellation.hpp"
+
 #include <unistd.h>
 
 #include <cstdlib>
@@ -29,6 +31,7 @@ bool enabled(Severity severity) noexcept {
 }
 
 void write(Severity, std::string_view message) noexcept {
+    const CancellationHold no_cancellation;
     fmt::basic_memory_buffer<char, 512> line;
     fmt::format_to(std::back_inserter(line), "gpu-sleep[{}]: {}\n", ::getpid(), message);
     // One write: a short or failed one has nobody left to be told.

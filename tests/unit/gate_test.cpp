@@ -6,6 +6,7 @@
 
 #include "support/catch.hpp"
 
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -377,6 +378,28 @@ TEST_CASE("Gate: who holds a pass passes, and is not waited for", "[gate]") {
         the_gate().keep_shut(rule(OnTouch::fail));
     }
     CHECK_FALSE(passes(Touch::submits));
+}
+
+TEST_CASE("Gate: a thread that is cancelled while it waits ends when it is through", "[gate]") {
+    const OpenGate open;
+    REQUIRE(the_gate().close(after(k_patience), goes_on));
+    std::atomic<bool> is_through{false};
+    pthread_t thread{};
+    const auto body = [](void* through) -> void* {
+        { const Passage passage(Touch::submits, "cuLaunchKernel"); }
+        *static_cast<std::atomic<bool>*>(through) = true;
+        for (;;) ::pause(); // where it may be cancelled
+    };
+    REQUIRE(::pthread_create(&thread, nullptr, body, &is_through) == 0);
+    REQUIRE(becomes_true([] { return the_gate().waiting().held_now == 1; }));
+    REQUIRE(::pthread_cancel(thread) == 0);
+    std::this_thread::sleep_for(k_moment);
+    CHECK(the_gate().waiting().held_now == 1);
+    the_gate().open();
+    void* result = nullptr;
+    REQUIRE(::pthread_join(thread, &result) == 0);
+    CHECK(result == PTHREAD_CANCELED);
+    CHECK(is_through);
 }
 
 TEST_CASE("Gate: a call within a call that passed passes", "[gate]") {
