@@ -6,7 +6,7 @@
 #include "address_limit.hpp"
 #include "host.hpp"
 #include "mentions.hpp"
-#include "support/scratch.hpp"
+#include "place.hpp"
 
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -23,35 +23,6 @@ using namespace gpu_sleep::test;
 namespace {
 
 namespace fs = std::filesystem;
-
-/// A directory for snapshots in a scratch directory; not made yet.
-class Place {
-public:
-    [[nodiscard]] fs::path path() const { return scratch_.path() / "sleep"; }
-    [[nodiscard]] Arguments store(Arguments more = {}) const {
-        Arguments all{"--store", "file", "--dir", path()};
-        all.insert(all.end(), more.begin(), more.end());
-        return all;
-    }
-    /// The files in it, in order.
-    [[nodiscard]] std::vector<fs::path> files() const {
-        std::vector<fs::path> found;
-        std::error_code ignored;
-        for (const auto& entry : fs::directory_iterator(path(), ignored)) found.push_back(entry.path());
-        std::sort(found.begin(), found.end());
-        return found;
-    }
-
-private:
-    Scratch scratch_;
-};
-
-/// Two tags; what they hold does not fit chunks.
-void allocate_two_tags(Host& host) {
-    host.tell("alloc weights 10485760 0");
-    host.tell("alloc kv_cache 4194304 0");
-    host.tell("alloc weights 5000 0");
-}
 
 mode_t mode_of(const fs::path& path) {
     struct stat status = {};
@@ -424,62 +395,6 @@ TEST_CASE("Store: a bit that flips on the way is noticed", "[store]") {
     }
 }
 
-TEST_CASE("Store: what a killed process leaves is removed by the next sleep there", "[store]") {
-    const Place place;
-    {
-        Host host;
-        allocate_two_tags(host);
-        SECTION("asleep") {
-            REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
-            host.process().signal(SIGKILL);
-            CHECK(host.wait() == 128 + SIGKILL);
-        }
-        SECTION("while it is put to sleep") {
-            host.tell("delay cuMemcpyDtoHAsync 200000");
-            auto sleeping = host.start("gpu-sleep", place.store());
-            REQUIRE(becomes_true([&] { return !place.files().empty(); }));
-            host.process().signal(SIGKILL);
-            CHECK(host.wait() == 128 + SIGKILL);
-            CHECK(sleeping.finish().status == 3);
-        }
-    }
-    CHECK_FALSE(place.files().empty());
-    int tries = 50;
-    Host next;
-    next.tell("alloc weights 4194304 0");
-    REQUIRE(next.command("gpu-sleep", place.store()).status == 0);
-    while (place.files().size() > 1 && tries-- > 0) { // the kernel may still end what the killed one wrote
-        REQUIRE(next.command("gpu-wake").status == 0);
-        pause_for(Milliseconds(20));
-        REQUIRE(next.command("gpu-sleep", place.store()).status == 0);
-    }
-    REQUIRE(place.files().size() == 1);
-    CHECK_THAT(place.files().front().filename().string(), mentions(fmt::format("-{}-", next.pid())));
-    REQUIRE(next.command("gpu-wake").status == 0);
-    CHECK(place.files().empty());
-}
-
-TEST_CASE("Store: processes share a directory", "[store]") {
-    const Place place;
-    Host one;
-    Host other;
-    allocate_two_tags(one);
-    allocate_two_tags(other);
-    auto first = one.start("gpu-sleep", place.store());
-    auto second = other.start("gpu-sleep", place.store());
-    CHECK(first.finish().status == 0);
-    CHECK(second.finish().status == 0);
-    CHECK(place.files().size() == 4);
-    REQUIRE(one.command("gpu-wake").status == 0);
-    CHECK(place.files().size() == 2);
-    REQUIRE(one.command("gpu-sleep", place.store()).status == 0);
-    REQUIRE(other.command("gpu-wake").status == 0);
-    REQUIRE(one.command("gpu-wake").status == 0);
-    CHECK(one.tell("check_all") == "intact");
-    CHECK(other.tell("check_all") == "intact");
-    CHECK(place.files().empty());
-}
-
 TEST_CASE("Store: files take over when host memory is short", "[store]") {
     const Place place;
     Host host({"GPU_SLEEP_SIM_POISON=0"});
@@ -505,28 +420,6 @@ TEST_CASE("Store: files take over when host memory is short", "[store]") {
         const auto woken = host.command("gpu-wake");
         INFO(woken.err);
         REQUIRE(woken.status == 0);
-    }
-    CHECK(host.tell("check_all") == "intact");
-    CHECK(place.files().empty());
-}
-
-TEST_CASE("Store: a command that is killed at any time leaves the process wholly awake or asleep",
-          "[store]") {
-    const Place place;
-    Host host;
-    for (int i = 0; i < 4; ++i) host.tell(fmt::format("alloc tag_{} 2097152 0", i));
-    for (const auto* name : {"cuMemcpyDtoHAsync", "cuMemUnmap", "cuMemCreate", "cuMemcpyHtoDAsync"})
-        host.tell(fmt::format("delay {} 10000", name));
-    for (int i = 0; i < 10; ++i) {
-        const bool sleeps = i % 2 == 0;
-        {
-            const auto command = sleeps ? host.start("gpu-sleep", place.store()) : host.start("gpu-wake");
-            pause_for(Milliseconds(25 * i));
-        }
-        const auto state = host.state(); // waits for what is under way
-        CHECK((state == "awake" || state == "asleep"));
-        CHECK(place.files().size() == (state == "asleep" ? 4U : 0U));
-        REQUIRE((sleeps ? host.command("gpu-sleep", place.store()) : host.command("gpu-wake")).status == 0);
     }
     CHECK(host.tell("check_all") == "intact");
     CHECK(place.files().empty());

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A place for snapshots, and a host that fills some.
+
+#pragma once
+
+#include "host.hpp"
+#include "support/scratch.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::test {
+
+/// A directory for snapshots in a scratch directory; not made yet.
+class Place {
+public:
+    [[nodiscard]] std::filesystem::path path() const { return scratch_.path() / "sleep"; }
+    [[nodiscard]] Arguments store(Arguments more = {}) const {
+        Arguments all{"--store", "file", "--dir", path()};
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    /// The files in it, in order.
+    [[nodiscard]] std::vector<std::filesystem::path> files() const {
+        std::vector<std::filesystem::path> found;
+        std::error_code ignored;
+        for (const auto& entry : std::filesystem::directory_iterator(path(), ignored))
+            found.push_back(entry.path());
+        std::sort(found.begin(), found.end());
+        return found;
+    }
+
+private:
+    Scratch scratch_;
+};
+
+/// Two tags; what they hold does not fit chunks.
+inline void allocate_two_tags(Host& host) {
+    host.tell("alloc weights 10485760 0");
+    host.tell("alloc kv_cache 4194304 0");
+    host.tell("alloc weights 5000 0");
+}
+
+} // namespace gpu_sleep::test

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Contents in files when processes share a directory, and when they or commands are killed.
+
+#include "host.hpp"
+#include "mentions.hpp"
+#include "place.hpp"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <random>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+TEST_CASE("Store: what a killed process leaves is removed by the next sleep there", "[store]") {
+    const Place place;
+    {
+        Host host;
+        allocate_two_tags(host);
+        SECTION("asleep") {
+            REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+            host.process().signal(SIGKILL);
+            CHECK(host.wait() == 128 + SIGKILL);
+        }
+        SECTION("while it is put to sleep") {
+            host.tell("delay cuMemcpyDtoHAsync 200000");
+            auto sleeping = host.start("gpu-sleep", place.store());
+            REQUIRE(becomes_true([&] { return !place.files().empty(); }));
+            host.process().signal(SIGKILL);
+            CHECK(host.wait() == 128 + SIGKILL);
+            CHECK(sleeping.finish().status == 3);
+        }
+    }
+    CHECK_FALSE(place.files().empty());
+    int tries = 50;
+    Host next;
+    next.tell("alloc weights 4194304 0");
+    REQUIRE(next.command("gpu-sleep", place.store()).status == 0);
+    while (place.files().size() > 1 && tries-- > 0) { // the kernel may still end what the killed one wrote
+        REQUIRE(next.command("gpu-wake").status == 0);
+        pause_for(Milliseconds(20));
+        REQUIRE(next.command("gpu-sleep", place.store()).status == 0);
+    }
+    REQUIRE(place.files().size() == 1);
+    CHECK_THAT(place.files().front().filename().string(), mentions(fmt::format("-{}-", next.pid())));
+    REQUIRE(next.command("gpu-wake").status == 0);
+    CHECK(place.files().empty());
+}
+
+TEST_CASE("Store: processes share a directory", "[store]") {
+    const Place place;
+    Host one;
+    Host other;
+    allocate_two_tags(one);
+    allocate_two_tags(other);
+    auto first = one.start("gpu-sleep", place.store());
+    auto second = other.start("gpu-sleep", place.store());
+    CHECK(first.finish().status == 0);
+    CHECK(second.finish().status == 0);
+    CHECK(place.files().size() == 4);
+    REQUIRE(one.command("gpu-wake").status == 0);
+    CHECK(place.files().size() == 2);
+    REQUIRE(one.command("gpu-sleep", place.store()).status == 0);
+    REQUIRE(other.command("gpu-wake").status == 0);
+    REQUIRE(one.command("gpu-wake").status == 0);
+    CHECK(one.tell("check_all") == "intact");
+    CHECK(other.tell("check_all") == "intact");
+    CHECK(place.files().empty());
+}
+
+TEST_CASE("Store: a command that is killed at any time leaves the process wholly awake or asleep",
+          "[store]") {
+    const Place place;
+    Host host;
+    for (int i = 0; i < 4; ++i) host.tell(fmt::format("alloc tag_{} 2097152 0", i));
+    for (const auto* name : {"cuMemcpyDtoHAsync", "cuMemUnmap", "cuMemCreate", "cuMemcpyHtoDAsync"})
+        host.tell(fmt::format("delay {} 10000", name));
+    for (int i = 0; i < 10; ++i) {
+        const bool sleeps = i % 2 == 0;
+        {
+            const auto command = sleeps ? host.start("gpu-sleep", place.store()) : host.start("gpu-wake");
+            pause_for(Milliseconds(25 * i));
+        }
+        const auto state = host.state(); // waits for what is under way
+        CHECK((state == "awake" || state == "asleep"));
+        CHECK(place.files().size() == (state == "asleep" ? 4U : 0U));
+        REQUIRE((sleeps ? host.command("gpu-sleep", place.store()) : host.command("gpu-wake")).status == 0);
+    }
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(place.files().empty());
+}
+
+TEST_CASE("Store: processes killed at random moments harm nobody and leave nothing for good", "[killed]") {
+    const char* const wanted = std::getenv("GPU_SLEEP_TEST_KILLS");
+    const int kills = wanted ? std::atoi(wanted) : is_sanitized() ? 8 : 25;
+    const Place place;
+    Host survivor;
+    allocate_two_tags(survivor);
+    std::mt19937 random(20261121);
+    std::chrono::microseconds whole{0}; // a sleep and a wake
+    int left = 0;
+    for (int i = 0; i < kills; ++i) {
+        INFO("kill " << i);
+        Host host({"GPU_SLEEP_SIM_DELAY=cuMemcpyDtoHAsync:1ms,cuMemcpyHtoDAsync:1ms"});
+        allocate_two_tags(host);
+        if (i == 0) {
+            const auto start = Clock::now();
+            REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+            REQUIRE(host.command("gpu-wake").status == 0);
+            whole = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
+        }
+        const auto moment = Clock::now() + std::chrono::microseconds(
+                                               std::uniform_int_distribution<long>(0, whole.count())(random));
+        {
+            auto sleeping = host.start("gpu-sleep", place.store());
+            auto killer = [&] {
+                std::this_thread::sleep_until(moment);
+                host.process().signal(SIGKILL);
+            };
+            const std::jthread thread(killer);
+            const auto slept = sleeping.finish();
+            CHECK((slept.status == 0 || slept.status == 3));
+            if (slept.status == 0) {
+                const auto woken = host.command("gpu-wake").status;
+                CHECK((woken == 0 || woken == 3));
+            }
+        }
+        CHECK(host.wait() == 128 + SIGKILL);
+        left += !place.files().empty();
+        REQUIRE(survivor.command("gpu-sleep", place.store()).status == 0);
+        REQUIRE(survivor.command("gpu-wake").status == 0);
+    }
+    CHECK(survivor.tell("check_all") == "intact");
+    CHECK(left > kills / 10); // some were killed in the middle
+    // The kernel may still end what the last one wrote.
+    for (int tries = 50; !place.files().empty() && tries > 0; --tries) {
+        pause_for(Milliseconds(20));
+        REQUIRE(survivor.command("gpu-sleep", place.store()).status == 0);
+        REQUIRE(survivor.command("gpu-wake").status == 0);
+    }
+    CHECK(place.files().empty());
+}
