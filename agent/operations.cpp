@@ -46,6 +46,12 @@ private:
     Turnstile& turnstile_;
 };
 
+model::SleepRequest all_in_files(model::SleepRequest request) {
+    request.store = model::Store::file;
+    request.stores.clear();
+    return request;
+}
+
 /// Asks PyTorch for its unused blocks, on a thread of its own: whoever holds Python's lock may keep it for
 /// long, and then the sleep goes on without.
 void trim_torch(Clock::time_point deadline) {
@@ -387,15 +393,18 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         if (report.changed) state_since_ = Clock::now();
         return {};
     };
-    auto without_spill = request;
-    without_spill.spill = false;
+    const auto is_short = [&] { return !done && done.error().code == ErrorCode::out_of_host_memory; };
     // With nothing to do the gate is open: what has come since is not to be touched.
-    if (done && (*quiet || request.dry_run)) done = attempt(without_spill);
-    if (!done && done.error().code == ErrorCode::out_of_host_memory) {
+    if (done && (*quiet || request.dry_run)) done = attempt(request);
+    if (is_short()) {
         // What the last wake left to be given back may be what is missing.
         bool has_given = false;
         while (tidy()) has_given = true;
-        if (has_given || request.spill) done = attempt(request);
+        if (has_given) done = attempt(request);
+    }
+    if (is_short() && request.spill) {
+        report.notes.emplace_back("host memory is short: contents went to files");
+        done = attempt(all_in_files(request));
     }
     if (done && report.changed) {
         const std::lock_guard lock(memory_mutex_);

@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <optional>
 
 namespace gpu_sleep::sleep {
 
@@ -136,22 +135,11 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     report.dropped_without_refill = plan->without_refill;
     if (request.dry_run) return rehearse(request, *plan, report);
     if (plan->is_empty()) return {};
+    auto keeping = keeping_for(request);
+    if (!keeping) return std::move(keeping).error();
+    SleepTransaction transaction(api_, pinner_, vaults_, options_, *std::move(keeping));
     const auto start = Clock::now();
-    std::optional<SleepTransaction> attempt;
-    const auto prepare = [&](bool spills) -> Result<void> {
-        auto keeping = keeping_for(request, spills);
-        if (!keeping) return std::move(keeping).error();
-        attempt.reset(); // what a first one holds goes first
-        attempt.emplace(api_, pinner_, vaults_, options_, *std::move(keeping));
-        return attempt->prepare(*plan, control);
-    };
-    auto prepared_so = prepare(false);
-    if (!prepared_so && request.spill && prepared_so.error().code == ErrorCode::out_of_host_memory) {
-        report.notes.emplace_back("host memory is short: contents went to files");
-        prepared_so = prepare(true);
-    }
-    GPU_SLEEP_TRY(std::move(prepared_so));
-    auto& transaction = *attempt;
+    GPU_SLEEP_TRY(transaction.prepare(*plan, control));
     report.times.transfer = seconds_since(start);
     const auto prepared = Clock::now();
     GPU_SLEEP_TRY(transaction.commit(plan->give_up));
@@ -179,15 +167,15 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
     return add_memory(api_, free_after_sleep, report);
 }
 
-Result<Keeping> Engine::keeping_for(const model::SleepRequest& request, bool spills) const {
+Result<Keeping> Engine::keeping_for(const model::SleepRequest& request) const {
     Keeping keeping;
     keeping.keeps_files = request.keep_files;
     keeping.name = [this](ledger::TagId tag) { return ledger_.tag(tag).name; };
-    keeping.to_file = [this, &request, spills](ledger::TagId tag) {
-        return spills || goes_to_file(request, ledger_.tag(tag).name);
+    keeping.to_file = [this, &request](ledger::TagId tag) {
+        return goes_to_file(request, ledger_.tag(tag).name);
     };
     const bool needs_directory =
-        spills || request.store == model::Store::file ||
+        request.store == model::Store::file ||
         std::any_of(request.stores.begin(), request.stores.end(),
                     [](const model::TagStore& each) { return each.store == model::Store::file; });
     if (!needs_directory) return keeping;

@@ -52,6 +52,7 @@ public:
         : api_(api), ledger_(ledger), pinner_(api), options_(options) {}
 
     /// Fills in `report` what the transaction did on each device, and its times. Nothing to do: not changed.
+    /// Tries once: to use files when host memory is short (SleepRequest::spill) is the caller's.
     /// Errors: those of plan_sleep(); out_of_host_memory, out_of_disk, io_failed, not_permitted (the
     /// directory), driver_failed, context_lost, cancelled: all is awake and unchanged.
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const Control& control,
@@ -70,8 +71,8 @@ private:
     /// Says what a sleep would do, and what it needs.
     [[nodiscard]] Result<void> rehearse(const model::SleepRequest& request, const SleepPlan& plan,
                                         model::Report& report) const;
-    /// Where `request` keeps contents; all in files if `spills`. Errors: those of SnapshotDirectory::open().
-    [[nodiscard]] Result<Keeping> keeping_for(const model::SleepRequest& request, bool spills) const;
+    /// Where `request` keeps contents. Errors: those of SnapshotDirectory::open().
+    [[nodiscard]] Result<Keeping> keeping_for(const model::SleepRequest& request) const;
 
     /// What `plan` brought back, but for the tags that are `spoiled`.
     [[nodiscard]] Woken woken_but(const Spoiled& spoiled, const WakePlan& plan) const;

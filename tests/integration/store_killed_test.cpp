@@ -12,6 +12,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <random>
+#include <thread>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
