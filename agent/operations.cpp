@@ -367,6 +367,12 @@ void Agent::wake_on_touch() {
     });
 }
 
+void Agent::call_off(const std::vector<int>& ran, Milliseconds timeout) {
+    // The request's time may be over: they get as much again.
+    const auto limit = Clock::now() + timeout;
+    for (const auto& failure : callbacks_.run_after_wake({}, limit, &ran)) log::warning("{}", failure);
+}
+
 Result<Report> Agent::sleep(const model::SleepRequest& request, const server::ProgressSink& progress) {
     const auto start = Clock::now();
     const auto deadline = start + request.timeout;
@@ -384,6 +390,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     std::vector<int> ran;
     if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
     const GateSettler settler(*this);
+    const auto asleep_before = asleep_bytes();
     const auto quiet = quiesce(request, progress, deadline, ran, report);
     Result<void> done;
     if (!quiet) done = quiet.error();
@@ -417,10 +424,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     if (!done || report.changed) come_first_at_exit();
     settle_gate();
     if (!done) {
-        // Those that made ready for a sleep that did not come are told that all is as before. The request's
-        // time may be over: they get as much again.
-        const auto limit = Clock::now() + request.timeout;
-        for (const auto& failure : callbacks_.run_after_wake({}, limit, &ran)) log::warning("{}", failure);
+        if (asleep_bytes() == asleep_before) call_off(ran, request.timeout);
         return std::move(done).error();
     }
     add_residual(report);
