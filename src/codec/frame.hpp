@@ -56,6 +56,8 @@ static_assert(sizeof(BlockEntry) == 12);
 [[nodiscard]] std::size_t encode_frame(std::span<const std::byte> content, std::span<std::byte> out,
                                        std::span<BlockEntry> entries) noexcept;
 
+class StreamDecoder;
+
 /// Reads one frame. Never reads or writes outside of what it is given, whatever that holds. The frame must
 /// outlive it. Once open, decoding is thread-safe.
 class FrameDecoder {
@@ -79,15 +81,13 @@ public:
     [[nodiscard]] Result<void> decode(std::span<std::byte> out) const;
 
 private:
-    struct Tables;
-
     explicit FrameDecoder(std::span<const std::byte> frame) noexcept;
 
     std::span<const std::byte> frame_;
     Bytes content_bytes_ = 0;
     std::vector<BlockEntry> blocks_;
     CodeLengths lengths_{};
-    std::unique_ptr<Tables> tables_; ///< null without a coded block
+    std::unique_ptr<StreamDecoder> decoder_; ///< null without a coded block
 };
 
 } // namespace gpu_sleep::codec

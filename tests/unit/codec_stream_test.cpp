@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Streams with long and with short codes, one block and two at a time, whole and of rubbish.
+
+#include "codec/stream_decoder.hpp"
+#include "support/catch.hpp"
+#include "support/frames.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <random>
+
+namespace gpu_sleep::codec {
+namespace {
+
+using test::ByteVector;
+
+constexpr auto k_whole_block = static_cast<std::size_t>(k_block_bytes);
+constexpr std::byte k_mark{0xA7};
+
+/// Two blocks of which the first takes many more bits than the second, though they have one code.
+ByteVector uneven_halves(ByteVector content) {
+    const auto histogram = histogram_of(content);
+    const auto count = [&](std::byte value) { return histogram[std::to_integer<std::size_t>(value)]; };
+    std::sort(content.begin(), content.end(), [&](std::byte a, std::byte b) { return count(a) < count(b); });
+    return content;
+}
+
+/// Contents whose codes are long, and contents whose codes are short: each has its way of reading.
+std::vector<ByteVector> two_blocks() {
+    const auto bytes = 2 * k_whole_block;
+    return {test::normal_e4m3(bytes), test::halving_bytes(bytes, 12), uneven_halves(test::normal_e4m3(bytes)),
+            uneven_halves(test::halving_bytes(bytes, 12))};
+}
+
+/// A block whose streams lie in memory of their own, so that the sanitizer sees every read outside of them.
+struct Block {
+    ByteVector streams;
+    std::array<std::uint16_t, k_streams> stream_bytes{};
+
+    [[nodiscard]] CodedBlock to(std::span<std::byte> out) const {
+        return {streams.data(), stream_bytes, out};
+    }
+};
+
+Block block_of(const test::Frame& frame, std::size_t index) {
+    const auto& entry = frame.blocks[index];
+    REQUIRE(entry.kind() == BlockKind::coded);
+    const auto begin = frame.bytes.begin() + entry.offset();
+    const auto bytes = std::accumulate(entry.stream_bytes.begin(), entry.stream_bytes.end(), 0);
+    return {ByteVector(begin, begin + bytes), entry.stream_bytes};
+}
+
+/// Room for contents, between bytes that must stay as they are.
+class Room {
+public:
+    explicit Room(std::size_t bytes) : bytes_(bytes + 2 * k_guard, k_mark) {}
+    [[nodiscard]] std::span<std::byte> contents() {
+        return std::span(bytes_).subspan(k_guard, bytes_.size() - 2 * k_guard);
+    }
+    [[nodiscard]] bool is_kept() const {
+        const auto is_mark = [](std::byte b) { return b == k_mark; };
+        return std::all_of(bytes_.begin(), bytes_.begin() + k_guard, is_mark) &&
+               std::all_of(bytes_.end() - k_guard, bytes_.end(), is_mark);
+    }
+
+private:
+    static constexpr std::ptrdiff_t k_guard = 64;
+    ByteVector bytes_;
+};
+
+TEST_CASE("Streams: two blocks are decoded together as each on its own", "[codec]") {
+    for (const auto& content : two_blocks()) {
+        const auto frame = test::make_frame(content);
+        const auto decoder = std::make_unique<StreamDecoder>(make_code_lengths(histogram_of(content)));
+        const auto first = block_of(frame, 0);
+        const auto second = block_of(frame, 1);
+        Room together(content.size());
+        Room alone(content.size());
+        const auto both = together.contents();
+        const auto each = alone.contents();
+        REQUIRE(decoder->decode(first.to(both.first(k_whole_block)), second.to(both.last(k_whole_block))));
+        REQUIRE(decoder->decode(first.to(each.first(k_whole_block))));
+        REQUIRE(decoder->decode(second.to(each.last(k_whole_block))));
+        CHECK(std::equal(both.begin(), both.end(), content.begin()));
+        CHECK(std::equal(each.begin(), each.end(), content.begin()));
+    }
+}
+
+TEST_CASE("Streams: damage to any stream of two blocks is noticed", "[codec]") {
+    for (const auto& content : two_blocks()) {
+        const auto frame = test::make_frame(content);
+        const auto decoder = std::make_unique<StreamDecoder>(make_code_lengths(histogram_of(content)));
+        const std::array whole = {block_of(frame, 0), block_of(frame, 1)};
+        Room room(content.size());
+        for (std::size_t i = 0; i < 2 * k_streams; ++i) {
+            auto damaged = whole;
+            auto& block = damaged[i / k_streams];
+            const auto bytes = block.stream_bytes[i % k_streams];
+            const auto begin = std::accumulate(block.stream_bytes.begin(),
+                                               block.stream_bytes.begin() + i % k_streams, std::size_t{0});
+            const auto stream = std::span(block.streams).subspan(begin, bytes);
+            std::fill(stream.begin(), stream.end(), std::byte{0}); // the longest code, again and again
+            for (const auto marker : {std::byte{0}, std::byte{1}}) {
+                stream.back() = marker;
+                const auto out = room.contents();
+                CHECK_FALSE(decoder->decode(damaged[0].to(out.first(k_whole_block)),
+                                            damaged[1].to(out.last(k_whole_block))));
+                CHECK(room.is_kept());
+            }
+        }
+    }
+}
+
+TEST_CASE("Streams: rubbish of any length is read within bounds", "[codec]") {
+    std::mt19937_64 random(17);
+    const auto rubbish = [&] {
+        Block block;
+        for (auto& bytes : block.stream_bytes)
+            bytes = static_cast<std::uint16_t>(8 + random() % (random() % 2 == 0 ? 30 : 6000));
+        block.streams = test::random_bytes(
+            std::accumulate(block.stream_bytes.begin(), block.stream_bytes.end(), std::size_t{0}), random());
+        return block;
+    };
+    for (const auto& content : two_blocks()) {
+        const auto decoder = std::make_unique<StreamDecoder>(make_code_lengths(histogram_of(content)));
+        for (int i = 0; i < 300; ++i) {
+            const auto first = rubbish();
+            const auto second = rubbish();
+            Room both(2 * k_whole_block);
+            const auto out = both.contents();
+            CHECK_FALSE(
+                decoder->decode(first.to(out.first(k_whole_block)), second.to(out.last(k_whole_block))));
+            CHECK(both.is_kept());
+            Room one(256 + random() % (k_whole_block - 255));
+            static_cast<void>(decoder->decode(first.to(one.contents())));
+            CHECK(one.is_kept());
+        }
+    }
+}
+
+} // namespace
+} // namespace gpu_sleep::codec
