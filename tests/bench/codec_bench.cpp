@@ -45,15 +45,17 @@ void copy(benchmark::State& state, Kind kind) {
 }
 
 void checksum(benchmark::State& state, Kind kind) {
-    for (auto _ : state) benchmark::DoNotOptimize(xxh64(contents(kind)));
+    const auto& content = contents(kind);
+    for (auto _ : state) benchmark::DoNotOptimize(xxh64(content));
     finish(state, k_bytes);
 }
 
 void encode(benchmark::State& state, Kind kind) {
+    const auto& content = contents(kind);
     codec::ChunkEncoder encoder;
     ByteVector out(codec::ChunkEncoder::room(k_bytes));
     codec::ChunkEncoder::Encoded encoded;
-    for (auto _ : state) encoded = encoder.encode(contents(kind), out);
+    for (auto _ : state) encoded = encoder.encode(content, out);
     finish(state, encoded.shape.width == 0 ? k_bytes : encoded.bytes);
 }
 
@@ -72,11 +74,12 @@ void decode(benchmark::State& state, Kind kind) {
 
 #ifdef GPU_SLEEP_HAVE_ZSTD
 void zstd_encode(benchmark::State& state, Kind kind) {
+    const auto& content = contents(kind);
     auto* const context = ZSTD_createCCtx();
     ByteVector out(ZSTD_compressBound(k_bytes));
     std::size_t bytes = 0;
     for (auto _ : state)
-        bytes = ZSTD_compressCCtx(context, out.data(), out.size(), contents(kind).data(), k_bytes, 1);
+        bytes = ZSTD_compressCCtx(context, out.data(), out.size(), content.data(), k_bytes, 1);
     ZSTD_freeCCtx(context);
     finish(state, bytes);
 }
