@@ -184,9 +184,17 @@ gpu_sleep_status gpu_sleep_remove_callback(int id) {
     return finish([&] { return Agent::instance().callbacks().remove(id); });
 }
 
+gpu_sleep_status gpu_sleep_enlist(const gpu_sleep_event* event) {
+    return finish([&] { return Agent::instance().callbacks().enlist(event); });
+}
+
+gpu_sleep_status gpu_sleep_discharge(void) {
+    return finish([] { return agent::Callbacks::discharge(); });
+}
+
 gpu_sleep_status gpu_sleep_hold(void) {
     return finish([]() -> Result<void> {
-        Agent::instance().turnstile().hold(agent::Callbacks::is_callback_thread());
+        Agent::instance().turnstile().hold(agent::Callbacks::works_for_callback());
         return {};
     });
 }

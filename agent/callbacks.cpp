@@ -13,8 +13,6 @@
 namespace gpu_sleep::agent {
 namespace {
 
-thread_local bool t_is_callback_thread = false;
-
 std::vector<const char*> pointers_of(const std::vector<std::string>& names) {
     std::vector<const char*> pointers;
     pointers.reserve(names.size());
@@ -22,18 +20,25 @@ std::vector<const char*> pointers_of(const std::vector<std::string>& names) {
     return pointers;
 }
 
-int call(gpu_sleep_callback function, void* user, const Event& event) {
-    const auto tags = pointers_of(event.tags);
-    const auto dropped = pointers_of(event.dropped_tags);
-    const gpu_sleep_event view{sizeof(gpu_sleep_event), event.level,   tags.size(), tags.data(),
-                               dropped.size(),          dropped.data()};
-    return function(&view, user);
-}
-
 } // namespace
 
-bool Callbacks::is_callback_thread() noexcept {
-    return t_is_callback_thread;
+bool Callbacks::works_for_callback() noexcept {
+    auto& gate = gate::Gate::instance();
+    return gate.has_pass(gate.seat());
+}
+
+Result<void> Callbacks::enlist(const gpu_sleep_event* event) {
+    const std::lock_guard lock(mutex_);
+    if (!event || event != event_)
+        return make_error(ErrorCode::invalid_argument, "the event is not that of a callback that runs");
+    gate::Gate::instance().share_pass(pass_);
+    return {};
+}
+
+Result<void> Callbacks::discharge() {
+    if (!gate::Gate::instance().unshare_pass())
+        return make_error(ErrorCode::invalid_argument, "this thread is not enlisted");
+    return {};
 }
 
 int Callbacks::add(gpu_sleep_callback before_sleep, gpu_sleep_callback after_wake, void* user,
@@ -47,7 +52,7 @@ Result<void> Callbacks::remove(int id) {
     std::unique_lock lock(mutex_);
     const auto removed = std::erase_if(entries_, [=](const Entry& e) { return e.id == id; });
     if (removed == 0) return make_error(ErrorCode::invalid_argument, "there is no callback {}", id);
-    if (!t_is_callback_thread) changed_.wait(lock, [&] { return !job_ || job_->entry.id != id; });
+    if (!works_for_callback()) changed_.wait(lock, [&] { return !job_ || job_->entry.id != id; });
     return {};
 }
 
@@ -121,18 +126,30 @@ Result<int> Callbacks::run(const Entry& entry, gpu_sleep_callback function, cons
     return job->result;
 }
 
+int Callbacks::call(const Job& job) {
+    const auto tags = pointers_of(job.event.tags);
+    const auto dropped = pointers_of(job.event.dropped_tags);
+    const gate::Pass pass;
+    auto& event = events_[pass.number() % events_.size()];
+    event = {sizeof(gpu_sleep_event), job.event.level, tags.size(), tags.data(),
+             dropped.size(),          dropped.data()};
+    {
+        const std::lock_guard lock(mutex_);
+        event_ = &event;
+        pass_ = pass.number();
+    }
+    return job.function(&event, job.entry.user);
+}
+
 void Callbacks::serve() {
-    t_is_callback_thread = true;
     std::unique_lock lock(mutex_);
     for (;;) {
         changed_.wait(lock, [this] { return job_ != nullptr; });
         const auto job = job_;
         lock.unlock();
-        const auto result = guarded([&]() -> Result<int> {
-            const gate::Pass pass;
-            return call(job->function, job->entry.user, job->event);
-        });
+        const auto result = guarded([&]() -> Result<int> { return call(*job); });
         lock.lock();
+        event_ = nullptr;
         job->result = result ? *result : -1; // what throws has not done its part
         job->done = true;
         job_.reset();

@@ -9,6 +9,7 @@
 #include "base/units.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -32,8 +33,8 @@ public:
     /// Returns the id for remove().
     int add(gpu_sleep_callback before_sleep, gpu_sleep_callback after_wake, void* user,
             Milliseconds deadline);
-    /// Waits until the callbacks of `id` no longer run, unless called from a callback. Errors:
-    /// invalid_argument.
+    /// Waits until the callbacks of `id` no longer run, unless the calling thread works for a callback.
+    /// Errors: invalid_argument.
     [[nodiscard]] Result<void> remove(int id);
 
     /// Runs the before-sleep callbacks in order. Errors: refused, timed_out. The ids of those that returned 0
@@ -46,8 +47,13 @@ public:
     [[nodiscard]] std::vector<std::string> run_after_wake(const Event& event, Clock::time_point deadline,
                                                           const std::vector<int>* only = nullptr);
 
-    /// Whether the calling thread runs callbacks.
-    [[nodiscard]] static bool is_callback_thread() noexcept;
+    /// Lets the calling thread work for the callback that was given `event`, until it is discharged or that
+    /// callback returns. Errors: invalid_argument (no such callback runs).
+    [[nodiscard]] Result<void> enlist(const gpu_sleep_event* event);
+    /// Errors: invalid_argument (not enlisted since the last time).
+    [[nodiscard]] static Result<void> discharge();
+    /// Whether the calling thread runs a callback, or is enlisted for the one that runs.
+    [[nodiscard]] static bool works_for_callback() noexcept;
 
 private:
     struct Entry {
@@ -71,11 +77,17 @@ private:
                                   Clock::time_point deadline);
     [[nodiscard]] Result<void> start_thread();
     void serve();
+    [[nodiscard]] int call(const Job& job);
 
     std::mutex mutex_; ///< guards all below; not held while a callback runs
     std::condition_variable changed_;
     std::vector<Entry> entries_;
     std::shared_ptr<Job> job_; ///< waiting or running
+    /// What the last callbacks were given, in turn, so that a pointer that somebody has kept is not soon that
+    /// of another. Written by the thread of the callbacks alone, without the mutex.
+    std::array<gpu_sleep_event, 64> events_{};
+    const gpu_sleep_event* event_ = nullptr; ///< that of the callback that runs; null for none
+    std::uint64_t pass_ = 0;                 ///< and its number
     bool has_thread_ = false;
     int next_id_ = 1;
 };

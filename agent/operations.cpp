@@ -105,7 +105,7 @@ std::invoke_result_t<Transaction> Agent::transact(Transaction&& transaction) {
 }
 
 server::Outcome Agent::run_here(server::Operation operation) {
-    if (Callbacks::is_callback_thread())
+    if (Callbacks::works_for_callback())
         return model::Failure{
             make_error(ErrorCode::refused, "a callback may not put its process to sleep or wake it"),
             model::State::awake};

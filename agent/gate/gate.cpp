@@ -34,14 +34,18 @@ int membarrier(int command) noexcept {
     return static_cast<int>(::syscall(SYS_membarrier, command, 0, 0));
 }
 
-/// Gives the seat back when its thread ends.
-void leave_seat(void* seat) noexcept {
-    auto* mine = static_cast<Seat*>(seat);
+/// Makes the seat the next thread's, as new.
+void leave_seat(Seat& seat) noexcept {
+    seat.inside.store(false, std::memory_order_release);
+    seat.depth = 0;
+    seat.has_pass.store(false, std::memory_order_relaxed);
+    seat.shares_pass.store(0, std::memory_order_relaxed);
+    seat.taken.store(false, std::memory_order_release);
+}
+
+void end_thread(void* seat) noexcept {
     t_seat = nullptr;
-    mine->inside.store(false, std::memory_order_release);
-    mine->depth = 0;
-    mine->has_pass.store(false, std::memory_order_relaxed);
-    mine->taken.store(false, std::memory_order_release);
+    leave_seat(*static_cast<Seat*>(seat));
 }
 
 /// A key whose destructor runs late in a thread's end, after its thread_local objects, whose destructors may
@@ -49,7 +53,7 @@ void leave_seat(void* seat) noexcept {
 pthread_key_t seat_key() noexcept {
     static const pthread_key_t key = [] {
         pthread_key_t made = 0;
-        ::pthread_key_create(&made, &leave_seat);
+        ::pthread_key_create(&made, &end_thread);
         return made;
     }();
     return key;
@@ -169,10 +173,10 @@ void Gate::reset_in_child() noexcept {
     auto* const seats = seats_.load(std::memory_order_relaxed);
     for (auto* seat = seats; seat; seat = seat->next) {
         if (seat == t_seat) continue;
-        seat->inside = false;
-        seat->taken = false;
+        leave_seat(*seat);
     }
     s_closed = false;
+    if (t_seat) t_seat->shares_pass = 0; // numbers begin anew
     auto* const anew = new (this) Gate;
     anew->seats_ = seats;
 }
@@ -183,9 +187,7 @@ bool Gate::is_empty() const noexcept {
     for (const auto* waiter = waiters_; waiter; waiter = waiter->next)
         if (waiter->released) return false;
     for (const auto* seat = seats_.load(std::memory_order_acquire); seat; seat = seat->next)
-        if (seat != t_seat && !seat->has_pass.load(std::memory_order_relaxed) &&
-            seat->inside.load(std::memory_order_acquire))
-            return false;
+        if (seat != t_seat && !has_pass(*seat) && seat->inside.load(std::memory_order_acquire)) return false;
     return true;
 }
 
@@ -216,6 +218,20 @@ Result<void> Gate::wait_empty(Clock::time_point deadline, const std::function<bo
         std::this_thread::sleep_for(k_look);
     }
     return {};
+}
+
+void Gate::share_pass(std::uint64_t number) noexcept {
+    seat().shares_pass.store(number, std::memory_order_relaxed);
+}
+
+bool Gate::unshare_pass() noexcept {
+    return seat().shares_pass.exchange(0, std::memory_order_relaxed) != 0;
+}
+
+bool Gate::has_pass(const Seat& seat) const noexcept {
+    if (seat.has_pass.load(std::memory_order_relaxed)) return true;
+    const auto shared = seat.shares_pass.load(std::memory_order_relaxed);
+    return shared != 0 && shared == pass_.load(std::memory_order_relaxed);
 }
 
 bool Gate::release_oldest() {
@@ -341,7 +357,7 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
 }
 
 bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
-    if (seat.has_pass.load(std::memory_order_relaxed)) return true;
+    if (has_pass(seat)) return true;
     const CancellationHold no_cancellation; // waiting is where a thread would be cancelled
     std::unique_lock lock(mutex_);
     Named named;

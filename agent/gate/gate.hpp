@@ -51,10 +51,11 @@ public:
 
 /// One thread's place in the gate. Made at its first touch, given to the next thread at its end.
 struct Seat {
-    std::atomic<bool> inside{false};   ///< in a call that passed
-    std::atomic<bool> taken{false};    ///< by a living thread
-    unsigned depth = 0;                ///< of calls within calls; the thread's own
-    std::atomic<bool> has_pass{false}; ///< the thread is let through; changed by it alone
+    std::atomic<bool> inside{false};          ///< in a call that passed
+    std::atomic<bool> taken{false};           ///< by a living thread
+    unsigned depth = 0;                       ///< of calls within calls; the thread's own
+    std::atomic<bool> has_pass{false};        ///< the thread made a pass; changed by it alone
+    std::atomic<std::uint64_t> shares_pass{}; ///< number of another's, 0 for none; changed by it alone
     Seat* next = nullptr;
 };
 
@@ -137,7 +138,14 @@ public:
     /// left.
     [[nodiscard]] bool admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector);
 
+    /// Lets the calling thread through while the pass of this number lives; see Pass.
+    void share_pass(std::uint64_t number) noexcept;
+    /// Ends that, unless it has ended. False when the thread has shared none since the last time.
+    bool unshare_pass() noexcept;
+    [[nodiscard]] bool has_pass(const Seat& seat) const noexcept;
+
 private:
+    friend class Pass;
     /// On the stack of the thread that waits, in a list of its own: waiting takes no memory.
     struct Waiter {
         const char* entry_point;
@@ -181,6 +189,8 @@ private:
     std::function<void()> waker_;
     Clock::time_point last_wake_{};
     std::atomic<bool> releases_python_lock_{true};
+    std::atomic<std::uint64_t> passes_{0}; ///< made so far
+    std::atomic<std::uint64_t> pass_{0};   ///< number of the one that lives, or 0
 };
 
 /// The calling thread's seat; null before its first touch.
@@ -211,20 +221,27 @@ private:
     bool admitted_ = true;
 };
 
-/// Lets the calling thread through while it lives: it runs a callback, or works for one.
+/// Lets the calling thread through while it lives, for it runs a callback, and those that share it. One at a
+/// time. Its end touches no seat but the caller's: a seat may have gone to a thread that shares nothing.
 class Pass {
 public:
-    Pass() noexcept
-        : seat_(Gate::instance().seat()), had_pass_(seat_.has_pass.load(std::memory_order_relaxed)) {
-        seat_.has_pass.store(true, std::memory_order_relaxed);
+    Pass() noexcept : seat_(Gate::instance().seat()), number_(++Gate::instance().passes_) {
+        Gate::instance().pass_ = number_;
+        seat_.has_pass = true;
     }
-    ~Pass() { seat_.has_pass.store(had_pass_, std::memory_order_relaxed); }
+    ~Pass() {
+        seat_.has_pass = false;
+        Gate::instance().pass_ = 0;
+    }
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
 
+    /// Never 0, and never that of another.
+    [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+
 private:
     Seat& seat_;
-    bool had_pass_;
+    std::uint64_t number_;
 };
 
 } // namespace gpu_sleep::gate

@@ -27,7 +27,7 @@ extern "C" {
 #define GPU_SLEEP_API __attribute__((visibility("default")))
 
 /** Version of this API: rises by one whenever a declaration is added; none is ever changed or removed. */
-#define GPU_SLEEP_API_VERSION 1
+#define GPU_SLEEP_API_VERSION 2
 
 /** What a call reports. Zero is success; the others say what kind of failure it was. */
 typedef enum gpu_sleep_status {
@@ -152,6 +152,18 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_add_callback(gpu_sleep_callback before_
 /** Removes callbacks. When it returns they are not running and will not run again, unless it is called from a
  *  callback. Errors: INVALID_ARGUMENT (no such id). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_remove_callback(int id);
+
+/** Lets the calling thread work for the callback that was given `event`, until gpu_sleep_discharge() or until
+ * that callback returns, whichever comes first: its GPU work is not held back, and calls of this header are
+ * as from the callback. A callback that has work done by other threads waits for them before it returns;
+ * each of them calls this first, for otherwise it waits until the callbacks are done. In the thread of the
+ * callback itself it changes nothing. Calls do not nest. Since version 2. Errors: INVALID_ARGUMENT (no
+ * callback that was given `event` runs, or it has returned). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_enlist(const gpu_sleep_event* event);
+
+/** Ends this thread's gpu_sleep_enlist(). It may come after the end of the callback, and a thread that ends
+ *  need not call it. Since version 2. Errors: INVALID_ARGUMENT (not enlisted since the last call). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_discharge(void);
 
 /** Holds sleeps back until the matching gpu_sleep_resume(): a sleep that is asked for waits, within its time
  *  limit, and then fails with no change. If one is under way, the call first waits for it. Put it around the

@@ -117,6 +117,35 @@ private:
     std::thread thread_;
 };
 
+/// A thread that holds a pass until it is told to end it.
+class Holder {
+public:
+    Holder()
+        : thread_([this] {
+              const Pass pass;
+              number_ = pass.number();
+              while (!may_end_) std::this_thread::sleep_for(Milliseconds(1));
+          }) {
+        REQUIRE(becomes_true([this] { return number_ != 0; }));
+    }
+    Holder(const Holder&) = delete;
+    Holder& operator=(const Holder&) = delete;
+    ~Holder() {
+        if (thread_.joinable()) end();
+    }
+
+    [[nodiscard]] std::uint64_t number() const { return number_; }
+    void end() {
+        may_end_ = true;
+        thread_.join();
+    }
+
+private:
+    std::atomic<std::uint64_t> number_{0};
+    std::atomic<bool> may_end_{false};
+    std::thread thread_;
+};
+
 bool waits(std::uint64_t count) {
     return becomes_true([=] { return the_gate().waiting().held_now == count; });
 }
@@ -370,7 +399,6 @@ TEST_CASE("Gate: who holds a pass passes, and is not waited for", "[gate]") {
     fall_asleep(rule(OnTouch::fail));
     {
         const Pass pass;
-        { const Pass inner; }
         CHECK(passes(Touch::submits));
         const Passage passage(Touch::submits, "cuTouch");
         CHECK(passage.admitted());
@@ -400,6 +428,55 @@ TEST_CASE("Gate: a thread that is cancelled while it waits ends when it is throu
     REQUIRE(::pthread_join(thread, &result) == 0);
     CHECK(result == PTHREAD_CANCELED);
     CHECK(is_through);
+}
+
+TEST_CASE("Gate: who shares a pass passes, until it stops or the pass ends", "[gate]") {
+    const OpenGate open;
+    fall_asleep(rule(OnTouch::fail));
+    Holder holder;
+    CHECK_FALSE(passes(Touch::submits));
+    the_gate().share_pass(holder.number());
+    CHECK(passes(Touch::submits));
+    CHECK(the_gate().unshare_pass());
+    CHECK_FALSE(passes(Touch::submits));
+    CHECK_FALSE(the_gate().unshare_pass());
+    the_gate().share_pass(holder.number());
+    holder.end();
+    CHECK_FALSE(passes(Touch::submits));
+    const Holder next;
+    CHECK_FALSE(passes(Touch::submits));
+    CHECK(the_gate().unshare_pass());
+}
+
+TEST_CASE("Gate: who shares a pass is waited for after its end, and not before", "[gate]") {
+    const OpenGate open;
+    fall_asleep(rule(OnTouch::fail));
+    Holder holder;
+    the_gate().share_pass(holder.number());
+    const Passage inside(Touch::submits, "cuTouch");
+    REQUIRE(inside.admitted());
+    std::thread([] { CHECK(the_gate().close(after(k_patience), goes_on)); }).join();
+    holder.end();
+    std::thread([] { CHECK_FALSE(the_gate().close(after(k_moment), goes_on)); }).join();
+    CHECK(the_gate().unshare_pass());
+}
+
+TEST_CASE("Gate: a thread that ends takes no pass to the next in its seat", "[gate]") {
+    const OpenGate open;
+    fall_asleep(rule(OnTouch::fail));
+    Holder holder;
+    gate::Seat* first = nullptr;
+    gate::Seat* second = nullptr;
+    std::thread([&] {
+        first = &the_gate().seat();
+        the_gate().share_pass(holder.number());
+        CHECK(passes(Touch::submits));
+    }).join();
+    std::thread([&] {
+        second = &the_gate().seat();
+        CHECK_FALSE(passes(Touch::submits));
+    }).join();
+    CHECK(first == second);
 }
 
 TEST_CASE("Gate: a call within a call that passed passes", "[gate]") {
@@ -462,6 +539,9 @@ TEST_CASE("Gate: a child of fork has a gate that nobody has passed", "[gate]") {
         if (the_gate().phase() != Gate::Phase::open || waiting.held_now != 0 || !passes(Touch::submits))
             return false;
         if (!the_gate().close(after(k_moment), goes_on)) return false; // the parent's threads are not here
+        the_gate().keep_shut(rule(OnTouch::fail));
+        Toucher first, second; // in the seats of those that were inside
+        if (!first.is_refused() || !second.is_refused()) return false;
         the_gate().open();
         Toucher toucher;
         return toucher.gets_in();
