@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Callbacks among each other: their order, their deadline, and their removal.
+
+#include "callbacks.hpp"
+
+#include "base/units.hpp"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+/// What gpu-wake says of this process.
+std::string woken_by_command() {
+    const auto done = run_command({sibling_program("gpu-wake"), std::to_string(::getpid())});
+    REQUIRE(done);
+    INFO(done->output);
+    REQUIRE(done->status == 0);
+    return done->output;
+}
+
+bool says_late(const std::string& output) {
+    return output.find("a callback of the program did not return in time") != std::string::npos;
+}
+
+} // namespace
+
+TEST_CASE("Callbacks: they run in the order of registration", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    std::vector<int> before;
+    std::vector<int> after;
+    std::vector<std::unique_ptr<Callbacks>> all;
+    for (int i = 0; i < 5; ++i)
+        all.push_back(std::make_unique<Callbacks>(
+            [&, i](const gpu_sleep_event*) {
+                before.push_back(i);
+                return 0;
+            },
+            [&, i](const gpu_sleep_event*) {
+                after.push_back(i);
+                return 0;
+            }));
+    sleep();
+    CHECK(before == std::vector{0, 1, 2, 3, 4});
+    CHECK(after.empty());
+    wake();
+    CHECK(after == std::vector{0, 1, 2, 3, 4});
+    CHECK(before.size() == 5);
+    all.erase(all.begin() + 1); // and what is left, with a new one, too
+    before.clear();
+    sleep();
+    wake();
+    CHECK(before == std::vector{0, 2, 3, 4});
+}
+
+TEST_CASE("Callbacks: a wake waits for a late one no longer than its deadline, and says so", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    std::promise<void> may_go;
+    std::atomic<int> quick{0}; // no sanitizer sees that the command comes between
+    const auto count = [&](const gpu_sleep_event*) { return ++quick, 0; };
+    const Callbacks first({}, count);
+    const auto go = may_go.get_future();
+    const Callbacks late(
+        {}, [&](const gpu_sleep_event*) { return go.wait_for(k_patience), 0; }, 300);
+    sleep();
+    const auto start = Clock::now();
+    CHECK(says_late(woken_by_command()));
+    const auto took = Clock::now() - start;
+    CHECK(took >= Milliseconds(300));
+    CHECK(took < k_patience / 2);
+    CHECK(gpu_sleep_asleep_bytes() == 0);
+    CHECK(quick == 1);
+    may_go.set_value();
+}
+
+TEST_CASE("Callbacks: a late one does not keep the next from running", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    std::atomic<int> quick{0};
+    const Callbacks late(
+        {}, [](const gpu_sleep_event*) { return std::this_thread::sleep_for(Milliseconds(500)), 0; }, 50);
+    const Callbacks next(
+        {}, [&](const gpu_sleep_event*) { return ++quick, 0; }, 50);
+    sleep();
+    const auto output = woken_by_command();
+    CHECK(says_late(output));
+    CHECK(quick == 1);
+}
+
+TEST_CASE("Callbacks: removing one that runs waits for its end", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    std::promise<void> is_running;
+    std::promise<void> may_go;
+    std::atomic<bool> runs{false};
+    int calls = 0;
+    const Callbacks callbacks({}, [&](const gpu_sleep_event*) {
+        ++calls;
+        runs = true;
+        is_running.set_value();
+        may_go.get_future().wait();
+        runs = false;
+        return 0;
+    });
+    sleep();
+    auto waking = std::async(std::launch::async, [] { return gpu_sleep_wake(nullptr, 0); });
+    is_running.get_future().wait();
+    auto removing = std::async(std::launch::async, [&] {
+        const bool is_removed = gpu_sleep_remove_callback(callbacks.id()) == GPU_SLEEP_OK;
+        return is_removed && !runs;
+    });
+    CHECK(waits(removing));
+    may_go.set_value();
+    CHECK(removing.get());
+    CHECK(waking.get() == GPU_SLEEP_OK);
+    CHECK(gpu_sleep_remove_callback(callbacks.id()) == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
+    sleep();
+    wake();
+    CHECK(calls == 1);
+}
+
+TEST_CASE("Callbacks: one may remove itself, and does not run again", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    int id = 0;
+    int calls = 0;
+    auto removed = GPU_SLEEP_ERROR_INTERNAL;
+    const Callbacks callbacks({}, [&](const gpu_sleep_event*) {
+        ++calls;
+        removed = gpu_sleep_remove_callback(id);
+        return 0;
+    });
+    id = callbacks.id();
+    for (int i = 0; i < 2; ++i) {
+        sleep();
+        wake();
+    }
+    CHECK(removed == GPU_SLEEP_OK);
+    CHECK(calls == 1);
+}

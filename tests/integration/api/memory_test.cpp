@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Memory by the API: the tag it gets, PyTorch's two functions, another device's access, devices at once.
+
+#include "callbacks.hpp"
+#include "support/simulated_driver/testing.hpp"
+
+#include <chrono>
+#include <string_view>
+#include <thread>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+/// How much of `tag` there is, in bytes that sleep; 0 for a tag that nobody named.
+std::size_t bytes_of(const char* tag) {
+    const auto slept = gpu_sleep_sleep(1, tag, 0);
+    if (slept == GPU_SLEEP_ERROR_UNKNOWN_TAG) return 0;
+    check(slept);
+    const auto bytes = gpu_sleep_asleep_bytes();
+    wake();
+    return bytes;
+}
+
+/// As PyTorch calls it; freed at the end.
+class TorchMemory {
+public:
+    explicit TorchMemory(ssize_t bytes)
+        : pointer_(gpu_sleep_torch_malloc(bytes, 0, nullptr)), bytes_(bytes) {}
+    TorchMemory(const TorchMemory&) = delete;
+    TorchMemory& operator=(const TorchMemory&) = delete;
+    ~TorchMemory() { gpu_sleep_torch_free(pointer_, bytes_, 0, nullptr); }
+
+    [[nodiscard]] bool is_null() const noexcept { return pointer_ == nullptr; }
+
+private:
+    void* pointer_;
+    ssize_t bytes_;
+};
+
+template <class Body>
+[[nodiscard]] std::chrono::duration<double> time_of(Body body) {
+    const auto start = Clock::now();
+    body();
+    return Clock::now() - start;
+}
+
+} // namespace
+
+TEST_CASE("Scopes: the innermost of the thread names what is allocated", "[api]") {
+    const Gpu gpu(0);
+    check(gpu_sleep_push_tag("outer"));
+    const TorchMemory first(4 * k_mib);
+    check(gpu_sleep_push_tag("inner"));
+    const TorchMemory second(8 * k_mib);
+    const TaggedMemory unnamed(nullptr, 2 * k_mib);
+    const TaggedMemory named("named", 6 * k_mib);
+    auto popped_elsewhere = GPU_SLEEP_OK;
+    void* elsewhere = nullptr;
+    std::thread([&] {
+        popped_elsewhere = gpu_sleep_pop_tag();
+        gpu_sleep_alloc(&elsewhere, 12 * k_mib, 0, nullptr);
+    }).join();
+    CHECK(popped_elsewhere == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
+    check(gpu_sleep_pop_tag());
+    const TorchMemory third(16 * k_mib);
+    check(gpu_sleep_pop_tag());
+    CHECK(gpu_sleep_pop_tag() == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
+    CHECK(std::string_view(gpu_sleep_last_error()).find("no tag scope") == 0);
+    CHECK(bytes_of("outer") == 20 * k_mib);
+    CHECK(bytes_of("inner") == 10 * k_mib);
+    CHECK(bytes_of("named") == 6 * k_mib);
+    CHECK(bytes_of("default") == 12 * k_mib);
+    check(gpu_sleep_free(elsewhere));
+}
+
+TEST_CASE("PyTorch: its allocator gets memory, and NULL where there is none", "[api]") {
+    const Gpu gpu(0);
+    const auto before = gpu.free_bytes();
+    {
+        const TorchMemory memory(64 * k_mib);
+        REQUIRE_FALSE(memory.is_null());
+        CHECK(gpu.free_bytes() + 64 * k_mib <= before);
+        CHECK(TorchMemory(0).is_null());
+        CHECK(TorchMemory(-1).is_null());
+        CHECK(TorchMemory(ssize_t{1} << 40).is_null());
+        CHECK(TorchMemory(4096).is_null() == false); // what failed has broken nothing
+        sleep();
+        CHECK(gpu_sleep_asleep_bytes() >= 64 * k_mib);
+    } // frees what sleeps
+    CHECK(gpu_sleep_asleep_bytes() == 0);
+    wake();
+    CHECK(gpu.free_bytes() + 2 * k_mib >= before);
+}
+
+TEST_CASE("Access: what another device was allowed to read it reads after a sleep, too", "[api]") {
+    const Gpu owner(0);
+    const TaggedMemory memory("weights", 4 * k_mib);
+    const auto words = random_words(memory.bytes(), 1);
+    memory.write(words);
+    check(gpu_sleep_allow_access(memory.pointer(), 1));
+    const Gpu reader(1);
+    const TaggedMemory copy("copy", memory.bytes(), 1);
+    const auto copies = [&] {
+        copy.write(random_words(copy.bytes(), 2));
+        const auto read = sim::testing::launch(sim::testing::kernel("sim_copy"), nullptr, copy.address(),
+                                               memory.address(), std::uint64_t{words.size()});
+        return read == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS && copy.read() == words;
+    };
+    CHECK(copies());
+    for (int i = 0; i < 2; ++i) {
+        sleep();
+        wake();
+        CHECK(copies());
+    }
+    CHECK(gpu_sleep_allow_access(memory.pointer(), 99) == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
+    int local = 0;
+    CHECK(gpu_sleep_allow_access(&local, 1) == GPU_SLEEP_ERROR_NOT_OWNED);
+}
+
+TEST_CASE("Devices: several sleep and wake at the same time", "[api]") {
+    const Gpu first(0);
+    const Gpu second(1);
+    const TaggedMemory firsts("first", 4 * k_mib, 0);
+    const TaggedMemory seconds("second", 4 * k_mib, 1);
+    sleep(); // makes ready what is made once
+    wake();
+    // A copy each: most of the time, and without the processor.
+    sim_delay("cuMemcpyDtoHAsync", 500'000);
+    sim_delay("cuMemcpyHtoDAsync", 500'000);
+    const auto sleep_alone = time_of([] { sleep("first"); }) + time_of([] { sleep("second"); });
+    const auto wake_alone = time_of([] { wake("first"); }) + time_of([] { wake("second"); });
+    const auto sleep_together = time_of([] { sleep(); });
+    const auto wake_together = time_of([] { wake(); });
+    sim_clear();
+    CHECK(sleep_alone.count() >= 1.0);
+    CHECK(wake_alone.count() >= 1.0);
+    CHECK(sleep_together < 0.75 * sleep_alone);
+    CHECK(wake_together < 0.75 * wake_alone);
+}
