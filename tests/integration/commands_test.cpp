@@ -5,6 +5,7 @@
 #include "host.hpp"
 #include "mentions.hpp"
 #include "stage.hpp"
+#include "support/skip.hpp"
 
 #include <fstream>
 #include <string>
@@ -267,7 +268,7 @@ TEST_CASE("Commands: gpu-ps lists every process of the user, for people and for 
 }
 
 TEST_CASE("Commands: only the owner and root may", "[commands]") {
-    if (::geteuid() != 0) return; // it takes root to be two users
+    if (::geteuid() != 0) return skip_without_right("be two users");
     const Stage stage;
     const Arguments as_nobody{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"};
     SECTION("nobody may not touch root's process") {

@@ -5,6 +5,7 @@
 #include "hooks/entry_points.hpp"
 #include "host.hpp"
 #include "mentions.hpp"
+#include "support/skip.hpp"
 
 #include <fcntl.h>
 
@@ -152,7 +153,7 @@ TEST_CASE("Footprint: sleeps and wakes leave no thread and no descriptor behind"
 }
 
 TEST_CASE("Footprint: a thousand ranges awake cost less than 20 MiB of the host's memory", "[footprint]") {
-    if (is_sanitized()) return;            // a sanitizer's own memory counts too
+    if (is_sanitized()) return skip("a sanitizer's own memory counts too");
     Host host({"GPU_SLEEP_SIM_POISON=0"}); // so that what the driver simulates takes none
     host.tell("alloc weights 2097152 0");
     const auto before = resident_kib(host.pid());

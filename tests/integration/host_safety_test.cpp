@@ -6,6 +6,7 @@
 #include "host.hpp"
 #include "mentions.hpp"
 #include "support/scratch.hpp"
+#include "support/skip.hpp"
 
 #include <algorithm>
 #include <csignal>
@@ -270,7 +271,7 @@ TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go",
 
 TEST_CASE("Host safety: a library bound to its own dependencies first is caught with --audit",
           "[host_safety]") {
-    if (is_sanitized()) return; // AddressSanitizer refuses such libraries
+    if (is_sanitized()) return skip("a sanitizer refuses such libraries");
     const bool is_audited = GENERATE(false, true);
     auto program =
         Program::loader({"deep", GPU_SLEEP_TEST_PLUGIN}, is_audited ? Arguments{"--audit"} : Arguments{});
@@ -296,7 +297,7 @@ TEST_CASE("Host safety: a library bound to its own dependencies first is caught 
 
 TEST_CASE("Host safety: a library in a namespace of its own works with --audit and without",
           "[host_safety]") {
-    if (is_sanitized()) return;
+    if (is_sanitized()) return skip("a sanitizer refuses such libraries");
     const auto options = GENERATE(Arguments{}, Arguments{"--audit"});
     auto program = Program::loader({"apart", GPU_SLEEP_TEST_PLUGIN}, options);
     for (const char* line : {"ready", "again"}) {

@@ -7,6 +7,7 @@
 #include "control_group.hpp"
 #include "host.hpp"
 #include "mentions.hpp"
+#include "support/skip.hpp"
 
 #include <unistd.h>
 
@@ -141,7 +142,7 @@ TEST_CASE("Memory: a bit that flips on the way back is copied again", "[memory]"
 }
 
 TEST_CASE("Memory: a limit on address space ends a sleep with 8, awake and whole", "[memory]") {
-    if (is_sanitized()) return; // a sanitizer cannot work within a limit
+    if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
     Host host;
     host.tell("alloc weights 33554432 0");
     const Output failed = [&] {
@@ -165,8 +166,9 @@ TEST_CASE("Memory: a limit on address space ends a sleep with 8, awake and whole
 }
 
 TEST_CASE("Memory: a control group's limit ends a sleep with 8 and kills nobody", "[memory]") {
+    if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
     const ControlGroup group;
-    if (!group || is_sanitized()) return; // needs a control group of our own
+    if (!group) return skip_without_right("make a memory control group");
     Host host;
     host.tell("alloc weights 33554432 0");
     group.take(host.pid());

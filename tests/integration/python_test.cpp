@@ -5,6 +5,7 @@
 #include "host.hpp"
 #include "mentions.hpp"
 #include "support/scratch.hpp"
+#include "support/skip.hpp"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -20,7 +21,7 @@ namespace {
 
 bool has_ctypes() {
     static const bool has = run({{"python3", "-c", "import ctypes, socket, threading"}}).status == 0;
-    if (!has) WARN("python3 has no ctypes: skipped");
+    if (!has) skip("python3 has no ctypes");
     return has;
 }
 

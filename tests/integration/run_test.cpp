@@ -5,6 +5,7 @@
 #include "host.hpp"
 #include "mentions.hpp"
 #include "support/scratch.hpp"
+#include "support/skip.hpp"
 
 #include <spawn.h>
 #include <sys/resource.h>
@@ -268,7 +269,7 @@ TEST_CASE("Run: without the agent beside it, or with it where the loader cannot 
 }
 
 TEST_CASE("Run: a program that never uses CUDA starts within 2 ms as fast", "[run]") {
-    if (is_sanitized()) return;
+    if (is_sanitized()) return skip("a sanitizer takes longer to start");
     constexpr double k_limit_ms = 2;
     constexpr double k_limit_with_command_ms = 4; // a command of a build for tests is not optimised
     constexpr int k_runs = 50;

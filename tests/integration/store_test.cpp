@@ -7,6 +7,7 @@
 #include "host.hpp"
 #include "mentions.hpp"
 #include "place.hpp"
+#include "support/skip.hpp"
 
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -251,7 +252,7 @@ TEST_CASE("Store: a bad directory is refused, and the process is awake and whole
         CHECK(fs::is_empty(elsewhere.path()));
     }
     SECTION("somebody else's") {
-        if (::geteuid() != 0) return; // it takes root to give a directory away
+        if (::geteuid() != 0) return skip_without_right("give a directory away");
         fs::create_directory(place.path());
         REQUIRE(::chmod(place.path().c_str(), 0700) == 0);
         REQUIRE(::chown(place.path().c_str(), 65534, 65534) == 0);
@@ -274,7 +275,7 @@ TEST_CASE("Store: a bad directory is refused, and the process is awake and whole
 
 TEST_CASE("Store: a read-only directory is refused, and the process is awake and whole", "[store]") {
     const SmallDisk disk;
-    if (!disk) return; // it takes root, who may write whatever the mode says, to mount a file system
+    if (!disk) return skip_without_right("mount a file system"); // root may write whatever the mode says
     Host host;
     allocate_two_tags(host);
     REQUIRE(::mount(nullptr, disk.path().c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr) == 0);
@@ -285,7 +286,7 @@ TEST_CASE("Store: a read-only directory is refused, and the process is awake and
 
 TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves nothing there", "[store]") {
     const SmallDisk disk;
-    if (!disk) return; // it takes root to mount one
+    if (!disk) return skip_without_right("mount a file system");
     Host host;
     allocate_two_tags(host);
     const auto failed = host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--json"});
@@ -407,7 +408,7 @@ TEST_CASE("Store: files take over when host memory is short", "[store]") {
         REQUIRE(host.command("gpu-wake").status == 0);
     }
     SECTION("by a limit on address space") {
-        if (is_sanitized()) return; // a sanitizer cannot work within a limit
+        if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
         host.tell("alloc weights 335544320 0");
         const AddressLimit limit(host.pid(), std::size_t{256} << 20);
         CHECK(host.command("gpu-sleep").status == 8);

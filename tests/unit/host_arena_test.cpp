@@ -9,6 +9,7 @@
 #include "support/fake_pinner.hpp"
 #include "support/mapping.hpp"
 #include "support/result_printing.hpp"
+#include "support/skip.hpp"
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -94,7 +95,7 @@ std::optional<Result<void>> prepare_under(std::initializer_list<test::FailingCal
         result = preparer ? (*preparer)->wait(*arena, 0) : Result<void>(preparer.error());
     });
     if (!was_run) {
-        WARN("this system does not let a test filter its system calls");
+        test::skip_without_right("filter its system calls");
         return std::nullopt;
     }
     CHECK(test::is_populated(arena->piece(0)) == result.has_value());
