@@ -126,7 +126,7 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
 
 bool Agent::tidy() {
     auto* running = running_.load();
-    if (!running) return false;
+    if (!running || exiting_) return false; // at the end the driver takes everything back, and unpins no more
     {
         const std::lock_guard lock(memory_mutex_);
         for (auto& [id, vault] : running->engine.vaults().reap()) retired_.push_back(std::move(vault));
