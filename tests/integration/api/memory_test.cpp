@@ -41,7 +41,7 @@ private:
 };
 
 template <class Body>
-[[nodiscard]] std::chrono::duration<double> time_of(Body body) {
+[[nodiscard]] Clock::duration time_of(Body body) {
     const auto start = Clock::now();
     body();
     return Clock::now() - start;
@@ -127,16 +127,22 @@ TEST_CASE("Devices: several sleep and wake at the same time", "[api]") {
     const TaggedMemory seconds("second", 4 * k_mib, 1);
     sleep(); // makes ready what is made once
     wake();
-    // A copy each: most of the time, and without the processor.
-    sim_delay("cuMemcpyDtoHAsync", 500'000);
-    sim_delay("cuMemcpyHtoDAsync", 500'000);
-    const auto sleep_alone = time_of([] { sleep("first"); }) + time_of([] { sleep("second"); });
-    const auto wake_alone = time_of([] { wake("first"); }) + time_of([] { wake("second"); });
-    const auto sleep_together = time_of([] { sleep(); });
-    const auto wake_together = time_of([] { wake(); });
+    // One copy each way for a device, which alone takes this long: one after the other takes twice as long.
+    constexpr Milliseconds k_copy{500};
+    for (const auto* name : {"cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"})
+        sim_delay(name, std::chrono::microseconds(k_copy).count());
+    for (const auto* tag : {"first", "second"}) {
+        CHECK(time_of([&] { sleep(tag); }) >= k_copy);
+        CHECK(time_of([&] { wake(tag); }) >= k_copy);
+    }
+    constexpr int k_tries = 5; // the machine may have been busy
+    bool has_slept = false;
+    bool has_woken = false;
+    for (int i = 0; i < k_tries && !(has_slept && has_woken); ++i) {
+        has_slept |= time_of([] { sleep(); }) < 2 * k_copy;
+        has_woken |= time_of([] { wake(); }) < 2 * k_copy;
+    }
     sim_clear();
-    CHECK(sleep_alone.count() >= 1.0);
-    CHECK(wake_alone.count() >= 1.0);
-    CHECK(sleep_together < 0.75 * sleep_alone);
-    CHECK(wake_together < 0.75 * wake_alone);
+    CHECK(has_slept);
+    CHECK(has_woken);
 }
