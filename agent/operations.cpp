@@ -1,23 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The agent's operations: who waits for whom around a sleep or a wake.
+// The agent's operations: a sleep or a wake from the request to the answer, and what is put in order after
+// them.
 
 #include "agent.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/quiet_thread.hpp"
 #include "caught/caught.hpp"
 #include "caught/share.hpp"
-#include "driver/drain.hpp"
-#include "gate/python_lock.hpp"
+#include "driver/context.hpp"
 #include "hooks/catches.hpp"
-#include "unseen.hpp"
-
-#include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
-#include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <thread>
@@ -29,10 +23,6 @@ using model::Progress;
 using model::Report;
 
 namespace {
-
-double seconds_since(Clock::time_point start) noexcept {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// Leaves the turnstile at the end of an operation.
 class Passage {
@@ -50,30 +40,6 @@ model::SleepRequest all_in_files(model::SleepRequest request) {
     request.store = model::Store::file;
     request.stores.clear();
     return request;
-}
-
-/// Asks PyTorch for its unused blocks, on a thread of its own: whoever holds Python's lock may keep it for
-/// long, and then the sleep goes on without.
-void trim_torch(Clock::time_point deadline) {
-    constexpr Milliseconds k_limit{2'000};
-    struct Done {
-        std::mutex mutex;
-        std::condition_variable changed;
-        bool is_done = false;
-    };
-    const auto done = std::make_shared<Done>();
-    auto thread = start_quiet_thread("gpu-sleep-trim", [done] {
-        gate::empty_torch_cache();
-        const std::lock_guard lock(done->mutex);
-        done->is_done = true;
-        done->changed.notify_all();
-    });
-    if (!thread) return;
-    thread->detach();
-    std::unique_lock lock(done->mutex);
-    if (!done->changed.wait_until(lock, std::min(deadline, Clock::now() + k_limit),
-                                  [&] { return done->is_done; }))
-        log::warning("PyTorch did not give back its unused memory in time: it is kept too");
 }
 
 } // namespace
@@ -113,6 +79,10 @@ server::Outcome Agent::run_here(server::Operation operation) {
     return server_.post(std::move(operation));
 }
 
+Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
+    return caught::share(request);
+}
+
 server::Outcome Agent::run(const server::Operation& operation, const server::ProgressSink& progress) {
     const auto* request = std::get_if<model::SleepRequest>(&operation);
     auto report = guarded([&] {
@@ -144,214 +114,6 @@ bool Agent::tidy() {
         if (vault.arena && vault.arena->unpin_next()) return true;
     retired_.clear();
     return false;
-}
-
-void Agent::add_residual(Report& report) {
-    if (!hooks::catches()) return;
-    for (const auto& row : caught::residual())
-        report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
-}
-
-Result<void> Agent::check_libraries(const model::SleepRequest& request, Report& report) {
-    if (!hooks::catches()) return {};
-    const auto loaded = find_unseen_libraries();
-    std::string trouble;
-    if (!loaded)
-        trouble = "it is not known which libraries are loaded: " + loaded.error().message;
-    else if (!loaded->empty())
-        trouble = "use of the GPU that cannot be seen: " + model::list_of(*loaded);
-    if (trouble.empty()) return {};
-    if (!request.force && !request.dry_run)
-        return make_error(loaded ? ErrorCode::unseen_library : loaded.error().code, "{}", trouble);
-    report.notes.push_back(std::move(trouble) +
-                           (request.force ? "; its work is not held back" : "; refused without --force"));
-    return {};
-}
-
-Report Agent::status() {
-    constexpr Milliseconds k_patience{100};
-    constexpr Milliseconds k_look{1};
-    Report report;
-    if (hooks::catches())
-        if (const auto loaded = find_unseen_libraries(); loaded && !loaded->empty())
-            report.notes.push_back("use of the GPU that cannot be seen: " + model::list_of(*loaded));
-    add_residual(report);
-    std::unique_lock lock(memory_mutex_, std::defer_lock);
-    for (const auto deadline = Clock::now() + k_patience; !lock.try_lock();
-         std::this_thread::sleep_for(k_look)) {
-        if (Clock::now() < deadline) continue;
-        // A transaction, which may move contents for a long time. Who asks for the state need not wait for
-        // it.
-        const std::lock_guard guard(before_mutex_);
-        if (!before_) continue; // somebody allocates
-        auto before = *before_;
-        before.residual = std::move(report.residual);
-        before.notes = std::move(report.notes);
-        before.notes.emplace_back("contents are being moved; this is how it was before");
-        return before;
-    }
-    complete(report);
-    return report;
-}
-
-Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
-    return caught::share(request);
-}
-
-void Agent::complete(Report& report) {
-    report.pid = ::getpid();
-    {
-        const std::lock_guard lock(name_mutex_);
-        report.name = name_;
-    }
-    report.state = ledger_.state();
-    report.tags = ledger_.report();
-    report.state_seconds = seconds_since(state_since_);
-    report.captures = hooks::catches();
-    const auto& gate = gate::Gate::instance();
-    report.gate = gate.is_open()      ? model::GateState::open
-                  : gate.is_checked() ? model::GateState::checked
-                                      : model::GateState::shut;
-    report.on_touch = rule_.on_touch;
-    const auto waiting = gate.waiting();
-    report.waiting = waiting.held_now;
-    report.touches = waiting.held_ever;
-    report.last_touch = waiting.last;
-    auto* running = running_.load();
-    if (!running) return;
-    report.host_bytes = running->engine.vaults().host_bytes();
-    report.file_bytes = running->engine.vaults().file_bytes();
-    for (auto& device : report.devices) {
-        char name[256] = {};
-        if (running->api.cuDeviceGetName(name, sizeof(name) - 1, device.device) == CUDA_SUCCESS)
-            device.name = name;
-    }
-}
-
-Result<Agent::Preview> Agent::preview(const model::SleepRequest& request) {
-    const std::lock_guard lock(memory_mutex_);
-    auto plan = sleep::plan_sleep(ledger_, request);
-    if (!plan) return std::move(plan).error();
-    // Callbacks hear only of what is still there: what already sleeps and is given up is out of their reach.
-    const auto is_asleep = [&](const std::string& tag) { return !plan->awake_tags.contains(tag); };
-    std::erase_if(plan->tags, is_asleep);
-    std::erase_if(plan->dropped_tags, is_asleep);
-    return Preview{{static_cast<int>(request.level), std::move(plan->tags), std::move(plan->dropped_tags)},
-                   std::move(plan->still_kept),
-                   plan->is_empty()};
-}
-
-Result<bool> Agent::quiesce(const model::SleepRequest& request, const server::ProgressSink& progress,
-                            Clock::time_point deadline, std::vector<int>& ran, Report& report) {
-    const auto preview = this->preview(request);
-    if (!preview) return preview.error();
-    for (const auto& tag : preview->still_kept)
-        report.notes.push_back(
-            fmt::format("tag '{}' keeps its contents: parts of it are preserved, and what sleeps cannot "
-                        "be parted; wake it first",
-                        tag));
-    if (preview->is_empty) return false;
-    GPU_SLEEP_TRY(check_libraries(request, report));
-    if (request.dry_run) return false;
-    auto start = Clock::now();
-    static_cast<void>(progress({Progress::Phase::callbacks, 0, 0}));
-    if (!preview->event.tags.empty())
-        GPU_SLEEP_TRY(callbacks_.run_before_sleep(preview->event, deadline, ran));
-    report.times.callbacks = seconds_since(start);
-    start = Clock::now();
-    const auto keep_going = [&] { return progress({Progress::Phase::drain, 0, 0}); };
-    GPU_SLEEP_TRY(shut_gate(deadline, keep_going));
-    GPU_SLEEP_TRY(drain(deadline, keep_going));
-    report.times.drain = seconds_since(start);
-    return true;
-}
-
-/// `keep_going`, and also lets one held touch after the other through when that is what the device, or a
-/// thread that is inside the driver, seems to wait for: its part of a collective within this process.
-std::function<bool()> Agent::coaxing(std::function<bool()> keep_going, bool& has_released) {
-    constexpr Milliseconds k_rest{50};
-    static constexpr Milliseconds k_between{2};
-    return [keep_going = std::move(keep_going), &has_released, next = Clock::now() + k_rest]() mutable {
-        if (hooks::catches() && Clock::now() >= next) {
-            has_released |= gate::Gate::instance().release_oldest();
-            next = Clock::now() + k_between;
-        }
-        return keep_going();
-    };
-}
-
-Result<void> Agent::shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going) {
-    if (!hooks::catches()) return {};
-    constexpr Milliseconds k_look{1};
-    auto& gate = gate::Gate::instance();
-    // Looking symbols up takes the loader's lock, which a thread that a closed gate holds may have.
-    if (gate::Gate::is_open()) gate::find_python();
-    for (bool has_trimmed = false;;) {
-        // A capture must not meet a closed gate, and waiting for the device would break it: no new ones
-        // begin, and those under way go on until they end.
-        gate.hold_captures();
-        while (caught::captures_open() != 0) {
-            if (Clock::now() >= deadline)
-                return make_error(ErrorCode::capture_in_progress,
-                                  "a CUDA graph is being captured and did not end in time");
-            if (!keep_going()) return make_error(ErrorCode::cancelled, "the request was withdrawn");
-            std::this_thread::sleep_for(k_look);
-        }
-        if (!std::exchange(has_trimmed, true)) trim_torch(deadline);
-        bool has_released = false;
-        GPU_SLEEP_TRY(gate.close(deadline, coaxing(keep_going, has_released)));
-        if (caught::captures_open() == 0) break; // else one began just before: let it end
-        settle_gate();
-    }
-    return {};
-}
-
-Result<void> Agent::drain(Clock::time_point deadline, const std::function<bool()>& keep_going) {
-    auto& running = *running_.load();
-    auto& gate = gate::Gate::instance();
-    const auto contexts = driver::active_contexts(running.api);
-    if (!contexts) return contexts.error();
-    std::vector<CUcontext> all = caught::own_contexts();
-    for (const auto& context : *contexts) all.push_back(context.get());
-    for (bool has_released = true; has_released;) {
-        has_released = false;
-        GPU_SLEEP_TRY(
-            driver::drain(running.api, all, {deadline, deadline, coaxing(keep_going, has_released)}));
-        if (has_released) GPU_SLEEP_TRY(gate.wait_empty(deadline, coaxing(keep_going, has_released)));
-    }
-    if (hooks::catches()) caught::trim();
-    return {};
-}
-
-void Agent::settle_gate() noexcept {
-    if (!hooks::catches()) return;
-    auto& gate = gate::Gate::instance();
-    gate::Gate::Rule rule;
-    rule.on_touch = rule_.on_touch;
-    rule.limit = rule_.limit;
-    rule.checked = rule_.checked;
-    bool sleeps = false;
-    {
-        const std::lock_guard lock(memory_mutex_);
-        for (const auto& [address, backing] : ledger_.backings()) {
-            if (!backing.is_asleep()) continue;
-            sleeps = true;
-            if (!rule.sleeping.empty() && rule.sleeping.back().end == address) {
-                rule.sleeping.back().end = backing.end();
-                continue;
-            }
-            const driver::AddressSpan span{address, backing.bytes};
-            const auto added = guarded([&]() -> Result<void> {
-                rule.sleeping.push_back({span.address, span.end()});
-                return {};
-            });
-            rule.lists_all &= added.has_value();
-        }
-    }
-    if (sleeps)
-        gate.keep_shut(std::move(rule));
-    else
-        gate.open();
 }
 
 void Agent::wake_on_touch() {

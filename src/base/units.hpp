@@ -23,6 +23,10 @@ inline constexpr Bytes k_gib = Bytes{1} << 30;
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
+[[nodiscard]] inline double seconds_since(Clock::time_point start) noexcept {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
 /// Rounds `value` up to a multiple of `step`, a power of two.
 [[nodiscard]] constexpr Bytes round_up(Bytes value, Bytes step) noexcept {
     return (value + step - 1) & ~(step - 1);

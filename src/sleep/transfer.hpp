@@ -77,11 +77,6 @@ private:
 template <class State, class Job>
 [[nodiscard]] Result<void> run_side_by_side(std::vector<State>& states, ProgressCounter& progress, Job&& job);
 
-/// Seconds since `start`.
-[[nodiscard]] inline double seconds_since(Clock::time_point start) noexcept {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 /// The first error of `results` that says why, as opposed to `cancelled`, which follows from another.
 [[nodiscard]] Result<void> first_cause(std::vector<Result<void>>& results);
 

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Getting the program quiet before a sleep: its callbacks asked, the gate shut, its captures ended and the
+// device drained. And the gate as it has to be when an operation is over.
+
+#include "agent.hpp"
+#include "base/guard.hpp"
+#include "base/log.hpp"
+#include "base/quiet_thread.hpp"
+#include "caught/caught.hpp"
+#include "driver/drain.hpp"
+#include "gate/python_lock.hpp"
+#include "hooks/catches.hpp"
+#include "unseen.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::agent {
+
+using model::Progress;
+using model::Report;
+
+namespace {
+
+/// Asks PyTorch for its unused blocks, on a thread of its own: whoever holds Python's lock may keep it for
+/// long, and then the sleep goes on without.
+void trim_torch(Clock::time_point deadline) {
+    constexpr Milliseconds k_limit{2'000};
+    struct Done {
+        std::mutex mutex;
+        std::condition_variable changed;
+        bool is_done = false;
+    };
+    const auto done = std::make_shared<Done>();
+    auto thread = start_quiet_thread("gpu-sleep-trim", [done] {
+        gate::empty_torch_cache();
+        const std::lock_guard lock(done->mutex);
+        done->is_done = true;
+        done->changed.notify_all();
+    });
+    if (!thread) return;
+    thread->detach();
+    std::unique_lock lock(done->mutex);
+    if (!done->changed.wait_until(lock, std::min(deadline, Clock::now() + k_limit),
+                                  [&] { return done->is_done; }))
+        log::warning("PyTorch did not give back its unused memory in time: it is kept too");
+}
+
+} // namespace
+
+Result<void> Agent::check_libraries(const model::SleepRequest& request, Report& report) {
+    if (!hooks::catches()) return {};
+    const auto loaded = find_unseen_libraries();
+    std::string trouble;
+    if (!loaded)
+        trouble = "it is not known which libraries are loaded: " + loaded.error().message;
+    else if (!loaded->empty())
+        trouble = "use of the GPU that cannot be seen: " + model::list_of(*loaded);
+    if (trouble.empty()) return {};
+    if (!request.force && !request.dry_run)
+        return make_error(loaded ? ErrorCode::unseen_library : loaded.error().code, "{}", trouble);
+    report.notes.push_back(std::move(trouble) +
+                           (request.force ? "; its work is not held back" : "; refused without --force"));
+    return {};
+}
+
+Result<Agent::Preview> Agent::preview(const model::SleepRequest& request) {
+    const std::lock_guard lock(memory_mutex_);
+    auto plan = sleep::plan_sleep(ledger_, request);
+    if (!plan) return std::move(plan).error();
+    // Callbacks hear only of what is still there: what already sleeps and is given up is out of their reach.
+    const auto is_asleep = [&](const std::string& tag) { return !plan->awake_tags.contains(tag); };
+    std::erase_if(plan->tags, is_asleep);
+    std::erase_if(plan->dropped_tags, is_asleep);
+    return Preview{{static_cast<int>(request.level), std::move(plan->tags), std::move(plan->dropped_tags)},
+                   std::move(plan->still_kept),
+                   plan->is_empty()};
+}
+
+Result<bool> Agent::quiesce(const model::SleepRequest& request, const server::ProgressSink& progress,
+                            Clock::time_point deadline, std::vector<int>& ran, Report& report) {
+    const auto preview = this->preview(request);
+    if (!preview) return preview.error();
+    for (const auto& tag : preview->still_kept)
+        report.notes.push_back(
+            fmt::format("tag '{}' keeps its contents: parts of it are preserved, and what sleeps cannot "
+                        "be parted; wake it first",
+                        tag));
+    if (preview->is_empty) return false;
+    GPU_SLEEP_TRY(check_libraries(request, report));
+    if (request.dry_run) return false;
+    auto start = Clock::now();
+    static_cast<void>(progress({Progress::Phase::callbacks, 0, 0}));
+    if (!preview->event.tags.empty())
+        GPU_SLEEP_TRY(callbacks_.run_before_sleep(preview->event, deadline, ran));
+    report.times.callbacks = seconds_since(start);
+    start = Clock::now();
+    const auto keep_going = [&] { return progress({Progress::Phase::drain, 0, 0}); };
+    GPU_SLEEP_TRY(shut_gate(deadline, keep_going));
+    GPU_SLEEP_TRY(drain(deadline, keep_going));
+    report.times.drain = seconds_since(start);
+    return true;
+}
+
+/// `keep_going`, and also lets one held touch after the other through when that is what the device, or a
+/// thread that is inside the driver, seems to wait for: its part of a collective within this process.
+std::function<bool()> Agent::coaxing(std::function<bool()> keep_going, bool& has_released) {
+    constexpr Milliseconds k_rest{50};
+    static constexpr Milliseconds k_between{2};
+    return [keep_going = std::move(keep_going), &has_released, next = Clock::now() + k_rest]() mutable {
+        if (hooks::catches() && Clock::now() >= next) {
+            has_released |= gate::Gate::instance().release_oldest();
+            next = Clock::now() + k_between;
+        }
+        return keep_going();
+    };
+}
+
+Result<void> Agent::shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    if (!hooks::catches()) return {};
+    constexpr Milliseconds k_look{1};
+    auto& gate = gate::Gate::instance();
+    // Looking symbols up takes the loader's lock, which a thread that a closed gate holds may have.
+    if (gate::Gate::is_open()) gate::find_python();
+    for (bool has_trimmed = false;;) {
+        // A capture must not meet a closed gate, and waiting for the device would break it: no new ones
+        // begin, and those under way go on until they end.
+        gate.hold_captures();
+        while (caught::captures_open() != 0) {
+            if (Clock::now() >= deadline)
+                return make_error(ErrorCode::capture_in_progress,
+                                  "a CUDA graph is being captured and did not end in time");
+            if (!keep_going()) return make_error(ErrorCode::cancelled, "the request was withdrawn");
+            std::this_thread::sleep_for(k_look);
+        }
+        if (!std::exchange(has_trimmed, true)) trim_torch(deadline);
+        bool has_released = false;
+        GPU_SLEEP_TRY(gate.close(deadline, coaxing(keep_going, has_released)));
+        if (caught::captures_open() == 0) break; // else one began just before: let it end
+        settle_gate();
+    }
+    return {};
+}
+
+Result<void> Agent::drain(Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    auto& running = *running_.load();
+    auto& gate = gate::Gate::instance();
+    const auto contexts = driver::active_contexts(running.api);
+    if (!contexts) return contexts.error();
+    std::vector<CUcontext> all = caught::own_contexts();
+    for (const auto& context : *contexts) all.push_back(context.get());
+    for (bool has_released = true; has_released;) {
+        has_released = false;
+        GPU_SLEEP_TRY(
+            driver::drain(running.api, all, {deadline, deadline, coaxing(keep_going, has_released)}));
+        if (has_released) GPU_SLEEP_TRY(gate.wait_empty(deadline, coaxing(keep_going, has_released)));
+    }
+    if (hooks::catches()) caught::trim();
+    return {};
+}
+
+void Agent::settle_gate() noexcept {
+    if (!hooks::catches()) return;
+    auto& gate = gate::Gate::instance();
+    gate::Gate::Rule rule;
+    rule.on_touch = rule_.on_touch;
+    rule.limit = rule_.limit;
+    rule.checked = rule_.checked;
+    bool sleeps = false;
+    {
+        const std::lock_guard lock(memory_mutex_);
+        for (const auto& [address, backing] : ledger_.backings()) {
+            if (!backing.is_asleep()) continue;
+            sleeps = true;
+            if (!rule.sleeping.empty() && rule.sleeping.back().end == address) {
+                rule.sleeping.back().end = backing.end();
+                continue;
+            }
+            const gate::Named::Span span{address, backing.end()};
+            const auto added = guarded([&]() -> Result<void> {
+                rule.sleeping.push_back(span);
+                return {};
+            });
+            rule.lists_all &= added.has_value();
+        }
+    }
+    if (sleeps)
+        gate.keep_shut(std::move(rule));
+    else
+        gate.open();
+}
+
+} // namespace gpu_sleep::agent

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// How the process stands, for whoever asks, while a transaction runs too.
+
+#include "agent.hpp"
+#include "caught/caught.hpp"
+#include "hooks/catches.hpp"
+#include "unseen.hpp"
+
+#include <unistd.h>
+
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace gpu_sleep::agent {
+
+using model::Report;
+
+void Agent::add_residual(Report& report) {
+    if (!hooks::catches()) return;
+    for (const auto& row : caught::residual())
+        report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
+}
+
+Report Agent::status() {
+    constexpr Milliseconds k_patience{100};
+    constexpr Milliseconds k_look{1};
+    Report report;
+    if (hooks::catches())
+        if (const auto loaded = find_unseen_libraries(); loaded && !loaded->empty())
+            report.notes.push_back("use of the GPU that cannot be seen: " + model::list_of(*loaded));
+    add_residual(report);
+    std::unique_lock lock(memory_mutex_, std::defer_lock);
+    for (const auto deadline = Clock::now() + k_patience; !lock.try_lock();
+         std::this_thread::sleep_for(k_look)) {
+        if (Clock::now() < deadline) continue;
+        // A transaction, which may move contents for a long time. Who asks for the state need not wait for
+        // it.
+        const std::lock_guard guard(before_mutex_);
+        if (!before_) continue; // somebody allocates
+        auto before = *before_;
+        before.residual = std::move(report.residual);
+        before.notes = std::move(report.notes);
+        before.notes.emplace_back("contents are being moved; this is how it was before");
+        return before;
+    }
+    complete(report);
+    return report;
+}
+
+void Agent::complete(Report& report) {
+    report.pid = ::getpid();
+    {
+        const std::lock_guard lock(name_mutex_);
+        report.name = name_;
+    }
+    report.state = ledger_.state();
+    report.tags = ledger_.report();
+    report.state_seconds = seconds_since(state_since_);
+    report.captures = hooks::catches();
+    const auto& gate = gate::Gate::instance();
+    report.gate = gate.is_open()      ? model::GateState::open
+                  : gate.is_checked() ? model::GateState::checked
+                                      : model::GateState::shut;
+    report.on_touch = rule_.on_touch;
+    const auto waiting = gate.waiting();
+    report.waiting = waiting.held_now;
+    report.touches = waiting.held_ever;
+    report.last_touch = waiting.last;
+    auto* running = running_.load();
+    if (!running) return;
+    report.host_bytes = running->engine.vaults().host_bytes();
+    report.file_bytes = running->engine.vaults().file_bytes();
+    for (auto& device : report.devices) {
+        char name[256] = {};
+        if (running->api.cuDeviceGetName(name, sizeof(name) - 1, device.device) == CUDA_SUCCESS)
+            device.name = name;
+    }
+}
+
+} // namespace gpu_sleep::agent
