@@ -88,22 +88,7 @@ Result<void> SleepTransaction::draft(DeviceSleep& device) {
               [](const Backing* a, const Backing* b) { return a->address < b->address; });
     device.runs = make_runs(all);
     device.unmapped.assign(device.runs.size(), false);
-    device.report.device = device.device;
     device.report.dropped = bytes_of(all) - device.report.kept;
-    return {};
-}
-
-Result<void> SleepTransaction::open(DeviceSleep& device) {
-    auto context = driver::PrimaryContext::retain(api_, device.device);
-    if (!context) return std::move(context).error();
-    auto session = driver::DeviceSession::open(api_, *std::move(context));
-    if (!session) return std::move(session).error();
-    device.session = *std::move(session);
-    const auto current = device.session->enter();
-    const auto memory = device.session->memory_info();
-    if (!memory) return memory.error();
-    device.report.free_before = memory->free;
-    device.report.total = memory->total;
     return {};
 }
 
@@ -115,7 +100,9 @@ Result<void> SleepTransaction::prepare(const SleepPlan& plan, const Control& con
         device.device = ordinal;
         device.plan = part;
         GPU_SLEEP_TRY(draft(device));
-        GPU_SLEEP_TRY(open(device));
+        auto session = open_session(api_, ordinal, device.report);
+        if (!session) return std::move(session).error();
+        device.session = *std::move(session);
         total += device.report.kept;
     }
     ProgressCounter progress(control, total);

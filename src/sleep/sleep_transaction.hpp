@@ -64,7 +64,6 @@ public:
 
 private:
     [[nodiscard]] Result<void> draft(DeviceSleep& device);
-    [[nodiscard]] Result<void> open(DeviceSleep& device);
     [[nodiscard]] Result<void> transfer(DeviceSleep& device, ProgressCounter& progress);
     [[nodiscard]] Result<void> copy_out(DeviceSleep& device, store::ArenaPreparer& preparer,
                                         ProgressCounter& progress);

@@ -6,6 +6,21 @@
 
 namespace gpu_sleep::sleep {
 
+Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& api, int ordinal,
+                                                            model::DeviceReport& report) {
+    auto context = driver::PrimaryContext::retain(api, ordinal);
+    if (!context) return std::move(context).error();
+    auto session = driver::DeviceSession::open(api, *std::move(context));
+    if (!session) return session;
+    const auto current = (*session)->enter();
+    const auto memory = (*session)->memory_info();
+    if (!memory) return memory.error();
+    report.device = ordinal;
+    report.free_before = memory->free;
+    report.total = memory->total;
+    return session;
+}
+
 void add_copy(std::vector<Copy>& copies, Copy copy) {
     if (!copies.empty()) {
         auto& last = copies.back();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What a sleep and a wake share: copies between ranges and arenas, blocks to fingerprint, counting progress,
-// and running one job for each device side by side. Internal to this room.
+// What a sleep and a wake share: a session on each device, copies between ranges and arenas, blocks to
+// fingerprint, counting progress, and running one job for each device side by side. Internal to this room.
 
 #pragma once
 
@@ -15,11 +15,17 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 namespace gpu_sleep::sleep {
+
+/// A session in the primary context of the device `ordinal`. Notes the device's memory, as it is before the
+/// transaction, in `report`. Errors: those of PrimaryContext::retain() and DeviceSession::open().
+[[nodiscard]] Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& api, int ordinal,
+                                                                          model::DeviceReport& report);
 
 /// A copy between device memory and an arena.
 struct Copy {

@@ -71,23 +71,16 @@ Bytes memory_needed(const std::vector<Backing*>& backings) noexcept {
 } // namespace
 
 Result<void> WakeTransaction::open(DeviceWake& device, const std::vector<Backing*>& backings) {
-    auto context = driver::PrimaryContext::retain(api_, device.device);
-    if (!context) return std::move(context).error();
-    auto session = driver::DeviceSession::open(api_, *std::move(context));
+    auto session = open_session(api_, device.device, device.report);
     if (!session) return std::move(session).error();
     device.session = *std::move(session);
-    const auto current = device.session->enter();
-    const auto memory = device.session->memory_info();
-    if (!memory) return memory.error();
     device.runs = make_wake_runs(backings);
-    device.report.device = device.device;
-    device.report.free_before = memory->free;
-    device.report.total = memory->total;
     const auto needed = memory_needed(backings);
-    if (needed > memory->free)
+    const auto free = device.report.free_before;
+    if (needed > free)
         return make_error(ErrorCode::out_of_device_memory, "waking needs {} on GPU {}, and {} of {} are free",
-                          format_bytes(needed), device.device, format_bytes(memory->free),
-                          format_bytes(memory->total));
+                          format_bytes(needed), device.device, format_bytes(free),
+                          format_bytes(device.report.total));
     return {};
 }
 

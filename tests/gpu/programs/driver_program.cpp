@@ -3,17 +3,10 @@
 // An ordinary program that is linked to libcuda itself: plain, pitched, stream-ordered and pooled memory, the
 // virtual memory calls, and kernels from PTX.
 
+#include "checked.hpp"
 #include "program.hpp"
 
 #include <cuda.h>
-
-#define CHECKED(call)                                                                                        \
-    do {                                                                                                     \
-        if (const CUresult status = (call); status != CUDA_SUCCESS) {                                        \
-            std::fprintf(stderr, "%s:%d: %s: %d\n", __FILE__, __LINE__, #call, static_cast<int>(status));    \
-            std::exit(1);                                                                                    \
-        }                                                                                                    \
-    } while (false)
 
 namespace {
 

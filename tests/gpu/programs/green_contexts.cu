@@ -2,18 +2,11 @@
 // Copyright the gpu-sleep authors.
 // An ordinary program that parts the GPU into green contexts, with memory and streams in each.
 
+#include "checked.hpp"
 #include "program.hpp"
 
 #include <cuda.h>
 #include <cuda_runtime.h>
-
-#define CHECKED(call)                                                                                        \
-    do {                                                                                                     \
-        if (const auto status = (call); static_cast<int>(status) != 0) {                                     \
-            std::fprintf(stderr, "%s:%d: %s: %d\n", __FILE__, __LINE__, #call, static_cast<int>(status));    \
-            std::exit(1);                                                                                    \
-        }                                                                                                    \
-    } while (false)
 
 namespace {
 

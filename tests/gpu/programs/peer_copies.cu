@@ -4,17 +4,10 @@
 // or, with
 // `--peer-access no`, the copies alone, which the driver makes without access too.
 
+#include "checked.hpp"
 #include "program.hpp"
 
 #include <cuda_runtime.h>
-
-#define CHECKED(call)                                                                                        \
-    do {                                                                                                     \
-        if (const cudaError_t status = (call); status != cudaSuccess) {                                      \
-            std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status));  \
-            std::exit(1);                                                                                    \
-        }                                                                                                    \
-    } while (false)
 
 namespace {
 

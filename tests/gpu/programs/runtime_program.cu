@@ -3,17 +3,10 @@
 // An ordinary program of the CUDA runtime that uses every kind of its allocations, in streams and graphs.
 // Built with the static and with the shared runtime.
 
+#include "checked.hpp"
 #include "program.hpp"
 
 #include <cuda_runtime.h>
-
-#define CHECKED(call)                                                                                        \
-    do {                                                                                                     \
-        if (const cudaError_t status = (call); status != cudaSuccess) {                                      \
-            std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status));  \
-            std::exit(1);                                                                                    \
-        }                                                                                                    \
-    } while (false)
 
 namespace {
 
