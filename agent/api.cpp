@@ -31,7 +31,15 @@ gpu_sleep_status fail(const Error& error) noexcept {
     } catch (const std::bad_alloc&) {
         t_last_error.clear();
     }
-    return static_cast<gpu_sleep_status>(error.code);
+    switch (error.code) {
+    case ErrorCode::no_process: // of commands, not of calls
+    case ErrorCode::no_agent:
+    case ErrorCode::not_permitted:
+    case ErrorCode::cancelled:
+    case ErrorCode::protocol_mismatch:
+    case ErrorCode::connection_lost: return GPU_SLEEP_ERROR_INTERNAL;
+    default: return static_cast<gpu_sleep_status>(error.code);
+    }
 }
 
 /// Runs the body of an API function, which returns a Result<void>: nothing it throws reaches the program.
@@ -67,14 +75,16 @@ driver::DeviceAddress address_of(const void* pointer) {
     return reinterpret_cast<driver::DeviceAddress>(pointer);
 }
 
+/// The tags of a list; none for NULL, which means all. An empty name is no tag, and is refused as unknown.
 std::vector<std::string> split_tags(const char* tags) {
     std::vector<std::string> names;
-    for (std::string_view rest = tags ? tags : ""; !rest.empty();) {
+    if (!tags) return names;
+    for (std::string_view rest = tags;;) {
         const auto comma = rest.find(',');
         names.emplace_back(rest.substr(0, comma));
-        rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
+        if (comma == std::string_view::npos) return names;
+        rest.remove_prefix(comma + 1);
     }
-    return names;
 }
 
 } // namespace

@@ -7,6 +7,7 @@
 #include "base/guard.hpp"
 #include "base/quiet_thread.hpp"
 #include "gate/gate.hpp"
+#include "gate/stay.h"
 
 #include <algorithm>
 
@@ -72,7 +73,10 @@ Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point d
     for (const auto& entry : snapshot()) {
         if (entry.before_sleep) {
             const auto answer = run(entry, entry.before_sleep, event, deadline);
-            if (!answer) return answer.error();
+            if (!answer) {
+                ran.push_back(entry.id); // it may still make ready, and is told afterwards that it need not
+                return answer.error();
+            }
             if (*answer != 0)
                 return make_error(ErrorCode::refused,
                                   "a before-sleep callback of the program refused (it returned {})", *answer);
@@ -138,7 +142,26 @@ int Callbacks::call(const Job& job) {
         event_ = &event;
         pass_ = pass.number();
     }
-    return job.function(&event, job.entry.user);
+    Invocation invocation{*this, job, event};
+    gpu_sleep_call_and_stay(invoke, &invocation,
+                            [](void* lost) { static_cast<Invocation*>(lost)->callbacks.lose_thread(); });
+    return invocation.result;
+}
+
+// Nothing in it needs unwinding: the unwinder of the program and ours, which is hidden, must not meet.
+void Callbacks::invoke(void* argument) {
+    auto& invocation = *static_cast<Invocation*>(argument);
+    invocation.result = invocation.job.function(&invocation.event, invocation.job.entry.user);
+}
+
+void Callbacks::lose_thread() noexcept {
+    const std::lock_guard lock(mutex_);
+    job_->result = -1;
+    job_->done = true;
+    job_.reset();
+    event_ = nullptr;
+    has_thread_ = false; // the next callback gets another
+    changed_.notify_all();
 }
 
 void Callbacks::serve() {

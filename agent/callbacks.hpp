@@ -77,6 +77,16 @@ private:
                                   Clock::time_point deadline);
     [[nodiscard]] Result<void> start_thread();
     void serve();
+    /// One call of the program's function. Not unwound when the callback ends its thread (pthread_exit), as
+    /// Python does once it is ending itself: that thread stays where it is for good.
+    struct Invocation {
+        Callbacks& callbacks;
+        const Job& job;
+        const gpu_sleep_event& event;
+        int result = -1;
+    };
+    static void invoke(void* invocation);
+    void lose_thread() noexcept;
     [[nodiscard]] int call(const Job& job);
 
     std::mutex mutex_; ///< guards all below; not held while a callback runs

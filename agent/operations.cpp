@@ -185,10 +185,9 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     // After a failure too: what could not be mapped again sleeps.
     if (!done || report.changed) come_first_at_exit();
     settle_gate();
-    if (!done) {
-        if (asleep_bytes() == asleep_before) call_off(ran, request.timeout);
-        return std::move(done).error();
-    }
+    // Also when callbacks have freed all that was to sleep. What could not be mapped again sleeps, though.
+    if (!report.changed && asleep_bytes() <= asleep_before) call_off(ran, request.timeout);
+    if (!done) return std::move(done).error();
     add_residual(report);
     const std::lock_guard lock(memory_mutex_);
     complete(report);

@@ -98,7 +98,8 @@ Result<bool> Agent::quiesce(const model::SleepRequest& request, const server::Pr
     GPU_SLEEP_TRY(check_libraries(request, report));
     if (request.dry_run) return false;
     auto start = Clock::now();
-    static_cast<void>(progress({Progress::Phase::callbacks, 0, 0}));
+    if (!progress({Progress::Phase::callbacks, 0, 0}))
+        return make_error(ErrorCode::cancelled, "the request was withdrawn");
     if (!preview->event.tags.empty())
         GPU_SLEEP_TRY(callbacks_.run_before_sleep(preview->event, deadline, ran));
     report.times.callbacks = seconds_since(start);

@@ -53,7 +53,11 @@ void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
         ->type_name("STORE|TAG=STORE,...");
     app.add_option("--dir", typed.directory, "The directory for files, private to the process's user")
         ->type_name("DIR");
-    app.add_option("--spill", typed.spill, "Use files in DIR when host memory will not do")->type_name("DIR");
+    app.add_option("--spill", typed.spill, "Use files in DIR when host memory will not do")
+        ->type_name("DIR")
+        ->check([](const std::string& text) {
+            return text.empty() ? "the directory has no name" : std::string();
+        });
     app.add_flag("--keep-files", request.keep_files, "Leave the files when the process wakes or ends");
     cli::add_gate(app, request.on_touch, typed.gate, "default: as the process was started");
     cli::add_limit(app, "--touch-limit", request.touch_limit,

@@ -57,6 +57,8 @@ bool is_number(std::string_view text) {
 } // namespace
 
 Result<std::vector<Target>> find_targets(Finder& finder, std::string_view text) {
+    if (text.empty())
+        return make_error(ErrorCode::invalid_argument, "a pid or a name is needed, and it is empty");
     if (!is_number(text)) return find_by_name(finder, text);
     pid_t pid = 0;
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), pid);

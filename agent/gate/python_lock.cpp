@@ -69,7 +69,7 @@ PythonUnlocked::~PythonUnlocked() {
     const auto take_again = [](void* state) {
         g_python.load(std::memory_order_acquire)->restore_thread(state);
     };
-    gpu_sleep_call_and_stay(take_again, thread_state_);
+    gpu_sleep_call_and_stay(take_again, thread_state_, nullptr);
 }
 
 namespace {
@@ -98,7 +98,7 @@ void empty_torch_cache() noexcept {
         call_empty_cache(found);
         found.release(state);
     };
-    gpu_sleep_call_and_stay(with_lock, nullptr);
+    gpu_sleep_call_and_stay(with_lock, nullptr, nullptr);
 }
 
 } // namespace gpu_sleep::gate

@@ -7,13 +7,20 @@
 #include <pthread.h>
 #include <unistd.h>
 
-static void stay(void* unused) {
-    (void)unused;
+struct told {
+    void (*on_stay)(void* argument);
+    void* argument;
+};
+
+static void stay(void* data) {
+    const struct told* const told = data;
+    if (told->on_stay) told->on_stay(told->argument);
     for (;;) pause();
 }
 
-void gpu_sleep_call_and_stay(void (*body)(void* argument), void* argument) {
-    pthread_cleanup_push(stay, NULL);
+void gpu_sleep_call_and_stay(void (*body)(void* argument), void* argument, void (*on_stay)(void* argument)) {
+    struct told told = {on_stay, argument};
+    pthread_cleanup_push(stay, &told);
     body(argument);
     pthread_cleanup_pop(0);
 }

@@ -11,9 +11,9 @@ extern "C" {
 
 /** Calls `body(argument)`. If that ends the thread, as Python before 3.14 does when a thread asks for its
  * lock after the interpreter's end has begun, the thread waits here for the end of the process instead: to
- * unwind our frames would end the process itself. `body` has no destructors to run. Source:
- * pthread_cleanup_push(3). */
-void gpu_sleep_call_and_stay(void (*body)(void* argument), void* argument);
+ * unwind our frames would end the process itself. `on_stay(argument)`, if there is one, is called first.
+ * `body` has no destructors to run and catches nothing. Source: pthread_cleanup_push(3). */
+void gpu_sleep_call_and_stay(void (*body)(void* argument), void* argument, void (*on_stay)(void* argument));
 
 #ifdef __cplusplus
 }

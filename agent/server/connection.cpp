@@ -4,6 +4,8 @@
 
 #include "connection.hpp"
 
+#include "protocol/fitting.hpp"
+
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -87,8 +89,7 @@ Result<std::optional<protocol::Request>> Connection::next() {
 }
 
 void Connection::answer(const protocol::Reply& reply, int descriptor) {
-    auto bytes = protocol::encode(reply);
-    if (!bytes) bytes = protocol::encode(protocol::Reply(model::Failure{bytes.error(), model::State::awake}));
+    const auto bytes = protocol::encode_what_fits(reply);
     if (!bytes) return;
     for (std::size_t sent = 0; sent < bytes->size();) {
         const auto rest = std::span<const std::byte>(*bytes).subspan(sent);
@@ -102,10 +103,10 @@ void Connection::answer(const protocol::Reply& reply, int descriptor) {
 
 bool Connection::tell(const model::Progress& progress) {
     constexpr Milliseconds k_interval{50};
-    if (Clock::now() - last_told_ < k_interval) return true;
-    last_told_ = Clock::now();
     pollfd peer{socket_.get(), POLLRDHUP, 0};
     if (::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return false;
+    if (Clock::now() - last_told_ < k_interval) return true;
+    last_told_ = Clock::now();
     const auto bytes = protocol::encode(protocol::Reply(progress));
     if (!bytes) return true;
     const auto count = ::send(socket_.get(), bytes->data(), bytes->size(), MSG_NOSIGNAL | MSG_DONTWAIT);

@@ -11,8 +11,10 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <future>
+#include <iterator>
 #include <thread>
 
 namespace gpu_sleep::agent::server {
@@ -22,13 +24,23 @@ constexpr std::size_t k_most_connections = 64;
 constexpr Milliseconds k_request_limit{10'000}; ///< for a command to send its request
 constexpr Milliseconds k_tick{2'000};           ///< how often the socket's file is looked for
 constexpr Milliseconds k_shortage_pause{100};
+constexpr Milliseconds k_look_at_jobs{100};
 
 } // namespace
 
+Milliseconds Server::time_left(const Job& job) {
+    const auto* sleep = std::get_if<model::SleepRequest>(&job.operation);
+    if (!sleep) return Milliseconds::max();
+    return sleep->timeout - std::chrono::duration_cast<Milliseconds>(Clock::now() - job.since);
+}
+
 Result<void> Server::start() {
-    auto operations = start_quiet_thread("gpu-sleep-work", [this] { operate_for_ever(); });
-    if (!operations) return std::move(operations).error();
-    operations->detach();
+    if (!is_operating_) { // not yet by an earlier start that failed
+        auto operations = start_quiet_thread("gpu-sleep-work", [this] { operate_for_ever(); });
+        if (!operations) return std::move(operations).error();
+        operations->detach();
+        is_operating_ = true;
+    }
     if (auto opened = endpoint_.open(); !opened)
         log::error("this process cannot be controlled from outside: {}", opened.error().message);
     auto listening = start_quiet_thread("gpu-sleep-ctl", [this] { listen_for_ever(); });
@@ -65,6 +77,11 @@ void Server::enqueue(Job job) {
     job_added_.notify_one();
 }
 
+bool Server::has_jobs() {
+    const std::lock_guard lock(mutex_);
+    return !jobs_.empty();
+}
+
 void Server::operate_for_ever() {
     for (bool is_tidy = true;;) {
         std::unique_lock lock(mutex_);
@@ -75,9 +92,12 @@ void Server::operate_for_ever() {
             continue;
         }
         job_added_.wait(lock, [this] { return !jobs_.empty(); });
-        const auto job = std::move(jobs_.front());
+        auto job = std::move(jobs_.front());
         jobs_.pop_front();
         lock.unlock();
+        // What it has waited for is off its time.
+        if (auto* sleep = std::get_if<model::SleepRequest>(&job.operation))
+            sleep->timeout = std::max(time_left(job), Milliseconds(0));
         const auto answered = guarded([&]() -> Result<void> {
             job.answer(operations_.run(job.operation, job.progress));
             return {};
@@ -85,6 +105,21 @@ void Server::operate_for_ever() {
         is_tidy = false;
         if (!answered) log::write(log::Severity::error, "no memory to answer a command");
     }
+}
+
+void Server::expire_jobs() {
+    std::deque<Job> late;
+    {
+        const std::lock_guard lock(mutex_);
+        const auto first = std::stable_partition(
+            jobs_.begin(), jobs_.end(), [](const Job& job) { return time_left(job) > Milliseconds(0); });
+        std::move(first, jobs_.end(), std::back_inserter(late));
+        jobs_.erase(first, jobs_.end());
+    }
+    for (const auto& job : late)
+        job.answer(model::Failure{
+            make_error(ErrorCode::timed_out, "another sleep or wake of the process is still under way"),
+            operations_.status().state});
 }
 
 void Server::keep_in_place() {
@@ -106,7 +141,9 @@ void Server::listen_for_ever() {
 void Server::listen_once(Clock::time_point& next_look) {
     std::vector<pollfd> polled{{endpoint_.fd(), POLLIN, 0}}; // a negative descriptor is passed over
     for (const auto& connection : connections_) polled.push_back({connection->fd(), POLLIN, 0});
-    const int ready = ::poll(polled.data(), polled.size(), static_cast<int>(k_tick.count()));
+    const auto limit = has_jobs() ? k_look_at_jobs : k_tick;
+    const int ready = ::poll(polled.data(), polled.size(), static_cast<int>(limit.count()));
+    expire_jobs();
     const auto now = Clock::now();
     if (now >= next_look) {
         keep_in_place();

@@ -63,6 +63,7 @@ private:
         Operation operation;
         ProgressSink progress;
         std::function<void(Outcome)> answer;
+        Clock::time_point since = Clock::now();
     };
 
     void listen_for_ever();
@@ -75,9 +76,15 @@ private:
     /// Reads and acts. False when the connection is finished with, or has gone to the operations thread.
     [[nodiscard]] bool attend(std::unique_ptr<Connection>& connection);
     void enqueue(Job job);
+    [[nodiscard]] bool has_jobs();
+    /// Of the job's own time limit; without end for one that has none of the sort.
+    [[nodiscard]] static Milliseconds time_left(const Job& job);
+    /// Answers those that have waited for as long as they may: a sleep does not begin after its time.
+    void expire_jobs();
 
     Operations& operations_;
-    Endpoint endpoint_; ///< used by the listening thread, and at fork and exit
+    bool is_operating_ = false; ///< the operations thread runs; used by start() alone
+    Endpoint endpoint_;         ///< used by the listening thread, and at fork and exit
     std::vector<std::unique_ptr<Connection>> connections_; ///< used by the listening thread alone
 
     std::mutex mutex_; ///< guards jobs_

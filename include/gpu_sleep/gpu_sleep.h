@@ -42,6 +42,7 @@ typedef enum gpu_sleep_status {
     GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY = 11,
     GPU_SLEEP_ERROR_REFUSED = 12,
     GPU_SLEEP_ERROR_CAPTURE_IN_PROGRESS = 13,
+    GPU_SLEEP_ERROR_IO = 17, /**< a file of kept contents cannot be read or written */
     GPU_SLEEP_ERROR_NO_REFILL = 18,
     GPU_SLEEP_ERROR_NO_DRIVER = 19,
     GPU_SLEEP_ERROR_NOT_OWNED = 20,
@@ -175,17 +176,17 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_hold(void);
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_resume(void);
 
 /** Puts this process to sleep, as `gpu-sleep --level LEVEL --tags TAGS` does from outside. `level` is 1 or 2;
- *  `tags` is a list separated by commas, or NULL for all; `timeout_ms` 0 means 30 seconds. On return the
- * memory is released, and no GPU work may touch it until it is awake, by whichever library: unlike
- * `gpu-sleep` without --force, this does not refuse where use of the GPU cannot be seen. Already asleep: OK.
- * Errors: UNKNOWN_TAG, REFUSED, TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, DRIVER, CONTEXT_LOST;
- * after each of them the memory is awake and unchanged. */
+ *  `tags` is a list separated by commas, or NULL for all (an empty name is an UNKNOWN_TAG); `timeout_ms` 0
+ * means 30 seconds. On return the memory is released, and no GPU work may touch it until it is awake, by
+ * whichever library: unlike `gpu-sleep` without --force, this does not refuse where use of the GPU cannot be
+ * seen. Already asleep: OK. Errors: UNKNOWN_TAG, REFUSED, TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY,
+ * DRIVER, CONTEXT_LOST; after each of them the memory is awake and unchanged. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms);
 
 /** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short.
- *  Already awake: OK. Errors: UNKNOWN_TAG, OUT_OF_DEVICE_MEMORY, DRIVER, CONTEXT_LOST; after each of them
- * what was asleep is still asleep, with its contents. DAMAGED: tags whose contents failed their checksum stay
- *  asleep, and all the others are awake. */
+ *  Already awake: OK. Errors: UNKNOWN_TAG, OUT_OF_DEVICE_MEMORY, OUT_OF_HOST_MEMORY, DRIVER, CONTEXT_LOST;
+ *  after each of them what was asleep is still asleep, with its contents. DAMAGED, IO: tags whose contents
+ *  failed their checksum, or whose file cannot be read, stay asleep, and all the others are awake. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms);
 
 /** How much of this process is asleep, in bytes of GPU memory released. */

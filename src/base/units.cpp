@@ -48,7 +48,7 @@ std::optional<double> parse_scaled(std::string_view text, const std::array<Unit,
 
 Result<Milliseconds> parse_duration(std::string_view text) {
     const auto value = parse_scaled(text, k_durations);
-    constexpr double k_longest_ms = 1e13; // three centuries; keeps deadlines within the clock's range
+    constexpr double k_longest_ms = 1e12; // three decades; keeps deadlines within the clock's range
     if (!value || *value > k_longest_ms)
         return make_error(ErrorCode::invalid_argument,
                           "'{}' is not a duration; write it as 250ms, 30s, 15m or 2h", text);

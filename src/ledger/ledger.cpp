@@ -69,10 +69,6 @@ bool Backing::is_wholly_preserved() const noexcept {
     return sum > 0 && sum >= allocated;
 }
 
-bool Backing::has_lost_contents() const noexcept {
-    return residence_ == Residence::dropped && (kept.empty() || kept_bytes() < allocated);
-}
-
 bool may_move(Residence from, Residence to) noexcept {
     switch (from) {
     case Residence::device: return to == Residence::host || to == Residence::dropped;
@@ -123,6 +119,8 @@ bool Ledger::move(Backing& backing, Residence to) {
         return false;
     }
     backing.residence_ = to;
+    if (to == Residence::dropped)
+        backing.has_lost_contents_ = backing.kept.empty() || backing.kept_bytes() < backing.allocated;
     return true;
 }
 

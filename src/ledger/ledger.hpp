@@ -61,12 +61,15 @@ struct Backing {
     /// Whether preserved spans cover all that the program asked for, so that dropping the backing loses
     /// nothing.
     [[nodiscard]] bool is_wholly_preserved() const noexcept;
-    /// Whether it sleeps without some of its contents.
-    [[nodiscard]] bool has_lost_contents() const noexcept;
+    /// Whether it was dropped with contents that nobody kept.
+    [[nodiscard]] bool has_lost_contents() const noexcept {
+        return residence_ == model::Residence::dropped && has_lost_contents_;
+    }
 
 private:
     friend class Ledger;
     model::Residence residence_ = model::Residence::device;
+    bool has_lost_contents_ = false; ///< decided when it is dropped: parts may be freed while it sleeps
 };
 
 struct Tag {

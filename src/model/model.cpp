@@ -125,6 +125,9 @@ std::optional<Store> parse_store(std::string_view word) noexcept {
 
 int exit_status_of(const Failure& failure) noexcept {
     const auto& row = traits(failure.error.code);
+    // What is in part asleep lacked it to sleep wholly; what sleeps wholly, to wake.
+    if (failure.error.code == ErrorCode::out_of_host_memory && failure.state == State::partial)
+        return row.exit_status;
     return failure.state == State::awake ? row.exit_status : row.exit_status_asleep;
 }
 

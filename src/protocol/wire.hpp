@@ -100,8 +100,8 @@ public:
         return text;
     }
     [[nodiscard]] Milliseconds duration() {
-        // Bounded so that adding it to any clock's time cannot overflow.
-        constexpr std::int64_t k_longest_ms = 10'000'000'000'000;
+        // Bounded so that adding two of them to any clock's time, in nanoseconds, cannot overflow.
+        constexpr std::int64_t k_longest_ms = 1'000'000'000'000;
         const auto count = number<std::int64_t>();
         if (count < 0 || count > k_longest_ms) {
             fail();

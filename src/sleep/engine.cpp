@@ -113,6 +113,12 @@ void note_short_devices(model::Report& report) {
                                                format_bytes(device.released)));
 }
 
+/// Before the point of no return. Errors: cancelled.
+Result<void> ask_a_last_time(const Control& control) {
+    if (control.progress({model::Progress::Phase::release, 0, 0})) return {};
+    return make_error(ErrorCode::cancelled, "the request was withdrawn");
+}
+
 /// Contents that were given up without touching the device belong in the report too.
 void add_given_up(const SleepPlan& plan, model::Report& report) {
     for (const auto* backing : plan.give_up) {
@@ -141,6 +147,7 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     const auto start = Clock::now();
     GPU_SLEEP_TRY(transaction.prepare(*plan, control));
     report.times.transfer = seconds_since(start);
+    GPU_SLEEP_TRY(ask_a_last_time(control));
     const auto prepared = Clock::now();
     GPU_SLEEP_TRY(transaction.commit(plan->give_up));
     report.times.release = seconds_since(prepared);
@@ -207,7 +214,7 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
     const auto prepared = guarded([&]() -> Result<void> {
         GPU_SLEEP_TRY(transaction.prepare(*plan, control));
         spoiled.insert(transaction.spoiled().begin(), transaction.spoiled().end());
-        return {};
+        return ask_a_last_time(control);
     });
     if (!prepared) {
         transaction.undo();

@@ -107,6 +107,7 @@ Result<void> WakeTransaction::bring_back(DeviceWake& device, ProgressCounter& pr
     if (!kind) return kind.error();
     for (const auto& run : device.runs) {
         GPU_SLEEP_TRY(map_run(device, *kind, run));
+        GPU_SLEEP_TRY(progress.add(0)); // a sign of life, and an ear
         GPU_SLEEP_TRY(fill_run(device, run, progress));
     }
     std::sort(device.files.begin(), device.files.end());
@@ -259,8 +260,11 @@ Result<void> WakeTransaction::verify(DeviceWake& device, ProgressCounter& progre
                      device.device);
     for (const auto index : *still) {
         auto* backing = device.kept[index].backing;
+        const auto known = device.spoiled.find(backing->tag);
+        // A file that could not be read once more may be put right.
+        if (known != device.spoiled.end() && known->second.code != ErrorCode::damaged) continue;
         device.damaged.push_back(backing);
-        if (!device.spoiled.contains(backing->tag))
+        if (known == device.spoiled.end())
             device.spoiled.emplace(
                 backing->tag,
                 make_error(ErrorCode::damaged, "{} of {} blocks changed while asleep, the first at {:#x}",

@@ -224,6 +224,47 @@ TEST_CASE("Bad input: a command that is killed while the program is asked leaves
     check_unharmed(host);
 }
 
+TEST_CASE("Bad input: a sleep that waits behind another ends in its own time, or with its command",
+          "[bad_input]") {
+    Host host;
+    allocate_tags(host);
+    host.tell("hold");
+    auto first = host.start("gpu-sleep", {"--tags", "tag_0", "--timeout", "20s"});
+    pause_for(Milliseconds(200)); // it is the first
+    SECTION("timed out") {
+        const auto start = Clock::now();
+        const auto late = host.command("gpu-sleep", {"--tags", "tag_1", "--timeout", "300ms"});
+        CHECK(late.status == 4);
+        CHECK_THAT(late.err, mentions("still under way"));
+        CHECK(Clock::now() - start < Milliseconds(5'000));
+    }
+    SECTION("killed") {
+        const auto killed = host.start("gpu-sleep", {"--tags", "tag_1", "--timeout", "20s"});
+        pause_for(Milliseconds(200));
+    }
+    host.tell("resume");
+    CHECK(first.finish().status == 0);
+    pause_for(Milliseconds(300));
+    CHECK(host.state() == "partial");
+    CHECK_THAT(host.command("gpu-sleep", {"--tags", "tag_1"}).out, !mentions("nothing to do"));
+    REQUIRE(host.command("gpu-wake").status == 0);
+    check_unharmed(host);
+}
+
+TEST_CASE("Bad input: a callback that ends its thread refuses the sleep and ends nothing else",
+          "[bad_input]") {
+    Host host;
+    allocate_tags(host);
+    host.tell("callback end_thread");
+    for (int i = 0; i < 2; ++i) {
+        const auto refused = host.command("gpu-sleep");
+        CHECK(refused.status == 1);
+        CHECK_THAT(refused.err, mentions("refused"));
+    }
+    host.tell("callback none");
+    check_unharmed(host);
+}
+
 TEST_CASE("Bad input: two sleeps at once both succeed, and one has nothing to do", "[bad_input]") {
     Host host;
     allocate_tags(host);

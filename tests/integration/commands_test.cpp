@@ -194,6 +194,10 @@ TEST_CASE("Commands: wrong usage ends with 2 and changes nothing", "[commands]")
     CHECK(host.command("gpu-sleep", {"--tags", "a tag"}).status == 2);
     CHECK(host.command("gpu-sleep", {"--no-such-option"}).status == 2);
     CHECK(run({{command_file("gpu-sleep")}}).status == 2);
+    CHECK(run({{command_file("gpu-sleep"), ""}}).status == 2);
+    CHECK(run({{command_file("gpu-wake"), ""}}).status == 2);
+    CHECK(host.command("gpu-sleep", {"--spill", ""}).status == 2);
+    CHECK(host.state() == "awake");
     const auto unknown = host.command("gpu-sleep", {"--tags", "weights,wieghts"});
     CHECK(unknown.status == 2);
     CHECK_THAT(unknown.err, mentions("wieghts") && mentions("kv_cache") && mentions("default"));

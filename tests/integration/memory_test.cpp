@@ -183,3 +183,14 @@ TEST_CASE("Memory: a control group's limit ends a sleep with 8 and kills nobody"
     CHECK(host.command("gpu-sleep").status == 0);
     CHECK(host.command("gpu-wake").status == 0);
 }
+
+TEST_CASE("Memory: a wake that lacks host memory leaves the process asleep, and says so", "[memory]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    host.tell("fail cuMemHostAlloc 1 2");
+    CHECK(host.command("gpu-wake").status == 7);
+    CHECK(host.state() == "asleep");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}

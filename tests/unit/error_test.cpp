@@ -42,6 +42,8 @@ TEST_CASE("Errors: exit statuses are those of the table, by the state afterwards
     CHECK(status(ErrorCode::damaged, State::damaged) == 6);
     CHECK(status(ErrorCode::out_of_device_memory, State::asleep) == 7);
     CHECK(status(ErrorCode::out_of_host_memory, State::awake) == 8);
+    CHECK(status(ErrorCode::out_of_host_memory, State::partial) == 8);
+    CHECK(status(ErrorCode::out_of_host_memory, State::asleep) == 7);
     CHECK(status(ErrorCode::unseen_library, State::awake) == 1);
 }
 

@@ -181,10 +181,15 @@ TEST_CASE("Plan: a backing that is preserved whole is not called dropped", "[pla
     CHECK(plan->dropped_tags.empty());
     CHECK(plan->without_refill.empty());
 
-    put(backing, Residence::dropped);
     backing.kept = {{{0, backing.allocated}, 1, 0, false, 0}};
+    put(backing, Residence::dropped);
     CHECK(sleep::plan_wake(ledger, {})->dropped_tags.empty());
-    backing.kept.clear(); // given up
+
+    auto& other = add(ledger, 2 * k_unit, "weights");
+    other.kept = {{{0, other.allocated / 2}, 1, 0, false, 0}};
+    put(other, Residence::dropped);
+    CHECK(sleep::plan_wake(ledger, {})->dropped_tags.size() == 1);
+    other.allocated /= 2; // the rest was freed while it slept, and its owner knows of no drop
     CHECK(sleep::plan_wake(ledger, {})->dropped_tags.size() == 1);
 }
 

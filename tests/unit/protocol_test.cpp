@@ -351,8 +351,8 @@ TEST_CASE("Protocol: values out of range are refused", "[protocol]") {
         return is_accepted(*encode(Request(request)), Request());
     };
     CHECK(accepts_timeout(0));
-    CHECK(accepts_timeout(10'000'000'000'000));
-    CHECK_FALSE(accepts_timeout(10'000'000'000'001));
+    CHECK(accepts_timeout(1'000'000'000'000));
+    CHECK_FALSE(accepts_timeout(1'000'000'000'001));
     CHECK_FALSE(accepts_timeout(-1));
 
     const auto accepts_seconds = [](double seconds) {

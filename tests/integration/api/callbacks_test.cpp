@@ -142,3 +142,43 @@ TEST_CASE("Callbacks: one may remove itself, and does not run again", "[api]") {
     CHECK(removed == GPU_SLEEP_OK);
     CHECK(calls == 1);
 }
+
+TEST_CASE("Callbacks: those that free all that was to sleep are told that all is as before", "[api]") {
+    void* memory = nullptr;
+    check(gpu_sleep_alloc(&memory, 4 * k_mib, 0, "cache"));
+    int told = 0;
+    const Callbacks callbacks(
+        [&](const gpu_sleep_event*) {
+            return gpu_sleep_free(std::exchange(memory, nullptr)) == GPU_SLEEP_OK ? 0 : 1;
+        },
+        [&](const gpu_sleep_event* event) {
+            told += event->tag_count == 0;
+            return 0;
+        });
+    sleep();
+    CHECK(gpu_sleep_asleep_bytes() == 0);
+    CHECK(told == 1);
+}
+
+TEST_CASE("Callbacks: one that is late is told, too, that the sleep did not come", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    std::promise<void> may_end;
+    std::atomic<int> told = 0;
+    const Callbacks callbacks(
+        [&](const gpu_sleep_event*) {
+            may_end.get_future().wait();
+            return 0;
+        },
+        [&](const gpu_sleep_event* event) {
+            told += event->tag_count == 0;
+            return 0;
+        },
+        50);
+    std::thread releaser([&] {
+        std::this_thread::sleep_for(k_moment * 3);
+        may_end.set_value();
+    });
+    CHECK(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_ERROR_TIMED_OUT);
+    releaser.join();
+    CHECK(told == 1);
+}
