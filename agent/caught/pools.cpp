@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Stream-ordered memory on ranges: blocks that were freed in a stream's order are given out again in it, or
-// in any other once the stream has come so far.
+// Stream-ordered memory on ranges: cuMemAllocAsync, cuMemFreeAsync and what the program does with pools. What
+// becomes of freed blocks is in spares.hpp.
 
-#include "caught/state.hpp"
+#include "caught/spares.hpp"
 #include "driver/context.hpp"
 
 #include <algorithm>
@@ -12,61 +12,6 @@
 
 namespace gpu_sleep::agent::caught {
 namespace {
-
-/// A stream, and its context: every context has default streams of the same handles, and an event only works
-/// in its own.
-struct StreamKey {
-    CUcontext context = nullptr;
-    CUstream stream = nullptr;
-    friend bool operator==(const StreamKey&, const StreamKey&) = default;
-};
-
-/// A block that was freed, and when its last user is done with it.
-struct Spare {
-    CUdeviceptr address = 0;
-    StreamKey freed_in;
-    bool in_order = false;  ///< that stream may have it at once
-    CUevent done = nullptr; ///< of the stream's context
-};
-
-struct Pool {
-    int device = 0;
-    bool is_caught = true; ///< made of the device's own memory, and never shared
-    Bytes threshold = 0;   ///< what it may keep unused across a synchronisation
-    driver::DeviceMask access = 0;
-    std::map<Bytes, std::vector<Spare>> spares; ///< by their rounded size
-    Bytes spare_bytes = 0;
-    Bytes used = 0;
-    Bytes used_high = 0;
-    Bytes reserved_high = 0;
-
-    [[nodiscard]] Bytes reserved() const noexcept { return used + spare_bytes; }
-};
-
-/// Its mutex comes before the memory's. Nobody waits for work under it.
-struct Pools {
-    std::mutex mutex; ///< guards all below
-    std::map<CUmemoryPool, Pool> pools;
-    std::vector<Spare> leaving;                       ///< blocks of no pool: given back once they are done
-    std::map<CUcontext, std::vector<CUevent>> events; ///< to be used again in their context
-    std::atomic<bool> has_excess{false}; ///< some pool keeps more than its threshold, or a block leaves
-    std::atomic<Clock::time_point> next_trim{Clock::time_point{}};
-    static Pools& instance() {
-        static auto* const all = new Pools;
-        return *all;
-    }
-};
-
-/// Sizes between two powers of two fall into four classes, so that at most a fifth is wasted and blocks fit
-/// again.
-Bytes rounded(Bytes bytes) {
-    constexpr Bytes k_least = 512;
-    if (bytes <= k_least) return k_least;
-    if (bytes > 2 * k_mib) return round_up(bytes, 2 * k_mib);
-    Bytes power = k_least;
-    while (power * 2 < bytes) power *= 2;
-    return round_up(bytes, power / 4);
-}
 
 CUmemoryPool pool_of_device(const Agent::Memory& memory, int device) {
     CUmemoryPool pool = nullptr;
@@ -105,7 +50,7 @@ Pool* leave_pool(Pools& all, const Known& allocation) {
     const auto found = all.pools.find(allocation.pool);
     if (found == all.pools.end()) return nullptr;
     auto& pool = found->second;
-    pool.used -= std::min(pool.used, rounded(allocation.bytes));
+    pool.used -= std::min(pool.used, block_size(allocation.bytes));
     return &pool;
 }
 
@@ -140,87 +85,6 @@ std::optional<int> device_of(const Agent::Memory& memory, CUcontext context) {
     return entered.status() == CUDA_SUCCESS ? current_device(memory) : std::nullopt;
 }
 
-/// An event of the context, which exists; null if none can be had.
-CUevent take_event(Pools& all, const Agent::Memory& memory, CUcontext context) {
-    if (auto& cached = all.events[context]; !cached.empty()) {
-        auto* const event = cached.back();
-        cached.pop_back();
-        return event;
-    }
-    const auto create = [&]() -> CUevent {
-        CUevent event = nullptr;
-        return memory.api.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS ? event : nullptr;
-    };
-    CUcontext current = nullptr;
-    if (memory.api.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context) return create();
-    const driver::CurrentContext entered(memory.api, context);
-    return entered.status() == CUDA_SUCCESS ? create() : nullptr;
-}
-
-void give_event(Pools& all, const Spare& spare) {
-    all.events[spare.freed_in.context].push_back(spare.done);
-}
-
-/// In part asleep a checked gate lets allocations pass: they must not be given what sleeps.
-bool sleeps(const Agent::Memory& memory, CUdeviceptr address) {
-    if (gate::Gate::is_open()) return false;
-    const std::lock_guard lock(memory.mutex);
-    const auto* backing = memory.ledger.find(address);
-    return backing && backing->is_asleep();
-}
-
-/// Takes a spare of the size that the stream may use now. In a capture of any stream no event is asked.
-std::optional<CUdeviceptr> reuse(Pools& all, const Agent::Memory& memory, Pool& pool, Bytes size,
-                                 const StreamKey& key) {
-    const auto found = pool.spares.find(size);
-    if (found == pool.spares.end()) return std::nullopt;
-    auto& spares = found->second;
-    // The youngest first: its contents are likeliest to be cached, and it is likeliest to be of this stream.
-    for (auto spare = spares.rbegin(); spare != spares.rend(); ++spare) {
-        const bool is_usable = (spare->in_order && spare->freed_in == key) ||
-                               (captures_open() == 0 && memory.api.cuEventQuery(spare->done) == CUDA_SUCCESS);
-        if (!is_usable || sleeps(memory, spare->address)) continue;
-        const auto address = spare->address;
-        give_event(all, *spare);
-        spares.erase(std::next(spare).base());
-        pool.spare_bytes -= size;
-        return address;
-    }
-    return std::nullopt;
-}
-
-/// Frees the spare if nobody uses it any more. The thread's capture mode is relaxed.
-bool free_if_done(Pools& all, const Agent::Memory& memory, const Spare& spare) {
-    if (memory.api.cuEventQuery(spare.done) != CUDA_SUCCESS) return false;
-    give_range(memory, spare.address);
-    give_event(all, spare);
-    return true;
-}
-
-/// Frees spares that nobody uses any more until the pool keeps no more than `keep`.
-void trim_pool(Pools& all, const Agent::Memory& memory, Pool& pool, Bytes keep) {
-    const driver::RelaxedCaptureMode relaxed(memory.api);
-    for (auto& [size, spares] : pool.spares) {
-        for (std::size_t i = spares.size(); i-- > 0 && pool.spare_bytes > keep;) {
-            if (!free_if_done(all, memory, spares[i])) continue;
-            pool.spare_bytes -= size;
-            spares.erase(spares.begin() + static_cast<std::ptrdiff_t>(i));
-        }
-    }
-}
-
-/// Frees the blocks of no pool that nobody uses any more.
-void trim_leaving(Pools& all, const Agent::Memory& memory) {
-    const driver::RelaxedCaptureMode relaxed(memory.api);
-    std::erase_if(all.leaving, [&](const Spare& spare) { return free_if_done(all, memory, spare); });
-    if (!all.leaving.empty()) all.has_excess = true;
-}
-
-void trim_all(Pools& all, const Agent::Memory& memory) {
-    for (auto& [handle, pool] : all.pools) trim_pool(all, memory, pool, 0);
-    trim_leaving(all, memory);
-}
-
 void grant(const Agent::Memory& memory, const Pool& pool, CUdeviceptr address) {
     for (int device = 0; device < driver::k_max_devices; ++device) {
         if (device == pool.device || !(pool.access >> device & 1)) continue;
@@ -237,8 +101,8 @@ Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::siz
     auto* const found = find_pool(all, memory, handle);
     if (!found || !found->is_caught) return std::nullopt;
     auto& pool = *found;
-    const auto size = rounded(bytes);
-    auto block = reuse(all, memory, pool, size, key);
+    const auto size = block_size(bytes);
+    auto block = take_spare(all, memory, pool, size, key);
     if (!block) {
         const auto tag = tag_for(size);
         if (!tag) return std::nullopt;
@@ -266,30 +130,11 @@ Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::siz
     return CUDA_SUCCESS;
 }
 
-/// Keeps a freed block until the stream has come so far, as a spare of its pool if it has one. False when no
-/// event can tell: then the block is the caller's still.
-bool keep_until_done(const Agent::Memory& memory, const Known& allocation, const StreamKey& key) {
+/// Keeps a freed block, out of its pool's count. False when it is the caller's still.
+bool free_in_order(const Agent::Memory& memory, const Known& allocation, const StreamKey& key) {
     auto& all = Pools::instance();
     const std::lock_guard lock(all.mutex);
-    auto* const pool = leave_pool(all, allocation);
-    auto* const event = take_event(all, memory, key.context);
-    if (!event) return false;
-    const Spare spare{allocation.address, key, key.stream != CU_STREAM_PER_THREAD, event};
-    if (memory.api.cuEventRecord(event, key.stream) != CUDA_SUCCESS) {
-        give_event(all, spare);
-        return false;
-    }
-    if (!pool) {
-        // Plain memory, or of a pool that is gone: it is no block that anybody may have again.
-        all.leaving.push_back(spare);
-        all.has_excess = true;
-        return true;
-    }
-    const auto size = rounded(allocation.bytes);
-    pool->spare_bytes += size;
-    pool->spares[size].push_back(spare);
-    if (pool->spare_bytes > pool->threshold) all.has_excess = true;
-    return true;
+    return keep_until_done(all, memory, leave_pool(all, allocation), allocation, key);
 }
 
 } // namespace
@@ -332,7 +177,7 @@ Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcep
         if (meets_capture(*with, key.stream)) {
             freed_from_pool(*allocation);
             free_later(*allocation);
-        } else if (!keep_until_done(*with, *allocation, key)) {
+        } else if (!free_in_order(*with, *allocation, key)) {
             // Without an event nobody can say when the block is free: wait, and give it back.
             free_later(*allocation);
             free_waiting();
@@ -345,92 +190,6 @@ void freed_from_pool(const Known& allocation) {
     auto& all = Pools::instance();
     const std::lock_guard lock(all.mutex);
     leave_pool(all, allocation);
-}
-
-Taken take_pools_of(const Agent::Memory& memory, CUcontext context) {
-    struct Taking {
-        CUmemoryPool pool; ///< null: of no pool
-        Bytes size;
-        Spare spare;
-    };
-    auto& all = Pools::instance();
-    std::vector<CUevent> events;
-    std::vector<Taking> spares;
-    {
-        const std::lock_guard lock(all.mutex);
-        const auto of_context = [=](const Spare& spare) { return spare.freed_in.context == context; };
-        for (auto& [handle, pool] : all.pools) {
-            for (auto& [size, blocks] : pool.spares) {
-                for (const auto& spare : blocks)
-                    if (of_context(spare)) spares.push_back({handle, size, spare});
-                pool.spare_bytes -= size * std::erase_if(blocks, of_context);
-            }
-        }
-        for (const auto& spare : all.leaving)
-            if (of_context(spare)) spares.push_back({nullptr, 0, spare});
-        std::erase_if(all.leaving, of_context);
-        if (auto cached = all.events.extract(context)) events = std::move(cached.mapped());
-    }
-    // With the context its work is over, and its events are gone.
-    auto gone = [=] {
-        for (const auto& taken : spares) give_range(memory, taken.spare.address);
-    };
-    auto stays = [=, &all] {
-        const std::lock_guard lock(all.mutex);
-        auto& cached = all.events[context];
-        cached.insert(cached.end(), events.begin(), events.end());
-        for (const auto& taken : spares) {
-            const auto found = taken.pool ? all.pools.find(taken.pool) : all.pools.end();
-            if (found == all.pools.end()) {
-                all.leaving.push_back(taken.spare);
-                continue;
-            }
-            found->second.spares[taken.size].push_back(taken.spare);
-            found->second.spare_bytes += taken.size;
-        }
-        all.has_excess = true;
-    };
-    return {std::move(gone), std::move(stays)};
-}
-
-void synchronized() noexcept {
-    auto& all = Pools::instance();
-    if (!all.has_excess.load(std::memory_order_relaxed) || captures_open() != 0) return;
-    // Programs that synchronise after every step would make and release the same ranges again and again: 54
-    // us for each 2 MiB (catch_bench, "in stream order").
-    constexpr Milliseconds k_between{10};
-    const auto now = Clock::now();
-    if (now < all.next_trim.load(std::memory_order_relaxed)) return;
-    all.next_trim.store(now + k_between, std::memory_order_relaxed);
-    noted([&] {
-        const auto with = memory();
-        if (!with) return;
-        const std::lock_guard lock(all.mutex);
-        all.has_excess = false;
-        for (auto& [handle, pool] : all.pools) {
-            trim_pool(all, *with, pool, pool.threshold);
-            if (pool.spare_bytes > pool.threshold) all.has_excess = true;
-        }
-        trim_leaving(all, *with);
-    });
-}
-
-void trim() noexcept {
-    noted([&] {
-        const auto with = memory();
-        if (!with) return;
-        auto& all = Pools::instance();
-        const std::lock_guard lock(all.mutex);
-        trim_all(all, *with);
-    });
-}
-
-void forget_order_of(CUstream stream) {
-    auto& all = Pools::instance();
-    const std::lock_guard lock(all.mutex);
-    for (auto& [handle, pool] : all.pools)
-        for (auto& [size, spares] : pool.spares)
-            for (auto& spare : spares) spare.in_order &= spare.freed_in.stream != stream;
 }
 
 void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcept {
