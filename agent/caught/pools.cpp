@@ -139,15 +139,6 @@ bool free_in_order(const Agent::Memory& memory, const Known& allocation, const S
 
 } // namespace
 
-CUcontext context_of(const Agent::Memory& memory, CUstream stream) {
-    CUcontext context = nullptr;
-    const bool has_handle = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
-    if (has_handle && memory.api.cuStreamGetCtx &&
-        memory.api.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS)
-        return context;
-    return memory.api.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
-}
-
 Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
                       CUstream stream, bool per_thread) noexcept {
     return answered([&]() -> Answer {

@@ -76,6 +76,8 @@ struct Taken {
     std::function<void()> gone;  ///< frees it
     std::function<void()> stays; ///< puts it back
 };
+/// The captures of its streams.
+[[nodiscard]] Taken take_captures_of(CUcontext context);
 /// The freed blocks whose last use was in the context, and the events made there.
 [[nodiscard]] Taken take_pools_of(const Agent::Memory& memory, CUcontext context);
 /// The allocations of free_later() that die with the context.

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Memory that stays with the driver, and why: managed and imported memory, and the sum of that with what
+// handles and graphs hold.
+
+#include "caught/residual.hpp"
+
+#include "caught/state.hpp"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <string_view>
+
+namespace gpu_sleep::agent::caught {
+namespace {
+
+struct Residents {
+    struct Resident {
+        Bytes bytes;
+        const char* kind;
+        const char* reason;
+        int device;
+    };
+    std::mutex mutex; ///< guards by_address
+    std::map<CUdeviceptr, Resident> by_address;
+    static Residents& instance() {
+        static auto* const residents = new Residents;
+        return *residents;
+    }
+};
+
+void add_resident(CUdeviceptr address, std::size_t bytes, const char* kind, const char* reason) noexcept {
+    noted([&] {
+        const auto with = memory();
+        const auto device = with ? current_device(*with) : std::nullopt;
+        auto& residents = Residents::instance();
+        const std::lock_guard lock(residents.mutex);
+        residents.by_address[address] = {bytes, kind, reason, device.value_or(0)};
+    });
+}
+
+} // namespace
+
+void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept {
+    add_resident(address, bytes, "managed", "the driver moves it between host and device itself");
+}
+
+void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept {
+    add_resident(address, bytes, kind, "it belongs to another process");
+}
+
+void forget_residual(CUdeviceptr address) noexcept {
+    noted([&] {
+        auto& residents = Residents::instance();
+        const std::lock_guard lock(residents.mutex);
+        residents.by_address.erase(address);
+    });
+}
+
+std::vector<Residual> residual() noexcept {
+    std::vector<Residual> rows;
+    noted([&] {
+        {
+            auto& residents = Residents::instance();
+            const std::lock_guard lock(residents.mutex);
+            for (const auto& [address, resident] : residents.by_address)
+                rows.push_back({resident.kind, resident.device, resident.bytes, 1, resident.reason});
+        }
+        add_pinned_handles(rows);
+        add_graph_memory(rows);
+    });
+    // One row for each kind, device and reason.
+    std::vector<Residual> sums;
+    for (const auto& row : rows) {
+        const auto same = std::find_if(sums.begin(), sums.end(), [&](const Residual& s) {
+            return std::string_view(s.kind) == row.kind && s.device == row.device &&
+                   std::string_view(s.reason) == row.reason;
+        });
+        if (same == sums.end()) {
+            sums.push_back(row);
+        } else {
+            same->bytes += row.bytes;
+            same->count += row.count;
+        }
+    }
+    return sums;
+}
+
+void add_graph_memory(std::vector<Residual>& rows) {
+    const auto with = memory();
+    if (!with || !with->api.cuDeviceGetGraphMemAttribute) return;
+    int devices = 0;
+    if (with->api.cuDeviceGetCount(&devices) != CUDA_SUCCESS) return;
+    for (int device = 0; device < devices; ++device) {
+        unsigned flags = 0;
+        int is_active = 0;
+        cuuint64_t bytes = 0;
+        if (with->api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) != CUDA_SUCCESS || !is_active)
+            continue;
+        if (with->api.cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) ==
+                CUDA_SUCCESS &&
+            bytes != 0)
+            rows.push_back({"graph", device, bytes, 1, "memory of graph nodes is the driver's"});
+    }
+}
+
+} // namespace gpu_sleep::agent::caught

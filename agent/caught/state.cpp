@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What every caught call begins with: the running agent, where the call stands, and a range for it.
+
+#include "caught/state.hpp"
+
+#include <mutex>
+
+namespace gpu_sleep::agent::caught {
+
+void start() noexcept {
+    noted([] {
+        auto started = Agent::instance().start();
+        if (!started) log::debug("the agent does not run: {}", started.error().message);
+    });
+}
+
+std::optional<Agent::Memory> memory() noexcept {
+    auto* const agent = Agent::existing();
+    return agent ? agent->memory() : std::nullopt;
+}
+
+CUresult to_status(const Error& error) noexcept {
+    if (error.driver_status != 0) return static_cast<CUresult>(error.driver_status);
+    switch (error.code) {
+    case ErrorCode::out_of_device_memory:
+    case ErrorCode::out_of_host_memory: return CUDA_ERROR_OUT_OF_MEMORY;
+    case ErrorCode::invalid_argument: return CUDA_ERROR_INVALID_VALUE;
+    case ErrorCode::context_lost: return CUDA_ERROR_DEINITIALIZED;
+    default: return CUDA_ERROR_UNKNOWN;
+    }
+}
+
+std::optional<int> current_device(const Agent::Memory& memory) noexcept {
+    CUdevice device = 0;
+    return memory.api.cuCtxGetDevice(&device) == CUDA_SUCCESS ? std::optional(device) : std::nullopt;
+}
+
+CUcontext context_of(const Agent::Memory& memory, CUstream stream) {
+    CUcontext context = nullptr;
+    const bool has_handle = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
+    if (has_handle && memory.api.cuStreamGetCtx &&
+        memory.api.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS)
+        return context;
+    return memory.api.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
+}
+
+Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device, std::size_t bytes) {
+    const auto tag = tag_for(bytes);
+    if (!tag) return make_error(ErrorCode::refused, "not to be caught");
+    const auto try_once = [&] {
+        const std::lock_guard lock(memory.mutex);
+        return memory.heap.allocate(device, memory.ledger.tag_id(*tag), bytes);
+    };
+    auto address = try_once();
+    if (!address && address.error().code == ErrorCode::out_of_device_memory) {
+        trim();
+        address = try_once();
+    }
+    if (address) grant_peers(memory, device, *address);
+    return address;
+}
+
+void give_range(const Agent::Memory& memory, CUdeviceptr address) {
+    const std::lock_guard lock(memory.mutex);
+    const auto* backing = memory.ledger.find(address);
+    const bool sleeps = backing && backing->is_asleep();
+    const auto span = sleeps ? gate::Named::Span{backing->address, backing->end()} : gate::Named::Span{};
+    auto freed = memory.heap.free(address);
+    if (freed) memory.vaults.forget(freed->kept);
+    if (freed && sleeps && !memory.ledger.find(address)) gate::Gate::instance().forget(span);
+    if (!freed) log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
+}
+
+} // namespace gpu_sleep::agent::caught
