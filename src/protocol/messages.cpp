@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// One writer and one reader for each message, in the order of PROTOCOL.md.
+// One writer and one reader for each message, in the order of PROTOCOL.md. What frames them is in frame.cpp.
 
 #include "protocol/messages.hpp"
 
 #include "protocol/wire.hpp"
 
-#include <algorithm>
-#include <limits>
+#include <utility>
 
 namespace gpu_sleep::protocol {
 namespace {
 
 using namespace model;
-
-constexpr std::uint32_t k_magic = 0x504C5347; // "GSLP"
 
 enum class Type : std::uint16_t {
     status_request = 1,
@@ -149,27 +146,11 @@ Type write(Writer& out, const Report& report) {
     return Type::report;
 }
 
-/// Over the header up to the checksum itself, too: a type or a length that was damaged must not pass.
-std::uint32_t checksum_of(std::span<const std::byte> header, std::span<const std::byte> payload) noexcept {
-    return crc32c(payload, crc32c(header.first(k_header_bytes - sizeof(std::uint32_t))));
-}
-
 template <class Message>
 Result<std::vector<std::byte>> encode_any(const Message& message) {
     Writer payload;
     const auto type = std::visit([&](const auto& m) { return write(payload, m); }, message);
-    const auto& bytes = payload.bytes();
-    if (bytes.size() > k_max_payload_bytes)
-        return make_error(ErrorCode::invalid_argument, "a message of {} is too long",
-                          format_bytes(bytes.size()));
-    Writer frame;
-    frame.number(k_magic);
-    frame.number(k_version);
-    frame.number(type);
-    frame.number(static_cast<std::uint32_t>(bytes.size()));
-    frame.number(checksum_of(frame.bytes(), bytes));
-    frame.bytes().insert(frame.bytes().end(), bytes.begin(), bytes.end());
-    return std::move(frame.bytes());
+    return make_frame(static_cast<std::uint16_t>(type), payload.bytes());
 }
 
 // ---- Reading
@@ -330,37 +311,6 @@ Result<std::vector<std::byte>> encode(const Request& request) {
 
 Result<std::vector<std::byte>> encode(const Reply& reply) {
     return encode_any(reply);
-}
-
-void FrameReader::append(std::span<const std::byte> bytes) {
-    received_.insert(received_.end(), bytes.begin(), bytes.end());
-}
-
-Result<std::optional<FrameReader::Frame>> FrameReader::next() {
-    if (received_.size() < k_header_bytes) return std::optional<Frame>();
-    Reader header(std::span<const std::byte>(received_).first(k_header_bytes));
-    const auto magic = header.number<std::uint32_t>();
-    const auto version = header.number<std::uint16_t>();
-    const auto type = header.number<std::uint16_t>();
-    const auto length = header.number<std::uint32_t>();
-    const auto checksum = header.number<std::uint32_t>();
-    if (magic != k_magic)
-        return make_error(ErrorCode::protocol_mismatch, "the peer does not speak this protocol");
-    if (version != k_version)
-        return make_error(ErrorCode::protocol_mismatch,
-                          "the peer speaks version {} of the protocol, this is version {}", version,
-                          k_version);
-    if (length > k_max_payload_bytes)
-        return make_error(ErrorCode::invalid_argument, "a message of {} is too long", format_bytes(length));
-    if (received_.size() < k_header_bytes + length) return std::optional<Frame>();
-
-    const auto begin = received_.begin() + static_cast<std::ptrdiff_t>(k_header_bytes);
-    const auto end = begin + static_cast<std::ptrdiff_t>(length);
-    Frame frame{type, {begin, end}};
-    if (checksum_of(received_, frame.payload) != checksum)
-        return make_error(ErrorCode::invalid_argument, "a message was damaged on the way");
-    received_.erase(received_.begin(), end);
-    return std::optional(std::move(frame));
 }
 
 Result<Request> decode_request(const FrameReader::Frame& frame) {
