@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The gate alone: who passes, who is held, who is let through.
+// The gate alone: who gets in, who is held, who is let through. Passes are in gate_pass_test.cpp.
 
-#include "gate/gate.hpp"
-
-#include "support/catch.hpp"
+#include "gate_fixture.hpp"
 
 #include <pthread.h>
 #include <sys/wait.h>
@@ -12,160 +10,20 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <numeric>
 #include <thread>
+#include <vector>
 
 using namespace gpu_sleep;
+using namespace gpu_sleep::test;
 using gate::Gate;
 using gate::Named;
-using gate::Pass;
 using gate::Passage;
 using gate::Touch;
 using model::OnTouch;
 
 namespace {
-
-constexpr Milliseconds k_patience{20'000};
-constexpr Milliseconds k_moment{50}; ///< time enough for a thread to do what it must not
-
-Gate& the_gate() {
-    return Gate::instance();
-}
-
-bool goes_on() {
-    return true;
-}
-
-Clock::time_point after(Milliseconds time) {
-    return Clock::now() + time;
-}
-
-template <class Condition>
-bool becomes_true(Condition&& is_so) {
-    for (const auto deadline = after(k_patience); !is_so(); std::this_thread::sleep_for(Milliseconds(1)))
-        if (Clock::now() >= deadline) return false;
-    return true;
-}
-
-/// Each test begins and ends with the gate open.
-class OpenGate {
-public:
-    OpenGate() { the_gate().open(); }
-    ~OpenGate() {
-        the_gate().set_waker({});
-        the_gate().open();
-    }
-    OpenGate(const OpenGate&) = delete;
-    OpenGate& operator=(const OpenGate&) = delete;
-};
-
-/// Addresses that a touch says it names.
-class Names final : public gate::Inspector {
-public:
-    explicit Names(std::vector<Named::Span> spans, bool known = true) : named_{std::move(spans), known} {}
-    [[nodiscard]] Named inspect() const override { return named_; }
-
-private:
-    Named named_;
-};
-
-/// A thread that touches once, and stays inside until it is told to leave.
-class Toucher {
-public:
-    enum class At : int { gate, inside, refused, gone };
-
-    explicit Toucher(Touch touch = Touch::submits, const gate::Inspector* inspector = nullptr)
-        : thread_([this, touch, inspector] {
-              const Passage passage(touch, "cuTouch", inspector);
-              if (!passage.admitted()) {
-                  at_ = At::refused;
-                  return;
-              }
-              at_ = At::inside;
-              while (!may_leave_) std::this_thread::sleep_for(Milliseconds(1));
-          }) {}
-    Toucher(const Toucher&) = delete;
-    Toucher& operator=(const Toucher&) = delete;
-    ~Toucher() {
-        if (!thread_.joinable()) return;
-        may_leave_ = true;
-        the_gate().open(); // a test may end with it closed
-        thread_.join();
-    }
-
-    [[nodiscard]] bool is_inside() const { return at_ == At::inside; }
-    [[nodiscard]] bool gets_in() const {
-        return becomes_true([this] { return is_inside(); });
-    }
-    [[nodiscard]] bool is_refused() const {
-        return becomes_true([this] { return at_ == At::refused; });
-    }
-    [[nodiscard]] bool stays_out() const {
-        std::this_thread::sleep_for(k_moment);
-        return at_ == At::gate;
-    }
-    void leave() {
-        may_leave_ = true;
-        thread_.join();
-        at_ = At::gone;
-    }
-    void let_leave() { may_leave_ = true; }
-
-private:
-    std::atomic<At> at_{At::gate};
-    std::atomic<bool> may_leave_{false};
-    std::thread thread_;
-};
-
-/// A thread that holds a pass until it is told to end it.
-class Holder {
-public:
-    Holder()
-        : thread_([this] {
-              const Pass pass;
-              number_ = pass.number();
-              while (!may_end_) std::this_thread::sleep_for(Milliseconds(1));
-          }) {
-        REQUIRE(becomes_true([this] { return number_ != 0; }));
-    }
-    Holder(const Holder&) = delete;
-    Holder& operator=(const Holder&) = delete;
-    ~Holder() {
-        if (thread_.joinable()) end();
-    }
-
-    [[nodiscard]] std::uint64_t number() const { return number_; }
-    void end() {
-        may_end_ = true;
-        thread_.join();
-    }
-
-private:
-    std::atomic<std::uint64_t> number_{0};
-    std::atomic<bool> may_end_{false};
-    std::thread thread_;
-};
-
-bool waits(std::uint64_t count) {
-    return becomes_true([=] { return the_gate().waiting().held_now == count; });
-}
-
-Gate::Rule rule(OnTouch on_touch, std::optional<Milliseconds> limit = {}) {
-    Gate::Rule made;
-    made.on_touch = on_touch;
-    made.limit = limit;
-    return made;
-}
-
-void fall_asleep(Gate::Rule how) {
-    REQUIRE(the_gate().close(after(k_patience), goes_on));
-    the_gate().keep_shut(std::move(how));
-}
-
-/// Whether this thread's touch gets in, which it must do, or not do, at once.
-bool passes(Touch touch, const gate::Inspector* inspector = nullptr) {
-    return Passage(touch, "cuTouch", inspector).admitted();
-}
 
 /// Runs `body` in a child of fork(); its answer.
 template <class Body>
@@ -394,20 +252,6 @@ TEST_CASE("Gate: with memory back and callbacks under way, what takes memory pas
     CHECK(captures.gets_in());
 }
 
-TEST_CASE("Gate: who holds a pass passes, and is not waited for", "[gate]") {
-    const OpenGate open;
-    fall_asleep(rule(OnTouch::fail));
-    {
-        const Pass pass;
-        CHECK(passes(Touch::submits));
-        const Passage passage(Touch::submits, "cuTouch");
-        CHECK(passage.admitted());
-        std::thread([] { CHECK(the_gate().close(after(k_patience), goes_on)); }).join();
-        the_gate().keep_shut(rule(OnTouch::fail));
-    }
-    CHECK_FALSE(passes(Touch::submits));
-}
-
 TEST_CASE("Gate: a thread that is cancelled while it waits ends when it is through", "[gate]") {
     const OpenGate open;
     REQUIRE(the_gate().close(after(k_patience), goes_on));
@@ -428,76 +272,6 @@ TEST_CASE("Gate: a thread that is cancelled while it waits ends when it is throu
     REQUIRE(::pthread_join(thread, &result) == 0);
     CHECK(result == PTHREAD_CANCELED);
     CHECK(is_through);
-}
-
-TEST_CASE("Gate: who shares a pass passes, until it stops or the pass ends", "[gate]") {
-    const OpenGate open;
-    fall_asleep(rule(OnTouch::fail));
-    Holder holder;
-    CHECK_FALSE(passes(Touch::submits));
-    the_gate().share_pass(holder.number());
-    CHECK(passes(Touch::submits));
-    CHECK(the_gate().unshare_pass());
-    CHECK_FALSE(passes(Touch::submits));
-    CHECK_FALSE(the_gate().unshare_pass());
-    the_gate().share_pass(holder.number());
-    holder.end();
-    CHECK_FALSE(passes(Touch::submits));
-    const Holder next;
-    CHECK_FALSE(passes(Touch::submits));
-    CHECK(the_gate().unshare_pass());
-}
-
-TEST_CASE("Gate: who shares a pass is waited for after its end, and not before", "[gate]") {
-    const OpenGate open;
-    fall_asleep(rule(OnTouch::fail));
-    Holder holder;
-    the_gate().share_pass(holder.number());
-    const Passage inside(Touch::submits, "cuTouch");
-    REQUIRE(inside.admitted());
-    std::thread([] { CHECK(the_gate().close(after(k_patience), goes_on)); }).join();
-    holder.end();
-    std::thread([] { CHECK_FALSE(the_gate().close(after(k_moment), goes_on)); }).join();
-    CHECK(the_gate().unshare_pass());
-}
-
-TEST_CASE("Gate: a thread that ends takes no pass to the next in its seat", "[gate]") {
-    const OpenGate open;
-    fall_asleep(rule(OnTouch::fail));
-    Holder holder;
-    gate::Seat* first = nullptr;
-    gate::Seat* second = nullptr;
-    std::thread([&] {
-        first = &the_gate().seat();
-        the_gate().share_pass(holder.number());
-        CHECK(passes(Touch::submits));
-    }).join();
-    std::thread([&] {
-        second = &the_gate().seat();
-        CHECK_FALSE(passes(Touch::submits));
-    }).join();
-    CHECK(first == second);
-}
-
-TEST_CASE("Gate: a call within a call that passed passes", "[gate]") {
-    const OpenGate open;
-    {
-        const Passage passage(Touch::submits, "cuTouch");
-        REQUIRE(passage.admitted());
-        the_gate().keep_shut(rule(OnTouch::fail));
-        CHECK(passes(Touch::submits));
-    }
-    CHECK_FALSE(passes(Touch::submits));
-}
-
-TEST_CASE("Gate: a thread's seat is the next one's after its end", "[gate]") {
-    const OpenGate open;
-    gate::Seat* first = nullptr;
-    gate::Seat* second = nullptr;
-    std::thread([&] { first = &the_gate().seat(); }).join();
-    std::thread([&] { second = &the_gate().seat(); }).join();
-    CHECK(first == second);
-    CHECK(first != &the_gate().seat());
 }
 
 TEST_CASE("Gate: abandoned while awake, it is open for good", "[gate]") {

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Passes of the gate: who holds one or shares one, and what of it is left to the next thread in a seat.
+
+#include "gate_fixture.hpp"
+
+#include <thread>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using gate::Pass;
+using gate::Passage;
+using gate::Touch;
+using model::OnTouch;
+
+TEST_CASE("Gate: who holds a pass passes, and is not waited for", "[gate]") {
+    const OpenGate open;
+    fall_asleep(rule(OnTouch::fail));
+    {
+        const Pass pass;
+        CHECK(passes(Touch::submits));
+        const Passage passage(Touch::submits, "cuTouch");
+        CHECK(passage.admitted());
+        std::thread([] { CHECK(the_gate().close(after(k_patience), goes_on)); }).join();
+        the_gate().keep_shut(rule(OnTouch::fail));
+    }
+    CHECK_FALSE(passes(Touch::submits));
+}
+
+TEST_CASE("Gate: who shares a pass passes, until it stops or the pass ends", "[gate]") {
+    const OpenGate open;
+    fall_asleep(rule(OnTouch::fail));
+    Holder holder;
+    CHECK_FALSE(passes(Touch::submits));
+    the_gate().share_pass(holder.number());
+    CHECK(passes(Touch::submits));
+    CHECK(the_gate().unshare_pass());
+    CHECK_FALSE(passes(Touch::submits));
+    CHECK_FALSE(the_gate().unshare_pass());
+    the_gate().share_pass(holder.number());
+    holder.end();
+    CHECK_FALSE(passes(Touch::submits));
+    const Holder next;
+    CHECK_FALSE(passes(Touch::submits));
+    CHECK(the_gate().unshare_pass());
+}
+
+TEST_CASE("Gate: who shares a pass is waited for after its end, and not before", "[gate]") {
+    const OpenGate open;
+    fall_asleep(rule(OnTouch::fail));
+    Holder holder;
+    the_gate().share_pass(holder.number());
+    const Passage inside(Touch::submits, "cuTouch");
+    REQUIRE(inside.admitted());
+    std::thread([] { CHECK(the_gate().close(after(k_patience), goes_on)); }).join();
+    holder.end();
+    std::thread([] { CHECK_FALSE(the_gate().close(after(k_moment), goes_on)); }).join();
+    CHECK(the_gate().unshare_pass());
+}
+
+TEST_CASE("Gate: a thread that ends takes no pass to the next in its seat", "[gate]") {
+    const OpenGate open;
+    fall_asleep(rule(OnTouch::fail));
+    Holder holder;
+    gate::Seat* first = nullptr;
+    gate::Seat* second = nullptr;
+    std::thread([&] {
+        first = &the_gate().seat();
+        the_gate().share_pass(holder.number());
+        CHECK(passes(Touch::submits));
+    }).join();
+    std::thread([&] {
+        second = &the_gate().seat();
+        CHECK_FALSE(passes(Touch::submits));
+    }).join();
+    CHECK(first == second);
+}
+
+TEST_CASE("Gate: a call within a call that passed passes", "[gate]") {
+    const OpenGate open;
+    {
+        const Passage passage(Touch::submits, "cuTouch");
+        REQUIRE(passage.admitted());
+        the_gate().keep_shut(rule(OnTouch::fail));
+        CHECK(passes(Touch::submits));
+    }
+    CHECK_FALSE(passes(Touch::submits));
+}
+
+TEST_CASE("Gate: a thread's seat is the next one's after its end", "[gate]") {
+    const OpenGate open;
+    gate::Seat* first = nullptr;
+    gate::Seat* second = nullptr;
+    std::thread([&] { first = &the_gate().seat(); }).join();
+    std::thread([&] { second = &the_gate().seat(); }).join();
+    CHECK(first == second);
+    CHECK(first != &the_gate().seat());
+}
