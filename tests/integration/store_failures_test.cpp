@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Contents in files when something is wrong: directories that are refused, disks that are full, files that
+// somebody changed or that changed on the way.
+
+#include "host.hpp"
+#include "mentions.hpp"
+#include "place.hpp"
+#include "support/skip.hpp"
+
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <ios>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+void flip_bit(const fs::path& path, std::streamoff offset) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(offset);
+    const auto value = static_cast<char>(file.get() ^ 0x10);
+    file.seekp(offset);
+    file.put(value);
+    REQUIRE(file.good());
+}
+
+/// A file system of a few MiB, if this user may mount one.
+class SmallDisk {
+public:
+    SmallDisk() {
+        is_mounted_ =
+            ::mount("gpu-sleep-test", scratch_.path().c_str(), "tmpfs", 0, "size=4m,mode=0700") == 0;
+    }
+    SmallDisk(const SmallDisk&) = delete;
+    SmallDisk& operator=(const SmallDisk&) = delete;
+    ~SmallDisk() {
+        if (is_mounted_) ::umount2(scratch_.path().c_str(), MNT_DETACH);
+    }
+    explicit operator bool() const noexcept { return is_mounted_; }
+    [[nodiscard]] const fs::path& path() const noexcept { return scratch_.path(); }
+
+private:
+    Scratch scratch_;
+    bool is_mounted_ = false;
+};
+
+} // namespace
+
+TEST_CASE("Store: a bad directory is refused, and the process is awake and whole", "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    SECTION("open to others") {
+        fs::create_directory(place.path());
+        REQUIRE(::chmod(place.path().c_str(), 0755) == 0);
+        const auto refused = host.command("gpu-sleep", place.store());
+        CHECK(refused.status == 5);
+        CHECK_THAT(refused.err, mentions("chmod 700"));
+    }
+    SECTION("a symbolic link") {
+        const Scratch elsewhere;
+        fs::create_directory_symlink(elsewhere.path(), place.path());
+        CHECK(host.command("gpu-sleep", place.store()).status == 5);
+        CHECK(fs::is_empty(elsewhere.path()));
+    }
+    SECTION("somebody else's") {
+        if (::geteuid() != 0) return skip_without_right("give a directory away");
+        fs::create_directory(place.path());
+        REQUIRE(::chmod(place.path().c_str(), 0700) == 0);
+        REQUIRE(::chown(place.path().c_str(), 65534, 65534) == 0);
+        const auto refused = host.command("gpu-sleep", place.store());
+        CHECK(refused.status == 5);
+        CHECK_THAT(refused.err, mentions("somebody else"));
+    }
+    SECTION("no directory") {
+        std::ofstream(place.path()) << "a file";
+        CHECK(host.command("gpu-sleep", place.store()).status == 5);
+    }
+    SECTION("its parent is missing") {
+        const auto failed = host.command("gpu-sleep", {"--store", "file", "--dir", place.path() / "deeper"});
+        CHECK(failed.status == 1);
+        CHECK_THAT(failed.err, mentions("deeper"));
+    }
+    CHECK((place.files().empty() || !fs::is_directory(place.path())));
+    check_stored_unharmed(host);
+}
+
+TEST_CASE("Store: a read-only directory is refused, and the process is awake and whole", "[store]") {
+    const SmallDisk disk;
+    if (!disk) return skip_without_right("mount a file system"); // root may write whatever the mode says
+    Host host;
+    allocate_two_tags(host);
+    REQUIRE(::mount(nullptr, disk.path().c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr) == 0);
+    const auto refused = host.command("gpu-sleep", {"--store", "file", "--dir", disk.path()});
+    CHECK(refused.status == 5);
+    check_stored_unharmed(host);
+}
+
+TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves nothing there", "[store]") {
+    const SmallDisk disk;
+    if (!disk) return skip_without_right("mount a file system");
+    Host host;
+    allocate_two_tags(host);
+    const auto failed = host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--json"});
+    CHECK(failed.status == 8);
+    CHECK(failed.json("/processes/0/error/code") == "out_of_disk");
+    CHECK(fs::is_empty(disk.path()));
+    check_stored_unharmed(host);
+    // What fits does.
+    host.tell("alloc small 1048576 0");
+    CHECK(host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--tags", "small"}).status ==
+          0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(fs::is_empty(disk.path()));
+}
+
+TEST_CASE("Store: a file that was tampered with is not used, and the right one still is", "[store]") {
+    const Place place;
+    Host host;
+    host.tell("alloc weights 10485760 0");
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+    REQUIRE(place.files().size() == 1);
+    const auto file = place.files().front();
+    const auto right = place.path().parent_path() / "right";
+    fs::copy_file(file, right);
+    int status = 6;
+    SECTION("a flipped bit in the contents") {
+        flip_bit(file, static_cast<std::streamoff>(fs::file_size(file)) - 5000);
+    }
+    SECTION("a flipped bit in the header") {
+        flip_bit(file, 100);
+    }
+    SECTION("cut") {
+        fs::resize_file(file, fs::file_size(file) - 4096);
+    }
+    SECTION("cut to nothing") {
+        fs::resize_file(file, 0);
+    }
+    SECTION("replaced by another snapshot") {
+        const Place elsewhere;
+        Host other;
+        other.tell("alloc weights 10485760 0");
+        REQUIRE(other.command("gpu-sleep", elsewhere.store()).status == 0);
+        fs::copy_file(elsewhere.files().front(), file, fs::copy_options::overwrite_existing);
+        REQUIRE(other.command("gpu-wake").status == 0);
+    }
+    SECTION("taken away") {
+        fs::rename(file, file.string() + ".away");
+        status = 7;
+    }
+    SECTION("replaced by a symbolic link") {
+        fs::rename(file, file.string() + ".away");
+        fs::create_symlink(file.string() + ".away", file);
+        status = 5;
+    }
+    const auto failed = host.command("gpu-wake");
+    INFO(failed.err);
+    CHECK(failed.status == status);
+    CHECK(host.state() == "asleep");
+    CHECK(host.command("gpu-wake").status == status);
+
+    if (fs::exists(file.string() + ".away")) {
+        fs::rename(file.string() + ".away", file);
+    } else {
+        std::ifstream from(right, std::ios::binary);
+        std::ofstream(file, std::ios::binary | std::ios::trunc) << from.rdbuf();
+    }
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(place.files().empty());
+    CHECK(host.tell("faults") == "0");
+}
+
+TEST_CASE("Store: a tag whose file is lost can be dropped, and the rest wakes", "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    REQUIRE(host.command("gpu-sleep", {"--store", "weights=file", "--dir", place.path()}).status == 0);
+    REQUIRE(place.files().size() == 1);
+    fs::remove(place.files().front());
+    CHECK(host.command("gpu-wake").status == 7);
+    REQUIRE(host.command("gpu-wake", {"--tags", "kv_cache"}).status == 0);
+    CHECK(host.tell("check 1") == "intact");
+    REQUIRE(host.command("gpu-sleep", {"--level", "2", "--tags", "weights"}).status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check 0") == "zero");
+}
+
+TEST_CASE("Store: a bit that flips on the way is noticed", "[store]") {
+    const Place place;
+    Host host;
+    host.tell("alloc weights 10485760 0");
+    SECTION("out: the file is not what the GPU held") {
+        host.tell("corrupt cuMemcpyDtoHAsync 1");
+        REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+        CHECK(host.command("gpu-wake").status == 6);
+        CHECK(host.state() == "damaged");
+        REQUIRE(host.command("gpu-sleep", {"--level", "2"}).status == 0);
+        CHECK(place.files().empty());
+        REQUIRE(host.command("gpu-wake").status == 0);
+    }
+    SECTION("in: it is read again") {
+        REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+        host.tell("corrupt cuMemcpyHtoDAsync 1");
+        CHECK(host.command("gpu-wake").status == 0);
+        CHECK(host.tell("check_all") == "intact");
+    }
+}
