@@ -176,22 +176,21 @@ void Agent::settle_gate() noexcept {
     rule.limit = rule_.limit;
     rule.checked = rule_.checked;
     bool sleeps = false;
-    {
-        const std::lock_guard lock(memory_mutex_);
-        for (const auto& [address, backing] : ledger_.backings()) {
-            if (!backing.is_asleep()) continue;
-            sleeps = true;
-            if (!rule.sleeping.empty() && rule.sleeping.back().end == address) {
-                rule.sleeping.back().end = backing.end();
-                continue;
-            }
-            const gate::Named::Span span{address, backing.end()};
-            const auto added = guarded([&]() -> Result<void> {
-                rule.sleeping.push_back(span);
-                return {};
-            });
-            rule.lists_all &= added.has_value();
+    // Until the gate has the rule, too: what is freed in between would stay listed for ever.
+    const std::lock_guard lock(memory_mutex_);
+    for (const auto& [address, backing] : ledger_.backings()) {
+        if (!backing.is_asleep()) continue;
+        sleeps = true;
+        if (!rule.sleeping.empty() && rule.sleeping.back().end == address) {
+            rule.sleeping.back().end = backing.end();
+            continue;
         }
+        const gate::Named::Span span{address, backing.end()};
+        const auto added = guarded([&]() -> Result<void> {
+            rule.sleeping.push_back(span);
+            return {};
+        });
+        rule.lists_all &= added.has_value();
     }
     if (sleeps)
         gate.keep_shut(std::move(rule));

@@ -42,6 +42,11 @@ void keep_first(int& status, int next) {
     if (status == exit_status::done) status = next;
 }
 
+bool is_directory(const fs::path& path) {
+    std::error_code ignored;
+    return fs::is_directory(path, ignored);
+}
+
 int list(const Options& options) {
     const auto files = cli::find_snapshots(options.path);
     if (!files) return complain("", files.error());
@@ -56,7 +61,7 @@ int list(const Options& options) {
     if (options.json)
         std::cout << cli::to_json(found) << std::endl;
     else
-        std::cout << cli::render(found, !fs::is_directory(options.path)) << std::flush;
+        std::cout << cli::render(found, !is_directory(options.path)) << std::flush;
     return status;
 }
 
@@ -93,7 +98,7 @@ int verify(const Options& options) {
     if (!files) return complain("", files.error());
     int status = exit_status::done;
     for (const auto& file : *files) {
-        if (cli::is_partial(file) && fs::is_directory(options.path)) continue;
+        if (cli::is_partial(file) && is_directory(options.path)) continue;
         const auto name = cli::printable(file.string());
         const auto bytes = verify_file(file);
         if (bytes)
@@ -117,8 +122,9 @@ public:
             const auto written = ::write(fd_, content.data(), content.size());
             if (written < 0 && errno == EINTR) continue;
             if (written < 0)
-                return errno_error(errno == ENOSPC ? ErrorCode::out_of_disk : ErrorCode::io_failed, errno,
-                                   "write", name_);
+                return errno_error(errno == ENOSPC || errno == EDQUOT ? ErrorCode::out_of_disk
+                                                                      : ErrorCode::io_failed,
+                                   errno, "write", name_);
             content = content.subspan(static_cast<std::size_t>(written));
         }
         return {};

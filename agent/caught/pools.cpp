@@ -95,6 +95,7 @@ void grant(const Agent::Memory& memory, const Pool& pool, CUdeviceptr address) {
 
 Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::size_t bytes,
                      CUmemoryPool handle, const StreamKey& key) {
+    const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
     const driver::RelaxedCaptureMode relaxed(memory.api);
     auto& all = Pools::instance();
     const std::lock_guard lock(all.mutex);
@@ -104,7 +105,7 @@ Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::siz
     const auto size = block_size(bytes);
     auto block = take_spare(all, memory, pool, size, key);
     if (!block) {
-        const auto tag = tag_for(size);
+        const auto tag = choose_tag(size);
         if (!tag) return std::nullopt;
         const auto try_once = [&] {
             const std::lock_guard memory_lock(memory.mutex);

@@ -126,6 +126,10 @@ void Gate::publish(Phase phase) {
     phase_ = phase;
     ++changes_;
     holds_captures_ = false;
+    if (phase == Phase::open) {
+        rule_.sleeping.clear();
+        rule_.lists_all = true;
+    }
     s_closed.store(phase != Phase::open, std::memory_order_seq_cst);
 }
 
@@ -240,7 +244,7 @@ bool Gate::release_oldest() {
         const std::lock_guard lock(mutex_);
         for (auto* waiter = waiters_; waiter && !has_released; waiter = waiter->next) {
             const bool may_pass = waiter->touch == Touch::submits || waiter->touch == Touch::takes;
-            if (!may_pass || waiter->released) continue;
+            if (!may_pass || waiter->released || waiter->names_sleeping) continue;
             waiter->released = true;
             has_released = true;
         }
@@ -296,6 +300,11 @@ bool Gate::names_sleeping(const Named& named) const {
         if (after != rule_.sleeping.end() && after->begin < span.end) return true;
     }
     return false;
+}
+
+bool Gate::may_touch_sleeping(Touch touch, const Named& named) const {
+    if (!something_sleeps() || touch == Touch::takes) return false;
+    return !named.known || !rule_.lists_all || names_sleeping(named);
 }
 
 Gate::Verdict Gate::judge(Touch touch, const Named& named) const {
@@ -379,7 +388,12 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
     Verdict verdict = Verdict::hold;
     for (;;) {
         verdict = judged();
-        if (waiter.released && phase_ == Phase::draining) verdict = Verdict::pass;
+        waiter.names_sleeping = false;
+        if (waiter.released && phase_ == Phase::draining) {
+            // What slept before this transaction began still does.
+            waiter.names_sleeping = may_touch_sleeping(touch, named);
+            if (!waiter.names_sleeping) verdict = Verdict::pass;
+        }
         if (verdict != Verdict::hold) break;
         seat.inside.store(false, std::memory_order_release);
         waiter.change = changes_;

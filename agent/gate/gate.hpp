@@ -154,6 +154,7 @@ private:
         Clock::time_point since = Clock::now();
         std::uint64_t change = 0; ///< the gate's last when it was judged
         bool released = false;
+        bool names_sleeping = false; ///< it may, and is not let through while a transaction is under way
         bool said = false;
     };
     enum class Verdict : std::uint8_t { pass, hold, fail };
@@ -164,8 +165,14 @@ private:
     [[nodiscard]] Verdict judge(Touch touch, const Named& named) const;
     /// Whether the answer depends on what the touch names.
     [[nodiscard]] bool wants_names(Touch touch) const noexcept {
-        return phase_ == Phase::asleep && rule_.checked && touch != Touch::captures && touch != Touch::ends;
+        const bool depends =
+            (phase_ == Phase::asleep && rule_.checked) || (phase_ == Phase::draining && something_sleeps());
+        return depends && touch != Touch::captures && touch != Touch::ends;
     }
+    [[nodiscard]] bool something_sleeps() const noexcept {
+        return !rule_.sleeping.empty() || !rule_.lists_all;
+    }
+    [[nodiscard]] bool may_touch_sleeping(Touch touch, const Named& named) const;
     void add(Waiter& waiter) noexcept;
     void remove(Waiter& waiter) noexcept;
     [[nodiscard]] bool names_sleeping(const Named& named) const;

@@ -185,13 +185,14 @@ Result<Keeping> Engine::keeping_for(const model::SleepRequest& request) const {
         request.store == model::Store::file ||
         std::any_of(request.stores.begin(), request.stores.end(),
                     [](const model::TagStore& each) { return each.store == model::Store::file; });
-    if (!needs_directory) return keeping;
+    if (request.directory.empty()) return keeping;
     auto directory = store::SnapshotDirectory::open(request.directory);
-    if (!directory) return std::move(directory).error();
-    keeping.directory = *std::move(directory);
+    if (!directory && needs_directory) return std::move(directory).error();
+    if (!directory) return keeping;
     // Whoever looks here takes away what a crash has left.
-    if (const auto removed = keeping.directory->remove_leftovers(); !removed)
+    if (const auto removed = (*directory)->remove_leftovers(); !removed)
         log::debug("leftovers stay: {}", removed.error().message);
+    if (needs_directory) keeping.directory = *std::move(directory);
     return keeping;
 }
 

@@ -27,7 +27,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view k_magic = "GPU-SLEEP-SNAP\r\n"; // sixteen characters
 constexpr std::uint32_t k_version = 1;
-constexpr Bytes k_most_header_bytes = 64 * k_mib;
 constexpr std::string_view k_format = "gpu-sleep snapshot";
 
 /// The first bytes of the file, little endian.
@@ -130,6 +129,23 @@ std::size_t json_room(const SnapshotDescription& description) {
                          return ExtentSummary{0, k_longest, k_longest};
                      })
         .size();
+}
+
+/// Whether brackets nest deeper than a header's do: what parses them takes time and memory for each level.
+bool nests_too_deep(std::string_view text) {
+    constexpr int k_levels = 4;
+    int depth = 0;
+    bool is_text = false;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        const char c = text[i];
+        if (c == '"') is_text = !is_text;
+        if (is_text && c == '\\') ++i;
+        if (is_text) continue;
+        if (c == '[' || c == '{') ++depth;
+        if (c == ']' || c == '}') --depth;
+        if (depth > k_levels) return true;
+    }
+    return false;
 }
 
 // ---- Reading the JSON: whatever it holds, nothing throws --------------------------------------------------
@@ -297,9 +313,12 @@ Result<SnapshotHeader> decode_header(std::span<const std::byte> bytes, Bytes fil
     if (preamble.header_checksum != xxh64(rest)) return damaged("the checksum of its header is wrong");
 
     const auto* const begin = reinterpret_cast<const char*>(rest.data());
+    if (nests_too_deep({begin, preamble.json_bytes})) return damaged("its header cannot be understood");
     const auto json = Json::parse(begin, begin + preamble.json_bytes, nullptr, false);
     auto description = json.is_object() ? read_description(json) : std::nullopt;
     if (!description) return damaged("its header cannot be understood");
+    // What is derived below is written into as many bytes.
+    if (*header_bytes != header_bytes_of(*description)) return damaged("its header has a wrong size");
     rest = rest.subspan(preamble.json_bytes);
     Bytes rows = 0;
     for (const auto& extent : description->extents) rows += chunk_count(extent.bytes);

@@ -97,7 +97,9 @@ std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
     return std::nullopt;
 }
 
-Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const std::filesystem::path& path) {
+Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const std::filesystem::path& named) {
+    // A slash at the end would follow a link.
+    const auto path = named.has_filename() || !named.has_parent_path() ? named : named.parent_path();
     if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST) return failed(errno, "mkdir", path);
     UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (!fd && (errno == ELOOP || errno == ENOTDIR)) return refused(path, "it is no directory, or a link");
@@ -117,7 +119,8 @@ Result<void> SnapshotDirectory::flush() const {
 
 bool SnapshotDirectory::is_leftover(const SnapshotName& name, UniqueFd& locked) const {
     if (name.kind == SnapshotName::Kind::kept || is_alive(name.owner)) return false;
-    locked.reset(::openat(fd_.get(), name.text().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    // Some file systems lock only what may be written.
+    locked.reset(::openat(fd_.get(), name.text().c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     return locked && ::flock(locked.get(), LOCK_EX | LOCK_NB) == 0 &&
            is_same_file(locked.get(), fd_.get(), name.text());
 }
@@ -157,8 +160,13 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
         UniqueFd fd(::openat(directory->fd(), text.c_str(), k_flags, S_IRUSR | S_IWUSR));
         if (!fd && errno == EEXIST) continue;
         if (!fd) return failed(errno, "openat", directory->path() / text);
-        if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 || !is_same_file(fd.get(), directory->fd(), text))
-            continue; // taken for a leftover in the moment before it was locked
+        if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+            const int status = errno;
+            if (status == EWOULDBLOCK) continue; // taken for a leftover in the moment before it was locked
+            ::unlinkat(directory->fd(), text.c_str(), 0);
+            return failed(status, "flock", directory->path() / text);
+        }
+        if (!is_same_file(fd.get(), directory->fd(), text)) continue; // and removed
         if (direct) pass_by_page_cache(fd.get());
         return SnapshotFile(std::move(directory), name, std::move(fd));
     }

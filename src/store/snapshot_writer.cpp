@@ -43,8 +43,16 @@ public:
                 pool_.put(buffer);
                 break;
             }
-            (*workers)->post(
-                [=, this, content = *content](std::size_t worker) { pack(worker, place, content, buffer); });
+            const auto posted = guarded([&]() -> Result<void> {
+                (*workers)->post([=, this, content = *content](std::size_t worker) {
+                    pack(worker, place, content, buffer);
+                });
+                return {};
+            });
+            if (posted) continue;
+            source_.release(place);
+            finish(posted.error(), buffer);
+            break;
         }
         pool_.wait_for_all();
         const std::lock_guard lock(mutex_);
@@ -81,11 +89,15 @@ private:
         auto* const data = in_place ? const_cast<std::byte*>(content.data()) : buffer;
         row.checksum = xxh64({data, row.stored_bytes});
         row.offset = end_.fetch_add(row.stored_bytes);
-        queue_.submit({IoRequest::Kind::write, file_.fd(), data, row.stored_bytes, row.offset,
-                       [=, this](Result<void> written) {
-                           if (in_place) source_.release(place);
-                           finish(std::move(written), buffer);
-                       }});
+        const auto done = [=, this](Result<void> written) {
+            if (in_place) source_.release(place);
+            finish(std::move(written), buffer);
+        };
+        const auto submitted = guarded([&]() -> Result<void> {
+            queue_.submit({IoRequest::Kind::write, file_.fd(), data, row.stored_bytes, row.offset, done});
+            return {};
+        });
+        if (!submitted) done(submitted.error());
     }
 
     void finish(Result<void> result, std::byte* buffer) {
@@ -146,6 +158,9 @@ Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directo
     if (!file) return file.error();
     SnapshotHeader header;
     header.header_bytes = header_bytes_of(description);
+    if (header.header_bytes > k_most_header_bytes)
+        return make_error(ErrorCode::io_failed, "{} ranges and spans are too many for one snapshot",
+                          description.extents.size());
     header.description = std::move(description);
 
     const auto room = codec::ChunkEncoder::room(codec::k_chunk_bytes);

@@ -239,6 +239,30 @@ TEST_CASE("Gate: checked, it holds what names a sleeping address or may name any
     CHECK(passes(Touch::captures));
 }
 
+TEST_CASE("Gate: draining in part asleep, it lets nothing through that may touch what sleeps", "[gate]") {
+    const OpenGate open;
+    auto part = rule(OnTouch::wait);
+    part.sleeping = {{1'000, 2'000}};
+    fall_asleep(std::move(part));
+    const Names sleeping({{1'500, 1'600}});
+    const Names awake({{3'000, 4'000}});
+    const Toucher oldest(Touch::submits, &sleeping);
+    REQUIRE(waits(1));
+    const Toucher unknown(Touch::submits);
+    REQUIRE(waits(2));
+    Toucher other(Touch::submits, &awake);
+    REQUIRE(waits(3));
+    REQUIRE(the_gate().close(after(k_patience), goes_on)); // the next sleep begins
+    CHECK(becomes_true([&] {
+        the_gate().release_oldest();
+        return other.is_inside();
+    }));
+    for (int i = 0; i < 5; ++i) the_gate().release_oldest();
+    CHECK(oldest.stays_out());
+    CHECK(unknown.stays_out());
+    other.leave();
+}
+
 TEST_CASE("Gate: with memory back and callbacks under way, what takes memory passes", "[gate]") {
     const OpenGate open;
     fall_asleep(rule(OnTouch::fail));

@@ -8,8 +8,13 @@
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
 
 namespace gpu_sleep::store {
 namespace {
@@ -251,6 +256,43 @@ TEST_CASE("Snapshots: a flipped bit anywhere in the header, and in every block, 
         CHECK(contents.delivered.size() < 2);
         bytes[i] ^= bit;
     }
+}
+
+TEST_CASE("Snapshots: JSON that was written by somebody else is refused, in little time and room",
+          "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    for (int i = 0; i < 100; ++i) contents.add("weights", test::random_bytes(50));
+    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    REQUIRE(snapshot);
+    const auto honest = encode_header(snapshot->header);
+    const auto forged = [&](std::string json, std::size_t header_bytes) {
+        const auto rows = std::as_bytes(std::span(snapshot->header.rows));
+        std::vector<std::byte> bytes(header_bytes);
+        const auto put = [&](std::size_t at, const auto& value) {
+            std::memcpy(&bytes[at], &value, sizeof value);
+        };
+        std::copy_n(honest.begin(), k_preamble_bytes, bytes.begin());
+        std::memcpy(&bytes[k_preamble_bytes], json.data(), json.size());
+        if (k_preamble_bytes + json.size() + rows.size() <= bytes.size())
+            std::copy(rows.begin(), rows.end(), &bytes[k_preamble_bytes + json.size()]);
+        put(20, static_cast<std::uint32_t>(json.size()));
+        put(24, std::uint64_t{header_bytes});
+        put(40, xxh64(std::span(bytes).subspan(k_preamble_bytes)));
+        put(56, xxh64(std::span(bytes).first(56)));
+        return decode_header(bytes, snapshot->header.file_bytes);
+    };
+    std::uint32_t json_bytes = 0;
+    std::memcpy(&json_bytes, &honest[20], sizeof json_bytes);
+    std::string json(reinterpret_cast<const char*>(&honest[k_preamble_bytes]), json_bytes);
+    CHECK(forged(json, honest.size())); // the forger can write
+    std::erase(json, '\n');
+    for (auto at = json.find("  "); at != std::string::npos; at = json.find("  ")) json.erase(at, 1);
+    // It says the same in fewer bytes than what is derived from it takes.
+    const auto least = round_up(k_preamble_bytes + json.size() + std::size_t{100} * 32, k_alignment);
+    REQUIRE(least < honest.size());
+    CHECK(forged(json, least).error().code == ErrorCode::damaged);
+    CHECK(forged(std::string(4'000'000, '['), 4'096'000).error().code == ErrorCode::damaged);
 }
 
 TEST_CASE("Snapshots: a header that lies, with good checksums", "[store]") {
