@@ -37,8 +37,8 @@ public:
     /// Errors: invalid_argument.
     [[nodiscard]] Result<void> remove(int id);
 
-    /// Runs the before-sleep callbacks in order. Errors: refused, timed_out. The ids of those that returned 0
-    /// are added to `ran`, also when a later one failed.
+    /// Runs the before-sleep callbacks in order. Errors: refused, timed_out. The ids of those that returned
+    /// 0, and of one that is late, are added to `ran`, also when a later one failed.
     [[nodiscard]] Result<void> run_before_sleep(const Event& event, Clock::time_point deadline,
                                                 std::vector<int>& ran);
 
