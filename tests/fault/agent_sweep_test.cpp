@@ -5,23 +5,17 @@
 
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/simulated_driver/testing.hpp"
+#include "support/sweep.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 
 using namespace gpu_sleep::sim::testing;
+using namespace gpu_sleep::test;
 
 namespace {
 
 constexpr std::size_t k_words = std::size_t{1} << 20; // of each allocation
 constexpr std::size_t k_bytes = k_words * sizeof(std::uint32_t);
-constexpr int k_most_calls = 2000;
-
-/// How far apart the calls are that fail: 1, or GPU_SLEEP_SWEEP_STRIDE.
-int stride() {
-    const char* const wanted = std::getenv("GPU_SLEEP_SWEEP_STRIDE");
-    return std::max(1, wanted ? std::atoi(wanted) : 1);
-}
 
 /// A caught program on two devices: plain memory, stream-ordered memory, a context and a stream of its own,
 /// and callbacks that must come in pairs.
@@ -126,9 +120,8 @@ gpu_sleep_status run(int call, CUresult status, bool& reached, Operation&& opera
 TEST_CASE("Agent: a sleep survives the failure of every driver call", "[agent]") {
     Program program;
     int failures = 0;
-    int call = 1;
-    for (bool reached = true; reached && call < k_most_calls; call += stride()) {
-        INFO("call " << call);
+    for_each_call([&](int call) {
+        bool reached = false;
         program.work();
         const auto slept =
             run(call, CUDA_ERROR_UNKNOWN, reached, [] { return gpu_sleep_sleep(1, nullptr, 0); });
@@ -142,17 +135,16 @@ TEST_CASE("Agent: a sleep survives the failure of every driver call", "[agent]")
         program.check_asleep();
         REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
         program.check_awake();
-    }
-    CHECK(call < k_most_calls);
-    CHECK((failures > 10 || stride() > 1));
+        return reached;
+    });
+    CHECK(failures > 10 / sweep_stride());
 }
 
 TEST_CASE("Agent: a wake survives the failure of every driver call", "[agent]") {
     Program program;
     int failures = 0;
-    int call = 1;
-    for (bool reached = true; reached && call < k_most_calls; call += stride()) {
-        INFO("call " << call);
+    for_each_call([&](int call) {
+        bool reached = false;
         program.work();
         REQUIRE(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_OK);
         const auto woken = run(call, CUDA_ERROR_UNKNOWN, reached, [] { return gpu_sleep_wake(nullptr, 0); });
@@ -162,7 +154,7 @@ TEST_CASE("Agent: a wake survives the failure of every driver call", "[agent]") 
             REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
         }
         program.check_awake();
-    }
-    CHECK(call < k_most_calls);
-    CHECK((failures > 10 || stride() > 1));
+        return reached;
+    });
+    CHECK(failures > 10 / sweep_stride());
 }

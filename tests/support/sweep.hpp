@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Every driver call of an operation fails in turn: what the tests that do so share.
+
+#pragma once
+
+#include "support/catch.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace gpu_sleep::test {
+
+/// How far apart the calls are that fail: 1, or GPU_SLEEP_SWEEP_STRIDE where a sanitizer makes each take
+/// long.
+inline int sweep_stride() {
+    const char* const wanted = std::getenv("GPU_SLEEP_SWEEP_STRIDE");
+    return std::max(1, wanted ? std::atoi(wanted) : 1);
+}
+
+/// Calls `step(call)` for one call after another, counted from 1, until it says that the operation made
+/// fewer.
+template <class Step>
+void for_each_call(Step&& step) {
+    constexpr int k_most_calls = 2000;
+    int call = 1;
+    while (call < k_most_calls) {
+        INFO("call " << call);
+        if (!step(call)) return;
+        call += sweep_stride();
+    }
+    FAIL("an operation does not come to an end");
+}
+
+} // namespace gpu_sleep::test
