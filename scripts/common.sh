@@ -32,13 +32,13 @@ configure() {
     PATH="$(cuda_bin):$PATH" cmake -S "$root" --preset "$1" "${options[@]}" >&2
 }
 
-# build PRESET [TARGET...]: configures, then builds the targets, or everything.
+# build PRESET [TARGET...]: configures, then builds the targets, or those of the preset, which are all unless it says.
 build() {
     local preset=$1
     shift
     configure "$preset"
     say "building preset $preset"
-    cmake --build "$root/build/$preset" --parallel "$jobs" ${1:+--target "$@"} >&2
+    (cd "$root" && cmake --build --preset "$preset" --parallel "$jobs" ${1:+--target "$@"} >&2)
 }
 
 # choose_driver BUILD-DIR [simulated]: the real driver where it finds a GPU, unless told otherwise; else programs

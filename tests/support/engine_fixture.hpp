@@ -11,11 +11,9 @@
 #include "support/catch.hpp"
 #include "support/result_printing.hpp"
 #include "support/simulated_driver/control.h"
+#include "support/weights.hpp"
 
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -52,13 +50,7 @@ public:
         auto address = heap_.allocate(device, ledger_.tag_id(tag), bytes);
         REQUIRE(address);
         Allocation allocation{*address, std::vector<std::uint8_t>(bytes)};
-        auto& contents = allocation.contents;
-        for (std::size_t at = 0; at < contents.size();
-             at += sizeof(std::uint64_t)) { // by words: tests fill much
-            std::uint64_t word = random_();
-            word |= (word - 0x0101010101010101 & ~word & 0x8080808080808080) >> 7; // no byte is zero
-            std::memcpy(&contents[at], &word, std::min(sizeof word, contents.size() - at));
-        }
+        fill_without_zeros(allocation.contents, ++seed_);
         write(device, allocation);
         allocations_.push_back(std::move(allocation));
         return allocations_.size() - 1;
@@ -152,7 +144,7 @@ private:
     sleep::Control control_;
     std::vector<driver::PrimaryContext> contexts_;
     std::vector<Allocation> allocations_;
-    std::mt19937_64 random_{20261121};
+    std::uint64_t seed_ = 0; ///< of the last allocation
 };
 
 [[nodiscard]] inline model::SleepRequest level(int number, std::vector<std::string> tags = {}) {
