@@ -125,6 +125,29 @@ private:
     std::condition_variable changed_;
 };
 
+/// The header of an open file, which may pass by the page cache: what is read from it goes to whole pages.
+Result<SnapshotHeader> read_header(int fd) {
+    return guarded([&]() -> Result<SnapshotHeader> {
+        struct stat status = {};
+        if (::fstat(fd, &status) != 0)
+            return errno_error(ErrorCode::io_failed, errno, "fstat", "cannot read the snapshot");
+        const auto file_bytes = static_cast<Bytes>(status.st_size);
+        if (file_bytes < k_alignment)
+            return make_error(ErrorCode::damaged, "the snapshot is cut: it has {} bytes", file_bytes);
+        const auto front = BufferPool::create(1, k_alignment);
+        if (!front) return front.error();
+        const std::span page((*front)->take(), k_alignment);
+        GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::read, fd, page.data(), page.size(), 0));
+        const auto bytes = read_preamble(page.first<k_preamble_bytes>(), file_bytes);
+        if (!bytes) return bytes.error();
+        const auto whole = BufferPool::create(1, static_cast<std::size_t>(*bytes));
+        if (!whole) return whole.error();
+        const std::span header((*whole)->take(), static_cast<std::size_t>(*bytes));
+        GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::read, fd, header.data(), header.size(), 0));
+        return decode_header(header, file_bytes);
+    });
+}
+
 Result<std::vector<ChunkPlace>> places_to_read(const SnapshotHeader& header,
                                                const std::vector<std::size_t>& extents) {
     auto places = places_of(header.description.extents);
@@ -140,33 +163,27 @@ Result<std::vector<ChunkPlace>> places_to_read(const SnapshotHeader& header,
 
 } // namespace
 
-Result<SnapshotReader> SnapshotReader::open(const std::filesystem::path& path,
-                                            std::optional<std::string_view> id) {
+Result<SnapshotReader> SnapshotReader::open(const std::filesystem::path& path) {
     auto fd = open_snapshot(path);
     if (!fd) return fd.error();
-    return open(*std::move(fd), id);
+    return open(*std::move(fd));
 }
 
-Result<SnapshotReader> SnapshotReader::open(UniqueFd fd, std::optional<std::string_view> id) {
-    return guarded([&]() -> Result<SnapshotReader> {
-        struct stat status = {};
-        if (::fstat(fd.get(), &status) != 0)
-            return errno_error(ErrorCode::io_failed, errno, "fstat", "cannot read the snapshot");
-        const auto file_bytes = static_cast<Bytes>(status.st_size);
-        std::array<std::byte, k_preamble_bytes> preamble{};
-        GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::read, fd.get(), preamble.data(), preamble.size(), 0));
-        const auto header_bytes = read_preamble(preamble, file_bytes);
-        if (!header_bytes) return header_bytes.error();
-        std::vector<std::byte> bytes(static_cast<std::size_t>(*header_bytes));
-        GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::read, fd.get(), bytes.data(), bytes.size(), 0));
-        auto header = decode_header(bytes, file_bytes);
-        if (!header) return header.error();
-        if (id && header->description.id != *id)
-            return make_error(ErrorCode::damaged, "the snapshot was replaced by another: it has the id {}",
-                              header->description.id);
-        pass_by_page_cache(fd.get()); // nobody reads it twice
-        return SnapshotReader(std::move(fd), *std::move(header));
-    });
+Result<SnapshotReader> SnapshotReader::open(UniqueFd fd) {
+    pass_by_page_cache(fd.get()); // nobody reads it twice
+    auto header = read_header(fd.get());
+    if (!header) return std::move(header).error();
+    const int number = fd.get();
+    return SnapshotReader(std::move(fd), number, *std::move(header));
+}
+
+Result<SnapshotReader> SnapshotReader::open(const SnapshotFile& file, std::string_view id) {
+    auto header = read_header(file.fd());
+    if (!header) return std::move(header).error();
+    if (header->description.id != id)
+        return make_error(ErrorCode::damaged, "the snapshot was written over by another: it has the id {}",
+                          header->description.id);
+    return SnapshotReader(UniqueFd(), file.fd(), *std::move(header));
 }
 
 Result<void> SnapshotReader::read(ChunkSink& sink, const SnapshotReadOptions& options) const {
@@ -181,12 +198,12 @@ Result<void> SnapshotReader::read(ChunkSink& sink, const SnapshotReadOptions& op
     if (!pool) return pool.error();
     std::unique_ptr<IoQueue> own_queue;
     if (options.queue == nullptr) {
-        auto queue = open_io_queue(options.io, passes_by_page_cache(fd_.get()));
+        auto queue = open_io_queue(options.io, passes_by_page_cache(fd_));
         if (!queue) return queue.error();
         own_queue = *std::move(queue);
     }
     auto& queue = options.queue != nullptr ? *options.queue : *own_queue;
-    return Reading(fd_.get(), header_, sink, queue, **pool).run(*places, threads, ahead);
+    return Reading(fd_, header_, sink, queue, **pool).run(*places, threads, ahead);
 }
 
 } // namespace gpu_sleep::store

@@ -9,12 +9,12 @@
 #include "store/snapshot.hpp"
 
 #include <filesystem>
-#include <memory>
-#include <optional>
 #include <span>
 #include <string_view>
 
 namespace gpu_sleep::store {
+
+class SnapshotFile;
 
 /// Where the contents of a snapshot go.
 class ChunkSink {
@@ -42,12 +42,14 @@ struct SnapshotReadOptions {
 /// An open snapshot. Trusts nothing in the file. Thread-safe: each read() has buffers and threads of its own.
 class SnapshotReader {
 public:
-    /// Opens the file and checks its header. With `id`, the snapshot must have that one: it may have been
-    /// replaced. Errors: not_permitted, io_failed, damaged, protocol_mismatch.
-    [[nodiscard]] static Result<SnapshotReader> open(const std::filesystem::path& path,
-                                                     std::optional<std::string_view> id = {});
+    /// Opens the file and checks its header. Errors: not_permitted, io_failed, damaged, protocol_mismatch,
+    /// out_of_host_memory.
+    [[nodiscard]] static Result<SnapshotReader> open(const std::filesystem::path& path);
     /// The same with a file that is open already.
-    [[nodiscard]] static Result<SnapshotReader> open(UniqueFd fd, std::optional<std::string_view> id = {});
+    [[nodiscard]] static Result<SnapshotReader> open(UniqueFd fd);
+    /// Reads through the descriptor that `file` holds, whatever has become of its name; `file` outlives the
+    /// reader. The snapshot must have this `id`: somebody may have written over it. Errors: as above.
+    [[nodiscard]] static Result<SnapshotReader> open(const SnapshotFile& file, std::string_view id);
 
     [[nodiscard]] const SnapshotHeader& header() const noexcept { return header_; }
 
@@ -56,9 +58,11 @@ public:
     [[nodiscard]] Result<void> read(ChunkSink& sink, const SnapshotReadOptions& options = {}) const;
 
 private:
-    SnapshotReader(UniqueFd fd, SnapshotHeader header) : fd_(std::move(fd)), header_(std::move(header)) {}
+    SnapshotReader(UniqueFd own, int fd, SnapshotHeader header)
+        : own_(std::move(own)), fd_(fd), header_(std::move(header)) {}
 
-    UniqueFd fd_;
+    UniqueFd own_; ///< empty where somebody else holds the file open
+    int fd_;
     SnapshotHeader header_;
 };
 

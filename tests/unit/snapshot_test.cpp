@@ -58,7 +58,9 @@ TEST_CASE("Snapshots: what was written is read, by both kinds of queues, past th
     REQUIRE(snapshot);
     CHECK(contents.is_quiet());
     CHECK(contents.most_out <= 6);
-    const auto reader = SnapshotReader::open(snapshot->file.path(), snapshot->header.description.id);
+    const bool by_name = GENERATE(true, false);
+    const auto reader = by_name ? SnapshotReader::open(snapshot->file.path())
+                                : SnapshotReader::open(snapshot->file, snapshot->header.description.id);
     REQUIRE(reader);
     CHECK(reader->header().description == snapshot->header.description);
     CHECK(reader->header().description.extents == contents.description.extents);
@@ -354,20 +356,53 @@ TEST_CASE("Snapshots: one of a later version is refused as such", "[store]") {
     CHECK(decode_header(bytes, header.file_bytes).error().code == ErrorCode::protocol_mismatch);
 }
 
-TEST_CASE("Snapshots: another one of the same name is noticed by its id", "[store]") {
+TEST_CASE("Snapshots: one that is held open is read whatever became of its name", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    test::add_sample_contents(contents);
+    auto options = small_write();
+    options.direct = GENERATE(true, false);
+    auto one = write_snapshot(directory.open(), contents.description, contents, options);
+    auto other = write_snapshot(directory.open(), contents.description, contents, options);
+    REQUIRE(one);
+    REQUIRE(other);
+    const auto path = one->file.path();
+    const auto id = one->header.description.id;
+    SECTION("renamed") {
+        std::filesystem::rename(path, path.string() + ".away");
+    }
+    SECTION("removed") {
+        std::filesystem::remove(path);
+    }
+    SECTION("replaced by another one, which is then nobody's to remove") {
+        std::filesystem::rename(other->file.path(), path);
+    }
+    SECTION("replaced by a symbolic link") {
+        std::filesystem::remove(path);
+        std::filesystem::create_symlink(other->file.path(), path);
+    }
+    const bool has_name = std::filesystem::exists(path);
+    {
+        const auto reader = SnapshotReader::open(one->file, id);
+        REQUIRE(reader);
+        REQUIRE(reader->read(contents, small_read()));
+        CHECK(contents.delivered.size() == reader->header().rows.size());
+    }
+    one = make_error(ErrorCode::internal, "gone"); // removes only what it made
+    CHECK(std::filesystem::exists(path) == has_name);
+}
+
+TEST_CASE("Snapshots: another one that was written over it is noticed by its id", "[store]") {
     const TemporaryDirectory directory;
     MemoryContents contents;
     contents.add("weights", test::random_bytes(5000));
-    auto one = write_snapshot(directory.open(), contents.description, contents, small_write());
-    auto other = write_snapshot(directory.open(), contents.description, contents, small_write());
+    const auto one = write_snapshot(directory.open(), contents.description, contents, small_write());
+    const auto other = write_snapshot(directory.open(), contents.description, contents, small_write());
     REQUIRE(one);
     REQUIRE(other);
-    std::filesystem::rename(other->file.path(), one->file.path());
-    const auto reader = SnapshotReader::open(one->file.path(), one->header.description.id);
+    test::write_file(one->file.path(), test::read_file(other->file.path()));
+    const auto reader = SnapshotReader::open(one->file, one->header.description.id);
     CHECK(reader.error().code == ErrorCode::damaged);
-    const auto path = one->file.path();
-    one = make_error(ErrorCode::internal, "gone"); // removes only what it made
-    CHECK(std::filesystem::exists(path));
 }
 
 } // namespace
