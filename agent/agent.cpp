@@ -9,6 +9,7 @@
 #include "driver/drain.hpp"
 #include "hooks/catches.hpp"
 #include "model/environment.hpp"
+#include "store/unshared_fd.hpp"
 
 #include <cxxabi.h>
 #include <pthread.h>
@@ -114,6 +115,7 @@ void Agent::handle_fork_in_child() noexcept {
     // The child has the memory of the agent but none of its threads, and CUDA does not work in it: it starts
     // without.
     if (auto* agent = existing()) agent->server_.close_in_child();
+    store::close_unshared_fds();
     g_agent.store(nullptr, std::memory_order_release);
     hooks::stop_catching();
     gate::Gate::instance().reset_in_child();

@@ -157,7 +157,7 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
         auto final_name = name;
         final_name.kind = SnapshotName::Kind::sleeping;
         if (::faccessat(directory->fd(), final_name.text().c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0) continue;
-        UniqueFd fd(::openat(directory->fd(), text.c_str(), k_flags, S_IRUSR | S_IWUSR));
+        UnsharedFd fd(UniqueFd(::openat(directory->fd(), text.c_str(), k_flags, S_IRUSR | S_IWUSR)));
         if (!fd && errno == EEXIST) continue;
         if (!fd) return failed(errno, "openat", directory->path() / text);
         if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {

@@ -8,6 +8,7 @@
 #include "base/process.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "store/unshared_fd.hpp"
 
 #include <filesystem>
 #include <memory>
@@ -56,7 +57,7 @@ private:
     SnapshotDirectory(UniqueFd fd, std::filesystem::path path) : fd_(std::move(fd)), path_(std::move(path)) {}
     [[nodiscard]] bool is_leftover(const SnapshotName& name, UniqueFd& locked) const;
 
-    UniqueFd fd_;
+    UnsharedFd fd_;
     std::filesystem::path path_;
 };
 
@@ -90,14 +91,14 @@ public:
     void unlink() noexcept;
 
 private:
-    SnapshotFile(std::shared_ptr<const SnapshotDirectory> directory, SnapshotName name, UniqueFd fd)
+    SnapshotFile(std::shared_ptr<const SnapshotDirectory> directory, SnapshotName name, UnsharedFd fd)
         : directory_(std::move(directory)), name_(name), fd_(std::move(fd)) {}
     [[nodiscard]] Result<void> rename(SnapshotName::Kind kind);
     void remove() noexcept;
 
     std::shared_ptr<const SnapshotDirectory> directory_;
     SnapshotName name_;
-    UniqueFd fd_; ///< empty once kept or moved from
+    UnsharedFd fd_; ///< empty once kept or moved from
 };
 
 /// Has `fd` read and written past the page cache from here on (O_DIRECT), in whole pages from and to whole

@@ -134,6 +134,29 @@ TEST_CASE("Store: files are private, and there as long as they are needed", "[st
     }
 }
 
+TEST_CASE("Store: a child that is forked while its parent sleeps holds none of its files", "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+    const auto held_by = [&](const std::string& process) {
+        int count = 0;
+        for (const auto& entry : fs::directory_iterator("/proc/" + process + "/fd")) {
+            std::error_code gone; // the program goes on opening and closing
+            count += fs::read_symlink(entry.path(), gone).string().starts_with(place.path().string());
+        }
+        return count;
+    };
+    CHECK(held_by(std::to_string(host.pid())) > 0);
+    const auto forked = host.tell("fork");
+    const auto child = forked.substr(0, forked.find(' '));
+    CHECK(held_by(child) == 0);
+    CHECK(place.files().size() == 2);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(place.files().empty());
+}
+
 TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[store]") {
     const Place place;
     {

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The notes: a list without a lock, since fork() may come while any thread holds any.
+
+#include "store/unshared_fd.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <new>
+
+namespace gpu_sleep::store {
+
+/// Of one descriptor. Never freed, but used again.
+struct UnsharedFd::Note {
+    static constexpr int k_free = -1;
+    static constexpr int k_being_written = -2;
+
+    std::atomic<int> fd{k_being_written};
+    dev_t device = 0; ///< of the file, with its inode: the number may be somebody else's by now
+    ino_t inode = 0;
+    Note* next = nullptr; ///< not changed later
+
+    inline static std::atomic<Note*> s_first{nullptr};
+
+    /// One to be written. Null when memory is short.
+    static Note* take() noexcept {
+        for (auto* note = s_first.load(std::memory_order_acquire); note != nullptr; note = note->next) {
+            int expected = k_free;
+            if (note->fd.compare_exchange_strong(expected, k_being_written)) return note;
+        }
+        auto* const made = new (std::nothrow) Note;
+        if (made == nullptr) return nullptr;
+        made->next = s_first.load(std::memory_order_relaxed);
+        while (!s_first.compare_exchange_weak(made->next, made)) {
+        }
+        return made;
+    }
+};
+
+UnsharedFd::UnsharedFd(UniqueFd fd) noexcept : fd_(std::move(fd)) {
+    struct stat status = {};
+    if (!fd_ || ::fstat(fd_.get(), &status) != 0) return;
+    note_ = Note::take();
+    if (note_ == nullptr) return;
+    note_->device = status.st_dev;
+    note_->inode = status.st_ino;
+    note_->fd.store(fd_.get(), std::memory_order_release);
+}
+
+UnsharedFd& UnsharedFd::operator=(UnsharedFd&& other) noexcept {
+    if (this == &other) return *this;
+    reset();
+    fd_ = std::move(other.fd_);
+    note_ = std::exchange(other.note_, nullptr);
+    return *this;
+}
+
+void UnsharedFd::reset() noexcept {
+    fd_.reset(); // before the note goes: a child in between would keep it
+    if (note_ != nullptr) note_->fd.store(Note::k_free, std::memory_order_release);
+    note_ = nullptr;
+}
+
+void close_unshared_fds() noexcept {
+    using Note = UnsharedFd::Note;
+    for (auto* note = Note::s_first.load(std::memory_order_acquire); note != nullptr; note = note->next) {
+        const int fd = note->fd.exchange(Note::k_free);
+        struct stat status = {};
+        if (fd >= 0 && ::fstat(fd, &status) == 0 && status.st_dev == note->device &&
+            status.st_ino == note->inode)
+            ::close(fd);
+    }
+}
+
+} // namespace gpu_sleep::store
