@@ -4,9 +4,6 @@
 
 #include "sleep/vault.hpp"
 
-#include "base/guard.hpp"
-#include "base/log.hpp"
-
 namespace gpu_sleep::sleep {
 
 std::uint64_t Vaults::add(Vault vault) {
@@ -17,12 +14,10 @@ std::uint64_t Vaults::add(Vault vault) {
 
 void Vaults::let_go(Vault& vault, Files files) noexcept {
     if (!vault.snapshot) return;
-    if (vault.keeps_file && files == Files::as_asked) {
-        const auto kept = guarded([&] { return vault.snapshot->file.keep(); });
-        if (kept) return;
-        log::warning("a snapshot could not be kept: {}", kept.error().message);
-    }
-    vault.snapshot->file.unlink();
+    if (vault.keeps_file && files == Files::as_asked)
+        vault.snapshot->file.let_stay();
+    else
+        vault.snapshot->file.unlink();
 }
 
 void Vaults::forget(const std::vector<ledger::KeptExtent>& extents, Files files) noexcept {

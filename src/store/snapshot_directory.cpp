@@ -153,10 +153,12 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
     for (int i = 0; i < k_tries; ++i) {
         const SnapshotName name{owner, next++, SnapshotName::Kind::partial};
         const auto text = name.text();
-        // The final name is taken as well if somebody has it: renaming must not replace.
-        auto final_name = name;
-        final_name.kind = SnapshotName::Kind::sleeping;
-        if (::faccessat(directory->fd(), final_name.text().c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0) continue;
+        // A final name is taken as well if somebody has it: renaming must not replace.
+        const auto is_taken = [&](SnapshotName::Kind kind) {
+            const SnapshotName final_name{owner, name.number, kind};
+            return ::faccessat(directory->fd(), final_name.text().c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+        };
+        if (is_taken(SnapshotName::Kind::sleeping) || is_taken(SnapshotName::Kind::kept)) continue;
         UnsharedFd fd(UniqueFd(::openat(directory->fd(), text.c_str(), k_flags, S_IRUSR | S_IWUSR)));
         if (!fd && errno == EEXIST) continue;
         if (!fd) return failed(errno, "openat", directory->path() / text);
@@ -224,15 +226,9 @@ Result<void> SnapshotFile::cut(Bytes bytes) {
     return {};
 }
 
-Result<void> SnapshotFile::commit() {
+Result<void> SnapshotFile::commit(bool keeps) {
     if (::fsync(fd_.get()) != 0) return failed(errno, "fsync", path());
-    return rename(SnapshotName::Kind::sleeping);
-}
-
-Result<void> SnapshotFile::keep() {
-    GPU_SLEEP_TRY(rename(SnapshotName::Kind::kept));
-    fd_.reset();
-    return {};
+    return rename(keeps ? SnapshotName::Kind::kept : SnapshotName::Kind::sleeping);
 }
 
 void SnapshotFile::unlink() noexcept {

@@ -23,7 +23,8 @@ namespace gpu_sleep::store {
 struct SnapshotName {
     ProcessIdentity owner;
     std::uint64_t number = 0; ///< one of the owner's
-    /// Of a sleeping process; still being written; kept on request, by now nobody's.
+    /// Of a sleeping process; still being written; of a sleeping process or nobody, to be kept however it
+    /// ends.
     enum class Kind { sleeping, partial, kept } kind = Kind::sleeping;
 
     [[nodiscard]] std::string text() const;
@@ -61,7 +62,8 @@ private:
     std::filesystem::path path_;
 };
 
-/// A snapshot's file in a directory, open and locked; removed when destroyed, unless it was kept. Move-only.
+/// A snapshot's file in a directory, open and locked; removed when destroyed, unless it was let stay.
+/// Move-only.
 class SnapshotFile {
 public:
     /// Makes an empty one under a partial name, with mode 0600. `direct` asks for O_DIRECT, which some file
@@ -82,11 +84,12 @@ public:
     void reserve(Bytes bytes) noexcept;
     /// Gives back what was reserved behind `bytes`. Errors: io_failed.
     [[nodiscard]] Result<void> cut(Bytes bytes);
-    /// Flushes the contents to the device, gives the file the name of a sleeping process's, and flushes that.
-    /// Errors: out_of_disk, io_failed.
-    [[nodiscard]] Result<void> commit();
-    /// Leaves it for good, under the name of a kept one. Errors: io_failed; it is then as before.
-    [[nodiscard]] Result<void> keep();
+    /// Flushes the contents to the device, gives the file the name of a whole one, and flushes that. With
+    /// `keeps` it is one that nobody takes for a leftover: later, when the process may have nothing else of
+    /// its contents, no rename can fail any more. Errors: out_of_disk, io_failed.
+    [[nodiscard]] Result<void> commit(bool keeps = false);
+    /// Closes it and lets it stay where it is.
+    void let_stay() noexcept { fd_.reset(); }
     /// Takes its name away at once. Its space is given back when it is destroyed, which may take long.
     void unlink() noexcept;
 
@@ -98,7 +101,7 @@ private:
 
     std::shared_ptr<const SnapshotDirectory> directory_;
     SnapshotName name_;
-    UnsharedFd fd_; ///< empty once kept or moved from
+    UnsharedFd fd_; ///< empty once it was let stay, or moved from
 };
 
 /// Has `fd` read and written past the page cache from here on (O_DIRECT), in whole pages from and to whole

@@ -182,7 +182,7 @@ Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directo
     GPU_SLEEP_TRY(SnapshotWriter(*file, header, source, queue, **pool).write(threads));
     GPU_SLEEP_TRY(file->cut(header.file_bytes));
     GPU_SLEEP_TRY(write_header(file->fd(), header, **pool));
-    GPU_SLEEP_TRY(file->commit());
+    GPU_SLEEP_TRY(file->commit(options.keeps));
     return Snapshot{*std::move(file), std::move(header)};
 }
 

@@ -11,6 +11,7 @@
 
 #include <sys/stat.h>
 
+#include <csignal>
 #include <filesystem>
 #include <string>
 
@@ -170,6 +171,10 @@ TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[sto
         SECTION("after the end") {
             host.process().send("exit 0");
             CHECK(host.wait() == 0);
+        }
+        SECTION("after it was killed") {
+            host.process().signal(SIGKILL);
+            CHECK(host.wait() == 128 + SIGKILL);
         }
         SECTION("after a deeper sleep") {
             REQUIRE(host.command("gpu-sleep", {"--level", "2"}).status == 0);

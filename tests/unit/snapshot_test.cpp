@@ -100,11 +100,15 @@ TEST_CASE("Snapshots: files are private, and go with their owner unless kept", "
         CHECK((status.st_mode & 07777) == 0600);
         CHECK(snapshot->file.name().kind == SnapshotName::Kind::sleeping);
         CHECK(directory.file_count() == 1);
-        auto other = write_snapshot(directory.open(), contents.description, contents, small_write());
+        auto options = small_write();
+        options.keeps = true;
+        auto other = write_snapshot(directory.open(), contents.description, contents, options);
         REQUIRE(other);
+        CHECK(write_snapshot(directory.open(), contents.description, contents, options)); // and is given up
         CHECK(directory.file_count() == 2);
-        REQUIRE(other->file.keep());
+        CHECK(other->file.name().kind == SnapshotName::Kind::kept);
         kept = other->file.path();
+        other->file.let_stay();
     }
     CHECK(directory.file_count() == 1);
     CHECK(SnapshotReader::open(kept));
@@ -195,9 +199,11 @@ TEST_CASE("Snapshots: a flush or a rename that fails leaves nothing behind", "[s
     const auto failing =
         GENERATE(test::FailingCall{SYS_fsync, EIO, {}}, test::FailingCall{SYS_renameat2, EIO, {}},
                  test::FailingCall{SYS_fsync, ENOSPC, {}}, test::FailingCall{SYS_ftruncate, EIO, {}});
+    auto options = small_write();
+    options.keeps = GENERATE(false, true);
     std::optional<Error> error;
     const bool was_run = test::with_failing_calls({failing}, [&] {
-        const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
+        const auto snapshot = write_snapshot(opened, contents.description, contents, options);
         if (!snapshot) error = snapshot.error();
     });
     if (!was_run) return test::skip_without_right("filter its system calls");
