@@ -36,12 +36,15 @@ std::vector<Outcome> ask(const CommandRun& operation, std::vector<Target> target
         bar.show(index, progress);
     });
 
+    const auto asked = std::holds_alternative<model::WakeRequest>(operation.request)
+                           ? model::Operation::wake
+                           : model::Operation::sleep;
     std::vector<Outcome> outcomes;
     for (std::size_t i = 0; i < targets.size(); ++i) {
         const auto* error = std::get_if<Error>(&answers[i]);
         if (error && (error->code == ErrorCode::connection_lost || error->code == ErrorCode::timed_out))
             answers[i] = settle(Finder(), targets[i].process, *error);
-        outcomes.push_back({std::move(targets[i].process), std::move(answers[i])});
+        outcomes.push_back({std::move(targets[i].process), std::move(answers[i]), asked});
     }
     return outcomes;
 }

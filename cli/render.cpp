@@ -229,7 +229,7 @@ std::string render_listing(const std::vector<Outcome>& outcomes) {
                  {"BYTES", k_right},
                  {"WHERE", k_left},
                  {"POLICY", k_left}});
-    for (const auto& [process, answer] : outcomes) {
+    for (const auto& [process, answer, asked] : outcomes) {
         if (const auto* report = std::get_if<Report>(&answer))
             add_process(table, process, *report);
         else

@@ -87,7 +87,7 @@ std::vector<Outcome> ask_status(std::vector<Target> targets, Milliseconds patien
 
 int exit_status_of(const Outcome& outcome) noexcept {
     if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
-        return model::exit_status_of(*failure);
+        return model::exit_status_of(*failure, outcome.asked);
     if (const auto* error = std::get_if<Error>(&outcome.answer)) return traits(error->code).exit_status;
     return exit_status::done;
 }

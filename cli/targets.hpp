@@ -22,6 +22,7 @@ struct Target {
 struct Outcome {
     Process process;
     Answer answer;
+    model::Operation asked = model::Operation::sleep; ///< of it; means nothing of a status
 };
 
 /// The processes that `text` names. A number is a pid: that process or, if it has no agent, its descendants

@@ -53,7 +53,7 @@ constexpr std::array k_errors = {
                 "the program's CUDA context has failed; restart the program"},
     ErrorTraits{ErrorCode::unseen_library, "unseen_library", failed_awake, failed_asleep,
                 "stop that library's work yourself, then use gpu-sleep --force"},
-    ErrorTraits{ErrorCode::out_of_disk, "out_of_disk", no_host_memory, no_host_memory,
+    ErrorTraits{ErrorCode::out_of_disk, "out_of_disk", no_host_memory, failed_asleep,
                 "free disk space, or name another directory"},
 };
 

@@ -123,11 +123,12 @@ std::optional<Store> parse_store(std::string_view word) noexcept {
     return find_word(word, {Store::host, Store::file});
 }
 
-int exit_status_of(const Failure& failure) noexcept {
+int exit_status_of(const Failure& failure, Operation asked) noexcept {
     const auto& row = traits(failure.error.code);
-    // What is in part asleep lacked it to sleep wholly; what sleeps wholly, to wake.
-    if (failure.error.code == ErrorCode::out_of_host_memory && failure.state == State::partial)
-        return row.exit_status;
+    const bool is_short =
+        failure.error.code == ErrorCode::out_of_host_memory || failure.error.code == ErrorCode::out_of_disk;
+    // What was to sleep and lacked room for it is awake, whatever slept before.
+    if (is_short && failure.state == State::partial && asked == Operation::sleep) return row.exit_status;
     return failure.state == State::awake ? row.exit_status : row.exit_status_asleep;
 }
 

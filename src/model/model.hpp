@@ -227,6 +227,6 @@ struct Failure {
 [[nodiscard]] std::optional<Store> parse_store(std::string_view word) noexcept;
 
 /// The exit status a command ends with after `failure`; see exit_status.
-[[nodiscard]] int exit_status_of(const Failure& failure) noexcept;
+[[nodiscard]] int exit_status_of(const Failure& failure, Operation asked = Operation::sleep) noexcept;
 
 } // namespace gpu_sleep::model

@@ -44,6 +44,14 @@ TEST_CASE("Errors: exit statuses are those of the table, by the state afterwards
     CHECK(status(ErrorCode::out_of_host_memory, State::awake) == 8);
     CHECK(status(ErrorCode::out_of_host_memory, State::partial) == 8);
     CHECK(status(ErrorCode::out_of_host_memory, State::asleep) == 7);
+    CHECK(status(ErrorCode::out_of_disk, State::awake) == 8);
+    CHECK(status(ErrorCode::out_of_disk, State::partial) == 8);
+    CHECK(status(ErrorCode::out_of_disk, State::asleep) == 7);
+    // A wake leaves asleep what it had no room to bring back, whatever was awake before.
+    for (const auto code : {ErrorCode::out_of_host_memory, ErrorCode::out_of_disk}) {
+        const model::Failure failure{Error{code, "", "", 0}, State::partial};
+        CHECK(model::exit_status_of(failure, model::Operation::wake) == 7);
+    }
     CHECK(status(ErrorCode::unseen_library, State::awake) == 1);
 }
 
