@@ -2,13 +2,14 @@
 // Copyright the gpu-sleep authors.
 // gpu-snapshot: looks at the files that hold contents of sleeping processes. Needs no GPU and no process.
 
+#include "cli/new_file.hpp"
 #include "cli/options.hpp"
 #include "cli/render.hpp"
 #include "cli/snapshot_listing.hpp"
 #include "cli/table.hpp"
 #include "store/snapshot_reader.hpp"
 
-#include <fcntl.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <iostream>
@@ -121,10 +122,7 @@ public:
         while (!content.empty()) {
             const auto written = ::write(fd_, content.data(), content.size());
             if (written < 0 && errno == EINTR) continue;
-            if (written < 0)
-                return errno_error(errno == ENOSPC || errno == EDQUOT ? ErrorCode::out_of_disk
-                                                                      : ErrorCode::io_failed,
-                                   errno, "write", name_);
+            if (written < 0) return cli::file_error(errno, "write", name_);
             content = content.subspan(static_cast<std::size_t>(written));
         }
         return {};
@@ -148,21 +146,17 @@ Result<void> extract_to(const Options& options, int fd) {
 
 int extract(const Options& options) {
     const auto purpose = "extract from " + cli::printable(options.path);
+    Result<void> done;
     if (options.output == "-") {
-        const auto done = extract_to(options, STDOUT_FILENO);
-        return done ? exit_status::done : complain(purpose, done.error());
+        done = extract_to(options, STDOUT_FILENO);
+        if (done) done = cli::flush_and_close(UniqueFd(STDOUT_FILENO), "standard output");
+    } else {
+        // Contents are as private as the snapshot is, and no other file is lost to them.
+        auto file = cli::NewFile::create(options.output);
+        done = file ? extract_to(options, file->fd()) : std::move(file).error();
+        if (done) done = file->commit();
     }
-    // Contents are as private as the snapshot is, and no other file is lost to them.
-    const UniqueFd fd(
-        ::open(options.output.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-    if (!fd) {
-        const auto code = errno == EACCES ? ErrorCode::not_permitted : ErrorCode::io_failed;
-        return complain(purpose, errno_error(code, errno, "open", options.output));
-    }
-    const auto done = extract_to(options, fd.get());
-    if (done) return exit_status::done;
-    ::unlink(options.output.c_str()); // never a part of the contents
-    return complain(purpose, done.error());
+    return done ? exit_status::done : complain(purpose, done.error());
 }
 
 } // namespace

@@ -3,11 +3,14 @@
 // The built command gpu-snapshot, on whole and on damaged snapshots.
 
 #include "base/error.hpp"
+#include "support/failing_call.hpp"
+#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
 #include <nlohmann/json.hpp>
 #include <sys/wait.h>
 
+#include <cerrno>
 #include <cstdio>
 
 using namespace gpu_sleep;
@@ -119,6 +122,52 @@ TEST_CASE("gpu-snapshot extract: the bytes of one extent, and nothing where it f
     test::write_file(stage.path, bytes);
     CHECK(extract(0).status == exit_status::damaged);
     CHECK_FALSE(std::filesystem::exists(out));
+}
+
+TEST_CASE("gpu-snapshot extract: a file is there whole and flushed, or not at all", "[snapshot]") {
+    const Stage stage;
+    const auto out = stage.elsewhere.path() / "out";
+    const auto arguments = "extract " + stage.path.string() + " --extent 0 -o ";
+    SECTION("what cannot be flushed, or not be named, is not left") {
+        const auto failing =
+            GENERATE(test::FailingCall{SYS_fsync, EIO, {}}, test::FailingCall{SYS_renameat2, EIO, {}},
+                     test::FailingCall{SYS_write, ENOSPC, 4U << 20U});
+        Answer answer;
+        const auto body = [&] { answer = run(arguments + out.string()); };
+        if (!test::with_failing_calls({failing}, body))
+            return test::skip_without_right("filter its system calls");
+        CHECK(answer.status ==
+              (failing.error == ENOSPC ? exit_status::no_host_memory : exit_status::failed_awake));
+        CHECK(stage.elsewhere.file_count() == 0);
+    }
+    SECTION("nor what cannot be flushed to standard output") {
+        Answer answer;
+        const auto body = [&] { answer = run(arguments + "- > " + out.string()); };
+        if (!test::with_failing_calls({{SYS_fsync, EIO, {}}}, body))
+            return test::skip_without_right("filter its system calls");
+        CHECK(answer.status == exit_status::failed_awake);
+    }
+    SECTION("a pipe needs no flush") {
+        CHECK(run(arguments + "- | cat > " + out.string()).status == exit_status::done);
+        CHECK(test::read_file(out) == stage.first);
+    }
+    SECTION("file systems that cannot rename without replacing") {
+        Answer answer;
+        const auto body = [&] { answer = run(arguments + out.string()); };
+        if (!test::with_failing_calls({{SYS_renameat2, EINVAL, {}}}, body))
+            return test::skip_without_right("filter its system calls");
+        CHECK(answer.status == exit_status::done);
+        CHECK(test::read_file(out) == stage.first);
+        CHECK(stage.elsewhere.file_count() == 1);
+    }
+    SECTION("a link in its place is not followed") {
+        std::filesystem::create_symlink(stage.elsewhere.path() / "victim", out);
+        CHECK(run(arguments + out.string()).status == exit_status::failed_awake);
+        CHECK(stage.elsewhere.file_count() == 1);
+    }
+    SECTION("a disk that is full") {
+        CHECK(run(arguments + "- > /dev/full").status == exit_status::no_host_memory);
+    }
 }
 
 TEST_CASE("gpu-snapshot: wrong usage", "[snapshot]") {

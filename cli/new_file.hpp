@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A file that appears whole or not at all, and only for its owner.
+
+#pragma once
+
+#include "base/fd.hpp"
+#include "base/result.hpp"
+
+#include <filesystem>
+#include <string>
+
+namespace gpu_sleep::cli {
+
+/// The error of a system call that failed with `number` on `file`. Errors: not_permitted, out_of_disk,
+/// io_failed.
+[[nodiscard]] Error file_error(int number, std::string_view call, const std::filesystem::path& file);
+
+/// A file of mode 0600 that is written under a name beside its own, which it gets when it is whole. Removed
+/// when destroyed before that. Move-only.
+class NewFile {
+public:
+    /// Nothing may have the name `path`, not even a link. Errors: those of file_error().
+    [[nodiscard]] static Result<NewFile> create(const std::filesystem::path& path);
+
+    NewFile(NewFile&& other) noexcept = default;
+    NewFile& operator=(NewFile&&) = delete;
+    ~NewFile();
+
+    [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    /// Flushes and closes it, and gives it its name, which somebody may have taken meanwhile. Errors: those
+    /// of file_error(); nothing has the name then, but for somebody else's file.
+    [[nodiscard]] Result<void> commit();
+
+private:
+    NewFile(std::filesystem::path path, std::string partial, UniqueFd fd)
+        : path_(std::move(path)), partial_(std::move(partial)), fd_(std::move(fd)) {}
+
+    std::filesystem::path path_;
+    std::string partial_; ///< its name until it is whole; empty when there is nothing to remove
+    UniqueFd fd_;
+};
+
+/// Flushes and closes a descriptor, which may be a pipe's. Errors: those of file_error().
+[[nodiscard]] Result<void> flush_and_close(UniqueFd fd, const std::filesystem::path& file);
+
+} // namespace gpu_sleep::cli
