@@ -5,9 +5,9 @@
 #include "cli/snapshot_listing.hpp"
 
 #include "cli/table.hpp"
-#include "store/snapshot_directory.hpp"
 #include "store/snapshot_reader.hpp"
 
+#include <fcntl.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -22,9 +22,10 @@ using Align = Table::Align;
 
 std::string state_of(const SnapshotFacts& facts) {
     if (facts.is_kept) return "kept";
-    if (facts.is_partial) return facts.is_owner_alive ? "being written" : "left over";
-    if (facts.error) return "unreadable";
-    return facts.is_owner_alive ? "asleep" : "left over";
+    if (facts.error && !facts.is_partial) return "unreadable";
+    if (facts.owner == store::Owner::ended) return "left over";
+    if (facts.owner == store::Owner::elsewhere) return "of another machine";
+    return facts.is_partial ? "being written" : "asleep";
 }
 
 /// Stored bytes of each extent.
@@ -69,7 +70,7 @@ Json to_json(const SnapshotFacts& facts) {
     json["owner"] = {{"pid", description.owner.pid},
                      {"start_time", description.owner.start_time},
                      {"uid", description.uid},
-                     {"alive", facts.is_owner_alive}};
+                     {"alive", facts.owner == store::Owner::alive}};
     json["content_bytes"] = description.content_bytes();
     json["file_bytes"] = facts.header->file_bytes;
     json["extents"] = Json::array();
@@ -118,9 +119,11 @@ SnapshotFacts look_at(const fs::path& path) {
     facts.is_partial = is_partial(path);
     facts.is_kept = name && name->kind == SnapshotName::Kind::kept;
     if (!facts.header && !name) return facts;
-    const auto owner = facts.header ? facts.header->description.owner : name->owner;
-    const auto start_time = start_time_of(owner.pid);
-    facts.is_owner_alive = start_time && *start_time == owner.start_time;
+    SnapshotName seen = name ? *name : SnapshotName{};
+    if (facts.header) seen.owner = facts.header->description.owner;
+    const auto parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+    const UniqueFd place(::open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    facts.owner = store::look_for_owner(seen, place.get());
     return facts;
 }
 

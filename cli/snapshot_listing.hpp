@@ -5,6 +5,7 @@
 #pragma once
 
 #include "store/snapshot.hpp"
+#include "store/snapshot_directory.hpp"
 
 #include <filesystem>
 #include <optional>
@@ -17,7 +18,7 @@ struct SnapshotFacts {
     std::filesystem::path path;
     bool is_partial = false; ///< by its name: being written, or given up
     bool is_kept = false;    ///< by its name
-    bool is_owner_alive = false;
+    store::Owner owner = store::Owner::ended;
     std::optional<store::SnapshotHeader> header; ///< nothing if it could not be read
     std::optional<Error> error;                  ///< why not
 };

@@ -4,6 +4,7 @@
 
 #include "base/process.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <sstream>
@@ -62,6 +63,13 @@ Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc
     auto line = first_line(proc / std::to_string(pid) / "stat");
     if (!line) return make_error(ErrorCode::no_process, "there is no process {}", pid);
     return start_time_in(*line, std::to_string(pid));
+}
+
+std::string boot_id(const std::filesystem::path& proc) {
+    auto id = first_line(proc / "sys" / "kernel" / "random" / "boot_id").value_or("");
+    std::erase(id, '-');
+    const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+    return id.size() == k_boot_id_digits && std::all_of(id.begin(), id.end(), is_digit) ? id : std::string();
 }
 
 Result<std::uint64_t> own_start_time(const std::filesystem::path& proc) {

@@ -40,6 +40,12 @@ struct ProcessIdentity {
 /// Source: proc_pid_stat(5).
 [[nodiscard]] Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc = "/proc");
 
+inline constexpr std::size_t k_boot_id_digits = 32;
+
+/// The id that the machine got when it was last started, 32 hexadecimal digits: other processes with another
+/// one are of another machine, or of before. Empty where it cannot be read. Source: proc_sys_kernel(5).
+[[nodiscard]] std::string boot_id(const std::filesystem::path& proc = "/proc");
+
 /// The start time of the calling process. Right even where the proc file system belongs to another pid
 /// namespace than the process, and the process's own number means somebody else there. Errors: io_failed.
 [[nodiscard]] Result<std::uint64_t> own_start_time(const std::filesystem::path& proc = "/proc");

@@ -141,7 +141,7 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     report.dropped_without_refill = plan->without_refill;
     if (request.dry_run) return rehearse(request, *plan, report);
     if (plan->is_empty()) return {};
-    auto keeping = keeping_for(request);
+    auto keeping = keeping_for(request, report);
     if (!keeping) return std::move(keeping).error();
     SleepTransaction transaction(api_, pinner_, vaults_, options_, *std::move(keeping));
     const auto start = Clock::now();
@@ -174,7 +174,7 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
     return add_memory(api_, free_after_sleep, report);
 }
 
-Result<Keeping> Engine::keeping_for(const model::SleepRequest& request) const {
+Result<Keeping> Engine::keeping_for(const model::SleepRequest& request, model::Report& report) const {
     Keeping keeping;
     keeping.keeps_files = request.keep_files;
     keeping.name = [this](ledger::TagId tag) { return ledger_.tag(tag).name; };
@@ -192,6 +192,10 @@ Result<Keeping> Engine::keeping_for(const model::SleepRequest& request) const {
     // Whoever looks here takes away what a crash has left.
     if (const auto removed = (*directory)->remove_leftovers(); !removed)
         log::debug("leftovers stay: {}", removed.error().message);
+    if (const auto doubtful = (*directory)->doubtful(); doubtful && !doubtful->empty())
+        report.notes.push_back(
+            fmt::format("{} snapshots in {}, {} among them, may be of processes of another machine, and stay",
+                        doubtful->size(), request.directory, doubtful->front().text()));
     if (needs_directory) keeping.directory = *std::move(directory);
     return keeping;
 }

@@ -72,7 +72,9 @@ private:
     [[nodiscard]] Result<void> rehearse(const model::SleepRequest& request, const SleepPlan& plan,
                                         model::Report& report) const;
     /// Where `request` keeps contents. Errors: those of SnapshotDirectory::open().
-    [[nodiscard]] Result<Keeping> keeping_for(const model::SleepRequest& request) const;
+    /// Notes in `report` files there that may be leftovers of another machine.
+    [[nodiscard]] Result<Keeping> keeping_for(const model::SleepRequest& request,
+                                              model::Report& report) const;
 
     /// What `plan` brought back, but for the tags that are `spoiled`.
     [[nodiscard]] Woken woken_but(const Spoiled& spoiled, const WakePlan& plan) const;

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -22,6 +23,13 @@ namespace gpu_sleep::store {
 namespace {
 
 constexpr std::string_view k_prefix = "gpu-sleep-";
+/// File systems that one machine alone has at a time. Any other may be shared.
+constexpr std::array<std::uint32_t, 12> k_of_one_machine = {
+    EXT4_SUPER_MAGIC,     XFS_SUPER_MAGIC,      BTRFS_SUPER_MAGIC,
+    TMPFS_MAGIC,          RAMFS_MAGIC,          OVERLAYFS_SUPER_MAGIC,
+    F2FS_SUPER_MAGIC,     0x2FC12FC1 /* ZFS */, 0xCA451A4E /* bcachefs */,
+    0x3153464A /* JFS */, MSDOS_SUPER_MAGIC,    EXFAT_SUPER_MAGIC};
+
 constexpr std::array<std::string_view, 3> k_endings = {".snapshot", ".partial", ".kept"};
 
 /// Takes a number and what must follow it from the front of `text`.
@@ -51,6 +59,13 @@ bool is_alive(const ProcessIdentity& owner) {
     return start_time && *start_time == owner.start_time;
 }
 
+bool may_be_shared(int fd) {
+    struct statfs system = {};
+    return ::fstatfs(fd, &system) != 0 ||
+           std::find(k_of_one_machine.begin(), k_of_one_machine.end(),
+                     static_cast<std::uint32_t>(system.f_type)) == k_of_one_machine.end();
+}
+
 bool is_same_file(int fd, int directory, const std::string& name) {
     struct stat open = {};
     struct stat named = {};
@@ -78,8 +93,8 @@ Result<std::vector<SnapshotName>> list(const SnapshotDirectory& directory) {
 } // namespace
 
 std::string SnapshotName::text() const {
-    return fmt::format("{}{}-{}-{}{}", k_prefix, owner.pid, owner.start_time, number,
-                       k_endings[static_cast<std::size_t>(kind)]);
+    return fmt::format("{}{}-{}-{}{}{}{}", k_prefix, owner.pid, owner.start_time, number,
+                       boot.empty() ? "" : "-", boot, k_endings[static_cast<std::size_t>(kind)]);
 }
 
 std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
@@ -89,6 +104,12 @@ std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
     if (!take(text, name.owner.pid, "-") || !take(text, name.owner.start_time, "-") ||
         !take(text, name.number, "") || name.owner.pid <= 0)
         return std::nullopt;
+    if (text.starts_with('-')) {
+        name.boot = text.substr(1, k_boot_id_digits);
+        if (name.boot.find_first_not_of("0123456789abcdef") != std::string::npos) return std::nullopt;
+        text.remove_prefix(1 + name.boot.size());
+        if (name.boot.size() != k_boot_id_digits) return std::nullopt;
+    }
     for (std::size_t i = 0; i < k_endings.size(); ++i) {
         if (text != k_endings[i]) continue;
         name.kind = static_cast<Kind>(i);
@@ -117,8 +138,17 @@ Result<void> SnapshotDirectory::flush() const {
     return {};
 }
 
-bool SnapshotDirectory::is_leftover(const SnapshotName& name, UniqueFd& locked) const {
-    if (name.kind == SnapshotName::Kind::kept || is_alive(name.owner)) return false;
+Owner look_for_owner(const SnapshotName& name, int fd) {
+    const auto here = boot_id();
+    const bool is_known = !here.empty() && !name.boot.empty();
+    // On file systems of one machine, another boot is one before a crash.
+    if (!(is_known && name.boot == here) && may_be_shared(fd)) return Owner::elsewhere;
+    if (is_known && name.boot != here) return Owner::ended;
+    return is_alive(name.owner) ? Owner::alive : Owner::ended;
+}
+
+bool SnapshotDirectory::is_left_by(Owner owner, const SnapshotName& name, UniqueFd& locked) const {
+    if (name.kind == SnapshotName::Kind::kept || look_for_owner(name, fd_.get()) != owner) return false;
     // Some file systems lock only what may be written.
     locked.reset(::openat(fd_.get(), name.text().c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     return locked && ::flock(locked.get(), LOCK_EX | LOCK_NB) == 0 &&
@@ -130,7 +160,17 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::leftovers() const {
     if (!names) return names;
     std::erase_if(*names, [this](const SnapshotName& name) {
         UniqueFd locked;
-        return !is_leftover(name, locked);
+        return !is_left_by(Owner::ended, name, locked);
+    });
+    return names;
+}
+
+Result<std::vector<SnapshotName>> SnapshotDirectory::doubtful() const {
+    auto names = list(*this);
+    if (!names) return names;
+    std::erase_if(*names, [this](const SnapshotName& name) {
+        UniqueFd locked;
+        return !is_left_by(Owner::elsewhere, name, locked);
     });
     return names;
 }
@@ -140,7 +180,7 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::remove_leftovers() const {
     if (!names) return names;
     std::erase_if(*names, [this](const SnapshotName& name) {
         UniqueFd locked; // until it is removed, so that nobody else takes it up
-        return !is_leftover(name, locked) || ::unlinkat(fd_.get(), name.text().c_str(), 0) != 0;
+        return !is_left_by(Owner::ended, name, locked) || ::unlinkat(fd_.get(), name.text().c_str(), 0) != 0;
     });
     return names;
 }
@@ -150,12 +190,13 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
     static std::atomic<std::uint64_t> next{1};
     constexpr int k_flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     constexpr int k_tries = 1000; // a process in another container may have the same pid and start time
+    const auto boot = boot_id();
     for (int i = 0; i < k_tries; ++i) {
-        const SnapshotName name{owner, next++, SnapshotName::Kind::partial};
-        const auto text = name.text();
+        const SnapshotName name{owner, next++, SnapshotName::Kind::partial, boot};
+        auto text = name.text();
         // A final name is taken as well if somebody has it: renaming must not replace.
         const auto is_taken = [&](SnapshotName::Kind kind) {
-            const SnapshotName final_name{owner, name.number, kind};
+            const SnapshotName final_name{owner, name.number, kind, boot};
             return ::faccessat(directory->fd(), final_name.text().c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
         };
         if (is_taken(SnapshotName::Kind::sleeping) || is_taken(SnapshotName::Kind::kept)) continue;
@@ -194,7 +235,7 @@ SnapshotFile& SnapshotFile::operator=(SnapshotFile&& other) noexcept {
     if (this == &other) return *this;
     remove();
     directory_ = std::move(other.directory_);
-    name_ = other.name_;
+    name_ = std::move(other.name_);
     fd_ = std::move(other.fd_);
     return *this;
 }
@@ -210,7 +251,7 @@ Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
     if (::renameat2(directory_->fd(), from.c_str(), directory_->fd(), to.c_str(), RENAME_NOREPLACE) != 0 &&
         (errno != EINVAL || ::renameat(directory_->fd(), from.c_str(), directory_->fd(), to.c_str()) != 0))
         return failed(errno, "rename", path());
-    name_ = renamed;
+    name_ = std::move(renamed);
     return directory_->flush();
 }
 

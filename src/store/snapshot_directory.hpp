@@ -19,19 +19,30 @@
 
 namespace gpu_sleep::store {
 
-/// "gpu-sleep-PID-STARTTIME-NUMBER" and an ending.
+/// "gpu-sleep-PID-STARTTIME-NUMBER-BOOT" and an ending.
 struct SnapshotName {
     ProcessIdentity owner;
     std::uint64_t number = 0; ///< one of the owner's
     /// Of a sleeping process; still being written; of a sleeping process or nobody, to be kept however it
     /// ends.
     enum class Kind { sleeping, partial, kept } kind = Kind::sleeping;
+    /// The owner's machine, as boot_id() has it; without its part of the name if it is not known.
+    std::string boot{};
 
     [[nodiscard]] std::string text() const;
     /// Nothing for any other name.
     [[nodiscard]] static std::optional<SnapshotName> parse(std::string_view text);
     friend bool operator==(const SnapshotName&, const SnapshotName&) = default;
 };
+
+enum class Owner {
+    alive,
+    ended,
+    elsewhere, ///< perhaps alive on another machine: the file system may be shared, and its boot is another
+};
+
+/// What can be seen of the owner of a snapshot from here. `fd` is open in the snapshot's file system.
+[[nodiscard]] Owner look_for_owner(const SnapshotName& name, int fd);
 
 /// A directory that belongs to the calling user alone. Thread-safe.
 class SnapshotDirectory {
@@ -49,14 +60,18 @@ public:
     /// Snapshots that nobody needs any more: no process holds them open and locked, and their owner, as far
     /// as it can be seen from here, has ended. The lock decides between containers that share a directory,
     /// where pids mean nothing (a killed process may hold it a moment longer, while the kernel ends its
-    /// writes). Kept ones are none. Errors: io_failed.
+    /// writes). Kept ones are none, nor are those of elsewhere. Errors: io_failed.
     [[nodiscard]] Result<std::vector<SnapshotName>> leftovers() const;
+    /// Those of elsewhere that nobody holds: leftovers, if one knew that their machine was started again.
+    /// Errors: io_failed.
+    [[nodiscard]] Result<std::vector<SnapshotName>> doubtful() const;
     /// Removes them. Returns those that it removed. Errors: io_failed.
     [[nodiscard]] Result<std::vector<SnapshotName>> remove_leftovers() const;
 
 private:
     SnapshotDirectory(UniqueFd fd, std::filesystem::path path) : fd_(std::move(fd)), path_(std::move(path)) {}
-    [[nodiscard]] bool is_leftover(const SnapshotName& name, UniqueFd& locked) const;
+    /// Whether it is nobody's but one such owner's; then it is locked until `locked` goes.
+    [[nodiscard]] bool is_left_by(Owner owner, const SnapshotName& name, UniqueFd& locked) const;
 
     UnsharedFd fd_;
     std::filesystem::path path_;

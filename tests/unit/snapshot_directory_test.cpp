@@ -3,11 +3,16 @@
 // Names, leftovers, and other people's attempts.
 
 #include "store/snapshot_directory.hpp"
+#include "support/failing_call.hpp"
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
 #include <fcntl.h>
 #include <sys/wait.h>
+
+#include <cerrno>
+#include <set>
+#include <string>
 
 namespace gpu_sleep::store {
 namespace {
@@ -19,15 +24,23 @@ using Kind = SnapshotName::Kind;
 constexpr ProcessIdentity k_nobody{0x7FFFFFF0, 99};
 
 TEST_CASE("Snapshot names: read as they are written, and no others", "[store]") {
+    const std::string boot = "0123456789abcdef0123456789abcdef";
     for (const auto kind : {Kind::sleeping, Kind::partial, Kind::kept}) {
-        const SnapshotName name{{4242, 123456}, 7, kind};
-        CHECK(SnapshotName::parse(name.text()) == name);
+        for (const auto& machine : {std::string(), boot}) {
+            const SnapshotName name{{4242, 123456}, 7, kind, machine};
+            CHECK(SnapshotName::parse(name.text()) == name);
+        }
     }
+    CHECK(SnapshotName{{4242, 123456}, 7, Kind::kept, boot}.text() ==
+          "gpu-sleep-4242-123456-7-0123456789abcdef0123456789abcdef.kept");
+    CHECK(boot_id().size() == boot.size());
     CHECK(SnapshotName{{4242, 123456}, 7, Kind::sleeping}.text() == "gpu-sleep-4242-123456-7.snapshot");
-    for (const auto* text : {"", "gpu-sleep-", "gpu-sleep-1-2.snapshot", "gpu-sleep-1-2-3",
-                             "gpu-sleep-1-2-3.snap", "gpu-sleep-1-2-3.snapshot~", "gpu-sleep--1-2-3.snapshot",
-                             "gpu-sleep-0-2-3.kept", "gpu-sleep-01-2-3.kept", "gpu-sleep-1-2-3x.kept",
-                             "gpu-sleep-99999999999-2-3.snapshot", "x-gpu-sleep-1-2-3.kept"})
+    for (const auto* text :
+         {"", "gpu-sleep-", "gpu-sleep-1-2.snapshot", "gpu-sleep-1-2-3", "gpu-sleep-1-2-3.snap",
+          "gpu-sleep-1-2-3.snapshot~", "gpu-sleep--1-2-3.snapshot", "gpu-sleep-0-2-3.kept",
+          "gpu-sleep-01-2-3.kept", "gpu-sleep-1-2-3x.kept", "gpu-sleep-99999999999-2-3.snapshot",
+          "gpu-sleep-1-2-3-.kept", "gpu-sleep-1-2-3-0123.kept",
+          "gpu-sleep-1-2-3-0123456789ABCDEF0123456789abcdef.kept", "x-gpu-sleep-1-2-3.kept"})
         CHECK_FALSE(SnapshotName::parse(text));
 }
 
@@ -67,7 +80,7 @@ TEST_CASE("Snapshot files: a name that somebody has is not followed and not repl
     REQUIRE(probe);
     const auto number = probe->name().number;
     for (std::uint64_t i = 1; i <= 4; ++i) {
-        const SnapshotName name{k_nobody, number + i, i % 2 == 0 ? Kind::partial : Kind::sleeping};
+        const SnapshotName name{k_nobody, number + i, static_cast<Kind>(i % 3), boot_id()};
         if (i < 3)
             std::filesystem::create_symlink(victim, directory.path() / name.text());
         else
@@ -121,6 +134,45 @@ TEST_CASE("Leftovers: those of ended owners that nobody holds", "[store]") {
     CHECK(sorted(*directory.open()->remove_leftovers()) == dead);
     CHECK(directory.open()->leftovers()->empty());
     CHECK(directory.file_count() == 5);
+}
+
+TEST_CASE("Leftovers: those of another machine only where a file system is no other machine's", "[store]") {
+    const TemporaryDirectory directory;
+    const ProcessIdentity living{::getpid(), *own_start_time()};
+    const auto here = boot_id();
+    const std::string other(32, 'a');
+    const auto make = [&](ProcessIdentity owner, std::uint64_t number, const std::string& boot) {
+        const SnapshotName name{owner, number, Kind::sleeping, boot};
+        test::write_file(directory.path() / name.text(), test::random_bytes(10));
+    };
+    make(k_nobody, 1, here);
+    make(k_nobody, 2, other);
+    make(living, 3, other); // whose pid and start time are by chance those of somebody here
+    make(k_nobody, 4, "");
+    make(living, 5, here);
+    make(living, 6, "");
+    const auto numbers = [](const Result<std::vector<SnapshotName>>& names) {
+        std::set<std::uint64_t> found;
+        for (const auto& name : *names) found.insert(name.number);
+        return found;
+    };
+    const auto opened = directory.open();
+    std::set<std::uint64_t> left;
+    std::set<std::uint64_t> doubtful;
+    // As on a file system that nothing is known of.
+    const bool was_run = test::with_failing_calls({{SYS_fstatfs, EIO, {}}}, [&] {
+        left = numbers(opened->leftovers());
+        doubtful = numbers(opened->doubtful());
+    });
+    if (was_run) {
+        CHECK(left == std::set<std::uint64_t>{1});
+        CHECK(doubtful == std::set<std::uint64_t>{2, 3, 4, 6});
+    }
+    CHECK(numbers(opened->leftovers()) == std::set<std::uint64_t>{1, 2, 3, 4});
+    CHECK(opened->doubtful()->empty());
+    CHECK(opened->remove_leftovers()->size() == 4);
+    CHECK(directory.file_count() == 2);
+    if (!was_run) test::skip_without_right("filter its system calls");
 }
 
 TEST_CASE("Leftovers: a process killed at any moment leaves what the next one finds", "[store]") {
