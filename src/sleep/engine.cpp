@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 
 namespace gpu_sleep::sleep {
 
@@ -33,6 +34,18 @@ Bytes kept_if_dropped(const Backing& backing) noexcept {
     Bytes sum = 0;
     for (const auto& span : backing.preserved) sum += span.bytes;
     return sum;
+}
+
+/// What a sleep keeps of a device: each tag's goes to one place. They bear no names.
+std::map<ledger::TagId, std::vector<store::SnapshotExtent>> extents_by_tag(const DeviceSleepPlan& plan) {
+    std::map<ledger::TagId, std::vector<store::SnapshotExtent>> tags;
+    const auto add = [&](const Backing& backing, ledger::Span span) {
+        tags[backing.tag].push_back({backing.address + span.offset, span.bytes, {}, backing.device});
+    };
+    for (const auto* backing : plan.keep) add(*backing, {0, backing->bytes});
+    for (const auto* backing : plan.drop)
+        for (const auto& span : backing->preserved) add(*backing, span);
+    return tags;
 }
 
 void describe_plan(const SleepPlan& plan, model::Report& report) {
@@ -105,6 +118,21 @@ void note_host_memory(Bytes needed, const Engine::Options& options, bool spills,
                                        outcome));
 }
 
+/// Notes what room files may need, and whether it is there. `is_spill`: only if host memory will not do.
+void note_disk(Bytes needed, const std::string& directory, bool is_spill, model::Report& report) {
+    if (needed == 0 || directory.empty()) return;
+    const auto room = store::SnapshotDirectory::room_in(directory);
+    if (!room) {
+        report.notes.push_back(room.error().message +
+                               (is_spill ? ": nothing could be put there" : ": it would fail"));
+        return;
+    }
+    report.notes.push_back(fmt::format("{} at most {} in files in {}, and {} are free there{}",
+                                       is_spill ? "without enough host memory, needs" : "needs",
+                                       format_bytes(needed), directory, format_bytes(*room),
+                                       needed <= *room ? "" : ": it fails unless they become small enough"));
+}
+
 void note_short_devices(model::Report& report) {
     for (const auto& device : report.devices)
         if (device.released > device.free_before)
@@ -162,15 +190,26 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
     describe_plan(plan, report);
     add_given_up(plan, report);
     Bytes in_host = 0;
-    const auto add = [&](const std::vector<Backing*>& backings, Bytes (*kept)(const Backing&)) {
-        for (const auto* backing : backings)
-            if (!goes_to_file(request, ledger_.tag(backing->tag).name)) in_host += kept(*backing);
-    };
+    Bytes in_files = 0;
+    Bytes if_all_spills = 0;
     for (const auto& [ordinal, part] : plan.devices) {
-        add(part.keep, [](const Backing& backing) { return backing.bytes; });
-        add(part.drop, kept_if_dropped);
+        for (const auto& [tag, extents] : extents_by_tag(part)) {
+            store::SnapshotDescription description;
+            description.id.assign(32, '0');
+            description.created = store::utc_now();
+            description.extents = extents;
+            for (auto& extent : description.extents) extent.tag = ledger_.tag(tag).name;
+            const auto file_bytes = store::most_file_bytes(description);
+            if_all_spills += file_bytes;
+            if (goes_to_file(request, ledger_.tag(tag).name))
+                in_files += file_bytes;
+            else
+                in_host += description.content_bytes();
+        }
     }
     note_host_memory(in_host, options_, request.spill, report);
+    note_disk(in_files, request.directory, false, report);
+    if (request.spill) note_disk(if_all_spills, request.directory, true, report);
     return add_memory(api_, free_after_sleep, report);
 }
 

@@ -260,6 +260,12 @@ Bytes header_bytes_of(const SnapshotDescription& description) {
     return round_up(k_preamble_bytes + json_room(description) + rows * sizeof(ChunkRow), k_alignment);
 }
 
+Bytes most_file_bytes(const SnapshotDescription& description) {
+    auto bytes = header_bytes_of(description);
+    for (const auto& extent : description.extents) bytes += round_up(extent.bytes, k_alignment);
+    return bytes;
+}
+
 std::vector<std::byte> encode_header(const SnapshotHeader& header) {
     const auto json = make_json(header.description, header.file_bytes, [&](std::size_t first, std::size_t n) {
         return summarise(std::span(header.rows).subspan(first, n));

@@ -79,6 +79,9 @@ inline constexpr Bytes k_most_header_bytes = 64 * k_mib;
 /// What the header will take for these extents, whatever the sizes of their chunks turn out to be.
 [[nodiscard]] Bytes header_bytes_of(const SnapshotDescription& description);
 
+/// What the file takes if nothing can be made smaller.
+[[nodiscard]] Bytes most_file_bytes(const SnapshotDescription& description);
+
 /// The header's bytes: header_bytes of them.
 [[nodiscard]] std::vector<std::byte> encode_header(const SnapshotHeader& header);
 

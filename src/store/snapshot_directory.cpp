@@ -9,6 +9,7 @@
 #include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
 
 #include <algorithm>
@@ -73,6 +74,24 @@ bool is_same_file(int fd, int directory, const std::string& name) {
            open.st_dev == named.st_dev && open.st_ino == named.st_ino;
 }
 
+/// A slash at the end would follow a link.
+std::filesystem::path without_slash(const std::filesystem::path& path) {
+    return path.has_filename() || !path.has_parent_path() ? path : path.parent_path();
+}
+
+/// A directory that is there, belongs to this user, and is open to nobody else.
+Result<UniqueFd> open_private(const std::filesystem::path& path) {
+    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!fd && (errno == ELOOP || errno == ENOTDIR)) return refused(path, "it is no directory, or a link");
+    if (!fd) return failed(errno, "open", path);
+    struct stat status = {};
+    if (::fstat(fd.get(), &status) != 0) return failed(errno, "fstat", path);
+    if (status.st_uid != ::geteuid()) return refused(path, "it belongs to somebody else");
+    if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0)
+        return refused(path, "others can look into it; chmod 700 it, or name a directory in it");
+    return fd;
+}
+
 struct CloseDirectory {
     void operator()(DIR* directory) const noexcept { ::closedir(directory); }
 };
@@ -119,18 +138,28 @@ std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
 }
 
 Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const std::filesystem::path& named) {
-    // A slash at the end would follow a link.
-    const auto path = named.has_filename() || !named.has_parent_path() ? named : named.parent_path();
+    const auto path = without_slash(named);
     if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST) return failed(errno, "mkdir", path);
-    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    if (!fd && (errno == ELOOP || errno == ENOTDIR)) return refused(path, "it is no directory, or a link");
-    if (!fd) return failed(errno, "open", path);
+    auto fd = open_private(path);
+    if (!fd) return std::move(fd).error();
+    return std::shared_ptr<const SnapshotDirectory>(new SnapshotDirectory(*std::move(fd), path));
+}
+
+Result<Bytes> SnapshotDirectory::room_in(const std::filesystem::path& named) {
+    const auto path = without_slash(named);
     struct stat status = {};
-    if (::fstat(fd.get(), &status) != 0) return failed(errno, "fstat", path);
-    if (status.st_uid != ::geteuid()) return refused(path, "it belongs to somebody else");
-    if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0)
-        return refused(path, "others can look into it; chmod 700 it, or name a directory in it");
-    return std::shared_ptr<const SnapshotDirectory>(new SnapshotDirectory(std::move(fd), path));
+    const bool is_missing = ::lstat(path.c_str(), &status) != 0 && errno == ENOENT;
+    auto at = path;
+    if (is_missing) {
+        at = path.has_parent_path() ? path.parent_path() : ".";
+        if (::access(at.c_str(), W_OK | X_OK) != 0) return failed(errno, "mkdir", path);
+    } else if (const auto fd = open_private(path); !fd) {
+        return fd.error();
+    }
+    struct statvfs room = {};
+    if (::statvfs(at.c_str(), &room) != 0) return failed(errno, "statvfs", at);
+    if ((room.f_flag & ST_RDONLY) != 0) return failed(EROFS, "open", path);
+    return Bytes{room.f_bavail} * room.f_frsize;
 }
 
 Result<void> SnapshotDirectory::flush() const {

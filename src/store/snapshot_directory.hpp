@@ -52,6 +52,10 @@ public:
     [[nodiscard]] static Result<std::shared_ptr<const SnapshotDirectory>>
     open(const std::filesystem::path& path);
 
+    /// What files in `path` could take now, as far as its file system says: of the directory or, if it is
+    /// missing, of the one that it would be made in. Makes nothing. Errors: as for open().
+    [[nodiscard]] static Result<Bytes> room_in(const std::filesystem::path& path);
+
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
     /// Makes changes of names last. Errors: io_failed.

@@ -124,14 +124,6 @@ private:
     std::optional<Error> failure_;
 };
 
-/// What the file takes if nothing can be made smaller.
-Bytes most_bytes(const SnapshotHeader& header) {
-    auto bytes = header.header_bytes;
-    for (const auto& place : places_of(header.description.extents))
-        bytes += round_up(place.bytes, k_alignment);
-    return bytes;
-}
-
 Result<void> write_header(int fd, const SnapshotHeader& header, BufferPool& pool) {
     const auto bytes = encode_header(header);
     auto* const buffer = pool.take();
@@ -178,7 +170,7 @@ Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directo
         own_queue = *std::move(queue);
     }
     auto& queue = options.queue != nullptr ? *options.queue : *own_queue;
-    file->reserve(most_bytes(header));
+    file->reserve(most_file_bytes(header.description));
     GPU_SLEEP_TRY(SnapshotWriter(*file, header, source, queue, **pool).write(threads));
     GPU_SLEEP_TRY(file->cut(header.file_bytes));
     GPU_SLEEP_TRY(write_header(file->fd(), header, **pool));

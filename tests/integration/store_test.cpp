@@ -81,6 +81,32 @@ TEST_CASE("Store: each tag goes where it is told to", "[store]") {
     CHECK(host.tell("check_all") == "intact");
 }
 
+TEST_CASE("Store: a dry run says what room files need, and whether it is there", "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    const auto rehearse = [&](Arguments arguments) {
+        arguments.insert(arguments.end(), {"--dry-run", "--json"});
+        const auto said = host.command("gpu-sleep", std::move(arguments));
+        CHECK(said.status == 0);
+        return said.json("/processes/0/report/notes");
+    };
+    CHECK_THAT(rehearse(place.store()),
+               mentions("needs at most 1") && mentions("MiB in files in " + place.path().string()) &&
+                   mentions("are free there") && !mentions("host memory") && !mentions("fail"));
+    CHECK_FALSE(fs::exists(place.path())); // nothing was made
+    CHECK_THAT(rehearse({"--store", "kv_cache=file", "--dir", place.path()}),
+               mentions("needs at most 4.0") && mentions("of host memory"));
+    CHECK_THAT(rehearse({"--spill", place.path()}),
+               mentions("of host memory") && mentions("without enough host memory, needs at most 1"));
+    CHECK_THAT(rehearse({"--store", "file", "--dir", place.path() / "deeper"}), mentions("it would fail"));
+    fs::create_directory(place.path());
+    REQUIRE(::chmod(place.path().c_str(), 0755) == 0);
+    CHECK_THAT(rehearse(place.store()), mentions("chmod 700") && mentions("it would fail"));
+    CHECK(place.files().empty());
+    check_stored_unharmed(host);
+}
+
 TEST_CASE("Store: wrong usage ends with 2 and changes nothing", "[store]") {
     const Place place;
     Host host;
