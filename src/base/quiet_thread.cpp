@@ -9,21 +9,35 @@
 #include <system_error>
 
 namespace gpu_sleep {
+namespace {
+
+/// All signals are blocked on this thread as long as it lives, also when memory runs out meanwhile.
+class SignalsBlocked {
+public:
+    SignalsBlocked() noexcept {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    SignalsBlocked(const SignalsBlocked&) = delete;
+    SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+    ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+private:
+    sigset_t before_{};
+};
+
+} // namespace
 
 Result<std::thread> start_quiet_thread(const char* name, std::function<void()> body) {
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // a thread inherits the mask it is started under
-    Result<std::thread> result = make_error(ErrorCode::internal, "cannot start a thread");
+    const SignalsBlocked blocked; // a thread inherits the mask it is started under
     try {
-        result = std::thread(std::move(body));
-        pthread_setname_np(result->native_handle(), name);
+        std::thread thread(std::move(body));
+        pthread_setname_np(thread.native_handle(), name);
+        return thread;
     } catch (const std::system_error& failure) {
-        result = make_error(ErrorCode::internal, "cannot start a thread: {}", failure.what());
+        return make_error(ErrorCode::internal, "cannot start a thread: {}", failure.what());
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return result;
 }
 
 } // namespace gpu_sleep

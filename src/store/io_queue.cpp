@@ -4,6 +4,7 @@
 
 #include "store/io_queue.hpp"
 
+#include "base/guard.hpp"
 #include "base/quiet_thread.hpp"
 #include "store/workers.hpp"
 
@@ -30,10 +31,16 @@ Result<void> check(IoRequest::Kind kind, long moved) {
     if (moved == 0 && !writes)
         return make_error(ErrorCode::damaged, "the snapshot is cut: it ends before its contents do");
     const auto number = moved == 0 ? ENOSPC : static_cast<int>(-moved);
-    if (number == ENOSPC || number == EDQUOT || number == EFBIG)
+    if (writes && (number == ENOSPC || number == EDQUOT || number == EFBIG))
         return errno_error(ErrorCode::out_of_disk, number, "write", "cannot write the snapshot");
     return errno_error(ErrorCode::io_failed, number, writes ? "write" : "read",
                        writes ? "cannot write the snapshot" : "cannot read the snapshot");
+}
+
+/// What `request` comes to at once, on this thread.
+Result<void> move_now(const IoRequest& request) noexcept {
+    return guarded(
+        [&] { return move_bytes(request.kind, request.fd, request.data, request.bytes, request.offset); });
 }
 
 class ThreadQueue final : public IoQueue {
@@ -45,9 +52,7 @@ public:
         return std::unique_ptr<IoQueue>(new ThreadQueue(*std::move(workers)));
     }
     void submit(IoRequest request) override {
-        workers_->post([request = std::move(request)](std::size_t) {
-            request.done(move_bytes(request.kind, request.fd, request.data, request.bytes, request.offset));
-        });
+        workers_->post([request = std::move(request)](std::size_t) { request.done(move_now(request)); });
     }
 
 private:
@@ -76,27 +81,29 @@ public:
     UringQueue& operator=(const UringQueue&) = delete;
     ~UringQueue() override {
         if (reaper_.joinable()) {
-            while (!enqueue(nullptr)) std::this_thread::yield();
+            ends_ = true;
+            while (!has_ended_ && !enqueue(nullptr)) std::this_thread::yield();
             reaper_.join();
         }
         s_handed_over.fetch_add(1, std::memory_order_release); // whoever gets the pages next
         if (is_open_) ::io_uring_queue_exit(&ring_);
     }
 
-    void submit(IoRequest request) override {
-        auto waiting = std::make_unique<IoRequest>(std::move(request));
-        if (enqueue(waiting.get())) {
-            static_cast<void>(waiting.release()); // the reaper's now
-            return;
-        }
-        waiting->done(move_bytes(waiting->kind, waiting->fd, waiting->data, waiting->bytes, waiting->offset));
-    }
+    void submit(IoRequest request) override { pass_on(std::make_unique<IoRequest>(std::move(request))); }
 
 private:
     UringQueue() = default;
 
-    /// Null asks the reaper to end. False if the kernel takes no more now.
-    bool enqueue(IoRequest* request) {
+    void pass_on(std::unique_ptr<IoRequest> request) noexcept {
+        if (enqueue(request.get()))
+            static_cast<void>(request.release()); // the reaper's now
+        else
+            request->done(move_now(*request));
+    }
+
+    /// Null asks the reaper to end. False if the kernel does not take it.
+    bool enqueue(IoRequest* request) noexcept {
+        constexpr int k_tries = 1000; // the kernel may lack memory, or wait for the reaper
         const std::lock_guard lock(mutex_);
         auto* const entry = ::io_uring_get_sqe(&ring_);
         if (entry == nullptr) return false;
@@ -110,39 +117,59 @@ private:
                                  request->offset);
         ::io_uring_sqe_set_data(entry, request);
         s_handed_over.fetch_add(1, std::memory_order_release);
-        int submitted = 0;
-        do submitted = ::io_uring_submit(&ring_);
-        while (submitted == -EINTR || submitted == -EAGAIN || submitted == -EBUSY);
-        return true;
+        for (int i = 0; i < k_tries; ++i) {
+            const int status = ::io_uring_submit(&ring_);
+            if (::io_uring_sq_ready(&ring_) == 0) return true; // the kernel takes them in order
+            if (status == -EAGAIN || status == -EBUSY)
+                std::this_thread::yield();
+            else if (status < 0 && status != -EINTR)
+                break;
+        }
+        // It stays in the ring, where the kernel may find it later: by then it asks for nothing.
+        ::io_uring_prep_nop(entry);
+        ::io_uring_sqe_set_data(entry, &s_nothing);
+        return false;
     }
 
     void reap() {
         for (;;) {
             io_uring_cqe* completion = nullptr;
-            if (::io_uring_wait_cqe(&ring_, &completion) < 0) continue; // interrupted
+            if (const int status = ::io_uring_wait_cqe(&ring_, &completion); status < 0) {
+                if (status == -EINTR) continue;
+                // The kernel does not let it wait, but what was submitted completes all the same.
+                if (ends_) break;
+                std::this_thread::sleep_for(Milliseconds(1));
+                continue;
+            }
             static_cast<void>(s_handed_over.load(std::memory_order_acquire));
-            auto* const request = static_cast<IoRequest*>(::io_uring_cqe_get_data(completion));
+            auto* const data = ::io_uring_cqe_get_data(completion);
             const auto moved = completion->res;
             ::io_uring_cqe_seen(&ring_, completion);
-            if (request == nullptr) return;
-            advance(std::unique_ptr<IoRequest>(request), moved);
+            if (data == nullptr) break;
+            if (data != &s_nothing) advance(std::unique_ptr<IoRequest>(static_cast<IoRequest*>(data)), moved);
         }
+        has_ended_ = true;
     }
 
-    void advance(std::unique_ptr<IoRequest> request, int moved) {
-        if (moved == -EINTR || moved == -EAGAIN) return submit(std::move(*request));
-        const auto checked = check(request->kind, moved);
-        if (!checked || static_cast<std::size_t>(moved) == request->bytes) return request->done(checked);
+    void advance(std::unique_ptr<IoRequest> request, int moved) noexcept {
+        if (moved == -EINTR || moved == -EAGAIN) return pass_on(std::move(request));
+        auto checked = guarded([&] { return check(request->kind, moved); });
+        if (!checked || static_cast<std::size_t>(moved) == request->bytes)
+            return request->done(std::move(checked));
         request->data += moved;
         request->bytes -= static_cast<std::size_t>(moved);
         request->offset += static_cast<Bytes>(moved);
-        submit(std::move(*request));
+        pass_on(std::move(request));
     }
+
+    inline static char s_nothing = 0; ///< stands for no request
 
     io_uring ring_{};
     bool is_open_ = false;
     std::mutex mutex_; ///< guards the ring's submissions; completions are the reaper's
     std::thread reaper_;
+    std::atomic<bool> ends_{false};      ///< there is nothing more to reap
+    std::atomic<bool> has_ended_{false}; ///< the reaper
     /// Requests that went to the kernel, of all queues. They come back through it to another thread, and the
     /// pages of a queue that is gone may be the next one's, of which the language's memory model knows
     /// nothing: this says so.

@@ -20,8 +20,9 @@ struct IoRequest {
     std::byte* data = nullptr; ///< read from when writing
     std::size_t bytes = 0;
     Bytes offset = 0;
-    /// Called once, on a thread of the queue, when all bytes are moved or it has failed. Must not throw.
-    /// Errors: out_of_disk, damaged (the file ends too early), io_failed.
+    /// Called once, on a thread of the queue or on the one that submits, when all bytes are moved or it has
+    /// failed. Must not throw, though memory run out. Errors: out_of_disk, damaged (the file ends too early),
+    /// io_failed, out_of_host_memory.
     std::function<void(Result<void>)> done;
 };
 
@@ -32,6 +33,7 @@ public:
     static constexpr unsigned k_depth = 64;
 
     virtual ~IoQueue() = default;
+    /// Where it throws for want of memory, the request was not taken: `done` is not called.
     virtual void submit(IoRequest request) = 0;
 };
 

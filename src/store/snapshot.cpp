@@ -15,6 +15,7 @@
 #include <charconv>
 #include <cstring>
 #include <ctime>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -84,41 +85,76 @@ ExtentSummary summarise(std::span<const ChunkRow> rows) {
     return summary;
 }
 
-Json to_json(const SnapshotExtent& extent, std::size_t first_chunk, const ExtentSummary& summary) {
-    return {{"address", fmt::format("{:#x}", extent.address)},
-            {"bytes", extent.bytes},
-            {"tag", extent.tag},
-            {"device", extent.device},
-            {"first_chunk", first_chunk},
-            {"chunks", chunk_count(extent.bytes)},
-            {"element_width", summary.element_width},
-            {"stored_bytes", summary.stored_bytes},
-            {"checksum", fmt::format("{:016x}", summary.checksum)}};
+/// How many bytes of `text` are one character of UTF-8; 0 if it does not begin with one.
+std::size_t character_bytes(std::string_view text) noexcept {
+    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+    const auto lead = byte(0);
+    if (lead < 0x80) return 1;
+    const std::size_t bytes = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+    if (lead < 0xC2 || lead > 0xF4 || text.size() < bytes) return 0;
+    for (std::size_t i = 1; i < bytes; ++i)
+        if ((byte(i) & 0xC0U) != 0x80) return 0;
+    const bool is_too_long = (lead == 0xE0 && byte(1) < 0xA0) || (lead == 0xF0 && byte(1) < 0x90);
+    const bool is_no_character = (lead == 0xED && byte(1) > 0x9F) || (lead == 0xF4 && byte(1) > 0x8F);
+    return is_too_long || is_no_character ? 0 : bytes;
 }
 
-/// `summary(first row, rows)` gives what depends on the contents.
+/// Adds `text` as JSON has it. What is no UTF-8 becomes U+FFFD.
+void add_quoted(std::string& json, std::string_view text) {
+    constexpr std::string_view k_short = "\b\f\n\r\t\"\\";
+    constexpr std::string_view k_letters = "bfnrt\"\\";
+    json += '"';
+    while (!text.empty()) {
+        const auto bytes = character_bytes(text);
+        const char c = text[0];
+        if (const auto known = k_short.find(c); known != std::string_view::npos)
+            (json += '\\') += k_letters[known];
+        else if (bytes == 0)
+            json += "\xEF\xBF\xBD";
+        else if (bytes == 1 && static_cast<unsigned char>(c) < 0x20)
+            fmt::format_to(std::back_inserter(json), "\\u{:04x}", static_cast<unsigned>(c));
+        else
+            json += text.substr(0, bytes);
+        text.remove_prefix(std::max<std::size_t>(1, bytes));
+    }
+    json += '"';
+}
+
+void add_extent(std::string& json, const SnapshotExtent& extent, std::size_t first_chunk,
+                const ExtentSummary& summary) {
+    fmt::format_to(std::back_inserter(json),
+                   "\n  {{\n   \"address\": \"{:#x}\",\n   \"bytes\": {},\n   \"tag\": ", extent.address,
+                   extent.bytes);
+    add_quoted(json, extent.tag);
+    fmt::format_to(
+        std::back_inserter(json),
+        ",\n   \"device\": {},\n   \"first_chunk\": {},\n   \"chunks\": {},\n   \"element_width\": {},\n"
+        "   \"stored_bytes\": {},\n   \"checksum\": \"{:016x}\"\n  }}",
+        extent.device, first_chunk, chunk_count(extent.bytes), summary.element_width, summary.stored_bytes,
+        summary.checksum);
+}
+
+/// `summary(first row, rows)` gives what depends on the contents. Made by hand: objects of JSON take memory
+/// even to be destroyed, and this runs in processes that may have none.
 template <class Summary>
 std::string make_json(const SnapshotDescription& description, Bytes file_bytes, Summary&& summary) {
-    auto extents = Json::array();
+    auto json = fmt::format("\n{{\n \"format\": \"{}\",\n \"version\": {},\n \"id\": ", k_format, k_version);
+    add_quoted(json, description.id);
+    json += ",\n \"created\": ";
+    add_quoted(json, description.created);
+    fmt::format_to(std::back_inserter(json),
+                   ",\n \"owner\": {{\n  \"pid\": {},\n  \"start_time\": {},\n  \"uid\": {}\n }},\n"
+                   " \"content_bytes\": {},\n \"file_bytes\": {},\n \"chunk_bytes\": {},\n \"extents\": [",
+                   description.owner.pid, description.owner.start_time, description.uid,
+                   description.content_bytes(), file_bytes, codec::k_chunk_bytes);
     std::size_t chunk = 0;
     for (const auto& extent : description.extents) {
         const auto chunks = chunk_count(extent.bytes);
-        extents.push_back(to_json(extent, chunk, summary(chunk, chunks)));
+        if (&extent != &description.extents.front()) json += ',';
+        add_extent(json, extent, chunk, summary(chunk, chunks));
         chunk += chunks;
     }
-    const Json json = {{"format", k_format},
-                       {"version", k_version},
-                       {"id", description.id},
-                       {"created", description.created},
-                       {"owner",
-                        {{"pid", description.owner.pid},
-                         {"start_time", description.owner.start_time},
-                         {"uid", description.uid}}},
-                       {"content_bytes", description.content_bytes()},
-                       {"file_bytes", file_bytes},
-                       {"chunk_bytes", codec::k_chunk_bytes},
-                       {"extents", std::move(extents)}};
-    return "\n" + json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+    return json += description.extents.empty() ? "]\n}\n" : "\n ]\n}\n";
 }
 
 /// What the JSON takes at most.

@@ -49,9 +49,9 @@ Error refused(const std::filesystem::path& path, std::string_view why) {
 }
 
 Error failed(int number, std::string_view call, const std::filesystem::path& path) {
-    const auto code = number == EACCES || number == EPERM || number == EROFS ? ErrorCode::not_permitted
-                      : number == ENOSPC || number == EDQUOT                 ? ErrorCode::out_of_disk
-                                                                             : ErrorCode::io_failed;
+    const auto code = number == EACCES || number == EPERM || number == EROFS    ? ErrorCode::not_permitted
+                      : number == ENOSPC || number == EDQUOT || number == EFBIG ? ErrorCode::out_of_disk
+                                                                                : ErrorCode::io_failed;
     return errno_error(code, number, call, path.string());
 }
 
@@ -240,7 +240,7 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
         }
         if (!is_same_file(fd.get(), directory->fd(), text)) continue; // and removed
         if (direct) pass_by_page_cache(fd.get());
-        return SnapshotFile(std::move(directory), name, std::move(fd));
+        return SnapshotFile(std::move(directory), name, std::move(text), std::move(fd));
     }
     return make_error(ErrorCode::io_failed, "no name for a snapshot is free in {}",
                       directory->path().string());
@@ -265,6 +265,7 @@ SnapshotFile& SnapshotFile::operator=(SnapshotFile&& other) noexcept {
     remove();
     directory_ = std::move(other.directory_);
     name_ = std::move(other.name_);
+    text_ = std::move(other.text_);
     fd_ = std::move(other.fd_);
     return *this;
 }
@@ -272,15 +273,16 @@ SnapshotFile& SnapshotFile::operator=(SnapshotFile&& other) noexcept {
 Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
     auto renamed = name_;
     renamed.kind = kind;
-    const auto from = name_.text();
-    const auto to = renamed.text();
-    if (!is_same_file(fd_.get(), directory_->fd(), from))
+    auto to = renamed.text();
+    if (!is_same_file(fd_.get(), directory_->fd(), text_))
         return make_error(ErrorCode::io_failed, "{} was removed or replaced by somebody", path().string());
     // Not every file system can refuse to replace; nobody else makes names of this owner.
-    if (::renameat2(directory_->fd(), from.c_str(), directory_->fd(), to.c_str(), RENAME_NOREPLACE) != 0 &&
-        (errno != EINVAL || ::renameat(directory_->fd(), from.c_str(), directory_->fd(), to.c_str()) != 0))
+    const int at = directory_->fd();
+    if (::renameat2(at, text_.c_str(), at, to.c_str(), RENAME_NOREPLACE) != 0 &&
+        (errno != EINVAL || ::renameat(at, text_.c_str(), at, to.c_str()) != 0))
         return failed(errno, "rename", path());
     name_ = std::move(renamed);
+    text_ = std::move(to);
     return directory_->flush();
 }
 
@@ -303,8 +305,8 @@ Result<void> SnapshotFile::commit(bool keeps) {
 
 void SnapshotFile::unlink() noexcept {
     // Only while the name is that of this file.
-    if (fd_ && is_same_file(fd_.get(), directory_->fd(), name_.text()))
-        ::unlinkat(directory_->fd(), name_.text().c_str(), 0);
+    if (fd_ && is_same_file(fd_.get(), directory_->fd(), text_))
+        ::unlinkat(directory_->fd(), text_.c_str(), 0);
 }
 
 void SnapshotFile::remove() noexcept {

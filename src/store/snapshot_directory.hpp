@@ -96,7 +96,7 @@ public:
 
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
     [[nodiscard]] const SnapshotName& name() const noexcept { return name_; }
-    [[nodiscard]] std::filesystem::path path() const { return directory_->path() / name_.text(); }
+    [[nodiscard]] std::filesystem::path path() const { return directory_->path() / text_; }
 
     /// Takes room for so many bytes, if there is: past the page cache, a write that makes a file longer keeps
     /// all others waiting. Does nothing for a file that is cached.
@@ -113,14 +113,17 @@ public:
     void unlink() noexcept;
 
 private:
-    SnapshotFile(std::shared_ptr<const SnapshotDirectory> directory, SnapshotName name, UnsharedFd fd)
-        : directory_(std::move(directory)), name_(name), fd_(std::move(fd)) {}
+    SnapshotFile(std::shared_ptr<const SnapshotDirectory> directory, SnapshotName name, std::string text,
+                 UnsharedFd fd)
+        : directory_(std::move(directory)), name_(std::move(name)), text_(std::move(text)),
+          fd_(std::move(fd)) {}
     [[nodiscard]] Result<void> rename(SnapshotName::Kind kind);
     void remove() noexcept;
 
     std::shared_ptr<const SnapshotDirectory> directory_;
     SnapshotName name_;
-    UnsharedFd fd_; ///< empty once it was let stay, or moved from
+    std::string text_; ///< of the name: it is removed though there be no memory to make it
+    UnsharedFd fd_;    ///< empty once it was let stay, or moved from
 };
 
 /// Has `fd` read and written past the page cache from here on (O_DIRECT), in whole pages from and to whole

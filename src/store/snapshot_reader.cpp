@@ -75,15 +75,26 @@ private:
             chunks_.emplace_back(Chunk{place, *space, {}}); // a deque's elements stay where they are
         const auto& row = header_.rows[place.number];
         auto* const buffer = pool_.take();
-        queue_.submit({IoRequest::Kind::read, fd_, buffer, row.stored_bytes, row.offset,
-                       [=, this, &chunk](const Result<void>& read) {
-                           workers_->post([=, this, &chunk](std::size_t worker) {
-                               auto result =
-                                   read ? guarded([&] { return unpack(worker, chunk, buffer); }) : read;
-                               finish(chunk, std::move(result), buffer);
-                           });
-                       }});
+        auto submitted = guarded([&]() -> Result<void> {
+            queue_.submit(
+                {IoRequest::Kind::read, fd_, buffer, row.stored_bytes, row.offset,
+                 [=, this, &chunk](Result<void> read) { hand_over(chunk, std::move(read), buffer); }});
+            return {};
+        });
+        if (!submitted) finish(chunk, std::move(submitted), buffer);
         return {};
+    }
+
+    /// To a worker. Runs on a thread of the queue, which nothing may be thrown at.
+    void hand_over(Chunk& chunk, Result<void> read, std::byte* buffer) noexcept {
+        if (read)
+            read = guarded([&]() -> Result<void> {
+                workers_->post([=, this, &chunk](std::size_t worker) {
+                    finish(chunk, guarded([&] { return unpack(worker, chunk, buffer); }), buffer);
+                });
+                return {};
+            });
+        if (!read) finish(chunk, std::move(read), buffer);
     }
 
     [[nodiscard]] Result<void> unpack(std::size_t worker, const Chunk& chunk, const std::byte* buffer) {
@@ -125,27 +136,63 @@ private:
     std::condition_variable changed_;
 };
 
-/// The header of an open file, which may pass by the page cache: what is read from it goes to whole pages.
+/// The front of an open file, which may pass by the page cache: what is read from it goes to whole pages.
+class Front {
+public:
+    /// Errors: damaged (the file is shorter), io_failed, out_of_host_memory.
+    [[nodiscard]] static Result<Front> read(int fd, Bytes bytes) {
+        auto memory = BufferPool::create(1, static_cast<std::size_t>(bytes));
+        if (!memory) return memory.error();
+        auto* const data = (*memory)->take();
+        GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::read, fd, data, static_cast<std::size_t>(bytes), 0));
+        return Front(*std::move(memory), {data, static_cast<std::size_t>(bytes)});
+    }
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
+
+private:
+    Front(std::unique_ptr<BufferPool> memory, std::span<const std::byte> bytes)
+        : memory_(std::move(memory)), bytes_(bytes) {}
+
+    std::unique_ptr<BufferPool> memory_;
+    std::span<const std::byte> bytes_;
+};
+
+Result<Bytes> size_of(int fd) {
+    struct stat status = {};
+    if (::fstat(fd, &status) != 0)
+        return errno_error(ErrorCode::io_failed, errno, "fstat", "cannot read the snapshot");
+    const auto bytes = static_cast<Bytes>(status.st_size);
+    if (bytes < k_alignment)
+        return make_error(ErrorCode::damaged, "the snapshot is cut: it has {} bytes", bytes);
+    return bytes;
+}
+
 Result<SnapshotHeader> read_header(int fd) {
-    return guarded([&]() -> Result<SnapshotHeader> {
-        struct stat status = {};
-        if (::fstat(fd, &status) != 0)
-            return errno_error(ErrorCode::io_failed, errno, "fstat", "cannot read the snapshot");
-        const auto file_bytes = static_cast<Bytes>(status.st_size);
-        if (file_bytes < k_alignment)
-            return make_error(ErrorCode::damaged, "the snapshot is cut: it has {} bytes", file_bytes);
-        const auto front = BufferPool::create(1, k_alignment);
-        if (!front) return front.error();
-        const std::span page((*front)->take(), k_alignment);
-        GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::read, fd, page.data(), page.size(), 0));
-        const auto bytes = read_preamble(page.first<k_preamble_bytes>(), file_bytes);
-        if (!bytes) return bytes.error();
-        const auto whole = BufferPool::create(1, static_cast<std::size_t>(*bytes));
-        if (!whole) return whole.error();
-        const std::span header((*whole)->take(), static_cast<std::size_t>(*bytes));
-        GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::read, fd, header.data(), header.size(), 0));
-        return decode_header(header, file_bytes);
-    });
+    const auto file_bytes = size_of(fd);
+    if (!file_bytes) return file_bytes.error();
+    const auto page = Front::read(fd, k_alignment);
+    if (!page) return page.error();
+    const auto bytes = read_preamble(page->bytes().first<k_preamble_bytes>(), *file_bytes);
+    if (!bytes) return bytes.error();
+    const auto header = Front::read(fd, *bytes);
+    if (!header) return header.error();
+    return decode_header(header->bytes(), *file_bytes);
+}
+
+/// Errors: damaged, io_failed, out_of_host_memory.
+Result<void> compare_header(int fd, const SnapshotHeader& written) {
+    const auto file_bytes = size_of(fd);
+    if (!file_bytes) return file_bytes.error();
+    if (*file_bytes != written.file_bytes)
+        return make_error(ErrorCode::damaged, "the snapshot is damaged: it has {} bytes of {}", *file_bytes,
+                          written.file_bytes);
+    const auto front = Front::read(fd, written.header_bytes);
+    if (!front) return front.error();
+    const auto header = encode_header(written);
+    if (!std::equal(header.begin(), header.end(), front->bytes().begin(), front->bytes().end()))
+        return make_error(ErrorCode::damaged,
+                          "the snapshot is damaged: its header was changed, or another was written over it");
+    return {};
 }
 
 Result<std::vector<ChunkPlace>> places_to_read(const SnapshotHeader& header,
@@ -171,22 +218,24 @@ Result<SnapshotReader> SnapshotReader::open(const std::filesystem::path& path) {
 
 Result<SnapshotReader> SnapshotReader::open(UniqueFd fd) {
     pass_by_page_cache(fd.get()); // nobody reads it twice
-    auto header = read_header(fd.get());
+    auto header = guarded([&] { return read_header(fd.get()); });
     if (!header) return std::move(header).error();
     const int number = fd.get();
     return SnapshotReader(std::move(fd), number, *std::move(header));
 }
 
-Result<SnapshotReader> SnapshotReader::open(const SnapshotFile& file, std::string_view id) {
-    auto header = read_header(file.fd());
-    if (!header) return std::move(header).error();
-    if (header->description.id != id)
-        return make_error(ErrorCode::damaged, "the snapshot was written over by another: it has the id {}",
-                          header->description.id);
-    return SnapshotReader(UniqueFd(), file.fd(), *std::move(header));
+Result<SnapshotReader> SnapshotReader::open(const SnapshotFile& file, const SnapshotHeader& written) {
+    return guarded([&]() -> Result<SnapshotReader> {
+        GPU_SLEEP_TRY(compare_header(file.fd(), written));
+        return SnapshotReader(UniqueFd(), file.fd(), written);
+    });
 }
 
 Result<void> SnapshotReader::read(ChunkSink& sink, const SnapshotReadOptions& options) const {
+    return guarded([&] { return read_unguarded(sink, options); });
+}
+
+Result<void> SnapshotReader::read_unguarded(ChunkSink& sink, const SnapshotReadOptions& options) const {
     const auto places = places_to_read(header_, options.extents);
     if (!places) return places.error();
     const auto each = 2 * codec::k_chunk_bytes; // a buffer, and as much again for a decoder's planes

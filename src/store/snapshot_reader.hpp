@@ -10,7 +10,6 @@
 
 #include <filesystem>
 #include <span>
-#include <string_view>
 
 namespace gpu_sleep::store {
 
@@ -48,8 +47,9 @@ public:
     /// The same with a file that is open already.
     [[nodiscard]] static Result<SnapshotReader> open(UniqueFd fd);
     /// Reads through the descriptor that `file` holds, whatever has become of its name; `file` outlives the
-    /// reader. The snapshot must have this `id`: somebody may have written over it. Errors: as above.
-    [[nodiscard]] static Result<SnapshotReader> open(const SnapshotFile& file, std::string_view id);
+    /// reader. The header must be as it was written: somebody may have written over it. Errors: as above, but
+    /// not_permitted and protocol_mismatch.
+    [[nodiscard]] static Result<SnapshotReader> open(const SnapshotFile& file, const SnapshotHeader& written);
 
     [[nodiscard]] const SnapshotHeader& header() const noexcept { return header_; }
 
@@ -58,6 +58,8 @@ public:
     [[nodiscard]] Result<void> read(ChunkSink& sink, const SnapshotReadOptions& options = {}) const;
 
 private:
+    [[nodiscard]] Result<void> read_unguarded(ChunkSink& sink, const SnapshotReadOptions& options) const;
+
     SnapshotReader(UniqueFd own, int fd, SnapshotHeader header)
         : own_(std::move(own)), fd_(fd), header_(std::move(header)) {}
 

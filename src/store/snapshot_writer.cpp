@@ -9,8 +9,11 @@
 #include "store/buffer_pool.hpp"
 #include "store/workers.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -35,42 +38,54 @@ public:
         encoders_.resize((*workers)->count());
         for (const auto& place : places_) {
             if (has_failed_) break;
-            auto* const buffer = pool_.take();
-            auto content = source_.take(place);
-            if (!content || content->size() != place.bytes) {
-                fail(content ? make_error(ErrorCode::internal, "contents of a wrong size") : content.error());
-                if (content) source_.release(place);
-                pool_.put(buffer);
-                break;
-            }
-            const auto posted = guarded([&]() -> Result<void> {
-                (*workers)->post([=, this, content = *content](std::size_t worker) {
-                    pack(worker, place, content, buffer);
-                });
-                return {};
-            });
-            if (posted) continue;
-            source_.release(place);
-            finish(posted.error(), buffer);
-            break;
+            start(**workers, place);
         }
         pool_.wait_for_all();
         const std::lock_guard lock(mutex_);
-        if (failure_) return *failure_;
+        if (failure_ && is_for_limit(*failure_))
+            return make_error(ErrorCode::out_of_disk,
+                              "cannot write the snapshot: files may not be that long (RLIMIT_FSIZE)");
+        if (failure_) return *std::move(failure_);
         header_.file_bytes = end_;
         return {};
     }
 
 private:
+    /// Past the page cache, a write that the limit on the length of files cuts short is one of an odd length,
+    /// and fails for that.
+    [[nodiscard]] bool is_for_limit(const Error& failure) const noexcept {
+        rlimit limit{};
+        return failure.code == ErrorCode::io_failed && failure.driver_status == EINVAL &&
+               ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < end_;
+    }
+
+    void start(Workers& workers, const ChunkPlace& place) noexcept {
+        auto* const buffer = pool_.take();
+        bool is_taken = false;
+        auto posted = guarded([&]() -> Result<void> {
+            auto content = source_.take(place);
+            if (!content) return std::move(content).error();
+            is_taken = true;
+            if (content->size() != place.bytes)
+                return make_error(ErrorCode::internal, "contents of a wrong size");
+            workers.post(
+                [=, this, content = *content](std::size_t worker) { pack(worker, place, content, buffer); });
+            return {};
+        });
+        if (posted) return;
+        if (is_taken) source_.release(place);
+        finish(std::move(posted), buffer);
+    }
+
     void pack(std::size_t worker, const ChunkPlace& place, std::span<const std::byte> content,
-              std::byte* buffer) {
+              std::byte* buffer) noexcept {
         auto packed = guarded([&]() -> Result<codec::ChunkEncoder::Encoded> {
             if (has_failed_) return make_error(ErrorCode::cancelled, "the snapshot is given up");
             return encoders_[worker].encode(content, {buffer, codec::ChunkEncoder::room(content.size())});
         });
         if (!packed) {
             source_.release(place);
-            return finish(packed.error(), buffer);
+            return finish(std::move(packed).error(), buffer);
         }
         auto& row = header_.rows[place.number]; // nobody else's
         row.shape = packed->shape;
@@ -93,19 +108,19 @@ private:
             if (in_place) source_.release(place);
             finish(std::move(written), buffer);
         };
-        const auto submitted = guarded([&]() -> Result<void> {
+        auto submitted = guarded([&]() -> Result<void> {
             queue_.submit({IoRequest::Kind::write, file_.fd(), data, row.stored_bytes, row.offset, done});
             return {};
         });
-        if (!submitted) done(submitted.error());
+        if (!submitted) done(std::move(submitted));
     }
 
-    void finish(Result<void> result, std::byte* buffer) {
+    void finish(Result<void> result, std::byte* buffer) noexcept {
         if (!result) fail(std::move(result).error());
         pool_.put(buffer); // last: the writer may go now
     }
 
-    void fail(Error error) {
+    void fail(Error error) noexcept {
         const std::lock_guard lock(mutex_);
         if (!failure_) failure_ = std::move(error);
         has_failed_ = true;
@@ -137,11 +152,10 @@ Result<void> write_header(int fd, const SnapshotHeader& header, BufferPool& pool
     return result;
 }
 
-} // namespace
-
-Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directory,
-                                SnapshotDescription description, ChunkSource& source,
-                                const SnapshotWriteOptions& options) {
+/// Throws where memory runs out.
+Result<Snapshot> write_unguarded(std::shared_ptr<const SnapshotDirectory> directory,
+                                 SnapshotDescription description, ChunkSource& source,
+                                 const SnapshotWriteOptions& options) {
     auto id = make_snapshot_id();
     if (!id) return id.error();
     description.id = *std::move(id);
@@ -176,6 +190,15 @@ Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directo
     GPU_SLEEP_TRY(write_header(file->fd(), header, **pool));
     GPU_SLEEP_TRY(file->commit(options.keeps));
     return Snapshot{*std::move(file), std::move(header)};
+}
+
+} // namespace
+
+Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directory,
+                                SnapshotDescription description, ChunkSource& source,
+                                const SnapshotWriteOptions& options) {
+    return guarded(
+        [&] { return write_unguarded(std::move(directory), std::move(description), source, options); });
 }
 
 } // namespace gpu_sleep::store

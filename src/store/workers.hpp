@@ -31,6 +31,7 @@ public:
     /// Ends the threads when all that was posted is done.
     ~Workers();
 
+    /// Where it throws for want of memory, nothing was posted.
     void post(Job job);
     [[nodiscard]] std::size_t count() const noexcept { return threads_.size(); }
 

@@ -117,6 +117,21 @@ inline void add_sample_contents(MemoryContents& contents) {
     contents.add("zeros", ByteVector(9 * k_mib));
 }
 
+/// Options for two threads.
+[[nodiscard]] inline store::SnapshotWriteOptions small_write(store::IoKind io = store::IoKind::automatic) {
+    store::SnapshotWriteOptions options;
+    options.threads = 2;
+    options.io = io;
+    return options;
+}
+
+[[nodiscard]] inline store::SnapshotReadOptions small_read(store::IoKind io = store::IoKind::automatic) {
+    store::SnapshotReadOptions options;
+    options.threads = 2;
+    options.io = io;
+    return options;
+}
+
 [[nodiscard]] inline ByteVector read_file(const std::filesystem::path& path) {
     std::ifstream file(path, std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(file), {}};

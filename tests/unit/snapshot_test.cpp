@@ -8,6 +8,8 @@
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -21,21 +23,9 @@ namespace {
 
 using test::ByteVector;
 using test::MemoryContents;
+using test::small_read;
+using test::small_write;
 using test::TemporaryDirectory;
-
-SnapshotWriteOptions small_write(IoKind io = IoKind::automatic) {
-    SnapshotWriteOptions options;
-    options.threads = 2;
-    options.io = io;
-    return options;
-}
-
-SnapshotReadOptions small_read(IoKind io = IoKind::automatic) {
-    SnapshotReadOptions options;
-    options.threads = 2;
-    options.io = io;
-    return options;
-}
 
 /// Reads a file of these bytes. Returns the first error.
 Result<void> read_all(const std::filesystem::path& path, MemoryContents& contents) {
@@ -60,7 +50,7 @@ TEST_CASE("Snapshots: what was written is read, by both kinds of queues, past th
     CHECK(contents.most_out <= 6);
     const bool by_name = GENERATE(true, false);
     const auto reader = by_name ? SnapshotReader::open(snapshot->file.path())
-                                : SnapshotReader::open(snapshot->file, snapshot->header.description.id);
+                                : SnapshotReader::open(snapshot->file, snapshot->header);
     REQUIRE(reader);
     CHECK(reader->header().description == snapshot->header.description);
     CHECK(reader->header().description.extents == contents.description.extents);
@@ -160,73 +150,6 @@ TEST_CASE("Snapshots: a source or a sink that fails at any chunk", "[store]") {
     }
 }
 
-/// A queue whose n-th write fails.
-class FullDisk final : public IoQueue {
-public:
-    FullDisk(IoQueue& queue, std::size_t fails_at) : queue_(queue), left_(fails_at) {}
-    void submit(IoRequest request) override {
-        if (left_-- != 0) return queue_.submit(std::move(request));
-        request.done(make_error(ErrorCode::out_of_disk, "full"));
-    }
-
-private:
-    IoQueue& queue_;
-    std::atomic<std::size_t> left_;
-};
-
-TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "[store]") {
-    const TemporaryDirectory directory;
-    MemoryContents contents;
-    test::add_sample_contents(contents);
-    const auto queue = open_io_queue();
-    REQUIRE(queue);
-    for (std::size_t i = 0; i < places_of(contents.description.extents).size(); ++i) {
-        FullDisk disk(**queue, i);
-        auto options = small_write();
-        options.queue = &disk;
-        const auto snapshot = write_snapshot(directory.open(), contents.description, contents, options);
-        CHECK(snapshot.error().code == ErrorCode::out_of_disk);
-        CHECK(contents.is_quiet());
-        CHECK(directory.file_count() == 0);
-    }
-}
-
-TEST_CASE("Snapshots: a flush or a rename that fails leaves nothing behind", "[store]") {
-    const TemporaryDirectory directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(5000));
-    const auto opened = directory.open();
-    const auto failing =
-        GENERATE(test::FailingCall{SYS_fsync, EIO, {}}, test::FailingCall{SYS_renameat2, EIO, {}},
-                 test::FailingCall{SYS_fsync, ENOSPC, {}}, test::FailingCall{SYS_ftruncate, EIO, {}});
-    auto options = small_write();
-    options.keeps = GENERATE(false, true);
-    std::optional<Error> error;
-    const bool was_run = test::with_failing_calls({failing}, [&] {
-        const auto snapshot = write_snapshot(opened, contents.description, contents, options);
-        if (!snapshot) error = snapshot.error();
-    });
-    if (!was_run) return test::skip_without_right("filter its system calls");
-    REQUIRE(error);
-    CHECK(error->code == (failing.error == ENOSPC ? ErrorCode::out_of_disk : ErrorCode::io_failed));
-    CHECK(directory.file_count() == 0);
-}
-
-TEST_CASE("Snapshots: room that cannot be reserved is not needed", "[store]") {
-    const TemporaryDirectory directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(50'000));
-    const auto opened = directory.open();
-    const auto error = static_cast<std::uint32_t>(GENERATE(ENOSPC, EOPNOTSUPP));
-    bool is_right = false;
-    const bool was_run = test::with_failing_calls({{SYS_fallocate, error, {}}}, [&] {
-        const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
-        is_right = snapshot && SnapshotReader::open(snapshot->file.path());
-    });
-    if (!was_run) return test::skip_without_right("filter its system calls");
-    CHECK(is_right);
-}
-
 TEST_CASE("Snapshots: one that is cut at any 4 KiB, or longer, is refused", "[store]") {
     const TemporaryDirectory directory;
     MemoryContents contents;
@@ -303,6 +226,26 @@ TEST_CASE("Snapshots: JSON that was written by somebody else is refused, in litt
     CHECK(forged(std::string(4'000'000, '['), 4'096'000).error().code == ErrorCode::damaged);
 }
 
+TEST_CASE("Snapshots: the header's JSON is what a library makes of it, whatever a tag is called", "[store]") {
+    SnapshotHeader header;
+    header.description = {"0123", "now", {4242, 123456}, 1000, {}};
+    for (const auto* tag : {"weights", "", "\"quoted\\\"", "line\n\r\t\b\f", "\x01\x1f\x7f",
+                            "Gewichte äöü €  𝔸", "\xff", "a\xc3", "\xe2\x82", "\xc0\x80", "\xed\xa0\x80",
+                            "\xf4\x90\x80\x80", "\xf0\x80\x80\x80", "\xe0\x80\x80z"}) {
+        header.description.extents.clear();
+        if (*tag != 0) header.description.extents.push_back({0x7f00, 5, tag, 1});
+        header.rows.resize(header.description.extents.size());
+        header.header_bytes = header_bytes_of(header.description);
+        const auto bytes = encode_header(header);
+        std::uint32_t size = 0;
+        std::memcpy(&size, &bytes[20], sizeof size);
+        const std::string text(reinterpret_cast<const char*>(&bytes[k_preamble_bytes]), size);
+        const auto json = nlohmann::ordered_json::parse(text, nullptr, false);
+        REQUIRE(json.is_object());
+        CHECK(text == "\n" + json.dump(1) + "\n");
+    }
+}
+
 TEST_CASE("Snapshots: a header that lies, with good checksums", "[store]") {
     const TemporaryDirectory directory;
     MemoryContents contents;
@@ -373,7 +316,6 @@ TEST_CASE("Snapshots: one that is held open is read whatever became of its name"
     REQUIRE(one);
     REQUIRE(other);
     const auto path = one->file.path();
-    const auto id = one->header.description.id;
     SECTION("renamed") {
         std::filesystem::rename(path, path.string() + ".away");
     }
@@ -389,7 +331,7 @@ TEST_CASE("Snapshots: one that is held open is read whatever became of its name"
     }
     const bool has_name = std::filesystem::exists(path);
     {
-        const auto reader = SnapshotReader::open(one->file, id);
+        const auto reader = SnapshotReader::open(one->file, one->header);
         REQUIRE(reader);
         REQUIRE(reader->read(contents, small_read()));
         CHECK(contents.delivered.size() == reader->header().rows.size());
@@ -398,7 +340,7 @@ TEST_CASE("Snapshots: one that is held open is read whatever became of its name"
     CHECK(std::filesystem::exists(path) == has_name);
 }
 
-TEST_CASE("Snapshots: another one that was written over it is noticed by its id", "[store]") {
+TEST_CASE("Snapshots: another one that was written over it is noticed", "[store]") {
     const TemporaryDirectory directory;
     MemoryContents contents;
     contents.add("weights", test::random_bytes(5000));
@@ -407,7 +349,7 @@ TEST_CASE("Snapshots: another one that was written over it is noticed by its id"
     REQUIRE(one);
     REQUIRE(other);
     test::write_file(one->file.path(), test::read_file(other->file.path()));
-    const auto reader = SnapshotReader::open(one->file, one->header.description.id);
+    const auto reader = SnapshotReader::open(one->file, one->header);
     CHECK(reader.error().code == ErrorCode::damaged);
 }
 

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Snapshots while memory runs out: every allocation fails once, on whichever thread it is. A program of its
+// own, for it has an operator new of its own.
+
+#include "base/guard.hpp"
+#include "support/snapshots.hpp"
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+namespace {
+
+std::atomic<bool> g_counts{false};
+std::atomic<bool> g_is_lasting{false}; ///< all fail from then on
+std::atomic<long> g_left{0};           ///< that succeed
+
+bool fails() noexcept {
+    if (!g_counts) return false;
+    const auto left = g_left.fetch_sub(1);
+    return left == 0 || (left < 0 && g_is_lasting);
+}
+
+} // namespace
+
+void* operator new(std::size_t bytes) {
+    auto* const memory = fails() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+}
+void operator delete(void* memory) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
+
+namespace gpu_sleep::store {
+namespace {
+
+using test::TemporaryDirectory;
+
+/// Contents that take no memory once they are made.
+class Contents final : public ChunkSource, public ChunkSink {
+public:
+    Contents() {
+        for (const auto bytes : {200'000, 3000, 70'000}) {
+            bytes_.push_back(test::normal_bf16(static_cast<std::size_t>(bytes)));
+            spaces_.emplace_back(bytes_.back().size());
+            extents.push_back({0x1000000 * bytes_.size(), bytes_.back().size(), "weights", 0});
+        }
+    }
+    [[nodiscard]] Result<std::span<const std::byte>> take(const ChunkPlace& place) override {
+        ++out_;
+        return std::span<const std::byte>(bytes_[place.extent]);
+    }
+    void release(const ChunkPlace&) noexcept override { --out_; }
+    [[nodiscard]] Result<std::span<std::byte>> space(const ChunkPlace& place) override {
+        return std::span<std::byte>(spaces_[place.extent]);
+    }
+    [[nodiscard]] Result<void> deliver(const ChunkPlace& place, std::span<const std::byte> content) override {
+        is_right_ = is_right_ && std::equal(content.begin(), content.end(), bytes_[place.extent].begin(),
+                                            bytes_[place.extent].end());
+        return {};
+    }
+    [[nodiscard]] bool is_quiet() const { return out_ == 0; }
+    [[nodiscard]] bool is_right() const { return is_right_; }
+
+    std::vector<SnapshotExtent> extents;
+
+private:
+    std::vector<test::ByteVector> bytes_;
+    std::vector<test::ByteVector> spaces_;
+    std::atomic<int> out_{0};
+    bool is_right_ = true;
+};
+
+/// Runs `body` with the n-th allocation failing, for every n that it reaches. `check(result)` after each.
+template <class Body, class Check>
+void for_every_allocation(bool lasting, Body&& body, Check&& check) {
+    bool was_reached = true;
+    for (long n = 0; was_reached; ++n) {
+        INFO("allocation " << n);
+        g_is_lasting = lasting;
+        g_left = n;
+        g_counts = true;
+        auto result = body();
+        g_counts = false;
+        was_reached = g_left < 0;
+        check(result);
+        if (!was_reached) CHECK(n > 10);
+    }
+}
+
+SnapshotWriteOptions write_options(IoKind io) {
+    SnapshotWriteOptions options;
+    options.threads = 2;
+    options.io = io;
+    return options;
+}
+
+} // namespace
+
+TEST_CASE("Snapshots: memory that runs out at any allocation ends a writing, and leaves nothing", "[store]") {
+    const auto io = GENERATE(IoKind::automatic, IoKind::threads);
+    const auto lasting = GENERATE(false, true);
+    const TemporaryDirectory directory;
+    const auto opened = directory.open();
+    Contents contents;
+    SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
+    int written = 0;
+    for_every_allocation(
+        lasting,
+        [&] {
+            return guarded([&]() -> Result<void> {
+                const auto snapshot = write_snapshot(opened, description, contents, write_options(io));
+                if (!snapshot) return snapshot.error();
+                ++written;
+                return {};
+            });
+        },
+        [&](const Result<void>& result) {
+            if (!result) CHECK(result.error().code == ErrorCode::out_of_host_memory);
+            CHECK(contents.is_quiet());
+            CHECK(directory.file_count() == 0);
+        });
+    CHECK(written > 0);
+}
+
+TEST_CASE("Snapshots: memory that runs out at any allocation ends a reading, which can be tried again",
+          "[store]") {
+    const auto io = GENERATE(IoKind::automatic, IoKind::threads);
+    const auto lasting = GENERATE(false, true);
+    const auto is_cut = GENERATE(false, true); // errors, too, take memory
+    const TemporaryDirectory directory;
+    Contents contents;
+    SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
+    const auto snapshot = write_snapshot(directory.open(), description, contents, write_options(io));
+    REQUIRE(snapshot);
+    SnapshotReadOptions options;
+    options.threads = 2;
+    options.io = io;
+    const auto reader = SnapshotReader::open(snapshot->file, snapshot->header);
+    REQUIRE(reader);
+    if (is_cut) std::filesystem::resize_file(snapshot->file.path(), 4096);
+    for_every_allocation(
+        lasting, [&] { return reader->read(contents, options); },
+        [&](const Result<void>& result) {
+            if (is_cut) CHECK_FALSE(result);
+            if (!result)
+                CHECK((result.error().code == ErrorCode::out_of_host_memory ||
+                       (is_cut && result.error().code == ErrorCode::damaged)));
+            CHECK(contents.is_right());
+        });
+    if (!is_cut) CHECK(reader->read(contents, options));
+}
+
+TEST_CASE("Snapshots: memory that runs out at any allocation ends an opening", "[store]") {
+    const TemporaryDirectory directory;
+    Contents contents;
+    SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
+    const auto snapshot =
+        write_snapshot(directory.open(), description, contents, write_options(IoKind::threads));
+    REQUIRE(snapshot);
+    for_every_allocation(
+        GENERATE(false, true), [&] { return SnapshotReader::open(snapshot->file, snapshot->header); },
+        [&](const Result<SnapshotReader>& result) {
+            if (!result) CHECK(result.error().code == ErrorCode::out_of_host_memory);
+        });
+}
+
+} // namespace gpu_sleep::store
