@@ -5,6 +5,7 @@
 
 #include "host_callbacks.hpp"
 #include "host_gpu.hpp"
+#include "host_reads.hpp"
 #include "support/simulated_driver/control.h"
 
 #include <sys/prctl.h>
@@ -257,6 +258,13 @@ Answer set_fault(const std::string& kind, Words& words) {
     return std::string();
 }
 
+/// reads MICROSECONDS [GOOD]: each takes so much longer, and all after the next GOOD ones fail
+Answer set_reads(Words& words) {
+    const auto microseconds = next<std::uint64_t>(words);
+    spoil_reads(microseconds, next(words, UINT64_MAX));
+    return std::string();
+}
+
 const std::map<std::string, std::function<Answer(Words&)>>& commands() {
     static const std::map<std::string, std::function<Answer(Words&)>> table = {
         {"alloc", allocate},
@@ -295,6 +303,7 @@ const std::map<std::string, std::function<Answer(Words&)>>& commands() {
         {"delay", [](Words& w) { return set_fault("delay", w); }},
         {"corrupt", [](Words& w) { return set_fault("corrupt", w); }},
         {"fail", [](Words& w) { return set_fault("fail", w); }},
+        {"reads", set_reads},
         {"faults", [](Words&) { return Answer(std::to_string(sim_fault_counts().illegal_accesses)); }},
     };
     return table;

@@ -8,7 +8,9 @@
 #include "place.hpp"
 #include "support/skip.hpp"
 
+#include <fmt/format.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,9 +37,8 @@ void flip_bit(const fs::path& path, std::streamoff offset) {
 /// A file system of a few MiB, if this user may mount one.
 class SmallDisk {
 public:
-    SmallDisk() {
-        is_mounted_ =
-            ::mount("gpu-sleep-test", scratch_.path().c_str(), "tmpfs", 0, "size=4m,mode=0700") == 0;
+    explicit SmallDisk(const char* options = "size=4m,mode=0700") {
+        is_mounted_ = ::mount("gpu-sleep-test", scratch_.path().c_str(), "tmpfs", 0, options) == 0;
     }
     SmallDisk(const SmallDisk&) = delete;
     SmallDisk& operator=(const SmallDisk&) = delete;
@@ -109,17 +110,77 @@ TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves n
     if (!disk) return skip_without_right("mount a file system");
     Host host;
     allocate_two_tags(host);
+    CHECK_THAT(host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--dry-run"}).out,
+               mentions("it fails unless"));
     const auto failed = host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--json"});
     CHECK(failed.status == 8);
     CHECK(failed.json("/processes/0/error/code") == "out_of_disk");
     CHECK(fs::is_empty(disk.path()));
     check_stored_unharmed(host);
+    // Nor does what sleeps already change that.
+    REQUIRE(host.command("gpu-sleep", {"--tags", "kv_cache"}).status == 0);
+    CHECK(host.command("gpu-sleep", {"--store", "file", "--dir", disk.path()}).status == 8);
+    CHECK(host.state() == "partial");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
     // What fits does.
     host.tell("alloc small 1048576 0");
     CHECK(host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--tags", "small"}).status ==
           0);
     CHECK(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check_all") == "intact");
+    CHECK(fs::is_empty(disk.path()));
+}
+
+TEST_CASE("Store: a limit on the length of files ends a sleep with 8, and not the process", "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    rlimit before{};
+    REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, nullptr, &before) == 0);
+    const rlimit short_files{1'000'000, before.rlim_max};
+    REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, &short_files, nullptr) == 0);
+    const auto failed = host.command("gpu-sleep", place.store());
+    INFO(failed.err);
+    CHECK(failed.status == 8);
+    CHECK(place.files().empty());
+    REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, &before, nullptr) == 0);
+    check_stored_unharmed(host);
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+}
+
+TEST_CASE("Store: reads that fail leave the process asleep and whole, slow ones wake it in the end",
+          "[store]") {
+    const SmallDisk disk("size=64m,mode=0700"); // files in memory are read by pread()
+    if (!disk) return skip_without_right("mount a file system");
+    Host host;
+    allocate_two_tags(host);
+    const Arguments to_file{"--store", "file", "--dir", disk.path()};
+    for (int good = 0; good < 6; ++good) { // two headers, and a chunk or more of each file
+        INFO(good << " reads are good");
+        REQUIRE(host.command("gpu-sleep", to_file).status == 0);
+        host.tell(fmt::format("reads 0 {}", good));
+        const auto failed = host.command("gpu-wake");
+        CHECK(failed.status == 7);
+        CHECK_THAT(failed.err, mentions("cannot read"));
+        CHECK(host.state() != "awake");
+        host.tell("reads 0");
+        REQUIRE(host.command("gpu-wake").status == 0);
+        CHECK(host.tell("check_all") == "intact");
+        CHECK(fs::is_empty(disk.path()));
+    }
+    REQUIRE(host.command("gpu-sleep", to_file).status == 0);
+    host.tell("reads 50000");
+    {
+        const auto killed = host.start("gpu-wake");
+        pause_for(Milliseconds(70));
+    }
+    const auto state = host.state(); // waits for what is under way
+    CHECK((state == "awake" || state == "asleep"));
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(host.tell("faults") == "0");
     CHECK(fs::is_empty(disk.path()));
 }
 
