@@ -113,6 +113,11 @@ void context_created(CUcontext context) noexcept;
 CUresult end_context(CUcontext context, const std::function<CUresult()>& destroy) noexcept;
 /// The same for cuCtxDetach: a context that others are attached to stays.
 CUresult detach_context(CUcontext context, const std::function<CUresult()>& detach) noexcept;
+/// A green context, as what is current, holds its device's primary one, and memory is allocated there.
+void green_context_created(CUgreenCtx green, CUcontext context, CUdevice device) noexcept;
+/// The same as end_context() for cuGreenCtxDestroy, which does not wait for work and may end the primary
+/// context.
+CUresult end_green_context(CUgreenCtx green, const std::function<CUresult()>& destroy) noexcept;
 /// The program holds a primary context once more.
 void primary_context_retained(CUdevice device) noexcept;
 /// The same as end_context() for cuDevicePrimaryCtxRelease and cuDevicePrimaryCtxReset.

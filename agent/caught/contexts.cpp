@@ -12,11 +12,18 @@
 namespace gpu_sleep::agent::caught {
 namespace {
 
+struct Green {
+    CUcontext context = nullptr;
+    CUcontext primary = nullptr;
+    CUdevice device = 0;
+};
+
 /// The contexts that the program made, and the primary ones that it holds.
 struct OwnContexts {
     std::mutex mutex;                       ///< guards all below
     std::map<CUcontext, int> contexts;      ///< and their devices
-    std::map<CUdevice, unsigned> primaries; ///< how often the program holds each
+    std::map<CUdevice, unsigned> primaries; ///< how often the program holds each, by green ones too
+    std::map<CUgreenCtx, Green> greens;
     static OwnContexts& instance() {
         static auto* const own = new OwnContexts;
         return *own;
@@ -124,6 +131,28 @@ CUresult end_own_context(CUcontext context, const std::function<CUresult()>& end
     return status;
 }
 
+/// Runs `release`, which takes one of the program's holds of the primary context. The caller holds
+/// contexts_mutex() alone.
+CUresult release_held(const Agent::Memory& memory, CUdevice device,
+                      const std::function<CUresult()>& release) noexcept {
+    auto& own = OwnContexts::instance();
+    bool is_last = false;
+    noted([&] {
+        const std::lock_guard lock(own.mutex);
+        auto& held = own.primaries[device];
+        if (held > 0) --held;
+        is_last = held == 0;
+    });
+    const auto status = [&] {
+        const auto primary = is_last ? primary_of(memory.api, device) : Primary{};
+        if (!primary.context) return release();
+        return end_with(memory, primary.context, true, release,
+                        [&] { return primary_of(memory.api, device) != primary; });
+    }();
+    if (status != CUDA_SUCCESS) primary_context_retained(device);
+    return status;
+}
+
 } // namespace
 
 void context_created(CUcontext context) noexcept {
@@ -146,6 +175,62 @@ CUresult detach_context(CUcontext context, const std::function<CUresult()>& deta
         CUcontext current = nullptr;
         return api.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != context;
     });
+}
+
+CUcontext owner_of_memory_in(CUcontext context) {
+    auto& own = OwnContexts::instance();
+    const std::lock_guard lock(own.mutex);
+    for (const auto& [handle, green] : own.greens)
+        if (green.context == context) return green.primary;
+    return context;
+}
+
+void green_context_created(CUgreenCtx green, CUcontext context, CUdevice device) noexcept {
+    primary_context_retained(device);
+    noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        const std::shared_lock contexts(contexts_mutex());
+        const auto primary = primary_of(with->api, device).context;
+        auto& own = OwnContexts::instance();
+        const std::lock_guard lock(own.mutex);
+        own.greens.insert_or_assign(green, Green{context, primary, device});
+    });
+}
+
+CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& destroy) noexcept {
+    const auto with = memory();
+    if (!with) return destroy();
+    const auto status = [&] {
+        const std::lock_guard lock(contexts_mutex());
+        auto& own = OwnContexts::instance();
+        std::map<CUgreenCtx, Green>::node_type node;
+        {
+            const std::lock_guard own_lock(own.mutex);
+            node = own.greens.extract(handle);
+        }
+        if (!node) return destroy();
+        const auto green = node.mapped();
+        Taken captures;
+        noted([&] {
+            captures = take_captures_of(green.context);
+            // For good: if it stays, its blocks wait for their events.
+            forget_order_of(green.context, green.primary);
+            Allocations::instance().change([&](Known& known) {
+                if (known.context == green.context) known.context = green.primary;
+            });
+        });
+        const auto ended = release_held(*with, green.device, destroy);
+        noted([&] {
+            if (ended == CUDA_SUCCESS) return;
+            if (captures.stays) captures.stays();
+            const std::lock_guard own_lock(own.mutex);
+            own.greens.insert(std::move(node));
+        });
+        return ended;
+    }();
+    free_waiting();
+    return status;
 }
 
 void primary_context_retained(CUdevice device) noexcept {

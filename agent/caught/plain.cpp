@@ -62,7 +62,7 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes) noexcept {
             log::debug("left to the driver: {}", range.error().message);
             return std::nullopt;
         }
-        Allocations::instance().add({*range, bytes, *device, context, nullptr, 0, false});
+        Allocations::instance().add({*range, bytes, *device, owner_of_memory_in(context), nullptr, 0, false});
         *address = *range;
         return CUDA_SUCCESS;
     });

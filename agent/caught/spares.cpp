@@ -209,4 +209,22 @@ void forget_order_of(CUstream stream) {
             for (auto& spare : spares) spare.in_order &= spare.freed_in.stream != stream;
 }
 
+void forget_order_of(CUcontext green, CUcontext primary) {
+    auto& all = Pools::instance();
+    const std::lock_guard lock(all.mutex);
+    const auto hand_over = [&](Spare& spare) {
+        if (spare.freed_in.context != green) return;
+        spare.freed_in.context = primary;
+        spare.in_order = false;
+    };
+    for (auto& [handle, pool] : all.pools)
+        for (auto& [size, spares] : pool.spares)
+            for (auto& spare : spares) hand_over(spare);
+    for (auto& spare : all.leaving) hand_over(spare);
+    if (const auto cached = all.events.extract(green)) {
+        auto& events = all.events[primary];
+        events.insert(events.end(), cached.mapped().begin(), cached.mapped().end());
+    }
+}
+
 } // namespace gpu_sleep::agent::caught

@@ -68,6 +68,9 @@ void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address);
 /// The context of a stream: the current one for the default streams.
 [[nodiscard]] CUcontext context_of(const Agent::Memory& memory, CUstream stream);
 
+/// The context whose end takes what is allocated in `context`: the primary one of a green one, else itself.
+[[nodiscard]] CUcontext owner_of_memory_in(CUcontext context);
+
 /// The program's own contexts of the device. They live as long as the caller holds contexts_mutex().
 [[nodiscard]] std::vector<CUcontext> own_contexts_of(int device);
 
@@ -85,6 +88,8 @@ struct Taken {
                                     const std::function<bool(const Known&)>& dies);
 /// Blocks that were freed in the stream's order wait for their events from now on.
 void forget_order_of(CUstream stream);
+/// The same for all streams of a green context; their events are its primary context's.
+void forget_order_of(CUcontext green, CUcontext primary);
 
 /// Takes an allocation that is not freed in a stream's order out of its pool's count.
 void freed_from_pool(const Known& allocation);

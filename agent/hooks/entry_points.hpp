@@ -19,7 +19,8 @@
     X(cuGraphExecKernelNodeSetParams_v2) X(cuGraphExecMemcpyNodeSetParams)                                   \
     X(cuGraphExecMemsetNodeSetParams) X(cuGraphExecNodeSetParams) X(cuGraphExecUpdate)                       \
     X(cuGraphExecUpdate_v2) X(cuGraphInstantiate) X(cuGraphInstantiateWithFlags)                             \
-    X(cuGraphInstantiateWithParams) X(cuGraphInstantiateWithParams_ptsz) X(cuGraphInstantiate_v2) X(cuInit)  \
+    X(cuGraphInstantiateWithParams) X(cuGraphInstantiateWithParams_ptsz) X(cuGraphInstantiate_v2)            \
+    X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuInit)                                                       \
     X(cuIpcCloseMemHandle) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcOpenMemHandle_v2)               \
     X(cuMemAllocAsync) X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz)    \
     X(cuMemAllocManaged) X(cuMemAllocPitch_v2) X(cuMemAlloc_v2) X(cuMemCreate)                               \
@@ -84,7 +85,7 @@
     X(cuCtxSetLimit) X(cuExternalMemoryGetMappedBuffer) X(cuExternalMemoryGetMappedMipmappedArray)           \
     X(cuFuncLoad) X(cuFuncSetAttribute) X(cuGraphAddMemAllocNode) X(cuGraphAddNode) X(cuGraphAddNode_v2)     \
     X(cuGraphExecExternalSemaphoresSignalNodeSetParams) X(cuGraphExecExternalSemaphoresWaitNodeSetParams)    \
-    X(cuGraphExecHostNodeSetParams) X(cuGraphUpload) X(cuGraphUpload_ptsz) X(cuGreenCtxCreate)               \
+    X(cuGraphExecHostNodeSetParams) X(cuGraphUpload) X(cuGraphUpload_ptsz)                                   \
     X(cuGreenCtxStreamCreate) X(cuImportExternalMemory) X(cuKernelGetFunction)                               \
     X(cuKernelSetAttribute) X(cuLibraryGetGlobal) X(cuLibraryGetManaged) X(cuLibraryGetModule)               \
     X(cuLibraryGetUnifiedFunction) X(cuLibraryLoadData) X(cuLibraryLoadFromFile) X(cuLinkAddData)            \
@@ -148,7 +149,7 @@
     X(cuGraphicsResourceGetMappedMipmappedArray) X(cuGraphicsResourceGetMappedPointer)                       \
     X(cuGraphicsResourceGetMappedPointer_v2) X(cuGraphicsResourceSetMapFlags)                                \
     X(cuGraphicsResourceSetMapFlags_v2) X(cuGraphicsSubResourceGetMappedArray)                               \
-    X(cuGraphicsUnregisterResource) X(cuGreenCtxDestroy) X(cuGreenCtxGetDevResource) X(cuGreenCtxGetId)      \
+    X(cuGraphicsUnregisterResource) X(cuGreenCtxGetDevResource) X(cuGreenCtxGetId)                           \
     X(cuGreenCtxRecordEvent) X(cuGreenCtxWaitEvent) X(cuImportExternalSemaphore) X(cuIpcGetEventHandle)      \
     X(cuIpcOpenEventHandle) X(cuKernelGetAttribute) X(cuKernelGetLibrary) X(cuKernelGetName)                 \
     X(cuKernelGetParamInfo) X(cuKernelSetCacheConfig) X(cuLaunchHostFunc) X(cuLaunchHostFunc_ptsz)           \

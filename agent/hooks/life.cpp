@@ -92,6 +92,21 @@ CUresult cuCtxDetach(CUcontext context) {
     return end_with<Entry::cuCtxDetach>(agent::caught::detach_context, context);
 }
 
+CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
+    const Passage passage(Touch::takes, k_name<Entry::cuGreenCtxCreate>);
+    if (!passage.admitted()) return refused();
+    const auto status = real<Entry::cuGreenCtxCreate>()(context, resources, device, flags);
+    // At once, for its streams say which context it is, too.
+    CUcontext converted = nullptr;
+    if (status == CUDA_SUCCESS && catches() &&
+        real<Entry::cuCtxFromGreenCtx>()(&converted, *context) == CUDA_SUCCESS)
+        agent::caught::green_context_created(*context, converted, device);
+    return status;
+}
+CUresult cuGreenCtxDestroy(CUgreenCtx context) {
+    return end_with<Entry::cuGreenCtxDestroy>(agent::caught::end_green_context, context);
+}
+
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     const Passage passage(Touch::takes, k_name<Entry::cuDevicePrimaryCtxRetain>);
     if (!passage.admitted()) return refused();

@@ -2,80 +2,11 @@
 // Copyright the gpu-sleep authors.
 // A caught program's pools, contexts, streams and captures, as they begin and end.
 
-#include "support/simulated_driver/testing.hpp"
+#include "devices.hpp"
 
 #include <thread>
 
-using namespace gpu_sleep::sim::testing;
-
-namespace {
-
-constexpr std::size_t k_bytes = std::size_t{4} << 20;
-
-CUmemoryPool default_pool(CUdevice device) {
-    CUmemoryPool pool = nullptr;
-    REQUIRE(cuDeviceGetDefaultMemPool(&pool, device) == CUDA_SUCCESS);
-    return pool;
-}
-
-CUdeviceptr allocate_async(CUstream stream) {
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAllocAsync(&address, k_bytes, stream) == CUDA_SUCCESS);
-    return address;
-}
-
-CUdeviceptr allocate() {
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAlloc(&address, k_bytes) == CUDA_SUCCESS);
-    return address;
-}
-
-std::uint64_t used(CUmemoryPool pool) {
-    cuuint64_t bytes = 0;
-    REQUIRE(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &bytes) == CUDA_SUCCESS);
-    return bytes;
-}
-
-std::uint64_t held() {
-    return sim_live_objects().physical_bytes;
-}
-
-/// Both devices' primary contexts; the first's is current. What a test leaves in pools goes with its end.
-class Devices {
-public:
-    Devices() {
-        REQUIRE(cuInit(0) == CUDA_SUCCESS);
-        for (CUdevice device = 0; device < 2; ++device)
-            REQUIRE(cuDevicePrimaryCtxRetain(&contexts[device], device) == CUDA_SUCCESS);
-        REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
-        sim_reset_counts();
-    }
-    Devices(const Devices&) = delete;
-    Devices& operator=(const Devices&) = delete;
-    ~Devices() {
-        for (CUdevice device = 0; device < 2; ++device) {
-            cuCtxSetCurrent(contexts[device]);
-            cuCtxSynchronize();
-            cuMemPoolTrimTo(default_pool(device), 0);
-            cuCtxSetCurrent(nullptr);
-            cuDevicePrimaryCtxRelease(device);
-        }
-        CHECK(sim_fault_counts().illegal_accesses == 0);
-        CHECK(held() == 0);
-        CHECK(sim_live_objects().contexts == 0);
-    }
-
-    CUcontext contexts[2] = {};
-};
-
-CUcontext make_context(CUdevice device) {
-    CUcontext context = nullptr;
-    CUctxCreateParams parameters{};
-    REQUIRE(cuCtxCreate(&context, &parameters, 0, device) == CUDA_SUCCESS);
-    return context;
-}
-
-} // namespace
+using namespace gpu_sleep::test;
 
 TEST_CASE("Lifetimes: a pool is its device's, whichever is current when it is first named", "[lifetimes]") {
     Devices devices;

@@ -53,19 +53,6 @@ std::shared_ptr<Context> make_context(Driver& driver, CUcontext handle, int devi
     return std::make_shared<Context>(handle, device, flags, driver.next_id++, primary);
 }
 
-CUresult retain_primary(Driver& driver, int device, CUcontext& handle) {
-    auto& primary = driver.primaries[static_cast<std::size_t>(device)];
-    if (!primary.active) {
-        auto context = make_context(driver, primary_handle(device), device, primary.flags, true);
-        if (!context) return CUDA_ERROR_OUT_OF_MEMORY;
-        driver.contexts.put(context->handle, context);
-        primary.active = std::move(context);
-    }
-    ++primary.references;
-    handle = primary.active->handle;
-    return CUDA_SUCCESS;
-}
-
 /// Ends streams that were destroyed and have done their work.
 void reap_streams(Context& context) {
     std::erase_if(context.streams, [](const auto& stream) { return stream->closed_and_done(); });
@@ -75,6 +62,26 @@ void reap_streams(Context& context) {
 
 std::shared_ptr<Context> find_context(Driver& driver, CUcontext handle) {
     return driver.contexts.find(handle);
+}
+
+std::shared_ptr<Context> retain_primary(Driver& driver, int device) {
+    auto& primary = driver.primaries[static_cast<std::size_t>(device)];
+    if (!primary.active) {
+        auto context = make_context(driver, primary_handle(device), device, primary.flags, true);
+        if (!context) return nullptr;
+        driver.contexts.put(context->handle, context);
+        primary.active = std::move(context);
+    }
+    ++primary.references;
+    return primary.active;
+}
+
+CUresult release_primary(Call& call, int device) {
+    auto& primary = call.driver.primaries[static_cast<std::size_t>(device)];
+    if (primary.references == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    if (--primary.references == 0)
+        if (const auto last = std::exchange(primary.active, nullptr)) destroy_context(call, last);
+    return CUDA_SUCCESS;
 }
 
 CUresult current_context(Driver& driver, std::shared_ptr<Context>& context) {
@@ -119,6 +126,8 @@ PerThreadDefault::~PerThreadDefault() {
 std::vector<Ticket> all_work(const Context& context) {
     std::vector<Ticket> tickets;
     for (const auto& stream : context.streams) tickets.push_back(stream->last());
+    for (const auto& green : context.greens)
+        for (const auto& stream : green->streams) tickets.push_back(stream->last());
     return tickets;
 }
 
@@ -131,6 +140,8 @@ CUresult wait_for(Call& call, const Context& context, const std::vector<Ticket>&
 
 void destroy_context(Call& call, const std::shared_ptr<Context>& context) {
     auto& driver = call.driver;
+    driver.green_contexts.remove_if([&](const GreenContext& g) { return g.context->owner == context.get(); });
+    for (const auto& green : std::exchange(context->greens, {})) destroy_context(call, green);
     driver.contexts.remove(context->handle);
     forget_captures(driver, *context);
     auto streams = driver.streams.remove_if([&](const Stream& s) { return &s.context == context.get(); });
@@ -147,7 +158,8 @@ void destroy_context(Call& call, const std::shared_ptr<Context>& context) {
     free_pool_memory_of(driver, *context);
     free_graph_memory_of(driver, *context);
     driver.host.remove_all_of(context.get());
-    DeviceBudget::instance().give_back(context->device, settings().context_bytes);
+    if (context->owner == context.get())
+        DeviceBudget::instance().give_back(context->device, settings().context_bytes);
 }
 
 } // namespace gpu_sleep::sim
@@ -158,18 +170,17 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     return call(Entry::cuDevicePrimaryCtxRetain, [&](Call& c) {
         if (!context) return CUDA_ERROR_INVALID_VALUE;
         if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-        return retain_primary(c.driver, device, *context);
+        const auto primary = retain_primary(c.driver, device);
+        if (!primary) return CUDA_ERROR_OUT_OF_MEMORY;
+        *context = primary->handle;
+        return CUDA_SUCCESS;
     });
 }
 
 CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device) {
     return call(Entry::cuDevicePrimaryCtxRelease, [&](Call& c) {
         if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-        auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
-        if (primary.references == 0) return CUDA_ERROR_INVALID_CONTEXT;
-        if (--primary.references == 0)
-            if (const auto last = std::exchange(primary.active, nullptr)) destroy_context(c, last);
-        return CUDA_SUCCESS;
+        return release_primary(c, device);
     });
 }
 
@@ -177,6 +188,11 @@ CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice device) {
     return call(Entry::cuDevicePrimaryCtxReset, [&](Call& c) {
         if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
+        bool has_green = false;
+        c.driver.green_contexts.for_each([&](CUgreenCtx, const GreenContext& green) {
+            has_green |= green.context->owner == primary.active.get();
+        });
+        if (has_green) return CUDA_ERROR_NOT_PERMITTED;
         primary.references = 0;
         if (const auto last = std::exchange(primary.active, nullptr)) destroy_context(c, last);
         return CUDA_SUCCESS;
@@ -221,7 +237,8 @@ CUresult CUDAAPI cuCtxCreate(CUcontext* handle, CUctxCreateParams*, unsigned fla
 CUresult CUDAAPI cuCtxDestroy(CUcontext handle) {
     return call(Entry::cuCtxDestroy, [&](Call& c) {
         const auto context = find_context(c.driver, handle);
-        if (!context || context->primary) return CUDA_ERROR_INVALID_CONTEXT;
+        if (!context || context->primary || context->owner != context.get())
+            return CUDA_ERROR_INVALID_CONTEXT;
         if (!context_stack.empty() && context_stack.back() == handle) context_stack.pop_back();
         destroy_context(c, context);
         return CUDA_SUCCESS;

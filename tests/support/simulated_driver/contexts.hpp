@@ -28,6 +28,12 @@ public:
     PerThreadDefault& operator=(const PerThreadDefault&) = delete;
 };
 
+/// One more reference to the device's primary context, which is made if there is none; null without memory
+/// for it.
+[[nodiscard]] std::shared_ptr<Context> retain_primary(Driver& driver, int device);
+/// One less; the last destroys the context. Lets go of the lock meanwhile.
+CUresult release_primary(Call& call, int device);
+
 /// Adds a stream to `context`.
 [[nodiscard]] std::shared_ptr<Stream> add_stream(Driver& driver, Context& context, Stream::Kind kind,
                                                  int priority);
@@ -35,7 +41,7 @@ public:
 /// Ends `stream`, which no handle names any more, once its work is done.
 void retire_stream(Context& context, Stream& stream);
 
-/// The newest work of every stream of `context`.
+/// The newest work of every stream of `context`, and of its green contexts.
 [[nodiscard]] std::vector<Ticket> all_work(const Context& context);
 
 /// Waits for `tickets` without the driver's lock. Afterwards: the error of `context`, if it has one.

@@ -28,8 +28,9 @@
  * when it is launched and given back when it is freed, with nothing kept in between; graphs have an order and
  * no edges.
  *
- * Not simulated: arrays and textures, global variables of modules, multicast objects, memory pools of other
- * processes, IPC of events, external semaphores, child and conditional graph nodes.
+ * Not simulated: what green contexts have of a device, arrays and textures, global variables of modules,
+ * multicast objects, memory pools of other processes, IPC of events, external semaphores, child and conditional
+ * graph nodes.
  */
 /* clang-format on */
 

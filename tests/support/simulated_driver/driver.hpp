@@ -42,15 +42,22 @@ public:
     const int device;
     const std::uint64_t id;
     const bool primary;
+    const Context* owner = this; ///< of the memory that is allocated in it: the primary one of a green one
     unsigned flags;
     std::uint32_t peers = 0; ///< devices whose plain allocations this one may access, one bit each
     std::map<CUlimit, std::size_t> limits;
     std::shared_ptr<Stream> legacy;                              ///< the default stream; made when first used
     std::unordered_map<int, std::shared_ptr<Stream>> per_thread; ///< default streams of threads, by thread id
     std::vector<std::shared_ptr<Stream>> streams; ///< all of them; destroyed ones until they are done
+    std::vector<std::shared_ptr<Context>>
+        greens; ///< green ones of this, a primary one; ended ones too, for their work goes on
 
 private:
     std::atomic<CUresult> error_{CUDA_SUCCESS};
+};
+
+struct GreenContext {
+    std::shared_ptr<Context> context;
 };
 
 struct PrimaryContext {
@@ -196,6 +203,7 @@ struct Driver {
     HandleTable<CUgraphExec, GraphExec> execs{9};
     HandleTable<CUmemGenericAllocationHandle, Allocation> allocations{10};
     HandleTable<CUmemoryPool, MemoryPool> memory_pools{11};
+    HandleTable<CUgreenCtx, GreenContext> green_contexts{12};
     std::vector<std::shared_ptr<MemoryPool>> default_pools; ///< one a device
     std::vector<std::shared_ptr<MemoryPool>> current_pools; ///< where cuMemAllocAsync takes from
     std::map<std::uint64_t, PlainAllocation> plain;         ///< this and the next two by address

@@ -63,6 +63,10 @@ enum class Trait : std::uint8_t {
     X(cuCtxEnablePeerAccess, 4000, safe)                                                                     \
     X(cuCtxDisablePeerAccess, 4000, safe)                                                                    \
     X(cuCtxSynchronize, 2000, safe)                                                                          \
+    X(cuCtxFromGreenCtx, 12040, safe)                                                                        \
+    X(cuGreenCtxCreate, 12040, safe)                                                                         \
+    X(cuGreenCtxDestroy, 12040, safe)                                                                        \
+    X(cuGreenCtxStreamCreate, 12050, safe)                                                                   \
     X(cuCtxRecordEvent, 12050, safe)                                                                         \
     X(cuCtxWaitEvent, 12050, safe)                                                                           \
     X(cuStreamCreate, 2000, safe)                                                                            \

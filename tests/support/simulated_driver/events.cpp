@@ -34,7 +34,7 @@ void set_to_now(Stamp& stamp) {
 CUresult record_event(Call& c, Context& context, CUevent handle, CUstream stream_handle) {
     const auto event = c.driver.events.find(handle);
     const auto stream = find_stream(c.driver, context, stream_handle);
-    if (!event || !stream || event->context != &stream->context) return CUDA_ERROR_INVALID_HANDLE;
+    if (!event || !stream || event->context != stream->context.owner) return CUDA_ERROR_INVALID_HANDLE;
     if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
         return status;
     if (stream->capture) return record_captured(*stream, *event);
@@ -68,7 +68,7 @@ CUresult CUDAAPI cuEventCreate(CUevent* handle, unsigned flags) {
         if (!handle) return CUDA_ERROR_INVALID_VALUE;
         const auto event = std::make_shared<Event>();
         event->flags = flags;
-        event->context = &context;
+        event->context = context.owner;
         *handle = c.driver.events.insert(event);
         return CUDA_SUCCESS;
     });
@@ -141,7 +141,7 @@ CUresult CUDAAPI cuCtxRecordEvent(CUcontext context_handle, CUevent event_handle
         const auto context = find_context(c.driver, context_handle);
         const auto event = c.driver.events.find(event_handle);
         if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-        if (!event || event->context != context.get()) return CUDA_ERROR_INVALID_HANDLE;
+        if (!event || event->context != context->owner) return CUDA_ERROR_INVALID_HANDLE;
         if (context->error() != CUDA_SUCCESS) return context->error();
         if (break_captures_of(c.driver, *context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         forget_capture(*event);

@@ -118,7 +118,7 @@ CUresult allocate_from(Driver& driver, const std::shared_ptr<MemoryPool>& pool, 
     const auto reserved = round_up(bytes, k_page);
     if (const auto kept = find_kept(driver, *pool, reserved); kept != driver.blocks.end()) {
         kept->second.bytes = bytes;
-        kept->second.context = &context;
+        kept->second.context = context.owner;
         kept->second.state = PoolBlock::State::live;
         count_used(*pool, kept->second.reserved);
         address = kept->first;
@@ -135,7 +135,7 @@ CUresult allocate_from(Driver& driver, const std::shared_ptr<MemoryPool>& pool, 
         driver.space.remove(begin);
         return status;
     }
-    driver.blocks[begin] = {pool, bytes, reserved, &context, PoolBlock::State::live};
+    driver.blocks[begin] = {pool, bytes, reserved, context.owner, PoolBlock::State::live};
     pool->reserved += reserved;
     pool->reserved_high = std::max(pool->reserved_high, pool->reserved);
     count_used(*pool, reserved);

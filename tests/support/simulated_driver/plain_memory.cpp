@@ -145,7 +145,7 @@ CUresult add_plain_memory(Driver& driver, const Context& context, std::shared_pt
     std::uint64_t begin = 0;
     const auto status = driver.space.place(std::move(memory), origin, context.device, begin);
     if (status != CUDA_SUCCESS) return status;
-    driver.plain[begin] = {bytes, reserved, &context, kind};
+    driver.plain[begin] = {bytes, reserved, context.owner, kind};
     driver.plain_bytes += bytes;
     address = begin;
     return CUDA_SUCCESS;
