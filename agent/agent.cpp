@@ -16,6 +16,7 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <shared_mutex>
 #include <string_view>
 #include <thread>
 
@@ -47,7 +48,9 @@ void read_environment(gate::Gate::Rule& rule) {
 /// Says once that work in a context of the program's own cannot be waited for.
 void warn_of_own_context(const driver::Api& api) {
     static std::atomic<bool> looked{false};
-    if (looked.exchange(true) || !driver::has_own_context_current(api)) return;
+    if (looked.exchange(true)) return;
+    const std::shared_lock contexts(caught::contexts_mutex());
+    if (!driver::has_own_context_current(api)) return;
     log::warning(
         "the program works in a context of its own: it must synchronize that itself before a sleep, in a "
         "before-sleep callback");
@@ -167,6 +170,7 @@ Result<void> Agent::prepare_free(driver::DeviceAddress address) {
     }
     // As the driver's own free does: nothing may still use memory that goes, and a capture must not be under
     // way. Without the mutex, for it may take long.
+    const std::shared_lock stay(caught::contexts_mutex());
     const driver::RelaxedCaptureMode relaxed(running.api);
     const auto contexts = driver::active_contexts(running.api);
     if (!contexts) return contexts.error();

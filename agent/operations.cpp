@@ -42,6 +42,11 @@ model::SleepRequest all_in_files(model::SleepRequest request) {
     return request;
 }
 
+/// A dry run finds the gate open, and contexts must not end while it looks at them.
+std::shared_lock<std::shared_mutex> keep_contexts(bool is_dry_run) {
+    return is_dry_run ? std::shared_lock(caught::contexts_mutex()) : std::shared_lock<std::shared_mutex>();
+}
+
 } // namespace
 
 /// Makes the gate fit what sleeps at the end of an operation, however it ends.
@@ -157,6 +162,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     Result<void> done;
     if (!quiet) done = quiet.error();
     const auto attempt = [&](const model::SleepRequest& wanted) -> Result<void> {
+        const auto contexts = keep_contexts(wanted.dry_run);
         const std::lock_guard lock(memory_mutex_);
         GPU_SLEEP_TRY(transact([&] { return running.engine.sleep(wanted, {progress}, report); }));
         if (report.changed) state_since_ = Clock::now();
@@ -201,6 +207,7 @@ Result<sleep::Woken> Agent::try_to_wake(const model::WakeRequest& request,
     auto& gate = gate::Gate::instance();
     if (gate.phase() != gate::Gate::Phase::open && !request.dry_run)
         GPU_SLEEP_TRY(gate.close(Clock::now() + request.timeout, [] { return true; }));
+    const auto contexts = keep_contexts(request.dry_run);
     const std::lock_guard lock(memory_mutex_);
     auto woken = transact([&] { return running_.load()->engine.wake(request, {progress}, report); });
     if (report.changed) state_since_ = Clock::now();

@@ -113,19 +113,22 @@ void context_created(CUcontext context) noexcept;
 CUresult end_context(CUcontext context, const std::function<CUresult()>& destroy) noexcept;
 /// The same for cuCtxDetach: a context that others are attached to stays.
 CUresult detach_context(CUcontext context, const std::function<CUresult()>& detach) noexcept;
-/// A green context, as what is current, holds its device's primary one, and memory is allocated there.
-void green_context_created(CUgreenCtx green, CUcontext context, CUdevice device) noexcept;
+/// Runs the driver's cuGreenCtxCreate, and its cuCtxFromGreenCtx. A green context holds its device's primary
+/// one, and memory is allocated there.
+CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std::function<CUresult()>& make,
+                            const std::function<CUresult(CUcontext*)>& convert) noexcept;
 /// The same as end_context() for cuGreenCtxDestroy, which does not wait for work and may end the primary
 /// context.
 CUresult end_green_context(CUgreenCtx green, const std::function<CUresult()>& destroy) noexcept;
-/// The program holds a primary context once more.
-void primary_context_retained(CUdevice device) noexcept;
+/// Runs the driver's cuDevicePrimaryCtxRetain: the program holds a primary context once more.
+CUresult retain_primary_context(CUdevice device, const std::function<CUresult()>& retain) noexcept;
 /// The same as end_context() for cuDevicePrimaryCtxRelease and cuDevicePrimaryCtxReset.
 CUresult release_primary_context(CUdevice device, const std::function<CUresult()>& release) noexcept;
 CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>& reset) noexcept;
 [[nodiscard]] std::vector<CUcontext> own_contexts() noexcept;
 /// Held alone while a context ends, and shared while we work in contexts that the program may end meanwhile:
-/// touching one that is gone corrupts memory. It comes before the mutex of the pools.
+/// touching one that is gone corrupts memory. Shared also while we hold a primary context, unless the gate is
+/// shut for a transaction: our letting go must not be what ends it. It comes before the mutex of the pools.
 [[nodiscard]] std::shared_mutex& contexts_mutex() noexcept;
 /// The current context may reach memory of `peer`'s device from now on.
 void peer_access_enabled(CUcontext peer) noexcept;

@@ -131,25 +131,51 @@ CUresult end_own_context(CUcontext context, const std::function<CUresult()>& end
     return status;
 }
 
-/// Runs `release`, which takes one of the program's holds of the primary context. The caller holds
-/// contexts_mutex() alone.
-CUresult release_held(const Agent::Memory& memory, CUdevice device,
-                      const std::function<CUresult()>& release) noexcept {
-    auto& own = OwnContexts::instance();
+/// The program holds a primary context once less. Whether that was the last time.
+bool let_go(CUdevice device) noexcept {
     bool is_last = false;
     noted([&] {
+        auto& own = OwnContexts::instance();
         const std::lock_guard lock(own.mutex);
         auto& held = own.primaries[device];
         if (held > 0) --held;
         is_last = held == 0;
     });
+    return is_last;
+}
+
+/// The same, unless it would be the last time. Whether it was done.
+bool let_go_of_one(CUdevice device) noexcept {
+    bool is_done = false;
+    noted([&] {
+        auto& own = OwnContexts::instance();
+        const std::lock_guard lock(own.mutex);
+        auto& held = own.primaries[device];
+        is_done = held > 1;
+        if (is_done) --held;
+    });
+    return is_done;
+}
+
+void hold(CUdevice device) noexcept {
+    noted([&] {
+        auto& own = OwnContexts::instance();
+        const std::lock_guard lock(own.mutex);
+        ++own.primaries[device];
+    });
+}
+
+/// Runs `release`, which takes one of the program's holds of the primary context. The caller holds
+/// contexts_mutex() alone, so that nobody else's hold makes it look as if the context stayed.
+CUresult release_held(const Agent::Memory& memory, CUdevice device,
+                      const std::function<CUresult()>& release) noexcept {
     const auto status = [&] {
-        const auto primary = is_last ? primary_of(memory.api, device) : Primary{};
+        const auto primary = let_go(device) ? primary_of(memory.api, device) : Primary{};
         if (!primary.context) return release();
         return end_with(memory, primary.context, true, release,
                         [&] { return primary_of(memory.api, device) != primary; });
     }();
-    if (status != CUDA_SUCCESS) primary_context_retained(device);
+    if (status != CUDA_SUCCESS) hold(device);
     return status;
 }
 
@@ -185,17 +211,22 @@ CUcontext owner_of_memory_in(CUcontext context) {
     return context;
 }
 
-void green_context_created(CUgreenCtx green, CUcontext context, CUdevice device) noexcept {
-    primary_context_retained(device);
+CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std::function<CUresult()>& make,
+                            const std::function<CUresult(CUcontext*)>& convert) noexcept {
+    const std::shared_lock contexts(contexts_mutex());
+    const auto status = make();
+    if (status != CUDA_SUCCESS) return status;
+    hold(device);
     noted([&] {
         const auto with = memory();
-        if (!with) return;
-        const std::shared_lock contexts(contexts_mutex());
+        CUcontext context = nullptr;
+        if (!with || convert(&context) != CUDA_SUCCESS) return;
         const auto primary = primary_of(with->api, device).context;
         auto& own = OwnContexts::instance();
         const std::lock_guard lock(own.mutex);
-        own.greens.insert_or_assign(green, Green{context, primary, device});
+        own.greens.insert_or_assign(*green, Green{context, primary, device});
     });
+    return status;
 }
 
 CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& destroy) noexcept {
@@ -233,34 +264,35 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
     return status;
 }
 
-void primary_context_retained(CUdevice device) noexcept {
-    noted([&] {
-        auto& own = OwnContexts::instance();
-        const std::lock_guard lock(own.mutex);
-        ++own.primaries[device];
-    });
+CUresult retain_primary_context(CUdevice device, const std::function<CUresult()>& retain) noexcept {
+    // Not while one is released: neither may count without the other's being seen.
+    const std::shared_lock contexts(contexts_mutex());
+    const auto status = retain();
+    if (status == CUDA_SUCCESS) hold(device);
+    return status;
 }
 
 CUresult release_primary_context(CUdevice device, const std::function<CUresult()>& release) noexcept {
-    bool is_last = false;
-    noted([&] {
-        auto& own = OwnContexts::instance();
-        const std::lock_guard lock(own.mutex);
-        auto& held = own.primaries[device];
-        if (held > 0) --held;
-        is_last = held == 0;
-    });
     const auto with = memory();
+    if (!with) {
+        const auto status = release();
+        if (status == CUDA_SUCCESS) let_go(device);
+        return status;
+    }
     const auto status = [&] {
-        if (!with || !is_last) return release();
+        {
+            // Many may let go at once while others hold it; who may be the last waits until they have.
+            const std::shared_lock contexts(contexts_mutex());
+            if (let_go_of_one(device)) {
+                const auto released = release();
+                if (released != CUDA_SUCCESS) hold(device);
+                return released;
+            }
+        }
         const std::lock_guard lock(contexts_mutex());
-        const auto primary = primary_of(with->api, device);
-        if (!primary.context) return release();
-        return end_with(*with, primary.context, true, release,
-                        [&] { return primary_of(with->api, device) != primary; });
+        return release_held(*with, device, release);
     }();
-    if (status != CUDA_SUCCESS) primary_context_retained(device);
-    if (is_last) free_waiting();
+    free_waiting();
     return status;
 }
 

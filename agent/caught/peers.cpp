@@ -7,6 +7,7 @@
 #include "caught/state.hpp"
 #include "driver/context.hpp"
 
+#include <algorithm>
 #include <array>
 #include <mutex>
 
@@ -41,8 +42,14 @@ bool grant(const Agent::Memory& memory, driver::DeviceMask devices, int owner, C
 
 driver::DeviceMask devices_in_use(const Agent::Memory& memory) {
     driver::DeviceMask mask = 0;
-    if (const auto contexts = driver::active_contexts(memory.api))
-        for (const auto& context : *contexts) mask |= driver::DeviceMask{1} << context.device();
+    int devices = 0;
+    if (memory.api.cuDeviceGetCount(&devices) != CUDA_SUCCESS) devices = 0;
+    for (int device = 0; device < std::min(devices, driver::k_max_devices); ++device) {
+        unsigned flags = 0;
+        int is_active = 0;
+        if (memory.api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active)
+            mask |= driver::DeviceMask{1} << device;
+    }
     if (const auto current = current_device(memory)) mask |= driver::DeviceMask{1} << *current;
     return mask;
 }

@@ -95,13 +95,12 @@ CUresult cuCtxDetach(CUcontext context) {
 CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
     const Passage passage(Touch::takes, k_name<Entry::cuGreenCtxCreate>);
     if (!passage.admitted()) return refused();
-    const auto status = real<Entry::cuGreenCtxCreate>()(context, resources, device, flags);
-    // At once, for its streams say which context it is, too.
-    CUcontext converted = nullptr;
-    if (status == CUDA_SUCCESS && catches() &&
-        real<Entry::cuCtxFromGreenCtx>()(&converted, *context) == CUDA_SUCCESS)
-        agent::caught::green_context_created(*context, converted, device);
-    return status;
+    const auto call = [=] { return real<Entry::cuGreenCtxCreate>()(context, resources, device, flags); };
+    if (!catches()) return call();
+    // Converted at once, for its streams say which context it is, too.
+    return agent::caught::make_green_context(context, device, call, [=](CUcontext* converted) {
+        return real<Entry::cuCtxFromGreenCtx>()(converted, *context);
+    });
 }
 CUresult cuGreenCtxDestroy(CUgreenCtx context) {
     return end_with<Entry::cuGreenCtxDestroy>(agent::caught::end_green_context, context);
@@ -110,9 +109,8 @@ CUresult cuGreenCtxDestroy(CUgreenCtx context) {
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     const Passage passage(Touch::takes, k_name<Entry::cuDevicePrimaryCtxRetain>);
     if (!passage.admitted()) return refused();
-    const auto status = real<Entry::cuDevicePrimaryCtxRetain>()(context, device);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::primary_context_retained(device);
-    return status;
+    const auto call = [=] { return real<Entry::cuDevicePrimaryCtxRetain>()(context, device); };
+    return catches() ? agent::caught::retain_primary_context(device, call) : call();
 }
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
     return end_with<Entry::cuDevicePrimaryCtxRelease>(agent::caught::release_primary_context, device);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Primary contexts of a caught program, released while somebody else holds them for a moment.
+
+#include "devices.hpp"
+
+#include <chrono>
+#include <thread>
+
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr char k_release[] = "cuDevicePrimaryCtxRelease";
+constexpr char k_retain[] = "cuDevicePrimaryCtxRetain";
+constexpr std::chrono::milliseconds k_delay{150};
+
+/// Waits until `name` was called more than `calls` times; not for long.
+void await_call(const char* name, std::uint64_t calls) {
+    constexpr std::chrono::milliseconds k_look{1};
+    for (int i = 0; i < 100 && sim_calls(name) <= calls; ++i) std::this_thread::sleep_for(k_look);
+}
+
+} // namespace
+
+TEST_CASE("Primary contexts: of two releases at once one is the last", "[lifetimes]") {
+    Devices devices;
+    allocate();
+    CUcontext again = nullptr;
+    REQUIRE(cuDevicePrimaryCtxRetain(&again, 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(nullptr) == CUDA_SUCCESS);
+    sim_delay(k_release, std::chrono::microseconds(k_delay).count());
+    auto slow = CUDA_ERROR_UNKNOWN;
+    const auto calls = sim_calls(k_release);
+    std::thread other([&] { slow = cuDevicePrimaryCtxRelease(0); });
+    await_call(k_release, calls);
+    sim_delay(k_release, 0);
+    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
+    other.join();
+    CHECK(slow == CUDA_SUCCESS);
+    CHECK(held() == 0); // the memory went with the context
+}
+
+TEST_CASE("Primary contexts: one that ends while a copy is let through takes its memory with it",
+          "[lifetimes]") {
+    Devices devices;
+    auto* const own = make_context(1);
+    const auto there = allocate();
+    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+    allocate();
+    REQUIRE(cuCtxSetCurrent(nullptr) == CUDA_SUCCESS);
+    sim_delay(k_release, std::chrono::microseconds(k_delay).count());
+    auto copied = CUDA_ERROR_UNKNOWN;
+    const auto calls = sim_calls(k_retain);
+    std::thread copier([&] {
+        cuCtxSetCurrent(devices.contexts[0]);
+        std::vector<std::byte> bytes(k_bytes);
+        copied = cuMemcpyDtoH(bytes.data(), there, k_bytes); // refused at first
+    });
+    await_call(k_retain, calls);
+    CHECK(cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
+    copier.join();
+    sim_clear();
+    CHECK(copied == CUDA_SUCCESS);
+    CHECK(held() == k_bytes);
+    CHECK(cuCtxDestroy(own) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+}
