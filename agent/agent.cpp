@@ -206,7 +206,9 @@ Result<void> Agent::allow_access(driver::DeviceAddress address, int device) {
     auto* running = running_.load();
     if (!running) return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
     const std::lock_guard lock(memory_mutex_);
-    return running->heap.allow_access(address, device);
+    auto allowed = running->heap.allow_access(address, device);
+    if (allowed && hooks::catches()) caught::own_allowed(address, device);
+    return allowed;
 }
 
 Result<void> Agent::set_policy(std::string_view tag, model::Policy policy) {

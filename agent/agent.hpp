@@ -26,9 +26,9 @@ namespace gpu_sleep::agent {
 ///
 /// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then the gate
 /// (no mutex either: threads are inside while they call the driver), then the mutex of the program's pools,
-/// then memory_mutex_, then those of the index of allocations and of the gate itself, under which nobody
-/// waits. None is held across socket work or callbacks. Nobody waits for anything but the driver and
-/// the files of snapshots under memory_mutex_.
+/// then memory_mutex_, then those of the program's handles and of what it shares, then those of the index of
+/// allocations and of the gate itself, under which nobody waits. None is held across socket work or
+/// callbacks. Nobody waits for anything but the driver and the files of snapshots under memory_mutex_.
 class Agent final : public server::Operations {
 public:
     /// Makes it on first use, without CUDA, threads or files. Never destroyed.

@@ -39,6 +39,12 @@ void Allocations::change(const std::function<void(Known&)>& body) {
     for (auto& [address, allocation] : by_address_) body(allocation);
 }
 
+void Allocations::change(CUdeviceptr address, const std::function<void(Known&)>& body) {
+    const std::unique_lock lock(mutex_);
+    const auto found = by_address_.find(address);
+    if (found != by_address_.end()) body(found->second);
+}
+
 std::optional<Known> Allocations::find(CUdeviceptr address) const {
     const std::shared_lock lock(mutex_);
     const auto after = by_address_.upper_bound(address);

@@ -28,6 +28,8 @@ public:
     /// Puts back what take() returned.
     void put_back(const Known& allocation);
     void change(const std::function<void(Known&)>& body);
+    /// Changes what begins at `address`, if anything does.
+    void change(CUdeviceptr address, const std::function<void(Known&)>& body);
     /// What holds `address`.
     [[nodiscard]] std::optional<Known> find(CUdeviceptr address) const;
     [[nodiscard]] std::vector<Known> all(const std::function<bool(const Known&)>& wanted) const;

@@ -75,6 +75,7 @@ void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexce
 
 // Memory that the program has from the C API: not caught, but known.
 void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept;
+void own_allowed(CUdeviceptr address, int device) noexcept;
 void forget_own(CUdeviceptr address) noexcept;
 
 // Legacy CUDA IPC. Source: CUDA Driver API, cuIpcGetMemHandle.
@@ -94,8 +95,13 @@ struct Known {
     unsigned long long id = 0; ///< never used twice
     bool is_virtual = false; ///< the program's own mapping: the driver's answers are right while it is awake
     bool pool_is_gone = false; ///< destroyed: another may have its handle
+    std::uint64_t access = 0;  ///< of virtual memory: the devices that may read and write it, one bit each
 };
 [[nodiscard]] std::optional<Known> find(CUdeviceptr address) noexcept;
+/// cuMemGetAccess of `known`, whether it sleeps or not, where the driver answered `status` and `flags`.
+/// Source: CUDA Driver API, cuMemGetAccess; what it says of plain memory was seen.
+[[nodiscard]] CUresult access_of(const Known& known, const CUmemLocation& location, CUresult status,
+                                 unsigned long long& flags) noexcept;
 
 // Graph captures.
 /// Before the driver begins one; returns its number, for capture_failed() if it did not.

@@ -33,8 +33,10 @@ struct Handle {
     const char* pinned = nullptr; ///< why it has to stay
 };
 
-/// Guarded by the memory's mutex, as the ledger is.
+/// Its mutex comes after the memory's, which a sleep holds for long: who asks about handles, or has one
+/// without a mapping, which the ledger does not know, needs this one alone.
 struct Handles {
+    std::mutex mutex; ///< guards all below
     std::map<std::uint64_t, Handle> handles;
     std::map<CUdeviceptr, Mapping> mappings;
     std::uint64_t next = 0;
@@ -93,6 +95,7 @@ void enlist(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapp
     }
     if (mapping.enlisted) {
         memory.ledger.find(address)->access = mapping.access;
+        Allocations::instance().change(address, [&](Known& known) { known.access = mapping.access; });
         return;
     }
     const auto tag = choose_tag(mapping.bytes);
@@ -108,7 +111,8 @@ void enlist(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapp
     backing.handle = handle->real;
     memory.ledger.add(std::move(backing));
     mapping.enlisted = true;
-    Allocations::instance().add({address, mapping.bytes, device, nullptr, nullptr, 0, true});
+    Allocations::instance().add(
+        {address, mapping.bytes, device, nullptr, nullptr, 0, true, false, mapping.access});
 }
 
 void release_if_unused(const Agent::Memory& memory, Handles& all, std::uint64_t number) {
@@ -143,8 +147,8 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
             status = with->api.cuMemCreate(&made, bytes, properties, flags);
         }
         if (status != CUDA_SUCCESS) return status;
-        const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
+        const std::lock_guard lock(all.mutex);
         const auto number = k_first_handle + ++all.next;
         Handle mine;
         mine.real = made;
@@ -162,8 +166,8 @@ Answer release(CUmemGenericAllocationHandle handle) noexcept {
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with) return handle >= k_first_handle ? Answer(CUDA_SUCCESS) : std::nullopt;
-        const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
+        const std::lock_guard lock(all.mutex);
         auto* mine = find_handle(all, handle);
         if (!mine) return std::nullopt;
         if (mine->references == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -178,8 +182,9 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with) return std::nullopt;
-        const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
+        const std::lock_guard memory_lock(with->mutex);
+        const std::lock_guard lock(all.mutex);
         auto* mine = find_handle(all, handle);
         if (!mine) return std::nullopt;
         if (!mine->mappings.empty()) pin(*with, all, *mine, "mapped at several addresses");
@@ -201,8 +206,9 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
         const auto with = memory();
         if (!with) return std::nullopt;
         const TagChoice choose_tag;
-        const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
+        const std::lock_guard memory_lock(with->mutex);
+        const std::lock_guard lock(all.mutex);
         const auto found = mappings_in(all, address, bytes);
         if (found.empty()) return std::nullopt;
         const auto status = with->api.cuMemSetAccess(address, bytes, grants, count);
@@ -232,8 +238,9 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with) return std::nullopt;
-        const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
+        const std::lock_guard memory_lock(with->mutex);
+        const std::lock_guard lock(all.mutex);
         const auto found = mappings_in(all, address, bytes);
         if (found.empty()) return std::nullopt;
         const auto status = with->api.cuMemUnmap(address, bytes);
@@ -257,8 +264,8 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
         const auto known = Allocations::instance().find(reinterpret_cast<CUdeviceptr>(address));
         if (known && !known->is_virtual)
             return CUDA_ERROR_INVALID_VALUE; // as of the driver's own plain memory
-        const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
+        const std::lock_guard lock(all.mutex);
         const auto at = reinterpret_cast<CUdeviceptr>(address);
         auto after = all.mappings.upper_bound(at);
         if (after == all.mappings.begin()) return std::nullopt;
@@ -276,8 +283,9 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with || !properties) return std::nullopt;
-        const std::lock_guard lock(with->mutex);
-        const auto* mine = find_handle(Handles::instance(), handle);
+        auto& all = Handles::instance();
+        const std::lock_guard lock(all.mutex);
+        const auto* mine = find_handle(all, handle);
         if (!mine) return std::nullopt;
         *properties = mine->properties;
         return CUDA_SUCCESS;
@@ -290,8 +298,9 @@ CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle
     noted([&] {
         const auto with = memory();
         if (!with) return;
-        const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
+        const std::lock_guard memory_lock(with->mutex);
+        const std::lock_guard lock(all.mutex);
         auto* mine = find_handle(all, handle);
         if (!mine) return;
         pin(*with, all, *mine, reason);
@@ -304,8 +313,9 @@ void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexce
     noted([&] {
         const auto with = memory();
         if (!with) return;
-        const std::lock_guard lock(with->mutex);
         auto& all = Handles::instance();
+        const std::lock_guard memory_lock(with->mutex);
+        const std::lock_guard lock(all.mutex);
         for (auto at = address; at < address + bytes;) {
             auto* backing = with->ledger.find(at);
             if (!backing) break;
@@ -323,7 +333,17 @@ void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexce
 }
 
 void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
-    noted([&] { Allocations::instance().add({address, bytes, device, nullptr, nullptr, 0, true}); });
+    noted([&] {
+        Allocations::instance().add(
+            {address, bytes, device, nullptr, nullptr, 0, true, false, DeviceMask{1} << device});
+    });
+}
+
+void own_allowed(CUdeviceptr address, int device) noexcept {
+    noted([&] {
+        Allocations::instance().change(address,
+                                       [&](Known& known) { known.access |= DeviceMask{1} << device; });
+    });
 }
 
 void forget_own(CUdeviceptr address) noexcept {
@@ -339,6 +359,7 @@ void add_pinned_handles(std::vector<Residual>& rows) {
             rows.push_back({backing.pinned == k_shared_by_ipc ? "ipc" : "pinned", backing.device,
                             backing.bytes, 1, backing.pinned});
     auto& all = Handles::instance();
+    const std::lock_guard all_lock(all.mutex);
     for (const auto& [number, handle] : all.handles) {
         const bool is_enlisted = std::any_of(handle.mappings.begin(), handle.mappings.end(),
                                              [&](CUdeviceptr at) { return all.mappings.at(at).enlisted; });

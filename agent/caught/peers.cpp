@@ -66,6 +66,30 @@ void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address) {
     if (devices != 0) static_cast<void>(grant(memory, devices, device, address));
 }
 
+CUresult access_of(const Known& known, const CUmemLocation& location, CUresult status,
+                   unsigned long long& flags) noexcept {
+    const bool is_awake = status == CUDA_SUCCESS;
+    if (!is_awake && status != CUDA_ERROR_INVALID_VALUE) return status;
+    if (location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        if (!is_awake) flags = CU_MEM_ACCESS_FLAGS_PROT_NONE; // what the host may reach does not sleep
+        return CUDA_SUCCESS;
+    }
+    if (!is_awake) {
+        const auto with = memory();
+        int devices = 0;
+        if (!with || with->api.cuDeviceGetCount(&devices) != CUDA_SUCCESS) return status;
+        if (location.id < 0 || location.id >= std::min(devices, driver::k_max_devices))
+            return CUDA_ERROR_INVALID_DEVICE;
+    }
+    // The driver's own plain memory has none to tell of; and what is on its way back has none yet.
+    if (!known.is_virtual)
+        flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    else if (!is_awake || flags == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+        flags = (known.access >> location.id & 1) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                                       : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
+}
+
 void peer_access_enabled(CUcontext peer) noexcept {
     noted([&] {
         const auto with = memory();

@@ -108,4 +108,10 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdevice
     return CUDA_SUCCESS;
 }
 
+CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+    const auto known = catches() && flags && location ? agent::caught::find(address) : std::nullopt;
+    const auto status = real<Entry::cuMemGetAccess>()(flags, location, address);
+    return known ? agent::caught::access_of(*known, *location, status, *flags) : status;
+}
+
 } // namespace gpu_sleep::hooks::own

@@ -52,12 +52,6 @@ CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAcces
     return real<Entry::cuMemSetAccess>()(address, bytes, grants, count);
 }
 
-CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
-    const Passage passage(Touch::submits, k_name<Entry::cuMemGetAccess>);
-    if (!passage.admitted()) return refused();
-    return real<Entry::cuMemGetAccess>()(flags, location, address);
-}
-
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
     if (catches())
         if (const auto answer = agent::caught::retain_handle(handle, address)) return *answer;

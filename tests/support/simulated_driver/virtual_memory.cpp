@@ -189,9 +189,13 @@ CUresult CUDAAPI cuMemGetAccess(unsigned long long* flags, const CUmemLocation* 
                                 CUdeviceptr address) {
     return call(Entry::cuMemGetAccess, [&](Call& c) {
         const auto* mapping = c.driver.space.find(address);
-        if (!flags || !location || !mapping || location->type != CU_MEM_LOCATION_TYPE_DEVICE ||
-            location->id < 0 || location->id >= c.driver.device_count())
+        if (!flags || !location || !mapping || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
             return CUDA_ERROR_INVALID_VALUE;
+        if (!c.driver.has_device(location->id)) return CUDA_ERROR_INVALID_DEVICE;
+        if (mapping->origin != Origin::program) {
+            *flags = CU_MEM_ACCESS_FLAGS_PROT_NONE; // the real one says so of all but virtual memory
+            return CUDA_SUCCESS;
+        }
         const auto bit = std::uint32_t{1} << location->id;
         *flags = (mapping->writers & bit) != 0   ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
                  : (mapping->readers & bit) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READ

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Questions about memory that sleeps, or is on its way: they wait for nobody.
+
+#include "callbacks.hpp"
+#include "support/simulated_driver/testing.hpp"
+
+#include <chrono>
+#include <future>
+#include <thread>
+#include <utility>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using sim::testing::Range;
+
+namespace {
+
+constexpr long long k_none = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+constexpr long long k_read_write = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+
+/// What the device may do with the memory; an error as its negative number.
+long long access(CUdeviceptr address, int device) {
+    unsigned long long flags = ~0ULL;
+    const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, device};
+    const auto status = cuMemGetAccess(&flags, &location, address);
+    return status == CUDA_SUCCESS ? static_cast<long long>(flags) : -static_cast<long long>(status);
+}
+
+/// Sleeps on a thread of its own, slowly.
+class SlowSleep {
+public:
+    SlowSleep() {
+        const auto calls = sim_calls(k_copy);
+        sim_delay(k_copy, std::chrono::microseconds(std::chrono::seconds(2)).count());
+        done_ = std::async(std::launch::async, [] { return gpu_sleep_sleep(1, nullptr, 0); });
+        while (sim_calls(k_copy) == calls) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    SlowSleep(const SlowSleep&) = delete;
+    SlowSleep& operator=(const SlowSleep&) = delete;
+    ~SlowSleep() { sim_clear(); }
+
+    [[nodiscard]] bool goes_on() const { return waits(done_); }
+    [[nodiscard]] gpu_sleep_status finish() { return done_.get(); }
+
+private:
+    static constexpr char k_copy[] = "cuMemcpyDtoHAsync";
+    std::future<gpu_sleep_status> done_;
+};
+
+} // namespace
+
+TEST_CASE("Queries: who may reach memory is told the same of what sleeps", "[api]") {
+    const Gpu gpu(0);
+    const Range range(4 * k_mib);
+    const TaggedMemory memory("weights", 4 * k_mib);
+    check(gpu_sleep_allow_access(memory.pointer(), 1));
+    CUdeviceptr plain = 0;
+    check(cuMemAlloc(&plain, 4 * k_mib));
+    const std::vector<std::pair<long long, long long>> expected = {
+        {access(range.address + 1, 0), k_read_write},
+        {access(range.address, 1), k_none},
+        {access(memory.address(), 0), k_read_write},
+        {access(memory.address(), 1), k_read_write},
+        {access(plain, 0), k_none}, // as of the driver's own
+        {access(range.address, 99), -CUDA_ERROR_INVALID_DEVICE},
+    };
+    for (const auto& [awake, right] : expected) CHECK(awake == right);
+    sleep();
+    auto asked = std::async(std::launch::async, [&] {
+        return std::vector<long long>{
+            access(range.address + 1, 0), access(range.address, 1), access(memory.address(), 0),
+            access(memory.address(), 1),  access(plain, 0),         access(range.address, 99)};
+    });
+    CHECK_FALSE(waits(asked));
+    wake();
+    const auto answers = asked.get();
+    for (std::size_t i = 0; i < answers.size(); ++i) CHECK(answers[i] == expected[i].second);
+    CHECK(access(range.address, 0) == k_read_write);
+    check(cuMemFree(plain));
+}
+
+TEST_CASE("Queries: a handle is found and described while contents move", "[api]") {
+    const Gpu gpu(0);
+    const Range range(4 * k_mib);
+    SlowSleep slow;
+    auto asked = std::async(std::launch::async, [&] {
+        CUmemGenericAllocationHandle handle = 0;
+        CUmemAllocationProp properties{};
+        const auto retained = cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(range.address));
+        const auto described = cuMemGetAllocationPropertiesFromHandle(&properties, handle);
+        const auto released = cuMemRelease(handle);
+        return retained == CUDA_SUCCESS && described == CUDA_SUCCESS && released == CUDA_SUCCESS &&
+               handle == range.handle() && properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    });
+    CHECK_FALSE(waits(asked));
+    CHECK(access(range.address, 0) == k_read_write);
+    CHECK(slow.goes_on());
+    check(slow.finish());
+    wake();
+    CHECK(asked.get());
+}
