@@ -135,13 +135,12 @@ private:
     class GateSettler;
     [[nodiscard]] static std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_released);
     void wake_on_touch();
+    /// Under memory_mutex_.
     void complete(model::Report& report);
     /// Runs a transaction of the engine, guarded; status() tells meanwhile how all was before. Under
     /// memory_mutex_.
     template <class Transaction>
     [[nodiscard]] std::invoke_result_t<Transaction> transact(Transaction&& transaction);
-    /// What stays with the driver. Without the memory's mutex, which it takes.
-    static void add_residual(model::Report& report);
 
     std::mutex start_mutex_; ///< one start at a time
     std::unique_ptr<Running> running_storage_;

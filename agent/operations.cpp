@@ -194,7 +194,6 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     // Also when callbacks have freed all that was to sleep. What could not be mapped again sleeps, though.
     if (!report.changed && asleep_bytes() <= asleep_before) call_off(ran, request.timeout);
     if (!done) return std::move(done).error();
-    add_residual(report);
     const std::lock_guard lock(memory_mutex_);
     complete(report);
     report.times.total = seconds_since(start);
@@ -268,7 +267,6 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
         for (const auto& note : report.notes) log::warning("{}", note); // the answer has no place for them
         return *std::move(woken->left);
     }
-    add_residual(report);
     const std::lock_guard lock(memory_mutex_);
     complete(report);
     report.times.total = seconds_since(start);

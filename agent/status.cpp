@@ -17,12 +17,6 @@ namespace gpu_sleep::agent {
 
 using model::Report;
 
-void Agent::add_residual(Report& report) {
-    if (!hooks::catches()) return;
-    for (const auto& row : caught::residual())
-        report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
-}
-
 Report Agent::status() {
     constexpr Milliseconds k_patience{100};
     constexpr Milliseconds k_look{1};
@@ -30,7 +24,6 @@ Report Agent::status() {
     if (hooks::catches())
         if (const auto loaded = find_unseen_libraries(); loaded && !loaded->empty())
             report.notes.push_back("use of the GPU that cannot be seen: " + model::list_of(*loaded));
-    add_residual(report);
     std::unique_lock lock(memory_mutex_, std::defer_lock);
     for (const auto deadline = Clock::now() + k_patience; !lock.try_lock();
          std::this_thread::sleep_for(k_look)) {
@@ -40,7 +33,6 @@ Report Agent::status() {
         const std::lock_guard guard(before_mutex_);
         if (!before_) continue; // somebody allocates
         auto before = *before_;
-        before.residual = std::move(report.residual);
         before.notes = std::move(report.notes);
         before.notes.emplace_back("contents are being moved; this is how it was before");
         return before;
@@ -59,6 +51,9 @@ void Agent::complete(Report& report) {
     report.tags = ledger_.report();
     report.state_seconds = seconds_since(state_since_);
     report.captures = hooks::catches();
+    if (report.captures)
+        for (const auto& row : caught::residual())
+            report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
     const auto& gate = gate::Gate::instance();
     report.gate = gate.is_open()      ? model::GateState::open
                   : gate.is_checked() ? model::GateState::checked

@@ -155,6 +155,7 @@ struct Residual {
     std::uint64_t count;
     const char* reason;
 };
+/// The caller holds the memory's mutex.
 [[nodiscard]] std::vector<Residual> residual() noexcept;
 
 /// Gives back every cached block that nobody uses: before a sleep, and when memory is short.

@@ -353,13 +353,12 @@ void forget_own(CUdeviceptr address) noexcept {
 void add_pinned_handles(std::vector<Residual>& rows) {
     const auto with = memory();
     if (!with) return;
-    const std::lock_guard lock(with->mutex);
     for (const auto& [address, backing] : with->ledger.backings())
         if (backing.pinned)
             rows.push_back({backing.pinned == k_shared_by_ipc ? "ipc" : "pinned", backing.device,
                             backing.bytes, 1, backing.pinned});
     auto& all = Handles::instance();
-    const std::lock_guard all_lock(all.mutex);
+    const std::lock_guard lock(all.mutex);
     for (const auto& [number, handle] : all.handles) {
         const bool is_enlisted = std::any_of(handle.mappings.begin(), handle.mappings.end(),
                                              [&](CUdeviceptr at) { return all.mappings.at(at).enlisted; });

@@ -10,7 +10,7 @@
 
 namespace gpu_sleep::agent::caught {
 
-/// Ranges, and handles of the program, whose memory cannot sleep.
+/// Ranges, and handles of the program, whose memory cannot sleep. The caller holds the memory's mutex.
 void add_pinned_handles(std::vector<Residual>& rows);
 /// What the driver holds for the memory nodes of graphs.
 void add_graph_memory(std::vector<Residual>& rows);

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <csignal>
 #include <sstream>
 #include <string>
@@ -77,6 +78,27 @@ TEST_CASE("IPC: another process opens caught memory, which stays while the rest 
     cycle(giver);
     check_no_harm(giver);
     check_no_harm(taker);
+}
+
+TEST_CASE("IPC: a process that is being put to sleep shares at once, and tells how it was", "[ipc]") {
+    Host giver(captured_launch(k_runtime, {"GPU_SLEEP_SIM_DELAY=cuMemcpyDtoHAsync:6s"}));
+    Host taker(captured_launch(k_runtime));
+    taker.tell("start");
+    const auto given = make_piece(giver, "plain", k_piece_bytes);
+    static_cast<void>(make_piece(giver, "plain", k_piece_bytes)); // which sleeps
+    const auto handle = giver.tell("share " + given.number);
+    auto sleeping = giver.start("gpu-sleep", {"--json"});
+    CHECK(becomes_true([&] {
+        const auto told = giver.command("gpu-ps", {"--json"});
+        return told.out.find("contents are being moved") != std::string::npos &&
+               told.json("/processes/0/report/residual/0/kind") == "ipc";
+    }));
+    const auto start = Clock::now();
+    CHECK(open(taker, handle, k_piece_bytes).hash == given.hash);
+    CHECK(Clock::now() - start < Milliseconds(4000));
+    CHECK(sleeping.finish().json("/processes/0/report/changed") == "true");
+    CHECK(giver.command("gpu-wake").status == 0);
+    check_intact(giver, given);
 }
 
 TEST_CASE("IPC: memory that is freed while it is open elsewhere is still there", "[ipc]") {
