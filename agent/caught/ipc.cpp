@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <shared_mutex>
 #include <vector>
@@ -22,8 +23,8 @@ namespace {
 
 constexpr std::uint64_t k_magic = 0x3143'5049'5053'4C47; // "GLSPIPC1"
 
-/// A process that shares answers only between the steps of a sleep, which may take this long.
-constexpr Milliseconds k_patience{120'000};
+/// A process that shares answers at once, also during a sleep, unless it is stopped or its driver is busy.
+constexpr Milliseconds k_patience{10'000};
 
 /// What the bytes of a handle say.
 struct Ticket {
@@ -43,6 +44,22 @@ struct Import {
     driver::VaReservation place;
     driver::DeviceMask access = 0;
     unsigned opens = 1;
+};
+
+/// What this process has shared, for who asks: apart from the memory's mutex, which a sleep holds for long.
+struct Exports {
+    struct Export {
+        std::uint64_t allocation = 0;
+        CUmemGenericAllocationHandle handle = 0; ///< of the backing, which stays
+        Bytes bytes = 0;
+        Bytes offset = 0; ///< of the allocation in it
+    };
+    std::mutex mutex; ///< guards by_address; comes after the memory's
+    std::map<CUdeviceptr, Export> by_address;
+    static Exports& instance() {
+        static auto* const exports = new Exports;
+        return *exports;
+    }
 };
 
 struct Imports {
@@ -71,12 +88,12 @@ Result<ProcessIdentity> this_process() {
     return ProcessIdentity{::getpid(), *start_time};
 }
 
-/// The descriptor of a backing. The caller holds the memory's mutex. Errors: driver_failed.
-Result<UniqueFd> export_memory(const driver::Api& api, const ledger::Backing& backing) {
+/// The descriptor of a backing, which must not go meanwhile. Errors: driver_failed.
+Result<UniqueFd> export_memory(const driver::Api& api, CUmemGenericAllocationHandle handle) {
     const driver::RelaxedCaptureMode relaxed(api);
     int descriptor = -1;
-    GPU_SLEEP_DRIVER_TRY(api, cuMemExportToShareableHandle, "cannot share memory", &descriptor,
-                         backing.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    GPU_SLEEP_DRIVER_TRY(api, cuMemExportToShareableHandle, "cannot share memory", &descriptor, handle,
+                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     UniqueFd memory(descriptor);
     ::fcntl(memory.get(), F_SETFD, FD_CLOEXEC);
     return memory;
@@ -139,7 +156,12 @@ Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
             auto* const backing = with->ledger.find(known->address);
             if (!backing) return std::nullopt;
             if (backing->is_asleep()) return CUDA_ERROR_SYSTEM_NOT_READY;
-            if (!export_memory(with->api, *backing)) return CUDA_ERROR_NOT_SUPPORTED;
+            if (!export_memory(with->api, backing->handle)) return CUDA_ERROR_NOT_SUPPORTED;
+            auto& exports = Exports::instance();
+            const std::lock_guard exports_lock(exports.mutex);
+            exports.by_address.insert_or_assign(known->address,
+                                                Exports::Export{known->id, backing->handle, backing->bytes,
+                                                                known->address - backing->address});
             if (!backing->pinned) backing->pinned = k_shared_by_ipc;
         }
         Ticket ticket;
@@ -156,16 +178,23 @@ Result<server::SharedMemory> share(const model::ShareRequest& request) {
     const auto refused = make_error(ErrorCode::not_owned, "there is no such shared memory");
     const auto with = memory();
     if (!with || request.secret != secret()) return refused;
-    const std::lock_guard lock(with->mutex);
-    // Looked for under the mutex: an allocation leaves the index before its memory goes.
+    auto& exports = Exports::instance();
+    const std::lock_guard lock(exports.mutex);
+    const auto found = exports.by_address.find(request.address);
+    // Freed, it leaves the index first: it may yet be here.
     const auto known = Allocations::instance().find(request.address);
-    const auto* const backing = with->ledger.find(request.address);
-    if (!known || known->address != request.address || known->id != request.allocation || !backing ||
-        backing->is_asleep() || !backing->pinned)
+    if (found == exports.by_address.end() || found->second.allocation != request.allocation || !known ||
+        known->id != request.allocation)
         return refused;
-    auto memory = export_memory(with->api, *backing);
+    auto memory = export_memory(with->api, found->second.handle);
     if (!memory) return std::move(memory).error();
-    return server::SharedMemory{{backing->bytes, request.address - backing->address}, *std::move(memory)};
+    return server::SharedMemory{{found->second.bytes, found->second.offset}, *std::move(memory)};
+}
+
+void forget_export(CUdeviceptr address) {
+    auto& exports = Exports::instance();
+    const std::lock_guard lock(exports.mutex);
+    exports.by_address.erase(address);
 }
 
 Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept {

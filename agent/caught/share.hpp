@@ -11,8 +11,8 @@ namespace gpu_sleep::agent::caught {
 /// Why shared memory stays on the GPU.
 inline constexpr char k_shared_by_ipc[] = "shared with other processes by CUDA IPC";
 
-/// Memory of which the program made a handle. Thread-safe. Errors: not_owned (there is no such memory, or no
-/// longer), driver_failed.
+/// Memory of which the program made a handle. Thread-safe; does not wait for a sleep. Errors: not_owned
+/// (there is no such memory, or no longer), driver_failed.
 [[nodiscard]] Result<server::SharedMemory> share(const model::ShareRequest& request);
 
 } // namespace gpu_sleep::agent::caught

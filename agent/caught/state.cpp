@@ -66,6 +66,7 @@ void give_range(const Agent::Memory& memory, CUdeviceptr address) {
     const auto* backing = memory.ledger.find(address);
     const bool sleeps = backing && backing->is_asleep();
     const auto span = sleeps ? gate::Named::Span{backing->address, backing->end()} : gate::Named::Span{};
+    forget_export(address);
     auto freed = memory.heap.free(address);
     if (freed) memory.vaults.forget(freed->kept);
     if (freed && sleeps && !memory.ledger.find(address)) gate::Gate::instance().forget(span);

@@ -91,6 +91,9 @@ void forget_order_of(CUstream stream);
 /// The same for all streams of a green context; their events are its primary context's.
 void forget_order_of(CUcontext green, CUcontext primary);
 
+/// Nobody gets the memory from us any more. Before it is released, under the memory's mutex.
+void forget_export(CUdeviceptr address);
+
 /// Takes an allocation that is not freed in a stream's order out of its pool's count.
 void freed_from_pool(const Known& allocation);
 

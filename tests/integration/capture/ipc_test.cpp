@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <csignal>
 #include <sstream>
 #include <string>
