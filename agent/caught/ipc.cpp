@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -63,8 +64,10 @@ struct Exports {
 };
 
 struct Imports {
-    std::mutex mutex; ///< guards all
+    std::mutex mutex; ///< guards all below
     std::vector<Import> all;
+    std::vector<Import> closing;          ///< to be unmapped once no capture is open
+    std::atomic<bool> has_closing{false}; ///< for who holds no mutex
     static Imports& instance() {
         static auto* const imports = new Imports;
         return *imports;
@@ -255,26 +258,38 @@ Answer close_ipc(CUdeviceptr address) noexcept {
             const std::lock_guard lock(imports.mutex);
             const auto import = found(imports.all);
             if (import == imports.all.end()) return std::nullopt;
-            if (import->opens > 1) {
-                --import->opens;
-                return CUDA_SUCCESS;
-            }
+            if (--import->opens != 0) return CUDA_SUCCESS;
+            imports.closing.push_back(std::move(*import));
+            imports.all.erase(import);
+            imports.has_closing = true;
         }
-        {
-            // Nothing may still use it, and waiting would break a capture.
-            const std::shared_lock order(capture_order());
-            if (captures_open() != 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-            const driver::RelaxedCaptureMode relaxed(with->api);
-            with->api.cuCtxSynchronize();
-        }
-        const std::lock_guard lock(imports.mutex);
-        const auto import = found(imports.all);
-        if (import == imports.all.end()) return CUDA_ERROR_INVALID_VALUE; // another thread was faster
-        if (--import->opens != 0) return CUDA_SUCCESS;
         forget_residual(address);
-        unmap_import(with->api, *import);
-        imports.all.erase(import);
+        close_waiting();
         return CUDA_SUCCESS;
+    });
+}
+
+void close_waiting() noexcept {
+    auto& imports = Imports::instance();
+    // The driver closes its own during a capture. Nothing may still use ours, though, and waiting would break
+    // the capture.
+    if (!imports.has_closing || captures_open() != 0) return;
+    noted([&] {
+        const std::shared_lock order(capture_order());
+        const std::shared_lock contexts(contexts_mutex());
+        const auto with = memory();
+        if (!with || captures_open() != 0) return;
+        std::vector<Import> due;
+        {
+            const std::lock_guard lock(imports.mutex);
+            due.swap(imports.closing);
+            imports.has_closing = false;
+        }
+        for (const auto& import : due) {
+            for (int device = 0; device < driver::k_max_devices; ++device)
+                if ((import.access >> device & 1) != 0) wait_for_device(*with, device);
+            unmap_import(with->api, import);
+        }
     });
 }
 

@@ -33,20 +33,25 @@ void wait_in(const driver::Api& api, CUcontext context) {
 /// context that it was made in, and other contexts of its device may use it too. For that the caller holds
 /// contexts_mutex().
 void wait_for_work(const Agent::Memory& memory, const Known& allocation) {
-    const auto& api = memory.api;
-    const driver::RelaxedCaptureMode relaxed(api);
-    if (!allocation.pool) return wait_in(api, allocation.context);
-    if (current_device(memory) == allocation.device) api.cuCtxSynchronize();
-    unsigned flags = 0;
-    int is_active = 0;
-    if (api.cuDevicePrimaryCtxGetState(allocation.device, &flags, &is_active) == CUDA_SUCCESS && is_active) {
-        const auto primary = driver::PrimaryContext::retain(api, allocation.device);
-        if (primary) wait_in(api, primary->get());
-    }
-    for (auto* const context : own_contexts_of(allocation.device)) wait_in(api, context);
+    if (allocation.pool) return wait_for_device(memory, allocation.device);
+    const driver::RelaxedCaptureMode relaxed(memory.api);
+    wait_in(memory.api, allocation.context);
 }
 
 } // namespace
+
+void wait_for_device(const Agent::Memory& memory, int device) {
+    const auto& api = memory.api;
+    const driver::RelaxedCaptureMode relaxed(api);
+    if (current_device(memory) == device) api.cuCtxSynchronize();
+    unsigned flags = 0;
+    int is_active = 0;
+    if (api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active) {
+        const auto primary = driver::PrimaryContext::retain(api, device);
+        if (primary) wait_in(api, primary->get());
+    }
+    for (auto* const context : own_contexts_of(device)) wait_in(api, context);
+}
 
 Answer allocate(CUdeviceptr* address, std::size_t bytes) noexcept {
     return answered([&]() -> Answer {
@@ -105,6 +110,7 @@ Taken take_waiting_of(const Agent::Memory& memory, const std::function<bool(cons
 }
 
 void free_waiting() noexcept {
+    close_waiting();
     noted([] {
         auto& later = Later::instance();
         {

@@ -101,8 +101,13 @@ void freed_from_pool(const Known& allocation);
 /// alone while a capture is noted, before it begins. Comes before the contexts' mutex.
 [[nodiscard]] std::shared_mutex& capture_order() noexcept;
 
-/// Frees the allocations that waited for captures to end.
+/// Frees the allocations, and closes the memory of other processes, that waited for captures to end.
 void free_waiting() noexcept;
+/// The latter.
+void close_waiting() noexcept;
+/// Waits for all work on the device. The caller holds capture_order(), with no capture open, and
+/// contexts_mutex().
+void wait_for_device(const Agent::Memory& memory, int device);
 void free_later(const Known& allocation);
 
 } // namespace gpu_sleep::agent::caught

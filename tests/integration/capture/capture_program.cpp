@@ -245,6 +245,14 @@ Answer do_open(Words& words) {
     return fmt::format("{} {:#x}", program().memories.size() - 1, made.address);
 }
 
+/// close NUMBER: memory of another process, and waits for nothing
+Answer do_close(Words& words) {
+    const auto which = memory(words);
+    if (!which) return which.error();
+    GPU_SLEEP_TRY(release(**which, program().stream));
+    return std::string();
+}
+
 /// null_stream: "own" when it is the thread's, which can be captured in, or "shared"
 Answer do_null_stream(Words&) {
     GPU_SLEEP_TRY(start());
@@ -301,6 +309,7 @@ const std::map<std::string, std::function<Answer(Words&)>>& commands() {
         {"fork", do_fork},
         {"load", do_load},
         {"open", do_open},
+        {"close", do_close},
         {"share", do_share},
         {"faults", do_faults},
         {"free_bytes", [](Words&) { return Answer(std::to_string(control().free_bytes(0))); }},

@@ -114,6 +114,27 @@ TEST_CASE("IPC: memory that is freed while it is open elsewhere is still there",
     check_no_harm(taker);
 }
 
+TEST_CASE("IPC: what is closed during a capture goes when that ends", "[ipc]") {
+    Host giver(captured_launch(k_runtime));
+    Host taker(captured_launch(k_runtime));
+    giver.tell("start");
+    const auto before = free_bytes(giver);
+    const auto given = make_piece(giver, "plain", k_piece_bytes);
+    const auto opened = open(taker, giver.tell("share " + given.number), k_piece_bytes);
+    const auto from = make_piece(taker, "plain", k_piece_bytes);
+    const auto to = make_piece(taker, "plain", k_piece_bytes);
+    giver.tell("free " + given.number);
+    taker.tell(fmt::format("capture {} {}", from.number, to.number));
+    taker.tell("close " + opened.number);
+    taker.tell("end_capture");
+    CHECK(taker.tell("replay " + to.number) != to.hash);
+    check_intact(taker, from);
+    check_no_harm(taker);
+    taker.tell("free " + from.number);
+    taker.tell("free " + to.number);
+    CHECK(free_bytes(giver) == before);
+}
+
 TEST_CASE("IPC: what is open outlives the process that shared it; nothing more of it can be opened",
           "[ipc]") {
     Host giver(captured_launch(k_runtime));

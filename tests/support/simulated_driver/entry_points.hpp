@@ -141,7 +141,7 @@ enum class Trait : std::uint8_t {
     X(cuMemPoolGetAccess, 11020, safe)                                                                       \
     X(cuIpcGetMemHandle, 4010, safe)                                                                         \
     X(cuIpcOpenMemHandle, 11000, safe)                                                                       \
-    X(cuIpcCloseMemHandle, 4010, unsafe)                                                                     \
+    X(cuIpcCloseMemHandle, 4010, safe)                                                                       \
     X(cuMemGetAddressRange, 3020, safe)                                                                      \
     X(cuPointerGetAttribute, 4000, safe)                                                                     \
     X(cuPointerGetAttributes, 7000, safe)                                                                    \
