@@ -70,6 +70,9 @@ CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) n
 /// `reason` says which. The handle itself when it is none of ours.
 [[nodiscard]] CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle,
                                                            const char* reason) noexcept;
+/// Runs the driver's cuMemMapArrayAsync on a copy of `maps` that has the driver's handles.
+CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
+                    const std::function<CUresult(CUarrayMapInfo*)>& map) noexcept;
 /// Memory in the span has to stay where it is from now on.
 void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
 

@@ -309,6 +309,21 @@ CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle
     return real;
 }
 
+CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
+                    const std::function<CUresult(CUarrayMapInfo*)>& map) noexcept {
+    std::vector<CUarrayMapInfo> ours;
+    const auto copied = guarded([&]() -> Result<void> {
+        ours.assign(maps, maps + count);
+        return {};
+    });
+    if (!copied) return CUDA_ERROR_OUT_OF_MEMORY;
+    for (auto& each : ours)
+        if (each.memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
+            each.memHandle.memHandle =
+                real_handle_for(each.memHandle.memHandle, "mapped into a sparse array");
+    return map(ours.data());
+}
+
 void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
     noted([&] {
         const auto with = memory();

@@ -114,12 +114,8 @@ template <Entry entry>
 CUresult map_arrays(CUarrayMapInfo* maps, unsigned count, CUstream stream) {
     const Passage passage(Touch::submits, k_name<entry>);
     if (!passage.admitted()) return refused();
-    if (catches() && maps)
-        for (unsigned i = 0; i < count; ++i)
-            if (maps[i].memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
-                maps[i].memHandle.memHandle =
-                    agent::caught::real_handle_for(maps[i].memHandle.memHandle, "mapped into a sparse array");
-    return real<entry>()(maps, count, stream);
+    const auto call = [=](CUarrayMapInfo* all) { return real<entry>()(all, count, stream); };
+    return catches() && maps ? agent::caught::map_arrays(maps, count, call) : call(maps);
 }
 
 } // namespace

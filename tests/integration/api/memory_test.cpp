@@ -120,6 +120,19 @@ TEST_CASE("Access: what another device was allowed to read it reads after a slee
     CHECK(gpu_sleep_allow_access(&local, 1) == GPU_SLEEP_ERROR_NOT_OWNED);
 }
 
+TEST_CASE("Virtual memory: a call that maps it into arrays leaves what it is given as it was", "[api]") {
+    const Gpu gpu(0);
+    const sim::testing::Range range(4 * k_mib);
+    CUarrayMapInfo map{};
+    map.memOperationType = CU_MEM_OPERATION_TYPE_MAP;
+    map.memHandleType = CU_MEM_HANDLE_TYPE_GENERIC;
+    map.memHandle.memHandle = range.handle();
+    for (int i = 0; i < 2; ++i) {
+        CHECK(cuMemMapArrayAsync(&map, 1, nullptr) == CUDA_SUCCESS);
+        CHECK(map.memHandle.memHandle == range.handle());
+    }
+}
+
 TEST_CASE("Devices: several sleep and wake at the same time", "[api]") {
     const Gpu first(0);
     const Gpu second(1);

@@ -159,6 +159,7 @@ enum class Trait : std::uint8_t {
     X(cuMemRelease, 10020, safe)                                                                             \
     X(cuMemRetainAllocationHandle, 11000, safe)                                                              \
     X(cuMemMap, 10020, safe)                                                                                 \
+    X(cuMemMapArrayAsync, 11010, safe)                                                                       \
     X(cuMemUnmap, 10020, safe)                                                                               \
     X(cuMemSetAccess, 10020, safe)                                                                           \
     X(cuMemGetAccess, 10020, safe)                                                                           \

@@ -159,6 +159,14 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t of
     });
 }
 
+CUresult CUDAAPI cuMemMapArrayAsync(CUarrayMapInfo* maps, unsigned count, CUstream) {
+    return call(Entry::cuMemMapArrayAsync, [&](Call& c) { // there are no arrays, but handles are looked for
+        for (unsigned i = 0; i < count; ++i)
+            if (!c.driver.allocations.find(maps[i].memHandle.memHandle)) return CUDA_ERROR_INVALID_VALUE;
+        return CUDA_SUCCESS;
+    });
+}
+
 CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
     return call(Entry::cuMemUnmap, [&](Call& c) {
         if (!is_span(address, bytes) || c.driver.space.is_allocation(address))
