@@ -6,6 +6,7 @@
 
 #include "base/symbols.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace gpu_sleep::hooks {
@@ -63,6 +64,21 @@ void add_copy(gate::Named& named, const CUDA_MEMCPY3D& copy) {
         copy.srcZ);
     add(copy.dstMemoryType, copy.dstDevice, copy.dstPitch, copy.dstHeight, copy.dstXInBytes, copy.dstY,
         copy.dstZ);
+}
+
+void add_copy(gate::Named& named, const CUDA_MEMCPY3D_BATCH_OP& copy) {
+    const auto& extent = copy.extent;
+    if (extent.width == 0 || extent.height == 0 || extent.depth == 0) return;
+    for (const auto* operand : {&copy.src, &copy.dst}) {
+        if (operand->type != CU_MEMCPY_OPERAND_TYPE_POINTER) {
+            named.known = false; // an array's elements say how long a row of the other is
+            continue;
+        }
+        const auto& memory = operand->op.ptr;
+        const auto row = std::max(memory.rowLength, extent.width); // 0: no longer than what is copied
+        const auto layer = std::max(memory.layerHeight, extent.height);
+        add_span(named, memory.ptr, ((extent.depth - 1) * layer + extent.height - 1) * row + extent.width);
+    }
 }
 
 void add_kernel(gate::Named& named, CUfunction function, void** parameters, void** extra) {

@@ -15,6 +15,7 @@ void add_span(gate::Named& named, CUdeviceptr address, std::size_t bytes);
 /// Adds what a 2D or 3D copy reads and writes.
 void add_copy(gate::Named& named, const CUDA_MEMCPY2D& copy);
 void add_copy(gate::Named& named, const CUDA_MEMCPY3D& copy);
+void add_copy(gate::Named& named, const CUDA_MEMCPY3D_BATCH_OP& copy);
 /// Adds every word among a kernel's parameters that may be an address. Source: CUDA Driver API,
 /// cuFuncGetParamInfo.
 void add_kernel(gate::Named& named, CUfunction function, void** parameters, void** extra);
@@ -42,7 +43,8 @@ struct NamesOne {
     }
 };
 
-/// The same for a copy, which the driver makes whichever device's memory it is.
+/// The same for a copy, which the driver makes whichever device's memory it is. Those between two contexts
+/// that the call names (cuMemcpyPeer and its like) it was seen to make without any access granted.
 template <std::size_t address, std::size_t bytes>
 struct NamesCopied : NamesOne<address, bytes> {
     static constexpr bool k_copies = true;
@@ -79,6 +81,26 @@ struct NamesCopy {
     template <class Copy, class... Rest>
     static void add(gate::Named& named, const Copy* copy, const Rest&...) {
         if (copy) add_copy(named, *copy);
+    }
+};
+
+struct NamesBatch {
+    static constexpr bool k_known = true;
+    static constexpr bool k_copies = true;
+    template <class... Rest>
+    static void add(gate::Named& named, const CUdeviceptr* to, const CUdeviceptr* from,
+                    const std::size_t* bytes, std::size_t count, const Rest&...) {
+        if (!to || !from || !bytes) return;
+        for (std::size_t i = 0; i < count; ++i) {
+            add_span(named, to[i], bytes[i]);
+            add_span(named, from[i], bytes[i]);
+        }
+    }
+    template <class... Rest>
+    static void add(gate::Named& named, std::size_t count, const CUDA_MEMCPY3D_BATCH_OP* copies,
+                    const Rest&...) {
+        if (!copies) return;
+        for (std::size_t i = 0; i < count; ++i) add_copy(named, copies[i]);
     }
 };
 
@@ -134,6 +156,14 @@ GPU_SLEEP_NAMES(NamesCopy, cuMemcpy3D_v2)
 GPU_SLEEP_NAMES(NamesCopy, cuMemcpy3D_v2_ptds)
 GPU_SLEEP_NAMES(NamesCopy, cuMemcpy3DAsync_v2)
 GPU_SLEEP_NAMES(NamesCopy, cuMemcpy3DAsync_v2_ptsz)
+GPU_SLEEP_NAMES(NamesBatch, cuMemcpyBatchAsync)
+GPU_SLEEP_NAMES(NamesBatch, cuMemcpyBatchAsync_ptsz)
+GPU_SLEEP_NAMES(NamesBatch, cuMemcpyBatchAsync_v2)
+GPU_SLEEP_NAMES(NamesBatch, cuMemcpyBatchAsync_v2_ptsz)
+GPU_SLEEP_NAMES(NamesBatch, cuMemcpy3DBatchAsync)
+GPU_SLEEP_NAMES(NamesBatch, cuMemcpy3DBatchAsync_ptsz)
+GPU_SLEEP_NAMES(NamesBatch, cuMemcpy3DBatchAsync_v2)
+GPU_SLEEP_NAMES(NamesBatch, cuMemcpy3DBatchAsync_v2_ptsz)
 GPU_SLEEP_NAMES(NamesFilled, cuMemsetD8_v2)
 GPU_SLEEP_NAMES(NamesFilled, cuMemsetD8_v2_ptds)
 GPU_SLEEP_NAMES(NamesFilled, cuMemsetD8Async)

@@ -6,6 +6,7 @@
 #include "support/simulated_driver/contexts.hpp"
 #include "support/simulated_driver/transfer.hpp"
 
+#include <algorithm>
 #include <optional>
 
 namespace gpu_sleep::sim {
@@ -269,6 +270,27 @@ CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::siz
         const auto who = copier(context.device);
         for (std::size_t i = 0; i < count; ++i) {
             const Request request{{to[i], 0, who}, {from[i], 0, who}, Expect::any, Expect::any, bytes[i], 1};
+            const auto status = copy(c, context, handle, request, Wait::no);
+            if (status != CUDA_SUCCESS) return status;
+        }
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult CUDAAPI cuMemcpy3DBatchAsync(std::size_t count, CUDA_MEMCPY3D_BATCH_OP* copies,
+                                      unsigned long long flags, CUstream handle) {
+    return call_in_context(Entry::cuMemcpy3DBatchAsync, [&](Call& c, Context& context) {
+        if (!copies || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+        const auto who = copier(context.device);
+        for (const auto* each = copies; each != copies + count; ++each) {
+            const auto side = [&](const CUmemcpy3DOperand& operand) {
+                return Side{operand.op.ptr.ptr, std::max(operand.op.ptr.rowLength, each->extent.width), who};
+            };
+            if (each->extent.depth != 1 || each->src.type != CU_MEMCPY_OPERAND_TYPE_POINTER ||
+                each->dst.type != CU_MEMCPY_OPERAND_TYPE_POINTER)
+                return CUDA_ERROR_NOT_SUPPORTED;
+            const Request request{side(each->dst), side(each->src),    Expect::any,
+                                  Expect::any,     each->extent.width, each->extent.height};
             const auto status = copy(c, context, handle, request, Wait::no);
             if (status != CUDA_SUCCESS) return status;
         }

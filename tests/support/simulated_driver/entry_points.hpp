@@ -182,6 +182,7 @@ enum class Trait : std::uint8_t {
     X(cuMemcpy2DAsync, 3020, queued)                                                                         \
     X(cuMemcpy3DAsync, 3020, queued)                                                                         \
     X(cuMemcpyBatchAsync, 13000, queued)                                                                     \
+    X(cuMemcpy3DBatchAsync, 13000, queued)                                                                   \
     X(cuMemsetD8, 3020, queued)                                                                              \
     X(cuMemsetD16, 3020, queued)                                                                             \
     X(cuMemsetD32, 3020, queued)                                                                             \
