@@ -186,7 +186,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         rule_ = default_rule_;
         if (request.on_touch) rule_.on_touch = *request.on_touch;
         if (request.touch_limit) rule_.limit = request.touch_limit;
-        rule_.checked |= request.gate == model::GateMode::checked;
+        if (request.gate) rule_.checked = *request.gate == model::GateMode::checked;
     }
     // After a failure too: what could not be mapped again sleeps.
     if (!done || report.changed) come_first_at_exit();

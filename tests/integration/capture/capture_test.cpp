@@ -253,3 +253,16 @@ TEST_CASE("Capture: preloaded alone, the agent leaves the program as it is", "[c
         check_intact(host, piece);
     }
 }
+
+TEST_CASE("Capture: a sleep says how the gate is, whatever the program was started with", "[capture]") {
+    Host host(captured_launch(k_runtime, {"GPU_SLEEP_GATE=checked"}));
+    static_cast<void>(make_piece(host, "plain", k_piece_bytes));
+    const auto gate_after = [&](const Arguments& arguments) {
+        REQUIRE(host.command("gpu-sleep", arguments).status == 0);
+        const auto gate = host.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/state");
+        REQUIRE(host.command("gpu-wake").status == 0);
+        return gate;
+    };
+    CHECK(gate_after({}) == "checked");
+    CHECK(gate_after({"--gate", "shut"}) == "shut");
+}
