@@ -25,7 +25,7 @@ std::vector<const char*> pointers_of(const std::vector<std::string>& names) {
 
 bool Callbacks::works_for_callback() noexcept {
     auto& gate = gate::Gate::instance();
-    return gate.has_pass(gate.seat());
+    return gate.has_pass(gate::Seats::own());
 }
 
 Result<void> Callbacks::enlist(const gpu_sleep_event* event) {

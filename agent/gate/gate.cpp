@@ -10,7 +10,6 @@
 #include "gate/python_lock.hpp"
 
 #include <linux/membarrier.h>
-#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -21,7 +20,6 @@
 
 namespace gpu_sleep::gate {
 
-constinit thread_local Seat* t_seat = nullptr;
 constinit std::atomic<bool> Gate::s_closed{false};
 
 namespace {
@@ -34,31 +32,6 @@ int membarrier(int command) noexcept {
     return static_cast<int>(::syscall(SYS_membarrier, command, 0, 0));
 }
 
-/// Makes the seat the next thread's, as new.
-void leave_seat(Seat& seat) noexcept {
-    seat.inside.store(false, std::memory_order_release);
-    seat.depth = 0;
-    seat.has_pass.store(false, std::memory_order_relaxed);
-    seat.shares_pass.store(0, std::memory_order_relaxed);
-    seat.taken.store(false, std::memory_order_release);
-}
-
-void end_thread(void* seat) noexcept {
-    t_seat = nullptr;
-    leave_seat(*static_cast<Seat*>(seat));
-}
-
-/// A key whose destructor runs late in a thread's end, after its thread_local objects, whose destructors may
-/// still call CUDA.
-pthread_key_t seat_key() noexcept {
-    static const pthread_key_t key = [] {
-        pthread_key_t made = 0;
-        ::pthread_key_create(&made, &end_thread);
-        return made;
-    }();
-    return key;
-}
-
 } // namespace
 
 Gate& Gate::instance() noexcept {
@@ -69,32 +42,6 @@ Gate& Gate::instance() noexcept {
 
 Gate::Gate() {
     membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
-}
-
-Seat* Gate::take_seat() noexcept {
-    for (auto* seat = seats_.load(std::memory_order_acquire); seat; seat = seat->next) {
-        bool free = false;
-        if (seat->taken.compare_exchange_strong(free, true)) return seat;
-    }
-    auto* seat = new (std::nothrow) Seat;
-    if (!seat) return nullptr;
-    seat->taken = true;
-    seat->next = seats_.load(std::memory_order_relaxed);
-    while (!seats_.compare_exchange_weak(seat->next, seat, std::memory_order_acq_rel)) {
-    }
-    return seat;
-}
-
-Seat& Gate::seat() noexcept {
-    if (t_seat) return *t_seat;
-    // Without memory for a seat a thread shares one: then it may be taken for inside when it is not, never
-    // the other way round as long as it is alone there.
-    static Seat s_spare;
-    auto* seat = take_seat();
-    if (!seat) return s_spare;
-    t_seat = seat;
-    ::pthread_setspecific(seat_key(), seat);
-    return *seat;
 }
 
 Gate::Phase Gate::phase() const {
@@ -173,16 +120,10 @@ void Gate::abandon() noexcept {
 }
 
 void Gate::reset_in_child() noexcept {
-    // Another thread may have held the mutex at the fork: make everything anew where it stood.
-    auto* const seats = seats_.load(std::memory_order_relaxed);
-    for (auto* seat = seats; seat; seat = seat->next) {
-        if (seat == t_seat) continue;
-        leave_seat(*seat);
-    }
-    s_closed = false;
+    Seats::keep_own_alone();
     if (t_seat) t_seat->shares_pass = 0; // numbers begin anew
-    auto* const anew = new (this) Gate;
-    anew->seats_ = seats;
+    s_closed = false;
+    new (this) Gate; // where it stood, for another thread may have held the mutex at the fork
 }
 
 bool Gate::is_empty() const noexcept {
@@ -190,7 +131,7 @@ bool Gate::is_empty() const noexcept {
     const std::lock_guard lock(mutex_);
     for (const auto* waiter = waiters_; waiter; waiter = waiter->next)
         if (waiter->released) return false;
-    for (const auto* seat = seats_.load(std::memory_order_acquire); seat; seat = seat->next)
+    for (const auto* seat = Seats::first(); seat; seat = seat->next)
         if (seat != t_seat && !has_pass(*seat) && seat->inside.load(std::memory_order_acquire)) return false;
     return true;
 }
@@ -225,11 +166,11 @@ Result<void> Gate::wait_empty(Clock::time_point deadline, const std::function<bo
 }
 
 void Gate::share_pass(std::uint64_t number) noexcept {
-    seat().shares_pass.store(number, std::memory_order_relaxed);
+    Seats::own().shares_pass.store(number, std::memory_order_relaxed);
 }
 
 bool Gate::unshare_pass() noexcept {
-    return seat().shares_pass.exchange(0, std::memory_order_relaxed) != 0;
+    return Seats::own().shares_pass.exchange(0, std::memory_order_relaxed) != 0;
 }
 
 bool Gate::has_pass(const Seat& seat) const noexcept {

@@ -7,6 +7,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "gate/seats.hpp"
 #include "model/model.hpp"
 
 #include <atomic>
@@ -47,16 +48,6 @@ public:
     virtual ~Inspector() = default;
     /// May throw for want of memory. Called without any lock of the gate.
     [[nodiscard]] virtual Named inspect() const = 0;
-};
-
-/// One thread's place in the gate. Made at its first touch, given to the next thread at its end.
-struct Seat {
-    std::atomic<bool> inside{false};          ///< in a call that passed
-    std::atomic<bool> taken{false};           ///< by a living thread
-    unsigned depth = 0;                       ///< of calls within calls; the thread's own
-    std::atomic<bool> has_pass{false};        ///< the thread made a pass; changed by it alone
-    std::atomic<std::uint64_t> shares_pass{}; ///< number of another's, 0 for none; changed by it alone
-    Seat* next = nullptr;
 };
 
 /// How the touches stand, for a person to read.
@@ -130,8 +121,6 @@ public:
     /// Whether threads that wait give up Python's lock.
     void set_releases_python_lock(bool releases) noexcept { releases_python_lock_ = releases; }
 
-    /// The calling thread's seat.
-    [[nodiscard]] Seat& seat() noexcept;
     /// Looked at by every call of the program, so it is found without a call of ours.
     [[nodiscard]] static bool is_open() noexcept { return !s_closed.load(std::memory_order_relaxed); }
     /// The way in when the gate may be closed; the seat says inside. False: the touch fails, and the seat is
@@ -178,11 +167,9 @@ private:
     [[nodiscard]] bool names_sleeping(const Named& named) const;
     [[nodiscard]] bool hold(std::unique_lock<std::mutex>& lock, Waiter& waiter);
     [[nodiscard]] bool is_empty() const noexcept;
-    [[nodiscard]] Seat* take_seat() noexcept;
 
     static constinit std::atomic<bool> s_closed;
-    std::atomic<Seat*> seats_{nullptr}; ///< a list that only grows
-    mutable std::mutex mutex_;          ///< guards all below; held for moments only
+    mutable std::mutex mutex_; ///< guards all below; held for moments only
     std::condition_variable changed_;
     Phase phase_ = Phase::open;
     bool holds_captures_ = false;
@@ -200,14 +187,11 @@ private:
     std::atomic<std::uint64_t> pass_{0};   ///< number of the one that lives, or 0
 };
 
-/// The calling thread's seat; null before its first touch.
-extern constinit thread_local Seat* t_seat __attribute__((tls_model("initial-exec")));
-
 /// One touch, from before the call until after it.
 class Passage {
 public:
     Passage(Touch touch, const char* entry_point, const Inspector* inspector = nullptr) noexcept
-        : seat_(t_seat ? *t_seat : Gate::instance().seat()) {
+        : seat_(t_seat ? *t_seat : Seats::own()) {
         if (seat_.depth++ != 0) return;
         seat_.inside.store(true, std::memory_order_relaxed);
         std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -232,7 +216,7 @@ private:
 /// time. Its end touches no seat but the caller's: a seat may have gone to a thread that shares nothing.
 class Pass {
 public:
-    Pass() noexcept : seat_(Gate::instance().seat()), number_(++Gate::instance().passes_) {
+    Pass() noexcept : seat_(Seats::own()), number_(++Gate::instance().passes_) {
         Gate::instance().pass_ = number_;
         seat_.has_pass = true;
     }

@@ -65,12 +65,12 @@ TEST_CASE("Gate: a thread that ends takes no pass to the next in its seat", "[ga
     gate::Seat* first = nullptr;
     gate::Seat* second = nullptr;
     std::thread([&] {
-        first = &the_gate().seat();
+        first = &gate::Seats::own();
         the_gate().share_pass(holder.number());
         CHECK(passes(Touch::submits));
     }).join();
     std::thread([&] {
-        second = &the_gate().seat();
+        second = &gate::Seats::own();
         CHECK_FALSE(passes(Touch::submits));
     }).join();
     CHECK(first == second);
@@ -91,8 +91,8 @@ TEST_CASE("Gate: a thread's seat is the next one's after its end", "[gate]") {
     const OpenGate open;
     gate::Seat* first = nullptr;
     gate::Seat* second = nullptr;
-    std::thread([&] { first = &the_gate().seat(); }).join();
-    std::thread([&] { second = &the_gate().seat(); }).join();
+    std::thread([&] { first = &gate::Seats::own(); }).join();
+    std::thread([&] { second = &gate::Seats::own(); }).join();
     CHECK(first == second);
-    CHECK(first != &the_gate().seat());
+    CHECK(first != &gate::Seats::own());
 }

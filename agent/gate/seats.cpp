@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Giving seats out and taking them back.
+
+#include "gate/seats.hpp"
+
+#include <pthread.h>
+
+#include <new>
+
+namespace gpu_sleep::gate {
+
+constinit thread_local Seat* t_seat = nullptr;
+constinit std::atomic<Seat*> Seats::s_first{nullptr};
+
+namespace {
+
+/// Makes the seat the next thread's, as new.
+void leave_seat(Seat& seat) noexcept {
+    seat.inside.store(false, std::memory_order_release);
+    seat.depth = 0;
+    seat.has_pass.store(false, std::memory_order_relaxed);
+    seat.shares_pass.store(0, std::memory_order_relaxed);
+    seat.taken.store(false, std::memory_order_release);
+}
+
+void end_thread(void* seat) noexcept {
+    t_seat = nullptr;
+    leave_seat(*static_cast<Seat*>(seat));
+}
+
+/// A key whose destructor runs late in a thread's end, after its thread_local objects, whose destructors may
+/// still call CUDA.
+pthread_key_t seat_key() noexcept {
+    static const pthread_key_t key = [] {
+        pthread_key_t made = 0;
+        ::pthread_key_create(&made, &end_thread);
+        return made;
+    }();
+    return key;
+}
+
+} // namespace
+
+Seat* Seats::take() noexcept {
+    for (auto* seat = first(); seat; seat = seat->next) {
+        bool free = false;
+        if (seat->taken.compare_exchange_strong(free, true)) return seat;
+    }
+    auto* seat = new (std::nothrow) Seat;
+    if (!seat) return nullptr;
+    seat->taken = true;
+    seat->next = s_first.load(std::memory_order_relaxed);
+    while (!s_first.compare_exchange_weak(seat->next, seat, std::memory_order_acq_rel)) {
+    }
+    return seat;
+}
+
+Seat& Seats::own() noexcept {
+    if (t_seat) return *t_seat;
+    // Without memory for a seat a thread shares one: then it may be taken for inside when it is not, never
+    // the other way round as long as it is alone there.
+    static Seat s_spare;
+    auto* seat = take();
+    if (!seat) return s_spare;
+    t_seat = seat;
+    ::pthread_setspecific(seat_key(), seat);
+    return *seat;
+}
+
+void Seats::keep_own_alone() noexcept {
+    for (auto* seat = first(); seat; seat = seat->next)
+        if (seat != t_seat) leave_seat(*seat);
+}
+
+} // namespace gpu_sleep::gate
