@@ -130,8 +130,13 @@ private:
     /// Lets captures end, closes the gate and waits for the device.
     [[nodiscard]] Result<void> shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going);
     [[nodiscard]] Result<void> drain(Clock::time_point deadline, const std::function<bool()>& keep_going);
+    /// The rule for what sleeps now. Under memory_mutex_, until the gate has it, too: what is freed in
+    /// between would stay listed for ever.
+    [[nodiscard]] gate::Gate::Rule rule_for_what_sleeps(bool& sleeps) noexcept;
     /// Makes the gate fit what sleeps now.
     void settle_gate() noexcept;
+    /// The same while after-wake callbacks run.
+    void let_take() noexcept;
     class GateSettler;
     [[nodiscard]] static std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_released);
     void wake_on_touch();

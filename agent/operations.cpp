@@ -256,7 +256,7 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
     }
     if (report.changed) {
         const auto called = Clock::now();
-        if (hooks::catches()) gate::Gate::instance().let_take();
+        let_take();
         report.notes =
             callbacks_.run_after_wake({0, woken->tags, woken->dropped_tags}, called + request.timeout);
         if (!report.notes.empty()) require_refill(woken->dropped_tags);

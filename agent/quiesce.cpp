@@ -168,16 +168,12 @@ Result<void> Agent::drain(Clock::time_point deadline, const std::function<bool()
     return {};
 }
 
-void Agent::settle_gate() noexcept {
-    if (!hooks::catches()) return;
-    auto& gate = gate::Gate::instance();
+gate::Gate::Rule Agent::rule_for_what_sleeps(bool& sleeps) noexcept {
     gate::Gate::Rule rule;
     rule.on_touch = rule_.on_touch;
     rule.limit = rule_.limit;
     rule.checked = rule_.checked;
-    bool sleeps = false;
-    // Until the gate has the rule, too: what is freed in between would stay listed for ever.
-    const std::lock_guard lock(memory_mutex_);
+    sleeps = false;
     for (const auto& [address, backing] : ledger_.backings()) {
         if (!backing.is_asleep()) continue;
         sleeps = true;
@@ -192,10 +188,26 @@ void Agent::settle_gate() noexcept {
         });
         rule.lists_all &= added.has_value();
     }
+    return rule;
+}
+
+void Agent::settle_gate() noexcept {
+    if (!hooks::catches()) return;
+    auto& gate = gate::Gate::instance();
+    const std::lock_guard lock(memory_mutex_);
+    bool sleeps = false;
+    auto rule = rule_for_what_sleeps(sleeps);
     if (sleeps)
         gate.keep_shut(std::move(rule));
     else
         gate.open();
+}
+
+void Agent::let_take() noexcept {
+    if (!hooks::catches()) return;
+    const std::lock_guard lock(memory_mutex_);
+    bool sleeps = false;
+    gate::Gate::instance().let_take(rule_for_what_sleeps(sleeps));
 }
 
 } // namespace gpu_sleep::agent

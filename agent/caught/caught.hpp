@@ -67,14 +67,17 @@ CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) n
 [[nodiscard]] Answer properties_of(CUmemAllocationProp* properties,
                                    CUmemGenericAllocationHandle handle) noexcept;
 /// The driver's handle behind the program's, for a use after which the memory has to stay where it is;
-/// `reason` says which. The handle itself when it is none of ours.
-[[nodiscard]] CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle,
-                                                           const char* reason) noexcept;
+/// `reason` says which. The handle itself when it is none of ours; nothing when its memory sleeps.
+[[nodiscard]] std::optional<CUmemGenericAllocationHandle> real_handle_for(CUmemGenericAllocationHandle handle,
+                                                                          const char* reason) noexcept;
 /// Runs the driver's cuMemMapArrayAsync on a copy of `maps` that has the driver's handles.
 CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
                     const std::function<CUresult(CUarrayMapInfo*)>& map) noexcept;
-/// Memory in the span has to stay where it is from now on.
-void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
+/// Memory in the span has to stay where it is from now on. False when some of it sleeps: then nothing
+/// changes.
+[[nodiscard]] bool pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
+/// What a call returns that would need sleeping memory and cannot wait for it.
+inline constexpr CUresult k_sleeps = CUDA_ERROR_SYSTEM_NOT_READY;
 
 // Memory that the program has from the C API: not caught, but known.
 void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept;

@@ -64,19 +64,36 @@ const char* why_pinned(const CUmemAllocationProp& properties) {
     return nullptr;
 }
 
-/// Takes a mapping out of the ledger; its handle knows the driver's again. The memory is awake.
-void strike_off(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapping& mapping) {
-    if (!mapping.enlisted) return;
+/// Whether the mapping's contents are kept elsewhere, and its handle has no memory.
+bool sleeps(const Agent::Memory& memory, CUdeviceptr address, const Mapping& mapping) {
+    const auto* backing = mapping.enlisted ? memory.ledger.find(address) : nullptr;
+    return backing && backing->is_asleep();
+}
+
+bool any_sleeps(const Agent::Memory& memory, const Handles& all, const std::vector<CUdeviceptr>& mappings) {
+    return std::any_of(mappings.begin(), mappings.end(),
+                       [&](CUdeviceptr at) { return sleeps(memory, at, all.mappings.at(at)); });
+}
+
+/// Takes a mapping out of the ledger; its handle knows the driver's again. False when it sleeps: then it
+/// stays, for the ledger alone knows where its contents are.
+bool strike_off(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapping& mapping) {
+    if (!mapping.enlisted) return true;
+    if (sleeps(memory, address, mapping)) return false;
     auto backing = memory.ledger.remove(address);
     memory.vaults.forget(backing.kept);
     mapping.enlisted = false;
     if (auto* handle = find_handle(all, mapping.handle)) handle->real = backing.handle;
     static_cast<void>(Allocations::instance().take(address));
+    return true;
 }
 
-void pin(const Agent::Memory& memory, Handles& all, Handle& handle, const char* reason) {
+/// False when it sleeps: then nothing changes.
+bool pin(const Agent::Memory& memory, Handles& all, Handle& handle, const char* reason) {
+    if (any_sleeps(memory, all, handle.mappings)) return false;
     for (const auto address : handle.mappings) strike_off(memory, all, address, all.mappings.at(address));
     if (!handle.pinned) handle.pinned = reason;
+    return true;
 }
 
 /// Gives a mapping to the ledger once it is one that can sleep: the only one of its handle, whole, and open
@@ -187,7 +204,8 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
         const std::lock_guard lock(all.mutex);
         auto* mine = find_handle(all, handle);
         if (!mine) return std::nullopt;
-        if (!mine->mappings.empty()) pin(*with, all, *mine, "mapped at several addresses");
+        if (!mine->mappings.empty() && !pin(*with, all, *mine, "mapped at several addresses"))
+            return k_sleeps;
         const auto status = with->api.cuMemMap(address, bytes, offset, mine->real, flags);
         if (status != CUDA_SUCCESS) return status;
         Mapping mapping;
@@ -211,6 +229,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
         const std::lock_guard lock(all.mutex);
         const auto found = mappings_in(all, address, bytes);
         if (found.empty()) return std::nullopt;
+        if (any_sleeps(*with, all, found)) return k_sleeps;
         const auto status = with->api.cuMemSetAccess(address, bytes, grants, count);
         if (status != CUDA_SUCCESS) return status;
         for (const auto at : found) {
@@ -243,6 +262,7 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
         const std::lock_guard lock(all.mutex);
         const auto found = mappings_in(all, address, bytes);
         if (found.empty()) return std::nullopt;
+        if (any_sleeps(*with, all, found)) return k_sleeps;
         const auto status = with->api.cuMemUnmap(address, bytes);
         if (status != CUDA_SUCCESS) return status;
         for (const auto at : found) {
@@ -292,9 +312,9 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
     });
 }
 
-CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle,
-                                             const char* reason) noexcept {
-    auto real = handle;
+std::optional<CUmemGenericAllocationHandle> real_handle_for(CUmemGenericAllocationHandle handle,
+                                                            const char* reason) noexcept {
+    std::optional real = handle;
     noted([&] {
         const auto with = memory();
         if (!with) return;
@@ -303,8 +323,8 @@ CUmemGenericAllocationHandle real_handle_for(CUmemGenericAllocationHandle handle
         const std::lock_guard lock(all.mutex);
         auto* mine = find_handle(all, handle);
         if (!mine) return;
-        pin(*with, all, *mine, reason);
-        real = mine->real;
+        real.reset();
+        if (pin(*with, all, *mine, reason)) real = mine->real;
     });
     return real;
 }
@@ -318,33 +338,43 @@ CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
     });
     if (!copied) return CUDA_ERROR_OUT_OF_MEMORY;
     for (auto& each : ours)
-        if (each.memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
-            each.memHandle.memHandle =
-                real_handle_for(each.memHandle.memHandle, "mapped into a sparse array");
+        if (each.memHandleType == CU_MEM_HANDLE_TYPE_GENERIC) {
+            const auto driver_handle = real_handle_for(each.memHandle.memHandle, "mapped into a sparse array");
+            if (!driver_handle) return k_sleeps;
+            each.memHandle.memHandle = *driver_handle;
+        }
     return map(ours.data());
 }
 
-void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
+bool pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
+    bool is_done = true;
     noted([&] {
         const auto with = memory();
         if (!with) return;
         auto& all = Handles::instance();
         const std::lock_guard memory_lock(with->mutex);
         const std::lock_guard lock(all.mutex);
-        for (auto at = address; at < address + bytes;) {
-            auto* backing = with->ledger.find(at);
-            if (!backing) break;
-            const auto next = backing->end();
-            const auto mapping = all.mappings.find(backing->address);
+        const auto for_each = [&](const auto& body) {
+            for (auto at = address; at < address + bytes;) {
+                auto* backing = with->ledger.find(at);
+                if (!backing) break;
+                at = backing->end();
+                body(*backing);
+            }
+        };
+        for_each([&](const ledger::Backing& backing) { is_done &= !backing.is_asleep(); });
+        if (!is_done) return;
+        for_each([&](ledger::Backing& backing) {
+            const auto mapping = all.mappings.find(backing.address);
             auto* const handle =
                 mapping == all.mappings.end() ? nullptr : find_handle(all, mapping->second.handle);
             if (handle)
                 pin(*with, all, *handle, reason);
-            else if (!backing->is_asleep() && !backing->pinned)
-                backing->pinned = reason;
-            at = next;
-        }
+            else if (!backing.pinned)
+                backing.pinned = reason;
+        });
     });
+    return is_done;
 }
 
 void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {

@@ -158,7 +158,7 @@ Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
             const std::lock_guard lock(with->mutex);
             auto* const backing = with->ledger.find(known->address);
             if (!backing) return std::nullopt;
-            if (backing->is_asleep()) return CUDA_ERROR_SYSTEM_NOT_READY;
+            if (backing->is_asleep()) return k_sleeps;
             if (!export_memory(with->api, backing->handle)) return CUDA_ERROR_NOT_SUPPORTED;
             auto& exports = Exports::instance();
             const std::lock_guard exports_lock(exports.mutex);

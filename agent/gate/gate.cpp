@@ -96,14 +96,22 @@ void Gate::set_phase(Phase phase) {
     changed_.notify_all();
 }
 
-void Gate::keep_shut(Rule rule) {
+void Gate::set_phase(Phase phase, Rule rule) {
     {
         const std::lock_guard lock(mutex_);
         if (abandoned_) return;
         rule_ = std::move(rule);
-        publish(Phase::asleep);
+        publish(phase);
     }
     changed_.notify_all();
+}
+
+void Gate::keep_shut(Rule rule) {
+    set_phase(Phase::asleep, std::move(rule));
+}
+
+void Gate::let_take(Rule rule) {
+    set_phase(Phase::mapped, std::move(rule));
 }
 
 void Gate::abandon() noexcept {
@@ -213,7 +221,6 @@ void Gate::remove(Waiter& waiter) noexcept {
 void Gate::forget(Named::Span gone) noexcept {
     {
         const std::lock_guard lock(mutex_);
-        if (phase_ != Phase::asleep || abandoned_) return;
         auto& sleeping = rule_.sleeping;
         for (std::size_t i = 0; i < sleeping.size(); ++i) {
             auto& span = sleeping[i];
@@ -227,7 +234,7 @@ void Gate::forget(Named::Span gone) noexcept {
             }
             // A hole in the middle stays listed: that holds too much, never too little.
         }
-        if (!sleeping.empty() || !rule_.lists_all) return;
+        if (phase_ != Phase::asleep || abandoned_ || something_sleeps()) return;
         publish(Phase::open);
     }
     changed_.notify_all();
@@ -306,8 +313,20 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
     return in_time;
 }
 
+bool Gate::admit_with_pass(Touch touch, const Inspector* inspector) const {
+    const auto sleeps = [this] {
+        const std::lock_guard lock(mutex_);
+        return something_sleeps();
+    };
+    if (!inspector || touch == Touch::takes || !sleeps()) return true;
+    const auto named = guarded([&]() -> Result<Named> { return inspector->inspect(); });
+    if (!named) return false;
+    const std::lock_guard lock(mutex_);
+    return rule_.lists_all ? !names_sleeping(*named) : named->spans.empty();
+}
+
 bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
-    if (has_pass(seat)) return true;
+    if (has_pass(seat)) return admit_with_pass(touch, inspector);
     const CancellationHold no_cancellation; // waiting is where a thread would be cancelled
     std::unique_lock lock(mutex_);
     Named named;

@@ -101,8 +101,8 @@ public:
     void keep_shut(Rule rule);
     /// What slept at these addresses is gone. Opens the gate when nothing sleeps any more.
     void forget(Named::Span gone) noexcept;
-    /// Memory is mapped again and callbacks are about to run.
-    void let_take() { set_phase(Phase::mapped); }
+    /// Memory is mapped again and callbacks are about to run. `rule` says what still sleeps.
+    void let_take(Rule rule);
     void open() { set_phase(Phase::open); }
     /// Opens it for good, and every later touch of sleeping memory fails: the process is ending.
     void abandon() noexcept;
@@ -124,7 +124,8 @@ public:
     /// Looked at by every call of the program, so it is found without a call of ours.
     [[nodiscard]] static bool is_open() noexcept { return !s_closed.load(std::memory_order_relaxed); }
     /// The way in when the gate may be closed; the seat says inside. False: the touch fails, and the seat is
-    /// left.
+    /// left. Who has a pass never waits, for whoever wakes memory may wait for it: what it is known to name
+    /// and sleeps fails.
     [[nodiscard]] bool admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector);
 
     /// Lets the calling thread through while the pass of this number lives; see Pass.
@@ -162,6 +163,8 @@ private:
         return !rule_.sleeping.empty() || !rule_.lists_all;
     }
     [[nodiscard]] bool may_touch_sleeping(Touch touch, const Named& named) const;
+    void set_phase(Phase phase, Rule rule);
+    [[nodiscard]] bool admit_with_pass(Touch touch, const Inspector* inspector) const;
     void add(Waiter& waiter) noexcept;
     void remove(Waiter& waiter) noexcept;
     [[nodiscard]] bool names_sleeping(const Named& named) const;

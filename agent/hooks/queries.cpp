@@ -92,7 +92,7 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
     if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuPointerSetAttribute>()(value, attribute, address);
     if (status == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && catches())
-        agent::caught::pin_span(address, 1, "registered with another device");
+        static_cast<void>(agent::caught::pin_span(address, 1, "registered with another device"));
     return status;
 }
 

@@ -5,10 +5,22 @@
 #include "caught/caught.hpp"
 #include "hooks/driver_table.hpp"
 
+#include <optional>
+
 namespace gpu_sleep::hooks::own {
 
 using gate::Passage;
 using gate::Touch;
+
+namespace {
+
+/// As caught::real_handle_for(), where anything is caught.
+std::optional<CUmemGenericAllocationHandle> real_handle_for(CUmemGenericAllocationHandle handle,
+                                                            const char* reason) noexcept {
+    return catches() ? agent::caught::real_handle_for(handle, reason) : handle;
+}
+
+} // namespace
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
                      const CUmemAllocationProp* properties, unsigned long long flags) {
@@ -69,9 +81,9 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
                                       CUmemAllocationHandleType type, unsigned long long flags) {
     const Passage passage(Touch::submits, k_name<Entry::cuMemExportToShareableHandle>);
     if (!passage.admitted()) return refused();
-    const auto driver_handle =
-        catches() ? agent::caught::real_handle_for(handle, "shared with others") : handle;
-    return real<Entry::cuMemExportToShareableHandle>()(shareable, driver_handle, type, flags);
+    const auto driver_handle = real_handle_for(handle, "shared with others");
+    if (!driver_handle) return agent::caught::k_sleeps;
+    return real<Entry::cuMemExportToShareableHandle>()(shareable, *driver_handle, type, flags);
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
@@ -86,16 +98,17 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t grou
                             unsigned long long flags) {
     const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindMem>);
     if (!passage.admitted()) return refused();
-    const auto driver_handle =
-        catches() ? agent::caught::real_handle_for(handle, "bound to a multicast group") : handle;
-    return real<Entry::cuMulticastBindMem>()(group, group_offset, driver_handle, offset, bytes, flags);
+    const auto driver_handle = real_handle_for(handle, "bound to a multicast group");
+    if (!driver_handle) return agent::caught::k_sleeps;
+    return real<Entry::cuMulticastBindMem>()(group, group_offset, *driver_handle, offset, bytes, flags);
 }
 
 CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t group_offset,
                              CUdeviceptr address, std::size_t bytes, unsigned long long flags) {
     const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindAddr>);
     if (!passage.admitted()) return refused();
-    if (catches()) agent::caught::pin_span(address, bytes, "bound to a multicast group");
+    if (catches() && !agent::caught::pin_span(address, bytes, "bound to a multicast group"))
+        return agent::caught::k_sleeps;
     return real<Entry::cuMulticastBindAddr>()(group, group_offset, address, bytes, flags);
 }
 
@@ -103,7 +116,8 @@ CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::s
                                        CUmemRangeHandleType type, unsigned long long flags) {
     const Passage passage(Touch::submits, k_name<Entry::cuMemGetHandleForAddressRange>);
     if (!passage.admitted()) return refused();
-    if (catches()) agent::caught::pin_span(address, bytes, "shared with other devices");
+    if (catches() && !agent::caught::pin_span(address, bytes, "shared with other devices"))
+        return agent::caught::k_sleeps;
     return real<Entry::cuMemGetHandleForAddressRange>()(handle, address, bytes, type, flags);
 }
 

@@ -139,7 +139,9 @@ typedef struct gpu_sleep_event {
  *
  *  It runs on a thread of the agent's own that runs nothing else, with no lock of the agent held, and may
  * call every function of this header except gpu_sleep_sleep() and gpu_sleep_wake(). Before a sleep all memory
- * is still there; after a wake all memory of the event is there again. */
+ * that was awake is still there; after a wake all memory of the event is there again. Memory of tags that
+ * sleep besides is not: under `gpu-run`, what names it fails (CUDA_ERROR_SYSTEM_NOT_READY) and does not wait.
+ */
 typedef int (*gpu_sleep_callback)(const gpu_sleep_event* event, void* user);
 
 /** Registers callbacks; either may be NULL. They run in the order of registration, each with `user`.

@@ -5,6 +5,7 @@
 #include "gate_fixture.hpp"
 
 #include <thread>
+#include <utility>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -43,6 +44,50 @@ TEST_CASE("Gate: who shares a pass passes, until it stops or the pass ends", "[g
     const Holder next;
     CHECK_FALSE(passes(Touch::submits));
     CHECK(the_gate().unshare_pass());
+}
+
+TEST_CASE("Gate: who holds a pass is refused what sleeps, and waits for nothing", "[gate]") {
+    const OpenGate open;
+    auto part = rule(OnTouch::wait);
+    part.sleeping = {{1'000, 2'000}, {3'000, 4'000}};
+    const Names sleeping({{500, 600}, {1'999, 2'001}});
+    const Names woken({{3'500, 3'600}});
+    const Names awake({{2'000, 3'000}});
+    const Names unknown({}, false);
+    const Pass pass;
+    fall_asleep(part);
+    const auto check_all = [&](bool is_woken) {
+        CHECK_FALSE(passes(Touch::submits, &sleeping));
+        CHECK(passes(Touch::takes, &sleeping));
+        CHECK(passes(Touch::submits, &woken) == is_woken);
+        for (const Names* names : {&awake, &unknown}) CHECK(passes(Touch::submits, names));
+        CHECK(passes(Touch::submits));
+    };
+    check_all(false);
+    REQUIRE(the_gate().close(after(k_patience), goes_on)); // a wake begins
+    check_all(false);
+    auto less = part;
+    less.sleeping.pop_back();
+    the_gate().let_take(less);
+    check_all(true);
+    the_gate().keep_shut(std::move(less));
+    check_all(true);
+    the_gate().open();
+    CHECK(passes(Touch::submits, &sleeping));
+}
+
+TEST_CASE("Gate: what was freed asleep may be touched again while callbacks run", "[gate]") {
+    const OpenGate open;
+    auto part = rule(OnTouch::wait);
+    part.sleeping = {{1'000, 2'000}};
+    fall_asleep(part);
+    the_gate().let_take(std::move(part));
+    const Names names({{1'000, 1'001}});
+    const Pass pass;
+    CHECK_FALSE(passes(Touch::submits, &names));
+    the_gate().forget({1'000, 2'000});
+    CHECK(passes(Touch::submits, &names));
+    CHECK(the_gate().phase() == gate::Gate::Phase::mapped);
 }
 
 TEST_CASE("Gate: who shares a pass is waited for after its end, and not before", "[gate]") {

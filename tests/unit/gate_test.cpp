@@ -266,7 +266,7 @@ TEST_CASE("Gate: draining in part asleep, it lets nothing through that may touch
 TEST_CASE("Gate: with memory back and callbacks under way, what takes memory passes", "[gate]") {
     const OpenGate open;
     fall_asleep(rule(OnTouch::fail));
-    the_gate().let_take();
+    the_gate().let_take(rule(OnTouch::fail));
     CHECK(passes(Touch::takes));
     Toucher submits, captures(Touch::captures);
     REQUIRE(waits(2));
