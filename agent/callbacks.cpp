@@ -6,7 +6,6 @@
 
 #include "base/guard.hpp"
 #include "base/quiet_thread.hpp"
-#include "gate/gate.hpp"
 #include "gate/stay.h"
 
 #include <algorithm>
@@ -133,7 +132,7 @@ Result<int> Callbacks::run(const Entry& entry, gpu_sleep_callback function, cons
 int Callbacks::call(const Job& job) {
     const auto tags = pointers_of(job.event.tags);
     const auto dropped = pointers_of(job.event.dropped_tags);
-    const gate::Pass pass;
+    gate::Pass pass;
     auto& event = events_[pass.number() % events_.size()];
     event = {sizeof(gpu_sleep_event), job.event.level, tags.size(), tags.data(),
              dropped.size(),          dropped.data()};
@@ -142,9 +141,11 @@ int Callbacks::call(const Job& job) {
         event_ = &event;
         pass_ = pass.number();
     }
-    Invocation invocation{*this, job, event};
-    gpu_sleep_call_and_stay(invoke, &invocation,
-                            [](void* lost) { static_cast<Invocation*>(lost)->callbacks.lose_thread(); });
+    Invocation invocation{*this, job, event, pass};
+    gpu_sleep_call_and_stay(invoke, &invocation, [](void* lost) {
+        const auto& its = *static_cast<Invocation*>(lost);
+        its.callbacks.lose_thread(its.pass);
+    });
     return invocation.result;
 }
 
@@ -154,7 +155,8 @@ void Callbacks::invoke(void* argument) {
     invocation.result = invocation.job.function(&invocation.event, invocation.job.entry.user);
 }
 
-void Callbacks::lose_thread() noexcept {
+void Callbacks::lose_thread(gate::Pass& pass) noexcept {
+    pass.end(); // those that share it, too, are held from here on
     const std::lock_guard lock(mutex_);
     job_->result = -1;
     job_->done = true;

@@ -7,6 +7,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "gate/gate.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 
 #include <array>
@@ -83,10 +84,11 @@ private:
         Callbacks& callbacks;
         const Job& job;
         const gpu_sleep_event& event;
+        gate::Pass& pass;
         int result = -1;
     };
     static void invoke(void* invocation);
-    void lose_thread() noexcept;
+    void lose_thread(gate::Pass& pass) noexcept;
     [[nodiscard]] int call(const Job& job);
 
     std::mutex mutex_; ///< guards all below; not held while a callback runs

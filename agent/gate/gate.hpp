@@ -223,12 +223,16 @@ public:
         Gate::instance().pass_ = number_;
         seat_.has_pass = true;
     }
-    ~Pass() {
-        seat_.has_pass = false;
-        Gate::instance().pass_ = 0;
-    }
+    ~Pass() { end(); }
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
+
+    /// Ends it early, on its thread, which may stay where it is for good. Does nothing the second time.
+    void end() noexcept {
+        seat_.has_pass = false;
+        auto expected = number_;
+        Gate::instance().pass_.compare_exchange_strong(expected, 0);
+    }
 
     /// Never 0, and never that of another.
     [[nodiscard]] std::uint64_t number() const noexcept { return number_; }

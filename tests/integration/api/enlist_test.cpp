@@ -5,6 +5,8 @@
 #include "callbacks.hpp"
 #include "support/simulated_driver/testing.hpp"
 
+#include <pthread.h>
+
 #include <array>
 #include <thread>
 #include <vector>
@@ -120,6 +122,30 @@ TEST_CASE("Enlisting: a thread that was discharged, or came after one that ended
     CHECK(waited[1]);
     CHECK(strangers[0].get());
     CHECK(strangers[1].get());
+}
+
+TEST_CASE("Enlisting: it ends with a callback that ends its thread", "[api]") {
+    const Work work;
+    std::promise<bool> has_worked;
+    std::promise<void> sleeps;
+    std::future<bool> worker;
+    {
+        const Callbacks callbacks([&](const gpu_sleep_event* event) {
+            worker = std::async(std::launch::async, [&, event] {
+                has_worked.set_value(gpu_sleep_enlist(event) == GPU_SLEEP_OK && work.done(1));
+                sleeps.get_future().wait();
+                return work.done(2) && gpu_sleep_discharge() == GPU_SLEEP_OK;
+            });
+            if (has_worked.get_future().get()) ::pthread_exit(nullptr);
+            return 0;
+        });
+        CHECK(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_ERROR_REFUSED);
+    }
+    sleep();
+    sleeps.set_value();
+    CHECK(waits(worker));
+    wake();
+    CHECK(worker.get());
 }
 
 TEST_CASE("Enlisting: the calls of an enlisted thread are as from the callback", "[api]") {
