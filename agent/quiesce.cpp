@@ -14,6 +14,7 @@
 #include "unseen.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -38,10 +39,11 @@ void trim_torch(Clock::time_point deadline) {
         std::mutex mutex;
         std::condition_variable changed;
         bool is_done = false;
+        std::atomic<bool> given_up{false};
     };
     const auto done = std::make_shared<Done>();
     auto thread = start_quiet_thread("gpu-sleep-trim", [done] {
-        gate::empty_torch_cache();
+        gate::empty_torch_cache(done->given_up);
         const std::lock_guard lock(done->mutex);
         done->is_done = true;
         done->changed.notify_all();
@@ -49,9 +51,11 @@ void trim_torch(Clock::time_point deadline) {
     if (!thread) return;
     thread->detach();
     std::unique_lock lock(done->mutex);
-    if (!done->changed.wait_until(lock, std::min(deadline, Clock::now() + k_limit),
-                                  [&] { return done->is_done; }))
-        log::warning("PyTorch did not give back its unused memory in time: it is kept too");
+    if (done->changed.wait_until(lock, std::min(deadline, Clock::now() + k_limit),
+                                 [&] { return done->is_done; }))
+        return;
+    done->given_up = true;
+    log::warning("PyTorch did not give back its unused memory in time: it is kept too");
 }
 
 } // namespace

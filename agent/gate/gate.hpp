@@ -242,4 +242,16 @@ private:
     std::uint64_t number_;
 };
 
+/// Lets the calling thread alone through while it lives, whatever passes there are besides. It has no Pass.
+class Exemption {
+public:
+    Exemption() noexcept : seat_(Seats::own()) { seat_.has_pass = true; }
+    ~Exemption() { seat_.has_pass = false; }
+    Exemption(const Exemption&) = delete;
+    Exemption& operator=(const Exemption&) = delete;
+
+private:
+    Seat& seat_;
+};
+
 } // namespace gpu_sleep::gate

@@ -5,6 +5,7 @@
 #include "gate/python_lock.hpp"
 
 #include "base/symbols.hpp"
+#include "gate/gate.hpp"
 #include "gate/stay.h"
 
 #include <dlfcn.h>
@@ -74,10 +75,10 @@ PythonUnlocked::~PythonUnlocked() {
 
 namespace {
 
-void call_empty_cache(const Python& python) {
+void call_empty_cache(const Python& python, const std::atomic<bool>& given_up) {
     auto* const modules = python.get_module_dict();
     auto* const torch = modules ? python.dict_get(modules, "torch.cuda") : nullptr;
-    if (!torch) return;
+    if (!torch || given_up) return; // by now memory may sleep
     auto* const done = python.call_method(torch, "empty_cache", nullptr);
     if (done)
         python.decrement(done);
@@ -87,18 +88,24 @@ void call_empty_cache(const Python& python) {
 
 } // namespace
 
-void empty_torch_cache() noexcept {
+void empty_torch_cache(const std::atomic<bool>& given_up) noexcept {
     const auto* python = g_python.load(std::memory_order_acquire);
     if (!python || !python->ensure || !python->release || !python->get_module_dict || !python->dict_get ||
         !python->call_method || !python->decrement || !python->clear_error || !python->is_initialized())
         return;
-    const auto with_lock = [](void*) {
-        const auto& found = *g_python.load(std::memory_order_acquire);
-        const int state = found.ensure();
-        call_empty_cache(found);
-        found.release(state);
+    struct Request {
+        const Python& python;
+        const std::atomic<bool>& given_up;
     };
-    gpu_sleep_call_and_stay(with_lock, nullptr, nullptr);
+    const auto with_lock = [](void* argument) {
+        const auto& request = *static_cast<const Request*>(argument);
+        const int state = request.python.ensure();
+        call_empty_cache(request.python, request.given_up);
+        request.python.release(state);
+    };
+    const Exemption exempt;
+    Request request{*python, given_up};
+    gpu_sleep_call_and_stay(with_lock, &request, nullptr);
 }
 
 } // namespace gpu_sleep::gate

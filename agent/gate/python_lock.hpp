@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include <atomic>
+
 namespace gpu_sleep::gate {
 
 /// Gives up Python's global lock if the calling thread holds it, and takes it again when destroyed. Does
@@ -24,7 +26,9 @@ private:
 void find_python() noexcept;
 
 /// Asks PyTorch's caching allocator, if Python has loaded it, to give back the blocks that nobody uses. Takes
-/// Python's lock, so it may take long. Source: torch.cuda.empty_cache.
-void empty_torch_cache() noexcept;
+/// Python's lock, so it may take long; then it does not ask if `given_up` says that nobody wants it any more.
+/// Passes the gate meanwhile: it holds the allocator's mutex, which others wait for. Source:
+/// torch.cuda.empty_cache.
+void empty_torch_cache(const std::atomic<bool>& given_up) noexcept;
 
 } // namespace gpu_sleep::gate

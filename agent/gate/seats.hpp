@@ -15,7 +15,7 @@ struct Seat {
     std::atomic<bool> inside{false};          ///< in a call that passed
     std::atomic<bool> taken{false};           ///< by a living thread
     unsigned depth = 0;                       ///< of calls within calls; the thread's own
-    std::atomic<bool> has_pass{false};        ///< the thread made a pass; changed by it alone
+    std::atomic<bool> has_pass{false};        ///< the thread has one of its own; changed by it alone
     std::atomic<std::uint64_t> shares_pass{}; ///< number of another's, 0 for none; changed by it alone
     Seat* next = nullptr;                     ///< in the list of all
 };
