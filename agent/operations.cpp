@@ -201,11 +201,10 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
 }
 
 Result<sleep::Woken> Agent::try_to_wake(const model::WakeRequest& request,
-                                        const server::ProgressSink& progress, Report& report) {
+                                        const server::ProgressSink& progress, Clock::time_point deadline,
+                                        Report& report) {
     // Contexts must not end while memory comes back, and what passes a checked gate must not see half of it.
-    auto& gate = gate::Gate::instance();
-    if (gate.phase() != gate::Gate::Phase::open && !request.dry_run)
-        GPU_SLEEP_TRY(gate.close(Clock::now() + request.timeout, [] { return true; }));
+    if (!request.dry_run) GPU_SLEEP_TRY(shut_gate_to_wake(progress, deadline));
     const auto contexts = keep_contexts(request.dry_run);
     const std::lock_guard lock(memory_mutex_);
     auto woken = transact([&] { return running_.load()->engine.wake(request, {progress}, report); });
@@ -214,13 +213,14 @@ Result<sleep::Woken> Agent::try_to_wake(const model::WakeRequest& request,
 }
 
 Result<sleep::Woken> Agent::wake_within(const model::WakeRequest& request,
-                                        const server::ProgressSink& progress, Report& report) {
+                                        const server::ProgressSink& progress, Clock::time_point deadline,
+                                        Report& report) {
     constexpr Milliseconds k_pause{50};
-    const auto deadline = Clock::now() + request.wait;
+    const auto last_try = Clock::now() + request.wait;
     for (;;) {
-        auto woken = try_to_wake(request, progress, report);
+        auto woken = try_to_wake(request, progress, deadline, report);
         const bool is_short = !woken && woken.error().code == ErrorCode::out_of_device_memory;
-        if (!is_short || Clock::now() + k_pause > deadline) return woken;
+        if (!is_short || Clock::now() + k_pause > last_try) return woken;
         settle_gate();
         if (!progress({Progress::Phase::waiting, 0, 0}))
             return make_error(ErrorCode::cancelled, "the request was withdrawn while waiting for GPU memory");
@@ -238,7 +238,8 @@ void Agent::require_refill(const std::vector<std::string>& tags) {
 
 Result<Report> Agent::wake(const model::WakeRequest& request, const server::ProgressSink& progress) {
     const auto start = Clock::now();
-    GPU_SLEEP_TRY(turnstile_.enter(false, start + request.timeout + request.wait, [&] {
+    const auto deadline = start + request.timeout + request.wait;
+    GPU_SLEEP_TRY(turnstile_.enter(false, deadline, [&] {
         return progress({Progress::Phase::waiting, 0, 0});
     }));
     const Passage passage(turnstile_);
@@ -249,7 +250,7 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
     report.dry_run = request.dry_run;
     if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
     const GateSettler settler(*this);
-    auto woken = wake_within(request, progress, report);
+    auto woken = wake_within(request, progress, deadline, report);
     if (!woken) {
         settle_gate();
         return std::move(woken).error();

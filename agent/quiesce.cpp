@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Getting the program quiet before a sleep: its callbacks asked, the gate shut, its captures ended and the
-// device drained. And the gate as it has to be when an operation is over.
+// device drained. And the gate as it has to be for a wake, and when an operation is over.
 
 #include "agent.hpp"
 #include "base/guard.hpp"
@@ -153,6 +153,15 @@ Result<void> Agent::shut_gate(Clock::time_point deadline, const std::function<bo
         settle_gate();
     }
     return {};
+}
+
+Result<void> Agent::shut_gate_to_wake(const server::ProgressSink& progress, Clock::time_point deadline) {
+    auto& gate = gate::Gate::instance();
+    if (gate.phase() == gate::Gate::Phase::open) return {};
+    const auto keep_going = [&] { return progress({Progress::Phase::drain, 0, 0}); };
+    // Only a checked gate has let any work in that may wait for more, and may let more through.
+    bool has_released = false;
+    return gate.close(deadline, gate.is_checked() ? coaxing(keep_going, has_released) : keep_going);
 }
 
 Result<void> Agent::drain(Clock::time_point deadline, const std::function<bool()>& keep_going) {

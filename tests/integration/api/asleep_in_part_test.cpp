@@ -125,3 +125,35 @@ TEST_CASE("Asleep in part: what a callback does with a handle loses no contents 
     CHECK(weights.is_intact());
     check(cuMemAddressFree(second, k_bytes));
 }
+
+TEST_CASE("Asleep in part: a wake lets work through that a thread in the driver waits for", "[api]") {
+    const Gpu gpu(0);
+    const TaggedMemory weights("weights", k_bytes);
+    const TaggedMemory cache("kv_cache", k_bytes);
+    const Touches gpu_work;
+    auto* const spin = sim::testing::kernel("sim_spin_until");
+    auto* const stream = sim::testing::make_stream();
+    const auto flag = cache.address();
+    check(cuMemsetD8(flag, 0, k_bytes));
+    REQUIRE(command("gpu-sleep", {"--tags", "weights", "--gate", "checked"}) == 0);
+
+    // One thread waits in the driver for what another has yet to submit, and a wake comes between them.
+    check(sim::testing::launch(spin, nullptr, flag));
+    auto waits_in_driver = std::async(std::launch::async, [&] {
+        std::uint32_t word = 0;
+        return cuCtxSetCurrent(gpu_work.context) == CUDA_SUCCESS &&
+               cuMemcpyDtoH(&word, flag, sizeof word) == CUDA_SUCCESS;
+    });
+    CHECK(waits(waits_in_driver));
+    auto woken = std::async(std::launch::async, [] { return gpu_sleep_wake(nullptr, 0); });
+    CHECK(waits(woken));
+    auto submits = std::async(std::launch::async, [&] {
+        return cuCtxSetCurrent(gpu_work.context) == CUDA_SUCCESS &&
+               sim::testing::launch(gpu_work.fill, stream, flag, std::uint64_t{1}, 7U) == CUDA_SUCCESS;
+    });
+    CHECK(woken.get() == GPU_SLEEP_OK);
+    CHECK(waits_in_driver.get());
+    CHECK(submits.get());
+    check(cuCtxSynchronize());
+    check(cuStreamDestroy(stream));
+}

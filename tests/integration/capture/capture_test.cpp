@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <csignal>
 #include <string>
 #include <utility>
 #include <vector>
@@ -133,6 +134,27 @@ TEST_CASE("Capture: a touch wakes the process, or fails, if that was asked for",
     CHECK(host.state() == "asleep");
     wake(host);
     check_intact(host, piece);
+    check_no_harm(host);
+}
+
+TEST_CASE("Capture: a wake that is withdrawn while a call is under way leaves asleep what sleeps",
+          "[capture]") {
+    Host host(captured_launch(
+        k_runtime, {"GPU_SLEEP_RULES=min=8388608,tag=big", "GPU_SLEEP_SIM_DELAY=cuMemcpyDtoH:2s"}));
+    const auto small = make_piece(host, "plain", k_piece_bytes);
+    const auto big = make_piece(host, "plain", 2 * k_piece_bytes);
+    sleep(host, {"--tags", "big", "--gate", "checked"});
+    host.process().send("hash " + small.number); // passes, and is in the driver for long
+    pause_for(Milliseconds(300));
+    auto waking = host.start("gpu-wake");
+    CHECK_FALSE(waking.wait_for(Milliseconds(300)).has_value());
+    waking.signal(SIGTERM);
+    waking.wait();
+    CHECK(host.process().read_line() == "ok " + small.hash);
+    pause_for(Milliseconds(300));
+    CHECK(host.state() == "partial");
+    wake(host);
+    check_intact(host, big);
     check_no_harm(host);
 }
 
