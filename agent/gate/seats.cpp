@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include <new>
+#include <optional>
 
 namespace gpu_sleep::gate {
 
@@ -30,14 +31,29 @@ void end_thread(void* seat) noexcept {
 }
 
 /// A key whose destructor runs late in a thread's end, after its thread_local objects, whose destructors may
-/// still call CUDA.
-pthread_key_t seat_key() noexcept {
-    static const pthread_key_t key = [] {
+/// still call CUDA. Nothing when the program has taken all keys.
+std::optional<pthread_key_t> seat_key() noexcept {
+    static const auto s_key = []() -> std::optional<pthread_key_t> {
         pthread_key_t made = 0;
-        ::pthread_key_create(&made, &end_thread);
-        return made;
+        return ::pthread_key_create(&made, &end_thread) == 0 ? std::optional(made) : std::nullopt;
     }();
-    return key;
+    return s_key;
+}
+
+/// Ends its thread's seat where no key does it: earlier, so that a seat which the thread takes after that is
+/// nobody's again.
+struct Leaver {
+    ~Leaver() {
+        if (t_seat) end_thread(t_seat);
+    }
+    void stand_by() noexcept {}
+};
+
+void leave_at_end(Seat& seat) noexcept {
+    const auto key = seat_key();
+    if (key && ::pthread_setspecific(*key, &seat) == 0) return;
+    static thread_local Leaver s_leaver; // made here, and so destroyed at the thread's end
+    s_leaver.stand_by();
 }
 
 } // namespace
@@ -64,7 +80,7 @@ Seat& Seats::own() noexcept {
     auto* seat = take();
     if (!seat) return s_spare;
     t_seat = seat;
-    ::pthread_setspecific(seat_key(), seat);
+    leave_at_end(*seat);
     return *seat;
 }
 

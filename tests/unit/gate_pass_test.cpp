@@ -131,13 +131,3 @@ TEST_CASE("Gate: a call within a call that passed passes", "[gate]") {
     }
     CHECK_FALSE(passes(Touch::submits));
 }
-
-TEST_CASE("Gate: a thread's seat is the next one's after its end", "[gate]") {
-    const OpenGate open;
-    gate::Seat* first = nullptr;
-    gate::Seat* second = nullptr;
-    std::thread([&] { first = &gate::Seats::own(); }).join();
-    std::thread([&] { second = &gate::Seats::own(); }).join();
-    CHECK(first == second);
-    CHECK(first != &gate::Seats::own());
-}

@@ -5,7 +5,6 @@
 #include "gate_fixture.hpp"
 
 #include <pthread.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,24 +21,6 @@ using gate::Named;
 using gate::Passage;
 using gate::Touch;
 using model::OnTouch;
-
-namespace {
-
-/// Runs `body` in a child of fork(); its answer.
-template <class Body>
-bool holds_in_child(Body body) {
-    const auto child = ::fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-        ::alarm(20);
-        ::_exit(body() ? 0 : 1);
-    }
-    int status = -1;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-} // namespace
 
 TEST_CASE("Gate: open, it holds nothing", "[gate]") {
     const OpenGate open;
@@ -296,58 +277,6 @@ TEST_CASE("Gate: a thread that is cancelled while it waits ends when it is throu
     REQUIRE(::pthread_join(thread, &result) == 0);
     CHECK(result == PTHREAD_CANCELED);
     CHECK(is_through);
-}
-
-TEST_CASE("Gate: abandoned while awake, it is open for good", "[gate]") {
-    const OpenGate open;
-    CHECK(holds_in_child([] {
-        the_gate().reset_in_child();
-        the_gate().abandon();
-        the_gate().hold_captures();
-        const auto closed = the_gate().close(after(k_moment), goes_on);
-        the_gate().keep_shut(rule(OnTouch::wait));
-        return passes(Touch::submits) && passes(Touch::captures);
-    }));
-}
-
-TEST_CASE("Gate: abandoned while asleep, every touch fails, those that wait too", "[gate]") {
-    const OpenGate open;
-    CHECK(holds_in_child([] {
-        the_gate().reset_in_child();
-        if (!the_gate().close(after(k_patience), goes_on)) return false;
-        the_gate().keep_shut(rule(OnTouch::wait));
-        Toucher waiter;
-        if (!waits(1)) return false;
-        the_gate().abandon();
-        return waiter.is_refused() && !passes(Touch::submits) && !passes(Touch::takes) && passes(Touch::ends);
-    }));
-}
-
-TEST_CASE("Gate: a child of fork has a gate that nobody has passed", "[gate]") {
-    const OpenGate open;
-    Toucher inside;
-    REQUIRE(inside.gets_in());
-    std::thread closer([&] { static_cast<void>(the_gate().close(after(k_patience), goes_on)); });
-    REQUIRE(becomes_true([] { return the_gate().phase() == Gate::Phase::draining; }));
-    Toucher waiter;
-    REQUIRE(waits(1));
-    CHECK(holds_in_child([] {
-        the_gate().reset_in_child();
-        const auto waiting = the_gate().waiting();
-        if (the_gate().phase() != Gate::Phase::open || waiting.held_now != 0 || !passes(Touch::submits))
-            return false;
-        if (!the_gate().close(after(k_moment), goes_on)) return false; // the parent's threads are not here
-        the_gate().keep_shut(rule(OnTouch::fail));
-        Toucher first, second; // in the seats of those that were inside
-        if (!first.is_refused() || !second.is_refused()) return false;
-        the_gate().open();
-        Toucher toucher;
-        return toucher.gets_in();
-    }));
-    inside.leave();
-    closer.join();
-    the_gate().open();
-    CHECK(waiter.gets_in());
 }
 
 TEST_CASE("Gate: nobody is inside while it is closed", "[gate]") {
