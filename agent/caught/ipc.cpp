@@ -3,6 +3,7 @@
 // Legacy CUDA IPC of ranges. The driver makes no such handle of virtual memory, so a handle of ours says
 // where to ask for it; the agents pass the memory itself on as a descriptor. What is shared stays on the GPU.
 
+#include "caught/pending_work.hpp"
 #include "caught/share.hpp"
 #include "caught/state.hpp"
 #include "driver/context.hpp"
@@ -275,21 +276,25 @@ void close_waiting() noexcept {
     // the capture.
     if (!imports.has_closing || captures_open() != 0) return;
     noted([&] {
-        const std::shared_lock order(capture_order());
-        const std::shared_lock contexts(contexts_mutex());
         const auto with = memory();
-        if (!with || captures_open() != 0) return;
+        if (!with) return;
+        const std::shared_lock contexts(contexts_mutex());
+        PendingWork work(with->api);
         std::vector<Import> due;
         {
-            const std::lock_guard lock(imports.mutex);
-            due.swap(imports.closing);
-            imports.has_closing = false;
+            const std::shared_lock order(capture_order());
+            if (captures_open() != 0) return;
+            {
+                const std::lock_guard lock(imports.mutex);
+                due.swap(imports.closing);
+                imports.has_closing = false;
+            }
+            for (const auto& import : due)
+                for (int device = 0; device < driver::k_max_devices; ++device)
+                    if ((import.access >> device & 1) != 0) note_work_on(*with, device, work);
         }
-        for (const auto& import : due) {
-            for (int device = 0; device < driver::k_max_devices; ++device)
-                if ((import.access >> device & 1) != 0) wait_for_device(*with, device);
-            unmap_import(with->api, import);
-        }
+        work.wait();
+        for (const auto& import : due) unmap_import(with->api, import);
     });
 }
 

@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // cuMemAlloc, cuMemAllocPitch and cuMemFree on ranges.
 
+#include "caught/pending_work.hpp"
 #include "caught/state.hpp"
 #include "driver/context.hpp"
 
@@ -24,33 +25,28 @@ struct Later {
     }
 };
 
-void wait_in(const driver::Api& api, CUcontext context) {
-    const driver::CurrentContext current(api, context);
-    if (current.status() == CUDA_SUCCESS) api.cuCtxSynchronize();
-}
-
-/// Waits for all work that may use the allocation, as the driver's free does. Memory of a pool outlives the
-/// context that it was made in, and other contexts of its device may use it too. For that the caller holds
-/// contexts_mutex().
-void wait_for_work(const Agent::Memory& memory, const Known& allocation) {
-    if (allocation.pool) return wait_for_device(memory, allocation.device);
-    const driver::RelaxedCaptureMode relaxed(memory.api);
-    wait_in(memory.api, allocation.context);
+/// Notes all work that may use the allocation, for which the driver's free waits. Memory of a pool outlives
+/// the context that it was made in, and other contexts of its device may use it too. For that the caller
+/// holds contexts_mutex().
+void note_work(const Agent::Memory& memory, const Known& allocation, PendingWork& work) {
+    if (allocation.pool) return note_work_on(memory, allocation.device, work);
+    work.note(allocation.context);
 }
 
 } // namespace
 
-void wait_for_device(const Agent::Memory& memory, int device) {
+void note_work_on(const Agent::Memory& memory, int device, PendingWork& work) {
     const auto& api = memory.api;
-    const driver::RelaxedCaptureMode relaxed(api);
-    if (current_device(memory) == device) api.cuCtxSynchronize();
+    CUcontext current = nullptr;
+    if (current_device(memory) == device && api.cuCtxGetCurrent(&current) == CUDA_SUCCESS)
+        work.note(current);
     unsigned flags = 0;
     int is_active = 0;
     if (api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active) {
         const auto primary = driver::PrimaryContext::retain(api, device);
-        if (primary) wait_in(api, primary->get());
+        if (primary) work.note(primary->get());
     }
-    for (auto* const context : own_contexts_of(device)) wait_in(api, context);
+    for (auto* const context : own_contexts_of(device)) work.note(context);
 }
 
 Answer allocate(CUdeviceptr* address, std::size_t bytes) noexcept {
@@ -117,21 +113,23 @@ void free_waiting() noexcept {
             const std::lock_guard lock(later.mutex);
             if (later.allocations.empty() || captures_open() != 0) return;
         }
-        const std::shared_lock order(capture_order());
-        // From here on none of their contexts ends; those that ended took theirs with them.
-        const std::shared_lock contexts(contexts_mutex());
-        std::vector<Known> due;
-        {
-            const std::lock_guard lock(later.mutex);
-            if (later.allocations.empty() || captures_open() != 0) return;
-            due.swap(later.allocations);
-        }
         const auto with = memory();
         if (!with) return;
-        for (const auto& allocation : due) {
-            wait_for_work(*with, allocation);
-            give_range(*with, allocation.address);
+        // From here on none of their contexts ends; those that ended took theirs with them.
+        const std::shared_lock contexts(contexts_mutex());
+        PendingWork work(with->api);
+        std::vector<Known> due;
+        {
+            const std::shared_lock order(capture_order());
+            if (captures_open() != 0) return;
+            {
+                const std::lock_guard lock(later.mutex);
+                due.swap(later.allocations);
+            }
+            for (const auto& allocation : due) note_work(*with, allocation, work);
         }
+        work.wait();
+        for (const auto& allocation : due) give_range(*with, allocation.address);
     });
 }
 
@@ -149,16 +147,18 @@ Answer free(CUdeviceptr address) noexcept {
         if (!with) return CUDA_SUCCESS; // the process is ending: the driver takes everything back
         if (allocation->pool) freed_from_pool(*allocation);
         free_waiting();
+        std::shared_lock contexts(contexts_mutex(), std::defer_lock);
+        if (allocation->pool) contexts.lock();
+        PendingWork work(with->api);
         {
             const std::shared_lock order(capture_order());
             if (captures_open() != 0) {
                 free_later(*allocation);
                 return CUDA_SUCCESS;
             }
-            std::shared_lock contexts(contexts_mutex(), std::defer_lock);
-            if (allocation->pool) contexts.lock();
-            wait_for_work(*with, *allocation);
+            note_work(*with, *allocation, work);
         }
+        work.wait();
         give_range(*with, allocation->address);
         return CUDA_SUCCESS;
     });

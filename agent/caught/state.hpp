@@ -97,17 +97,19 @@ void forget_export(CUdeviceptr address);
 /// Takes an allocation that is not freed in a stream's order out of its pool's count.
 void freed_from_pool(const Known& allocation);
 
-/// Held shared from the look for captures to the end of waiting for a context's work, which would break one;
-/// alone while a capture is noted, before it begins. Comes before the contexts' mutex.
+/// Held shared from the look for captures until a context's work is noted (PendingWork), which would break
+/// one; alone while a capture is noted, before it begins. Nobody waits under it: a capture must not begin any
+/// later for what other threads do. Comes after the contexts' mutex.
 [[nodiscard]] std::shared_mutex& capture_order() noexcept;
 
 /// Frees the allocations, and closes the memory of other processes, that waited for captures to end.
 void free_waiting() noexcept;
 /// The latter.
 void close_waiting() noexcept;
-/// Waits for all work on the device. The caller holds capture_order(), with no capture open, and
-/// contexts_mutex().
-void wait_for_device(const Agent::Memory& memory, int device);
+class PendingWork;
+/// Notes all work on the device. The caller holds capture_order(), with no capture open, and contexts_mutex()
+/// until it has waited.
+void note_work_on(const Agent::Memory& memory, int device, PendingWork& work);
 void free_later(const Known& allocation);
 
 } // namespace gpu_sleep::agent::caught

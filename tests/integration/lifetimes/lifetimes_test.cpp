@@ -4,6 +4,8 @@
 
 #include "devices.hpp"
 
+#include <chrono>
+#include <future>
 #include <thread>
 
 using namespace gpu_sleep::test;
@@ -216,6 +218,41 @@ TEST_CASE("Lifetimes: a capture goes on when the wrong thread ends it", "[lifeti
     CHECK(sim_fault_counts().broken_captures == 0);
     CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
     CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Lifetimes: a capture begins while a free waits for the device, and is not broken", "[lifetimes]") {
+    constexpr std::chrono::milliseconds k_moment{100};
+    constexpr std::chrono::seconds k_patience{20};
+    Devices devices;
+    const auto busy = make_stream();
+    const auto captured = make_stream();
+    const auto address = allocate();
+    const Gate gate(busy);
+    const auto enters = [&] { return cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS; };
+    auto frees =
+        std::async(std::launch::async, [&] { return enters() && cuMemFree(address) == CUDA_SUCCESS; });
+    CHECK(frees.wait_for(k_moment) == std::future_status::timeout);
+    CUgraph graph = nullptr;
+    std::promise<void> has_begun;
+    std::promise<void> is_free;
+    auto captures = std::async(std::launch::async, [&] {
+        const bool begins =
+            enters() && cuStreamBeginCapture(captured, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS;
+        has_begun.set_value();
+        is_free.get_future().wait();
+        return begins && cuStreamEndCapture(captured, &graph) == CUDA_SUCCESS;
+    });
+    CHECK(has_begun.get_future().wait_for(k_patience) == std::future_status::ready);
+    CHECK(held() >= k_bytes);
+    gate.release();
+    CHECK(frees.get());
+    CHECK(held() == 0);
+    is_free.set_value();
+    CHECK(captures.get());
+    CHECK(sim_fault_counts().broken_captures == 0);
+    CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(captured) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(busy) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Lifetimes: a capture ends with its stream", "[lifetimes]") {

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One event for each context.
+
+#include "caught/pending_work.hpp"
+
+#include "driver/context.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::agent::caught {
+
+PendingWork::~PendingWork() {
+    for (std::size_t i = 0; i < count_; ++i) api_.cuEventDestroy(noted_[i].done);
+}
+
+bool PendingWork::record(CUcontext context) noexcept {
+    if (!api_.cuCtxRecordEvent || count_ == noted_.size()) return false; // a driver before 12.5, say
+    CUevent event = nullptr;
+    if (api_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) return false;
+    if (api_.cuCtxRecordEvent(context, event) != CUDA_SUCCESS) {
+        api_.cuEventDestroy(event);
+        return false;
+    }
+    noted_[count_++] = {context, event};
+    return true;
+}
+
+void PendingWork::note(CUcontext context) noexcept {
+    const auto end = noted_.begin() + static_cast<std::ptrdiff_t>(count_);
+    const auto same = [=](const Noted& noted) { return noted.context == context; };
+    if (!context || std::any_of(noted_.begin(), end, same)) return;
+    const driver::RelaxedCaptureMode relaxed(api_);
+    const driver::CurrentContext current(api_, context);
+    if (current.status() == CUDA_SUCCESS && !record(context)) api_.cuCtxSynchronize();
+}
+
+void PendingWork::wait() noexcept {
+    const driver::RelaxedCaptureMode relaxed(api_); // in which it breaks no capture that has begun since
+    for (std::size_t i = 0; i < count_; ++i) {
+        const driver::CurrentContext current(api_, noted_[i].context);
+        api_.cuEventSynchronize(noted_[i].done);
+    }
+}
+
+} // namespace gpu_sleep::agent::caught

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Waiting for the work in contexts without keeping captures from beginning meanwhile. Internal to this room.
+
+#pragma once
+
+#include "driver/api.hpp"
+
+#include <array>
+#include <cstddef>
+
+namespace gpu_sleep::agent::caught {
+
+/// What the GPU had yet to do in some contexts when it was noted. For one thread. The contexts must outlive
+/// it.
+class PendingWork {
+public:
+    explicit PendingWork(const driver::Api& api) noexcept : api_(api) {}
+    PendingWork(const PendingWork&) = delete;
+    PendingWork& operator=(const PendingWork&) = delete;
+    ~PendingWork();
+
+    /// Notes the work of one more context; nothing for null. Would break a capture, so capture_order() is
+    /// held and none is open. Where the driver cannot note it, waits for it at once.
+    void note(CUcontext context) noexcept;
+    /// Waits for all of it. Breaks no capture, so capture_order() is not held.
+    void wait() noexcept;
+
+private:
+    struct Noted {
+        CUcontext context = nullptr;
+        CUevent done = nullptr;
+    };
+    /// Whether an event was recorded. The context is current.
+    [[nodiscard]] bool record(CUcontext context) noexcept;
+
+    const driver::Api& api_;
+    std::array<Noted, 16>
+        noted_{}; ///< of more contexts than anybody has; further ones are waited for at once
+    std::size_t count_ = 0;
+};
+
+} // namespace gpu_sleep::agent::caught
