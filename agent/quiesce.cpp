@@ -146,7 +146,8 @@ Result<void> Agent::shut_gate(Clock::time_point deadline, const std::function<bo
             if (!keep_going()) return make_error(ErrorCode::cancelled, "the request was withdrawn");
             std::this_thread::sleep_for(k_look);
         }
-        if (!std::exchange(has_trimmed, true)) trim_torch(deadline);
+        // PyTorch could not unmap blocks of its own that sleep, and would be left in disorder.
+        if (!std::exchange(has_trimmed, true) && !caught::own_mappings_sleep()) trim_torch(deadline);
         bool has_released = false;
         GPU_SLEEP_TRY(gate.close(deadline, coaxing(keep_going, has_released)));
         if (caught::captures_open() == 0) break; // else one began just before: let it end

@@ -76,6 +76,8 @@ CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
 /// Memory in the span has to stay where it is from now on. False when some of it sleeps: then nothing
 /// changes.
 [[nodiscard]] bool pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
+/// Whether memory that the program mapped itself sleeps, which it cannot unmap.
+[[nodiscard]] bool own_mappings_sleep() noexcept;
 /// What a call returns that would need sleeping memory and cannot wait for it.
 inline constexpr CUresult k_sleeps = CUDA_ERROR_SYSTEM_NOT_READY;
 

@@ -377,6 +377,15 @@ bool pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexce
     return is_done;
 }
 
+bool own_mappings_sleep() noexcept {
+    const auto with = memory();
+    if (!with) return false;
+    const std::lock_guard lock(with->mutex);
+    const auto& mappings = Handles::instance().mappings;
+    return std::any_of(mappings.begin(), mappings.end(),
+                       [&](const auto& mapping) { return sleeps(*with, mapping.first, mapping.second); });
+}
+
 void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
     noted([&] {
         Allocations::instance().add(

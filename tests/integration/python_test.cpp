@@ -151,6 +151,20 @@ TEST_CASE("Python: PyTorch unmaps its unused memory while other memory sleeps", 
     CHECK(program.tell("touch") == "0");
 }
 
+TEST_CASE("Python: PyTorch is not asked to unmap memory that sleeps", "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program;
+    REQUIRE(program.tell("cache_segment") == "done");
+    REQUIRE(program.command("gpu-sleep", {"--tags", "cache"}).status == 0);
+    REQUIRE(program.tell("torch") == "done");
+    REQUIRE(program.command("gpu-sleep").status == 0);
+    CHECK(program.tell("calls") == "0");
+    REQUIRE(program.command("gpu-wake").status == 0);
+    REQUIRE(program.command("gpu-sleep").status == 0);
+    CHECK(program.tell("calls") == "1");
+    CHECK(program.process().errors().empty());
+}
+
 TEST_CASE("Python: a sleep goes on without its lock when that is not to be had", "[python]") {
     if (!has_ctypes()) return;
     PythonProgram program;
