@@ -339,7 +339,8 @@ CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
     if (!copied) return CUDA_ERROR_OUT_OF_MEMORY;
     for (auto& each : ours)
         if (each.memHandleType == CU_MEM_HANDLE_TYPE_GENERIC) {
-            const auto driver_handle = real_handle_for(each.memHandle.memHandle, "mapped into a sparse array");
+            const auto driver_handle =
+                real_handle_for(each.memHandle.memHandle, "mapped into a sparse array");
             if (!driver_handle) return k_sleeps;
             each.memHandle.memHandle = *driver_handle;
         }

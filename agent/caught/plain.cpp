@@ -38,8 +38,7 @@ void note_work(const Agent::Memory& memory, const Known& allocation, PendingWork
 void note_work_on(const Agent::Memory& memory, int device, PendingWork& work) {
     const auto& api = memory.api;
     CUcontext current = nullptr;
-    if (current_device(memory) == device && api.cuCtxGetCurrent(&current) == CUDA_SUCCESS)
-        work.note(current);
+    if (current_device(memory) == device && api.cuCtxGetCurrent(&current) == CUDA_SUCCESS) work.note(current);
     unsigned flags = 0;
     int is_active = 0;
     if (api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active) {
