@@ -221,7 +221,7 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
     constexpr int k_tries = 1000; // a process in another container may have the same pid and start time
     const auto boot = boot_id();
     for (int i = 0; i < k_tries; ++i) {
-        const SnapshotName name{owner, next++, SnapshotName::Kind::partial, boot};
+        SnapshotName name{owner, next++, SnapshotName::Kind::partial, boot};
         auto text = name.text();
         // A final name is taken as well if somebody has it: renaming must not replace.
         const auto is_taken = [&](SnapshotName::Kind kind) {
@@ -240,7 +240,8 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
         }
         if (!is_same_file(fd.get(), directory->fd(), text)) continue; // and removed
         if (direct) pass_by_page_cache(fd.get());
-        return SnapshotFile(std::move(directory), name, std::move(text), std::move(fd));
+        return SnapshotFile(std::move(directory), std::move(name), std::move(text),
+                            std::move(fd)); // no memory
     }
     return make_error(ErrorCode::io_failed, "no name for a snapshot is free in {}",
                       directory->path().string());

@@ -13,6 +13,7 @@
 #include "support/simulated_driver/control.h"
 #include "support/weights.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <random>
 
 namespace gpu_sleep::codec {
 namespace {

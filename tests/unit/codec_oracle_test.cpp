@@ -10,7 +10,9 @@
 
 #include <zstd.h>
 
+#include <cstring>
 #include <memory>
+#include <random>
 
 namespace gpu_sleep::codec {
 namespace {

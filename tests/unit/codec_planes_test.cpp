@@ -7,6 +7,7 @@
 #include "support/weights.hpp"
 
 #include <array>
+#include <cstring>
 
 namespace gpu_sleep::codec {
 namespace {

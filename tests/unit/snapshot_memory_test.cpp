@@ -6,6 +6,7 @@
 #include "base/guard.hpp"
 #include "support/snapshots.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <new>
