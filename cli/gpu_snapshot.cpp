@@ -153,7 +153,8 @@ int extract(const Options& options) {
     } else {
         // Contents are as private as the snapshot is, and no other file is lost to them.
         auto file = cli::NewFile::create(options.output);
-        done = file ? extract_to(options, file->fd()) : std::move(file).error();
+        if (!file) return complain(purpose, file.error());
+        done = extract_to(options, file->fd());
         if (done) done = file->commit();
     }
     return done ? exit_status::done : complain(purpose, done.error());

@@ -4,6 +4,8 @@
 
 #include "caught/pending_work.hpp"
 
+#include "caught/event_cache.hpp"
+#include "caught/state.hpp"
 #include "driver/context.hpp"
 
 #include <algorithm>
@@ -11,19 +13,25 @@
 namespace gpu_sleep::agent::caught {
 
 PendingWork::~PendingWork() {
-    for (std::size_t i = 0; i < count_; ++i) api_.cuEventDestroy(noted_[i].done);
+    noted([&] {
+        for (std::size_t i = 0; i < count_; ++i)
+            EventCache::instance().give(noted_[i].context, noted_[i].done);
+    });
 }
 
 bool PendingWork::record(CUcontext context) noexcept {
     if (!api_.cuCtxRecordEvent || count_ == noted_.size()) return false; // a driver before 12.5, say
-    CUevent event = nullptr;
-    if (api_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) return false;
-    if (api_.cuCtxRecordEvent(context, event) != CUDA_SUCCESS) {
-        api_.cuEventDestroy(event);
-        return false;
-    }
-    noted_[count_++] = {context, event};
-    return true;
+    bool is_recorded = false;
+    noted([&] {
+        auto* const event = EventCache::instance().take(api_, context);
+        if (!event) return;
+        is_recorded = api_.cuCtxRecordEvent(context, event) == CUDA_SUCCESS;
+        if (is_recorded)
+            noted_[count_++] = {context, event};
+        else
+            EventCache::instance().give(context, event);
+    });
+    return is_recorded;
 }
 
 void PendingWork::note(CUcontext context) noexcept {
@@ -38,6 +46,7 @@ void PendingWork::note(CUcontext context) noexcept {
 void PendingWork::wait() noexcept {
     const driver::RelaxedCaptureMode relaxed(api_); // in which it breaks no capture that has begun since
     for (std::size_t i = 0; i < count_; ++i) {
+        if (api_.cuEventQuery(noted_[i].done) == CUDA_SUCCESS) continue; // most often
         const driver::CurrentContext current(api_, noted_[i].context);
         api_.cuEventSynchronize(noted_[i].done);
     }

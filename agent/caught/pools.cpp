@@ -103,7 +103,7 @@ Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::siz
     if (!found || !found->is_caught) return std::nullopt;
     auto& pool = *found;
     const auto size = block_size(bytes);
-    auto block = take_spare(all, memory, pool, size, key);
+    auto block = take_spare(memory, pool, size, key);
     if (!block) {
         const auto tag = choose_tag(size);
         if (!tag) return std::nullopt;
@@ -236,7 +236,7 @@ void pool_trimmed(CUmemoryPool handle, std::size_t keep) noexcept {
         const auto found = all.pools.find(handle);
         if (found == all.pools.end()) return;
         auto& pool = found->second;
-        trim_pool(all, *with, pool, keep > pool.used ? keep - pool.used : 0);
+        trim_pool(*with, pool, keep > pool.used ? keep - pool.used : 0);
     });
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Spares and the events that they wait for: when a freed block may be had again, and when it is given back.
+// Spares: when a freed block may be had again, and when it is given back.
 
 #include "caught/spares.hpp"
 
+#include "caught/event_cache.hpp"
 #include "driver/context.hpp"
 
 #include <iterator>
@@ -12,25 +13,8 @@
 namespace gpu_sleep::agent::caught {
 namespace {
 
-/// An event of the context, which exists; null if none can be had.
-CUevent take_event(Pools& all, const Agent::Memory& memory, CUcontext context) {
-    if (auto& cached = all.events[context]; !cached.empty()) {
-        auto* const event = cached.back();
-        cached.pop_back();
-        return event;
-    }
-    const auto create = [&]() -> CUevent {
-        CUevent event = nullptr;
-        return memory.api.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS ? event : nullptr;
-    };
-    CUcontext current = nullptr;
-    if (memory.api.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context) return create();
-    const driver::CurrentContext entered(memory.api, context);
-    return entered.status() == CUDA_SUCCESS ? create() : nullptr;
-}
-
-void give_event(Pools& all, const Spare& spare) {
-    all.events[spare.freed_in.context].push_back(spare.done);
+void give_event(const Spare& spare) {
+    EventCache::instance().give(spare.freed_in.context, spare.done);
 }
 
 /// In part asleep a checked gate lets allocations pass: they must not be given what sleeps.
@@ -42,10 +26,10 @@ bool sleeps(const Agent::Memory& memory, CUdeviceptr address) {
 }
 
 /// Frees the spare if nobody uses it any more. The thread's capture mode is relaxed.
-bool free_if_done(Pools& all, const Agent::Memory& memory, const Spare& spare) {
+bool free_if_done(const Agent::Memory& memory, const Spare& spare) {
     if (memory.api.cuEventQuery(spare.done) != CUDA_SUCCESS) return false;
     give_range(memory, spare.address);
-    give_event(all, spare);
+    give_event(spare);
     return true;
 }
 
@@ -60,7 +44,7 @@ Bytes block_size(Bytes bytes) {
     return round_up(bytes, power / 4);
 }
 
-std::optional<CUdeviceptr> take_spare(Pools& all, const Agent::Memory& memory, Pool& pool, Bytes size,
+std::optional<CUdeviceptr> take_spare(const Agent::Memory& memory, Pool& pool, Bytes size,
                                       const StreamKey& key) {
     const auto found = pool.spares.find(size);
     if (found == pool.spares.end()) return std::nullopt;
@@ -71,7 +55,7 @@ std::optional<CUdeviceptr> take_spare(Pools& all, const Agent::Memory& memory, P
                                (captures_open() == 0 && memory.api.cuEventQuery(spare->done) == CUDA_SUCCESS);
         if (!is_usable || sleeps(memory, spare->address)) continue;
         const auto address = spare->address;
-        give_event(all, *spare);
+        give_event(*spare);
         spares.erase(std::next(spare).base());
         pool.spare_bytes -= size;
         return address;
@@ -79,11 +63,11 @@ std::optional<CUdeviceptr> take_spare(Pools& all, const Agent::Memory& memory, P
     return std::nullopt;
 }
 
-void trim_pool(Pools& all, const Agent::Memory& memory, Pool& pool, Bytes keep) {
+void trim_pool(const Agent::Memory& memory, Pool& pool, Bytes keep) {
     const driver::RelaxedCaptureMode relaxed(memory.api);
     for (auto& [size, spares] : pool.spares) {
         for (std::size_t i = spares.size(); i-- > 0 && pool.spare_bytes > keep;) {
-            if (!free_if_done(all, memory, spares[i])) continue;
+            if (!free_if_done(memory, spares[i])) continue;
             pool.spare_bytes -= size;
             spares.erase(spares.begin() + static_cast<std::ptrdiff_t>(i));
         }
@@ -92,22 +76,22 @@ void trim_pool(Pools& all, const Agent::Memory& memory, Pool& pool, Bytes keep) 
 
 void trim_leaving(Pools& all, const Agent::Memory& memory) {
     const driver::RelaxedCaptureMode relaxed(memory.api);
-    std::erase_if(all.leaving, [&](const Spare& spare) { return free_if_done(all, memory, spare); });
+    std::erase_if(all.leaving, [&](const Spare& spare) { return free_if_done(memory, spare); });
     if (!all.leaving.empty()) all.has_excess = true;
 }
 
 void trim_all(Pools& all, const Agent::Memory& memory) {
-    for (auto& [handle, pool] : all.pools) trim_pool(all, memory, pool, 0);
+    for (auto& [handle, pool] : all.pools) trim_pool(memory, pool, 0);
     trim_leaving(all, memory);
 }
 
 bool keep_until_done(Pools& all, const Agent::Memory& memory, Pool* pool, const Known& allocation,
                      const StreamKey& key) {
-    auto* const event = take_event(all, memory, key.context);
+    auto* const event = EventCache::instance().take(memory.api, key.context);
     if (!event) return false;
     const Spare spare{allocation.address, key, key.stream != CU_STREAM_PER_THREAD, event};
     if (memory.api.cuEventRecord(event, key.stream) != CUDA_SUCCESS) {
-        give_event(all, spare);
+        give_event(spare);
         return false;
     }
     if (!pool) {
@@ -130,7 +114,6 @@ Taken take_pools_of(const Agent::Memory& memory, CUcontext context) {
         Spare spare;
     };
     auto& all = Pools::instance();
-    std::vector<CUevent> events;
     std::vector<Taking> spares;
     {
         const std::lock_guard lock(all.mutex);
@@ -145,16 +128,15 @@ Taken take_pools_of(const Agent::Memory& memory, CUcontext context) {
         for (const auto& spare : all.leaving)
             if (of_context(spare)) spares.push_back({nullptr, 0, spare});
         std::erase_if(all.leaving, of_context);
-        if (auto cached = all.events.extract(context)) events = std::move(cached.mapped());
     }
+    const auto events = EventCache::instance().take_all_of(context);
     // With the context its work is over, and its events are gone.
     auto gone = [=] {
         for (const auto& taken : spares) give_range(memory, taken.spare.address);
     };
     auto stays = [=, &all] {
+        EventCache::instance().put_back(context, events);
         const std::lock_guard lock(all.mutex);
-        auto& cached = all.events[context];
-        cached.insert(cached.end(), events.begin(), events.end());
         for (const auto& taken : spares) {
             const auto found = taken.pool ? all.pools.find(taken.pool) : all.pools.end();
             if (found == all.pools.end()) {
@@ -184,7 +166,7 @@ void synchronized() noexcept {
         const std::lock_guard lock(all.mutex);
         all.has_excess = false;
         for (auto& [handle, pool] : all.pools) {
-            trim_pool(all, *with, pool, pool.threshold);
+            trim_pool(*with, pool, pool.threshold);
             if (pool.spare_bytes > pool.threshold) all.has_excess = true;
         }
         trim_leaving(all, *with);
@@ -221,10 +203,7 @@ void forget_order_of(CUcontext green, CUcontext primary) {
         for (auto& [size, spares] : pool.spares)
             for (auto& spare : spares) hand_over(spare);
     for (auto& spare : all.leaving) hand_over(spare);
-    if (const auto cached = all.events.extract(green)) {
-        auto& events = all.events[primary];
-        events.insert(events.end(), cached.mapped().begin(), cached.mapped().end());
-    }
+    EventCache::instance().hand_on(green, primary);
 }
 
 } // namespace gpu_sleep::agent::caught

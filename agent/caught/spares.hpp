@@ -51,8 +51,7 @@ struct Pool {
 struct Pools {
     std::mutex mutex; ///< guards all below
     std::map<CUmemoryPool, Pool> pools;
-    std::vector<Spare> leaving;                       ///< blocks of no pool: given back once they are done
-    std::map<CUcontext, std::vector<CUevent>> events; ///< to be used again in their context
+    std::vector<Spare> leaving;          ///< blocks of no pool: given back once they are done
     std::atomic<bool> has_excess{false}; ///< some pool keeps more than its threshold, or a block leaves
     std::atomic<Clock::time_point> next_trim{Clock::time_point{}};
     static Pools& instance() {
@@ -61,20 +60,20 @@ struct Pools {
     }
 };
 
-// The caller of what follows holds the mutex of `all`.
+// The caller of what follows holds the mutex of all pools.
 
 /// What a block of so many bytes takes: sizes between two powers of two fall into four classes, so that at
 /// most a fifth is wasted and blocks fit again.
 [[nodiscard]] Bytes block_size(Bytes bytes);
 /// Takes a spare of the size that the stream may use now. In a capture of any stream no event is asked.
-[[nodiscard]] std::optional<CUdeviceptr> take_spare(Pools& all, const Agent::Memory& memory, Pool& pool,
-                                                    Bytes size, const StreamKey& key);
+[[nodiscard]] std::optional<CUdeviceptr> take_spare(const Agent::Memory& memory, Pool& pool, Bytes size,
+                                                    const StreamKey& key);
 /// Keeps a freed block until the stream has come so far: as a spare of `pool`, or, where that is null, to be
 /// given back. False when no event can tell: then the block is the caller's still.
 [[nodiscard]] bool keep_until_done(Pools& all, const Agent::Memory& memory, Pool* pool,
                                    const Known& allocation, const StreamKey& key);
 /// Frees spares that nobody uses any more until the pool keeps no more than `keep`.
-void trim_pool(Pools& all, const Agent::Memory& memory, Pool& pool, Bytes keep);
+void trim_pool(const Agent::Memory& memory, Pool& pool, Bytes keep);
 /// Frees the blocks of no pool that nobody uses any more.
 void trim_leaving(Pools& all, const Agent::Memory& memory);
 /// Frees all spares of all pools, and blocks of none, that nobody uses any more.

@@ -161,7 +161,7 @@ private:
 
 } // namespace
 
-TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep]") {
+TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep][sleep]") {
     const auto& way = k_ways.at(GENERATE(0U, 1U, 2U, 3U, 4U));
     Sweep sweep(way);
     for_each_call([&](int call) {
@@ -179,7 +179,7 @@ TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep]")
     CHECK(sweep.failures() > 10 / sweep_stride());
 }
 
-TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep]") {
+TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep][wake]") {
     const auto& way = k_ways.at(GENERATE(0U, 1U, 2U, 3U, 4U));
     Sweep sweep(way);
     for_each_call([&](int call) {
@@ -196,7 +196,7 @@ TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep]") 
     CHECK(sweep.failures() > 10 / sweep_stride());
 }
 
-TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver call", "[sweep]") {
+TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver call", "[sweep][wake]") {
     Sweep sweep(k_ways[0]);
     constexpr std::size_t k_cache = 2; // the index of its allocation
     for_each_call([&](int call) {
@@ -230,7 +230,7 @@ TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver
 }
 
 TEST_CASE("Sweep: a sleep that can be neither finished nor undone leaves asleep what it cannot map",
-          "[sweep]") {
+          "[sweep][sleep]") {
     const auto& way = k_ways.at(GENERATE(0U, 1U));
     const char* const refused = GENERATE("cuMemMap", "cuMemSetAccess");
     Sweep sweep(way);

@@ -31,6 +31,9 @@ void* operator new(std::size_t bytes) {
     if (memory == nullptr) throw std::bad_alloc();
     return memory;
 }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+    return fails() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+}
 void operator delete(void* memory) noexcept {
     std::free(memory);
 }

@@ -21,8 +21,11 @@ T argument(void** arguments, std::size_t index) {
 }
 
 void fill(const sim_launch*, void** arguments) {
-    std::fill_n(argument<std::uint32_t*>(arguments, 0), argument<std::uint64_t>(arguments, 1),
-                argument<std::uint32_t>(arguments, 2));
+    // Another kernel may wait for one of them (spin_until).
+    std::for_each_n(argument<std::uint32_t*>(arguments, 0), argument<std::uint64_t>(arguments, 1),
+                    [value = argument<std::uint32_t>(arguments, 2)](std::uint32_t& n) {
+                        __atomic_store_n(&n, value, __ATOMIC_RELEASE);
+                    });
 }
 
 void add(const sim_launch*, void** arguments) {
