@@ -13,7 +13,7 @@ namespace gpu_sleep::agent::caught {
 namespace {
 
 struct Green {
-    CUcontext context = nullptr;
+    CUcontext context = nullptr; ///< null where the driver did not say
     CUcontext primary = nullptr;
     CUdevice device = 0;
 };
@@ -207,7 +207,7 @@ CUcontext owner_of_memory_in(CUcontext context) {
     auto& own = OwnContexts::instance();
     const std::lock_guard lock(own.mutex);
     for (const auto& [handle, green] : own.greens)
-        if (green.context == context) return green.primary;
+        if (context && green.context == context) return green.primary;
     return context;
 }
 
@@ -216,15 +216,17 @@ CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std:
     const std::shared_lock contexts(contexts_mutex());
     const auto status = make();
     if (status != CUDA_SUCCESS) return status;
-    hold(device);
     noted([&] {
         const auto with = memory();
+        if (!with) return;
         CUcontext context = nullptr;
-        if (!with || convert(&context) != CUDA_SUCCESS) return;
+        if (convert(&context) != CUDA_SUCCESS) context = nullptr;
         const auto primary = primary_of(with->api, device).context;
         auto& own = OwnContexts::instance();
         const std::lock_guard lock(own.mutex);
-        own.greens.insert_or_assign(*green, Green{context, primary, device});
+        auto& held = own.primaries[device];
+        own.greens.insert_or_assign(*green, Green{context, primary, device}); // its end lets go
+        ++held;
     });
     return status;
 }
@@ -244,6 +246,7 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
         const auto green = node.mapped();
         Taken captures;
         noted([&] {
+            if (!green.context) return;
             captures = take_captures_of(green.context);
             // For good: if it stays, its blocks wait for their events.
             forget_order_of(green.context, green.primary);
@@ -317,6 +320,13 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
 std::shared_mutex& contexts_mutex() noexcept {
     static auto* const mutex = new std::shared_mutex;
     return *mutex;
+}
+
+bool holds_primary(int device) {
+    auto& own = OwnContexts::instance();
+    const std::lock_guard lock(own.mutex);
+    const auto held = own.primaries.find(device);
+    return held != own.primaries.end() && held->second != 0;
 }
 
 std::vector<CUcontext> own_contexts_of(int device) {

@@ -4,6 +4,7 @@
 
 #include "caught/event_cache.hpp"
 
+#include "caught/state.hpp"
 #include "driver/context.hpp"
 
 #include <utility>
@@ -34,10 +35,12 @@ CUevent EventCache::take(const driver::Api& api, CUcontext context) {
     return entered.status() == CUDA_SUCCESS ? create() : nullptr;
 }
 
-void EventCache::give(CUcontext context, CUevent event) {
-    const std::lock_guard lock(mutex_);
-    const auto cached = events_.find(context);
-    if (cached != events_.end()) cached->second.push_back(event);
+void EventCache::give(CUcontext context, CUevent event) noexcept {
+    noted([&] {
+        const std::lock_guard lock(mutex_);
+        const auto cached = events_.find(context);
+        if (cached != events_.end()) cached->second.push_back(event);
+    });
 }
 
 std::vector<CUevent> EventCache::take_all_of(CUcontext context) {

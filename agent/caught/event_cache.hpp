@@ -22,8 +22,9 @@ public:
 
     /// An event of the context, which exists; null if none can be had.
     [[nodiscard]] CUevent take(const driver::Api& api, CUcontext context);
-    /// Takes it back, unless its context has ended meanwhile, and the event with it.
-    void give(CUcontext context, CUevent event);
+    /// Takes it back, unless its context has ended meanwhile, and the event with it. Where memory is short
+    /// the event is lost.
+    void give(CUcontext context, CUevent event) noexcept;
 
     /// The context is about to end: none of its events is given out any more.
     [[nodiscard]] std::vector<CUevent> take_all_of(CUcontext context);

@@ -13,10 +13,7 @@
 namespace gpu_sleep::agent::caught {
 
 PendingWork::~PendingWork() {
-    noted([&] {
-        for (std::size_t i = 0; i < count_; ++i)
-            EventCache::instance().give(noted_[i].context, noted_[i].done);
-    });
+    for (std::size_t i = 0; i < count_; ++i) EventCache::instance().give(noted_[i].context, noted_[i].done);
 }
 
 bool PendingWork::record(CUcontext context) noexcept {
@@ -41,6 +38,12 @@ void PendingWork::note(CUcontext context) noexcept {
     const driver::RelaxedCaptureMode relaxed(api_);
     const driver::CurrentContext current(api_, context);
     if (current.status() == CUDA_SUCCESS && !record(context)) api_.cuCtxSynchronize();
+}
+
+void PendingWork::wait_for(CUcontext context) noexcept {
+    const driver::RelaxedCaptureMode relaxed(api_);
+    const driver::CurrentContext current(api_, context);
+    if (current.status() == CUDA_SUCCESS) api_.cuCtxSynchronize();
 }
 
 void PendingWork::wait() noexcept {

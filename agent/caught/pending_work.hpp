@@ -23,6 +23,8 @@ public:
     /// Notes the work of one more context; nothing for null. Would break a capture, so capture_order() is
     /// held and none is open. Where the driver cannot note it, waits for it at once.
     void note(CUcontext context) noexcept;
+    /// Waits for the work of a context at once, of which nothing is kept. Needs what note() does.
+    void wait_for(CUcontext context) noexcept;
     /// Waits for all of it. Breaks no capture, so capture_order() is not held.
     void wait() noexcept;
 

@@ -43,7 +43,8 @@ void note_work_on(const Agent::Memory& memory, int device, PendingWork& work) {
     int is_active = 0;
     if (api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active) {
         const auto primary = driver::PrimaryContext::retain(api, device);
-        if (primary) work.note(primary->get());
+        if (primary && holds_primary(device)) work.note(primary->get());
+        if (primary && !holds_primary(device)) work.wait_for(primary->get()); // it ends when we let go
     }
     for (auto* const context : own_contexts_of(device)) work.note(context);
 }

@@ -198,6 +198,7 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcep
 }
 
 CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy) noexcept {
+    const std::shared_lock contexts(contexts_mutex()); // none ends while its spares are out of the books
     auto& all = Pools::instance();
     std::map<CUmemoryPool, Pool>::node_type taken;
     const auto mark_allocations = [&](bool is_gone) {

@@ -73,6 +73,8 @@ void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address);
 
 /// The program's own contexts of the device. They live as long as the caller holds contexts_mutex().
 [[nodiscard]] std::vector<CUcontext> own_contexts_of(int device);
+/// Whether the program holds the device's primary context, so that its end is seen.
+[[nodiscard]] bool holds_primary(int device);
 
 /// What was taken out of the books because its context may go.
 struct Taken {

@@ -22,7 +22,11 @@ template <class Body>
     } catch (const std::bad_alloc&) {
         return Error{ErrorCode::out_of_host_memory, {}, "operator new", 0}; // no memory for words either
     } catch (const std::exception& unexpected) {
-        return Error{ErrorCode::internal, unexpected.what(), {}, 0};
+        try {
+            return Error{ErrorCode::internal, unexpected.what(), {}, 0};
+        } catch (const std::bad_alloc&) {
+            return Error{ErrorCode::out_of_host_memory, {}, "operator new", 0};
+        }
     }
 }
 

@@ -231,10 +231,14 @@ Result<Keeping> Engine::keeping_for(const model::SleepRequest& request, model::R
     // Whoever looks here takes away what a crash has left.
     if (const auto removed = (*directory)->remove_leftovers(); !removed)
         log::debug("leftovers stay: {}", removed.error().message);
-    if (const auto doubtful = (*directory)->doubtful(); doubtful && !doubtful->empty())
-        report.notes.push_back(
+    if (const auto doubtful = (*directory)->doubtful(); doubtful && !doubtful->empty()) {
+        auto note =
             fmt::format("{} snapshots in {}, {} among them, may be of processes of another machine, and stay",
-                        doubtful->size(), request.directory, doubtful->front().text()));
+                        doubtful->size(), request.directory, doubtful->front().text());
+        // A sleep may try again.
+        if (std::find(report.notes.begin(), report.notes.end(), note) == report.notes.end())
+            report.notes.push_back(std::move(note));
+    }
     if (needs_directory) keeping.directory = *std::move(directory);
     return keeping;
 }

@@ -94,8 +94,10 @@ Result<void> run_side_by_side(std::vector<State>& states, ProgressCounter& progr
         if (!results[i]) progress.stop();
     };
     std::vector<std::thread> threads;
+    threads.reserve(states.size()); // once one runs, nothing here may throw
     for (std::size_t i = 1; i < states.size(); ++i) {
-        if (auto thread = start_quiet_thread("gpu-sleep-move", [&run, i] { run(i); }))
+        if (auto thread =
+                guarded([&] { return start_quiet_thread("gpu-sleep-move", [&run, i] { run(i); }); }))
             threads.push_back(*std::move(thread));
         else
             run(i);

@@ -105,7 +105,11 @@ private:
     bool enqueue(IoRequest* request) noexcept {
         constexpr int k_tries = 1000; // the kernel may lack memory, or wait for the reaper
         const std::lock_guard lock(mutex_);
-        auto* const entry = ::io_uring_get_sqe(&ring_);
+        auto* entry = ::io_uring_get_sqe(&ring_);
+        if (entry == nullptr) { // full of what the kernel did not take
+            static_cast<void>(::io_uring_submit(&ring_));
+            entry = ::io_uring_get_sqe(&ring_);
+        }
         if (entry == nullptr) return false;
         if (request == nullptr)
             ::io_uring_prep_nop(entry);

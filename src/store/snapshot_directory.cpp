@@ -67,6 +67,15 @@ bool may_be_shared(int fd) {
                      static_cast<std::uint32_t>(system.f_type)) == k_of_one_machine.end();
 }
 
+/// Whether a machine to which this one exports the file system holds the file: its flock() is a lock of a
+/// range here, which does not meet flock().
+bool is_locked_from_afar(int fd) {
+    struct flock whole = {};
+    whole.l_type = F_WRLCK;
+    whole.l_whence = SEEK_SET;
+    return ::fcntl(fd, F_OFD_SETLK, &whole) != 0 && (errno == EAGAIN || errno == EACCES);
+}
+
 bool is_same_file(int fd, int directory, const std::string& name) {
     struct stat open = {};
     struct stat named = {};
@@ -152,9 +161,12 @@ Result<Bytes> SnapshotDirectory::room_in(const std::filesystem::path& named) {
     auto at = path;
     if (is_missing) {
         at = path.has_parent_path() ? path.parent_path() : ".";
-        if (::access(at.c_str(), W_OK | X_OK) != 0) return failed(errno, "mkdir", path);
+        if (::faccessat(AT_FDCWD, at.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
+            return failed(errno, "mkdir", path);
     } else if (const auto fd = open_private(path); !fd) {
         return fd.error();
+    } else if (::faccessat(fd->get(), ".", W_OK | X_OK, AT_EACCESS) != 0) {
+        return failed(errno, "openat", path);
     }
     struct statvfs room = {};
     if (::statvfs(at.c_str(), &room) != 0) return failed(errno, "statvfs", at);
@@ -180,7 +192,7 @@ bool SnapshotDirectory::is_left_by(Owner owner, const SnapshotName& name, Unique
     if (name.kind == SnapshotName::Kind::kept || look_for_owner(name, fd_.get()) != owner) return false;
     // Some file systems lock only what may be written.
     locked.reset(::openat(fd_.get(), name.text().c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    return locked && ::flock(locked.get(), LOCK_EX | LOCK_NB) == 0 &&
+    return locked && ::flock(locked.get(), LOCK_EX | LOCK_NB) == 0 && !is_locked_from_afar(locked.get()) &&
            is_same_file(locked.get(), fd_.get(), name.text());
 }
 
@@ -234,8 +246,9 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
         if (!fd) return failed(errno, "openat", directory->path() / text);
         if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
             const int status = errno;
-            if (status == EWOULDBLOCK) continue; // taken for a leftover in the moment before it was locked
-            ::unlinkat(directory->fd(), text.c_str(), 0);
+            if (is_same_file(fd.get(), directory->fd(), text)) ::unlinkat(directory->fd(), text.c_str(), 0);
+            if (status == EWOULDBLOCK)
+                continue; // looked at, as a leftover, in the moment before it was locked
             return failed(status, "flock", directory->path() / text);
         }
         if (!is_same_file(fd.get(), directory->fd(), text)) continue; // and removed

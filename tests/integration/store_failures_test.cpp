@@ -55,7 +55,7 @@ private:
 
 } // namespace
 
-TEST_CASE("Store: a bad directory is refused, and the process is awake and whole", "[store]") {
+TEST_CASE("Store: a bad directory is refused, and the process is awake and whole", "[store_failures]") {
     const Place place;
     Host host;
     allocate_two_tags(host);
@@ -94,7 +94,7 @@ TEST_CASE("Store: a bad directory is refused, and the process is awake and whole
     check_stored_unharmed(host);
 }
 
-TEST_CASE("Store: a read-only directory is refused, and the process is awake and whole", "[store]") {
+TEST_CASE("Store: a read-only directory is refused, and the process is awake and whole", "[store_failures]") {
     const SmallDisk disk;
     if (!disk) return skip_without_right("mount a file system"); // root may write whatever the mode says
     Host host;
@@ -105,7 +105,8 @@ TEST_CASE("Store: a read-only directory is refused, and the process is awake and
     check_stored_unharmed(host);
 }
 
-TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves nothing there", "[store]") {
+TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves nothing there",
+          "[store_failures]") {
     const SmallDisk disk;
     if (!disk) return skip_without_right("mount a file system");
     Host host;
@@ -132,7 +133,8 @@ TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves n
     CHECK(fs::is_empty(disk.path()));
 }
 
-TEST_CASE("Store: a limit on the length of files ends a sleep with 8, and not the process", "[store]") {
+TEST_CASE("Store: a limit on the length of files ends a sleep with 8, and not the process",
+          "[store_failures]") {
     const Place place;
     Host host;
     allocate_two_tags(host);
@@ -151,7 +153,7 @@ TEST_CASE("Store: a limit on the length of files ends a sleep with 8, and not th
 }
 
 TEST_CASE("Store: reads that fail leave the process asleep and whole, slow ones wake it in the end",
-          "[store]") {
+          "[store_failures]") {
     const SmallDisk disk("size=64m,mode=0700"); // files in memory are read by pread()
     if (!disk) return skip_without_right("mount a file system");
     Host host;
@@ -184,7 +186,8 @@ TEST_CASE("Store: reads that fail leave the process asleep and whole, slow ones 
     CHECK(fs::is_empty(disk.path()));
 }
 
-TEST_CASE("Store: a file that was tampered with is not used, and the right one still is", "[store]") {
+TEST_CASE("Store: a file that was tampered with is not used, and the right one still is",
+          "[store_failures]") {
     const Place place;
     Host host;
     host.tell("alloc weights 10485760 0");
@@ -229,7 +232,7 @@ TEST_CASE("Store: a file that was tampered with is not used, and the right one s
     CHECK(host.tell("faults") == "0");
 }
 
-TEST_CASE("Store: a file that lost its name loses nothing", "[store]") {
+TEST_CASE("Store: a file that lost its name loses nothing", "[store_failures]") {
     const Place place;
     Host host;
     host.tell("alloc weights 10485760 0");
@@ -267,7 +270,7 @@ TEST_CASE("Store: a file that lost its name loses nothing", "[store]") {
     check_stored_unharmed(host);
 }
 
-TEST_CASE("Store: a tag whose file is spoiled can be dropped, and the rest wakes", "[store]") {
+TEST_CASE("Store: a tag whose file is spoiled can be dropped, and the rest wakes", "[store_failures]") {
     const Place place;
     Host host;
     allocate_two_tags(host);
@@ -283,7 +286,7 @@ TEST_CASE("Store: a tag whose file is spoiled can be dropped, and the rest wakes
     CHECK(place.files().empty());
 }
 
-TEST_CASE("Store: a bit that flips on the way is noticed", "[store]") {
+TEST_CASE("Store: a bit that flips on the way is noticed", "[store_failures]") {
     const Place place;
     Host host;
     host.tell("alloc weights 10485760 0");

@@ -21,11 +21,13 @@ T argument(void** arguments, std::size_t index) {
 }
 
 void fill(const sim_launch*, void** arguments) {
-    // Another kernel may wait for one of them (spin_until).
-    std::for_each_n(argument<std::uint32_t*>(arguments, 0), argument<std::uint64_t>(arguments, 1),
-                    [value = argument<std::uint32_t>(arguments, 2)](std::uint32_t& n) {
-                        __atomic_store_n(&n, value, __ATOMIC_RELEASE);
-                    });
+    auto* const numbers = argument<std::uint32_t*>(arguments, 0);
+    const auto count = argument<std::uint64_t>(arguments, 1);
+    const auto value = argument<std::uint32_t>(arguments, 2);
+    if (count == 1)
+        __atomic_store_n(numbers, value, __ATOMIC_RELEASE); // another kernel may wait for it (spin_until)
+    else
+        std::fill_n(numbers, count, value);
 }
 
 void add(const sim_launch*, void** arguments) {
