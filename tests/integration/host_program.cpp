@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The program that the integration tests put to sleep. It says "ready", then answers each line of standard
-// input with one line, "ok ..." or "error ...". It knows nothing of the commands that act on it.
+// The program that the integration tests command and put to sleep. It knows nothing of the commands that act
+// on it.
 
 #include "host_callbacks.hpp"
 #include "host_gpu.hpp"
 #include "host_reads.hpp"
+#include "support/commanded.hpp"
 #include "support/simulated_driver/control.h"
 
 #include <sys/prctl.h>
@@ -16,17 +17,11 @@
 #include <csignal>
 #include <cstdlib>
 #include <deque>
-#include <functional>
-#include <iostream>
 #include <map>
-#include <sstream>
 #include <thread>
 
 namespace gpu_sleep::test {
 namespace {
-
-using Answer = Result<std::string>;
-using Words = std::istringstream;
 
 /// Everything the program holds. Threads that use it outlive main(), so it is never destroyed.
 struct Host {
@@ -44,12 +39,6 @@ Host& host() {
 }
 
 std::atomic<int> g_signals{0};
-
-template <class T>
-T next(Words& words, T fallback = {}) {
-    T value = fallback;
-    return words >> value ? value : fallback;
-}
 
 Answer ok(Result<void> done) {
     if (!done) return std::move(done).error();
@@ -265,8 +254,8 @@ Answer set_reads(Words& words) {
     return std::string();
 }
 
-const std::map<std::string, std::function<Answer(Words&)>>& commands() {
-    static const std::map<std::string, std::function<Answer(Words&)>> table = {
+const Commands& commands() {
+    static const Commands table = {
         {"alloc", allocate},
         {"alloc_many", allocate_many},
         {"free", release},
@@ -309,20 +298,10 @@ const std::map<std::string, std::function<Answer(Words&)>>& commands() {
     return table;
 }
 
-std::string answer(const std::string& line) {
-    Words words(line);
-    const auto command = commands().find(next<std::string>(words));
-    if (command == commands().end()) return "error there is no such command";
-    const auto result = command->second(words);
-    return result ? "ok " + *result : "error " + result.error().message;
-}
-
 } // namespace
 } // namespace gpu_sleep::test
 
 int main() {
-    std::cout << "ready" << std::endl;
-    for (std::string line; std::getline(std::cin, line);)
-        std::cout << gpu_sleep::test::answer(line) << std::endl;
+    gpu_sleep::test::obey(gpu_sleep::test::commands());
     return EXIT_SUCCESS;
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// A program that uses the driver and knows nothing of gpu-sleep. It says "ready", then answers each line of
-// standard input with one line, "ok ..." or "error ...". Before the first command that needs it, it makes no
-// call of the driver.
+// A program that uses the driver and knows nothing of gpu-sleep. Before the first command that needs it, it
+// makes no call of the driver.
 
 #include "capture_memory.hpp"
 #include "capture_work.hpp"
+#include "support/commanded.hpp"
 
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -13,16 +13,9 @@
 
 #include <cstdlib>
 #include <deque>
-#include <functional>
-#include <iostream>
-#include <map>
-#include <sstream>
 
 namespace gpu_sleep::test {
 namespace {
-
-using Answer = Result<std::string>;
-using Words = std::istringstream;
 
 /// Everything the program holds; never destroyed.
 struct Program {
@@ -37,12 +30,6 @@ struct Program {
 Program& program() {
     static Program& instance = *new Program;
     return instance;
-}
-
-template <class T>
-T next(Words& words, T fallback = {}) {
-    T value = fallback;
-    return words >> value ? value : fallback;
 }
 
 /// Makes everything at the first use.
@@ -287,8 +274,8 @@ Answer do_faults(Words&) {
     return fmt::format("{} {}", counts.illegal_accesses, counts.broken_captures);
 }
 
-const std::map<std::string, std::function<Answer(Words&)>>& commands() {
-    static const std::map<std::string, std::function<Answer(Words&)>> table = {
+const Commands& commands() {
+    static const Commands table = {
         {"start",
          [](Words&) -> Answer {
              GPU_SLEEP_TRY(start());
@@ -319,20 +306,10 @@ const std::map<std::string, std::function<Answer(Words&)>>& commands() {
     return table;
 }
 
-std::string answer(const std::string& line) {
-    Words words(line);
-    const auto command = commands().find(next<std::string>(words));
-    if (command == commands().end()) return "error there is no such command";
-    const auto result = command->second(words);
-    return result ? "ok " + *result : "error " + result.error().message;
-}
-
 } // namespace
 } // namespace gpu_sleep::test
 
 int main() {
-    std::cout << "ready" << std::endl;
-    for (std::string line; std::getline(std::cin, line);)
-        std::cout << gpu_sleep::test::answer(line) << std::endl;
+    gpu_sleep::test::obey(gpu_sleep::test::commands());
     return EXIT_SUCCESS;
 }

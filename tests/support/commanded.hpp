@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A program that a test commands: it says "ready", then answers each line of standard input with one line,
+// "ok ..." or "error ...".
+
+#pragma once
+
+#include "base/result.hpp"
+
+#include <functional>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <utility>
+
+namespace gpu_sleep::test {
+
+using Answer = Result<std::string>;
+using Words = std::istringstream; ///< what follows the command on its line
+using Commands = std::map<std::string, std::function<Answer(Words&)>>;
+
+/// The next word, or `fallback` where there is none or it is no T.
+template <class T>
+T next(Words& words, T fallback = {}) {
+    T value = fallback;
+    return words >> value ? value : fallback;
+}
+
+inline std::string answer(const Commands& commands, const std::string& line) {
+    Words words(line);
+    const auto command = commands.find(next<std::string>(words));
+    if (command == commands.end()) return "error there is no such command";
+    const auto result = command->second(words);
+    return result ? "ok " + *result : "error " + result.error().message;
+}
+
+/// Answers until standard input ends.
+inline void obey(const Commands& commands) {
+    std::cout << "ready" << std::endl;
+    for (std::string line; std::getline(std::cin, line);) std::cout << answer(commands, line) << std::endl;
+}
+
+} // namespace gpu_sleep::test
