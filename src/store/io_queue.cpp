@@ -45,9 +45,8 @@ Result<void> move_now(const IoRequest& request) noexcept {
 
 class ThreadQueue final : public IoQueue {
 public:
-    static Result<std::unique_ptr<IoQueue>> open() {
-        constexpr unsigned k_threads = 8;
-        auto workers = Workers::start("gpu-sleep-file", k_threads);
+    static Result<std::unique_ptr<IoQueue>> open(unsigned threads) {
+        auto workers = Workers::start("gpu-sleep-file", threads);
         if (!workers) return workers.error();
         return std::unique_ptr<IoQueue>(new ThreadQueue(*std::move(workers)));
     }
@@ -198,15 +197,15 @@ Result<void> move_bytes(IoRequest::Kind kind, int fd, std::byte* data, std::size
     return {};
 }
 
-Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind, bool direct) {
+Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind, IoUse use) {
 #ifdef GPU_SLEEP_HAVE_LIBURING
-    if (kind == IoKind::automatic && direct)
+    if (kind == IoKind::automatic && use == IoUse::direct)
         if (auto queue = UringQueue::open()) return queue;
 #else
     static_cast<void>(kind);
-    static_cast<void>(direct);
 #endif
-    return ThreadQueue::open();
+    constexpr unsigned k_threads = 8;
+    return ThreadQueue::open(use == IoUse::cached_writes ? 1 : k_threads);
 }
 
 bool has_io_uring() {

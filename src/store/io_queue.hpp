@@ -42,11 +42,18 @@ enum class IoKind {
     threads,   ///< pread and pwrite
 };
 
-/// For files that are read and written past the page cache if `direct`. Through it, io_uring copies on the
-/// one thread that submits, so threads of our own are faster. Errors: out_of_host_memory (no thread could be
-/// started). Source: io_uring(7).
+/// What a queue is for.
+enum class IoUse {
+    direct, ///< files that are read and written past the page cache
+    cached_reads,
+    cached_writes, ///< of one file
+};
+
+/// Through the page cache, io_uring copies on the one thread that submits, so threads of our own are faster:
+/// some that read, one that writes, for the kernel lets one at a time into a file, and more would only spin.
+/// Errors: out_of_host_memory (no thread could be started). Source: io_uring(7).
 [[nodiscard]] Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind = IoKind::automatic,
-                                                             bool direct = true);
+                                                             IoUse use = IoUse::direct);
 
 /// Whether open_io_queue() would use io_uring for direct files.
 [[nodiscard]] bool has_io_uring();

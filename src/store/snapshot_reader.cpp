@@ -247,7 +247,8 @@ Result<void> SnapshotReader::read_unguarded(ChunkSink& sink, const SnapshotReadO
     if (!pool) return pool.error();
     std::unique_ptr<IoQueue> own_queue;
     if (options.queue == nullptr) {
-        auto queue = open_io_queue(options.io, passes_by_page_cache(fd_));
+        auto queue =
+            open_io_queue(options.io, passes_by_page_cache(fd_) ? IoUse::direct : IoUse::cached_reads);
         if (!queue) return queue.error();
         own_queue = *std::move(queue);
     }

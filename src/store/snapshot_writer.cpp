@@ -179,7 +179,8 @@ Result<Snapshot> write_unguarded(std::shared_ptr<const SnapshotDirectory> direct
     if (!pool) return pool.error();
     std::unique_ptr<IoQueue> own_queue;
     if (options.queue == nullptr) {
-        auto queue = open_io_queue(options.io, passes_by_page_cache(file->fd()));
+        auto queue = open_io_queue(options.io,
+                                   passes_by_page_cache(file->fd()) ? IoUse::direct : IoUse::cached_writes);
         if (!queue) return queue.error();
         own_queue = *std::move(queue);
     }
