@@ -192,7 +192,6 @@ Result<void> SleepTransaction::write_file(DeviceSleep& device, VaultDraft& draft
     store::SnapshotWriteOptions options;
     options.under_way = staging.ahead();
     options.staging = std::min(options_.staging, staging.buffer_bytes());
-    options.keeps = draft.vault.keeps_file;
     auto written = store::write_snapshot(keeping_.directory, std::move(description), source, options);
     if (!written) return std::move(written).error();
     draft.vault.snapshot = *std::move(written);
@@ -246,13 +245,13 @@ std::size_t SleepTransaction::leave_asleep() {
 
 Result<void> SleepTransaction::commit(const std::vector<Backing*>& give_up) {
     // Everything that takes memory comes first: behind the last unmap nothing may fail.
-    const auto enlisted = guarded([this]() -> Result<void> {
+    const auto ready = guarded([this]() -> Result<void> {
         for (auto& device : devices_) enlist(device);
-        return {};
+        return name_kept_files();
     });
-    if (!enlisted) {
+    if (!ready) {
         strike_off();
-        return enlisted.error();
+        return ready.error();
     }
     if (auto unmapped = unmap_all(); !unmapped) {
         map_again();
@@ -304,6 +303,15 @@ void SleepTransaction::enlist(DeviceSleep& device) {
             extent.backing->kept.push_back(extent.place);
         }
     }
+}
+
+Result<void> SleepTransaction::name_kept_files() {
+    if (!keeping_.keeps_files || !keeping_.directory) return {};
+    for (const auto& device : devices_)
+        for (const auto& draft : device.drafts)
+            if (draft.to_file)
+                GPU_SLEEP_TRY(vaults_.at(draft.extents.front().place.vault).snapshot->file.keep());
+    return keeping_.directory->flush();
 }
 
 void SleepTransaction::strike_off() {

@@ -56,8 +56,9 @@ public:
         : api_(api), pinner_(pinner), vaults_(vaults), options_(options), keeping_(std::move(keeping)) {}
 
     [[nodiscard]] Result<void> prepare(const SleepPlan& plan, const Control& control);
-    /// Errors: out_of_host_memory (everything is still mapped), driver_failed (an unmap failed; everything is
-    /// mapped again, but for what the driver refuses to map: that sleeps, and its memory stays on the GPU).
+    /// Errors: out_of_host_memory, out_of_disk, io_failed (everything is still mapped), driver_failed (an
+    /// unmap failed; everything is mapped again, but for what the driver refuses to map: that sleeps, and its
+    /// memory stays on the GPU).
     [[nodiscard]] Result<void> commit(const std::vector<ledger::Backing*>& give_up);
     /// What was done on each device. Notes what could not be released.
     void describe(model::Report& report) const;
@@ -80,6 +81,9 @@ private:
     /// Gives the drafts' vaults, and their owners a note of them. May throw for want of memory; strike_off()
     /// takes it back.
     void enlist(DeviceSleep& device);
+    /// Gives files that are to stay the names of such: not before all are whole, for a sleep that fails or is
+    /// killed leaves only what the next one removes. Errors: out_of_disk, io_failed.
+    [[nodiscard]] Result<void> name_kept_files();
     void strike_off();
     void settle(DeviceSleep& device);
 

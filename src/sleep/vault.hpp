@@ -32,6 +32,7 @@ public:
     /// The number of the new vault.
     std::uint64_t add(Vault vault);
     [[nodiscard]] const Vault& at(std::uint64_t id) const { return vaults_.at(id); }
+    [[nodiscard]] Vault& at(std::uint64_t id) { return vaults_.at(id); }
 
     enum class Files {
         as_asked, ///< kept if that was asked for

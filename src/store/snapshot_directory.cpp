@@ -297,7 +297,7 @@ Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
         return failed(errno, "rename", path());
     name_ = std::move(renamed);
     text_ = std::move(to);
-    return directory_->flush();
+    return {};
 }
 
 void SnapshotFile::reserve(Bytes bytes) noexcept {
@@ -312,9 +312,10 @@ Result<void> SnapshotFile::cut(Bytes bytes) {
     return {};
 }
 
-Result<void> SnapshotFile::commit(bool keeps) {
+Result<void> SnapshotFile::commit() {
     if (::fsync(fd_.get()) != 0) return failed(errno, "fsync", path());
-    return rename(keeps ? SnapshotName::Kind::kept : SnapshotName::Kind::sleeping);
+    GPU_SLEEP_TRY(rename(SnapshotName::Kind::sleeping));
+    return directory_->flush();
 }
 
 void SnapshotFile::unlink() noexcept {

@@ -103,10 +103,12 @@ public:
     void reserve(Bytes bytes) noexcept;
     /// Gives back what was reserved behind `bytes`. Errors: io_failed.
     [[nodiscard]] Result<void> cut(Bytes bytes);
-    /// Flushes the contents to the device, gives the file the name of a whole one, and flushes that. With
-    /// `keeps` it is one that nobody takes for a leftover: later, when the process may have nothing else of
-    /// its contents, no rename can fail any more. Errors: out_of_disk, io_failed.
-    [[nodiscard]] Result<void> commit(bool keeps = false);
+    /// Flushes the contents to the device, gives the file the name of a whole one, and flushes that. Errors:
+    /// out_of_disk, io_failed.
+    [[nodiscard]] Result<void> commit();
+    /// Gives a whole one a name that nobody takes for a leftover, which lasts once the directory is flushed.
+    /// Errors: out_of_disk, io_failed.
+    [[nodiscard]] Result<void> keep() { return rename(SnapshotName::Kind::kept); }
     /// Closes it and lets it stay where it is.
     void let_stay() noexcept { fd_.reset(); }
     /// Takes its name away at once. Its space is given back when it is destroyed, which may take long.

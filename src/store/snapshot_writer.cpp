@@ -189,7 +189,7 @@ Result<Snapshot> write_unguarded(std::shared_ptr<const SnapshotDirectory> direct
     GPU_SLEEP_TRY(SnapshotWriter(*file, header, source, queue, **pool).write(threads));
     GPU_SLEEP_TRY(file->cut(header.file_bytes));
     GPU_SLEEP_TRY(write_header(file->fd(), header, **pool));
-    GPU_SLEEP_TRY(file->commit(options.keeps));
+    GPU_SLEEP_TRY(file->commit());
     return Snapshot{*std::move(file), std::move(header)};
 }
 

@@ -32,7 +32,6 @@ struct SnapshotWriteOptions {
     std::size_t under_way = 0;   ///< chunks taken and not yet written; 0 for three a thread
     Bytes staging = 512 * k_mib; ///< bound for all buffers; lowers the two above
     bool direct = true;          ///< write past the page cache where the file system can
-    bool keeps = false;          ///< under a name that nobody takes for a leftover
     IoKind io = IoKind::automatic;
     IoQueue* queue = nullptr; ///< used instead of one of its own
 };

@@ -40,6 +40,13 @@ std::size_t files_in(const std::string& directory) {
     return static_cast<std::size_t>(std::distance(begin(files), end(files)));
 }
 
+std::size_t kept_files_in(const std::string& directory) {
+    std::error_code ignored;
+    const std::filesystem::directory_iterator files(directory, ignored);
+    return static_cast<std::size_t>(std::count_if(
+        begin(files), end(files), [](const auto& file) { return file.path().extension() == ".kept"; }));
+}
+
 /// What a transaction makes for itself, and must take back.
 std::uint64_t helpers(const sim_live& live) {
     return live.streams + live.events + live.modules + live.host_registrations + live.contexts;
@@ -96,10 +103,13 @@ public:
     [[nodiscard]] int failures() const { return failures_; }
 
     [[nodiscard]] Result<void> sleep() { return fixture_.sleep(request_); }
+    /// Whether the files of the next sleep stay there when it wakes.
+    void keep_files(bool keeps) { request_.keep_files = keeps && way_.in_files; }
 
     void check_asleep() {
         CHECK(fixture_.state() == State::asleep);
         CHECK(files_in(request_.directory) == (way_.in_files ? 2U : 0U));
+        CHECK(kept_files_in(request_.directory) == (request_.keep_files ? 2U : 0U));
         CHECK(sim_live_objects().mapped_bytes == 0);
     }
     /// All is awake as it was before the sleep, every byte included.
@@ -109,6 +119,7 @@ public:
     }
     /// All is awake, what was kept as it was before and the rest zero; then it is filled again.
     void check_woken() {
+        remove_kept_files();
         for (std::size_t i = 0; i < fixture_.allocations().size(); ++i) {
             INFO("allocation " << i);
             CHECK(fixture_.read(i) == expected(i));
@@ -134,6 +145,13 @@ private:
             std::copy_n(contents.begin() + static_cast<std::ptrdiff_t>(span.offset), span.bytes,
                         bytes.begin() + static_cast<std::ptrdiff_t>(span.offset));
         return bytes;
+    }
+
+    void remove_kept_files() {
+        CHECK(kept_files_in(request_.directory) == (request_.keep_files ? 2U : 0U));
+        if (!request_.keep_files) return;
+        for (const auto& file : std::filesystem::directory_iterator(request_.directory))
+            std::filesystem::remove(file);
     }
 
     void check_nothing_is_left() {
@@ -164,8 +182,10 @@ private:
 TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep][sleep]") {
     const auto& way = k_ways.at(GENERATE(0U, 1U, 2U, 3U, 4U));
     Sweep sweep(way);
+    bool keeps_files = false;
     for_each_call([&](int call) {
         INFO(way.name << ", a call gives " << way.status);
+        sweep.keep_files(keeps_files = !keeps_files);
         const auto slept = sweep.run(call, [&] { return sweep.sleep(); });
         if (!slept) {
             sweep.check_untouched();

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -31,6 +32,18 @@ TEST_CASE("Store: what a killed process leaves is removed by the next sleep ther
             host.tell("delay cuMemcpyDtoHAsync 200000");
             auto sleeping = host.start("gpu-sleep", place.store());
             REQUIRE(becomes_true([&] { return !place.files().empty(); }));
+            host.process().signal(SIGKILL);
+            CHECK(host.wait() == 128 + SIGKILL);
+            CHECK(sleeping.finish().status == 3);
+        }
+        SECTION("while it is put to sleep, with one of the files whole that are to stay") {
+            host.tell("delay cuMemcpyDtoHAsync 200000");
+            auto sleeping = host.start("gpu-sleep", place.store({"--keep-files"}));
+            const auto is_whole = [](const auto& file) { return file.extension() != ".partial"; };
+            REQUIRE(becomes_true([&] {
+                const auto files = place.files();
+                return std::any_of(files.begin(), files.end(), is_whole);
+            }));
             host.process().signal(SIGKILL);
             CHECK(host.wait() == 128 + SIGKILL);
             CHECK(sleeping.finish().status == 3);

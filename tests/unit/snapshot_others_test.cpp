@@ -48,11 +48,10 @@ bool write_kept(const std::string& directory) {
     contents.add("weights", test::random_bytes(50'000));
     SnapshotWriteOptions options;
     options.threads = 1;
-    options.keeps = true;
     auto opened = SnapshotDirectory::open(directory);
     if (!opened) return false;
     auto snapshot = write_snapshot(*std::move(opened), contents.description, contents, options);
-    if (!snapshot) return false;
+    if (!snapshot || !snapshot->file.keep()) return false;
     snapshot->file.let_stay();
     return true;
 }

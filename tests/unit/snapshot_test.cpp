@@ -90,11 +90,14 @@ TEST_CASE("Snapshots: files are private, and go with their owner unless kept", "
         CHECK((status.st_mode & 07777) == 0600);
         CHECK(snapshot->file.name().kind == SnapshotName::Kind::sleeping);
         CHECK(directory.file_count() == 1);
-        auto options = small_write();
-        options.keeps = true;
-        auto other = write_snapshot(directory.open(), contents.description, contents, options);
+        auto other = write_snapshot(directory.open(), contents.description, contents, small_write());
         REQUIRE(other);
-        CHECK(write_snapshot(directory.open(), contents.description, contents, options)); // and is given up
+        REQUIRE(other->file.keep());
+        {
+            auto given_up = write_snapshot(directory.open(), contents.description, contents, small_write());
+            REQUIRE(given_up);
+            REQUIRE(given_up->file.keep());
+        }
         CHECK(directory.file_count() == 2);
         CHECK(other->file.name().kind == SnapshotName::Kind::kept);
         kept = other->file.path();

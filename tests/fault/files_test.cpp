@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The files of transactions: when they have which names, and what is left of them.
+
+#include "support/engine_fixture.hpp"
+#include "support/scratch.hpp"
+
+#include <filesystem>
+#include <set>
+#include <string>
+#include <system_error>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using model::State;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::multiset<std::string> endings_in(const fs::path& directory) {
+    std::multiset<std::string> endings;
+    std::error_code ignored;
+    for (const auto& file : fs::directory_iterator(directory, ignored))
+        endings.insert(file.path().extension());
+    return endings;
+}
+
+/// Three tags on two devices, and a request to keep them in files that stay.
+struct KeptFiles {
+    KeptFiles() {
+        fixture.add(0, "weights", 5 * k_mib);
+        fixture.add(0, "kv_cache", 3 * k_mib);
+        fixture.add(1, "weights", 2 * k_mib);
+        request.store = model::Store::file;
+        request.directory = scratch.file("sleep");
+        request.keep_files = true;
+    }
+    Scratch scratch;
+    EngineFixture fixture;
+    model::SleepRequest request = level(1);
+};
+
+} // namespace
+
+TEST_CASE("Files: those that are to stay have the name of such when the whole sleep is safe, not before",
+          "[transaction]") {
+    KeptFiles kept;
+    std::set<std::string> seen; // until the point of no return, where a killed process leaves them
+    bool are_all_sealed = false;
+    kept.fixture.control().progress = [&](const model::Progress& progress) {
+        const auto endings = endings_in(kept.request.directory);
+        seen.insert(endings.begin(), endings.end());
+        if (progress.phase == model::Progress::Phase::release)
+            are_all_sealed = endings.count(".snapshot") == 3;
+        return true;
+    };
+    REQUIRE(kept.fixture.sleep(kept.request));
+    CHECK(are_all_sealed);
+    CHECK(seen == std::set<std::string>{".partial", ".snapshot"});
+    const std::multiset<std::string> all_kept{".kept", ".kept", ".kept"};
+    CHECK(endings_in(kept.request.directory) == all_kept);
+    REQUIRE(kept.fixture.wake());
+    CHECK(kept.fixture.all_intact());
+    CHECK(endings_in(kept.request.directory) == all_kept);
+}
+
+TEST_CASE("Files: none of those that are to stay does when the sleep fails at its end", "[transaction]") {
+    KeptFiles kept;
+    SECTION("for one cannot get its name") {
+        kept.fixture.control().progress = [&](const model::Progress& progress) {
+            if (progress.phase == model::Progress::Phase::release)
+                fs::remove(fs::directory_iterator(kept.request.directory)->path());
+            return true;
+        };
+    }
+    SECTION("for it was withdrawn") {
+        kept.fixture.control().progress = [](const model::Progress& progress) {
+            return progress.phase != model::Progress::Phase::release;
+        };
+    }
+    SECTION("for the driver fails") {
+        sim_fail("cuMemUnmap", 2, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+    }
+    REQUIRE_FALSE(kept.fixture.sleep(kept.request));
+    sim_clear();
+    CHECK(kept.fixture.state() == State::awake);
+    CHECK(kept.fixture.all_intact());
+    CHECK(endings_in(kept.request.directory).empty());
+}
