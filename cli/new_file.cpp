@@ -27,11 +27,25 @@ Result<void> flush_directory_of(const std::filesystem::path& file) {
     return directory ? flush(directory.get(), parent) : Result<void>();
 }
 
+/// Takes the new name with an empty file first, and replaces that.
+bool rename_to_taken(const char* from, const char* to) noexcept {
+    const UniqueFd taken(::open(to, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
+    if (!taken) return false;
+    if (::renameat(AT_FDCWD, from, AT_FDCWD, to) == 0) return true;
+    const int status = errno;
+    ::unlinkat(AT_FDCWD, to, 0);
+    errno = status;
+    return false;
+}
+
 /// Fails where the new name is somebody's, with EEXIST.
 bool rename_to_free(const char* from, const char* to) noexcept {
     if (::renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) return true;
-    if (errno != EINVAL && errno != ENOSYS) return false;
-    return ::link(from, to) == 0 && ::unlink(from) == 0; // this file system knows only that
+    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) return false;
+    if (::linkat(AT_FDCWD, from, AT_FDCWD, to, 0) != 0)
+        return errno != EEXIST && rename_to_taken(from, to); // no links either: FAT, some FUSE
+    ::unlinkat(AT_FDCWD, from, 0);                           // without which the file is whole all the same
+    return true;
 }
 
 } // namespace

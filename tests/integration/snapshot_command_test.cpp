@@ -160,6 +160,33 @@ TEST_CASE("gpu-snapshot extract: a file is there whole and flushed, or not at al
         CHECK(test::read_file(out) == stage.first);
         CHECK(stage.elsewhere.file_count() == 1);
     }
+    SECTION("file systems that have no links either") {
+        Answer answer;
+        Answer again;
+        const auto body = [&] {
+            answer = run(arguments + out.string());
+            again = run(arguments + out.string());
+        };
+        const auto error = static_cast<std::uint32_t>(GENERATE(EPERM, EOPNOTSUPP));
+        if (!test::with_failing_calls({{SYS_renameat2, EINVAL, {}}, {SYS_linkat, error, {}}}, body))
+            return test::skip_without_right("filter its system calls");
+        CHECK(answer.status == exit_status::done);
+        CHECK(test::read_file(out) == stage.first);
+        CHECK(again.status == exit_status::failed_awake); // it exists
+        CHECK(stage.elsewhere.file_count() == 1);
+        struct stat status = {};
+        REQUIRE(::stat(out.c_str(), &status) == 0);
+        CHECK((status.st_mode & 0777) == 0600);
+    }
+    SECTION("a file that has its name is there, though the other name stays") {
+        Answer answer;
+        const auto body = [&] { answer = run(arguments + out.string()); };
+        if (!test::with_failing_calls({{SYS_renameat2, EINVAL, {}}, {SYS_unlinkat, EPERM, {}}}, body))
+            return test::skip_without_right("filter its system calls");
+        CHECK(answer.status == exit_status::done);
+        CHECK(test::read_file(out) == stage.first);
+        CHECK(stage.elsewhere.file_count() == 2);
+    }
     SECTION("a link in its place is not followed") {
         std::filesystem::create_symlink(stage.elsewhere.path() / "victim", out);
         CHECK(run(arguments + out.string()).status == exit_status::failed_awake);
