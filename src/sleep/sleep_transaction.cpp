@@ -44,9 +44,7 @@ Bytes bytes_of(const std::vector<Backing*>& backings) noexcept {
 
 std::size_t chunks_of(const VaultDraft& draft) noexcept {
     std::size_t sum = 0;
-    for (const auto& extent : draft.extents)
-        sum += static_cast<std::size_t>((extent.place.span.bytes + codec::k_chunk_bytes - 1) /
-                                        codec::k_chunk_bytes);
+    for (const auto& extent : draft.extents) sum += store::chunk_count(extent.place.span.bytes);
     return sum;
 }
 

@@ -70,6 +70,11 @@ struct SnapshotHeader {
 /// All places in the file and all sizes that are read or written are multiples of it.
 inline constexpr Bytes k_alignment = 4 * k_kib;
 
+/// Those of an extent of so many bytes.
+[[nodiscard]] constexpr std::size_t chunk_count(Bytes bytes) noexcept {
+    return static_cast<std::size_t>((bytes + codec::k_chunk_bytes - 1) / codec::k_chunk_bytes);
+}
+
 /// The chunks that the extents are cut into, in order.
 [[nodiscard]] std::vector<ChunkPlace> places_of(const std::vector<SnapshotExtent>& extents);
 

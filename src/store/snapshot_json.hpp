@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The part of a snapshot's header that people can read. Internal to this room.
+
+#pragma once
+
+#include "store/snapshot.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace gpu_sleep::store {
+
+inline constexpr std::uint32_t k_snapshot_version = 1;
+
+/// `rows` are those of the chunks of the extents, in order.
+[[nodiscard]] std::string make_json(const SnapshotDescription& description, Bytes file_bytes,
+                                    std::span<const ChunkRow> rows);
+
+/// What that takes at most, whatever is in the rows.
+[[nodiscard]] std::size_t longest_json_bytes(const SnapshotDescription& description);
+
+/// What the JSON says, but for what depends on the contents; nothing if it cannot be understood. Trusts
+/// nothing in it, and throws only for want of memory.
+[[nodiscard]] std::optional<SnapshotDescription> read_json(std::string_view text);
+
+} // namespace gpu_sleep::store
