@@ -189,12 +189,14 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
                               model::Report& report) const {
     describe_plan(plan, report);
     add_given_up(plan, report);
+    const auto own = store::describe_own();
+    if (!own) return own.error();
     Bytes in_host = 0;
     Bytes in_files = 0;
     Bytes if_all_spills = 0;
     for (const auto& [ordinal, part] : plan.devices) {
         for (const auto& [tag, extents] : extents_by_tag(part)) {
-            store::SnapshotDescription description;
+            auto description = *own; // which must take as many bytes as the real one
             description.id.assign(32, '0');
             description.created = store::utc_now();
             description.extents = extents;
@@ -209,7 +211,7 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
     }
     note_host_memory(in_host, options_, request.spill, report);
     note_disk(in_files, request.directory, false, report);
-    if (request.spill) note_disk(if_all_spills, request.directory, true, report);
+    if (request.spill && in_host > 0) note_disk(if_all_spills, request.directory, true, report);
     return add_memory(api_, free_after_sleep, report);
 }
 

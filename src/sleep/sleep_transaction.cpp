@@ -6,9 +6,6 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/process.hpp"
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -175,22 +172,19 @@ Result<void> SleepTransaction::write_files(DeviceSleep& device, ProgressCounter&
 
 Result<void> SleepTransaction::write_file(DeviceSleep& device, VaultDraft& draft, Staging& staging,
                                           ProgressCounter& progress) {
-    store::SnapshotDescription description;
-    const auto started = own_start_time();
-    if (!started) return started.error();
-    description.owner = {::getpid(), *started};
-    description.uid = ::geteuid();
+    auto description = store::describe_own();
+    if (!description) return std::move(description).error();
     std::vector<driver::AddressSpan> spans;
     for (const auto& extent : draft.extents) {
         spans.push_back(device_span(extent));
-        description.extents.push_back(
+        description->extents.push_back(
             {spans.back().address, spans.back().bytes, keeping_.name(draft.tag), device.device});
     }
-    DeviceSource source(*device.session, staging, std::move(spans), description.extents, progress);
+    DeviceSource source(*device.session, staging, std::move(spans), description->extents, progress);
     store::SnapshotWriteOptions options;
     options.under_way = staging.ahead();
     options.staging = std::min(options_.staging, staging.buffer_bytes());
-    auto written = store::write_snapshot(keeping_.directory, std::move(description), source, options);
+    auto written = store::write_snapshot(keeping_.directory, *std::move(description), source, options);
     if (!written) return std::move(written).error();
     draft.vault.snapshot = *std::move(written);
     return {};

@@ -8,6 +8,7 @@
 #include "store/snapshot_json.hpp"
 
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -169,6 +170,15 @@ Result<SnapshotHeader> decode_header(std::span<const std::byte> bytes, Bytes fil
     if (!std::equal(again.begin(), again.end(), bytes.begin(), bytes.end()))
         return damaged("its header contradicts itself");
     return header;
+}
+
+Result<SnapshotDescription> describe_own() {
+    const auto started = own_start_time();
+    if (!started) return started.error();
+    SnapshotDescription description;
+    description.owner = {::getpid(), *started};
+    description.uid = ::geteuid();
+    return description;
 }
 
 Result<std::string> make_snapshot_id() {

@@ -102,6 +102,9 @@ inline constexpr std::size_t k_preamble_bytes = 64;
 /// places holds together and fills the file. Errors: as for read_preamble().
 [[nodiscard]] Result<SnapshotHeader> decode_header(std::span<const std::byte> bytes, Bytes file_bytes);
 
+/// What a snapshot of the calling process begins with: its owner. Errors: io_failed.
+[[nodiscard]] Result<SnapshotDescription> describe_own();
+
 /// A new id. Errors: io_failed. Source: getrandom(2).
 [[nodiscard]] Result<std::string> make_snapshot_id();
 

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <system_error>
+#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -87,4 +88,53 @@ TEST_CASE("Files: none of those that are to stay does when the sleep fails at it
     CHECK(kept.fixture.state() == State::awake);
     CHECK(kept.fixture.all_intact());
     CHECK(endings_in(kept.request.directory).empty());
+}
+
+TEST_CASE("Files: a dry run promises no less than a file takes at most", "[transaction]") {
+    // Spans such that the header needs one page more for its owner than without.
+    auto described = store::describe_own();
+    REQUIRE(described);
+    store::SnapshotDescription without_owner;
+    described->id = without_owner.id = std::string(32, '0');
+    described->created = without_owner.created = store::utc_now();
+    std::string tag;
+    std::vector<ledger::Span> spans;
+    const auto is_at_a_border = [&](std::size_t letters, std::size_t count, std::size_t longer) {
+        tag.assign(letters, 't');
+        spans.clear();
+        described->extents.clear();
+        for (std::size_t i = 0; i < count; ++i) {
+            spans.push_back({i * 8192, i < longer ? 10U : 1U});
+            described->extents.push_back({0x7f0000000000 + spans.back().offset, spans.back().bytes, tag, 0});
+        }
+        without_owner.extents = described->extents;
+        return store::header_bytes_of(*described) != store::header_bytes_of(without_owner);
+    };
+    const auto find_border = [&] {
+        for (std::size_t count = 10; count < 20; ++count)
+            for (std::size_t letters = 1; letters < 20; ++letters)
+                for (std::size_t longer = 0; longer < count; ++longer)
+                    if (is_at_a_border(letters, count, longer)) return true;
+        return false;
+    };
+    REQUIRE(find_border());
+
+    const Scratch scratch;
+    EngineFixture fixture;
+    const auto index = fixture.add(0, tag, 3 * k_mib);
+    auto* const backing = fixture.ledger().find(fixture.allocations()[index].address);
+    for (const auto span : spans) ledger::Ledger::preserve(*backing, span);
+    auto request = level(2);
+    request.store = model::Store::file;
+    request.directory = scratch.file("sleep");
+    request.spill = true;
+    request.dry_run = true;
+    model::Report report;
+    REQUIRE(fixture.sleep(request, &report));
+    request.dry_run = false;
+    REQUIRE(fixture.sleep(request));
+    REQUIRE(report.notes.size() == 1); // nothing would go to host memory, and so nothing could spill
+    CHECK(report.notes[0].find("needs at most " + format_bytes(fixture.engine().vaults().file_bytes()) +
+                               " ") == 0);
+    REQUIRE(fixture.wake());
 }
