@@ -192,7 +192,8 @@ Result<std::vector<std::size_t>> WakeTransaction::find_damage(DeviceWake& device
 
 Result<void> WakeTransaction::read_file(DeviceWake& device, std::span<const FileExtent> wanted,
                                         std::size_t chunks, ProgressCounter& progress) {
-    const auto& snapshot = *vaults_.at(wanted.front().vault).snapshot;
+    auto& snapshot = *vaults_.at(wanted.front().vault).snapshot;
+    GPU_SLEEP_TRY(snapshot.file.hold());
     auto reader = store::SnapshotReader::open(snapshot.file, snapshot.header);
     if (!reader) return std::move(reader).error();
     std::vector<driver::DeviceAddress> addresses(snapshot.header.description.extents.size());

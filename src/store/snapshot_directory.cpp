@@ -31,6 +31,7 @@ constexpr std::array<std::uint32_t, 12> k_of_one_machine = {
     F2FS_SUPER_MAGIC,     0x2FC12FC1 /* ZFS */, 0xCA451A4E /* bcachefs */,
     0x3153464A /* JFS */, MSDOS_SUPER_MAGIC,    EXFAT_SUPER_MAGIC};
 
+constexpr int k_open_directory = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 constexpr std::array<std::string_view, 3> k_endings = {".snapshot", ".partial", ".kept"};
 
 /// Takes a number and what must follow it from the front of `text`.
@@ -83,6 +84,11 @@ bool is_same_file(int fd, int directory, const std::string& name) {
            open.st_dev == named.st_dev && open.st_ino == named.st_ino;
 }
 
+/// Whether it is this user's, and nobody else may do anything with it.
+bool is_private(const struct stat& status) noexcept {
+    return status.st_uid == ::geteuid() && (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
+}
+
 /// A slash at the end would follow a link.
 std::filesystem::path without_slash(const std::filesystem::path& path) {
     return path.has_filename() || !path.has_parent_path() ? path : path.parent_path();
@@ -90,7 +96,7 @@ std::filesystem::path without_slash(const std::filesystem::path& path) {
 
 /// A directory that is there, belongs to this user, and is open to nobody else.
 Result<UniqueFd> open_private(const std::filesystem::path& path) {
-    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    UniqueFd fd(::open(path.c_str(), k_open_directory));
     if (!fd && (errno == ELOOP || errno == ENOTDIR)) return refused(path, "it is no directory, or a link");
     if (!fd) return failed(errno, "open", path);
     struct stat status = {};
@@ -107,7 +113,8 @@ struct CloseDirectory {
 
 /// The names in a directory that are snapshots'.
 Result<std::vector<SnapshotName>> list(const SnapshotDirectory& directory) {
-    UniqueFd copy(::openat(directory.fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    UniqueFd anew;
+    UniqueFd copy(::openat(directory.fd(anew), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!copy) return failed(errno, "openat", directory.path());
     const std::unique_ptr<DIR, CloseDirectory> stream(::fdopendir(copy.get()));
     if (!stream) return failed(errno, "fdopendir", directory.path());
@@ -174,8 +181,18 @@ Result<Bytes> SnapshotDirectory::room_in(const std::filesystem::path& named) {
     return Bytes{room.f_bavail} * room.f_frsize;
 }
 
+int SnapshotDirectory::fd(UniqueFd& anew) const noexcept {
+    if (fd_.is_held()) return fd_.get();
+    anew.reset(::open(whole_path_.c_str(), k_open_directory));
+    struct stat status = {};
+    if (!fd_.is_of_same_file(anew.get()) || ::fstat(anew.get(), &status) != 0 || !is_private(status))
+        anew.reset();
+    return anew.get();
+}
+
 Result<void> SnapshotDirectory::flush() const {
-    if (::fsync(fd_.get()) != 0) return failed(errno, "fsync", path_);
+    UniqueFd anew;
+    if (::fsync(fd(anew)) != 0) return failed(errno, "fsync", path_);
     return {};
 }
 
@@ -232,26 +249,28 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
     constexpr int k_flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     constexpr int k_tries = 1000; // a process in another container may have the same pid and start time
     const auto boot = boot_id();
+    UniqueFd anew;
+    const int at = directory->fd(anew);
     for (int i = 0; i < k_tries; ++i) {
         SnapshotName name{owner, next++, SnapshotName::Kind::partial, boot};
         auto text = name.text();
         // A final name is taken as well if somebody has it: renaming must not replace.
         const auto is_taken = [&](SnapshotName::Kind kind) {
             const SnapshotName final_name{owner, name.number, kind, boot};
-            return ::faccessat(directory->fd(), final_name.text().c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+            return ::faccessat(at, final_name.text().c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
         };
         if (is_taken(SnapshotName::Kind::sleeping) || is_taken(SnapshotName::Kind::kept)) continue;
-        UnsharedFd fd(UniqueFd(::openat(directory->fd(), text.c_str(), k_flags, S_IRUSR | S_IWUSR)));
+        UnsharedFd fd(UniqueFd(::openat(at, text.c_str(), k_flags, S_IRUSR | S_IWUSR)));
         if (!fd && errno == EEXIST) continue;
         if (!fd) return failed(errno, "openat", directory->path() / text);
         if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
             const int status = errno;
-            if (is_same_file(fd.get(), directory->fd(), text)) ::unlinkat(directory->fd(), text.c_str(), 0);
+            if (fd.is_named(at, text.c_str())) ::unlinkat(at, text.c_str(), 0);
             if (status == EWOULDBLOCK)
                 continue; // looked at, as a leftover, in the moment before it was locked
             return failed(status, "flock", directory->path() / text);
         }
-        if (!is_same_file(fd.get(), directory->fd(), text)) continue; // and removed
+        if (!fd.is_named(at, text.c_str())) continue; // and removed
         if (direct) pass_by_page_cache(fd.get());
         return SnapshotFile(std::move(directory), std::move(name), std::move(text),
                             std::move(fd)); // no memory
@@ -284,14 +303,44 @@ SnapshotFile& SnapshotFile::operator=(SnapshotFile&& other) noexcept {
     return *this;
 }
 
+Result<void> SnapshotFile::check_held() const {
+    if (fd_.is_held()) return {};
+    return make_error(ErrorCode::io_failed, "the program has closed {}", path().string());
+}
+
+Result<void> SnapshotFile::hold() {
+    return fd_.is_held() ? Result<void>() : open_anew();
+}
+
+Result<void> SnapshotFile::open_anew() {
+    UniqueFd anew;
+    const int at = directory_->fd(anew);
+    if (at < 0 || !fd_.is_named(at, text_.c_str()))
+        return make_error(
+            ErrorCode::io_failed,
+            "the program has closed {}, and it is not there any more under its name: put it back",
+            path().string());
+    UniqueFd fd(::openat(at, text_.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    struct stat status = {};
+    if (!fd || ::fstat(fd.get(), &status) != 0) return failed(errno, "openat", path());
+    if (!fd_.is_of_same_file(fd.get()) || !S_ISREG(status.st_mode) || !is_private(status))
+        return refused(path(), "it is somebody else's now, or others can read it; chmod 600 it");
+    // Somebody who looks for leftovers may have it locked for a moment; it is no leftover, and stays.
+    static_cast<void>(::flock(fd.get(), LOCK_EX | LOCK_NB));
+    pass_by_page_cache(fd.get());
+    fd_.renew(std::move(fd));
+    return {};
+}
+
 Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
     auto renamed = name_;
     renamed.kind = kind;
     auto to = renamed.text();
-    if (!is_same_file(fd_.get(), directory_->fd(), text_))
+    UniqueFd anew;
+    const int at = directory_->fd(anew);
+    if (!fd_.is_named(at, text_.c_str()))
         return make_error(ErrorCode::io_failed, "{} was removed or replaced by somebody", path().string());
     // Not every file system can refuse to replace; nobody else makes names of this owner.
-    const int at = directory_->fd();
     if (::renameat2(at, text_.c_str(), at, to.c_str(), RENAME_NOREPLACE) != 0 &&
         (errno != EINVAL || ::renameat(at, text_.c_str(), at, to.c_str()) != 0))
         return failed(errno, "rename", path());
@@ -308,11 +357,13 @@ void SnapshotFile::reserve(Bytes bytes) noexcept {
 }
 
 Result<void> SnapshotFile::cut(Bytes bytes) {
+    GPU_SLEEP_TRY(check_held());
     if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) return failed(errno, "ftruncate", path());
     return {};
 }
 
 Result<void> SnapshotFile::commit() {
+    GPU_SLEEP_TRY(check_held());
     if (::fsync(fd_.get()) != 0) return failed(errno, "fsync", path());
     GPU_SLEEP_TRY(rename(SnapshotName::Kind::sleeping));
     return directory_->flush();
@@ -320,8 +371,10 @@ Result<void> SnapshotFile::commit() {
 
 void SnapshotFile::unlink() noexcept {
     // Only while the name is that of this file.
-    if (fd_ && is_same_file(fd_.get(), directory_->fd(), text_))
-        ::unlinkat(directory_->fd(), text_.c_str(), 0);
+    if (!fd_) return;
+    UniqueFd anew;
+    const int at = directory_->fd(anew);
+    if (fd_.is_named(at, text_.c_str())) ::unlinkat(at, text_.c_str(), 0);
 }
 
 void SnapshotFile::remove() noexcept {

@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace gpu_sleep::store {
@@ -56,7 +57,9 @@ public:
     /// missing, of the one that it would be made in. Makes nothing. Errors: as for open().
     [[nodiscard]] static Result<Bytes> room_in(const std::filesystem::path& path);
 
-    [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    /// Its descriptor. If the program has closed that, one of the same directory, if that is still at its
+    /// path and as private as it was, which `anew` holds; or -1.
+    [[nodiscard]] int fd(UniqueFd& anew) const noexcept;
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
     /// Makes changes of names last. Errors: io_failed.
     [[nodiscard]] Result<void> flush() const;
@@ -73,12 +76,17 @@ public:
     [[nodiscard]] Result<std::vector<SnapshotName>> remove_leftovers() const;
 
 private:
-    SnapshotDirectory(UniqueFd fd, std::filesystem::path path) : fd_(std::move(fd)), path_(std::move(path)) {}
+    SnapshotDirectory(UniqueFd fd, std::filesystem::path path) : fd_(std::move(fd)), path_(std::move(path)) {
+        std::error_code none; // then the path must do as it is
+        whole_path_ = std::filesystem::absolute(path_, none);
+        if (none) whole_path_ = path_;
+    }
     /// Whether it is nobody's but one such owner's; then it is locked until `locked` goes.
     [[nodiscard]] bool is_left_by(Owner owner, const SnapshotName& name, UniqueFd& locked) const;
 
     UnsharedFd fd_;
     std::filesystem::path path_;
+    std::filesystem::path whole_path_; ///< for the program may go elsewhere
 };
 
 /// A snapshot's file in a directory, open and locked; removed when destroyed, unless it was let stay.
@@ -95,6 +103,12 @@ public:
     ~SnapshotFile() { remove(); }
 
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    /// Whether that is still the file's: a program may close descriptors that it knows nothing of, and have
+    /// another file under the number. Errors: io_failed.
+    [[nodiscard]] Result<void> check_held() const;
+    /// If it is not, opens the file anew by its name, and locks it again. Errors: not_permitted (it belongs
+    /// to somebody else now, or is open to others), io_failed (it has lost its name as well).
+    [[nodiscard]] Result<void> hold();
     [[nodiscard]] const SnapshotName& name() const noexcept { return name_; }
     [[nodiscard]] std::filesystem::path path() const { return directory_->path() / text_; }
 
@@ -120,6 +134,7 @@ private:
         : directory_(std::move(directory)), name_(std::move(name)), text_(std::move(text)),
           fd_(std::move(fd)) {}
     [[nodiscard]] Result<void> rename(SnapshotName::Kind kind);
+    [[nodiscard]] Result<void> open_anew();
     void remove() noexcept;
 
     std::shared_ptr<const SnapshotDirectory> directory_;

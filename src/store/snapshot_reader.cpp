@@ -28,8 +28,9 @@ namespace {
 /// One call of SnapshotReader::read().
 class Reading {
 public:
-    Reading(int fd, const SnapshotHeader& header, ChunkSink& sink, IoQueue& queue, BufferPool& pool)
-        : fd_(fd), header_(header), sink_(sink), queue_(queue), pool_(pool) {}
+    Reading(int fd, const SnapshotFile* file, const SnapshotHeader& header, ChunkSink& sink, IoQueue& queue,
+            BufferPool& pool)
+        : fd_(fd), file_(file), header_(header), sink_(sink), queue_(queue), pool_(pool) {}
 
     [[nodiscard]] Result<void> run(const std::vector<ChunkPlace>& places, unsigned threads,
                                    std::size_t ahead) {
@@ -76,6 +77,7 @@ private:
         const auto& row = header_.rows[place.number];
         auto* const buffer = pool_.take();
         auto submitted = guarded([&]() -> Result<void> {
+            if (file_ != nullptr) GPU_SLEEP_TRY(file_->check_held());
             queue_.submit(
                 {IoRequest::Kind::read, fd_, buffer, row.stored_bytes, row.offset,
                  [=, this, &chunk](Result<void> read) { hand_over(chunk, std::move(read), buffer); }});
@@ -124,6 +126,7 @@ private:
     }
 
     const int fd_;
+    const SnapshotFile* const file_; ///< whose descriptor that is; null if it is nobody's else
     const SnapshotHeader& header_;
     ChunkSink& sink_;
     IoQueue& queue_;
@@ -210,6 +213,9 @@ Result<std::vector<ChunkPlace>> places_to_read(const SnapshotHeader& header,
 
 } // namespace
 
+SnapshotReader::SnapshotReader(const SnapshotFile& file, SnapshotHeader header)
+    : fd_(file.fd()), file_(&file), header_(std::move(header)) {}
+
 Result<SnapshotReader> SnapshotReader::open(const std::filesystem::path& path) {
     auto fd = open_snapshot(path);
     if (!fd) return fd.error();
@@ -226,8 +232,9 @@ Result<SnapshotReader> SnapshotReader::open(UniqueFd fd) {
 
 Result<SnapshotReader> SnapshotReader::open(const SnapshotFile& file, const SnapshotHeader& written) {
     return guarded([&]() -> Result<SnapshotReader> {
+        GPU_SLEEP_TRY(file.check_held());
         GPU_SLEEP_TRY(compare_header(file.fd(), written));
-        return SnapshotReader(UniqueFd(), file.fd(), written);
+        return SnapshotReader(file, written);
     });
 }
 
@@ -253,7 +260,7 @@ Result<void> SnapshotReader::read_unguarded(ChunkSink& sink, const SnapshotReadO
         own_queue = *std::move(queue);
     }
     auto& queue = options.queue != nullptr ? *options.queue : *own_queue;
-    return Reading(fd_, header_, sink, queue, **pool).run(*places, threads, ahead);
+    return Reading(fd_, file_, header_, sink, queue, **pool).run(*places, threads, ahead);
 }
 
 } // namespace gpu_sleep::store

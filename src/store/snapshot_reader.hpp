@@ -47,8 +47,8 @@ public:
     /// The same with a file that is open already.
     [[nodiscard]] static Result<SnapshotReader> open(UniqueFd fd);
     /// Reads through the descriptor that `file` holds, whatever has become of its name; `file` outlives the
-    /// reader. The header must be as it was written: somebody may have written over it. Errors: as above, but
-    /// not_permitted and protocol_mismatch.
+    /// reader, and its descriptor must be held. The header must be as it was written: somebody may have
+    /// written over it. Errors: as above, but not_permitted and protocol_mismatch.
     [[nodiscard]] static Result<SnapshotReader> open(const SnapshotFile& file, const SnapshotHeader& written);
 
     [[nodiscard]] const SnapshotHeader& header() const noexcept { return header_; }
@@ -62,9 +62,11 @@ private:
 
     SnapshotReader(UniqueFd own, int fd, SnapshotHeader header)
         : own_(std::move(own)), fd_(fd), header_(std::move(header)) {}
+    SnapshotReader(const SnapshotFile& file, SnapshotHeader header);
 
     UniqueFd own_; ///< empty where somebody else holds the file open
     int fd_;
+    const SnapshotFile* file_ = nullptr; ///< that somebody else
     SnapshotHeader header_;
 };
 

@@ -109,6 +109,7 @@ private:
             finish(std::move(written), buffer);
         };
         auto submitted = guarded([&]() -> Result<void> {
+            GPU_SLEEP_TRY(file_.check_held());
             queue_.submit({IoRequest::Kind::write, file_.fd(), data, row.stored_bytes, row.offset, done});
             return {};
         });

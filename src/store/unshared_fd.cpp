@@ -4,6 +4,7 @@
 
 #include "store/unshared_fd.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -42,10 +43,12 @@ struct UnsharedFd::Note {
 UnsharedFd::UnsharedFd(UniqueFd fd) noexcept : fd_(std::move(fd)) {
     struct stat status = {};
     if (!fd_ || ::fstat(fd_.get(), &status) != 0) return;
+    device_ = status.st_dev;
+    inode_ = status.st_ino;
     note_ = Note::take();
     if (note_ == nullptr) return;
-    note_->device = status.st_dev;
-    note_->inode = status.st_ino;
+    note_->device = device_;
+    note_->inode = inode_;
     note_->fd.store(fd_.get(), std::memory_order_release);
 }
 
@@ -53,11 +56,35 @@ UnsharedFd& UnsharedFd::operator=(UnsharedFd&& other) noexcept {
     if (this == &other) return *this;
     reset();
     fd_ = std::move(other.fd_);
+    device_ = other.device_;
+    inode_ = other.inode_;
     note_ = std::exchange(other.note_, nullptr);
     return *this;
 }
 
+bool UnsharedFd::is_held() const noexcept {
+    return fd_ && is_of_same_file(fd_.get());
+}
+
+bool UnsharedFd::is_of_same_file(int fd) const noexcept {
+    struct stat status = {};
+    return ::fstat(fd, &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
+}
+
+bool UnsharedFd::is_named(int directory, const char* name) const noexcept {
+    struct stat status = {};
+    return ::fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) == 0 && status.st_dev == device_ &&
+           status.st_ino == inode_;
+}
+
+void UnsharedFd::renew(UniqueFd fd) noexcept {
+    static_cast<void>(fd_.release()); // the program's, or nobody's
+    fd_ = std::move(fd);
+    if (note_ != nullptr) note_->fd.store(fd_.get(), std::memory_order_release);
+}
+
 void UnsharedFd::reset() noexcept {
+    if (!is_held()) static_cast<void>(fd_.release());
     fd_.reset(); // before the note goes: a child in between would keep it
     if (note_ != nullptr) note_->fd.store(Note::k_free, std::memory_order_release);
     note_ = nullptr;

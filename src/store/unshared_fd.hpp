@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// An owned file descriptor that children of fork() do not keep. Internal to this room, but for
-// close_unshared_fds().
+// An owned file descriptor that children of fork() do not keep, and that knows when a program has closed it.
+// Internal to this room, but for close_unshared_fds().
 
 #pragma once
 
 #include "base/fd.hpp"
+
+#include <sys/types.h>
 
 #include <utility>
 
@@ -15,17 +17,30 @@ namespace gpu_sleep::store {
 /// on in the same program would hold the file's space and its lock long after the parent has let go of both.
 /// Move-only; empty when moved from. Thread-safe as far as different ones go. A fork in the very moment
 /// between open() and the note, or where no memory is left for one, leaves the child its copy.
+/// Programs close descriptors that they know nothing of, and open others under the same numbers: those are
+/// not ours to use, nor to close.
 class UnsharedFd {
 public:
     UnsharedFd() noexcept = default;
     explicit UnsharedFd(UniqueFd fd) noexcept;
     UnsharedFd(UnsharedFd&& other) noexcept
-        : fd_(std::move(other.fd_)), note_(std::exchange(other.note_, nullptr)) {}
+        : fd_(std::move(other.fd_)), device_(other.device_), inode_(other.inode_),
+          note_(std::exchange(other.note_, nullptr)) {}
     UnsharedFd& operator=(UnsharedFd&& other) noexcept;
     ~UnsharedFd() { reset(); }
 
     [[nodiscard]] int get() const noexcept { return fd_.get(); }
+    /// Not empty, whatever has become of the number.
     [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(fd_); }
+    /// Whether the number still means the file that was given.
+    [[nodiscard]] bool is_held() const noexcept;
+    /// Whether `fd` means that file.
+    [[nodiscard]] bool is_of_same_file(int fd) const noexcept;
+    /// Whether `name` in `directory` is that file's.
+    [[nodiscard]] bool is_named(int directory, const char* name) const noexcept;
+    /// Takes another descriptor of the same file in place of one that is not held any more.
+    void renew(UniqueFd fd) noexcept;
+    /// Closes it, if it is held.
     void reset() noexcept;
 
 private:
@@ -33,6 +48,8 @@ private:
     struct Note;
 
     UniqueFd fd_;
+    dev_t device_ = 0; ///< of the file, with its inode
+    ino_t inode_ = 0;
     Note* note_ = nullptr;
 };
 

@@ -76,7 +76,8 @@ struct Rates {
 Result<void> measure_raw(const Options& options, const store::SnapshotDirectory& directory,
                          const Contents& contents, Rates& rates) {
     constexpr const char* k_name = "raw";
-    const UniqueFd fd(::openat(directory.fd(), k_name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    const UniqueFd fd(
+        ::open((directory.path() / k_name).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (!fd) return make_error(ErrorCode::io_failed, "cannot write to {}", options.directory);
     const int flags = ::fcntl(fd.get(), F_GETFL);
     static_cast<void>(::fcntl(fd.get(), F_SETFL, flags | O_DIRECT));
@@ -98,7 +99,7 @@ Result<void> measure_raw(const Options& options, const store::SnapshotDirectory&
     };
     const auto down = pass(store::IoRequest::Kind::write);
     const auto up = down ? pass(store::IoRequest::Kind::read) : down;
-    ::unlinkat(directory.fd(), k_name, 0);
+    ::unlink((directory.path() / k_name).c_str());
     if (!up) return up.error();
     rates.down.push_back(*down);
     rates.up.push_back(*up);
@@ -112,9 +113,10 @@ Result<void> measure_zstd([[maybe_unused]] const Options& options,
                           [[maybe_unused]] Bytes& stored) {
 #ifdef GPU_SLEEP_HAVE_ZSTD
     constexpr const char* k_name = "zstd";
-    const UniqueFd fd(::openat(directory.fd(), k_name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    const UniqueFd fd(
+        ::open((directory.path() / k_name).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (!fd) return make_error(ErrorCode::io_failed, "cannot write to {}", options.directory);
-    ::unlinkat(directory.fd(), k_name, 0);
+    ::unlink((directory.path() / k_name).c_str());
     const auto threads =
         options.threads > 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
     bench::PlainZstd zstd(fd.get(), chunk, threads);

@@ -22,6 +22,9 @@
 
 namespace gpu_sleep::test {
 
+/// Beyond what the kernel gives out, so that it is nobody's.
+inline constexpr ProcessIdentity k_nobody{0x7FFFFFF0, 99};
+
 /// A new directory of mode 0700 beneath `parent`, removed with all that is in it.
 class TemporaryDirectory {
 public:

@@ -18,11 +18,9 @@
 namespace gpu_sleep::store {
 namespace {
 
+using test::k_nobody;
 using test::TemporaryDirectory;
 using Kind = SnapshotName::Kind;
-
-// Beyond what the kernel gives out, so that it is nobody's.
-constexpr ProcessIdentity k_nobody{0x7FFFFFF0, 99};
 
 TEST_CASE("Snapshot names: read as they are written, and no others", "[store]") {
     const std::string boot = "0123456789abcdef0123456789abcdef";
