@@ -21,6 +21,7 @@ using Json = nlohmann::ordered_json;
 using Align = Table::Align;
 
 std::string state_of(const SnapshotFacts& facts) {
+    if (facts.is_misnamed) return "misnamed";
     if (facts.is_kept) return "kept";
     if (facts.error && !facts.is_partial) return "unreadable";
     if (facts.owner == store::Owner::ended) return "left over";
@@ -71,6 +72,7 @@ Json to_json(const SnapshotFacts& facts) {
                      {"start_time", description.owner.start_time},
                      {"uid", description.uid},
                      {"alive", facts.owner == store::Owner::alive}};
+    if (!description.boot.empty()) json["owner"]["boot"] = description.boot;
     json["content_bytes"] = description.content_bytes();
     json["file_bytes"] = facts.header->file_bytes;
     json["extents"] = Json::array();
@@ -120,7 +122,12 @@ SnapshotFacts look_at(const fs::path& path) {
     facts.is_kept = name && name->kind == SnapshotName::Kind::kept;
     if (!facts.header && !name) return facts;
     SnapshotName seen = name ? *name : SnapshotName{};
-    if (facts.header) seen.owner = facts.header->description.owner;
+    if (facts.header) {
+        const auto& described = facts.header->description;
+        seen.owner = described.owner;
+        if (!described.boot.empty()) seen.boot = described.boot;
+        facts.is_misnamed = name && (name->owner != seen.owner || name->boot != seen.boot);
+    }
     const auto parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
     const UniqueFd place(::open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     facts.owner = store::look_for_owner(seen, place.get());

@@ -18,6 +18,8 @@ struct SnapshotFacts {
     std::filesystem::path path;
     bool is_partial = false; ///< by its name: being written, or given up
     bool is_kept = false;    ///< by its name
+    /// Its name says something else of its owner than its header does: somebody has renamed or replaced it.
+    bool is_misnamed = false;
     store::Owner owner = store::Owner::ended;
     std::optional<store::SnapshotHeader> header; ///< nothing if it could not be read
     std::optional<Error> error;                  ///< why not

@@ -65,11 +65,15 @@ Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc
     return start_time_in(*line, std::to_string(pid));
 }
 
+bool is_boot_id(std::string_view text) noexcept {
+    const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+    return text.size() == k_boot_id_digits && std::all_of(text.begin(), text.end(), is_digit);
+}
+
 std::string boot_id(const std::filesystem::path& proc) {
     auto id = first_line(proc / "sys" / "kernel" / "random" / "boot_id").value_or("");
     std::erase(id, '-');
-    const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
-    return id.size() == k_boot_id_digits && std::all_of(id.begin(), id.end(), is_digit) ? id : std::string();
+    return is_boot_id(id) ? id : std::string();
 }
 
 Result<std::uint64_t> own_start_time(const std::filesystem::path& proc) {

@@ -42,6 +42,9 @@ struct ProcessIdentity {
 
 inline constexpr std::size_t k_boot_id_digits = 32;
 
+/// Whether `text` may be what boot_id() gives.
+[[nodiscard]] bool is_boot_id(std::string_view text) noexcept;
+
 /// The id that the machine got when it was last started, 32 hexadecimal digits: other processes with another
 /// one are of another machine, or of before. Empty where it cannot be read. Source: proc_sys_kernel(5).
 [[nodiscard]] std::string boot_id(const std::filesystem::path& proc = "/proc");

@@ -178,6 +178,7 @@ Result<SnapshotDescription> describe_own() {
     SnapshotDescription description;
     description.owner = {::getpid(), *started};
     description.uid = ::geteuid();
+    description.boot = boot_id();
     return description;
 }
 

@@ -34,6 +34,8 @@ struct SnapshotDescription {
     ProcessIdentity owner;
     std::uint32_t uid = 0;
     std::vector<SnapshotExtent> extents; ///< none is empty
+    /// The owner's machine since it was started, as boot_id() has it; empty if it is not known.
+    std::string boot{};
     friend bool operator==(const SnapshotDescription&, const SnapshotDescription&) = default;
 
     [[nodiscard]] Bytes content_bytes() const noexcept;

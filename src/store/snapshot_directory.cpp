@@ -141,9 +141,8 @@ std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
         return std::nullopt;
     if (text.starts_with('-')) {
         name.boot = text.substr(1, k_boot_id_digits);
-        if (name.boot.find_first_not_of("0123456789abcdef") != std::string::npos) return std::nullopt;
+        if (!is_boot_id(name.boot)) return std::nullopt;
         text.remove_prefix(1 + name.boot.size());
-        if (name.boot.size() != k_boot_id_digits) return std::nullopt;
     }
     for (std::size_t i = 0; i < k_endings.size(); ++i) {
         if (text != k_endings[i]) continue;

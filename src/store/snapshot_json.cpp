@@ -105,9 +105,15 @@ std::string make_json_with(const SnapshotDescription& description, Bytes file_by
     json += ",\n \"created\": ";
     add_quoted(json, description.created);
     fmt::format_to(std::back_inserter(json),
-                   ",\n \"owner\": {{\n  \"pid\": {},\n  \"start_time\": {},\n  \"uid\": {}\n }},\n"
-                   " \"content_bytes\": {},\n \"file_bytes\": {},\n \"chunk_bytes\": {},\n \"extents\": [",
-                   description.owner.pid, description.owner.start_time, description.uid,
+                   ",\n \"owner\": {{\n  \"pid\": {},\n  \"start_time\": {},\n  \"uid\": {}",
+                   description.owner.pid, description.owner.start_time, description.uid);
+    if (!description.boot.empty()) {
+        json += ",\n  \"boot\": ";
+        add_quoted(json, description.boot);
+    }
+    fmt::format_to(std::back_inserter(json),
+                   "\n }},\n \"content_bytes\": {},\n \"file_bytes\": {},\n \"chunk_bytes\": {},\n"
+                   " \"extents\": [",
                    description.content_bytes(), file_bytes, codec::k_chunk_bytes);
     std::size_t chunk = 0;
     for (const auto& extent : description.extents) {
@@ -192,6 +198,11 @@ std::optional<SnapshotDescription> read_description(const Json& json) {
     const auto uid = number<std::uint32_t>(*owner, "uid");
     if (!pid || !start_time || !uid) return std::nullopt;
     SnapshotDescription description{*std::move(id), *std::move(created), {*pid, *start_time}, *uid, {}};
+    if (owner->contains("boot")) {
+        auto boot = text(*owner, "boot");
+        if (!boot || !is_boot_id(*boot)) return std::nullopt;
+        description.boot = *std::move(boot);
+    }
     Bytes total = 0;
     for (const auto& each : *extents) {
         auto extent = each.is_object() ? read_extent(each) : std::nullopt;

@@ -73,8 +73,38 @@ TEST_CASE("gpu-snapshot ls: a file, a directory, for people and for programs", "
     CHECK(json["schema"] == 1);
     REQUIRE(json["snapshots"].size() == 1);
     CHECK(json["snapshots"][0]["owner"]["pid"] == ::getpid());
+    CHECK(json["snapshots"][0]["owner"]["boot"] == boot_id());
     CHECK(json["snapshots"][0]["extents"][0]["bytes"] == stage.first.size());
     CHECK(run("ls " + stage.elsewhere.path().string()).output == "no snapshots\n");
+}
+
+TEST_CASE("gpu-snapshot ls: a name that says something else of the owner than the file does", "[snapshot]") {
+    const Stage stage;
+    const auto& owner = stage.contents.description.owner;
+    auto name = stage.snapshot->file.name();
+    SECTION("another process") {
+        name.owner.pid = owner.pid + 1;
+    }
+    SECTION("another start") {
+        name.owner.start_time = owner.start_time + 1;
+    }
+    SECTION("another machine") {
+        name.boot.assign(32, 'a');
+    }
+    SECTION("kept") {
+        name.owner.pid = owner.pid + 1;
+        name.kind = store::SnapshotName::Kind::kept;
+    }
+    CHECK(has(run("ls " + stage.path.string()), "asleep"));
+    const auto renamed = stage.directory.path() / name.text();
+    std::filesystem::rename(stage.path, renamed);
+    const auto listed = run("ls " + renamed.string());
+    CHECK(listed.status == exit_status::done);
+    CHECK(has(listed, "misnamed"));
+    CHECK(has(listed, " " + std::to_string(owner.pid) + " "));
+    const auto elsewhere = stage.elsewhere.path() / "any name";
+    std::filesystem::rename(renamed, elsewhere);
+    CHECK(has(run("ls '" + elsewhere.string() + "'"), "asleep"));
 }
 
 TEST_CASE("gpu-snapshot verify: good, damaged, cut, and no snapshot at all", "[snapshot]") {

@@ -97,7 +97,7 @@ public:
         return {};
     }
 
-    store::SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), {}};
+    store::SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), {}, boot_id()};
     std::size_t fails_at = SIZE_MAX; ///< chunk
     std::size_t most_out = 0;
     std::vector<std::size_t> delivered;

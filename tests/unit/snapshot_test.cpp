@@ -232,6 +232,7 @@ TEST_CASE("Snapshots: JSON that was written by somebody else is refused, in litt
 TEST_CASE("Snapshots: the header's JSON is what a library makes of it, whatever a tag is called", "[store]") {
     SnapshotHeader header;
     header.description = {"0123", "now", {4242, 123456}, 1000, {}};
+    header.description.boot = GENERATE(as<std::string>{}, "", "0123456789abcdef0123456789abcdef");
     for (const auto* tag : {"weights", "", "\"quoted\\\"", "line\n\r\t\b\f", "\x01\x1f\x7f",
                             "Gewichte äöü €  𝔸", "\xff", "a\xc3", "\xe2\x82", "\xc0\x80", "\xed\xa0\x80",
                             "\xf4\x90\x80\x80", "\xf0\x80\x80\x80", "\xe0\x80\x80z"}) {
@@ -286,6 +287,9 @@ TEST_CASE("Snapshots: a header that lies, with good checksums", "[store]") {
     }));
     CHECK(refused([](SnapshotHeader& h) { h.description.extents[0].address = ~std::uint64_t{0}; }));
     CHECK(refused([](SnapshotHeader& h) { std::swap(h.rows[0], h.rows[1]); }));
+    CHECK(refused([](SnapshotHeader& h) { h.description.boot[31] = 'g'; }));
+    CHECK(refused([](SnapshotHeader& h) { h.description.boot[31] = 'A'; }));
+    CHECK(refused([](SnapshotHeader& h) { h.description.boot += '0'; }));
     // A shape that may be, but is not this chunk's, is found by the decoder.
     auto header = honest;
     header.rows[0].shape = {4, 0b1000};
@@ -295,6 +299,23 @@ TEST_CASE("Snapshots: a header that lies, with good checksums", "[store]") {
     test::write_file(snapshot->file.path(), bytes);
     CHECK(read_all(snapshot->file.path(), contents).error().code == ErrorCode::damaged);
     CHECK(contents.delivered.empty());
+}
+
+TEST_CASE("Snapshots: one that does not say when its machine was started is read, too", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    contents.add("weights", test::random_bytes(5000));
+    if (GENERATE(true, false)) contents.description.boot.clear(); // as before there was such a member
+    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    REQUIRE(snapshot);
+    const auto bytes = test::read_file(snapshot->file.path());
+    const std::string text(reinterpret_cast<const char*>(bytes.data()), k_alignment);
+    const bool says_so = text.find("\"boot\": \"" + boot_id() + "\"") != std::string::npos;
+    CHECK(says_so == !contents.description.boot.empty());
+    const auto reader = SnapshotReader::open(snapshot->file.path());
+    REQUIRE(reader);
+    CHECK(reader->header().description.boot == contents.description.boot);
+    CHECK(reader->read(contents, small_read()));
 }
 
 TEST_CASE("Snapshots: one of a later version is refused as such", "[store]") {
