@@ -8,6 +8,7 @@
 #include "base/quiet_thread.hpp"
 #include "store/workers.hpp"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -35,6 +36,13 @@ Result<void> check(IoRequest::Kind kind, long moved) {
         return errno_error(ErrorCode::out_of_disk, number, "write", "cannot write the snapshot");
     return errno_error(ErrorCode::io_failed, number, writes ? "write" : "read",
                        writes ? "cannot write the snapshot" : "cannot read the snapshot");
+}
+
+/// Has what follows go through the page cache: some file systems take O_DIRECT and refuse what comes then,
+/// and all refuse the odd rest of what was moved in part.
+void go_through_page_cache(int fd) noexcept {
+    const int flags = ::fcntl(fd, F_GETFL);
+    if (flags >= 0) static_cast<void>(::fcntl(fd, F_SETFL, flags & ~O_DIRECT));
 }
 
 /// What `request` comes to at once, on this thread.
@@ -156,6 +164,7 @@ private:
 
     void advance(std::unique_ptr<IoRequest> request, int moved) noexcept {
         if (moved == -EINTR || moved == -EAGAIN) return pass_on(std::move(request));
+        if (moved == -EINVAL) return request->done(move_now(*request));
         auto checked = guarded([&] { return check(request->kind, moved); });
         if (!checked || static_cast<std::size_t>(moved) == request->bytes)
             return request->done(std::move(checked));
@@ -184,11 +193,16 @@ private:
 } // namespace
 
 Result<void> move_bytes(IoRequest::Kind kind, int fd, std::byte* data, std::size_t bytes, Bytes offset) {
+    bool was_refused = false;
     while (bytes > 0) {
         const auto at = static_cast<off_t>(offset);
         const auto moved =
             kind == IoRequest::Kind::write ? ::pwrite(fd, data, bytes, at) : ::pread(fd, data, bytes, at);
         if (moved < 0 && errno == EINTR) continue;
+        if (moved < 0 && errno == EINVAL && !std::exchange(was_refused, true)) {
+            go_through_page_cache(fd);
+            continue;
+        }
         GPU_SLEEP_TRY(check(kind, moved < 0 ? -errno : moved));
         data += moved;
         bytes -= static_cast<std::size_t>(moved);

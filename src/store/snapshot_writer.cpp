@@ -9,8 +9,6 @@
 #include "store/buffer_pool.hpp"
 #include "store/workers.hpp"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -42,7 +40,7 @@ public:
         }
         pool_.wait_for_all();
         const std::lock_guard lock(mutex_);
-        if (failure_ && is_for_limit(*failure_))
+        if (failure_ && failure_->driver_status == EFBIG)
             return make_error(ErrorCode::out_of_disk,
                               "cannot write the snapshot: files may not be that long (RLIMIT_FSIZE)");
         if (failure_) return *std::move(failure_);
@@ -51,14 +49,6 @@ public:
     }
 
 private:
-    /// Past the page cache, a write that the limit on the length of files cuts short is one of an odd length,
-    /// and fails for that.
-    [[nodiscard]] bool is_for_limit(const Error& failure) const noexcept {
-        rlimit limit{};
-        return failure.code == ErrorCode::io_failed && failure.driver_status == EINVAL &&
-               ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < end_;
-    }
-
     void start(Workers& workers, const ChunkPlace& place) noexcept {
         auto* const buffer = pool_.take();
         bool is_taken = false;
