@@ -1,36 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Names, locks, and who may touch what.
+// Names, leftovers, and who may touch what.
 
 #include "store/snapshot_directory.hpp"
 
+#include "store/file_checks.hpp"
+
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/vfs.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <charconv>
-#include <cstdio>
 #include <utility>
 
 namespace gpu_sleep::store {
 namespace {
 
 constexpr std::string_view k_prefix = "gpu-sleep-";
-/// File systems that one machine alone has at a time. Any other may be shared.
-constexpr std::array<std::uint32_t, 12> k_of_one_machine = {
-    EXT4_SUPER_MAGIC,     XFS_SUPER_MAGIC,      BTRFS_SUPER_MAGIC,
-    TMPFS_MAGIC,          RAMFS_MAGIC,          OVERLAYFS_SUPER_MAGIC,
-    F2FS_SUPER_MAGIC,     0x2FC12FC1 /* ZFS */, 0xCA451A4E /* bcachefs */,
-    0x3153464A /* JFS */, MSDOS_SUPER_MAGIC,    EXFAT_SUPER_MAGIC};
-
 constexpr int k_open_directory = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 constexpr std::array<std::string_view, 3> k_endings = {".snapshot", ".partial", ".kept"};
 
@@ -45,27 +36,9 @@ bool take(std::string_view& text, T& number, std::string_view follows) {
     return true;
 }
 
-Error refused(const std::filesystem::path& path, std::string_view why) {
-    return make_error(ErrorCode::not_permitted, "{} is not used: {}", path.string(), why);
-}
-
-Error failed(int number, std::string_view call, const std::filesystem::path& path) {
-    const auto code = number == EACCES || number == EPERM || number == EROFS    ? ErrorCode::not_permitted
-                      : number == ENOSPC || number == EDQUOT || number == EFBIG ? ErrorCode::out_of_disk
-                                                                                : ErrorCode::io_failed;
-    return errno_error(code, number, call, path.string());
-}
-
 bool is_alive(const ProcessIdentity& owner) {
     const auto start_time = start_time_of(owner.pid);
     return start_time && *start_time == owner.start_time;
-}
-
-bool may_be_shared(int fd) {
-    struct statfs system = {};
-    return ::fstatfs(fd, &system) != 0 ||
-           std::find(k_of_one_machine.begin(), k_of_one_machine.end(),
-                     static_cast<std::uint32_t>(system.f_type)) == k_of_one_machine.end();
 }
 
 /// Whether a machine to which this one exports the file system holds the file: its flock() is a lock of a
@@ -82,11 +55,6 @@ bool is_same_file(int fd, int directory, const std::string& name) {
     struct stat named = {};
     return ::fstat(fd, &open) == 0 && ::fstatat(directory, name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
            open.st_dev == named.st_dev && open.st_ino == named.st_ino;
-}
-
-/// Whether it is this user's, and nobody else may do anything with it.
-bool is_private(const struct stat& status) noexcept {
-    return status.st_uid == ::geteuid() && (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
 }
 
 /// A slash at the end would follow a link.
@@ -240,145 +208,6 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::remove_leftovers() const {
         return !is_left_by(Owner::ended, name, locked) || ::unlinkat(fd_.get(), name.text().c_str(), 0) != 0;
     });
     return names;
-}
-
-Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirectory> directory,
-                                          ProcessIdentity owner, bool direct) {
-    static std::atomic<std::uint64_t> next{1};
-    constexpr int k_flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    constexpr int k_tries = 1000; // a process in another container may have the same pid and start time
-    const auto boot = boot_id();
-    UniqueFd anew;
-    const int at = directory->fd(anew);
-    for (int i = 0; i < k_tries; ++i) {
-        SnapshotName name{owner, next++, SnapshotName::Kind::partial, boot};
-        auto text = name.text();
-        // A final name is taken as well if somebody has it: renaming must not replace.
-        const auto is_taken = [&](SnapshotName::Kind kind) {
-            const SnapshotName final_name{owner, name.number, kind, boot};
-            return ::faccessat(at, final_name.text().c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
-        };
-        if (is_taken(SnapshotName::Kind::sleeping) || is_taken(SnapshotName::Kind::kept)) continue;
-        UnsharedFd fd(UniqueFd(::openat(at, text.c_str(), k_flags, S_IRUSR | S_IWUSR)));
-        if (!fd && errno == EEXIST) continue;
-        if (!fd) return failed(errno, "openat", directory->path() / text);
-        if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-            const int status = errno;
-            if (fd.is_named(at, text.c_str())) ::unlinkat(at, text.c_str(), 0);
-            if (status == EWOULDBLOCK)
-                continue; // looked at, as a leftover, in the moment before it was locked
-            return failed(status, "flock", directory->path() / text);
-        }
-        if (!fd.is_named(at, text.c_str())) continue; // and removed
-        if (direct) pass_by_page_cache(fd.get());
-        return SnapshotFile(std::move(directory), std::move(name), std::move(text),
-                            std::move(fd)); // no memory
-    }
-    return make_error(ErrorCode::io_failed, "no name for a snapshot is free in {}",
-                      directory->path().string());
-}
-
-bool pass_by_page_cache(int fd) noexcept {
-    struct statfs system = {};
-    // These accept it and copy all the same: their files are nowhere else.
-    if (::fstatfs(fd, &system) != 0 || system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC)
-        return false;
-    const int flags = ::fcntl(fd, F_GETFL);
-    return flags >= 0 && ::fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
-}
-
-bool passes_by_page_cache(int fd) noexcept {
-    const int flags = ::fcntl(fd, F_GETFL);
-    return flags >= 0 && (flags & O_DIRECT) != 0;
-}
-
-SnapshotFile& SnapshotFile::operator=(SnapshotFile&& other) noexcept {
-    if (this == &other) return *this;
-    remove();
-    directory_ = std::move(other.directory_);
-    name_ = std::move(other.name_);
-    text_ = std::move(other.text_);
-    fd_ = std::move(other.fd_);
-    return *this;
-}
-
-Result<void> SnapshotFile::check_held() const {
-    if (fd_.is_held()) return {};
-    return make_error(ErrorCode::io_failed, "the program has closed {}", path().string());
-}
-
-Result<void> SnapshotFile::hold() {
-    return fd_.is_held() ? Result<void>() : open_anew();
-}
-
-Result<void> SnapshotFile::open_anew() {
-    UniqueFd anew;
-    const int at = directory_->fd(anew);
-    if (at < 0 || !fd_.is_named(at, text_.c_str()))
-        return make_error(
-            ErrorCode::io_failed,
-            "the program has closed {}, and it is not there any more under its name: put it back",
-            path().string());
-    UniqueFd fd(::openat(at, text_.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    struct stat status = {};
-    if (!fd || ::fstat(fd.get(), &status) != 0) return failed(errno, "openat", path());
-    if (!fd_.is_of_same_file(fd.get()) || !S_ISREG(status.st_mode) || !is_private(status))
-        return refused(path(), "it is somebody else's now, or others can read it; chmod 600 it");
-    // Somebody who looks for leftovers may have it locked for a moment; it is no leftover, and stays.
-    static_cast<void>(::flock(fd.get(), LOCK_EX | LOCK_NB));
-    pass_by_page_cache(fd.get());
-    fd_.renew(std::move(fd));
-    return {};
-}
-
-Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
-    auto renamed = name_;
-    renamed.kind = kind;
-    auto to = renamed.text();
-    UniqueFd anew;
-    const int at = directory_->fd(anew);
-    if (!fd_.is_named(at, text_.c_str()))
-        return make_error(ErrorCode::io_failed, "{} was removed or replaced by somebody", path().string());
-    // Not every file system can refuse to replace; nobody else makes names of this owner.
-    if (::renameat2(at, text_.c_str(), at, to.c_str(), RENAME_NOREPLACE) != 0 &&
-        (errno != EINVAL || ::renameat(at, text_.c_str(), at, to.c_str()) != 0))
-        return failed(errno, "rename", path());
-    name_ = std::move(renamed);
-    text_ = std::move(to);
-    return {};
-}
-
-void SnapshotFile::reserve(Bytes bytes) noexcept {
-    if (!passes_by_page_cache(fd_.get())) return;
-    // Where that is more than the disk has, the contents may still fit once they are compressed.
-    if (::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes)) != 0)
-        static_cast<void>(::ftruncate(fd_.get(), 0));
-}
-
-Result<void> SnapshotFile::cut(Bytes bytes) {
-    GPU_SLEEP_TRY(check_held());
-    if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) return failed(errno, "ftruncate", path());
-    return {};
-}
-
-Result<void> SnapshotFile::commit() {
-    GPU_SLEEP_TRY(check_held());
-    if (::fsync(fd_.get()) != 0) return failed(errno, "fsync", path());
-    GPU_SLEEP_TRY(rename(SnapshotName::Kind::sleeping));
-    return directory_->flush();
-}
-
-void SnapshotFile::unlink() noexcept {
-    // Only while the name is that of this file.
-    if (!fd_) return;
-    UniqueFd anew;
-    const int at = directory_->fd(anew);
-    if (fd_.is_named(at, text_.c_str())) ::unlinkat(at, text_.c_str(), 0);
-}
-
-void SnapshotFile::remove() noexcept {
-    unlink();
-    fd_.reset();
 }
 
 Result<UniqueFd> open_snapshot(const std::filesystem::path& path) {

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Owners, modes, file systems, errors.
+
+#include "store/file_checks.hpp"
+
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+
+namespace gpu_sleep::store {
+namespace {
+
+/// File systems that one machine alone has at a time. Any other may be shared.
+constexpr std::array<std::uint32_t, 12> k_of_one_machine = {
+    EXT4_SUPER_MAGIC,     XFS_SUPER_MAGIC,      BTRFS_SUPER_MAGIC,
+    TMPFS_MAGIC,          RAMFS_MAGIC,          OVERLAYFS_SUPER_MAGIC,
+    F2FS_SUPER_MAGIC,     0x2FC12FC1 /* ZFS */, 0xCA451A4E /* bcachefs */,
+    0x3153464A /* JFS */, MSDOS_SUPER_MAGIC,    EXFAT_SUPER_MAGIC};
+
+} // namespace
+
+Error refused(const std::filesystem::path& path, std::string_view why) {
+    return make_error(ErrorCode::not_permitted, "{} is not used: {}", path.string(), why);
+}
+
+Error failed(int number, std::string_view call, const std::filesystem::path& path) {
+    const auto code = number == EACCES || number == EPERM || number == EROFS    ? ErrorCode::not_permitted
+                      : number == ENOSPC || number == EDQUOT || number == EFBIG ? ErrorCode::out_of_disk
+                                                                                : ErrorCode::io_failed;
+    return errno_error(code, number, call, path.string());
+}
+
+bool is_private(const struct stat& status) noexcept {
+    return status.st_uid == ::geteuid() && (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
+}
+
+bool may_be_shared(int fd) noexcept {
+    struct statfs system = {};
+    return ::fstatfs(fd, &system) != 0 ||
+           std::find(k_of_one_machine.begin(), k_of_one_machine.end(),
+                     static_cast<std::uint32_t>(system.f_type)) == k_of_one_machine.end();
+}
+
+} // namespace gpu_sleep::store

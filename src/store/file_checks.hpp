@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What files and directories are checked for before they are used, and what the errors of their system calls
+// mean. Internal to this room.
+
+#pragma once
+
+#include "base/result.hpp"
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <string_view>
+
+namespace gpu_sleep::store {
+
+/// not_permitted, for `why`.
+[[nodiscard]] Error refused(const std::filesystem::path& path, std::string_view why);
+
+/// What `call` on `path` that set errno to `number` comes to: not_permitted, out_of_disk, io_failed.
+[[nodiscard]] Error failed(int number, std::string_view call, const std::filesystem::path& path);
+
+/// Whether it is this user's, and nobody else may do anything with it.
+[[nodiscard]] bool is_private(const struct stat& status) noexcept;
+
+/// Whether another machine, too, may have the file system in which `fd` is open.
+[[nodiscard]] bool may_be_shared(int fd) noexcept;
+
+} // namespace gpu_sleep::store

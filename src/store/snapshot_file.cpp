@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One snapshot's file: made, locked, named, found again, removed.
+
+#include "store/snapshot_directory.hpp"
+
+#include "store/file_checks.hpp"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <utility>
+
+namespace gpu_sleep::store {
+
+Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirectory> directory,
+                                          ProcessIdentity owner, bool direct) {
+    static std::atomic<std::uint64_t> next{1};
+    constexpr int k_flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    constexpr int k_tries = 1000; // a process in another container may have the same pid and start time
+    const auto boot = boot_id();
+    UniqueFd anew;
+    const int at = directory->fd(anew);
+    for (int i = 0; i < k_tries; ++i) {
+        SnapshotName name{owner, next++, SnapshotName::Kind::partial, boot};
+        auto text = name.text();
+        // A final name is taken as well if somebody has it: renaming must not replace.
+        const auto is_taken = [&](SnapshotName::Kind kind) {
+            const SnapshotName final_name{owner, name.number, kind, boot};
+            return ::faccessat(at, final_name.text().c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+        };
+        if (is_taken(SnapshotName::Kind::sleeping) || is_taken(SnapshotName::Kind::kept)) continue;
+        UnsharedFd fd(UniqueFd(::openat(at, text.c_str(), k_flags, S_IRUSR | S_IWUSR)));
+        if (!fd && errno == EEXIST) continue;
+        if (!fd) return failed(errno, "openat", directory->path() / text);
+        if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+            const int status = errno;
+            if (fd.is_named(at, text.c_str())) ::unlinkat(at, text.c_str(), 0);
+            if (status == EWOULDBLOCK)
+                continue; // looked at, as a leftover, in the moment before it was locked
+            return failed(status, "flock", directory->path() / text);
+        }
+        if (!fd.is_named(at, text.c_str())) continue; // and removed
+        if (direct) pass_by_page_cache(fd.get());
+        return SnapshotFile(std::move(directory), std::move(name), std::move(text),
+                            std::move(fd)); // no memory
+    }
+    return make_error(ErrorCode::io_failed, "no name for a snapshot is free in {}",
+                      directory->path().string());
+}
+
+bool pass_by_page_cache(int fd) noexcept {
+    struct statfs system = {};
+    // These accept it and copy all the same: their files are nowhere else.
+    if (::fstatfs(fd, &system) != 0 || system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC)
+        return false;
+    const int flags = ::fcntl(fd, F_GETFL);
+    return flags >= 0 && ::fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
+}
+
+bool passes_by_page_cache(int fd) noexcept {
+    const int flags = ::fcntl(fd, F_GETFL);
+    return flags >= 0 && (flags & O_DIRECT) != 0;
+}
+
+SnapshotFile& SnapshotFile::operator=(SnapshotFile&& other) noexcept {
+    if (this == &other) return *this;
+    remove();
+    directory_ = std::move(other.directory_);
+    name_ = std::move(other.name_);
+    text_ = std::move(other.text_);
+    fd_ = std::move(other.fd_);
+    return *this;
+}
+
+Result<void> SnapshotFile::check_held() const {
+    if (fd_.is_held()) return {};
+    return make_error(ErrorCode::io_failed, "the program has closed {}", path().string());
+}
+
+Result<void> SnapshotFile::hold() {
+    return fd_.is_held() ? Result<void>() : open_anew();
+}
+
+Result<void> SnapshotFile::open_anew() {
+    UniqueFd anew;
+    const int at = directory_->fd(anew);
+    if (at < 0 || !fd_.is_named(at, text_.c_str()))
+        return make_error(
+            ErrorCode::io_failed,
+            "the program has closed {}, and it is not there any more under its name: put it back",
+            path().string());
+    UniqueFd fd(::openat(at, text_.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    struct stat status = {};
+    if (!fd || ::fstat(fd.get(), &status) != 0) return failed(errno, "openat", path());
+    if (!fd_.is_of_same_file(fd.get()) || !S_ISREG(status.st_mode) || !is_private(status))
+        return refused(path(), "it is somebody else's now, or others can read it; chmod 600 it");
+    // Somebody who looks for leftovers may have it locked for a moment; it is no leftover, and stays.
+    static_cast<void>(::flock(fd.get(), LOCK_EX | LOCK_NB));
+    pass_by_page_cache(fd.get());
+    fd_.renew(std::move(fd));
+    return {};
+}
+
+Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
+    auto renamed = name_;
+    renamed.kind = kind;
+    auto to = renamed.text();
+    UniqueFd anew;
+    const int at = directory_->fd(anew);
+    if (!fd_.is_named(at, text_.c_str()))
+        return make_error(ErrorCode::io_failed, "{} was removed or replaced by somebody", path().string());
+    // Not every file system can refuse to replace; nobody else makes names of this owner.
+    if (::renameat2(at, text_.c_str(), at, to.c_str(), RENAME_NOREPLACE) != 0 &&
+        (errno != EINVAL || ::renameat(at, text_.c_str(), at, to.c_str()) != 0))
+        return failed(errno, "rename", path());
+    name_ = std::move(renamed);
+    text_ = std::move(to);
+    return {};
+}
+
+void SnapshotFile::reserve(Bytes bytes) noexcept {
+    if (!passes_by_page_cache(fd_.get())) return;
+    // Where that is more than the disk has, the contents may still fit once they are compressed.
+    if (::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes)) != 0)
+        static_cast<void>(::ftruncate(fd_.get(), 0));
+}
+
+Result<void> SnapshotFile::cut(Bytes bytes) {
+    GPU_SLEEP_TRY(check_held());
+    if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) return failed(errno, "ftruncate", path());
+    return {};
+}
+
+Result<void> SnapshotFile::commit() {
+    GPU_SLEEP_TRY(check_held());
+    if (::fsync(fd_.get()) != 0) return failed(errno, "fsync", path());
+    GPU_SLEEP_TRY(rename(SnapshotName::Kind::sleeping));
+    return directory_->flush();
+}
+
+void SnapshotFile::unlink() noexcept {
+    // Only while the name is that of this file.
+    if (!fd_) return;
+    UniqueFd anew;
+    const int at = directory_->fd(anew);
+    if (fd_.is_named(at, text_.c_str())) ::unlinkat(at, text_.c_str(), 0);
+}
+
+void SnapshotFile::remove() noexcept {
+    unlink();
+    fd_.reset();
+}
+
+} // namespace gpu_sleep::store
