@@ -36,6 +36,10 @@ Error failed(int number, std::string_view call, const std::filesystem::path& pat
     return errno_error(code, number, call, path.string());
 }
 
+bool knows_no_such_call(int number) noexcept {
+    return number == EINVAL || number == ENOSYS || number == EOPNOTSUPP;
+}
+
 bool is_private(const struct stat& status) noexcept {
     return status.st_uid == ::geteuid() && (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
 }

@@ -20,6 +20,9 @@ namespace gpu_sleep::store {
 /// What `call` on `path` that set errno to `number` comes to: not_permitted, out_of_disk, io_failed.
 [[nodiscard]] Error failed(int number, std::string_view call, const std::filesystem::path& path);
 
+/// Whether errno was set to `number` by a file system that does not have the call, or not with such flags.
+[[nodiscard]] bool knows_no_such_call(int number) noexcept;
+
 /// Whether it is this user's, and nobody else may do anything with it.
 [[nodiscard]] bool is_private(const struct stat& status) noexcept;
 

@@ -159,7 +159,8 @@ int SnapshotDirectory::fd(UniqueFd& anew) const noexcept {
 
 Result<void> SnapshotDirectory::flush() const {
     UniqueFd anew;
-    if (::fsync(fd(anew)) != 0) return failed(errno, "fsync", path_);
+    // Where a directory cannot be flushed (CIFS, some FUSE), it keeps its own time.
+    if (::fsync(fd(anew)) != 0 && !knows_no_such_call(errno)) return failed(errno, "fsync", path_);
     return {};
 }
 

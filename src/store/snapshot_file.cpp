@@ -18,6 +18,17 @@
 #include <utility>
 
 namespace gpu_sleep::store {
+namespace {
+
+/// Whether a file system that refuses a lock with `error` has none for anybody: then nobody takes the file
+/// for a leftover either.
+bool has_no_locks(int fd, int error) noexcept {
+    return knows_no_such_call(error) ||
+           (error == ENOLCK &&
+            may_be_shared(fd)); // NFS without its lock manager; else the kernel lacks memory
+}
+
+} // namespace
 
 Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirectory> directory,
                                           ProcessIdentity owner, bool direct) {
@@ -39,8 +50,8 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
         UnsharedFd fd(UniqueFd(::openat(at, text.c_str(), k_flags, S_IRUSR | S_IWUSR)));
         if (!fd && errno == EEXIST) continue;
         if (!fd) return failed(errno, "openat", directory->path() / text);
-        if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-            const int status = errno;
+        const int status = ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 ? errno : 0;
+        if (status != 0 && !has_no_locks(fd.get(), status)) {
             if (fd.is_named(at, text.c_str())) ::unlinkat(at, text.c_str(), 0);
             if (status == EWOULDBLOCK)
                 continue; // looked at, as a leftover, in the moment before it was locked
@@ -96,7 +107,9 @@ Result<void> SnapshotFile::open_anew() {
             ErrorCode::io_failed,
             "the program has closed {}, and it is not there any more under its name: put it back",
             path().string());
-    UniqueFd fd(::openat(at, text_.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    constexpr int k_flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    UniqueFd fd(::openat(at, text_.c_str(), O_RDWR | k_flags)); // some file systems lock only such
+    if (!fd && errno == EROFS) fd.reset(::openat(at, text_.c_str(), O_RDONLY | k_flags));
     struct stat status = {};
     if (!fd || ::fstat(fd.get(), &status) != 0) return failed(errno, "openat", path());
     if (!fd_.is_of_same_file(fd.get()) || !S_ISREG(status.st_mode) || !is_private(status))
@@ -118,7 +131,7 @@ Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
         return make_error(ErrorCode::io_failed, "{} was removed or replaced by somebody", path().string());
     // Not every file system can refuse to replace; nobody else makes names of this owner.
     if (::renameat2(at, text_.c_str(), at, to.c_str(), RENAME_NOREPLACE) != 0 &&
-        (errno != EINVAL || ::renameat(at, text_.c_str(), at, to.c_str()) != 0))
+        (!knows_no_such_call(errno) || ::renameat(at, text_.c_str(), at, to.c_str()) != 0))
         return failed(errno, "rename", path());
     name_ = std::move(renamed);
     text_ = std::move(to);

@@ -16,15 +16,17 @@
 #include <initializer_list>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::test {
 
-/// A system call that fails with `error`; with `third_argument`, only the calls that have it.
+/// A system call that fails with `error`; where arguments are given, only the calls that have them.
 struct FailingCall {
     std::uint32_t number;
     std::uint32_t error;
     std::optional<std::uint32_t> third_argument = {};
+    std::optional<std::uint32_t> first_argument = {};
 };
 
 /// Applies the filter to the calling thread, for good. False where the system does not allow it.
@@ -34,12 +36,16 @@ struct FailingCall {
     constexpr std::uint16_t k_return = BPF_RET | BPF_K;
     std::vector<sock_filter> program;
     for (const auto& call : calls) {
-        const std::uint8_t rest = call.third_argument ? 3 : 1;
-        program.push_back({k_load, 0, 0, offsetof(seccomp_data, nr)});
-        program.push_back({k_skip_unless_equal, 0, rest, call.number});
-        if (call.third_argument) {
-            program.push_back({k_load, 0, 0, offsetof(seccomp_data, args) + 2 * sizeof(std::uint64_t)});
-            program.push_back({k_skip_unless_equal, 0, 1, *call.third_argument});
+        constexpr std::uint32_t k_arguments = offsetof(seccomp_data, args);
+        std::vector<std::pair<std::uint32_t, std::uint32_t>> wanted{
+            {offsetof(seccomp_data, nr), call.number}};
+        if (call.first_argument) wanted.emplace_back(k_arguments, *call.first_argument);
+        if (call.third_argument)
+            wanted.emplace_back(k_arguments + 2 * sizeof(std::uint64_t), *call.third_argument);
+        for (std::size_t i = 0; i < wanted.size(); ++i) {
+            const auto rest = static_cast<std::uint8_t>(2 * (wanted.size() - i) - 1);
+            program.push_back({k_load, 0, 0, wanted[i].first});
+            program.push_back({k_skip_unless_equal, 0, rest, wanted[i].second});
         }
         program.push_back({k_return, 0, 0, SECCOMP_RET_ERRNO | call.error});
     }

@@ -4,6 +4,7 @@
 
 #include "base/quiet_thread.hpp"
 #include "store/snapshot.hpp"
+#include "support/descriptors.hpp"
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
@@ -101,6 +102,54 @@ TEST_CASE("Snapshots: a flush, a rename or a header that fails leaves nothing be
     if (!was_run) return test::skip_without_right("filter its system calls");
     REQUIRE(error);
     CHECK(error->code == (failing.error != EIO ? ErrorCode::out_of_disk : ErrorCode::io_failed));
+    CHECK(directory.file_count() == 0);
+}
+
+TEST_CASE("Snapshots: what some file systems do not have is done without", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    contents.add("weights", test::random_bytes(50'000));
+    const auto opened = directory.open();
+    const auto descriptor = static_cast<std::uint32_t>(test::descriptors_in(directory.path()).at(0));
+    const auto failing = GENERATE_COPY(
+        test::FailingCall{SYS_flock, EOPNOTSUPP, {}}, test::FailingCall{SYS_flock, ENOSYS, {}},
+        test::FailingCall{SYS_renameat2, EINVAL, {}}, test::FailingCall{SYS_renameat2, ENOSYS, {}},
+        test::FailingCall{SYS_fsync, EINVAL, {}, descriptor});
+    Result<void> done = make_error(ErrorCode::internal, "it was not run");
+    const bool was_run = test::with_failing_calls({failing}, [&] {
+        auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
+        done = snapshot ? snapshot->file.keep() : snapshot.error();
+        if (done) snapshot->file.let_stay();
+    });
+    if (!was_run) return test::skip_without_right("filter its system calls");
+    REQUIRE(done);
+    REQUIRE(directory.file_count() == 1);
+    const auto reader = SnapshotReader::open(std::filesystem::directory_iterator(directory.path())->path());
+    REQUIRE(reader);
+    CHECK(reader->read(contents, small_read()));
+}
+
+TEST_CASE("Snapshots: a lock that is refused is done without only where nobody can have one", "[store]") {
+    const TemporaryDirectory directory;
+    MemoryContents contents;
+    contents.add("weights", test::random_bytes(5000));
+    const auto opened = directory.open();
+    bool is_written_here = true;
+    bool is_written_afar = false;
+    std::size_t leftovers = 1;
+    bool was_run = test::with_failing_calls({{SYS_flock, ENOLCK, {}}}, [&] {
+        is_written_here = write_snapshot(opened, contents.description, contents, small_write()).has_value();
+    });
+    // As on a file system that nothing is known of.
+    was_run = was_run && test::with_failing_calls({{SYS_flock, ENOLCK, {}}, {SYS_fstatfs, EIO, {}}}, [&] {
+                  const auto written = write_snapshot(opened, contents.description, contents, small_write());
+                  is_written_afar = written.has_value();
+                  leftovers = opened->leftovers()->size();
+              });
+    if (!was_run) return test::skip_without_right("filter its system calls");
+    CHECK_FALSE(is_written_here);
+    CHECK(is_written_afar);
+    CHECK(leftovers == 0); // though its owner cannot be seen
     CHECK(directory.file_count() == 0);
 }
 
