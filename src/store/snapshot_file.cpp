@@ -114,7 +114,8 @@ Result<void> SnapshotFile::open_anew() {
     if (!fd || ::fstat(fd.get(), &status) != 0) return failed(errno, "openat", path());
     if (!fd_.is_of_same_file(fd.get()) || !S_ISREG(status.st_mode) || !is_private(status))
         return refused(path(), "it is somebody else's now, or others can read it; chmod 600 it");
-    // Somebody who looks for leftovers may have it locked for a moment; it is no leftover, and stays.
+    // Mostly it is locked still. Somebody who looks for leftovers may have it locked for a moment, and lets
+    // it be.
     static_cast<void>(::flock(fd.get(), LOCK_EX | LOCK_NB));
     pass_by_page_cache(fd.get());
     fd_.renew(std::move(fd));

@@ -5,13 +5,29 @@
 #include "store/unshared_fd.hpp"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <new>
 
 namespace gpu_sleep::store {
+namespace {
+
+constexpr std::size_t k_anchor_bytes = 1; // of which the kernel makes a page
+
+/// Holds the file as a descriptor does, but nobody closes it by mistake, and children do not get it.
+void* make_anchor(int fd) noexcept {
+    void* const anchor = ::mmap(nullptr, k_anchor_bytes, PROT_NONE, MAP_PRIVATE, fd, 0);
+    if (anchor == MAP_FAILED) return nullptr;
+    if (::madvise(anchor, k_anchor_bytes, MADV_DONTFORK) == 0) return anchor;
+    ::munmap(anchor, k_anchor_bytes);
+    return nullptr;
+}
+
+} // namespace
 
 /// Of one descriptor. Never freed, but used again.
 struct UnsharedFd::Note {
@@ -45,6 +61,7 @@ UnsharedFd::UnsharedFd(UniqueFd fd) noexcept : fd_(std::move(fd)) {
     if (!fd_ || ::fstat(fd_.get(), &status) != 0) return;
     device_ = status.st_dev;
     inode_ = status.st_ino;
+    if (S_ISREG(status.st_mode)) anchor_ = make_anchor(fd_.get());
     note_ = Note::take();
     if (note_ == nullptr) return;
     note_->device = device_;
@@ -58,6 +75,7 @@ UnsharedFd& UnsharedFd::operator=(UnsharedFd&& other) noexcept {
     fd_ = std::move(other.fd_);
     device_ = other.device_;
     inode_ = other.inode_;
+    anchor_ = std::exchange(other.anchor_, nullptr);
     note_ = std::exchange(other.note_, nullptr);
     return *this;
 }
@@ -86,6 +104,7 @@ void UnsharedFd::renew(UniqueFd fd) noexcept {
 void UnsharedFd::reset() noexcept {
     if (!is_held()) static_cast<void>(fd_.release());
     fd_.reset(); // before the note goes: a child in between would keep it
+    if (anchor_ != nullptr) ::munmap(std::exchange(anchor_, nullptr), k_anchor_bytes);
     if (note_ != nullptr) note_->fd.store(Note::k_free, std::memory_order_release);
     note_ = nullptr;
 }

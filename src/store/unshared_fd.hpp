@@ -18,14 +18,14 @@ namespace gpu_sleep::store {
 /// Move-only; empty when moved from. Thread-safe as far as different ones go. A fork in the very moment
 /// between open() and the note, or where no memory is left for one, leaves the child its copy.
 /// Programs close descriptors that they know nothing of, and open others under the same numbers: those are
-/// not ours to use, nor to close.
+/// not ours to use, nor to close. A plain file stays open and locked all the same, until reset().
 class UnsharedFd {
 public:
     UnsharedFd() noexcept = default;
     explicit UnsharedFd(UniqueFd fd) noexcept;
     UnsharedFd(UnsharedFd&& other) noexcept
         : fd_(std::move(other.fd_)), device_(other.device_), inode_(other.inode_),
-          note_(std::exchange(other.note_, nullptr)) {}
+          anchor_(std::exchange(other.anchor_, nullptr)), note_(std::exchange(other.note_, nullptr)) {}
     UnsharedFd& operator=(UnsharedFd&& other) noexcept;
     ~UnsharedFd() { reset(); }
 
@@ -50,6 +50,7 @@ private:
     UniqueFd fd_;
     dev_t device_ = 0; ///< of the file, with its inode
     ino_t inode_ = 0;
+    void* anchor_ = nullptr; ///< a page of the file that is mapped, and never touched; null if it cannot be
     Note* note_ = nullptr;
 };
 

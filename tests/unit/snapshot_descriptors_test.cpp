@@ -49,10 +49,11 @@ TEST_CASE("Closed descriptors: a snapshot is found again by its name, and others
     if (GENERATE(false, true)) usurper.emplace(closed.numbers);
     CHECK(SnapshotReader::open(closed.snapshot->file, closed.snapshot->header).error().code ==
           ErrorCode::io_failed);
+    CHECK(closed.directory.open()->leftovers()->empty()); // it is locked still
     const auto before = std::filesystem::current_path();
     std::filesystem::current_path("/"); // as daemons do
     CHECK(closed.read());
-    CHECK(closed.directory.open()->leftovers()->empty()); // it is locked again
+    CHECK(closed.directory.open()->leftovers()->empty());
     for (const int number : test::descriptors_in(closed.directory.path())) ::close(number);
     CHECK(closed.read());
     closed.snapshot.reset();
