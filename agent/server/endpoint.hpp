@@ -25,7 +25,10 @@ public:
     [[nodiscard]] int fd() const noexcept { return socket_.get(); }
     [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
-    /// Whether the file that names the socket is still there: /tmp is cleaned by others.
+    /// Whether that is still the socket: programs close descriptors that they know nothing of, and use the
+    /// numbers again. Async-signal-safe.
+    [[nodiscard]] bool is_held() const noexcept;
+    /// Whether it is, and the file that names the socket is still there: /tmp is cleaned by others.
     [[nodiscard]] bool is_in_place() const;
 
     /// Removes the file. At the end of the process; async-signal-safe.
@@ -35,6 +38,8 @@ public:
 
 private:
     UniqueFd socket_;
+    dev_t socket_device_ = 0; ///< identity of what it was when we made it
+    ino_t socket_inode_ = 0;
     std::string path_;
     dev_t device_ = 0; ///< identity of the file that we made
     ino_t inode_ = 0;

@@ -139,7 +139,9 @@ void Server::listen_for_ever() {
 }
 
 void Server::listen_once(Clock::time_point& next_look) {
-    std::vector<pollfd> polled{{endpoint_.fd(), POLLIN, 0}}; // a negative descriptor is passed over
+    if (endpoint_.fd() >= 0 && !endpoint_.is_held()) keep_in_place();
+    std::vector<pollfd> polled{
+        {endpoint_.is_held() ? endpoint_.fd() : -1, POLLIN, 0}}; // a negative descriptor is passed over
     for (const auto& connection : connections_) polled.push_back({connection->fd(), POLLIN, 0});
     const auto limit = has_jobs() ? k_look_at_jobs : k_tick;
     const int ready = ::poll(polled.data(), polled.size(), static_cast<int>(limit.count()));
@@ -156,7 +158,7 @@ void Server::listen_once(Clock::time_point& next_look) {
         });
         if (!stays || !*stays) connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(i));
     }
-    if (ready > 0 && polled[0].revents != 0) accept_all();
+    if (ready > 0 && polled[0].revents != 0 && endpoint_.is_held()) accept_all();
 }
 
 void Server::accept_all() {

@@ -76,6 +76,20 @@ TEST_CASE("Finding: a socket that was removed is made again within seconds", "[f
     CHECK(host.tell("check_all") == "intact");
 }
 
+TEST_CASE(
+    "Finding: a program that closes all descriptors stays under control, and keeps those that it opens then",
+    "[finding]") {
+    Host host;
+    host.tell("alloc weights 2097152 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    CHECK(host.tell("usurp_sockets") != "0");
+    CHECK(becomes_true([&] { return host.command("gpu-wake").status == 0; }, Milliseconds(5000)));
+    CHECK(host.tell("check_all") == "intact");
+    const auto child = host.tell("fork");
+    CHECK(host.tell("usurped") == "unharmed");
+    CHECK(host.command("gpu-sleep").status == 0);
+}
+
 TEST_CASE("Finding: it takes no environment, as for cron", "[finding]") {
     Host host(Launch{{command_file("integration_host")}, {}, false});
     host.tell("alloc weights 4194304 0");

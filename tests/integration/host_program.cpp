@@ -9,7 +9,9 @@
 #include "support/commanded.hpp"
 #include "support/simulated_driver/control.h"
 
+#include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -29,6 +31,7 @@ struct Host {
     Graph graph;
     HostCallbacks callbacks{allocations};
     std::vector<std::thread> churners;
+    std::vector<int> usurped; ///< descriptors
     std::atomic<bool> churns{false};
     std::atomic<std::uint64_t> churned{0};
 };
@@ -219,6 +222,28 @@ Answer become_another(Words&) {
     return errno_error(ErrorCode::io_failed, errno, "execv", self);
 }
 
+/// Puts a file of the program's in the place of every socket, as one that closes all descriptors may. The
+/// answer is how many there were.
+Answer usurp_sockets(Words&) {
+    host().usurped.clear();
+    const int file = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    for (int number = STDERR_FILENO + 1; number < 1024; ++number) {
+        struct stat status = {};
+        if (::fstat(number, &status) != 0 || !S_ISSOCK(status.st_mode)) continue;
+        if (::dup2(file, number) == number) host().usurped.push_back(number);
+    }
+    return std::to_string(host().usurped.size());
+}
+
+/// Whether those are all still there.
+Answer check_usurped(Words&) {
+    for (const int number : host().usurped) {
+        struct stat status = {};
+        if (::fstat(number, &status) != 0 || !S_ISCHR(status.st_mode)) return std::string("harmed");
+    }
+    return std::string("unharmed");
+}
+
 Answer block_signals(Words&) {
     std::signal(SIGUSR1, [](int) { ++g_signals; });
     sigset_t set;
@@ -286,6 +311,8 @@ const Commands& commands() {
         {"fork", fork_child},
         {"exec", become_another},
         {"exit", [](Words& w) -> Answer { std::exit(next<int>(w)); }},
+        {"usurp_sockets", usurp_sockets},
+        {"usurped", check_usurped},
         {"block", block_signals},
         {"unblock", unblock_signals},
         {"signals", [](Words&) { return Answer(std::to_string(g_signals)); }},
