@@ -234,9 +234,9 @@ Result<Keeping> Engine::keeping_for(const model::SleepRequest& request, model::R
     if (const auto removed = (*directory)->remove_leftovers(); !removed)
         log::debug("leftovers stay: {}", removed.error().message);
     if (const auto doubtful = (*directory)->doubtful(); doubtful && !doubtful->empty()) {
-        auto note =
-            fmt::format("{} snapshots in {}, {} among them, may be of processes of another machine, and stay",
-                        doubtful->size(), request.directory, doubtful->front().text());
+        auto note = fmt::format(
+            "{} snapshots in {}, {} among them, may be of processes that cannot be seen from here, and stay",
+            doubtful->size(), request.directory, doubtful->front().text());
         // A sleep may try again.
         if (std::find(report.notes.begin(), report.notes.end(), note) == report.notes.end())
             report.notes.push_back(std::move(note));

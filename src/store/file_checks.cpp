@@ -51,4 +51,9 @@ bool may_be_shared(int fd) noexcept {
                      static_cast<std::uint32_t>(system.f_type)) == k_of_one_machine.end();
 }
 
+bool has_no_locks(int fd, int error) noexcept {
+    // The last is NFS without its lock manager; elsewhere it is the kernel that lacks memory.
+    return knows_no_such_call(error) || (error == ENOLCK && may_be_shared(fd));
+}
+
 } // namespace gpu_sleep::store

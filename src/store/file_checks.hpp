@@ -26,6 +26,9 @@ namespace gpu_sleep::store {
 /// Whether it is this user's, and nobody else may do anything with it.
 [[nodiscard]] bool is_private(const struct stat& status) noexcept;
 
+/// Whether the file system of `fd`, which refused a lock with `error`, has none for anybody.
+[[nodiscard]] bool has_no_locks(int fd, int error) noexcept;
+
 /// Whether another machine, too, may have the file system in which `fd` is open.
 [[nodiscard]] bool may_be_shared(int fd) noexcept;
 

@@ -173,12 +173,29 @@ Owner look_for_owner(const SnapshotName& name, int fd) {
     return is_alive(name.owner) ? Owner::alive : Owner::ended;
 }
 
-bool SnapshotDirectory::is_left_by(Owner owner, const SnapshotName& name, UniqueFd& locked) const {
-    if (name.kind == SnapshotName::Kind::kept || look_for_owner(name, fd_.get()) != owner) return false;
+SnapshotDirectory::Lock SnapshotDirectory::lock(const SnapshotName& name, UniqueFd& locked) const {
     // Some file systems lock only what may be written.
     locked.reset(::openat(fd_.get(), name.text().c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    return locked && ::flock(locked.get(), LOCK_EX | LOCK_NB) == 0 && !is_locked_from_afar(locked.get()) &&
-           is_same_file(locked.get(), fd_.get(), name.text());
+    if (!locked || !is_same_file(locked.get(), fd_.get(), name.text())) return Lock::refused;
+    if (::flock(locked.get(), LOCK_EX | LOCK_NB) != 0)
+        return has_no_locks(locked.get(), errno) ? Lock::unknown : Lock::refused;
+    // Once more: it may have been replaced before it was locked.
+    return !is_locked_from_afar(locked.get()) && is_same_file(locked.get(), fd_.get(), name.text())
+               ? Lock::taken
+               : Lock::refused;
+}
+
+bool SnapshotDirectory::is_leftover(const SnapshotName& name, UniqueFd& locked) const {
+    return name.kind != SnapshotName::Kind::kept && look_for_owner(name, fd_.get()) == Owner::ended &&
+           lock(name, locked) == Lock::taken;
+}
+
+bool SnapshotDirectory::is_doubtful(const SnapshotName& name) const {
+    const auto owner = look_for_owner(name, fd_.get());
+    if (name.kind == SnapshotName::Kind::kept || owner == Owner::alive) return false;
+    UniqueFd locked;
+    const auto got = lock(name, locked);
+    return got == Lock::unknown || (got == Lock::taken && owner == Owner::elsewhere);
 }
 
 Result<std::vector<SnapshotName>> SnapshotDirectory::leftovers() const {
@@ -186,7 +203,7 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::leftovers() const {
     if (!names) return names;
     std::erase_if(*names, [this](const SnapshotName& name) {
         UniqueFd locked;
-        return !is_left_by(Owner::ended, name, locked);
+        return !is_leftover(name, locked);
     });
     return names;
 }
@@ -194,10 +211,7 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::leftovers() const {
 Result<std::vector<SnapshotName>> SnapshotDirectory::doubtful() const {
     auto names = list(*this);
     if (!names) return names;
-    std::erase_if(*names, [this](const SnapshotName& name) {
-        UniqueFd locked;
-        return !is_left_by(Owner::elsewhere, name, locked);
-    });
+    std::erase_if(*names, [this](const SnapshotName& name) { return !is_doubtful(name); });
     return names;
 }
 
@@ -206,7 +220,7 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::remove_leftovers() const {
     if (!names) return names;
     std::erase_if(*names, [this](const SnapshotName& name) {
         UniqueFd locked; // until it is removed, so that nobody else takes it up
-        return !is_left_by(Owner::ended, name, locked) || ::unlinkat(fd_.get(), name.text().c_str(), 0) != 0;
+        return !is_leftover(name, locked) || ::unlinkat(fd_.get(), name.text().c_str(), 0) != 0;
     });
     return names;
 }

@@ -69,8 +69,9 @@ public:
     /// where pids mean nothing (a killed process may hold it a moment longer, while the kernel ends its
     /// writes). Kept ones are none, nor are those of elsewhere. Errors: io_failed.
     [[nodiscard]] Result<std::vector<SnapshotName>> leftovers() const;
-    /// Those of elsewhere that nobody holds: leftovers, if one knew that their machine was started again.
-    /// Errors: io_failed.
+    /// Those of elsewhere that nobody holds: leftovers, if one knew that their machine was started again. And
+    /// those of ended owners where nobody can hold anything, for the file system has no locks. Errors:
+    /// io_failed.
     [[nodiscard]] Result<std::vector<SnapshotName>> doubtful() const;
     /// Removes them. Returns those that it removed. Errors: io_failed.
     [[nodiscard]] Result<std::vector<SnapshotName>> remove_leftovers() const;
@@ -81,8 +82,16 @@ private:
         whole_path_ = std::filesystem::absolute(path_, none);
         if (none) whole_path_ = path_;
     }
-    /// Whether it is nobody's but one such owner's; then it is locked until `locked` goes.
-    [[nodiscard]] bool is_left_by(Owner owner, const SnapshotName& name, UniqueFd& locked) const;
+    enum class Lock {
+        taken,
+        refused, ///< somebody has it, or the name is no such file's any more
+        unknown  ///< the file system has no locks
+    };
+    /// Locks the file of `name` until `locked` goes.
+    [[nodiscard]] Lock lock(const SnapshotName& name, UniqueFd& locked) const;
+    /// Whether it is nobody's but an ended owner's; then it is locked until `locked` goes.
+    [[nodiscard]] bool is_leftover(const SnapshotName& name, UniqueFd& locked) const;
+    [[nodiscard]] bool is_doubtful(const SnapshotName& name) const;
 
     UnsharedFd fd_;
     std::filesystem::path path_;

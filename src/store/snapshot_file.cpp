@@ -18,17 +18,6 @@
 #include <utility>
 
 namespace gpu_sleep::store {
-namespace {
-
-/// Whether a file system that refuses a lock with `error` has none for anybody: then nobody takes the file
-/// for a leftover either.
-bool has_no_locks(int fd, int error) noexcept {
-    return knows_no_such_call(error) ||
-           (error == ENOLCK &&
-            may_be_shared(fd)); // NFS without its lock manager; else the kernel lacks memory
-}
-
-} // namespace
 
 Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirectory> directory,
                                           ProcessIdentity owner, bool direct) {
@@ -51,6 +40,7 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
         if (!fd && errno == EEXIST) continue;
         if (!fd) return failed(errno, "openat", directory->path() / text);
         const int status = ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 ? errno : 0;
+        // Where there are no locks for anybody, nobody takes it for a leftover either.
         if (status != 0 && !has_no_locks(fd.get(), status)) {
             if (fd.is_named(at, text.c_str())) ::unlinkat(at, text.c_str(), 0);
             if (status == EWOULDBLOCK)
@@ -140,7 +130,7 @@ Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
 }
 
 void SnapshotFile::reserve(Bytes bytes) noexcept {
-    if (!passes_by_page_cache(fd_.get())) return;
+    if (!fd_.is_held() || !passes_by_page_cache(fd_.get())) return;
     // Where that is more than the disk has, the contents may still fit once they are compressed.
     if (::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes)) != 0)
         static_cast<void>(::ftruncate(fd_.get(), 0));
