@@ -26,7 +26,6 @@ struct ExtentSummary {
     unsigned element_width = 0; ///< of most of its chunks; 0 if they are stored as they are
     Bytes stored_bytes = 0;
     std::uint64_t checksum = 0; ///< XXH64 of its rows
-    friend bool operator==(const ExtentSummary&, const ExtentSummary&) = default;
 };
 
 ExtentSummary summarise(std::span<const ChunkRow> rows) {
