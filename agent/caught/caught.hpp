@@ -73,6 +73,9 @@ CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) n
 /// Runs the driver's cuMemMapArrayAsync on a copy of `maps` that has the driver's handles.
 CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
                     const std::function<CUresult(CUarrayMapInfo*)>& map) noexcept;
+/// Adds where the handle's memory is mapped; nothing for one that is none of ours. May throw for want of
+/// memory.
+void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named);
 /// Memory in the span has to stay where it is from now on. False when some of it sleeps: then nothing
 /// changes.
 [[nodiscard]] bool pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;

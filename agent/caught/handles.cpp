@@ -312,6 +312,14 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
     });
 }
 
+void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named) {
+    auto& all = Handles::instance();
+    const std::lock_guard lock(all.mutex);
+    const auto* mine = find_handle(all, handle);
+    if (!mine) return;
+    for (const auto at : mine->mappings) named.spans.push_back({at, at + all.mappings.at(at).bytes});
+}
+
 std::optional<CUmemGenericAllocationHandle> real_handle_for(CUmemGenericAllocationHandle handle,
                                                             const char* reason) noexcept {
     std::optional real = handle;

@@ -6,7 +6,7 @@
 
 #include "caught/caught.hpp"
 #include "hooks/driver_table.hpp"
-#include "hooks/inspect.hpp"
+#include "hooks/names.hpp"
 
 namespace gpu_sleep::hooks {
 

@@ -7,17 +7,16 @@
 
 #include "hooks/driver_table.hpp"
 
+#include <functional>
+
 namespace gpu_sleep::hooks {
 
 /// Notes the addresses of all nodes of `graph`, those of child graphs among them, in place of those noted
 /// before.
 void note_graph(CUgraphExec executable, CUgraph graph) noexcept;
-/// Notes what one changed node names, besides what the graph named before.
-void note_kernel(CUgraphExec executable, CUfunction function, void** parameters, void** extra) noexcept;
-void note_copy(CUgraphExec executable, const CUDA_MEMCPY3D& copy) noexcept;
-void note_memset(CUgraphExec executable, const CUDA_MEMSET_NODE_PARAMS& fill) noexcept;
-/// A node was changed in a way that is not looked into.
-void note_unknown(CUgraphExec executable) noexcept;
+/// Notes what `add` says that one changed node names now.
+void note_node(CUgraphExec executable, CUgraphNode node,
+               const std::function<void(gate::Named&)>& add) noexcept;
 void forget_graph(CUgraphExec executable) noexcept;
 
 } // namespace gpu_sleep::hooks

@@ -5,6 +5,7 @@
 #include "hooks/inspect.hpp"
 
 #include "base/symbols.hpp"
+#include "caught/caught.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -30,6 +31,25 @@ void add_words(gate::Named& named, const void* data, std::size_t bytes) {
     }
 }
 
+/// Both sides of a 3D copy, between peers or not.
+template <class Copy>
+void add_boxes(gate::Named& named, const Copy& copy) {
+    if (copy.Depth == 0 || copy.Height == 0) return;
+    const auto add = [&](CUmemorytype type, CUdeviceptr device, const void* host, std::size_t pitch,
+                         std::size_t height, std::size_t x, std::size_t y, std::size_t z) {
+        if (type == CU_MEMORYTYPE_ARRAY) return; // arrays do not sleep
+        const auto base = type == CU_MEMORYTYPE_HOST ? reinterpret_cast<CUdeviceptr>(host) : device;
+        const auto first = (z * height + y) * pitch + x;
+        const auto last =
+            ((z + copy.Depth - 1) * height + y + copy.Height - 1) * pitch + x + copy.WidthInBytes;
+        add_span(named, base + first, last - first);
+    };
+    add(copy.srcMemoryType, copy.srcDevice, copy.srcHost, copy.srcPitch, copy.srcHeight, copy.srcXInBytes,
+        copy.srcY, copy.srcZ);
+    add(copy.dstMemoryType, copy.dstDevice, copy.dstHost, copy.dstPitch, copy.dstHeight, copy.dstXInBytes,
+        copy.dstY, copy.dstZ);
+}
+
 } // namespace
 
 void add_span(gate::Named& named, CUdeviceptr address, std::size_t bytes) {
@@ -51,19 +71,11 @@ void add_copy(gate::Named& named, const CUDA_MEMCPY2D& copy) {
 }
 
 void add_copy(gate::Named& named, const CUDA_MEMCPY3D& copy) {
-    if (copy.Depth == 0 || copy.Height == 0) return;
-    const auto add = [&](CUmemorytype type, CUdeviceptr base, std::size_t pitch, std::size_t height,
-                         std::size_t x, std::size_t y, std::size_t z) {
-        if (type != CU_MEMORYTYPE_UNIFIED && type != CU_MEMORYTYPE_DEVICE) return;
-        const auto first = (z * height + y) * pitch + x;
-        const auto last =
-            ((z + copy.Depth - 1) * height + y + copy.Height - 1) * pitch + x + copy.WidthInBytes;
-        add_span(named, base + first, last - first);
-    };
-    add(copy.srcMemoryType, copy.srcDevice, copy.srcPitch, copy.srcHeight, copy.srcXInBytes, copy.srcY,
-        copy.srcZ);
-    add(copy.dstMemoryType, copy.dstDevice, copy.dstPitch, copy.dstHeight, copy.dstXInBytes, copy.dstY,
-        copy.dstZ);
+    add_boxes(named, copy);
+}
+
+void add_copy(gate::Named& named, const CUDA_MEMCPY3D_PEER& copy) {
+    add_boxes(named, copy);
 }
 
 void add_copy(gate::Named& named, const CUDA_MEMCPY3D_BATCH_OP& copy) {
@@ -79,6 +91,44 @@ void add_copy(gate::Named& named, const CUDA_MEMCPY3D_BATCH_OP& copy) {
         const auto layer = std::max(memory.layerHeight, extent.height);
         add_span(named, memory.ptr, ((extent.depth - 1) * layer + extent.height - 1) * row + extent.width);
     }
+}
+
+void add_rows(gate::Named& named, CUdeviceptr address, std::size_t pitch, std::size_t width,
+              std::size_t height) {
+    if (height != 0) add_span(named, address, height > 1 ? pitch * (height - 1) + width : width);
+}
+
+void add_operations(gate::Named& named, const CUstreamBatchMemOpParams* operations, unsigned count) {
+    for (unsigned i = 0; operations && i < count; ++i) {
+        const auto& each = operations[i];
+        switch (each.operation) {
+        case CU_STREAM_MEM_OP_WAIT_VALUE_32: add_span(named, each.waitValue.address, 4); break;
+        case CU_STREAM_MEM_OP_WAIT_VALUE_64: add_span(named, each.waitValue.address, 8); break;
+        case CU_STREAM_MEM_OP_WRITE_VALUE_32: add_span(named, each.writeValue.address, 4); break;
+        case CU_STREAM_MEM_OP_WRITE_VALUE_64: add_span(named, each.writeValue.address, 8); break;
+        case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
+        case CU_STREAM_MEM_OP_BARRIER: break;
+        default: named.known = false; // of a newer driver
+        }
+    }
+}
+
+void add_decompressed(gate::Named& named, const CUmemDecompressParams& operation) {
+    add_span(named, operation.src, operation.srcNumBytes);
+    add_span(named, operation.dst, std::max<std::size_t>(operation.dstNumBytes, 1)); // it may not be said
+    add_span(named, operation.dstActBytes, sizeof *operation.dstActBytes);
+}
+
+void add_resource(gate::Named& named, const CUDA_RESOURCE_DESC& resource) {
+    const auto& linear = resource.res.linear;
+    const auto& rows = resource.res.pitch2D;
+    if (resource.resType == CU_RESOURCE_TYPE_LINEAR) add_span(named, linear.devPtr, linear.sizeInBytes);
+    if (resource.resType == CU_RESOURCE_TYPE_PITCH2D)
+        add_rows(named, rows.devPtr, rows.pitchInBytes, rows.pitchInBytes, rows.height);
+}
+
+void add_handle(gate::Named& named, CUmemGenericAllocationHandle handle) {
+    agent::caught::add_mappings_of(handle, named);
 }
 
 void add_kernel(gate::Named& named, CUfunction function, void** parameters, void** extra) {

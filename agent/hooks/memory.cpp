@@ -3,7 +3,7 @@
 // The hooks of plain and stream-ordered memory and of pools: a few lines each, no policy.
 
 #include "caught/caught.hpp"
-#include "hooks/inspect.hpp"
+#include "hooks/names.hpp"
 
 #include <optional>
 
@@ -142,7 +142,7 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* grants, st
 
 // What is shared has to be awake, and stays so.
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
-    const CallInspector<Entry::cuIpcGetMemHandle, CUdeviceptr> inspector(address);
+    const auto inspector = inspector_of<Entry::cuIpcGetMemHandle>(handle, address);
     const Passage passage(Touch::submits, k_name<Entry::cuIpcGetMemHandle>, &inspector);
     if (!passage.admitted()) return refused();
     if (catches())

@@ -4,7 +4,7 @@
 // driver does not know, or knows of the range and not of the allocation, we know.
 
 #include "caught/caught.hpp"
-#include "hooks/driver_table.hpp"
+#include "hooks/names.hpp"
 
 #include <cstdint>
 
@@ -88,7 +88,8 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
 // Synchronous operations are asked for before memory is given to a network card, which then holds the memory
 // itself and not its address.
 CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
-    const gate::Passage passage(gate::Touch::submits, k_name<Entry::cuPointerSetAttribute>);
+    const auto inspector = inspector_of<Entry::cuPointerSetAttribute>(value, attribute, address);
+    const gate::Passage passage(gate::Touch::submits, k_name<Entry::cuPointerSetAttribute>, &inspector);
     if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuPointerSetAttribute>()(value, attribute, address);
     if (status == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && catches())

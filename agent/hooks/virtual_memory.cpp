@@ -3,7 +3,7 @@
 // The hooks of the program's own virtual memory: a few lines each, no policy.
 
 #include "caught/caught.hpp"
-#include "hooks/driver_table.hpp"
+#include "hooks/names.hpp"
 
 #include <optional>
 
@@ -40,7 +40,8 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 // Mapping and unmapping pass the gate as work does: in part asleep nobody may move what sleeps.
 CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags) {
-    const Passage passage(Touch::submits, k_name<Entry::cuMemMap>);
+    const auto inspector = inspector_of<Entry::cuMemMap>(address, bytes, offset, handle, flags);
+    const Passage passage(Touch::submits, k_name<Entry::cuMemMap>, &inspector);
     if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::map(address, bytes, offset, handle, flags)) return *answer;
@@ -48,7 +49,8 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
-    const Passage passage(Touch::submits, k_name<Entry::cuMemUnmap>);
+    const auto inspector = inspector_of<Entry::cuMemUnmap>(address, bytes);
+    const Passage passage(Touch::submits, k_name<Entry::cuMemUnmap>, &inspector);
     if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::unmap(address, bytes)) return *answer;
@@ -57,7 +59,8 @@ CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
 
 CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
                         std::size_t count) {
-    const Passage passage(Touch::submits, k_name<Entry::cuMemSetAccess>);
+    const auto inspector = inspector_of<Entry::cuMemSetAccess>(address, bytes, grants, count);
+    const Passage passage(Touch::submits, k_name<Entry::cuMemSetAccess>, &inspector);
     if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::set_access(address, bytes, grants, count)) return *answer;
@@ -79,7 +82,8 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
 
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
-    const Passage passage(Touch::submits, k_name<Entry::cuMemExportToShareableHandle>);
+    const auto inspector = inspector_of<Entry::cuMemExportToShareableHandle>(shareable, handle, type, flags);
+    const Passage passage(Touch::submits, k_name<Entry::cuMemExportToShareableHandle>, &inspector);
     if (!passage.admitted()) return refused();
     const auto driver_handle = real_handle_for(handle, "shared with others");
     if (!driver_handle) return agent::caught::k_sleeps;
@@ -96,7 +100,9 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
 CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t group_offset,
                             CUmemGenericAllocationHandle handle, std::size_t offset, std::size_t bytes,
                             unsigned long long flags) {
-    const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindMem>);
+    const auto inspector =
+        inspector_of<Entry::cuMulticastBindMem>(group, group_offset, handle, offset, bytes, flags);
+    const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindMem>, &inspector);
     if (!passage.admitted()) return refused();
     const auto driver_handle = real_handle_for(handle, "bound to a multicast group");
     if (!driver_handle) return agent::caught::k_sleeps;
@@ -105,7 +111,9 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t grou
 
 CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t group_offset,
                              CUdeviceptr address, std::size_t bytes, unsigned long long flags) {
-    const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindAddr>);
+    const auto inspector =
+        inspector_of<Entry::cuMulticastBindAddr>(group, group_offset, address, bytes, flags);
+    const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindAddr>, &inspector);
     if (!passage.admitted()) return refused();
     if (catches() && !agent::caught::pin_span(address, bytes, "bound to a multicast group"))
         return agent::caught::k_sleeps;
@@ -114,7 +122,9 @@ CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t gro
 
 CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::size_t bytes,
                                        CUmemRangeHandleType type, unsigned long long flags) {
-    const Passage passage(Touch::submits, k_name<Entry::cuMemGetHandleForAddressRange>);
+    const auto inspector =
+        inspector_of<Entry::cuMemGetHandleForAddressRange>(handle, address, bytes, type, flags);
+    const Passage passage(Touch::submits, k_name<Entry::cuMemGetHandleForAddressRange>, &inspector);
     if (!passage.admitted()) return refused();
     if (catches() && !agent::caught::pin_span(address, bytes, "shared with other devices"))
         return agent::caught::k_sleeps;
@@ -126,7 +136,8 @@ namespace {
 /// Sparse arrays take the driver's handles.
 template <Entry entry>
 CUresult map_arrays(CUarrayMapInfo* maps, unsigned count, CUstream stream) {
-    const Passage passage(Touch::submits, k_name<entry>);
+    const auto inspector = inspector_of<entry>(maps, count, stream);
+    const Passage passage(Touch::submits, k_name<entry>, &inspector);
     if (!passage.admitted()) return refused();
     const auto call = [=](CUarrayMapInfo* all) { return real<entry>()(all, count, stream); };
     return catches() && maps ? agent::caught::map_arrays(maps, count, call) : call(maps);

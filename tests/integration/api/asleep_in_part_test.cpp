@@ -5,6 +5,8 @@
 #include "callbacks.hpp"
 #include "support/simulated_driver/testing.hpp"
 
+#include <unistd.h>
+
 #include <optional>
 #include <vector>
 
@@ -156,4 +158,31 @@ TEST_CASE("Asleep in part: a wake lets work through that a thread in the driver 
     CHECK(submits.get());
     check(cuCtxSynchronize());
     check(cuStreamDestroy(stream));
+}
+
+TEST_CASE("Asleep in part: a checked gate lets a program map memory of its own, and move nothing that sleeps",
+          "[api]") {
+    const Gpu gpu(0);
+    const Mapped weights("weights");
+    const Mapped cache("kv_cache");
+    CUdeviceptr second = 0;
+    check(cuMemAddressReserve(&second, k_bytes, 0, 0, 0));
+    REQUIRE(command("gpu-sleep", {"--tags", "weights", "--gate", "checked", "--on-touch", "fail"}) == 0);
+    {
+        const sim::testing::Range range(k_bytes);
+        check(cuMemsetD8(range.address, 1, k_bytes));
+        check(cuCtxSynchronize());
+        int descriptor = -1;
+        check(cuMemExportToShareableHandle(&descriptor, range.handle(),
+                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        CHECK(::close(descriptor) == 0);
+    }
+    const auto answers = std::vector{cuMemMap(second, k_bytes, 0, weights.handle(), 0),
+                                     sim::testing::grant(weights.address(), k_bytes, 1),
+                                     cuMemUnmap(weights.address(), k_bytes)};
+    CHECK(answers == std::vector(3, CUDA_ERROR_SYSTEM_NOT_READY));
+    CHECK(cache.is_intact());
+    wake();
+    CHECK(weights.is_intact());
+    check(cuMemAddressFree(second, k_bytes));
 }

@@ -86,6 +86,7 @@ enum class Trait : std::uint8_t {
     X(cuStreamWriteValue64, 11070, queued)                                                                   \
     X(cuStreamWaitValue32, 11070, queued)                                                                    \
     X(cuStreamWaitValue64, 11070, queued)                                                                    \
+    X(cuStreamBatchMemOp, 11070, queued)                                                                     \
     X(cuEventCreate, 2000, safe)                                                                             \
     X(cuEventDestroy, 4000, safe)                                                                            \
     X(cuEventRecord, 2000, queued)                                                                           \
@@ -104,6 +105,9 @@ enum class Trait : std::uint8_t {
     X(cuGraphAddMemcpyNode, 10000, safe)                                                                     \
     X(cuGraphAddMemsetNode, 10000, safe)                                                                     \
     X(cuGraphAddEmptyNode, 10000, safe)                                                                      \
+    X(cuGraphAddNode, 13000, safe)                                                                           \
+    X(cuGraphAddBatchMemOpNode, 11070, safe)                                                                 \
+    X(cuGraphBatchMemOpNodeGetParams, 11070, safe)                                                           \
     X(cuGraphAddMemAllocNode, 11040, safe)                                                                   \
     X(cuGraphAddMemFreeNode, 11040, safe)                                                                    \
     X(cuGraphGetNodes, 10000, safe)                                                                          \
@@ -111,6 +115,8 @@ enum class Trait : std::uint8_t {
     X(cuGraphKernelNodeGetParams, 12000, safe)                                                               \
     X(cuGraphKernelNodeSetParams, 12000, safe)                                                               \
     X(cuGraphMemcpyNodeGetParams, 10000, safe)                                                               \
+    X(cuGraphMemcpyNodeSetParams, 10000, safe)                                                               \
+    X(cuGraphNodeSetParams, 12020, safe)                                                                     \
     X(cuGraphMemsetNodeGetParams, 10000, safe)                                                               \
     X(cuGraphMemAllocNodeGetParams, 11040, safe)                                                             \
     X(cuGraphMemFreeNodeGetParams, 11040, safe)                                                              \
@@ -118,6 +124,8 @@ enum class Trait : std::uint8_t {
     X(cuGraphInstantiateWithParams, 12000, safe)                                                             \
     X(cuGraphExecUpdate, 12000, safe)                                                                        \
     X(cuGraphExecKernelNodeSetParams, 12000, safe)                                                           \
+    X(cuGraphExecMemcpyNodeSetParams, 10020, safe)                                                           \
+    X(cuGraphExecBatchMemOpNodeSetParams, 11070, safe)                                                       \
     X(cuGraphUpload, 11010, queued)                                                                          \
     X(cuGraphLaunch, 10000, queued)                                                                          \
     X(cuGraphExecDestroy, 10000, safe)                                                                       \

@@ -5,6 +5,7 @@
 #include "support/simulated_driver/captures.hpp"
 #include "support/simulated_driver/contexts.hpp"
 #include "support/simulated_driver/kernels.hpp"
+#include "support/simulated_driver/stream_values.hpp"
 #include "support/simulated_driver/transfer.hpp"
 
 #include <algorithm>
@@ -48,6 +49,39 @@ CUresult call_get_parameters(Entry entry, CUgraphNode handle, Parameters* parame
         if (!work || !parameters) return CUDA_ERROR_INVALID_VALUE;
         *parameters = work->node_parameters();
         return CUDA_SUCCESS;
+    });
+}
+
+/// What a node of these parameters does. Errors: INVALID_VALUE, NOT_SUPPORTED.
+CUresult make_node(const Call& c, const Context& current, const CUgraphNodeParams& p,
+                   std::shared_ptr<const Work>& work) {
+    const auto run_in = [&](CUcontext handle) {
+        return handle ? find_context(c.driver, handle).get() : &current;
+    };
+    switch (p.type) {
+    case CU_GRAPH_NODE_TYPE_MEMCPY: {
+        const auto* context = run_in(p.memcpy.copyCtx);
+        return context ? make_copy(c, *context, p.memcpy.copyParams, work) : CUDA_ERROR_INVALID_VALUE;
+    }
+    case CU_GRAPH_NODE_TYPE_MEMSET: {
+        const auto& m = p.memset;
+        const auto* context = run_in(m.ctx);
+        return context ? make_memset(c, *context, {m.dst, m.pitch, m.value, m.elementSize, m.width, m.height},
+                                     work)
+                       : CUDA_ERROR_INVALID_VALUE;
+    }
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+        return make_operations(c.driver, current, {p.memOp.paramArray, p.memOp.count}, work);
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+}
+
+/// A call that gives a node other work of its kind.
+template <class Make>
+CUresult call_set_parameters(Entry entry, CUgraphNode handle, CUgraphNodeType type, Make&& make) noexcept {
+    return call_in_context(entry, [&](Call& c, const Context& context) {
+        const auto node = c.driver.nodes.find(handle);
+        return node && node->work->type() == type ? make(c, context, node->work) : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
@@ -160,10 +194,52 @@ CUresult CUDAAPI cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_P
 }
 
 CUresult CUDAAPI cuGraphKernelNodeSetParams(CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS* parameters) {
-    return call_in_context(Entry::cuGraphKernelNodeSetParams, [&](Call& c, const Context& context) {
-        const auto node = c.driver.nodes.find(handle);
-        if (!node || !parameters || node->work->type() != CU_GRAPH_NODE_TYPE_KERNEL)
-            return CUDA_ERROR_INVALID_VALUE;
-        return make_launch(c.driver, context, *parameters, node->work);
-    });
+    return call_set_parameters(Entry::cuGraphKernelNodeSetParams, handle, CU_GRAPH_NODE_TYPE_KERNEL,
+                               [&](Call& c, const Context& context, auto& work) {
+                                   return parameters ? make_launch(c.driver, context, *parameters, work)
+                                                     : CUDA_ERROR_INVALID_VALUE;
+                               });
+}
+
+CUresult CUDAAPI cuGraphMemcpyNodeSetParams(CUgraphNode handle, const CUDA_MEMCPY3D* parameters) {
+    return call_set_parameters(Entry::cuGraphMemcpyNodeSetParams, handle, CU_GRAPH_NODE_TYPE_MEMCPY,
+                               [&](Call& c, const Context& context, auto& work) {
+                                   return parameters ? make_copy(c, context, *parameters, work)
+                                                     : CUDA_ERROR_INVALID_VALUE;
+                               });
+}
+
+CUresult CUDAAPI cuGraphNodeSetParams(CUgraphNode handle, CUgraphNodeParams* parameters) {
+    if (!parameters) return CUDA_ERROR_INVALID_VALUE;
+    return call_set_parameters(Entry::cuGraphNodeSetParams, handle, parameters->type,
+                               [&](Call& c, const Context& context, auto& work) {
+                                   return make_node(c, context, *parameters, work);
+                               });
+}
+
+CUresult CUDAAPI cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                                const CUgraphEdgeData*, std::size_t count, CUgraphNodeParams* parameters) {
+    return call_add_node(Entry::cuGraphAddNode, node, graph, {dependencies, count},
+                         [&](Call& c, const Context& context, auto& work) {
+                             return parameters ? make_node(c, context, *parameters, work)
+                                               : CUDA_ERROR_INVALID_VALUE;
+                         });
+}
+
+CUresult CUDAAPI cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                                          std::size_t count,
+                                          const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
+    return call_add_node(Entry::cuGraphAddBatchMemOpNode, node, graph, {dependencies, count},
+                         [&](Call& c, const Context&, auto& work) {
+                             const auto context =
+                                 parameters ? find_context(c.driver, parameters->ctx) : nullptr;
+                             return context
+                                        ? make_operations(c.driver, *context,
+                                                          {parameters->paramArray, parameters->count}, work)
+                                        : CUDA_ERROR_INVALID_VALUE;
+                         });
+}
+
+CUresult CUDAAPI cuGraphBatchMemOpNodeGetParams(CUgraphNode node, CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
+    return call_get_parameters<ValueOperations>(Entry::cuGraphBatchMemOpNodeGetParams, node, parameters);
 }

@@ -6,6 +6,8 @@
 #include "support/simulated_driver/contexts.hpp"
 #include "support/simulated_driver/graph_memory.hpp"
 #include "support/simulated_driver/kernels.hpp"
+#include "support/simulated_driver/stream_values.hpp"
+#include "support/simulated_driver/transfer.hpp"
 
 #include <algorithm>
 
@@ -94,6 +96,24 @@ CUresult call_with_exec(Entry entry, CUgraphExec handle, CUstream stream_handle,
     });
 }
 
+/// A call that gives one node of an instantiated graph other work of its kind.
+template <class Make>
+CUresult call_set_step(Entry entry, CUgraphExec handle, CUgraphNode node, CUgraphNodeType type,
+                       Make&& make) noexcept {
+    return call_in_context(entry, [&](Call& c, Context& context) {
+        const auto exec = c.driver.execs.find(handle);
+        if (!exec) return CUDA_ERROR_INVALID_VALUE;
+        auto steps = run_of(*exec).steps();
+        const auto step = std::find_if(steps.begin(), steps.end(), [=](const auto& s) {
+            return s.node == node && s.work->type() == type;
+        });
+        if (step == steps.end()) return CUDA_ERROR_INVALID_VALUE;
+        const auto status = make(c, context, step->work);
+        if (status == CUDA_SUCCESS) exec->work = run_of(*exec).with(std::move(steps));
+        return status;
+    });
+}
+
 } // namespace
 } // namespace gpu_sleep::sim
 
@@ -131,18 +151,32 @@ CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec handle, CUgraph graph_handle,
 
 CUresult CUDAAPI cuGraphExecKernelNodeSetParams(CUgraphExec handle, CUgraphNode node,
                                                 const CUDA_KERNEL_NODE_PARAMS* parameters) {
-    return call_in_context(Entry::cuGraphExecKernelNodeSetParams, [&](Call& c, Context& context) {
-        const auto exec = c.driver.execs.find(handle);
-        if (!exec || !parameters) return CUDA_ERROR_INVALID_VALUE;
-        auto steps = run_of(*exec).steps();
-        const auto step = std::find_if(steps.begin(), steps.end(), [=](const auto& s) {
-            return s.node == node && s.work->type() == CU_GRAPH_NODE_TYPE_KERNEL;
-        });
-        if (step == steps.end()) return CUDA_ERROR_INVALID_VALUE;
-        const auto status = make_launch(c.driver, context, *parameters, step->work);
-        if (status == CUDA_SUCCESS) exec->work = run_of(*exec).with(std::move(steps));
-        return status;
-    });
+    return call_set_step(Entry::cuGraphExecKernelNodeSetParams, handle, node, CU_GRAPH_NODE_TYPE_KERNEL,
+                         [&](Call& c, const Context& context, auto& work) {
+                             return parameters ? make_launch(c.driver, context, *parameters, work)
+                                               : CUDA_ERROR_INVALID_VALUE;
+                         });
+}
+
+CUresult CUDAAPI cuGraphExecMemcpyNodeSetParams(CUgraphExec handle, CUgraphNode node,
+                                                const CUDA_MEMCPY3D* parameters, CUcontext context_handle) {
+    return call_set_step(Entry::cuGraphExecMemcpyNodeSetParams, handle, node, CU_GRAPH_NODE_TYPE_MEMCPY,
+                         [&](Call& c, const Context&, auto& work) {
+                             const auto context = find_context(c.driver, context_handle);
+                             return parameters && context ? make_copy(c, *context, *parameters, work)
+                                                          : CUDA_ERROR_INVALID_VALUE;
+                         });
+}
+
+CUresult CUDAAPI cuGraphExecBatchMemOpNodeSetParams(CUgraphExec handle, CUgraphNode node,
+                                                    const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
+    return call_set_step(Entry::cuGraphExecBatchMemOpNodeSetParams, handle, node,
+                         CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, [&](Call& c, const Context& context, auto& work) {
+                             return parameters
+                                        ? make_operations(c.driver, context,
+                                                          {parameters->paramArray, parameters->count}, work)
+                                        : CUDA_ERROR_INVALID_VALUE;
+                         });
 }
 
 CUresult CUDAAPI cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {

@@ -82,6 +82,7 @@ CUresult call_per_thread(Function& function, Arguments... arguments) noexcept {
     X(cuStreamWriteValue64, _ptsz, 11070, 4)                                                                 \
     X(cuStreamWaitValue32, _ptsz, 11070, 4)                                                                  \
     X(cuStreamWaitValue64, _ptsz, 11070, 4)                                                                  \
+    X(cuStreamBatchMemOp, _ptsz, 11070, 4)                                                                   \
     X(cuEventRecord, _ptsz, 7000, 2)                                                                         \
     X(cuEventRecordWithFlags, _ptsz, 11010, 3)                                                               \
     X(cuLaunchKernel, _ptsz, 7000, 11)                                                                       \

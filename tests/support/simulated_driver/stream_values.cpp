@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// cuStreamWriteValue* and cuStreamWaitValue*: a stream that sets a number in memory, or waits for one.
+// cuStreamWriteValue* and cuStreamWaitValue*: a stream that sets a number in memory, or waits for one; and
+// several of them at once, in a stream or a graph.
+
+#include "support/simulated_driver/stream_values.hpp"
 
 #include "support/simulated_driver/contexts.hpp"
 #include "support/simulated_driver/faults.hpp"
@@ -79,24 +82,72 @@ private:
     unsigned flags_;
 };
 
+/// Makes the work of one operation. Errors: INVALID_VALUE.
+template <template <class> class Operation, class Number>
+CUresult make_value(const Driver& driver, const Context& context, CUdeviceptr address, Number value,
+                    unsigned flags, std::shared_ptr<const Work>& work) {
+    using Made = Operation<Number>;
+    if (address % sizeof(Number) != 0) return CUDA_ERROR_INVALID_VALUE;
+    Side side{address, 0, context.accessor()};
+    side.space = space_of(driver, side, sizeof(Number), 1);
+    if (side.space == Space::pageable ||
+        !reachable(driver, side, sizeof(Number), 1, Made::k_access, driver.space.now(), driver.host.now()))
+        return CUDA_ERROR_INVALID_VALUE;
+    work = std::make_shared<Made>(side, value, flags);
+    return CUDA_SUCCESS;
+}
+
 template <template <class> class Operation, class Number>
 CUresult call_value(Entry entry, CUstream handle, CUdeviceptr address, Number value,
                     unsigned flags) noexcept {
-    using Made = Operation<Number>;
     return call_in_context(entry, [&](Call& c, Context& context) {
         const auto stream = find_stream(c.driver, context, handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (address % sizeof(Number) != 0) return CUDA_ERROR_INVALID_VALUE;
-        Side side{address, 0, context.accessor()};
-        side.space = space_of(c.driver, side, sizeof(Number), 1);
-        if (side.space == Space::pageable || !reachable(c.driver, side, sizeof(Number), 1, Made::k_access,
-                                                        c.driver.space.now(), c.driver.host.now()))
-            return CUDA_ERROR_INVALID_VALUE;
-        return submit(c, *stream, std::make_shared<Made>(side, value, flags));
+        std::shared_ptr<const Work> work;
+        const auto status = make_value<Operation>(c.driver, context, address, value, flags, work);
+        return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
     });
 }
 
+CUresult make_operation(const Driver& driver, const Context& context, const CUstreamBatchMemOpParams& one,
+                        std::shared_ptr<const Work>& work) {
+    const auto& wait = one.waitValue;
+    const auto& write = one.writeValue;
+    switch (one.operation) {
+    case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+        return make_value<ValueWait>(driver, context, wait.address, wait.value, wait.flags, work);
+    case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+        return make_value<ValueWait>(driver, context, wait.address, wait.value64, wait.flags, work);
+    case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+        return make_value<ValueWrite>(driver, context, write.address, write.value, write.flags, work);
+    case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+        return make_value<ValueWrite>(driver, context, write.address, write.value64, write.flags, work);
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+}
+
 } // namespace
+
+CUresult ValueOperations::run(const Execution& execution) const {
+    for (const auto& part : parts_) {
+        if (execution.cancelled) break;
+        if (const auto status = part->run(execution); status != CUDA_SUCCESS) return status;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult make_operations(const Driver& driver, const Context& context,
+                         std::span<const CUstreamBatchMemOpParams> operations,
+                         std::shared_ptr<const Work>& work) {
+    std::vector<std::shared_ptr<const Work>> parts;
+    for (const auto& each : operations)
+        if (const auto status = make_operation(driver, context, each, parts.emplace_back());
+            status != CUDA_SUCCESS)
+            return status;
+    work = std::make_shared<ValueOperations>(context.handle, operations, std::move(parts));
+    return CUDA_SUCCESS;
+}
+
 } // namespace gpu_sleep::sim
 
 using namespace gpu_sleep::sim;
@@ -117,4 +168,16 @@ CUresult CUDAAPI cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuin
 
 CUresult CUDAAPI cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
     return call_value<ValueWait>(Entry::cuStreamWaitValue64, stream, address, value, flags);
+}
+
+CUresult CUDAAPI cuStreamBatchMemOp(CUstream handle, unsigned count, CUstreamBatchMemOpParams* operations,
+                                    unsigned flags) {
+    return call_in_context(Entry::cuStreamBatchMemOp, [&](Call& c, Context& context) {
+        const auto stream = find_stream(c.driver, context, handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        if (!operations || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+        std::shared_ptr<const Work> work;
+        const auto status = make_operations(c.driver, context, {operations, count}, work);
+        return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
+    });
 }
