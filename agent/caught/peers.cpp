@@ -47,8 +47,9 @@ driver::DeviceMask devices_in_use(const Agent::Memory& memory) {
     for (int device = 0; device < std::min(devices, driver::k_max_devices); ++device) {
         unsigned flags = 0;
         int is_active = 0;
-        if (memory.api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active)
-            mask |= driver::DeviceMask{1} << device;
+        const bool has_primary =
+            memory.api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active;
+        if (has_primary || !own_contexts_of(device).empty()) mask |= driver::DeviceMask{1} << device;
     }
     if (const auto current = current_device(memory)) mask |= driver::DeviceMask{1} << *current;
     return mask;

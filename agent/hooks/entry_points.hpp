@@ -14,17 +14,16 @@
     X(cuCtxDetach) X(cuCtxDisablePeerAccess) X(cuCtxEnablePeerAccess) X(cuCtxSynchronize)                    \
     X(cuCtxSynchronize_v2) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxRelease_v2)                      \
     X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxReset_v2) X(cuDevicePrimaryCtxRetain)                     \
-    X(cuEventSynchronize) X(cuGetProcAddress) X(cuGetProcAddress_v2) X(cuGraphExecBatchMemOpNodeSetParams)   \
-    X(cuGraphExecChildGraphNodeSetParams) X(cuGraphExecDestroy) X(cuGraphExecKernelNodeSetParams)            \
-    X(cuGraphExecKernelNodeSetParams_v2) X(cuGraphExecMemcpyNodeSetParams)                                   \
-    X(cuGraphExecMemsetNodeSetParams) X(cuGraphExecNodeSetParams) X(cuGraphExecUpdate)                       \
-    X(cuGraphExecUpdate_v2) X(cuGraphInstantiate) X(cuGraphInstantiateWithFlags)                             \
+    X(cuEventSynchronize) X(cuGetProcAddress) X(cuGetProcAddress_v2) X(cuGraphAddNode) X(cuGraphAddNode_v2)  \
+    X(cuGraphExecBatchMemOpNodeSetParams) X(cuGraphExecChildGraphNodeSetParams) X(cuGraphExecDestroy)        \
+    X(cuGraphExecKernelNodeSetParams) X(cuGraphExecKernelNodeSetParams_v2)                                   \
+    X(cuGraphExecMemcpyNodeSetParams) X(cuGraphExecMemsetNodeSetParams) X(cuGraphExecNodeSetParams)          \
+    X(cuGraphExecUpdate) X(cuGraphExecUpdate_v2) X(cuGraphInstantiate) X(cuGraphInstantiateWithFlags)        \
     X(cuGraphInstantiateWithParams) X(cuGraphInstantiateWithParams_ptsz) X(cuGraphInstantiate_v2)            \
-    X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuInit)                                                       \
-    X(cuIpcCloseMemHandle) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcOpenMemHandle_v2)               \
-    X(cuMemAllocAsync) X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz)    \
-    X(cuMemAllocManaged) X(cuMemAllocPitch_v2) X(cuMemAlloc_v2) X(cuMemCreate)                               \
-    X(cuMemExportToShareableHandle) X(cuMemFreeAsync)                                                        \
+    X(cuGraphNodeSetParams) X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuInit) X(cuIpcCloseMemHandle)        \
+    X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcOpenMemHandle_v2) X(cuMemAllocAsync)                   \
+    X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz) X(cuMemAllocManaged)  \
+    X(cuMemAllocPitch_v2) X(cuMemAlloc_v2) X(cuMemCreate) X(cuMemExportToShareableHandle) X(cuMemFreeAsync)  \
     X(cuMemFreeAsync_ptsz) X(cuMemFree_v2) X(cuMemGetAccess) X(cuMemGetAddressRange_v2)                      \
     X(cuMemGetAllocationPropertiesFromHandle) X(cuMemGetHandleForAddressRange)                               \
     X(cuMemImportFromShareableHandle) X(cuMemMap) X(cuMemMapArrayAsync) X(cuMemMapArrayAsync_ptsz)           \
@@ -36,9 +35,12 @@
     X(cuStreamBeginCapture_v2) X(cuStreamBeginCapture_v2_ptsz) X(cuStreamDestroy) X(cuStreamDestroy_v2)      \
     X(cuStreamEndCapture) X(cuStreamEndCapture_ptsz) X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)
 
-/// Gives the GPU work that reads or writes memory: passes the gate.
+/// Gives the GPU work that reads or writes memory, or names memory that the driver looks at at once: passes
+/// the gate.
 #define GPU_SLEEP_SUBMITTING(X) \
-    X(cuGraphLaunch) X(cuGraphLaunch_ptsz) X(cuGraphicsMapResources) X(cuGraphicsMapResources_ptsz)          \
+    X(cuGraphAddBatchMemOpNode) X(cuGraphAddMemcpyNode) X(cuGraphAddMemsetNode)                              \
+    X(cuGraphBatchMemOpNodeSetParams) X(cuGraphLaunch) X(cuGraphLaunch_ptsz) X(cuGraphMemcpyNodeSetParams)   \
+    X(cuGraphMemsetNodeSetParams) X(cuGraphicsMapResources) X(cuGraphicsMapResources_ptsz)                   \
     X(cuGraphicsUnmapResources) X(cuGraphicsUnmapResources_ptsz) X(cuLaunch) X(cuLaunchCooperativeKernel)    \
     X(cuLaunchCooperativeKernelMultiDevice) X(cuLaunchCooperativeKernel_ptsz) X(cuLaunchGrid)                \
     X(cuLaunchGridAsync) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuLaunchKernelEx_ptsz)                      \
@@ -83,17 +85,16 @@
 #define GPU_SLEEP_TAKING(X) \
     X(cuArray3DCreate) X(cuArray3DCreate_v2) X(cuArrayCreate) X(cuArrayCreate_v2) X(cuCtxFromGreenCtx)       \
     X(cuCtxSetLimit) X(cuExternalMemoryGetMappedBuffer) X(cuExternalMemoryGetMappedMipmappedArray)           \
-    X(cuFuncLoad) X(cuFuncSetAttribute) X(cuGraphAddMemAllocNode) X(cuGraphAddNode) X(cuGraphAddNode_v2)     \
+    X(cuFuncLoad) X(cuFuncSetAttribute) X(cuGraphAddMemAllocNode)                                            \
     X(cuGraphExecExternalSemaphoresSignalNodeSetParams) X(cuGraphExecExternalSemaphoresWaitNodeSetParams)    \
-    X(cuGraphExecHostNodeSetParams) X(cuGraphUpload) X(cuGraphUpload_ptsz)                                   \
-    X(cuGreenCtxStreamCreate) X(cuImportExternalMemory) X(cuKernelGetFunction)                               \
-    X(cuKernelSetAttribute) X(cuLibraryGetGlobal) X(cuLibraryGetManaged) X(cuLibraryGetModule)               \
-    X(cuLibraryGetUnifiedFunction) X(cuLibraryLoadData) X(cuLibraryLoadFromFile) X(cuLinkAddData)            \
-    X(cuLinkAddData_v2) X(cuLinkAddFile) X(cuLinkAddFile_v2) X(cuLinkComplete) X(cuMemAlloc)                 \
-    X(cuMemAllocPitch) X(cuMemPoolImportFromShareableHandle) X(cuMemPoolImportPointer)                       \
-    X(cuMipmappedArrayCreate) X(cuModuleGetFunction) X(cuModuleGetGlobal_v2) X(cuModuleLoad)                 \
-    X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary) X(cuMulticastAddDevice)               \
-    X(cuMulticastCreate) X(cuStreamCreate) X(cuStreamCreateWithPriority)
+    X(cuGraphExecHostNodeSetParams) X(cuGraphUpload) X(cuGraphUpload_ptsz) X(cuGreenCtxStreamCreate)         \
+    X(cuImportExternalMemory) X(cuKernelGetFunction) X(cuKernelSetAttribute) X(cuLibraryGetGlobal)           \
+    X(cuLibraryGetManaged) X(cuLibraryGetModule) X(cuLibraryGetUnifiedFunction) X(cuLibraryLoadData)         \
+    X(cuLibraryLoadFromFile) X(cuLinkAddData) X(cuLinkAddData_v2) X(cuLinkAddFile) X(cuLinkAddFile_v2)       \
+    X(cuLinkComplete) X(cuMemAlloc) X(cuMemAllocPitch) X(cuMemPoolImportFromShareableHandle)                 \
+    X(cuMemPoolImportPointer) X(cuMipmappedArrayCreate) X(cuModuleGetFunction) X(cuModuleGetGlobal_v2)       \
+    X(cuModuleLoad) X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary)                       \
+    X(cuMulticastAddDevice) X(cuMulticastCreate) X(cuStreamCreate) X(cuStreamCreateWithPriority)
 
 /// Touches nothing: asks, orders, destroys, describes, or works on the host. Not caught.
 #define GPU_SLEEP_HARMLESS(X) \
@@ -124,16 +125,15 @@
     X(cuFlushGPUDirectRDMAWrites) X(cuFuncGetAttribute) X(cuFuncGetModule) X(cuFuncGetName)                  \
     X(cuFuncGetParamInfo) X(cuFuncIsLoaded) X(cuFuncSetBlockShape) X(cuFuncSetCacheConfig)                   \
     X(cuFuncSetSharedMemConfig) X(cuFuncSetSharedSize) X(cuGetErrorName) X(cuGetErrorString)                 \
-    X(cuGetExportTable) X(cuGraphAddBatchMemOpNode) X(cuGraphAddChildGraphNode) X(cuGraphAddDependencies)    \
-    X(cuGraphAddDependencies_v2) X(cuGraphAddEmptyNode) X(cuGraphAddEventRecordNode)                         \
-    X(cuGraphAddEventWaitNode) X(cuGraphAddExternalSemaphoresSignalNode)                                     \
-    X(cuGraphAddExternalSemaphoresWaitNode) X(cuGraphAddHostNode) X(cuGraphAddKernelNode)                    \
-    X(cuGraphAddKernelNode_v2) X(cuGraphAddMemFreeNode) X(cuGraphAddMemcpyNode) X(cuGraphAddMemsetNode)      \
-    X(cuGraphBatchMemOpNodeGetParams) X(cuGraphBatchMemOpNodeSetParams) X(cuGraphChildGraphNodeGetGraph)     \
-    X(cuGraphClone) X(cuGraphConditionalHandleCreate) X(cuGraphCreate) X(cuGraphDebugDotPrint)               \
-    X(cuGraphDestroy) X(cuGraphDestroyNode) X(cuGraphEventRecordNodeGetEvent)                                \
-    X(cuGraphEventRecordNodeSetEvent) X(cuGraphEventWaitNodeGetEvent) X(cuGraphEventWaitNodeSetEvent)        \
-    X(cuGraphExecEventRecordNodeSetEvent) X(cuGraphExecEventWaitNodeSetEvent) X(cuGraphExecGetFlags)         \
+    X(cuGetExportTable) X(cuGraphAddChildGraphNode) X(cuGraphAddDependencies) X(cuGraphAddDependencies_v2)   \
+    X(cuGraphAddEmptyNode) X(cuGraphAddEventRecordNode) X(cuGraphAddEventWaitNode)                           \
+    X(cuGraphAddExternalSemaphoresSignalNode) X(cuGraphAddExternalSemaphoresWaitNode) X(cuGraphAddHostNode)  \
+    X(cuGraphAddKernelNode) X(cuGraphAddKernelNode_v2) X(cuGraphAddMemFreeNode)                              \
+    X(cuGraphBatchMemOpNodeGetParams) X(cuGraphChildGraphNodeGetGraph) X(cuGraphClone)                       \
+    X(cuGraphConditionalHandleCreate) X(cuGraphCreate) X(cuGraphDebugDotPrint) X(cuGraphDestroy)             \
+    X(cuGraphDestroyNode) X(cuGraphEventRecordNodeGetEvent) X(cuGraphEventRecordNodeSetEvent)                \
+    X(cuGraphEventWaitNodeGetEvent) X(cuGraphEventWaitNodeSetEvent) X(cuGraphExecEventRecordNodeSetEvent)    \
+    X(cuGraphExecEventWaitNodeSetEvent) X(cuGraphExecGetFlags)                                               \
     X(cuGraphExternalSemaphoresSignalNodeGetParams) X(cuGraphExternalSemaphoresSignalNodeSetParams)          \
     X(cuGraphExternalSemaphoresWaitNodeGetParams) X(cuGraphExternalSemaphoresWaitNodeSetParams)              \
     X(cuGraphGetEdges) X(cuGraphGetEdges_v2) X(cuGraphGetNodes) X(cuGraphGetRootNodes)                       \
@@ -141,28 +141,27 @@
     X(cuGraphKernelNodeGetAttribute) X(cuGraphKernelNodeGetParams) X(cuGraphKernelNodeGetParams_v2)          \
     X(cuGraphKernelNodeSetAttribute) X(cuGraphKernelNodeSetParams) X(cuGraphKernelNodeSetParams_v2)          \
     X(cuGraphMemAllocNodeGetParams) X(cuGraphMemFreeNodeGetParams) X(cuGraphMemcpyNodeGetParams)             \
-    X(cuGraphMemcpyNodeSetParams) X(cuGraphMemsetNodeGetParams) X(cuGraphMemsetNodeSetParams)                \
-    X(cuGraphNodeFindInClone) X(cuGraphNodeGetDependencies) X(cuGraphNodeGetDependencies_v2)                 \
-    X(cuGraphNodeGetDependentNodes) X(cuGraphNodeGetDependentNodes_v2) X(cuGraphNodeGetEnabled)              \
-    X(cuGraphNodeGetType) X(cuGraphNodeSetEnabled) X(cuGraphNodeSetParams) X(cuGraphReleaseUserObject)       \
+    X(cuGraphMemsetNodeGetParams) X(cuGraphNodeFindInClone) X(cuGraphNodeGetDependencies)                    \
+    X(cuGraphNodeGetDependencies_v2) X(cuGraphNodeGetDependentNodes) X(cuGraphNodeGetDependentNodes_v2)      \
+    X(cuGraphNodeGetEnabled) X(cuGraphNodeGetType) X(cuGraphNodeSetEnabled) X(cuGraphReleaseUserObject)      \
     X(cuGraphRemoveDependencies) X(cuGraphRemoveDependencies_v2) X(cuGraphRetainUserObject)                  \
     X(cuGraphicsResourceGetMappedMipmappedArray) X(cuGraphicsResourceGetMappedPointer)                       \
     X(cuGraphicsResourceGetMappedPointer_v2) X(cuGraphicsResourceSetMapFlags)                                \
     X(cuGraphicsResourceSetMapFlags_v2) X(cuGraphicsSubResourceGetMappedArray)                               \
-    X(cuGraphicsUnregisterResource) X(cuGreenCtxGetDevResource) X(cuGreenCtxGetId)                           \
-    X(cuGreenCtxRecordEvent) X(cuGreenCtxWaitEvent) X(cuImportExternalSemaphore) X(cuIpcGetEventHandle)      \
-    X(cuIpcOpenEventHandle) X(cuKernelGetAttribute) X(cuKernelGetLibrary) X(cuKernelGetName)                 \
-    X(cuKernelGetParamInfo) X(cuKernelSetCacheConfig) X(cuLaunchHostFunc) X(cuLaunchHostFunc_ptsz)           \
-    X(cuLibraryEnumerateKernels) X(cuLibraryGetKernel) X(cuLibraryGetKernelCount) X(cuLibraryUnload)         \
-    X(cuLinkCreate) X(cuLinkCreate_v2) X(cuLinkDestroy) X(cuLogsCurrent) X(cuLogsDumpToFile)                 \
-    X(cuLogsDumpToMemory) X(cuLogsRegisterCallback) X(cuLogsUnregisterCallback) X(cuMemAddressFree)          \
-    X(cuMemAddressReserve) X(cuMemAllocHost) X(cuMemAllocHost_v2) X(cuMemFree) X(cuMemFreeHost)              \
-    X(cuMemGetAddressRange) X(cuMemGetAllocationGranularity) X(cuMemGetDefaultMemPool) X(cuMemGetInfo)       \
-    X(cuMemGetInfo_v2) X(cuMemGetMemPool) X(cuMemHostAlloc) X(cuMemHostGetDevicePointer)                     \
-    X(cuMemHostGetDevicePointer_v2) X(cuMemHostGetFlags) X(cuMemHostRegister) X(cuMemHostRegister_v2)        \
-    X(cuMemHostUnregister) X(cuMemPoolExportPointer) X(cuMemPoolExportToShareableHandle)                     \
-    X(cuMemPoolGetAccess) X(cuMemRangeGetAttribute) X(cuMemRangeGetAttributes) X(cuMemSetMemPool)            \
-    X(cuMipmappedArrayDestroy) X(cuMipmappedArrayGetLevel) X(cuMipmappedArrayGetMemoryRequirements)          \
+    X(cuGraphicsUnregisterResource) X(cuGreenCtxGetDevResource) X(cuGreenCtxGetId) X(cuGreenCtxRecordEvent)  \
+    X(cuGreenCtxWaitEvent) X(cuImportExternalSemaphore) X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle)       \
+    X(cuKernelGetAttribute) X(cuKernelGetLibrary) X(cuKernelGetName) X(cuKernelGetParamInfo)                 \
+    X(cuKernelSetCacheConfig) X(cuLaunchHostFunc) X(cuLaunchHostFunc_ptsz) X(cuLibraryEnumerateKernels)      \
+    X(cuLibraryGetKernel) X(cuLibraryGetKernelCount) X(cuLibraryUnload) X(cuLinkCreate) X(cuLinkCreate_v2)   \
+    X(cuLinkDestroy) X(cuLogsCurrent) X(cuLogsDumpToFile) X(cuLogsDumpToMemory) X(cuLogsRegisterCallback)    \
+    X(cuLogsUnregisterCallback) X(cuMemAddressFree) X(cuMemAddressReserve) X(cuMemAllocHost)                 \
+    X(cuMemAllocHost_v2) X(cuMemFree) X(cuMemFreeHost) X(cuMemGetAddressRange)                               \
+    X(cuMemGetAllocationGranularity) X(cuMemGetDefaultMemPool) X(cuMemGetInfo) X(cuMemGetInfo_v2)            \
+    X(cuMemGetMemPool) X(cuMemHostAlloc) X(cuMemHostGetDevicePointer) X(cuMemHostGetDevicePointer_v2)        \
+    X(cuMemHostGetFlags) X(cuMemHostRegister) X(cuMemHostRegister_v2) X(cuMemHostUnregister)                 \
+    X(cuMemPoolExportPointer) X(cuMemPoolExportToShareableHandle) X(cuMemPoolGetAccess)                      \
+    X(cuMemRangeGetAttribute) X(cuMemRangeGetAttributes) X(cuMemSetMemPool) X(cuMipmappedArrayDestroy)       \
+    X(cuMipmappedArrayGetLevel) X(cuMipmappedArrayGetMemoryRequirements)                                     \
     X(cuMipmappedArrayGetSparseProperties) X(cuModuleEnumerateFunctions) X(cuModuleGetFunctionCount)         \
     X(cuModuleGetGlobal) X(cuModuleGetLoadingMode) X(cuModuleGetSurfRef) X(cuModuleGetTexRef)                \
     X(cuModuleUnload) X(cuMulticastGetGranularity) X(cuMulticastUnbind)                                      \

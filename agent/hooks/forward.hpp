@@ -10,6 +10,16 @@
 
 namespace gpu_sleep::hooks {
 
+/// Makes a call that copies, or describes a copy: once more if it was refused for want of access that the
+/// driver's own plain memory does not need.
+template <class Call>
+CUresult call_reaching(const gate::Inspector& copy, Call&& call) noexcept {
+    const auto status = call();
+    const bool may_reach =
+        status == CUDA_ERROR_INVALID_VALUE && catches() && agent::caught::let_copies_reach(copy);
+    return may_reach ? call() : status;
+}
+
 template <Entry entry, gate::Touch touch, class Type = typename Signature<entry>::Type>
 struct Forward;
 
@@ -21,11 +31,10 @@ struct Forward<entry, touch, CUresult(Arguments...)> {
         if (!passage.admitted()) return refused();
         auto* const function = real<entry>();
         if (!function) return CUDA_ERROR_NOT_FOUND;
-        const auto status = function(arguments...);
         if constexpr (k_copies<entry>)
-            if (status == CUDA_ERROR_INVALID_VALUE && catches() && agent::caught::let_copies_reach(inspector))
-                return function(arguments...);
-        return status;
+            return call_reaching(inspector, [&] { return function(arguments...); });
+        else
+            return function(arguments...);
     }
 };
 

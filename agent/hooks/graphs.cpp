@@ -135,16 +135,6 @@ void note(CUgraphExec executable, Body&& body) noexcept {
     if (!noted) forget_graph(executable);
 }
 
-/// What `add` adds, as far as it matters.
-template <class Add>
-gate::Named named_by(Add&& add) {
-    gate::Named named;
-    named.known = true;
-    add(named);
-    keep_allocations(named);
-    return named;
-}
-
 bool names_any(const gate::Named& named) {
     return !named.known || !named.spans.empty();
 }
@@ -178,7 +168,10 @@ void note_graph(CUgraphExec executable, CUgraph graph) noexcept {
         const auto nodes = nodes_of(graph);
         if (!nodes) names[nullptr].known = false;
         for (auto* const node : nodes.value_or(std::vector<CUgraphNode>())) {
-            auto named = named_by([&](gate::Named& n) { add_node_of(n, node); });
+            gate::Named named;
+            named.known = true;
+            add_node_of(named, node);
+            keep_allocations(named);
             if (names_any(named)) names.emplace(node, std::move(named));
         }
         auto& graphs = Graphs::instance();
@@ -187,10 +180,10 @@ void note_graph(CUgraphExec executable, CUgraph graph) noexcept {
     });
 }
 
-void note_node(CUgraphExec executable, CUgraphNode node,
-               const std::function<void(gate::Named&)>& add) noexcept {
+void note_node(CUgraphExec executable, CUgraphNode node, const gate::Inspector& names) noexcept {
     note(executable, [&] {
-        auto named = named_by(add);
+        auto named = names.inspect();
+        keep_allocations(named);
         auto& graphs = Graphs::instance();
         const std::lock_guard lock(graphs.mutex);
         // Of a graph that was not seen made nothing is known, whatever one of its nodes names.

@@ -7,16 +7,13 @@
 
 #include "hooks/driver_table.hpp"
 
-#include <functional>
-
 namespace gpu_sleep::hooks {
 
 /// Notes the addresses of all nodes of `graph`, those of child graphs among them, in place of those noted
 /// before.
 void note_graph(CUgraphExec executable, CUgraph graph) noexcept;
-/// Notes what `add` says that one changed node names now.
-void note_node(CUgraphExec executable, CUgraphNode node,
-               const std::function<void(gate::Named&)>& add) noexcept;
+/// Notes what one changed node names now.
+void note_node(CUgraphExec executable, CUgraphNode node, const gate::Inspector& names) noexcept;
 void forget_graph(CUgraphExec executable) noexcept;
 
 } // namespace gpu_sleep::hooks

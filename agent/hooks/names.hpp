@@ -168,6 +168,28 @@ struct NamesGraph : KnownNames {
     static void add(gate::Named& named, CUgraphExec graph, CUstream) { add_graph(named, graph); }
 };
 
+// The parameters of a graph's node, before it has run: of a new one, or of one that is changed.
+struct NamesNode : KnownNames {
+    template <class Parameters, class... Rest>
+    static void add(gate::Named& named, CUgraphNode*, CUgraph, const CUgraphNode*, std::size_t,
+                    const Parameters* parameters, const Rest&...) {
+        add(named, nullptr, parameters);
+    }
+    static void add(gate::Named& named, CUgraphNode, const CUDA_MEMCPY3D* copy) {
+        if (copy) add_copy(named, *copy);
+    }
+    static void add(gate::Named& named, CUgraphNode, const CUDA_MEMSET_NODE_PARAMS* fill) {
+        if (fill) add_fill_node(named, *fill);
+    }
+    static void add(gate::Named& named, CUgraphNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS* operations) {
+        if (operations) add_operations(named, operations->paramArray, operations->count);
+    }
+};
+
+struct NamesCopyNode : NamesNode {
+    static constexpr bool k_copies = true;
+};
+
 // The program's own handles, by their place: nobody else may have their memory while it sleeps.
 template <std::size_t handle>
 struct NamesHandle : KnownNames {
@@ -218,6 +240,12 @@ GPU_SLEEP_NAMES(NamesFirst, cuMemAdvise_v2)
 GPU_SLEEP_NAMES(NamesFirst, cuMemUnmap)
 GPU_SLEEP_NAMES(NamesFirst, cuMemSetAccess)
 GPU_SLEEP_NAMES(NamesKernel, cuLaunchCooperativeKernelMultiDevice)
+GPU_SLEEP_NAMES(NamesCopyNode, cuGraphAddMemcpyNode)
+GPU_SLEEP_NAMES(NamesCopyNode, cuGraphMemcpyNodeSetParams)
+GPU_SLEEP_NAMES(NamesNode, cuGraphAddMemsetNode)
+GPU_SLEEP_NAMES(NamesNode, cuGraphMemsetNodeSetParams)
+GPU_SLEEP_NAMES(NamesNode, cuGraphAddBatchMemOpNode)
+GPU_SLEEP_NAMES(NamesNode, cuGraphBatchMemOpNodeSetParams)
 GPU_SLEEP_NAMES(NamesTexture, cuTexObjectCreate)
 GPU_SLEEP_NAMES(NamesTexture, cuTexRefSetAddress2D_v2)
 GPU_SLEEP_NAMES(NamesTexture, cuTexRefSetAddress2D_v3)

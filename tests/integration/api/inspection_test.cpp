@@ -86,6 +86,50 @@ CUresult make_texture(CUresourcetype type, CUdeviceptr address) {
     return cuTexObjectCreate(&texture, &resource, &how, nullptr);
 }
 
+/// In a graph that is never launched: the driver looks at the memory as it makes the node.
+template <class Add>
+CUresult add_node(Add&& add) {
+    CUgraph graph = nullptr;
+    CUgraphNode node = nullptr;
+    cuGraphCreate(&graph, 0);
+    const auto answer = add(&node, graph);
+    cuGraphDestroy(graph);
+    return answer;
+}
+
+CUDA_MEMCPY3D copy_of(CUdeviceptr address) {
+    CUDA_MEMCPY3D copy{};
+    copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.srcDevice = address;
+    copy.dstDevice = address + k_row_bytes;
+    copy.WidthInBytes = k_row_bytes;
+    copy.Height = copy.Depth = 1;
+    return copy;
+}
+
+CUresult add_copy_node(CUdeviceptr address) {
+    return add_node([=](CUgraphNode* node, CUgraph graph) {
+        const auto copy = copy_of(address);
+        return cuGraphAddMemcpyNode(node, graph, nullptr, 0, &copy, current());
+    });
+}
+
+CUresult add_any_node(CUdeviceptr address) {
+    return add_node([=](CUgraphNode* node, CUgraph graph) {
+        CUgraphNodeParams parameters{};
+        parameters.type = CU_GRAPH_NODE_TYPE_MEMCPY;
+        parameters.memcpy.copyParams = copy_of(address);
+        return cuGraphAddNode(node, graph, nullptr, nullptr, 0, &parameters);
+    });
+}
+
+CUresult add_memset_node(CUdeviceptr address) {
+    return add_node([=](CUgraphNode* node, CUgraph graph) {
+        const CUDA_MEMSET_NODE_PARAMS fill{address, 0, 1, 1, k_row_bytes, 1};
+        return cuGraphAddMemsetNode(node, graph, nullptr, 0, &fill, current());
+    });
+}
+
 constexpr std::size_t k_one_row_bytes = k_row_bytes;
 constexpr CUmemLocation k_device{CU_MEM_LOCATION_TYPE_DEVICE, {0}};
 
@@ -138,6 +182,9 @@ const std::array k_calls = {
     Call{"decompression, its size to", [](CUdeviceptr at) { return decompress(0, 0, at); }},
     Call{"texture of a row", [](CUdeviceptr at) { return make_texture(CU_RESOURCE_TYPE_LINEAR, at); }},
     Call{"texture of rows", [](CUdeviceptr at) { return make_texture(CU_RESOURCE_TYPE_PITCH2D, at); }},
+    Call{"copy in a graph", add_copy_node},
+    Call{"copy in a graph, as any node", add_any_node},
+    Call{"memset in a graph", add_memset_node},
     Call{"attribute",
          [](CUdeviceptr at) {
              const unsigned yes = 1;

@@ -32,6 +32,48 @@ CUresult copy_batch_of_rows(CUdeviceptr to, CUdeviceptr from, std::size_t bytes,
     return cuMemcpy3DBatchAsync(1, &copy, 0, stream);
 }
 
+CUDA_MEMCPY3D copy_of_rows(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+    CUDA_MEMCPY3D copy{};
+    copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.srcDevice = from;
+    copy.dstDevice = to;
+    copy.srcPitch = copy.dstPitch = copy.WidthInBytes = bytes / 2;
+    copy.srcHeight = copy.dstHeight = copy.Height = 2;
+    copy.Depth = 1;
+    return copy;
+}
+
+CUgraphNodeParams node_of(const CUDA_MEMCPY3D& copy, CUcontext context) {
+    CUgraphNodeParams node{};
+    node.type = CU_GRAPH_NODE_TYPE_MEMCPY;
+    node.memcpy.copyCtx = context;
+    node.memcpy.copyParams = copy;
+    return node;
+}
+
+/// A graph of one copy, of memory of the first device's until it is told of other.
+struct CopyGraph {
+    CUgraph graph = nullptr;
+    CUgraphNode node = nullptr;
+
+    CopyGraph() { REQUIRE(cuGraphCreate(&graph, 0) == CUDA_SUCCESS); }
+    CopyGraph(const CopyGraph&) = delete;
+    CopyGraph& operator=(const CopyGraph&) = delete;
+    ~CopyGraph() { CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS); }
+
+    void add(const CUDA_MEMCPY3D& copy, CUcontext context) {
+        REQUIRE(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, context) == CUDA_SUCCESS);
+    }
+    void run(const std::function<void(CUgraphExec)>& change = {}) const {
+        CUgraphExec executable = nullptr;
+        REQUIRE(cuGraphInstantiate(&executable, graph, 0) == CUDA_SUCCESS);
+        if (change) change(executable);
+        CHECK(cuGraphLaunch(executable, nullptr) == CUDA_SUCCESS);
+        CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
+        CHECK(cuGraphExecDestroy(executable) == CUDA_SUCCESS);
+    }
+};
+
 } // namespace
 
 TEST_CASE("Peers: every kind of copy reaches another device's memory", "[lifetimes]") {
@@ -57,4 +99,70 @@ TEST_CASE("Peers: every kind of copy reaches another device's memory", "[lifetim
         CHECK(cuMemFree(here) == CUDA_SUCCESS);
         CHECK(cuMemFree(there) == CUDA_SUCCESS);
     }
+}
+
+TEST_CASE("Peers: a graph's copy reaches another device's memory, however it is told of it", "[lifetimes]") {
+    Devices devices;
+    const auto context = devices.contexts[0];
+    const auto here = allocate();
+    const auto near = allocate();
+    const auto add = [&](CopyGraph& graph, const CUDA_MEMCPY3D& copy) {
+        CHECK(cuGraphAddMemcpyNode(&graph.node, graph.graph, nullptr, 0, &copy, context) == CUDA_SUCCESS);
+        graph.run();
+    };
+    const auto add_any = [&](CopyGraph& graph, const CUDA_MEMCPY3D& copy) {
+        auto node = node_of(copy, context);
+        CHECK(cuGraphAddNode(&graph.node, graph.graph, nullptr, nullptr, 0, &node) == CUDA_SUCCESS);
+        graph.run();
+    };
+    const auto set = [&](CopyGraph& graph, const CUDA_MEMCPY3D& copy) {
+        graph.add(copy_of_rows(here, near, k_bytes), context);
+        CHECK(cuGraphMemcpyNodeSetParams(graph.node, &copy) == CUDA_SUCCESS);
+        graph.run();
+    };
+    const auto set_any = [&](CopyGraph& graph, const CUDA_MEMCPY3D& copy) {
+        graph.add(copy_of_rows(here, near, k_bytes), context);
+        auto node = node_of(copy, context);
+        CHECK(cuGraphNodeSetParams(graph.node, &node) == CUDA_SUCCESS);
+        graph.run();
+    };
+    const auto set_executable = [&](CopyGraph& graph, const CUDA_MEMCPY3D& copy) {
+        graph.add(copy_of_rows(here, near, k_bytes), context);
+        graph.run([&](CUgraphExec executable) {
+            CHECK(cuGraphExecMemcpyNodeSetParams(executable, graph.node, &copy, context) == CUDA_SUCCESS);
+        });
+    };
+    using Way = std::function<void(CopyGraph&, const CUDA_MEMCPY3D&)>;
+    for (const auto& way : {Way(add), Way(add_any), Way(set), Way(set_any), Way(set_executable)}) {
+        REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+        const auto there = allocate(); // new each time: nobody was let at it yet
+        const auto words = random_bytes(k_bytes);
+        REQUIRE(cuMemcpyHtoD(there, words.data(), k_bytes) == CUDA_SUCCESS);
+        REQUIRE(cuCtxSetCurrent(context) == CUDA_SUCCESS);
+        REQUIRE(cuMemsetD8(here, 0, k_bytes) == CUDA_SUCCESS);
+        CopyGraph graph;
+        way(graph, copy_of_rows(here, there, k_bytes));
+        std::vector<std::byte> copied(k_bytes);
+        REQUIRE(cuMemcpyDtoH(copied.data(), here, k_bytes) == CUDA_SUCCESS);
+        CHECK(copied == words);
+        CHECK(cuMemFree(there) == CUDA_SUCCESS);
+    }
+    CHECK(cuMemFree(here) == CUDA_SUCCESS);
+    CHECK(cuMemFree(near) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Peers: a graph's filling of another device's memory is refused, as by the driver", "[lifetimes]") {
+    Devices devices;
+    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+    const auto there = allocate();
+    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    CopyGraph graph;
+    CUDA_MEMSET_NODE_PARAMS fill{};
+    fill.dst = there;
+    fill.elementSize = 1;
+    fill.width = k_bytes;
+    fill.height = 1;
+    CHECK(cuGraphAddMemsetNode(&graph.node, graph.graph, nullptr, 0, &fill, devices.contexts[0]) ==
+          CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuMemFree(there) == CUDA_SUCCESS);
 }
