@@ -101,7 +101,7 @@ struct Known {
     CUdeviceptr address = 0; ///< of the allocation
     std::size_t bytes = 0;   ///< that the program asked for
     int device = 0;
-    CUcontext context = nullptr; ///< null for virtual memory
+    CUcontext context = nullptr; ///< where it was allocated; null for virtual memory
     CUmemoryPool pool = nullptr;
     unsigned long long id = 0; ///< never used twice
     bool is_virtual = false; ///< the program's own mapping: the driver's answers are right while it is awake

@@ -27,7 +27,8 @@ CUresult answer(void* data, Value value) {
 /// What only we know: the driver would speak of a range, or of nobody's context.
 std::optional<CUresult> answer_for_allocation(void* data, CUpointer_attribute attribute, const Known& known) {
     switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT: return answer(data, known.context);
+    // Memory of pools belongs to no context.
+    case CU_POINTER_ATTRIBUTE_CONTEXT: return answer(data, known.pool ? nullptr : known.context);
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return answer(data, known.address);
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return answer(data, known.bytes);
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: return answer(data, known.id);

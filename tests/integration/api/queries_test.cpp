@@ -81,6 +81,29 @@ TEST_CASE("Queries: who may reach memory is told the same of what sleeps", "[api
     check(cuMemFree(plain));
 }
 
+TEST_CASE("Queries: plain memory is its context's, and a pool's is no context's", "[api]") {
+    const Gpu gpu(0);
+    CUcontext context = nullptr;
+    check(cuCtxGetCurrent(&context));
+    CUdeviceptr plain = 0;
+    CUdeviceptr pooled = 0;
+    check(cuMemAlloc(&plain, 4 * k_mib));
+    check(cuMemAllocAsync(&pooled, 4 * k_mib, nullptr));
+    const auto owner = [](CUdeviceptr address) {
+        auto* found = reinterpret_cast<CUcontext>(1);
+        check(cuPointerGetAttribute(&found, CU_POINTER_ATTRIBUTE_CONTEXT, address));
+        return found;
+    };
+    CHECK(owner(plain) == context);
+    CHECK(owner(pooled) == nullptr);
+    sleep();
+    CHECK(owner(plain) == context);
+    CHECK(owner(pooled) == nullptr);
+    wake();
+    check(cuMemFree(pooled));
+    check(cuMemFree(plain));
+}
+
 TEST_CASE("Queries: a handle is found and described while contents move", "[api]") {
     const Gpu gpu(0);
     const Range range(4 * k_mib);
