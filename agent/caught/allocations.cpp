@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The index of allocations.
+// The index of allocations, those of the C API among them.
 
 #include "caught/allocations.hpp"
+
+#include "caught/state.hpp"
 
 #include <iterator>
 #include <mutex>
@@ -59,6 +61,24 @@ std::vector<Known> Allocations::all(const std::function<bool(const Known&)>& wan
     for (const auto& [address, allocation] : by_address_)
         if (wanted(allocation)) found.push_back(allocation);
     return found;
+}
+
+void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
+    noted([&] {
+        Allocations::instance().add(
+            {address, bytes, device, nullptr, nullptr, 0, true, false, driver::DeviceMask{1} << device});
+    });
+}
+
+void own_allowed(CUdeviceptr address, int device) noexcept {
+    noted([&] {
+        Allocations::instance().change(
+            address, [&](Known& known) { known.access |= driver::DeviceMask{1} << device; });
+    });
+}
+
+void forget_own(CUdeviceptr address) noexcept {
+    noted([&] { static_cast<void>(Allocations::instance().take(address)); });
 }
 
 } // namespace gpu_sleep::agent::caught
