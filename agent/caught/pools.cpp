@@ -192,7 +192,8 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcep
         pool.device = properties.location.id;
         pool.is_caught = properties.allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
                          properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                         properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE && properties.maxSize == 0;
+                         properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE && properties.maxSize == 0 &&
+                         properties.usage == 0;
         all.pools.insert_or_assign(handle, std::move(pool));
     });
 }

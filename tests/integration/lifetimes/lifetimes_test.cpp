@@ -70,21 +70,26 @@ TEST_CASE("Lifetimes: plain memory of another device can be copied, and not be f
     CHECK(cuMemFree(there) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Lifetimes: a pool that can be shared is the driver's", "[lifetimes]") {
+TEST_CASE("Lifetimes: a pool that can be shared, or is made for a special use, is the driver's",
+          "[lifetimes]") {
     Devices devices;
-    CUmemPoolProps properties{};
-    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-    properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    CUmemoryPool pool = nullptr;
-    REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
-    REQUIRE(cuDeviceSetMemPool(0, pool) == CUDA_SUCCESS);
-    const auto address = allocate_async(nullptr);
-    CHECK(sim_live_objects().pool_allocations == 1);
-    CHECK(cuMemFreeAsync(address, nullptr) == CUDA_SUCCESS);
-    CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
-    CHECK(cuDeviceSetMemPool(0, default_pool(0)) == CUDA_SUCCESS);
-    CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+    CUmemPoolProps shared{};
+    shared.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    shared.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    auto special = shared;
+    shared.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    special.usage = CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS;
+    for (const auto& properties : {shared, special}) {
+        CUmemoryPool pool = nullptr;
+        REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
+        REQUIRE(cuDeviceSetMemPool(0, pool) == CUDA_SUCCESS);
+        const auto address = allocate_async(nullptr);
+        CHECK(sim_live_objects().pool_allocations == 1);
+        CHECK(cuMemFreeAsync(address, nullptr) == CUDA_SUCCESS);
+        CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
+        CHECK(cuDeviceSetMemPool(0, default_pool(0)) == CUDA_SUCCESS);
+        CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+    }
 }
 
 TEST_CASE("Lifetimes: what a pool gave outlives it", "[lifetimes]") {
