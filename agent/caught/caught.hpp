@@ -66,19 +66,22 @@ CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) n
 [[nodiscard]] Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) noexcept;
 [[nodiscard]] Answer properties_of(CUmemAllocationProp* properties,
                                    CUmemGenericAllocationHandle handle) noexcept;
-/// The driver's handle behind the program's, for a use after which the memory has to stay where it is;
-/// `reason` says which. The handle itself when it is none of ours; nothing when its memory sleeps.
-[[nodiscard]] std::optional<CUmemGenericAllocationHandle> real_handle_for(CUmemGenericAllocationHandle handle,
-                                                                          const char* reason) noexcept;
+/// Runs `use` with the driver's handle behind the program's, or with the handle itself when it is none of
+/// ours. If it succeeds the memory has to stay where it is from now on; `reason` says why. The caller passes
+/// the gate meanwhile, so that nothing moves.
+CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason,
+                    const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept;
 /// Runs the driver's cuMemMapArrayAsync on a copy of `maps` that has the driver's handles.
 CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
                     const std::function<CUresult(CUarrayMapInfo*)>& map) noexcept;
 /// Adds where the handle's memory is mapped; nothing for one that is none of ours. May throw for want of
 /// memory.
 void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named);
-/// Memory in the span has to stay where it is from now on. False when some of it sleeps: then nothing
-/// changes.
-[[nodiscard]] bool pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
+/// Memory in the span has to stay where it is from now on. The caller passes the gate since before it was
+/// given away.
+void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
+/// Whether the program has something mapped there, awake or asleep.
+[[nodiscard]] bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept;
 /// Whether memory that the program mapped itself sleeps, which it cannot unmap.
 [[nodiscard]] bool own_mappings_sleep() noexcept;
 /// What a call returns that would need sleeping memory and cannot wait for it.

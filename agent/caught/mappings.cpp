@@ -163,6 +163,13 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
     });
 }
 
+bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept {
+    auto& all = Handles::instance();
+    const std::lock_guard lock(all.mutex);
+    const auto at = all.mappings.lower_bound(address);
+    return at != all.mappings.end() && at->first < address + bytes;
+}
+
 bool own_mappings_sleep() noexcept {
     const auto with = memory();
     if (!with) return false;

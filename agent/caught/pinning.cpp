@@ -18,8 +18,11 @@ bool pin(const Agent::Memory& memory, Handles& all, Handle& handle, const char* 
     return true;
 }
 
-std::optional<CUmemGenericAllocationHandle> real_handle_for(CUmemGenericAllocationHandle handle,
-                                                            const char* reason) noexcept {
+namespace {
+
+/// The driver's handle behind the program's, or the handle itself when it is none of ours; nothing when its
+/// memory sleeps.
+std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocationHandle handle) noexcept {
     std::optional real = handle;
     noted([&] {
         const auto with = memory();
@@ -27,12 +30,37 @@ std::optional<CUmemGenericAllocationHandle> real_handle_for(CUmemGenericAllocati
         auto& all = Handles::instance();
         const std::lock_guard memory_lock(with->mutex);
         const std::lock_guard lock(all.mutex);
-        auto* mine = find_handle(all, handle);
+        const auto* mine = find_handle(all, handle);
         if (!mine) return;
-        real.reset();
-        if (pin(*with, all, *mine, reason)) real = mine->real;
+        real = mine->real;
+        for (const auto at : mine->mappings) {
+            const auto* backing = all.mappings.at(at).enlisted ? with->ledger.find(at) : nullptr;
+            if (backing) real = backing->is_asleep() ? std::nullopt : std::optional(backing->handle);
+        }
     });
     return real;
+}
+
+void pin_handle(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
+    noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        auto& all = Handles::instance();
+        const std::lock_guard memory_lock(with->mutex);
+        const std::lock_guard lock(all.mutex);
+        if (auto* mine = find_handle(all, handle)) pin(*with, all, *mine, reason);
+    });
+}
+
+} // namespace
+
+CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason,
+                    const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept {
+    const auto real = real_handle_of(handle);
+    if (!real) return k_sleeps;
+    const auto status = use(*real);
+    if (status == CUDA_SUCCESS) pin_handle(handle, reason);
+    return status;
 }
 
 CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
@@ -43,45 +71,39 @@ CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
         return {};
     });
     if (!copied) return CUDA_ERROR_OUT_OF_MEMORY;
-    for (auto& each : ours)
-        if (each.memHandleType == CU_MEM_HANDLE_TYPE_GENERIC) {
-            const auto driver_handle =
-                real_handle_for(each.memHandle.memHandle, "mapped into a sparse array");
-            if (!driver_handle) return k_sleeps;
-            each.memHandle.memHandle = *driver_handle;
-        }
-    return map(ours.data());
+    for (auto& each : ours) {
+        if (each.memHandleType != CU_MEM_HANDLE_TYPE_GENERIC) continue;
+        const auto real = real_handle_of(each.memHandle.memHandle);
+        if (!real) return k_sleeps;
+        each.memHandle.memHandle = *real;
+    }
+    const auto status = map(ours.data());
+    for (unsigned i = 0; status == CUDA_SUCCESS && i < count; ++i)
+        if (maps[i].memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
+            pin_handle(maps[i].memHandle.memHandle, "mapped into a sparse array");
+    return status;
 }
 
-bool pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
-    bool is_done = true;
+void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
     noted([&] {
         const auto with = memory();
         if (!with) return;
         auto& all = Handles::instance();
         const std::lock_guard memory_lock(with->mutex);
         const std::lock_guard lock(all.mutex);
-        const auto for_each = [&](const auto& body) {
-            for (auto at = address; at < address + bytes;) {
-                auto* backing = with->ledger.find(at);
-                if (!backing) break;
-                at = backing->end();
-                body(*backing);
-            }
-        };
-        for_each([&](const ledger::Backing& backing) { is_done &= !backing.is_asleep(); });
-        if (!is_done) return;
-        for_each([&](ledger::Backing& backing) {
-            const auto mapping = all.mappings.find(backing.address);
+        for (auto at = address; at < address + bytes;) {
+            auto* const backing = with->ledger.find(at);
+            if (!backing) break;
+            at = backing->end();
+            const auto mapping = all.mappings.find(backing->address);
             auto* const handle =
                 mapping == all.mappings.end() ? nullptr : find_handle(all, mapping->second.handle);
             if (handle)
                 pin(*with, all, *handle, reason);
-            else if (!backing.pinned)
-                backing.pinned = reason;
-        });
+            else if (!backing->pinned)
+                backing->pinned = reason;
+        }
     });
-    return is_done;
 }
 
 void add_pinned_handles(std::vector<Residual>& rows) {

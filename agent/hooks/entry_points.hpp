@@ -21,19 +21,20 @@
     X(cuGraphExecUpdate) X(cuGraphExecUpdate_v2) X(cuGraphInstantiate) X(cuGraphInstantiateWithFlags)        \
     X(cuGraphInstantiateWithParams) X(cuGraphInstantiateWithParams_ptsz) X(cuGraphInstantiate_v2)            \
     X(cuGraphNodeSetParams) X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuInit) X(cuIpcCloseMemHandle)        \
-    X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcOpenMemHandle_v2) X(cuMemAllocAsync)                   \
-    X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz) X(cuMemAllocManaged)  \
-    X(cuMemAllocPitch_v2) X(cuMemAlloc_v2) X(cuMemCreate) X(cuMemExportToShareableHandle) X(cuMemFreeAsync)  \
-    X(cuMemFreeAsync_ptsz) X(cuMemFree_v2) X(cuMemGetAccess) X(cuMemGetAddressRange_v2)                      \
-    X(cuMemGetAllocationPropertiesFromHandle) X(cuMemGetHandleForAddressRange)                               \
-    X(cuMemImportFromShareableHandle) X(cuMemMap) X(cuMemMapArrayAsync) X(cuMemMapArrayAsync_ptsz)           \
-    X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemPoolGetAttribute) X(cuMemPoolSetAccess)                    \
-    X(cuMemPoolSetAttribute) X(cuMemPoolTrimTo) X(cuMemRelease) X(cuMemRetainAllocationHandle)               \
-    X(cuMemSetAccess) X(cuMemUnmap) X(cuMulticastBindAddr) X(cuMulticastBindMem) X(cuPointerGetAttribute)    \
-    X(cuPointerGetAttributes) X(cuPointerSetAttribute) X(cuStreamBeginCapture)                               \
-    X(cuStreamBeginCaptureToGraph) X(cuStreamBeginCaptureToGraph_ptsz) X(cuStreamBeginCapture_ptsz)          \
-    X(cuStreamBeginCapture_v2) X(cuStreamBeginCapture_v2_ptsz) X(cuStreamDestroy) X(cuStreamDestroy_v2)      \
-    X(cuStreamEndCapture) X(cuStreamEndCapture_ptsz) X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)
+    X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcOpenMemHandle_v2) X(cuMemAddressFree)                  \
+    X(cuMemAllocAsync) X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz)    \
+    X(cuMemAllocManaged) X(cuMemAllocPitch_v2) X(cuMemAlloc_v2) X(cuMemCreate)                               \
+    X(cuMemExportToShareableHandle) X(cuMemFreeAsync) X(cuMemFreeAsync_ptsz) X(cuMemFree_v2)                 \
+    X(cuMemGetAccess) X(cuMemGetAddressRange_v2) X(cuMemGetAllocationPropertiesFromHandle)                   \
+    X(cuMemGetHandleForAddressRange) X(cuMemImportFromShareableHandle) X(cuMemMap) X(cuMemMapArrayAsync)     \
+    X(cuMemMapArrayAsync_ptsz) X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemPoolGetAttribute)               \
+    X(cuMemPoolSetAccess) X(cuMemPoolSetAttribute) X(cuMemPoolTrimTo) X(cuMemRelease)                        \
+    X(cuMemRetainAllocationHandle) X(cuMemSetAccess) X(cuMemUnmap) X(cuMulticastBindAddr)                    \
+    X(cuMulticastBindMem) X(cuPointerGetAttribute) X(cuPointerGetAttributes) X(cuPointerSetAttribute)        \
+    X(cuStreamBeginCapture) X(cuStreamBeginCaptureToGraph) X(cuStreamBeginCaptureToGraph_ptsz)               \
+    X(cuStreamBeginCapture_ptsz) X(cuStreamBeginCapture_v2) X(cuStreamBeginCapture_v2_ptsz)                  \
+    X(cuStreamDestroy) X(cuStreamDestroy_v2) X(cuStreamEndCapture) X(cuStreamEndCapture_ptsz)                \
+    X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)
 
 /// Gives the GPU work that reads or writes memory, or names memory that the driver looks at at once: passes
 /// the gate.
@@ -154,14 +155,13 @@
     X(cuKernelSetCacheConfig) X(cuLaunchHostFunc) X(cuLaunchHostFunc_ptsz) X(cuLibraryEnumerateKernels)      \
     X(cuLibraryGetKernel) X(cuLibraryGetKernelCount) X(cuLibraryUnload) X(cuLinkCreate) X(cuLinkCreate_v2)   \
     X(cuLinkDestroy) X(cuLogsCurrent) X(cuLogsDumpToFile) X(cuLogsDumpToMemory) X(cuLogsRegisterCallback)    \
-    X(cuLogsUnregisterCallback) X(cuMemAddressFree) X(cuMemAddressReserve) X(cuMemAllocHost)                 \
-    X(cuMemAllocHost_v2) X(cuMemFree) X(cuMemFreeHost) X(cuMemGetAddressRange)                               \
-    X(cuMemGetAllocationGranularity) X(cuMemGetDefaultMemPool) X(cuMemGetInfo) X(cuMemGetInfo_v2)            \
-    X(cuMemGetMemPool) X(cuMemHostAlloc) X(cuMemHostGetDevicePointer) X(cuMemHostGetDevicePointer_v2)        \
-    X(cuMemHostGetFlags) X(cuMemHostRegister) X(cuMemHostRegister_v2) X(cuMemHostUnregister)                 \
-    X(cuMemPoolExportPointer) X(cuMemPoolExportToShareableHandle) X(cuMemPoolGetAccess)                      \
-    X(cuMemRangeGetAttribute) X(cuMemRangeGetAttributes) X(cuMemSetMemPool) X(cuMipmappedArrayDestroy)       \
-    X(cuMipmappedArrayGetLevel) X(cuMipmappedArrayGetMemoryRequirements)                                     \
+    X(cuLogsUnregisterCallback) X(cuMemAddressReserve) X(cuMemAllocHost) X(cuMemAllocHost_v2) X(cuMemFree)   \
+    X(cuMemFreeHost) X(cuMemGetAddressRange) X(cuMemGetAllocationGranularity) X(cuMemGetDefaultMemPool)      \
+    X(cuMemGetInfo) X(cuMemGetInfo_v2) X(cuMemGetMemPool) X(cuMemHostAlloc) X(cuMemHostGetDevicePointer)     \
+    X(cuMemHostGetDevicePointer_v2) X(cuMemHostGetFlags) X(cuMemHostRegister) X(cuMemHostRegister_v2)        \
+    X(cuMemHostUnregister) X(cuMemPoolExportPointer) X(cuMemPoolExportToShareableHandle)                     \
+    X(cuMemPoolGetAccess) X(cuMemRangeGetAttribute) X(cuMemRangeGetAttributes) X(cuMemSetMemPool)            \
+    X(cuMipmappedArrayDestroy) X(cuMipmappedArrayGetLevel) X(cuMipmappedArrayGetMemoryRequirements)          \
     X(cuMipmappedArrayGetSparseProperties) X(cuModuleEnumerateFunctions) X(cuModuleGetFunctionCount)         \
     X(cuModuleGetGlobal) X(cuModuleGetLoadingMode) X(cuModuleGetSurfRef) X(cuModuleGetTexRef)                \
     X(cuModuleUnload) X(cuMulticastGetGranularity) X(cuMulticastUnbind)                                      \

@@ -93,8 +93,9 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
     const gate::Passage passage(gate::Touch::submits, k_name<Entry::cuPointerSetAttribute>, &inspector);
     if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuPointerSetAttribute>()(value, attribute, address);
-    if (status == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && catches())
-        static_cast<void>(agent::caught::pin_span(address, 1, "registered with another device"));
+    const bool is_set = status == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS &&
+                        *static_cast<const unsigned*>(value) != 0;
+    if (is_set && catches()) agent::caught::pin_span(address, 1, "registered with another device");
     return status;
 }
 

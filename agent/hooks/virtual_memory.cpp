@@ -5,8 +5,6 @@
 #include "caught/caught.hpp"
 #include "hooks/names.hpp"
 
-#include <optional>
-
 namespace gpu_sleep::hooks::own {
 
 using gate::Passage;
@@ -14,10 +12,16 @@ using gate::Touch;
 
 namespace {
 
-/// As caught::real_handle_for(), where anything is caught.
-std::optional<CUmemGenericAllocationHandle> real_handle_for(CUmemGenericAllocationHandle handle,
-                                                            const char* reason) noexcept {
-    return catches() ? agent::caught::real_handle_for(handle, reason) : handle;
+/// As caught::use_handle(), where anything is caught.
+template <class Use>
+CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason, const Use& use) noexcept {
+    return catches() ? agent::caught::use_handle(handle, reason, use) : use(handle);
+}
+
+/// Memory whose address was given away has to stay where it is.
+CUresult pinning(CUresult status, CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
+    if (status == CUDA_SUCCESS && catches()) agent::caught::pin_span(address, bytes, reason);
+    return status;
 }
 
 } // namespace
@@ -67,6 +71,12 @@ CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAcces
     return real<Entry::cuMemSetAccess>()(address, bytes, grants, count);
 }
 
+// Without what sleeps the driver would think the addresses unused, and give them to others.
+CUresult cuMemAddressFree(CUdeviceptr address, std::size_t bytes) {
+    if (catches() && agent::caught::has_mappings_in(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    return real<Entry::cuMemAddressFree>()(address, bytes);
+}
+
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
     if (catches())
         if (const auto answer = agent::caught::retain_handle(handle, address)) return *answer;
@@ -85,9 +95,9 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
     const auto inspector = inspector_of<Entry::cuMemExportToShareableHandle>(shareable, handle, type, flags);
     const Passage passage(Touch::submits, k_name<Entry::cuMemExportToShareableHandle>, &inspector);
     if (!passage.admitted()) return refused();
-    const auto driver_handle = real_handle_for(handle, "shared with others");
-    if (!driver_handle) return agent::caught::k_sleeps;
-    return real<Entry::cuMemExportToShareableHandle>()(shareable, *driver_handle, type, flags);
+    return use_handle(handle, "shared with others", [=](CUmemGenericAllocationHandle driver_handle) {
+        return real<Entry::cuMemExportToShareableHandle>()(shareable, driver_handle, type, flags);
+    });
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
@@ -104,9 +114,9 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t grou
         inspector_of<Entry::cuMulticastBindMem>(group, group_offset, handle, offset, bytes, flags);
     const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindMem>, &inspector);
     if (!passage.admitted()) return refused();
-    const auto driver_handle = real_handle_for(handle, "bound to a multicast group");
-    if (!driver_handle) return agent::caught::k_sleeps;
-    return real<Entry::cuMulticastBindMem>()(group, group_offset, *driver_handle, offset, bytes, flags);
+    return use_handle(handle, "bound to a multicast group", [=](CUmemGenericAllocationHandle driver_handle) {
+        return real<Entry::cuMulticastBindMem>()(group, group_offset, driver_handle, offset, bytes, flags);
+    });
 }
 
 CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t group_offset,
@@ -115,9 +125,8 @@ CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t gro
         inspector_of<Entry::cuMulticastBindAddr>(group, group_offset, address, bytes, flags);
     const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindAddr>, &inspector);
     if (!passage.admitted()) return refused();
-    if (catches() && !agent::caught::pin_span(address, bytes, "bound to a multicast group"))
-        return agent::caught::k_sleeps;
-    return real<Entry::cuMulticastBindAddr>()(group, group_offset, address, bytes, flags);
+    return pinning(real<Entry::cuMulticastBindAddr>()(group, group_offset, address, bytes, flags), address,
+                   bytes, "bound to a multicast group");
 }
 
 CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::size_t bytes,
@@ -126,9 +135,8 @@ CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::s
         inspector_of<Entry::cuMemGetHandleForAddressRange>(handle, address, bytes, type, flags);
     const Passage passage(Touch::submits, k_name<Entry::cuMemGetHandleForAddressRange>, &inspector);
     if (!passage.admitted()) return refused();
-    if (catches() && !agent::caught::pin_span(address, bytes, "shared with other devices"))
-        return agent::caught::k_sleeps;
-    return real<Entry::cuMemGetHandleForAddressRange>()(handle, address, bytes, type, flags);
+    return pinning(real<Entry::cuMemGetHandleForAddressRange>()(handle, address, bytes, type, flags), address,
+                   bytes, "shared with other devices");
 }
 
 namespace {

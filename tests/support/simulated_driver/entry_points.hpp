@@ -153,6 +153,7 @@ enum class Trait : std::uint8_t {
     X(cuMemGetAddressRange, 3020, safe)                                                                      \
     X(cuPointerGetAttribute, 4000, safe)                                                                     \
     X(cuPointerGetAttributes, 7000, safe)                                                                    \
+    X(cuPointerSetAttribute, 6000, safe)                                                                     \
     X(cuMemAllocHost, 3020, unsafe)                                                                          \
     X(cuMemHostAlloc, 2020, unsafe)                                                                          \
     X(cuMemFreeHost, 2000, unsafe)                                                                           \

@@ -276,3 +276,12 @@ CUresult CUDAAPI cuPointerGetAttributes(unsigned count, CUpointer_attribute* att
         return CUDA_SUCCESS;
     });
 }
+
+CUresult CUDAAPI cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
+                                       CUdeviceptr address) {
+    return call(Entry::cuPointerSetAttribute, [&](Call& c) {
+        Found found;
+        const bool is_right = value && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
+        return is_right && find(c.driver, address, found) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    });
+}

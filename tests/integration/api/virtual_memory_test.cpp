@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The program's own virtual memory: what keeps it on the GPU, and what does not.
+
+#include "callbacks.hpp"
+#include "support/simulated_driver/testing.hpp"
+
+#include <unistd.h>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using sim::testing::Range;
+
+namespace {
+
+/// How much sleeps if everything is put to sleep.
+std::size_t bytes_that_sleep() {
+    sleep();
+    const auto bytes = gpu_sleep_asleep_bytes();
+    wake();
+    return bytes;
+}
+
+CUresult set_synchronous(CUdeviceptr address, unsigned value) {
+    return cuPointerSetAttribute(&value, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address);
+}
+
+} // namespace
+
+TEST_CASE("Virtual memory: what could not be shared still sleeps, and what was shared stays", "[api]") {
+    const Gpu gpu(0);
+    const Range range(4 * k_mib);
+    int descriptor = -1;
+    CHECK(cuMemExportToShareableHandle(&descriptor, range.handle(), CU_MEM_HANDLE_TYPE_FABRIC, 0) !=
+          CUDA_SUCCESS);
+    CHECK(cuMemGetHandleForAddressRange(&descriptor, range.address, range.bytes,
+                                        CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) != CUDA_SUCCESS);
+    CHECK(cuMulticastBindMem(0, 0, range.handle(), 0, range.bytes, 0) != CUDA_SUCCESS);
+    CHECK(cuMulticastBindAddr(0, 0, range.address, range.bytes, 0) != CUDA_SUCCESS);
+    check(set_synchronous(range.address, 0));
+    CHECK(bytes_that_sleep() == range.bytes);
+    check(cuMemExportToShareableHandle(&descriptor, range.handle(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                       0));
+    CHECK(::close(descriptor) == 0);
+    CHECK(bytes_that_sleep() == 0);
+}
+
+TEST_CASE("Virtual memory: what another device may hold by its address stays", "[api]") {
+    const Gpu gpu(0);
+    const Range range(4 * k_mib);
+    check(set_synchronous(range.address, 1));
+    CHECK(bytes_that_sleep() == 0);
+}
+
+TEST_CASE("Virtual memory: addresses are not given back while what they show sleeps", "[api]") {
+    const Gpu gpu(0);
+    const Range range(4 * k_mib);
+    const auto words = random_words(range.bytes, 1);
+    check(cuMemcpyHtoD(range.address, words.data(), range.bytes));
+    CHECK(cuMemAddressFree(range.address, range.bytes) == CUDA_ERROR_INVALID_VALUE); // as awake
+    sleep();
+    CHECK(cuMemAddressFree(range.address, range.bytes) == CUDA_ERROR_INVALID_VALUE);
+    wake();
+    Words found(words.size());
+    check(cuMemcpyDtoH(found.data(), range.address, range.bytes));
+    CHECK(found == words);
+}
