@@ -65,8 +65,8 @@ std::vector<Known> Allocations::all(const std::function<bool(const Known&)>& wan
 
 void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
     noted([&] {
-        Allocations::instance().add(
-            {address, bytes, device, nullptr, nullptr, 0, true, false, driver::DeviceMask{1} << device});
+        Allocations::instance().add({address, bytes, device, nullptr, nullptr, 0, true, false,
+                                     driver::DeviceMask{1} << device, true});
     });
 }
 

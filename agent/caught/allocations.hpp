@@ -35,9 +35,12 @@ public:
     [[nodiscard]] std::vector<Known> all(const std::function<bool(const Known&)>& wanted) const;
 
 private:
+    /// The driver counts what it has itself from 1 on, and no two of the process may have the same.
+    static constexpr unsigned long long k_first_id = 1ULL << 48;
+
     mutable std::shared_mutex mutex_; ///< guards all below
     std::map<CUdeviceptr, Known> by_address_;
-    unsigned long long next_id_ = 1;
+    unsigned long long next_id_ = k_first_id;
 };
 
 } // namespace gpu_sleep::agent::caught

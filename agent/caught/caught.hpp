@@ -110,6 +110,8 @@ struct Known {
     bool is_virtual = false; ///< the program's own mapping: the driver's answers are right while it is awake
     bool pool_is_gone = false; ///< destroyed: another may have its handle
     std::uint64_t access = 0;  ///< of virtual memory: the devices that may read and write it, one bit each
+    bool is_own = false;       ///< from the C API: a part of a range of which the driver alone would speak
+    unsigned long long handle_types = 0; ///< as which virtual memory may be shared
 };
 [[nodiscard]] std::optional<Known> find(CUdeviceptr address) noexcept;
 /// cuMemGetAccess of `known`, whether it sleeps or not, where the driver answered `status` and `flags`.

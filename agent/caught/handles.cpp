@@ -4,6 +4,8 @@
 
 #include "caught/handles.hpp"
 
+#include <iterator>
+
 namespace gpu_sleep::agent::caught {
 namespace {
 
@@ -13,7 +15,8 @@ constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
 /// Why memory of these properties cannot be made again as it was; null when it can.
 const char* why_pinned(const CUmemAllocationProp& properties) {
     if (properties.allocFlags.compressionType != CU_MEM_ALLOCATION_COMP_NONE) return "compressible memory";
-    if (properties.allocFlags.usage != 0) return "memory for sparse arrays";
+    if ((properties.allocFlags.usage & CU_MEM_CREATE_USAGE_TILE_POOL) != 0) return "memory for sparse arrays";
+    if (properties.allocFlags.usage != 0) return "made for a special use";
     constexpr unsigned k_understood = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     if ((static_cast<unsigned>(properties.requestedHandleTypes) & ~k_understood) != 0)
         return "made to be shared through the fabric";
@@ -87,18 +90,17 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with || !handle) return std::nullopt;
-        const auto known = Allocations::instance().find(reinterpret_cast<CUdeviceptr>(address));
-        if (known && !known->is_virtual)
-            return CUDA_ERROR_INVALID_VALUE; // as of the driver's own plain memory
+        const auto at = reinterpret_cast<CUdeviceptr>(address);
+        // Of our own memory there is none to be had, as of the driver's plain memory.
+        const auto none = Allocations::instance().find(at) ? Answer(CUDA_ERROR_INVALID_VALUE) : std::nullopt;
         auto& all = Handles::instance();
         const std::lock_guard lock(all.mutex);
-        const auto at = reinterpret_cast<CUdeviceptr>(address);
         auto after = all.mappings.upper_bound(at);
-        if (after == all.mappings.begin()) return std::nullopt;
+        if (after == all.mappings.begin()) return none;
         const auto& [start, mapping] = *std::prev(after);
-        if (at - start >= mapping.bytes) return std::nullopt;
+        if (at - start >= mapping.bytes) return none;
         auto* mine = find_handle(all, mapping.handle);
-        if (!mine) return std::nullopt;
+        if (!mine) return none;
         ++mine->references;
         *handle = mapping.handle;
         return CUDA_SUCCESS;

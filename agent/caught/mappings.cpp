@@ -44,8 +44,9 @@ void enlist(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapp
     backing.handle = handle->real;
     memory.ledger.add(std::move(backing));
     mapping.enlisted = true;
-    Allocations::instance().add(
-        {address, mapping.bytes, device, nullptr, nullptr, 0, true, false, mapping.access});
+    const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
+    Allocations::instance().add({address, mapping.bytes, device, nullptr, nullptr, 0, true, false,
+                                 mapping.access, false, handle_types});
 }
 
 /// The mappings that lie in [address, address + bytes).

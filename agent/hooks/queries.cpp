@@ -33,8 +33,9 @@ std::optional<CUresult> answer_for_allocation(void* data, CUpointer_attribute at
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return answer(data, known.bytes);
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: return answer(data, known.id);
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return answer(data, known.pool);
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return answer(data, std::uint64_t{0});
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return answer(data, known.pool ? k_false : k_true);
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return answer(data, known.handle_types);
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        return answer(data, known.pool || known.is_virtual ? k_false : k_true);
     default: return std::nullopt;
     }
 }
@@ -59,7 +60,7 @@ CUresult answer_for_sleeping(void* data, CUpointer_attribute attribute, const Kn
 }
 
 CUresult ask(void* data, CUpointer_attribute attribute, const Known& known, CUdeviceptr address) {
-    if (!known.is_virtual)
+    if (!known.is_virtual || known.is_own)
         if (const auto ours = answer_for_allocation(data, attribute, known)) return *ours;
     const auto status = real<Entry::cuPointerGetAttribute>()(data, attribute, address);
     // So the driver speaks of an address that shows nothing: it sleeps.
@@ -102,7 +103,7 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address) {
     const auto known = catches() ? agent::caught::find(address) : std::nullopt;
     if (!known) return real<Entry::cuMemGetAddressRange_v2>()(base, bytes, address);
-    if (known->is_virtual) {
+    if (known->is_virtual && !known->is_own) {
         const auto status = real<Entry::cuMemGetAddressRange_v2>()(base, bytes, address);
         if (status == CUDA_SUCCESS) return status;
     }

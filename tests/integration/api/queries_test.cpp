@@ -104,6 +104,61 @@ TEST_CASE("Queries: plain memory is its context's, and a pool's is no context's"
     check(cuMemFree(plain));
 }
 
+TEST_CASE("Queries: no two allocations have the same id, whoever made them", "[api]") {
+    const Gpu gpu(0);
+    const auto id_of = [](CUdeviceptr address) {
+        unsigned long long id = 0;
+        check(cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address));
+        return id;
+    };
+    void* host = nullptr;
+    check(cuMemHostAlloc(&host, 4096, 0));
+    const auto id_of_host = id_of(reinterpret_cast<CUdeviceptr>(host));
+    unsigned long long id = 0;
+    do { // until it is past the other's
+        CUdeviceptr plain = 0;
+        check(cuMemAlloc(&plain, 4096));
+        id = id_of(plain);
+        check(cuMemFree(plain));
+        REQUIRE(id != id_of_host);
+    } while (id < id_of_host);
+    check(cuMemFreeHost(host));
+}
+
+TEST_CASE("Queries: memory of the C API is described alike awake and asleep, and has no handle", "[api]") {
+    const Gpu gpu(0);
+    const TaggedMemory first("weights", 4096);
+    const TaggedMemory second("weights", 4096);
+    const Range range(4 * k_mib);
+    using Description = std::vector<unsigned long long>;
+    const auto describe = [&] {
+        Description answers;
+        for (const auto address : {second.address(), range.address}) {
+            CUdeviceptr begin = 0;
+            std::size_t bytes = 0;
+            check(cuMemGetAddressRange(&begin, &bytes, address));
+            answers.insert(answers.end(), {begin, bytes});
+            unsigned is_legacy = 7;
+            unsigned long long types = 7;
+            check(
+                cuPointerGetAttribute(&is_legacy, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address));
+            check(cuPointerGetAttribute(&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, address));
+            answers.insert(answers.end(), {is_legacy, types});
+            CUmemGenericAllocationHandle handle = 0;
+            const auto retained = cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(address));
+            answers.push_back(retained);
+            if (retained == CUDA_SUCCESS) check(cuMemRelease(handle));
+        }
+        return answers;
+    };
+    const auto awake = describe();
+    CHECK(awake == Description{second.address(), 4096, 0, 0, CUDA_ERROR_INVALID_VALUE, range.address,
+                               4 * k_mib, 0, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_SUCCESS});
+    sleep();
+    CHECK(describe() == awake);
+    wake();
+}
+
 TEST_CASE("Queries: a handle is found and described while contents move", "[api]") {
     const Gpu gpu(0);
     const Range range(4 * k_mib);
