@@ -140,3 +140,37 @@ TEST_CASE("Simulated driver: streams set and await numbers in memory", "[simulat
     CHECK(cuStreamWriteValue32(setter, range.address + 2, 0, 0) == CUDA_ERROR_INVALID_VALUE);
     CHECK(cuStreamWaitValue32(setter, CUdeviceptr{4096}, 0, 0) == CUDA_ERROR_INVALID_VALUE);
 }
+
+TEST_CASE("Simulated driver: several numbers are set and awaited at once, in a stream and in a graph",
+          "[simulated_driver]") {
+    const Session session;
+    const Range range;
+    const auto stream = make_stream();
+    CUstreamBatchMemOpParams operations[2] = {};
+    operations[0].writeValue = {CU_STREAM_MEM_OP_WRITE_VALUE_32, range.address, {5}, 0, 0};
+    operations[1].waitValue = {
+        CU_STREAM_MEM_OP_WAIT_VALUE_32, range.address, {5}, CU_STREAM_WAIT_VALUE_EQ, 0};
+    REQUIRE(cuStreamBatchMemOp(stream, 2, operations, 0) == CUDA_SUCCESS);
+    REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(first_word(range.address) == 5);
+
+    CUgraph graph = nullptr;
+    CUgraphNode node = nullptr;
+    CUgraphExec exec = nullptr;
+    CUDA_BATCH_MEM_OP_NODE_PARAMS batch{session.context, 1, operations, 0};
+    operations[0].writeValue.value = 6;
+    REQUIRE(cuGraphCreate(&graph, 0) == CUDA_SUCCESS);
+    REQUIRE(cuGraphAddBatchMemOpNode(&node, graph, nullptr, 0, &batch) == CUDA_SUCCESS);
+    CUDA_BATCH_MEM_OP_NODE_PARAMS shown{};
+    REQUIRE(cuGraphBatchMemOpNodeGetParams(node, &shown) == CUDA_SUCCESS);
+    REQUIRE(shown.count == 1);
+    CHECK(shown.paramArray[0].writeValue.address == range.address);
+    REQUIRE(cuGraphInstantiate(&exec, graph, 0) == CUDA_SUCCESS);
+    operations[0].writeValue.value = 7;
+    REQUIRE(cuGraphExecBatchMemOpNodeSetParams(exec, node, &batch) == CUDA_SUCCESS);
+    REQUIRE(cuGraphLaunch(exec, stream) == CUDA_SUCCESS);
+    REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(first_word(range.address) == 7);
+    REQUIRE(cuGraphExecDestroy(exec) == CUDA_SUCCESS);
+    REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
+}
