@@ -166,6 +166,10 @@ Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcep
         const auto with = memory();
         if (!with) return CUDA_SUCCESS;
         const auto key = key_of(*with, stream, per_thread);
+        if (!key.context) { // the driver says what is wrong
+            Allocations::instance().put_back(*allocation);
+            return std::nullopt;
+        }
         if (meets_capture(*with, key.stream)) {
             freed_from_pool(*allocation);
             free_later(*allocation);

@@ -39,9 +39,11 @@ std::optional<int> current_device(const Agent::Memory& memory) noexcept {
 CUcontext context_of(const Agent::Memory& memory, CUstream stream) {
     CUcontext context = nullptr;
     const bool has_handle = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
-    if (has_handle && memory.api.cuStreamGetCtx &&
-        memory.api.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS)
-        return context;
+    if (has_handle && memory.api.cuStreamGetCtx) {
+        if (memory.api.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS) return context;
+        auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+        if (memory.api.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS) return nullptr;
+    }
     return memory.api.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 

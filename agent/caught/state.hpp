@@ -65,7 +65,7 @@ private:
 /// Grants the devices that may reach memory of `device` access to what was allocated there.
 void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address);
 
-/// The context of a stream: the current one for the default streams.
+/// The context of a stream: the current one for the default streams, null where there is no such stream.
 [[nodiscard]] CUcontext context_of(const Agent::Memory& memory, CUstream stream);
 
 /// The context whose end takes what is allocated in `context`: the primary one of a green one, else itself.

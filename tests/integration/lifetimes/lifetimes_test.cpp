@@ -177,6 +177,19 @@ TEST_CASE("Lifetimes: memory freed in another device's stream is freed without w
     CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
+TEST_CASE("Lifetimes: a stream that is gone gives no memory and takes none back", "[lifetimes]") {
+    Devices devices;
+    const auto stream = make_stream();
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+    CUdeviceptr address = 0;
+    CHECK(cuMemAllocAsync(&address, k_bytes, stream) == CUDA_ERROR_INVALID_HANDLE);
+    const auto pooled = allocate_async(nullptr);
+    CHECK(cuMemFreeAsync(pooled, stream) == CUDA_ERROR_INVALID_HANDLE);
+    CHECK(launch(kernel("sim_fill"), nullptr, pooled, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
+    CHECK(cuMemFreeAsync(pooled, nullptr) == CUDA_SUCCESS);
+    CHECK(used(default_pool(0)) == 0);
+}
+
 TEST_CASE("Lifetimes: a capture ends with its context", "[lifetimes]") {
     Devices devices;
     const auto own = make_context(0);
