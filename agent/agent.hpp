@@ -10,6 +10,7 @@
 #include "memory/heap.hpp"
 #include "server/server.hpp"
 #include "sleep/engine.hpp"
+#include "torch_trim.hpp"
 #include "turnstile.hpp"
 
 #include <atomic>
@@ -166,6 +167,7 @@ private:
 
     Turnstile turnstile_;
     Callbacks callbacks_;
+    TorchTrim torch_trim_;              ///< used by one operation at a time
     std::vector<sleep::Vault> retired_; ///< being given back; used on the operations thread alone
     server::Server server_;
     gate::Gate::Rule default_rule_; ///< of the environment; not changed later

@@ -5,8 +5,6 @@
 
 #include "agent.hpp"
 #include "base/guard.hpp"
-#include "base/log.hpp"
-#include "base/quiet_thread.hpp"
 #include "caught/caught.hpp"
 #include "driver/drain.hpp"
 #include "gate/python_lock.hpp"
@@ -14,10 +12,7 @@
 #include "unseen.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -28,37 +23,6 @@ namespace gpu_sleep::agent {
 
 using model::Progress;
 using model::Report;
-
-namespace {
-
-/// Asks PyTorch for its unused blocks, on a thread of its own: whoever holds Python's lock may keep it for
-/// long, and then the sleep goes on without.
-void trim_torch(Clock::time_point deadline) {
-    constexpr Milliseconds k_limit{2'000};
-    struct Done {
-        std::mutex mutex;
-        std::condition_variable changed;
-        bool is_done = false;
-        std::atomic<bool> given_up{false};
-    };
-    const auto done = std::make_shared<Done>();
-    auto thread = start_quiet_thread("gpu-sleep-trim", [done] {
-        gate::empty_torch_cache(done->given_up);
-        const std::lock_guard lock(done->mutex);
-        done->is_done = true;
-        done->changed.notify_all();
-    });
-    if (!thread) return;
-    thread->detach();
-    std::unique_lock lock(done->mutex);
-    if (done->changed.wait_until(lock, std::min(deadline, Clock::now() + k_limit),
-                                 [&] { return done->is_done; }))
-        return;
-    done->given_up = true;
-    log::warning("PyTorch did not give back its unused memory in time: it is kept too");
-}
-
-} // namespace
 
 Result<void> Agent::check_libraries(const model::SleepRequest& request, Report& report) {
     if (!hooks::catches()) return {};
@@ -147,7 +111,8 @@ Result<void> Agent::shut_gate(Clock::time_point deadline, const std::function<bo
             std::this_thread::sleep_for(k_look);
         }
         // PyTorch could not unmap blocks of its own that sleep, and would be left in disorder.
-        if (!std::exchange(has_trimmed, true) && !caught::own_mappings_sleep()) trim_torch(deadline);
+        if (!std::exchange(has_trimmed, true) && !caught::own_mappings_sleep())
+            GPU_SLEEP_TRY(torch_trim_.run(deadline, keep_going));
         bool has_released = false;
         GPU_SLEEP_TRY(gate.close(deadline, coaxing(keep_going, has_released)));
         if (caught::captures_open() == 0) break; // else one began just before: let it end

@@ -75,10 +75,10 @@ PythonUnlocked::~PythonUnlocked() {
 
 namespace {
 
-void call_empty_cache(const Python& python, const std::atomic<bool>& given_up) {
+void call_empty_cache(const Python& python, CacheRequest& request) {
     auto* const modules = python.get_module_dict();
     auto* const torch = modules ? python.dict_get(modules, "torch.cuda") : nullptr;
-    if (!torch || given_up) return; // by now memory may sleep
+    if (!torch || !request.begin()) return; // given up: by now memory may sleep
     auto* const done = python.call_method(torch, "empty_cache", nullptr);
     if (done)
         python.decrement(done);
@@ -88,24 +88,24 @@ void call_empty_cache(const Python& python, const std::atomic<bool>& given_up) {
 
 } // namespace
 
-void empty_torch_cache(const std::atomic<bool>& given_up) noexcept {
+void empty_torch_cache(CacheRequest& request) noexcept {
     const auto* python = g_python.load(std::memory_order_acquire);
     if (!python || !python->ensure || !python->release || !python->get_module_dict || !python->dict_get ||
         !python->call_method || !python->decrement || !python->clear_error || !python->is_initialized())
         return;
-    struct Request {
+    struct Call {
         const Python& python;
-        const std::atomic<bool>& given_up;
+        CacheRequest& request;
     };
     const auto with_lock = [](void* argument) {
-        const auto& request = *static_cast<const Request*>(argument);
-        const int state = request.python.ensure();
-        call_empty_cache(request.python, request.given_up);
-        request.python.release(state);
+        const auto& call = *static_cast<const Call*>(argument);
+        const int state = call.python.ensure();
+        call_empty_cache(call.python, call.request);
+        call.python.release(state);
     };
     const Exemption exempt;
-    Request request{*python, given_up};
-    gpu_sleep_call_and_stay(with_lock, &request, nullptr);
+    Call call{*python, request};
+    gpu_sleep_call_and_stay(with_lock, &call, nullptr);
 }
 
 } // namespace gpu_sleep::gate

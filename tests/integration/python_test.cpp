@@ -179,6 +179,38 @@ TEST_CASE("Python: a sleep goes on without its lock when that is not to be had",
     CHECK(program.tell("touch") == "0");
 }
 
+TEST_CASE("Python: a sleep waits for PyTorch once it unmaps its unused memory", "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program;
+    REQUIRE(program.tell("cache_segment") == "done");
+    REQUIRE(program.tell("torch") == "done");
+    REQUIRE(program.tell("slow_torch 2200") == "done"); // longer than it waits for the lock
+    const auto slept = program.command("gpu-sleep", {"--json"});
+    REQUIRE(slept.status == 0);
+    CHECK(slept.tag("cache", "bytes") == std::to_string(4 << 20)); // of two such allocations
+    CHECK(program.tell("calls") == "1");
+    CHECK(program.process().errors().empty());
+    REQUIRE(program.command("gpu-wake").status == 0);
+    CHECK(program.tell("touch") == "0");
+}
+
+TEST_CASE("Python: a sleep that has no time for PyTorch to unmap its memory fails, and the next one waits",
+          "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program;
+    REQUIRE(program.tell("cache_segment") == "done");
+    REQUIRE(program.tell("torch") == "done");
+    REQUIRE(program.tell("slow_torch 1000") == "done");
+    CHECK(program.command("gpu-sleep", {"--timeout", "200ms"}).status == 4);
+    CHECK(program.tell("touch") == "0"); // awake
+    const auto slept = program.command("gpu-sleep", {"--json"});
+    REQUIRE(slept.status == 0);
+    CHECK(slept.tag("cache", "bytes") == std::to_string(4 << 20));
+    CHECK(program.tell("calls") == "1");
+    CHECK(program.process().errors().empty());
+    REQUIRE(program.command("gpu-wake").status == 0);
+}
+
 TEST_CASE("Python: it ends while one of its threads waits at the gate", "[python]") {
     if (!has_ctypes()) return;
     PythonProgram program(GENERATE(Arguments{}, Arguments{"--keep-gil"}));

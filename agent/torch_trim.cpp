@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A thread that asks PyTorch, and how long a sleep waits for it.
+
+#include "torch_trim.hpp"
+
+#include "base/log.hpp"
+#include "base/quiet_thread.hpp"
+#include "gate/python_lock.hpp"
+
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+
+namespace gpu_sleep::agent {
+
+struct TorchTrim::Work {
+    gate::CacheRequest request;
+    std::mutex mutex; ///< guards is_done
+    std::condition_variable changed;
+    bool is_done = false;
+
+    void finish() {
+        const std::lock_guard lock(mutex);
+        is_done = true;
+        changed.notify_all();
+    }
+    /// Waits a moment for it; whether it is done.
+    [[nodiscard]] bool wait(Milliseconds moment) {
+        std::unique_lock lock(mutex);
+        return changed.wait_for(lock, moment, [this] { return is_done; });
+    }
+};
+
+std::shared_ptr<TorchTrim::Work> TorchTrim::start() {
+    auto work = std::make_shared<Work>();
+    auto thread = start_quiet_thread("gpu-sleep-trim", [work] {
+        gate::empty_torch_cache(work->request);
+        work->finish();
+    });
+    if (!thread) return nullptr;
+    thread->detach();
+    return work;
+}
+
+Result<void> TorchTrim::run(Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    constexpr Milliseconds k_patience{2'000}; ///< until it begins
+    constexpr Milliseconds k_look{10};
+    const auto last_begin = Clock::now() + k_patience;
+    const auto work = begun_ ? std::exchange(begun_, nullptr) : start();
+    while (work && !work->wait(k_look)) {
+        const auto now = Clock::now();
+        const bool goes_on = keep_going();
+        if (goes_on && now < deadline && now < last_begin) continue;
+        if (work->request.give_up()) {
+            if (!goes_on) return make_error(ErrorCode::cancelled, "the request was withdrawn");
+            log::warning("PyTorch did not give back its unused memory in time: it is kept too");
+            return {};
+        }
+        if (goes_on && now < deadline) continue;
+        begun_ = work;
+        if (!goes_on) return make_error(ErrorCode::cancelled, "the request was withdrawn");
+        return make_error(ErrorCode::timed_out,
+                          "PyTorch gives back its unused memory and did not end in time");
+    }
+    return {};
+}
+
+} // namespace gpu_sleep::agent
