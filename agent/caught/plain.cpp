@@ -26,8 +26,8 @@ struct Later {
 };
 
 /// Notes all work that may use the allocation, for which the driver's free waits. Memory of a pool outlives
-/// the context that it was made in, and other contexts of its device may use it too. For that the caller
-/// holds contexts_mutex().
+/// the context that it was made in, and other contexts of its device may use it too. The caller holds
+/// contexts_mutex(), until it has waited.
 void note_work(const Agent::Memory& memory, const Known& allocation, PendingWork& work) {
     if (allocation.pool) return note_work_on(memory, allocation.device, work);
     work.note(allocation.context);
@@ -136,6 +136,10 @@ void free_waiting() noexcept {
 Answer free(CUdeviceptr address) noexcept {
     return answered([&]() -> Answer {
         auto& index = Allocations::instance();
+        if (const auto known = index.find(address); !known || known->address != address) return std::nullopt;
+        free_waiting();
+        // While the record is out of the index its context must not end: it would be worked in all the same.
+        const std::shared_lock contexts(contexts_mutex());
         // The record goes first: behind the free the address may at once be somebody else's.
         const auto allocation = index.take(address);
         if (!allocation) return std::nullopt;
@@ -146,9 +150,6 @@ Answer free(CUdeviceptr address) noexcept {
         const auto with = memory();
         if (!with) return CUDA_SUCCESS; // the process is ending: the driver takes everything back
         if (allocation->pool) freed_from_pool(*allocation);
-        free_waiting();
-        std::shared_lock contexts(contexts_mutex(), std::defer_lock);
-        if (allocation->pool) contexts.lock();
         PendingWork work(with->api);
         {
             const std::shared_lock order(capture_order());

@@ -6,6 +6,10 @@
 
 #include "support/simulated_driver/testing.hpp"
 
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
 namespace gpu_sleep::test {
 
 using namespace sim::testing;
@@ -38,6 +42,13 @@ inline std::uint64_t used(CUmemoryPool pool) {
 
 inline std::uint64_t held() {
     return sim_live_objects().physical_bytes;
+}
+
+/// Waits until `name` was called more than `calls` times. False: not within a patient moment.
+inline bool await_call(const char* name, std::uint64_t calls) {
+    constexpr std::chrono::milliseconds k_look{1};
+    for (int i = 0; i < 5'000 && sim_calls(name) <= calls; ++i) std::this_thread::sleep_for(k_look);
+    return sim_calls(name) > calls;
 }
 
 /// Both devices' primary contexts; the first's is current. What a test leaves in pools goes with its end.

@@ -273,6 +273,29 @@ TEST_CASE("Lifetimes: a capture begins while a free waits for the device, and is
     CHECK(cuStreamDestroy(busy) == CUDA_SUCCESS);
 }
 
+TEST_CASE("Lifetimes: a context does not end while a free waits for its work", "[lifetimes]") {
+    constexpr std::chrono::milliseconds k_moment{100};
+    Devices devices;
+    void* flag = nullptr; // of a context that stays
+    REQUIRE(cuMemHostAlloc(&flag, sizeof(std::uint32_t), 0) == CUDA_SUCCESS);
+    auto* const own = make_context(0);
+    const auto address = allocate();
+    REQUIRE(launch(kernel("sim_spin_until"), make_stream(), flag) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    const auto waits = sim_calls("cuEventSynchronize");
+    auto frees = std::async(std::launch::async, [&] {
+        return cuCtxSetCurrent(own) == CUDA_SUCCESS && cuMemFree(address) == CUDA_SUCCESS;
+    });
+    CHECK(await_call("cuEventSynchronize", waits));
+    auto ends = std::async(std::launch::async, [&] { return cuCtxDestroy(own) == CUDA_SUCCESS; });
+    CHECK(ends.wait_for(k_moment) == std::future_status::timeout);
+    __atomic_store_n(static_cast<std::uint32_t*>(flag), 1U, __ATOMIC_RELEASE);
+    CHECK(frees.get());
+    CHECK(ends.get());
+    CHECK(cuMemFreeHost(flag) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+}
+
 TEST_CASE("Lifetimes: a capture ends with its stream", "[lifetimes]") {
     Devices devices;
     const auto stream = make_stream();

@@ -12,14 +12,8 @@ using namespace gpu_sleep::test;
 namespace {
 
 constexpr char k_release[] = "cuDevicePrimaryCtxRelease";
-constexpr char k_retain[] = "cuDevicePrimaryCtxRetain";
+constexpr char k_copy[] = "cuMemcpyDtoH";
 constexpr std::chrono::milliseconds k_delay{150};
-
-/// Waits until `name` was called more than `calls` times; not for long.
-void await_call(const char* name, std::uint64_t calls) {
-    constexpr std::chrono::milliseconds k_look{1};
-    for (int i = 0; i < 100 && sim_calls(name) <= calls; ++i) std::this_thread::sleep_for(k_look);
-}
 
 } // namespace
 
@@ -33,7 +27,7 @@ TEST_CASE("Primary contexts: of two releases at once one is the last", "[lifetim
     auto slow = CUDA_ERROR_UNKNOWN;
     const auto calls = sim_calls(k_release);
     std::thread other([&] { slow = cuDevicePrimaryCtxRelease(0); });
-    await_call(k_release, calls);
+    CHECK(await_call(k_release, calls));
     sim_delay(k_release, 0);
     CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
     other.join();
@@ -51,13 +45,13 @@ TEST_CASE("Primary contexts: one that ends while a copy is let through takes its
     REQUIRE(cuCtxSetCurrent(nullptr) == CUDA_SUCCESS);
     sim_delay(k_release, std::chrono::microseconds(k_delay).count());
     auto copied = CUDA_ERROR_UNKNOWN;
-    const auto calls = sim_calls(k_retain);
+    const auto calls = sim_calls(k_copy);
     std::thread copier([&] {
         cuCtxSetCurrent(devices.contexts[0]);
         std::vector<std::byte> bytes(k_bytes);
         copied = cuMemcpyDtoH(bytes.data(), there, k_bytes); // refused at first
     });
-    await_call(k_retain, calls);
+    CHECK(await_call(k_copy, calls));
     CHECK(cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
     copier.join();
     sim_clear();
