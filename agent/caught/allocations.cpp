@@ -4,16 +4,28 @@
 
 #include "caught/allocations.hpp"
 
+#include "base/immortal.hpp"
 #include "caught/state.hpp"
 
 #include <iterator>
 #include <mutex>
+#include <utility>
 
 namespace gpu_sleep::agent::caught {
 
+std::map<CUdeviceptr, Known> move_out(std::map<CUdeviceptr, Known>& from,
+                                      const std::function<bool(const Known&)>& wanted) {
+    std::map<CUdeviceptr, Known> taken;
+    for (auto next = from.begin(); next != from.end();) {
+        const auto here = next++;
+        if (wanted(here->second)) taken.insert(from.extract(here));
+    }
+    return taken;
+}
+
 Allocations& Allocations::instance() {
-    static auto* const index = new Allocations;
-    return *index;
+    static Immortal<Allocations> s_index;
+    return *s_index;
 }
 
 void Allocations::add(Known allocation) {
@@ -31,9 +43,24 @@ std::optional<Known> Allocations::take(CUdeviceptr address) {
     return allocation;
 }
 
-void Allocations::put_back(const Known& allocation) {
+Allocations::Record Allocations::extract(CUdeviceptr address) {
     const std::unique_lock lock(mutex_);
-    by_address_.insert_or_assign(allocation.address, allocation);
+    return by_address_.extract(address);
+}
+
+std::map<CUdeviceptr, Known> Allocations::extract(const std::function<bool(const Known&)>& wanted) {
+    const std::unique_lock lock(mutex_);
+    return move_out(by_address_, wanted);
+}
+
+void Allocations::put_back(Record record) {
+    const std::unique_lock lock(mutex_);
+    by_address_.insert(std::move(record));
+}
+
+void Allocations::put_back(std::map<CUdeviceptr, Known>& records) {
+    const std::unique_lock lock(mutex_);
+    by_address_.merge(records);
 }
 
 void Allocations::change(const std::function<void(Known&)>& body) {

@@ -14,6 +14,10 @@
 
 namespace gpu_sleep::agent::caught {
 
+/// Moves what is wanted out of `from`, which takes no memory.
+[[nodiscard]] std::map<CUdeviceptr, Known> move_out(std::map<CUdeviceptr, Known>& from,
+                                                    const std::function<bool(const Known&)>& wanted);
+
 /// Thread-safe. Answers while a transaction is under way, for it is apart from the ledger's mutex; its own is
 /// the innermost of all and is held over no call.
 class Allocations {
@@ -25,8 +29,15 @@ public:
     void add(Known allocation);
     /// Takes out what begins at `address`; nothing when nothing does.
     std::optional<Known> take(CUdeviceptr address);
-    /// Puts back what take() returned.
-    void put_back(const Known& allocation);
+    /// An allocation itself, which moves from place to place without memory; empty for none.
+    using Record = std::map<CUdeviceptr, Known>::node_type;
+    /// Takes out what begins at `address`.
+    Record extract(CUdeviceptr address);
+    /// Takes out all that are wanted.
+    std::map<CUdeviceptr, Known> extract(const std::function<bool(const Known&)>& wanted);
+    /// Puts back what extract() returned.
+    void put_back(Record record);
+    void put_back(std::map<CUdeviceptr, Known>& records);
     void change(const std::function<void(Known&)>& body);
     /// Changes what begins at `address`, if anything does.
     void change(CUdeviceptr address, const std::function<void(Known&)>& body);

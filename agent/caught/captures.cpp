@@ -4,6 +4,8 @@
 
 #include "caught/state.hpp"
 
+#include "base/immortal.hpp"
+
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -29,8 +31,8 @@ struct Captures {
     std::uint64_t last_number = 0;
     std::atomic<unsigned> count{0}; ///< of those open, for who holds no mutex
     static Captures& instance() {
-        static auto* const captures = new Captures;
-        return *captures;
+        static Immortal<Captures> s_captures;
+        return *s_captures;
     }
 };
 
@@ -88,8 +90,8 @@ CUcontext known_context_of(CUstream stream) noexcept {
 } // namespace
 
 std::shared_mutex& capture_order() noexcept {
-    static auto* const order = new std::shared_mutex;
-    return *order;
+    static Immortal<std::shared_mutex> s_order;
+    return *s_order;
 }
 
 std::uint64_t capture_begins(CUstream stream, bool per_thread) noexcept {

@@ -5,6 +5,8 @@
 #include "caught/state.hpp"
 #include "driver/context.hpp"
 
+#include "base/immortal.hpp"
+
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -25,8 +27,8 @@ struct OwnContexts {
     std::map<CUdevice, unsigned> primaries; ///< how often the program holds each, by green ones too
     std::map<CUgreenCtx, Green> greens;
     static OwnContexts& instance() {
-        static auto* const own = new OwnContexts;
-        return *own;
+        static Immortal<OwnContexts> s_own;
+        return *s_own;
     }
 };
 
@@ -61,9 +63,7 @@ public:
         captures_ = take_captures_of(context);
         pools_ = take_pools_of(memory, context);
         waiting_ = take_waiting_of(memory, dies);
-        for (const auto& known : Allocations::instance().all(dies))
-            if (auto allocation = Allocations::instance().take(known.address))
-                allocations_.push_back(*allocation);
+        allocations_ = Allocations::instance().extract(dies);
         auto& own = OwnContexts::instance();
         const std::lock_guard lock(own.mutex);
         own_ = own.contexts.extract(context);
@@ -71,9 +71,9 @@ public:
 
     /// The context is gone, and with it its memory.
     void gone() {
-        for (const auto& allocation : allocations_) {
+        for (const auto& [address, allocation] : allocations_) {
             if (allocation.pool) freed_from_pool(allocation);
-            give_range(memory_, allocation.address);
+            give_range(memory_, address);
         }
         captures_.gone();
         pools_.gone();
@@ -84,7 +84,7 @@ public:
     }
 
     void stays() {
-        for (const auto& allocation : allocations_) Allocations::instance().put_back(allocation);
+        Allocations::instance().put_back(allocations_);
         pools_.stays();
         waiting_.stays();
         captures_.stays();
@@ -97,7 +97,7 @@ private:
     Agent::Memory memory_;
     CUcontext context_;
     Taken captures_;
-    std::vector<Known> allocations_;
+    std::map<CUdeviceptr, Known> allocations_;
     std::map<CUcontext, int>::node_type own_;
     Taken pools_;
     Taken waiting_;
@@ -318,8 +318,8 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
 }
 
 std::shared_mutex& contexts_mutex() noexcept {
-    static auto* const mutex = new std::shared_mutex;
-    return *mutex;
+    static Immortal<std::shared_mutex> s_mutex;
+    return *s_mutex;
 }
 
 bool holds_primary(int device) {

@@ -4,6 +4,7 @@
 
 #include "caught/event_cache.hpp"
 
+#include "base/immortal.hpp"
 #include "caught/state.hpp"
 #include "driver/context.hpp"
 
@@ -12,8 +13,8 @@
 namespace gpu_sleep::agent::caught {
 
 EventCache& EventCache::instance() {
-    static auto* const cache = new EventCache;
-    return *cache;
+    static Immortal<EventCache> s_cache;
+    return *s_cache;
 }
 
 CUevent EventCache::take(const driver::Api& api, CUcontext context) {

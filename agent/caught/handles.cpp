@@ -4,6 +4,8 @@
 
 #include "caught/handles.hpp"
 
+#include "base/immortal.hpp"
+
 #include <iterator>
 
 namespace gpu_sleep::agent::caught {
@@ -26,8 +28,8 @@ const char* why_pinned(const CUmemAllocationProp& properties) {
 } // namespace
 
 Handles& Handles::instance() {
-    static auto* const all = new Handles;
-    return *all;
+    static Immortal<Handles> s_all;
+    return *s_all;
 }
 
 Handle* find_handle(Handles& all, std::uint64_t number) {

@@ -8,6 +8,8 @@
 #include "caught/state.hpp"
 #include "driver/context.hpp"
 
+#include "base/immortal.hpp"
+
 #include <fcntl.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -15,10 +17,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <list>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
-#include <vector>
 
 namespace gpu_sleep::agent::caught {
 namespace {
@@ -59,19 +61,41 @@ struct Exports {
     std::mutex mutex; ///< guards by_address; comes after the memory's
     std::map<CUdeviceptr, Export> by_address;
     static Exports& instance() {
-        static auto* const exports = new Exports;
-        return *exports;
+        static Immortal<Exports> s_exports;
+        return *s_exports;
     }
 };
 
 struct Imports {
     std::mutex mutex; ///< guards all below
-    std::vector<Import> all;
-    std::vector<Import> closing;          ///< to be unmapped once no capture is open
+    std::list<Import> all;
+    std::list<Import> closing;            ///< to be unmapped once no capture is open
     std::atomic<bool> has_closing{false}; ///< for who holds no mutex
     static Imports& instance() {
-        static auto* const imports = new Imports;
-        return *imports;
+        static Immortal<Imports> s_imports;
+        return *s_imports;
+    }
+};
+
+/// Those that are being closed. What is not unmapped by its end is closed later: memory was short, say.
+struct Closing {
+    std::list<Import> imports;
+
+    Closing() = default;
+    Closing(const Closing&) = delete;
+    Closing& operator=(const Closing&) = delete;
+    ~Closing() {
+        if (imports.empty()) return;
+        auto& all = Imports::instance();
+        const std::lock_guard lock(all.mutex);
+        all.closing.splice(all.closing.end(), imports);
+        all.has_closing = true;
+    }
+    void take() {
+        auto& all = Imports::instance();
+        const std::lock_guard lock(all.mutex);
+        imports.swap(all.closing);
+        all.has_closing = false;
     }
 };
 
@@ -251,17 +275,14 @@ Answer close_ipc(CUdeviceptr address) noexcept {
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with) return std::nullopt;
-        const auto found = [&](std::vector<Import>& all) {
-            return std::find_if(all.begin(), all.end(), [&](const Import& i) { return i.given == address; });
-        };
         auto& imports = Imports::instance();
         {
             const std::lock_guard lock(imports.mutex);
-            const auto import = found(imports.all);
+            const auto import = std::find_if(imports.all.begin(), imports.all.end(),
+                                             [&](const Import& i) { return i.given == address; });
             if (import == imports.all.end()) return std::nullopt;
             if (--import->opens != 0) return CUDA_SUCCESS;
-            imports.closing.push_back(std::move(*import));
-            imports.all.erase(import);
+            imports.closing.splice(imports.closing.end(), imports.all, import); // which takes no memory
             imports.has_closing = true;
         }
         forget_residual(address);
@@ -279,22 +300,18 @@ void close_waiting() noexcept {
         const auto with = memory();
         if (!with) return;
         const std::shared_lock contexts(contexts_mutex());
+        Closing due;
         PendingWork work(with->api);
-        std::vector<Import> due;
         {
             const std::shared_lock order(capture_order());
             if (captures_open() != 0) return;
-            {
-                const std::lock_guard lock(imports.mutex);
-                due.swap(imports.closing);
-                imports.has_closing = false;
-            }
-            for (const auto& import : due)
+            due.take();
+            for (const auto& import : due.imports)
                 for (int device = 0; device < driver::k_max_devices; ++device)
                     if ((import.access >> device & 1) != 0) note_work_on(*with, device, work);
         }
         work.wait();
-        for (const auto& import : due) unmap_import(with->api, import);
+        for (; !due.imports.empty(); due.imports.pop_front()) unmap_import(with->api, due.imports.front());
     });
 }
 

@@ -7,6 +7,8 @@
 #include "caught/state.hpp"
 #include "driver/context.hpp"
 
+#include "base/immortal.hpp"
+
 #include <algorithm>
 #include <array>
 #include <mutex>
@@ -19,8 +21,8 @@ struct PeerAccess {
     std::mutex mutex; ///< guards accessors
     std::array<driver::DeviceMask, driver::k_max_devices> accessors{};
     static PeerAccess& instance() {
-        static auto* const access = new PeerAccess;
-        return *access;
+        static Immortal<PeerAccess> s_access;
+        return *s_access;
     }
 };
 

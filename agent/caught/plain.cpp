@@ -6,8 +6,14 @@
 #include "caught/state.hpp"
 #include "driver/context.hpp"
 
+#include "base/immortal.hpp"
+
+#include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <utility>
 
 namespace gpu_sleep::agent::caught {
 namespace {
@@ -18,11 +24,44 @@ constexpr std::size_t k_pitch_alignment = 512;
 /// Frees that have to wait: waiting for work would break a capture, and so would not waiting.
 struct Later {
     std::mutex mutex; ///< guards allocations
-    std::vector<Known> allocations;
+    std::map<CUdeviceptr, Known> allocations;
     static Later& instance() {
-        static auto* const later = new Later;
-        return *later;
+        static Immortal<Later> s_later;
+        return *s_later;
     }
+};
+
+/// Some of them, while they are freed. What is not by its end waits again: memory was short, say.
+class Due {
+public:
+    Due() = default;
+    Due(const Due&) = delete;
+    Due& operator=(const Due&) = delete;
+    ~Due() { put_back(); }
+
+    void take(const std::function<bool(const Known&)>& wanted) {
+        auto& later = Later::instance();
+        const std::lock_guard lock(later.mutex);
+        allocations_ = move_out(later.allocations, wanted);
+    }
+    void give_back(const Agent::Memory& memory) {
+        for (; !allocations_.empty(); allocations_.erase(allocations_.begin()))
+            give_range(memory, allocations_.begin()->first);
+    }
+    void put_back() noexcept {
+        auto& later = Later::instance();
+        const std::lock_guard lock(later.mutex);
+        later.allocations.merge(allocations_);
+    }
+    /// Those that they were made in are gone, and all work in them.
+    void forget_contexts() noexcept {
+        for (auto& [address, allocation] : allocations_) allocation.context = nullptr;
+    }
+    [[nodiscard]] auto begin() const { return allocations_.begin(); }
+    [[nodiscard]] auto end() const { return allocations_.end(); }
+
+private:
+    std::map<CUdeviceptr, Known> allocations_;
 };
 
 /// Notes all work that may use the allocation, for which the driver's free waits. Memory of a pool outlives
@@ -81,28 +120,22 @@ Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t wi
     return answer;
 }
 
-void free_later(const Known& allocation) {
+void Leaving::wait() noexcept {
+    if (record_.empty()) return;
     auto& later = Later::instance();
     const std::lock_guard lock(later.mutex);
-    later.allocations.push_back(allocation);
+    later.allocations.insert(std::move(record_));
 }
 
 Taken take_waiting_of(const Agent::Memory& memory, const std::function<bool(const Known&)>& dies) {
-    auto& later = Later::instance();
-    std::vector<Known> taken;
-    {
-        const std::lock_guard lock(later.mutex);
-        for (const auto& allocation : later.allocations)
-            if (dies(allocation)) taken.push_back(allocation);
-        std::erase_if(later.allocations, dies);
-    }
+    const auto due = std::make_shared<Due>();
     auto gone = [=] {
-        for (const auto& allocation : taken) give_range(memory, allocation.address);
+        due->forget_contexts();
+        due->give_back(memory);
     };
-    auto stays = [=] {
-        for (const auto& allocation : taken) free_later(allocation);
-    };
-    return {std::move(gone), std::move(stays)};
+    Taken taken{std::move(gone), [=] { due->put_back(); }};
+    due->take(dies); // last: it takes no memory
+    return taken;
 }
 
 void free_waiting() noexcept {
@@ -117,21 +150,35 @@ void free_waiting() noexcept {
         if (!with) return;
         // From here on none of their contexts ends; those that ended took theirs with them.
         const std::shared_lock contexts(contexts_mutex());
+        Due due;
         PendingWork work(with->api);
-        std::vector<Known> due;
         {
             const std::shared_lock order(capture_order());
             if (captures_open() != 0) return;
-            {
-                const std::lock_guard lock(later.mutex);
-                due.swap(later.allocations);
-            }
-            for (const auto& allocation : due) note_work(*with, allocation, work);
+            due.take([](const Known&) { return true; });
+            for (const auto& [address, allocation] : due) note_work(*with, allocation, work);
         }
         work.wait();
-        for (const auto& allocation : due) give_range(*with, allocation.address);
+        due.give_back(*with);
     });
 }
+
+namespace {
+
+/// Unless a capture is open. The caller holds contexts_mutex().
+void free_now(const Agent::Memory& memory, Leaving& allocation) {
+    PendingWork work(memory.api);
+    {
+        const std::shared_lock order(capture_order());
+        if (captures_open() != 0) return allocation.wait();
+        note_work(memory, *allocation, work);
+    }
+    work.wait();
+    give_range(memory, allocation->address);
+    allocation.done();
+}
+
+} // namespace
 
 Answer free(CUdeviceptr address) noexcept {
     return answered([&]() -> Answer {
@@ -141,27 +188,20 @@ Answer free(CUdeviceptr address) noexcept {
         // While the record is out of the index its context must not end: it would be worked in all the same.
         const std::shared_lock contexts(contexts_mutex());
         // The record goes first: behind the free the address may at once be somebody else's.
-        const auto allocation = index.take(address);
+        Leaving allocation(index.extract(address));
         if (!allocation) return std::nullopt;
         if (allocation->is_virtual) {
-            index.put_back(*allocation);
+            allocation.stay();
             return std::nullopt;
         }
         const auto with = memory();
-        if (!with) return CUDA_SUCCESS; // the process is ending: the driver takes everything back
-        if (allocation->pool) freed_from_pool(*allocation);
-        PendingWork work(with->api);
-        {
-            const std::shared_lock order(capture_order());
-            if (captures_open() != 0) {
-                free_later(*allocation);
-                return CUDA_SUCCESS;
-            }
-            note_work(*with, *allocation, work);
+        if (!with) {
+            allocation.done(); // the process is ending: the driver takes everything back
+            return CUDA_SUCCESS;
         }
-        work.wait();
-        give_range(*with, allocation->address);
-        return CUDA_SUCCESS;
+        if (allocation->pool) freed_from_pool(*allocation);
+        noted([&] { free_now(*with, allocation); });
+        return CUDA_SUCCESS; // now or later
     });
 }
 

@@ -157,25 +157,32 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
 
 Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept {
     return answered([&]() -> Answer {
-        const auto allocation = Allocations::instance().take(address);
+        Leaving allocation(Allocations::instance().extract(address));
         if (!allocation) return std::nullopt;
         if (allocation->is_virtual) {
-            Allocations::instance().put_back(*allocation);
+            allocation.stay();
             return std::nullopt;
         }
         const auto with = memory();
-        if (!with) return CUDA_SUCCESS;
+        if (!with) {
+            allocation.done();
+            return CUDA_SUCCESS;
+        }
         const auto key = key_of(*with, stream, per_thread);
         if (!key.context) { // the driver says what is wrong
-            Allocations::instance().put_back(*allocation);
+            allocation.stay();
             return std::nullopt;
         }
         if (meets_capture(*with, key.stream)) {
             freed_from_pool(*allocation);
-            free_later(*allocation);
-        } else if (!free_in_order(*with, *allocation, key)) {
+            return CUDA_SUCCESS; // when the capture has ended
+        }
+        noted([&] {
+            if (free_in_order(*with, *allocation, key)) allocation.done();
+        });
+        if (allocation) {
             // Without an event nobody can say when the block is free: wait, and give it back.
-            free_later(*allocation);
+            allocation.wait();
             free_waiting();
         }
         return CUDA_SUCCESS;

@@ -5,6 +5,7 @@
 
 #include "caught/residual.hpp"
 
+#include "base/immortal.hpp"
 #include "caught/state.hpp"
 
 #include <algorithm>
@@ -25,8 +26,8 @@ struct Residents {
     std::mutex mutex; ///< guards by_address
     std::map<CUdeviceptr, Resident> by_address;
     static Residents& instance() {
-        static auto* const residents = new Residents;
-        return *residents;
+        static Immortal<Residents> s_residents;
+        return *s_residents;
     }
 };
 

@@ -101,8 +101,8 @@ bool keep_until_done(Pools& all, const Agent::Memory& memory, Pool* pool, const 
         return true;
     }
     const auto size = block_size(allocation.bytes);
-    pool->spare_bytes += size;
     pool->spares[size].push_back(spare);
+    pool->spare_bytes += size;
     if (pool->spare_bytes > pool->threshold) all.has_excess = true;
     return true;
 }

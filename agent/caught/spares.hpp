@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "base/immortal.hpp"
 #include "caught/state.hpp"
 #include "driver/memory.hpp"
 
@@ -55,8 +56,8 @@ struct Pools {
     std::atomic<bool> has_excess{false}; ///< some pool keeps more than its threshold, or a block leaves
     std::atomic<Clock::time_point> next_trim{Clock::time_point{}};
     static Pools& instance() {
-        static auto* const all = new Pools;
-        return *all;
+        static Immortal<Pools> s_all;
+        return *s_all;
     }
 };
 

@@ -28,15 +28,6 @@ template <class Body>
     return answer ? *answer : Answer(CUDA_ERROR_OUT_OF_MEMORY);
 }
 
-/// The same for what has nothing to return.
-template <class Body>
-void noted(Body&& body) noexcept {
-    static_cast<void>(guarded([&]() -> Result<void> {
-        body();
-        return {};
-    }));
-}
-
 /// The device of the current context; nothing without one.
 [[nodiscard]] std::optional<int> current_device(const Agent::Memory& memory) noexcept;
 
@@ -112,6 +103,28 @@ class PendingWork;
 /// Notes all work on the device. The caller holds capture_order(), with no capture open, and contexts_mutex()
 /// until it has waited.
 void note_work_on(const Agent::Memory& memory, int device, PendingWork& work);
-void free_later(const Known& allocation);
+
+/// An allocation that is out of the index to be freed. Unless that is done by its end, it is freed with those
+/// that wait for captures to end: also when it was memory that was short.
+class Leaving {
+public:
+    explicit Leaving(Allocations::Record record) noexcept : record_(std::move(record)) {}
+    Leaving(const Leaving&) = delete;
+    Leaving& operator=(const Leaving&) = delete;
+    ~Leaving() { wait(); }
+
+    explicit operator bool() const noexcept { return !record_.empty(); }
+    const Known* operator->() const noexcept { return &record_.mapped(); }
+    const Known& operator*() const noexcept { return record_.mapped(); }
+    /// It is freed, or somebody else's to free.
+    void done() noexcept { record_ = {}; }
+    /// It is not to be freed: puts it back into the index.
+    void stay() { Allocations::instance().put_back(std::move(record_)); }
+    /// It is freed later.
+    void wait() noexcept;
+
+private:
+    Allocations::Record record_;
+};
 
 } // namespace gpu_sleep::agent::caught

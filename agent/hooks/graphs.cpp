@@ -5,6 +5,7 @@
 #include "hooks/graphs.hpp"
 
 #include "base/guard.hpp"
+#include "base/immortal.hpp"
 #include "base/symbols.hpp"
 #include "caught/caught.hpp"
 #include "hooks/inspect.hpp"
@@ -29,8 +30,8 @@ struct GraphQueries {
     decltype(&::cuGraphChildGraphNodeGetGraph) child = nullptr;
 
     static const GraphQueries& instance() {
-        static const auto* const queries = new GraphQueries;
-        return *queries;
+        static const GraphQueries s_queries;
+        return s_queries;
     }
 
 private:
@@ -57,8 +58,8 @@ struct Graphs {
     std::mutex mutex; ///< guards named; no call of the driver is made under it
     std::unordered_map<CUgraphExec, NodeNames> named;
     static Graphs& instance() {
-        static auto* const graphs = new Graphs;
-        return *graphs;
+        static Immortal<Graphs> s_graphs;
+        return *s_graphs;
     }
 };
 

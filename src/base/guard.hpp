@@ -30,4 +30,13 @@ template <class Body>
     }
 }
 
+/// The same for what returns nothing: what fails for want of memory is left at that.
+template <class Body>
+void noted(Body&& body) noexcept {
+    static_cast<void>(guarded([&]() -> Result<void> {
+        body();
+        return {};
+    }));
+}
+
 } // namespace gpu_sleep

@@ -4,6 +4,7 @@
 
 #include "memory/heap.hpp"
 
+#include "base/guard.hpp"
 #include "base/log.hpp"
 
 #include <algorithm>
@@ -94,7 +95,7 @@ Result<Freed> Heap::remove_range(Pool& pool, Backing& backing) {
     if (backing.mapped) GPU_SLEEP_TRY(driver::unmap(api_, {backing.address, backing.bytes}));
     auto removed = ledger_.remove(backing.address);
     if (removed.handle != 0) static_cast<void>(driver::PhysicalMemory(api_, removed.handle));
-    unreserve(pool, removed.address);
+    noted([&] { unreserve(pool, removed.address); }); // else addresses are lost, which are plenty
     return Freed{std::move(removed.kept)};
 }
 
@@ -122,8 +123,9 @@ Result<Freed> Heap::free(DeviceAddress address) {
 }
 
 void Heap::update_space(Pool& pool, const Block& block, Bytes before) {
-    pool.blocks_by_space.erase({before, block.address});
-    pool.blocks_by_space.emplace(block.spans.largest_free(), block.address);
+    auto entry = pool.blocks_by_space.extract({before, block.address}); // moved: that takes no memory
+    entry.value().first = block.spans.largest_free();
+    pool.blocks_by_space.insert(std::move(entry));
 }
 
 Result<DeviceAddress> Heap::allocate_small(Pool& pool, const Device& device, ledger::TagId tag, Bytes bytes) {
@@ -157,18 +159,21 @@ Result<Freed> Heap::free_small(Backing& backing, DeviceAddress address) {
     auto& block = pool.blocks.at(backing.address);
     const auto before = block.spans.largest_free();
     const auto offset = address - backing.address;
-    const auto bytes = block.spans.free(offset);
+    const auto bytes = block.spans.allocated_at(offset);
     if (!bytes) return make_error(ErrorCode::not_owned, "{:#x} is not the start of an allocation", address);
-    update_space(pool, block, before);
+    // What takes memory comes first: without it all is as before.
     ledger::Ledger::forget_preserved(backing, {offset, *bytes});
+    block.spans.free(offset);
+    update_space(pool, block, before);
     backing.allocated -= *bytes;
     if (!block.spans.is_empty()) return Freed{};
 
     const auto space = std::pair(block.spans.largest_free(), block.address);
-    auto freed = remove_range(pool, backing);
+    auto freed = guarded([&] { return remove_range(pool, backing); });
     if (!freed) {
-        // The allocation is gone, only its empty range could not be: it stays for the next ones.
-        log::warning("an empty range stays: {}", freed.error().message);
+        // The allocation is gone, only its empty range could not be: it stays for the next ones. Nothing may
+        // be thrown: somebody else may soon be given what would then be freed again.
+        noted([&] { log::warning("an empty range stays: {}", freed.error().message); });
         return Freed{};
     }
     pool.blocks_by_space.erase(space);

@@ -5,6 +5,7 @@
 #include "memory/span_allocator.hpp"
 
 #include <iterator>
+#include <utility>
 
 namespace gpu_sleep::memory {
 
@@ -37,7 +38,9 @@ std::optional<Bytes> SpanAllocator::free(Bytes offset) {
     const auto at = allocated_.find(offset);
     if (at == allocated_.end()) return std::nullopt;
     const auto length = at->second;
-    allocated_.erase(at);
+    // The memory first, so that nothing has changed where there is none.
+    auto size = by_size_.extract(by_size_.emplace(length, offset).first);
+    auto span = allocated_.extract(at);
 
     auto begin = offset;
     auto end = offset + length;
@@ -53,7 +56,11 @@ std::optional<Bytes> SpanAllocator::free(Bytes offset) {
         end += after->second;
         erase_free(after);
     }
-    insert_free(begin, end - begin);
+    span.key() = begin;
+    span.mapped() = end - begin;
+    free_.insert(std::move(span));
+    size.value() = {end - begin, begin};
+    by_size_.insert(std::move(size));
     return length;
 }
 

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A malloc of the program's own, which knows the agent by its addresses: the operator new inside it calls
+// malloc.
+
+#include "short_memory.hpp"
+
+#include <link.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+namespace gpu_sleep::test {
+namespace {
+
+struct Short {
+    bool is_on;
+    bool is_lasting;
+    bool has_failed;
+    long left; ///< that succeed
+};
+constinit thread_local Short t_short{};
+
+struct Library {
+    std::uintptr_t begin = UINTPTR_MAX;
+    std::uintptr_t end = 0;
+};
+
+Library find_agent() noexcept {
+    Library agent;
+    const auto visit = [](dl_phdr_info* object, std::size_t, void* data) {
+        if (!std::strstr(object->dlpi_name, "libgpu-sleep-agent")) return 0;
+        auto& library = *static_cast<Library*>(data);
+        for (int i = 0; i < object->dlpi_phnum; ++i) {
+            const auto& header = object->dlpi_phdr[i];
+            if (header.p_type != PT_LOAD) continue;
+            const auto from = object->dlpi_addr + header.p_vaddr;
+            library.begin = std::min<std::uintptr_t>(library.begin, from);
+            library.end = std::max<std::uintptr_t>(library.end, from + header.p_memsz);
+        }
+        return 1;
+    };
+    ::dl_iterate_phdr(visit, &agent);
+    return agent;
+}
+
+const Library& agent() noexcept {
+    static const auto s_agent = find_agent();
+    return s_agent;
+}
+
+bool fails(const void* caller) noexcept {
+    auto& state = t_short;
+    const auto address = reinterpret_cast<std::uintptr_t>(caller);
+    if (!state.is_on || address < agent().begin || address >= agent().end) return false;
+    const auto left = state.left--;
+    if (left > 0 || (left < 0 && !state.is_lasting)) return false;
+    state.has_failed = true;
+    return true;
+}
+
+} // namespace
+
+ShortMemory::ShortMemory(long succeed, How how) noexcept {
+    static_cast<void>(agent());
+    t_short = {true, how == How::lasting, false, succeed};
+}
+
+ShortMemory::~ShortMemory() {
+    t_short.is_on = false;
+}
+
+bool ShortMemory::has_failed() noexcept {
+    return t_short.has_failed;
+}
+
+} // namespace gpu_sleep::test
+
+extern "C" void* malloc(std::size_t bytes) {
+    if (gpu_sleep::test::fails(__builtin_return_address(0))) {
+        errno = ENOMEM;
+        return nullptr;
+    }
+    constexpr std::size_t k_alignment = alignof(std::max_align_t); // which aligned_alloc asks of the size too
+    return ::aligned_alloc(k_alignment, bytes > SIZE_MAX - k_alignment
+                                            ? bytes
+                                            : (bytes + k_alignment - 1) / k_alignment * k_alignment);
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Frees of a caught program while the agent's memory runs out: each allocation in it fails once, or all from
+// one on. Whatever the call returns, nothing is lost.
+
+#include "../process.hpp"
+#include "devices.hpp"
+#include "short_memory.hpp"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include <string>
+
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr std::size_t k_small = 4096; ///< shares a range with others
+
+CUdeviceptr allocate(std::size_t bytes) {
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAlloc(&address, bytes) == CUDA_SUCCESS);
+    return address;
+}
+
+/// Runs `body` with memory short from every allocation of the agent on, until it takes no more than succeed;
+/// `settle` after each. `body` may not use CHECK, which allocates.
+void sweep(const std::function<std::function<bool()>()>& prepare, const std::function<void()>& settle) {
+    for (const auto how : {ShortMemory::How::once, ShortMemory::How::lasting}) {
+        bool has_failed = true;
+        for (long succeed = 0; has_failed; ++succeed) {
+            INFO("after " << succeed << ", " << static_cast<int>(how));
+            REQUIRE(succeed < 500);
+            const auto body = prepare();
+            bool is_right = false;
+            {
+                const ShortMemory memory(succeed, how);
+                is_right = body();
+                has_failed = ShortMemory::has_failed();
+            }
+            CHECK(is_right);
+            settle();
+        }
+    }
+}
+
+/// What waits is freed with the next.
+void check_all_is_freed() {
+    CHECK(cuMemFree(allocate(k_bytes)) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+}
+
+CUipcMemHandle handle_of(const std::string& words) {
+    CUipcMemHandle handle{};
+    for (std::size_t i = 0; i < sizeof handle.reserved; ++i)
+        handle.reserved[i] = static_cast<char>(std::stoi(words.substr(2 * i, 2), nullptr, 16));
+    return handle;
+}
+
+} // namespace
+
+TEST_CASE("Short memory: a free frees at once or later", "[short_memory]") {
+    Devices devices;
+    const auto bytes = GENERATE(k_bytes, k_small);
+    const auto before = allocate(k_small); // so that two share a range
+    const auto range = held();
+    sweep(
+        [=] {
+            const auto address = allocate(bytes);
+            return [=] { return cuMemFree(address) == CUDA_SUCCESS; };
+        },
+        [=] {
+            CHECK(cuMemFree(allocate(k_bytes)) == CUDA_SUCCESS);
+            CHECK(held() == range);
+        });
+    CHECK(cuMemFree(before) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+}
+
+TEST_CASE("Short memory: what waits for a capture is freed after it or later", "[short_memory]") {
+    Devices devices;
+    const auto stream = make_stream();
+    CUgraph graph = nullptr;
+    sweep(
+        [&] {
+            REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+            for (const auto bytes : {k_bytes, k_small, k_bytes})
+                CHECK(cuMemFree(allocate(bytes)) == CUDA_SUCCESS);
+            return [&] { return cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS; };
+        },
+        [&] {
+            CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
+            check_all_is_freed();
+        });
+    CHECK(sim_fault_counts().broken_captures == 0);
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Short memory: a free in a stream's order loses no block and no figure", "[short_memory]") {
+    Devices devices;
+    const auto stream = make_stream();
+    sweep(
+        [=] {
+            const auto address = allocate_async(stream);
+            return [=] { return cuMemFreeAsync(address, stream) == CUDA_SUCCESS; };
+        },
+        [=] {
+            CHECK(used(default_pool(0)) == 0);
+            CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+            CHECK(cuMemPoolTrimTo(default_pool(0), 0) == CUDA_SUCCESS);
+            check_all_is_freed();
+        });
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+/// Run by the next one.
+TEST_CASE("Short memory: another process that shares", "[.][giver]") {
+    Devices devices;
+    const auto address = allocate(k_bytes);
+    CUipcMemHandle handle{};
+    REQUIRE(cuIpcGetMemHandle(&handle, address) == CUDA_SUCCESS);
+    std::string words;
+    for (const char byte : handle.reserved) words += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+    std::cout << "\n" << words << std::endl;
+    std::string line;
+    std::getline(std::cin, line);
+    CHECK(cuMemFree(address) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Short memory: memory of another process is closed at once or later", "[short_memory]") {
+    Process giver({{"/proc/self/exe", "[giver]"}});
+    auto words = giver.read_line();
+    while (words.size() != 2 * sizeof(CUipcMemHandle)) words = giver.read_line();
+    const auto handle = handle_of(words);
+    Devices devices;
+    const auto before = sim_live_objects().mappings;
+    sweep(
+        [&] {
+            CUdeviceptr address = 0;
+            REQUIRE(cuIpcOpenMemHandle(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) == CUDA_SUCCESS);
+            return [=] { return cuIpcCloseMemHandle(address) == CUDA_SUCCESS; };
+        },
+        [&] {
+            CHECK(cuMemFree(allocate(k_bytes)) == CUDA_SUCCESS);
+            CHECK(sim_live_objects().mappings == before);
+        });
+    giver.close_input();
+    CHECK(giver.wait() == 0);
+}
