@@ -11,10 +11,12 @@
 
 namespace gpu_sleep::gate {
 
-constinit thread_local Seat* t_seat = nullptr;
-constinit std::atomic<Seat*> Seats::s_first{nullptr};
-
 namespace {
+
+/// Without memory for a seat a thread shares this one: then it may be taken for inside when it is not, never
+/// the other way round as long as it is alone there. Always taken, so that nobody gets it for his own; in the
+/// list from the start, so that who closes the gate sees it.
+constinit Seat s_spare{.taken = true};
 
 /// Makes the seat the next thread's, as new.
 void leave_seat(Seat& seat) noexcept {
@@ -22,7 +24,7 @@ void leave_seat(Seat& seat) noexcept {
     seat.depth = 0;
     seat.has_pass.store(false, std::memory_order_relaxed);
     seat.shares_pass.store(0, std::memory_order_relaxed);
-    seat.taken.store(false, std::memory_order_release);
+    if (&seat != &s_spare) seat.taken.store(false, std::memory_order_release);
 }
 
 void end_thread(void* seat) noexcept {
@@ -58,6 +60,9 @@ void leave_at_end(Seat& seat) noexcept {
 
 } // namespace
 
+constinit thread_local Seat* t_seat = nullptr;
+constinit std::atomic<Seat*> Seats::s_first{&s_spare};
+
 Seat* Seats::take() noexcept {
     for (auto* seat = first(); seat; seat = seat->next) {
         bool free = false;
@@ -74,9 +79,6 @@ Seat* Seats::take() noexcept {
 
 Seat& Seats::own() noexcept {
     if (t_seat) return *t_seat;
-    // Without memory for a seat a thread shares one: then it may be taken for inside when it is not, never
-    // the other way round as long as it is alone there.
-    static Seat s_spare;
     auto* seat = take();
     if (!seat) return s_spare;
     t_seat = seat;

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// An operator new of the program's own.
+
+#include "support/failing_new.hpp"
+
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+namespace gpu_sleep::test {
+
+constinit thread_local long t_allocations_left = -1;
+
+namespace {
+
+void* allocate(std::size_t bytes) noexcept {
+    const bool fails = t_allocations_left >= 0 && t_allocations_left-- == 0;
+    return fails ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+}
+
+} // namespace
+} // namespace gpu_sleep::test
+
+void* operator new(std::size_t bytes) {
+    auto* const memory = gpu_sleep::test::allocate(bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+}
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+    return gpu_sleep::test::allocate(bytes);
+}
+void operator delete(void* memory) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+    std::free(memory);
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The gate where memory runs out.
+
+#include "gate_fixture.hpp"
+#include "support/failing_new.hpp"
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using gate::Touch;
+
+namespace {
+
+/// While it lives, all seats that nobody has are somebody's.
+class AllSeatsTaken {
+public:
+    AllSeatsTaken() {
+        for (auto* seat = gate::Seats::first(); seat; seat = seat->next)
+            if (!seat->taken.exchange(true)) taken_.push_back(seat);
+    }
+    AllSeatsTaken(const AllSeatsTaken&) = delete;
+    AllSeatsTaken& operator=(const AllSeatsTaken&) = delete;
+    ~AllSeatsTaken() {
+        for (auto* const seat : taken_) seat->taken = false;
+    }
+
+private:
+    std::vector<gate::Seat*> taken_;
+};
+
+} // namespace
+
+TEST_CASE("Gate: a thread without memory for a seat is seen inside", "[gate]") {
+    const OpenGate open;
+    const AllSeatsTaken taken;
+    std::atomic<bool> may_leave{false};
+    std::atomic<bool> is_inside{false};
+    std::thread thread([&] {
+        for (int i = 0; i < 2; ++i) { // the seat stays nobody's own
+            t_allocations_left = 0;
+            const gate::Passage passage(Touch::submits, "cuTouch");
+            is_inside = true;
+            while (!may_leave) std::this_thread::sleep_for(Milliseconds(1));
+        }
+    });
+    REQUIRE(becomes_true([&] { return is_inside.load(); }));
+    CHECK_FALSE(the_gate().close(after(k_moment), goes_on));
+    may_leave = true;
+    CHECK(the_gate().close(after(k_patience), goes_on));
+    the_gate().open();
+    thread.join();
+}
