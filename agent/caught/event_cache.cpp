@@ -4,13 +4,25 @@
 
 #include "caught/event_cache.hpp"
 
+#include "base/guard.hpp"
 #include "base/immortal.hpp"
-#include "caught/state.hpp"
 #include "driver/context.hpp"
 
 #include <utility>
 
 namespace gpu_sleep::agent::caught {
+
+namespace {
+
+/// Waiting for it is as the program chose for its current context: busy, or not.
+unsigned flags_of_events(const driver::Api& api) {
+    unsigned flags = 0;
+    const bool blocks = api.cuCtxGetFlags(&flags) == CUDA_SUCCESS &&
+                        (flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC;
+    return blocks ? CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC : CU_EVENT_DISABLE_TIMING;
+}
+
+} // namespace
 
 EventCache& EventCache::instance() {
     static Immortal<EventCache> s_cache;
@@ -28,7 +40,7 @@ CUevent EventCache::take(const driver::Api& api, CUcontext context) {
     }
     const auto create = [&]() -> CUevent {
         CUevent event = nullptr;
-        return api.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS ? event : nullptr;
+        return api.cuEventCreate(&event, flags_of_events(api)) == CUDA_SUCCESS ? event : nullptr;
     };
     CUcontext current = nullptr;
     if (api.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context) return create();

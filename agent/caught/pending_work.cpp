@@ -4,8 +4,8 @@
 
 #include "caught/pending_work.hpp"
 
+#include "base/guard.hpp"
 #include "caught/event_cache.hpp"
-#include "caught/state.hpp"
 #include "driver/context.hpp"
 
 #include <algorithm>

@@ -28,6 +28,7 @@ namespace gpu_sleep::driver {
     X(cuCtxPopCurrent)                                                                                       \
     X(cuCtxGetCurrent)                                                                                       \
     X(cuCtxGetDevice)                                                                                        \
+    X(cuCtxGetFlags)                                                                                         \
     X(cuCtxSynchronize)                                                                                      \
     X(cuThreadExchangeStreamCaptureMode)                                                                     \
     X(cuStreamCreate)                                                                                        \

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Waiting for the work in contexts, and the events that it takes.
+
+#include "caught/pending_work.hpp"
+
+#include "caught/event_cache.hpp"
+#include "support/simulated_driver/testing.hpp"
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::sim::testing;
+using agent::caught::EventCache;
+
+namespace {
+
+driver::Api load() {
+    auto api = driver::Api::load();
+    REQUIRE(api);
+    return *api;
+}
+
+unsigned g_event_flags = 0; ///< of the last one
+
+/// One that notes with which flags events are made.
+driver::Api load_noting() {
+    auto api = load();
+    api.cuEventCreate = [](CUevent* event, unsigned flags) {
+        g_event_flags = flags;
+        return ::cuEventCreate(event, flags);
+    };
+    return api;
+}
+
+/// A context of the test's own, current only while it is made.
+class OwnContext {
+public:
+    explicit OwnContext(unsigned flags = 0) {
+        CUctxCreateParams parameters{};
+        REQUIRE(cuCtxCreate(&handle, &parameters, flags, 0) == CUDA_SUCCESS);
+        CUcontext popped = nullptr;
+        REQUIRE(cuCtxPopCurrent(&popped) == CUDA_SUCCESS);
+    }
+    OwnContext(const OwnContext&) = delete;
+    OwnContext& operator=(const OwnContext&) = delete;
+    ~OwnContext() {
+        static_cast<void>(EventCache::instance().take_all_of(handle)); // they go with it
+        cuCtxDestroy(handle);
+    }
+
+    CUcontext handle = nullptr;
+};
+
+} // namespace
+
+TEST_CASE("Event cache: waiting for an event is as its context's flags say", "[pending_work]") {
+    const Session session;
+    const auto api = load_noting();
+    const auto flags = GENERATE(CU_CTX_SCHED_AUTO, CU_CTX_SCHED_SPIN, CU_CTX_SCHED_YIELD,
+                                CU_CTX_SCHED_BLOCKING_SYNC, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST);
+    const OwnContext own(static_cast<unsigned>(flags));
+    auto& cache = EventCache::instance();
+    auto* const event = cache.take(api, own.handle);
+    REQUIRE(event);
+    const bool blocks = (static_cast<unsigned>(flags) & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC;
+    CHECK(g_event_flags ==
+          (blocks ? CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC : CU_EVENT_DISABLE_TIMING));
+    cache.give(own.handle, event);
+    CHECK(cache.take(api, own.handle) == event);
+}
