@@ -5,11 +5,17 @@
 #include "caught/pending_work.hpp"
 
 #include "caught/event_cache.hpp"
+#include "support/failing_new.hpp"
 #include "support/simulated_driver/testing.hpp"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::sim::testing;
 using agent::caught::EventCache;
+using agent::caught::PendingWork;
 
 namespace {
 
@@ -50,6 +56,10 @@ public:
     CUcontext handle = nullptr;
 };
 
+std::uint64_t events_made() {
+    return sim_calls("cuEventCreate");
+}
+
 } // namespace
 
 TEST_CASE("Event cache: waiting for an event is as its context's flags say", "[pending_work]") {
@@ -66,4 +76,41 @@ TEST_CASE("Event cache: waiting for an event is as its context's flags say", "[p
           (blocks ? CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC : CU_EVENT_DISABLE_TIMING));
     cache.give(own.handle, event);
     CHECK(cache.take(api, own.handle) == event);
+}
+
+TEST_CASE("Event cache: an event that comes back after its context's end is nobody's", "[pending_work]") {
+    const Session session;
+    const auto api = load();
+    auto& cache = EventCache::instance();
+    const OwnContext own;
+    auto* const event = cache.take(api, own.handle);
+    auto* const other = cache.take(api, own.handle);
+    cache.give(own.handle, other);
+    CHECK(cache.take_all_of(own.handle) == std::vector<CUevent>{other});
+    cache.give(own.handle, event);
+    CHECK(cache.take_all_of(own.handle).empty());
+}
+
+TEST_CASE("Pending work: where memory is short one event is lost, and no other", "[pending_work]") {
+    static_assert(noexcept(std::declval<EventCache&>().give(nullptr, nullptr)));
+    const Session session;
+    const auto api = load();
+    const OwnContext first;
+    const OwnContext second;
+    auto made = events_made();
+    {
+        PendingWork work(api);
+        work.note(first.handle);
+        work.note(second.handle);
+        work.wait();
+        CHECK(events_made() == made + 2);
+        test::t_allocations_left = 0; // in the cache, where the first is given back
+    }
+    CHECK(test::t_allocations_left < 0);
+    made = events_made();
+    PendingWork work(api);
+    work.note(second.handle);
+    CHECK(events_made() == made);
+    work.note(first.handle);
+    CHECK(events_made() == made + 1);
 }

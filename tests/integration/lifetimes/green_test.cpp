@@ -68,6 +68,22 @@ TEST_CASE("Green contexts: one that stays keeps its capture", "[lifetimes]") {
     CHECK(held() == 0);
 }
 
+TEST_CASE("Green contexts: one that the driver does not convert holds the primary context too",
+          "[lifetimes]") {
+    Devices devices;
+    CUgreenCtx green = nullptr;
+    sim_fail("cuCtxFromGreenCtx", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE); // when the agent asks
+    REQUIRE(cuGreenCtxCreate(&green, nullptr, 0, CU_GREEN_CTX_DEFAULT_STREAM) == CUDA_SUCCESS);
+    sim_clear();
+    allocate();
+    REQUIRE(cuCtxSetCurrent(nullptr) == CUDA_SUCCESS);
+    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
+    CHECK(held() == k_bytes);
+    CHECK(cuGreenCtxDestroy(green) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+    REQUIRE(cuDevicePrimaryCtxRetain(&devices.contexts[0], 0) == CUDA_SUCCESS);
+}
+
 TEST_CASE("Green contexts: the last to hold the primary context ends it", "[lifetimes]") {
     Devices devices;
     CUcontext context = nullptr;

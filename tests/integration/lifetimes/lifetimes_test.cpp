@@ -114,6 +114,30 @@ TEST_CASE("Lifetimes: what a pool gave outlives it", "[lifetimes]") {
     CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
+TEST_CASE("Lifetimes: a pool ends while a context does that its blocks were freed in", "[lifetimes]") {
+    constexpr std::chrono::milliseconds k_delay{150};
+    Devices devices;
+    CUmemPoolProps properties{};
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemoryPool pool = nullptr;
+    REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
+    auto* const own = make_context(0);
+    auto* const stream = make_stream();
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAllocFromPoolAsync(&address, k_bytes, pool, stream) == CUDA_SUCCESS);
+    CHECK(cuMemFreeAsync(address, stream) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    sim_delay("cuMemPoolDestroy", std::chrono::microseconds(k_delay).count());
+    const auto calls = sim_calls("cuMemPoolDestroy");
+    auto ends = std::async(std::launch::async, [=] { return cuMemPoolDestroy(pool); });
+    CHECK(await_call("cuMemPoolDestroy", calls));
+    CHECK(cuCtxDestroy(own) == CUDA_SUCCESS);
+    CHECK(ends.get() == CUDA_SUCCESS);
+    sim_clear();
+    CHECK(held() == 0); // nobody else could say when the block's last user is done
+}
+
 TEST_CASE("Lifetimes: blocks and events of a context do not outlive it", "[lifetimes]") {
     Devices devices;
     const auto before = held();

@@ -3,6 +3,7 @@
 // Primary contexts of a caught program, released while somebody else holds them for a moment.
 
 #include "devices.hpp"
+#include "driver/api.hpp"
 
 #include <chrono>
 #include <thread>
@@ -33,6 +34,29 @@ TEST_CASE("Primary contexts: of two releases at once one is the last", "[lifetim
     other.join();
     CHECK(slow == CUDA_SUCCESS);
     CHECK(held() == 0); // the memory went with the context
+}
+
+TEST_CASE("Primary contexts: no event is kept of one whose end is not seen", "[lifetimes]") {
+    Devices devices;
+    const auto driver = gpu_sleep::driver::Api::load(); // behind the agent's back
+    REQUIRE(driver);
+    const auto free_pooled = [] {
+        const auto calls = sim_calls("cuEventCreate");
+        CHECK(cuMemFree(allocate_async(nullptr)) == CUDA_SUCCESS);
+        return sim_calls("cuEventCreate") - calls;
+    };
+    CHECK(cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
+    auto* const own = make_context(1);
+    CHECK(free_pooled() == 1); // of the context in which it was allocated
+    CUcontext unseen = nullptr;
+    REQUIRE(driver->cuDevicePrimaryCtxRetain(&unseen, 1) == CUDA_SUCCESS);
+    CHECK(free_pooled() == 0);
+    CHECK(driver->cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
+    REQUIRE(cuDevicePrimaryCtxRetain(&devices.contexts[1], 1) == CUDA_SUCCESS);
+    REQUIRE(devices.contexts[1] == unseen);
+    CHECK(free_pooled() == 1);
+    CHECK(free_pooled() == 0);
+    CHECK(cuCtxDestroy(own) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Primary contexts: one that ends while a copy is let through takes its memory with it",
