@@ -13,7 +13,13 @@
 namespace gpu_sleep::agent::caught {
 
 PendingWork::~PendingWork() {
-    for (std::size_t i = 0; i < count_; ++i) EventCache::instance().give(noted_[i].context, noted_[i].done);
+    for (std::size_t i = 0; i < count_; ++i) {
+        auto& noted = noted_[i];
+        if (noted.done) EventCache::instance().give(noted.context, noted.done);
+        if (noted.block == 0) continue; // nobody has waited
+        const driver::RelaxedCaptureMode relaxed(api_);
+        free_block(noted);
+    }
 }
 
 bool PendingWork::record(CUcontext context) noexcept {
@@ -24,11 +30,25 @@ bool PendingWork::record(CUcontext context) noexcept {
         if (!event) return;
         is_recorded = api_.cuCtxRecordEvent(context, event) == CUDA_SUCCESS;
         if (is_recorded)
-            noted_[count_++] = {context, event};
+            noted_[count_++] = {context, event, 0};
         else
             EventCache::instance().give(context, event);
     });
     return is_recorded;
+}
+
+bool PendingWork::take_block(CUcontext context) noexcept {
+    if (count_ == noted_.size()) return false;
+    CUdeviceptr block = 0;
+    if (api_.cuMemAlloc(&block, 1) != CUDA_SUCCESS) return false;
+    noted_[count_++] = {context, nullptr, block};
+    return true;
+}
+
+void PendingWork::free_block(Noted& noted) noexcept {
+    const driver::CurrentContext current(api_, noted.context);
+    api_.cuMemFree(noted.block);
+    noted.block = 0;
 }
 
 void PendingWork::note(CUcontext context) noexcept {
@@ -37,7 +57,7 @@ void PendingWork::note(CUcontext context) noexcept {
     if (!context || std::any_of(noted_.begin(), end, same)) return;
     const driver::RelaxedCaptureMode relaxed(api_);
     const driver::CurrentContext current(api_, context);
-    if (current.status() == CUDA_SUCCESS && !record(context)) api_.cuCtxSynchronize();
+    if (current.status() == CUDA_SUCCESS && !record(context) && !take_block(context)) api_.cuCtxSynchronize();
 }
 
 void PendingWork::wait_for(CUcontext context) noexcept {
@@ -49,9 +69,11 @@ void PendingWork::wait_for(CUcontext context) noexcept {
 void PendingWork::wait() noexcept {
     const driver::RelaxedCaptureMode relaxed(api_); // in which it breaks no capture that has begun since
     for (std::size_t i = 0; i < count_; ++i) {
-        if (api_.cuEventQuery(noted_[i].done) == CUDA_SUCCESS) continue; // most often
-        const driver::CurrentContext current(api_, noted_[i].context);
-        api_.cuEventSynchronize(noted_[i].done);
+        auto& noted = noted_[i];
+        if (noted.block != 0) free_block(noted);
+        if (!noted.done || api_.cuEventQuery(noted.done) == CUDA_SUCCESS) continue; // most often
+        const driver::CurrentContext current(api_, noted.context);
+        api_.cuEventSynchronize(noted.done);
     }
 }
 

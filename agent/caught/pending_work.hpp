@@ -21,7 +21,7 @@ public:
     ~PendingWork();
 
     /// Notes the work of one more context; nothing for null. Would break a capture, so capture_order() is
-    /// held and none is open. Where the driver cannot note it, waits for it at once.
+    /// held and none is open. Waits at once where nothing can be had to note it by.
     void note(CUcontext context) noexcept;
     /// Waits for the work of a context at once, of which nothing is kept. Needs what note() does.
     void wait_for(CUcontext context) noexcept;
@@ -32,9 +32,16 @@ private:
     struct Noted {
         CUcontext context = nullptr;
         CUevent done = nullptr;
+        CUdeviceptr block = 0; ///< where there is no event
     };
     /// Whether an event was recorded. The context is current.
     [[nodiscard]] bool record(CUcontext context) noexcept;
+    /// The same for drivers that cannot record a context: whether there is a block of the driver's own, whose
+    /// free waits for all work of the context. That breaks no capture of a thread whose mode is relaxed, as
+    /// cuCtxSynchronize does. Seen with driver 13.0; captures of the same context begin when it is over.
+    [[nodiscard]] bool take_block(CUcontext context) noexcept;
+    /// Gives it back. The capture mode is relaxed.
+    void free_block(Noted& noted) noexcept;
 
     const driver::Api& api_;
     std::array<Noted, 16>

@@ -45,6 +45,8 @@ namespace gpu_sleep::driver {
     X(cuModuleGetFunction)                                                                                   \
     X(cuLaunchKernel)                                                                                        \
     X(cuMemGetInfo)                                                                                          \
+    X(cuMemAlloc)                                                                                            \
+    X(cuMemFree)                                                                                             \
     X(cuMemGetAllocationGranularity)                                                                         \
     X(cuMemAddressReserve)                                                                                   \
     X(cuMemAddressFree)                                                                                      \

@@ -8,7 +8,9 @@
 #include "support/failing_new.hpp"
 #include "support/simulated_driver/testing.hpp"
 
+#include <chrono>
 #include <cstdint>
+#include <future>
 #include <utility>
 #include <vector>
 
@@ -19,10 +21,20 @@ using agent::caught::PendingWork;
 
 namespace {
 
+constexpr std::chrono::milliseconds k_moment{50};
+constexpr std::chrono::seconds k_patience{20};
+
 driver::Api load() {
     auto api = driver::Api::load();
     REQUIRE(api);
     return *api;
+}
+
+/// A driver before 12.5.
+driver::Api load_old() {
+    auto api = load();
+    api.cuCtxRecordEvent = nullptr;
+    return api;
 }
 
 unsigned g_event_flags = 0; ///< of the last one
@@ -113,4 +125,47 @@ TEST_CASE("Pending work: where memory is short one event is lost, and no other",
     CHECK(events_made() == made);
     work.note(first.handle);
     CHECK(events_made() == made + 1);
+}
+
+TEST_CASE("Pending work: captures begin while it waits, on drivers of any age", "[pending_work]") {
+    const Session session;
+    const auto api = GENERATE(false, true) ? load_old() : load();
+    auto* const busy = make_stream();
+    auto* const captured = make_stream();
+    const auto before = sim_live_objects().plain_bytes;
+    const Gate gate(busy);
+    PendingWork work(api);
+    auto notes = std::async(std::launch::async, [&] { work.note(session.context); });
+    const bool is_noted = notes.wait_for(k_patience) == std::future_status::ready;
+    CHECK(is_noted); // without waiting
+    if (!is_noted) gate.release();
+    notes.get();
+    REQUIRE(cuStreamBeginCapture(captured, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+    auto waits = std::async(std::launch::async, [&] { work.wait(); });
+    if (is_noted) CHECK(waits.wait_for(k_moment) == std::future_status::timeout);
+    gate.release();
+    waits.get();
+    CUgraph graph = nullptr;
+    CHECK(cuStreamEndCapture(captured, &graph) == CUDA_SUCCESS);
+    CHECK(sim_fault_counts().broken_captures == 0);
+    CHECK(sim_live_objects().plain_bytes == before);
+    CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Pending work: without memory on the device it waits at once", "[pending_work]") {
+    const Session session;
+    const auto api = load_old();
+    sim_fail("cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, SIM_ONCE);
+    const auto waits = sim_calls("cuCtxSynchronize");
+    PendingWork work(api);
+    work.note(session.context);
+    CHECK(sim_calls("cuCtxSynchronize") == waits + 1);
+}
+
+TEST_CASE("Pending work: what was noted and not waited for leaves nothing behind", "[pending_work]") {
+    const Session session;
+    const auto api = load_old();
+    const auto before = sim_live_objects().plain_bytes;
+    PendingWork(api).note(session.context);
+    CHECK(sim_live_objects().plain_bytes == before);
 }
