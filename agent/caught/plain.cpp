@@ -182,13 +182,11 @@ void free_now(const Agent::Memory& memory, Leaving& allocation) {
 
 Answer free(CUdeviceptr address) noexcept {
     return answered([&]() -> Answer {
-        auto& index = Allocations::instance();
-        if (const auto known = index.find(address); !known || known->address != address) return std::nullopt;
         free_waiting();
         // While the record is out of the index its context must not end: it would be worked in all the same.
         const std::shared_lock contexts(contexts_mutex());
         // The record goes first: behind the free the address may at once be somebody else's.
-        Leaving allocation(index.extract(address));
+        Leaving allocation(Allocations::instance().extract(address));
         if (!allocation) return std::nullopt;
         if (allocation->is_virtual) {
             allocation.stay();

@@ -45,16 +45,20 @@ private:
 /// Whether the calling thread's current context is one that the program made itself.
 [[nodiscard]] bool has_own_context_current(const Api& api);
 
-/// Makes a context current on this thread until it is destroyed. Neither copyable nor movable.
+/// Makes a context current on this thread until it is destroyed; one that is so already, as most often, costs
+/// a question. Neither copyable nor movable.
 class CurrentContext {
 public:
-    CurrentContext(const Api& api, CUcontext context) noexcept
-        : api_(api), status_(api.cuCtxPushCurrent(context)) {}
+    CurrentContext(const Api& api, CUcontext context) noexcept : api_(api) {
+        CUcontext current = nullptr;
+        if (context && api.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context) return;
+        status_ = api.cuCtxPushCurrent(context);
+        is_pushed_ = status_ == CUDA_SUCCESS;
+    }
     ~CurrentContext() {
-        if (status_ == CUDA_SUCCESS) {
-            CUcontext popped = nullptr;
-            api_.cuCtxPopCurrent(&popped);
-        }
+        if (!is_pushed_) return;
+        CUcontext popped = nullptr;
+        api_.cuCtxPopCurrent(&popped);
     }
     CurrentContext(const CurrentContext&) = delete;
     CurrentContext& operator=(const CurrentContext&) = delete;
@@ -64,7 +68,8 @@ public:
 
 private:
     const Api& api_;
-    CUresult status_;
+    CUresult status_ = CUDA_SUCCESS;
+    bool is_pushed_ = false;
 };
 
 /// A device's memory as the driver reports it.
