@@ -251,8 +251,10 @@ bool Gate::names_sleeping(const Named& named) const {
 }
 
 bool Gate::may_touch_sleeping(Touch touch, const Named& named) const {
-    if (!something_sleeps() || touch == Touch::takes) return false;
-    return !named.known || !rule_.lists_all || names_sleeping(named);
+    if (!something_sleeps()) return false;
+    const bool may_name = rule_.lists_all ? names_sleeping(named) : !named.spans.empty();
+    if (touch == Touch::takes) return may_name; // most name none
+    return !named.known || !rule_.lists_all || may_name;
 }
 
 Gate::Verdict Gate::judge(Touch touch, const Named& named) const {
@@ -265,8 +267,7 @@ Gate::Verdict Gate::judge(Touch touch, const Named& named) const {
     case Phase::asleep: break;
     }
     if (rule_.checked) {
-        if (touch == Touch::takes || touch == Touch::captures) return Verdict::pass;
-        if (named.known && rule_.lists_all && !names_sleeping(named)) return Verdict::pass;
+        if (touch == Touch::captures || !may_touch_sleeping(touch, named)) return Verdict::pass;
     }
     return rule_.on_touch == model::OnTouch::fail ? Verdict::fail : Verdict::hold;
 }
@@ -313,12 +314,12 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
     return in_time;
 }
 
-bool Gate::admit_with_pass(Touch touch, const Inspector* inspector) const {
+bool Gate::admit_with_pass(const Inspector* inspector) const {
     const auto sleeps = [this] {
         const std::lock_guard lock(mutex_);
         return something_sleeps();
     };
-    if (!inspector || touch == Touch::takes || !sleeps()) return true;
+    if (!inspector || !sleeps()) return true;
     const auto named = guarded([&]() -> Result<Named> { return inspector->inspect(); });
     if (!named) return false;
     const std::lock_guard lock(mutex_);
@@ -326,7 +327,7 @@ bool Gate::admit_with_pass(Touch touch, const Inspector* inspector) const {
 }
 
 bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
-    if (has_pass(seat)) return admit_with_pass(touch, inspector);
+    if (has_pass(seat)) return admit_with_pass(inspector);
     const CancellationHold no_cancellation; // waiting is where a thread would be cancelled
     std::unique_lock lock(mutex_);
     Named named;

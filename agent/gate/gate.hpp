@@ -164,7 +164,7 @@ private:
     }
     [[nodiscard]] bool may_touch_sleeping(Touch touch, const Named& named) const;
     void set_phase(Phase phase, Rule rule);
-    [[nodiscard]] bool admit_with_pass(Touch touch, const Inspector* inspector) const;
+    [[nodiscard]] bool admit_with_pass(const Inspector* inspector) const;
     void add(Waiter& waiter) noexcept;
     void remove(Waiter& waiter) noexcept;
     [[nodiscard]] bool names_sleeping(const Named& named) const;

@@ -73,10 +73,22 @@ std::optional<std::vector<CUgraphNode>> nodes_of(CUgraph graph) {
     return nodes;
 }
 
+/// Whether the driver told what the node is.
+bool ask_type(CUgraphNode node, CUgraphNodeType& type) {
+    const auto& ask = GraphQueries::instance();
+    return ask.type && ask.type(node, &type) == CUDA_SUCCESS;
+}
+
+/// Whether the driver told it.
+bool ask_child(CUgraphNode node, CUgraph& child) {
+    const auto& ask = GraphQueries::instance();
+    return ask.child && ask.child(node, &child) == CUDA_SUCCESS;
+}
+
 void add_node_of(gate::Named& named, CUgraphNode node) {
     const auto& ask = GraphQueries::instance();
     auto type = CU_GRAPH_NODE_TYPE_EMPTY;
-    bool known = ask.type && ask.type(node, &type) == CUDA_SUCCESS;
+    bool known = ask_type(node, type);
     switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
         CUDA_KERNEL_NODE_PARAMS_v2 kernel{};
@@ -98,7 +110,7 @@ void add_node_of(gate::Named& named, CUgraphNode node) {
     }
     case CU_GRAPH_NODE_TYPE_GRAPH: {
         CUgraph child = nullptr;
-        known = known && ask.child && ask.child(node, &child) == CUDA_SUCCESS;
+        known = known && ask_child(node, child);
         if (known) add_nodes(named, child);
         break;
     }
@@ -147,6 +159,19 @@ void add_nodes(gate::Named& named, CUgraph graph) {
     named.known &= nodes.has_value();
     if (!nodes) return;
     for (auto* const node : *nodes) add_node_of(named, node);
+}
+
+void add_checked_nodes(gate::Named& named, CUgraph graph) {
+    const auto nodes = nodes_of(graph);
+    for (auto* const node : nodes.value_or(std::vector<CUgraphNode>())) {
+        auto type = CU_GRAPH_NODE_TYPE_EMPTY;
+        CUgraph child = nullptr;
+        if (!ask_type(node, type)) continue;
+        if (type == CU_GRAPH_NODE_TYPE_GRAPH && ask_child(node, child)) add_checked_nodes(named, child);
+        if (type == CU_GRAPH_NODE_TYPE_MEMCPY || type == CU_GRAPH_NODE_TYPE_MEMSET ||
+            type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP)
+            add_node_of(named, node);
+    }
 }
 
 void add_node(gate::Named& named, const CUgraphNodeParams& node) {

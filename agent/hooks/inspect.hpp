@@ -35,6 +35,9 @@ void add_kernel(gate::Named& named, CUfunction function, void** parameters, void
 void add_graph(gate::Named& named, CUgraphExec graph);
 /// Adds what all nodes of `graph` name, those of child graphs among them.
 void add_nodes(gate::Named& named, CUgraph graph);
+/// Adds what those of them name whose memory the driver looks at as soon as it has them: copies, fills,
+/// numbers in memory, but no kernels.
+void add_checked_nodes(gate::Named& named, CUgraph graph);
 /// Adds what a node of these parameters names.
 template <class Fill>
 void add_fill_node(gate::Named& named, const Fill& fill) {

@@ -253,6 +253,12 @@ public:
     [[nodiscard]] CUgraphExec executable() const { return executable_; }
     [[nodiscard]] CUgraphNode node() const { return node_; }
     [[nodiscard]] CUresult launch() const { return cuGraphLaunch(executable_, nullptr); }
+    [[nodiscard]] CUresult instantiate_again() const {
+        CUgraphExec again = nullptr;
+        const auto status = cuGraphInstantiate(&again, graph_, 0);
+        if (status == CUDA_SUCCESS) check(cuGraphExecDestroy(again));
+        return status;
+    }
 
 private:
     CUgraph graph_ = nullptr;
@@ -299,6 +305,24 @@ TEST_CASE("Inspection: a graph's node that sets numbers in memory names them", "
     CHECK(awake.launch() == CUDA_SUCCESS);
     CHECK(asleep.launch() == CUDA_ERROR_SYSTEM_NOT_READY);
     CHECK(moved.launch() == CUDA_ERROR_SYSTEM_NOT_READY);
+}
+
+TEST_CASE("Inspection: a graph is made executable while the memory of its copies and fills is awake",
+          "[api]") {
+    const TwoTags tags;
+    const auto fill = [&](CUdeviceptr address) {
+        return OneNode([=](CUgraphNode* node, CUgraph graph) {
+            const CUDA_MEMSET_NODE_PARAMS parameters{address, 0, 7, 1, 64, 1};
+            CUcontext context = nullptr;
+            check(cuCtxGetCurrent(&context));
+            return cuGraphAddMemsetNode(node, graph, nullptr, 0, &parameters, context);
+        });
+    };
+    const auto awake = fill(tags.cache.address());
+    const auto asleep = fill(tags.weights.address());
+    sleep_checked("weights");
+    CHECK(awake.instantiate_again() == CUDA_SUCCESS);
+    CHECK(asleep.instantiate_again() == CUDA_ERROR_SYSTEM_NOT_READY);
 }
 
 TEST_CASE("Inspection: a graph's node that was changed no longer names what it did", "[api]") {

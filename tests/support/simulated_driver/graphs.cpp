@@ -55,10 +55,23 @@ private:
     bool frees_first_;
 };
 
+/// Whether the memory of all copies and fills is there: made from the same parameters, they are refused
+/// otherwise.
+bool has_its_memory(const Call& c, const Context& context, const Graph& graph) {
+    std::shared_ptr<const Work> again;
+    return std::all_of(graph.nodes.begin(), graph.nodes.end(), [&](const auto& node) {
+        if (const auto* copy = dynamic_cast<const Copy*>(node->work.get()))
+            return make_copy(c, context, copy->node_parameters(), again) == CUDA_SUCCESS;
+        if (const auto* fill = dynamic_cast<const Memset*>(node->work.get()))
+            return make_memset(c, context, fill->node_parameters(), again) == CUDA_SUCCESS;
+        return true;
+    });
+}
+
 CUresult instantiate(Call& c, const Context& context, CUgraphExec* handle, CUgraph graph_handle,
                      unsigned long long flags) {
     const auto graph = c.driver.graphs.find(graph_handle);
-    if (!handle || !graph) return CUDA_ERROR_INVALID_VALUE;
+    if (!handle || !graph || !has_its_memory(c, context, *graph)) return CUDA_ERROR_INVALID_VALUE;
     std::vector<GraphRun::Step> steps;
     for (const auto& node : graph->nodes) steps.push_back({node->handle, node->work});
     const bool frees_first = (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
