@@ -24,7 +24,7 @@ std::string state_of(const SnapshotFacts& facts) {
     if (facts.is_misnamed) return "misnamed";
     if (facts.is_kept) return "kept";
     if (facts.error && !facts.is_partial) return "unreadable";
-    if (facts.owner == store::Owner::ended) return "left over";
+    if (facts.owner == store::Owner::ended || facts.is_let_go) return "left over";
     if (facts.owner == store::Owner::elsewhere) return "of another machine";
     return facts.is_partial ? "being written" : "asleep";
 }
@@ -131,6 +131,7 @@ SnapshotFacts look_at(const fs::path& path) {
     const auto parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
     const UniqueFd place(::open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     facts.owner = store::look_for_owner(seen, place.get());
+    facts.is_let_go = name && !facts.is_kept && store::is_let_go(*name, place.get());
     return facts;
 }
 

@@ -57,6 +57,24 @@ bool is_same_file(int fd, int directory, const std::string& name) {
            open.st_dev == named.st_dev && open.st_ino == named.st_ino;
 }
 
+enum class Lock {
+    taken,
+    refused, ///< somebody has it, or the name is no such file's any more
+    unknown  ///< the file system has no locks
+};
+
+/// Locks the file of that name until `locked` goes.
+Lock take_lock(int directory, const std::string& name, UniqueFd& locked) {
+    // Some file systems lock only what may be written.
+    locked.reset(::openat(directory, name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (!locked || !is_same_file(locked.get(), directory, name)) return Lock::refused;
+    if (::flock(locked.get(), LOCK_EX | LOCK_NB) != 0)
+        return has_no_locks(locked.get(), errno) ? Lock::unknown : Lock::refused;
+    // Once more: it may have been replaced before it was locked.
+    return !is_locked_from_afar(locked.get()) && is_same_file(locked.get(), directory, name) ? Lock::taken
+                                                                                             : Lock::refused;
+}
+
 /// A slash at the end would follow a link.
 std::filesystem::path without_slash(const std::filesystem::path& path) {
     return path.has_filename() || !path.has_parent_path() ? path : path.parent_path();
@@ -173,28 +191,24 @@ Owner look_for_owner(const SnapshotName& name, int fd) {
     return is_alive(name.owner) ? Owner::alive : Owner::ended;
 }
 
-SnapshotDirectory::Lock SnapshotDirectory::lock(const SnapshotName& name, UniqueFd& locked) const {
-    // Some file systems lock only what may be written.
-    locked.reset(::openat(fd_.get(), name.text().c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    if (!locked || !is_same_file(locked.get(), fd_.get(), name.text())) return Lock::refused;
-    if (::flock(locked.get(), LOCK_EX | LOCK_NB) != 0)
-        return has_no_locks(locked.get(), errno) ? Lock::unknown : Lock::refused;
-    // Once more: it may have been replaced before it was locked.
-    return !is_locked_from_afar(locked.get()) && is_same_file(locked.get(), fd_.get(), name.text())
-               ? Lock::taken
-               : Lock::refused;
+bool is_let_go(const SnapshotName& name, int directory) {
+    UniqueFd locked;
+    return !may_be_shared(directory) && look_for_owner(name, directory) == Owner::alive &&
+           take_lock(directory, name.text(), locked) == Lock::taken;
 }
 
 bool SnapshotDirectory::is_leftover(const SnapshotName& name, UniqueFd& locked) const {
-    return name.kind != SnapshotName::Kind::kept && look_for_owner(name, fd_.get()) == Owner::ended &&
-           lock(name, locked) == Lock::taken;
+    if (name.kind == SnapshotName::Kind::kept) return false;
+    const auto owner = look_for_owner(name, fd_.get());
+    const bool may_be = owner == Owner::ended || (owner == Owner::alive && !may_be_shared(fd_.get()));
+    return may_be && take_lock(fd_.get(), name.text(), locked) == Lock::taken;
 }
 
 bool SnapshotDirectory::is_doubtful(const SnapshotName& name) const {
     const auto owner = look_for_owner(name, fd_.get());
     if (name.kind == SnapshotName::Kind::kept || owner == Owner::alive) return false;
     UniqueFd locked;
-    const auto got = lock(name, locked);
+    const auto got = take_lock(fd_.get(), name.text(), locked);
     return got == Lock::unknown || (got == Lock::taken && owner == Owner::elsewhere);
 }
 

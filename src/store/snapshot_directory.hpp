@@ -45,6 +45,10 @@ enum class Owner {
 /// What can be seen of the owner of a snapshot from here. `fd` is open in the snapshot's file system.
 [[nodiscard]] Owner look_for_owner(const SnapshotName& name, int fd);
 
+/// Whether a living owner of the snapshot `name` in `directory` has let go of it: it runs another program by
+/// now, and cannot wake from it. Only seen on file systems of one machine.
+[[nodiscard]] bool is_let_go(const SnapshotName& name, int directory);
+
 /// A directory that belongs to the calling user alone. Thread-safe.
 class SnapshotDirectory {
 public:
@@ -64,10 +68,11 @@ public:
     /// Makes changes of names last. Errors: io_failed.
     [[nodiscard]] Result<void> flush() const;
 
-    /// Snapshots that nobody needs any more: no process holds them open and locked, and their owner, as far
-    /// as it can be seen from here, has ended. The lock decides between containers that share a directory,
-    /// where pids mean nothing (a killed process may hold it a moment longer, while the kernel ends its
-    /// writes). Kept ones are none, nor are those of elsewhere. Errors: io_failed.
+    /// Snapshots that nobody needs any more: no process holds them open and locked. The lock decides between
+    /// containers that share a directory, where pids mean nothing (a killed process may hold it a moment
+    /// longer, while the kernel ends its writes), and tells of an owner that runs another program by now
+    /// (exec). Where another machine may have the file system, too, and locks may be lost, their owner must
+    /// have ended as well. Kept ones are none, nor are those of elsewhere. Errors: io_failed.
     [[nodiscard]] Result<std::vector<SnapshotName>> leftovers() const;
     /// Those of elsewhere that nobody holds: leftovers, if one knew that their machine was started again. And
     /// those of ended owners where nobody can hold anything, for the file system has no locks. Errors:
@@ -82,14 +87,7 @@ private:
         whole_path_ = std::filesystem::absolute(path_, none);
         if (none) whole_path_ = path_;
     }
-    enum class Lock {
-        taken,
-        refused, ///< somebody has it, or the name is no such file's any more
-        unknown  ///< the file system has no locks
-    };
-    /// Locks the file of `name` until `locked` goes.
-    [[nodiscard]] Lock lock(const SnapshotName& name, UniqueFd& locked) const;
-    /// Whether it is nobody's but an ended owner's; then it is locked until `locked` goes.
+    /// Whether it is nobody's any more; then it is locked until `locked` goes.
     [[nodiscard]] bool is_leftover(const SnapshotName& name, UniqueFd& locked) const;
     [[nodiscard]] bool is_doubtful(const SnapshotName& name) const;
 

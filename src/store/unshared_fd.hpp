@@ -34,6 +34,8 @@ public:
     [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(fd_); }
     /// Whether the number still means the file that was given.
     [[nodiscard]] bool is_held() const noexcept;
+    /// Whether it stays open and locked though the program closes the number.
+    [[nodiscard]] bool is_anchored() const noexcept { return anchor_ != nullptr; }
     /// Whether `fd` means that file.
     [[nodiscard]] bool is_of_same_file(int fd) const noexcept;
     /// Whether `name` in `directory` is that file's.

@@ -65,6 +65,29 @@ TEST_CASE("Store: what a killed process leaves is removed by the next sleep ther
     CHECK(place.files().empty());
 }
 
+TEST_CASE("Store: what a process leaves that runs another program is listed as such, and removed",
+          "[store]") {
+    const Place place;
+    Host host;
+    Host other;
+    for (auto* each : {&host, &other}) each->tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+    REQUIRE(host.ask("exec") == "ready");
+    REQUIRE(place.files().size() == 1);
+    const auto states = [&] { return run({{command_file("gpu-snapshot"), "ls", place.path()}}).out; };
+    CHECK_THAT(states(), mentions("left over") && !mentions("asleep"));
+    REQUIRE(other.command("gpu-sleep", place.store()).status == 0);
+    CHECK(place.files().size() == 1); // its own, which nobody takes for a leftover
+    CHECK_THAT(states(), mentions("asleep") && !mentions("left over"));
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0); // the new program, under the same names
+    for (auto* each : {&host, &other}) {
+        REQUIRE(each->command("gpu-wake").status == 0);
+        CHECK(each->tell("check_all") == "intact");
+    }
+    CHECK(place.files().empty());
+}
+
 TEST_CASE("Store: processes share a directory", "[store]") {
     const Place place;
     Host one;
