@@ -128,8 +128,6 @@ private:
     [[nodiscard]] Result<bool> quiesce(const model::SleepRequest& request,
                                        const server::ProgressSink& progress, Clock::time_point deadline,
                                        std::vector<int>& ran, model::Report& report);
-    /// Tells the callbacks that made ready for a sleep, and which did not come, that all is as before.
-    void call_off(const std::vector<int>& ran, Milliseconds timeout);
     [[nodiscard]] Result<void> prepare_free(driver::DeviceAddress address);
     /// Lets captures end, closes the gate and waits for the device.
     [[nodiscard]] Result<void> shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going);

@@ -5,6 +5,7 @@
 #include "callbacks.hpp"
 
 #include "base/guard.hpp"
+#include "base/log.hpp"
 #include "base/quiet_thread.hpp"
 #include "gate/stay.h"
 
@@ -66,7 +67,7 @@ Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point d
     {
         // One that overran its deadline may still work on the device, past the gate.
         std::unique_lock lock(mutex_);
-        if (!changed_.wait_until(lock, deadline, [this] { return !job_; }))
+        if (!changed_.wait_until(lock, deadline, [this] { return is_idle(); }))
             return make_error(ErrorCode::timed_out, "a callback of an earlier request still runs");
     }
     for (const auto& entry : snapshot()) {
@@ -101,6 +102,43 @@ std::vector<std::string> Callbacks::run_after_wake(const Event& event, Clock::ti
     return failures;
 }
 
+void Callbacks::call_off(const std::vector<int>& ids, Clock::time_point deadline) {
+    constexpr Milliseconds k_grace{250}; // the request's own time may be over
+    deadline = std::max(deadline, Clock::now() + k_grace);
+    std::unique_lock lock(mutex_);
+    const bool is_held_up = !is_idle();
+    Milliseconds together{0};
+    bool is_bounded = true;
+    for (const auto& entry : entries_) {
+        if (!entry.after_wake || std::find(ids.begin(), ids.end(), entry.id) == ids.end()) continue;
+        owed_.push_back(std::make_shared<Job>(Job{entry, entry.after_wake, {}, 0, false, true}));
+        together += entry.deadline;
+        is_bounded &= entry.deadline.count() > 0;
+    }
+    if (const auto started = start_thread(); !started) {
+        owed_.clear();
+        log::warning("the callbacks were not told that the sleep did not come: {}", started.error().message);
+        return;
+    }
+    changed_.notify_all();
+    if (is_held_up) return;
+    if (is_bounded) deadline = std::min(deadline, Clock::now() + together);
+    if (!changed_.wait_until(lock, deadline, [this] { return is_idle(); }))
+        log::warning("a callback of the program did not return in time");
+}
+
+bool Callbacks::is_registered(int id) const noexcept {
+    return std::any_of(entries_.begin(), entries_.end(), [=](const Entry& e) { return e.id == id; });
+}
+
+void Callbacks::take_owed() {
+    while (!job_ && !owed_.empty()) {
+        if (is_registered(owed_.front()->entry.id)) job_ = std::move(owed_.front());
+        owed_.pop_front();
+    }
+    if (!job_) changed_.notify_all(); // all of them were removed meanwhile
+}
+
 Result<void> Callbacks::start_thread() {
     if (has_thread_) return {};
     auto thread = start_quiet_thread("gpu-sleep-call", [this] { serve(); });
@@ -114,13 +152,11 @@ Result<int> Callbacks::run(const Entry& entry, gpu_sleep_callback function, cons
                            Clock::time_point deadline) {
     std::unique_lock lock(mutex_);
     GPU_SLEEP_TRY(start_thread());
-    if (!changed_.wait_until(lock, deadline, [this] { return !job_; }))
+    if (!changed_.wait_until(lock, deadline, [this] { return is_idle(); }))
         return make_error(ErrorCode::timed_out, "a callback of an earlier request still runs");
     // Its own time begins when it can: one that is late takes nothing from the next.
     if (entry.deadline.count() > 0) deadline = std::min(deadline, Clock::now() + entry.deadline);
-    const auto still =
-        std::any_of(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.id == entry.id; });
-    if (!still) return 0; // removed meanwhile
+    if (!is_registered(entry.id)) return 0; // removed meanwhile
     const auto job = std::make_shared<Job>(Job{entry, function, event});
     job_ = job;
     changed_.notify_all();
@@ -163,19 +199,24 @@ void Callbacks::lose_thread(gate::Pass& pass) noexcept {
     job_.reset();
     event_ = nullptr;
     has_thread_ = false; // the next callback gets another
+    if (!owed_.empty() && !guarded([this] { return start_thread(); })) owed_.clear();
     changed_.notify_all();
 }
 
 void Callbacks::serve() {
     std::unique_lock lock(mutex_);
     for (;;) {
-        changed_.wait(lock, [this] { return job_ != nullptr; });
+        changed_.wait(lock, [this] { return !is_idle(); });
+        if (!job_) take_owed();
+        if (!job_) continue;
         const auto job = job_;
         lock.unlock();
         const auto result = guarded([&]() -> Result<int> { return call(*job); });
         lock.lock();
         event_ = nullptr;
         job->result = result ? *result : -1; // what throws has not done its part
+        if (job->is_owed && job->result != 0)
+            log::warning("an after-wake callback of the program failed (it returned {})", job->result);
         job->done = true;
         job_.reset();
         changed_.notify_all();

@@ -13,6 +13,7 @@
 #include <array>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -48,6 +49,11 @@ public:
     [[nodiscard]] std::vector<std::string> run_after_wake(const Event& event, Clock::time_point deadline,
                                                           const std::vector<int>* only = nullptr);
 
+    /// Runs the after-wake callbacks of `ids`, with no tags, for a sleep that did not come. Those that a late
+    /// callback, or one of them, holds up run when it has ended; `deadline`, and what they may take, bound
+    /// only how long this waits for them.
+    void call_off(const std::vector<int>& ids, Clock::time_point deadline);
+
     /// Lets the calling thread work for the callback that was given `event`, until it is discharged or that
     /// callback returns. Errors: invalid_argument (no such callback runs).
     [[nodiscard]] Result<void> enlist(const gpu_sleep_event* event);
@@ -70,9 +76,14 @@ private:
         Event event;
         int result = 0;
         bool done = false;
+        bool is_owed = false; ///< nobody waits for its result
     };
 
     [[nodiscard]] std::vector<Entry> snapshot();
+    /// These are under mutex_.
+    [[nodiscard]] bool is_idle() const noexcept { return !job_ && owed_.empty(); }
+    [[nodiscard]] bool is_registered(int id) const noexcept;
+    void take_owed();
     /// The callback's value. Errors: timed_out (it still runs, or an earlier one does), internal.
     [[nodiscard]] Result<int> run(const Entry& entry, gpu_sleep_callback function, const Event& event,
                                   Clock::time_point deadline);
@@ -94,7 +105,8 @@ private:
     std::mutex mutex_; ///< guards all below; not held while a callback runs
     std::condition_variable changed_;
     std::vector<Entry> entries_;
-    std::shared_ptr<Job> job_; ///< waiting or running
+    std::shared_ptr<Job> job_;              ///< waiting or running
+    std::deque<std::shared_ptr<Job>> owed_; ///< run next, before any other
     /// What the last callbacks were given, in turn, so that a pointer that somebody has kept is not soon that
     /// of another. Written by the thread of the callbacks alone, without the mutex.
     std::array<gpu_sleep_event, 64> events_{};

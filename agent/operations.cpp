@@ -134,12 +134,6 @@ void Agent::wake_on_touch() {
     });
 }
 
-void Agent::call_off(const std::vector<int>& ran, Milliseconds timeout) {
-    // The request's time may be over: they get as much again.
-    const auto limit = Clock::now() + timeout;
-    for (const auto& failure : callbacks_.run_after_wake({}, limit, &ran)) log::warning("{}", failure);
-}
-
 Result<Report> Agent::sleep(const model::SleepRequest& request, const server::ProgressSink& progress) {
     const auto start = Clock::now();
     const auto deadline = start + request.timeout;
@@ -192,7 +186,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     if (!done || report.changed) come_first_at_exit();
     settle_gate();
     // Also when callbacks have freed all that was to sleep. What could not be mapped again sleeps, though.
-    if (!report.changed && asleep_bytes() <= asleep_before) call_off(ran, request.timeout);
+    if (!report.changed && asleep_bytes() <= asleep_before) callbacks_.call_off(ran, deadline);
     if (!done) return std::move(done).error();
     const std::lock_guard lock(memory_mutex_);
     complete(report);

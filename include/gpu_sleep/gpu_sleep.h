@@ -135,7 +135,8 @@ typedef struct gpu_sleep_event {
  * change. After a wake, a value other than 0 is reported: the process stays awake and the tags count as not
  * refilled. When a sleep fails after its before-sleep callbacks ran, the after-wake callbacks registered with
  * those run, with no tags: nothing was dropped, and what they had made ready for the sleep can be taken up
- * again. Should the driver refuse to undo a sleep that failed, what it left asleep is told of when it wakes.
+ * again; behind one that is late they run when it has ended, for which the sleep does not wait. Should the
+ * driver refuse to undo a sleep that failed, what it left asleep is told of when it wakes.
  *
  *  It runs on a thread of the agent's own that runs nothing else, with no lock of the agent held, and may
  * call every function of this header except gpu_sleep_sleep() and gpu_sleep_wake(). Before a sleep all memory

@@ -121,15 +121,21 @@ TEST_CASE("Program: a callback that refuses leaves the process awake", "[program
     check_sleeps_and_wakes(host);
 }
 
-TEST_CASE("Program: a callback that is late ends the sleep with 4, and the next waits for it", "[program]") {
+TEST_CASE("Program: a callback that is late ends the sleep in time with 4, and the next waits for it",
+          "[program]") {
     Host host;
     allocate(host);
-    host.tell("callback linger " + std::string(GENERATE("0", "200")));
-    const auto late = host.command("gpu-sleep", {"--timeout", "400ms"});
+    const bool has_deadline = GENERATE(false, true);
+    host.tell(has_deadline ? "callback linger 200" : "callback linger 0");
+    const auto start = Clock::now();
+    const auto late = host.command("gpu-sleep", {"--timeout", has_deadline ? "30s" : "400ms"});
+    CHECK(Clock::now() - start < Milliseconds(10'000));
     CHECK(late.status == 4);
     CHECK(host.state() == "awake");
     CHECK(host.command("gpu-sleep", {"--timeout", "100ms"}).status == 4); // it still runs
+    CHECK(host.tell("calls").substr(0, 3) == "1 0");
     host.tell("let_go");
+    CHECK(becomes_true([&] { return host.tell("calls").substr(0, 3) == "1 1"; }));
     check_sleeps_and_wakes(host);
 }
 
