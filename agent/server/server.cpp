@@ -30,8 +30,9 @@ constexpr Milliseconds k_look_at_jobs{100};
 
 Milliseconds Server::time_left(const Job& job) {
     const auto* sleep = std::get_if<model::SleepRequest>(&job.operation);
-    if (!sleep) return Milliseconds::max();
-    return sleep->timeout - std::chrono::duration_cast<Milliseconds>(Clock::now() - job.since);
+    const auto* wake = std::get_if<model::WakeRequest>(&job.operation);
+    const auto limit = sleep ? sleep->timeout : wake->timeout + wake->wait;
+    return limit - std::chrono::duration_cast<Milliseconds>(Clock::now() - job.since);
 }
 
 Result<void> Server::start() {
@@ -95,7 +96,8 @@ void Server::operate_for_ever() {
         auto job = std::move(jobs_.front());
         jobs_.pop_front();
         lock.unlock();
-        // What it has waited for is off its time.
+        // What it has waited for is off its time. A wake that has begun is carried through: callbacks that
+        // got no time would leave its tags without a refill.
         if (auto* sleep = std::get_if<model::SleepRequest>(&job.operation))
             sleep->timeout = std::max(time_left(job), Milliseconds(0));
         const auto answered = guarded([&]() -> Result<void> {

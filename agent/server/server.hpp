@@ -50,7 +50,7 @@ public:
     /// Runs `operation` on the operations thread and waits for it. Thread-safe.
     [[nodiscard]] Outcome post(Operation operation);
 
-    /// The same without waiting: `done` is told the outcome on the operations thread.
+    /// The same without waiting: `done` is told the outcome on one of the two threads.
     void submit(Operation operation, std::function<void(const Outcome&)> done);
 
     /// Removes the socket's file: the process is ending.
@@ -77,9 +77,9 @@ private:
     [[nodiscard]] bool attend(std::unique_ptr<Connection>& connection);
     void enqueue(Job job);
     [[nodiscard]] bool has_jobs();
-    /// Of the job's own time limit; without end for one that has none of the sort.
+    /// Of the job's own time limit.
     [[nodiscard]] static Milliseconds time_left(const Job& job);
-    /// Answers those that have waited for as long as they may: a sleep does not begin after its time.
+    /// Answers those that have waited for as long as they may: none begins after its time.
     void expire_jobs();
 
     Operations& operations_;

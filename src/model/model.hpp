@@ -110,7 +110,7 @@ struct SleepRequest {
 struct WakeRequest {
     std::vector<std::string> tags; ///< empty means every tag
     bool dry_run = false;
-    Milliseconds timeout{30'000}; ///< for callbacks
+    Milliseconds timeout{30'000}; ///< for callbacks; and, with `wait`, for the requests before it
     Milliseconds wait{0};         ///< how long to try again when GPU memory is short
 };
 

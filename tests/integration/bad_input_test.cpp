@@ -224,7 +224,7 @@ TEST_CASE("Bad input: a command that is killed while the program is asked leaves
     check_unharmed(host);
 }
 
-TEST_CASE("Bad input: a sleep that waits behind another ends in its own time, or with its command",
+TEST_CASE("Bad input: a request that waits behind another ends in its own time, or with its command",
           "[bad_input]") {
     Host host;
     allocate_tags(host);
@@ -232,8 +232,9 @@ TEST_CASE("Bad input: a sleep that waits behind another ends in its own time, or
     auto first = host.start("gpu-sleep", {"--tags", "tag_0", "--timeout", "20s"});
     pause_for(Milliseconds(200)); // it is the first
     SECTION("timed out") {
+        const auto* const command = GENERATE("gpu-sleep", "gpu-wake");
         const auto start = Clock::now();
-        const auto late = host.command("gpu-sleep", {"--tags", "tag_1", "--timeout", "300ms"});
+        const auto late = host.command(command, {"--tags", "tag_1", "--timeout", "300ms"});
         CHECK(late.status == 4);
         CHECK_THAT(late.err, mentions("still under way"));
         CHECK(Clock::now() - start < Milliseconds(5'000));
