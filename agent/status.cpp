@@ -58,7 +58,8 @@ void Agent::complete(Report& report) {
     report.gate = gate.is_open()      ? model::GateState::open
                   : gate.is_checked() ? model::GateState::checked
                                       : model::GateState::shut;
-    report.on_touch = rule_.on_touch;
+    // Awake, the rule of the last sleep is over.
+    report.on_touch = (report.state == model::State::awake ? default_rule_ : rule_).on_touch;
     const auto waiting = gate.waiting();
     report.waiting = waiting.held_now;
     report.touches = waiting.held_ever;
