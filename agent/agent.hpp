@@ -128,6 +128,10 @@ private:
     [[nodiscard]] Result<bool> quiesce(const model::SleepRequest& request,
                                        const server::ProgressSink& progress, Clock::time_point deadline,
                                        std::vector<int>& ran, model::Report& report);
+    /// Does what `request` says of all that sleeps, whichever request put it to sleep. How touches are met
+    /// stays as it is where the request says nothing of it and adds to what sleeps, and is else as the
+    /// environment says.
+    void follow(const model::SleepRequest& request, bool adds_to_sleep, model::Report& report);
     [[nodiscard]] Result<void> prepare_free(driver::DeviceAddress address);
     /// Lets captures end, closes the gate and waits for the device.
     [[nodiscard]] Result<void> shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going);

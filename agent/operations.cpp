@@ -134,6 +134,22 @@ void Agent::wake_on_touch() {
     });
 }
 
+void Agent::follow(const model::SleepRequest& request, bool adds_to_sleep, Report& report) {
+    const std::lock_guard lock(memory_mutex_);
+    if (!request.dry_run && ledger_.state() != model::State::awake) {
+        const auto as_it_was = [rule = rule_](const gate::Gate::Rule& other) {
+            return other.on_touch == rule.on_touch && other.limit == rule.limit &&
+                   other.checked == rule.checked;
+        };
+        // Threads may wait under the rule of what slept before.
+        if (!adds_to_sleep) rule_ = default_rule_;
+        if (request.on_touch) rule_.on_touch = *request.on_touch;
+        if (request.touch_limit) rule_.limit = request.touch_limit;
+        if (request.gate) rule_.checked = *request.gate == model::GateMode::checked;
+        report.changed |= !as_it_was(rule_);
+    }
+}
+
 Result<Report> Agent::sleep(const model::SleepRequest& request, const server::ProgressSink& progress) {
     const auto start = Clock::now();
     const auto deadline = start + request.timeout;
@@ -175,18 +191,13 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         report.notes.emplace_back("host memory is short: contents went to files");
         done = attempt(all_in_files(request));
     }
-    if (done && report.changed) {
-        const std::lock_guard lock(memory_mutex_);
-        rule_ = default_rule_;
-        if (request.on_touch) rule_.on_touch = *request.on_touch;
-        if (request.touch_limit) rule_.limit = request.touch_limit;
-        if (request.gate) rule_.checked = *request.gate == model::GateMode::checked;
-    }
+    const bool has_slept = report.changed;
+    if (done) follow(request, asleep_before > 0, report);
     // After a failure too: what could not be mapped again sleeps.
     if (!done || report.changed) come_first_at_exit();
     settle_gate();
     // Also when callbacks have freed all that was to sleep. What could not be mapped again sleeps, though.
-    if (!report.changed && asleep_bytes() <= asleep_before) callbacks_.call_off(ran, deadline);
+    if (!has_slept && asleep_bytes() <= asleep_before) callbacks_.call_off(ran, deadline);
     if (!done) return std::move(done).error();
     const std::lock_guard lock(memory_mutex_);
     complete(report);

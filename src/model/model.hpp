@@ -94,10 +94,11 @@ struct SleepRequest {
     std::vector<std::string> discard; ///< tags treated as `discard` by this request
     bool require_refill = false;      ///< refuse when a tag that would be dropped has no declared refill
     bool dry_run = false;
-    Milliseconds timeout{30'000};    ///< for callbacks and for draining the device, together
-    std::optional<OnTouch> on_touch; ///< unset: the default of the process
-    std::optional<GateMode> gate;    ///< in part asleep; unset: the default of the process
-    bool force = false; ///< sleep although a library is loaded whose use of the GPU cannot be seen
+    Milliseconds timeout{30'000}; ///< for callbacks and for draining the device, together
+    /// Unset: as it is while something sleeps already, else the default of the process.
+    std::optional<OnTouch> on_touch;
+    std::optional<GateMode> gate; ///< in part asleep; unset: the same
+    bool force = false;           ///< sleep although a library is loaded whose use of the GPU cannot be seen
     /// How long a touch that wakes the process may wait for GPU memory that is short; unset: for ever.
     std::optional<Milliseconds> touch_limit;
     Store store = Store::host;    ///< of tags that `stores` does not name

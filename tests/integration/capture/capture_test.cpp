@@ -5,6 +5,7 @@
 
 #include "capture_host.hpp"
 
+#include "../mentions.hpp"
 #include "support/catch.hpp"
 
 #include <fmt/format.h>
@@ -134,6 +135,25 @@ TEST_CASE("Capture: a touch wakes the process, or fails, if that was asked for",
     CHECK(host.state() == "asleep");
     wake(host);
     check_intact(host, piece);
+    check_no_harm(host);
+}
+
+TEST_CASE("Capture: touches are met as the last request that said so wants it, while anything sleeps",
+          "[capture]") {
+    Host host(captured_launch(k_linked, {"GPU_SLEEP_RULES=min=8388608,tag=big"}));
+    static_cast<void>(make_piece(host, "plain", k_piece_bytes));
+    host.tell("alloc plain 10485760");
+    sleep(host, {"--tags", "big", "--on-touch", "fail"});
+    sleep(host); // the rest
+    CHECK(gate(host, "on_touch") == "fail");
+    CHECK(host.ask("launch 0 1").substr(0, 6) == "error ");
+    CHECK_THAT(host.command("gpu-sleep", {"--on-touch", "wait"}).out, !mentions("nothing to do"));
+    CHECK_THAT(host.command("gpu-sleep", {"--on-touch", "wait"}).out, mentions("nothing to do"));
+    send_held(host, "launch 0 1");
+    sleep(host, {"--on-touch", "wake"}); // for those, too, that wait already
+    CHECK(host.process().read_line().substr(0, 3) == "ok ");
+    CHECK(becomes_true([&] { return host.state() == "awake"; }));
+    CHECK(gate(host, "on_touch") == "wait"); // as the next sleep would have it
     check_no_harm(host);
 }
 
