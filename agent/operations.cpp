@@ -148,6 +148,8 @@ void Agent::follow(const model::SleepRequest& request, bool adds_to_sleep, Repor
         if (request.gate) rule_.checked = *request.gate == model::GateMode::checked;
         report.changed |= !as_it_was(rule_);
     }
+    // What slept, sleeps: no shortage makes a failure of that.
+    noted([&] { running_.load()->engine.adjust_asleep(request, report); });
 }
 
 Result<Report> Agent::sleep(const model::SleepRequest& request, const server::ProgressSink& progress) {

@@ -199,7 +199,8 @@ std::string headline(const Process& process, const Report& report) {
     if (report.tags.empty())
         return fmt::format("{} holds no memory that could sleep; nothing to do\n", subject);
     if (!report.changed)
-        return fmt::format("{} is {} already, as asked; nothing to do\n", subject, words_for(report.state));
+        return fmt::format("{} is {} already, {}\n", subject, words_for(report.state),
+                           report.notes.empty() ? "as asked; nothing to do" : "and nothing was changed:");
     return fmt::format("{} is {}{} after {}:\n", subject, words_for(report.state), level,
                        format_seconds(report.times.total));
 }

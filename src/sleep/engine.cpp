@@ -23,11 +23,22 @@ using ledger::Backing;
 
 namespace {
 
-/// Whether `request` wants what it keeps of `tag` in a file.
-bool goes_to_file(const model::SleepRequest& request, const std::string& tag) {
+/// What `request` says of the store of `tag`, or null.
+const model::TagStore* store_named_for(const model::SleepRequest& request, const std::string& tag) {
     const auto named = std::find_if(request.stores.begin(), request.stores.end(),
                                     [&](const model::TagStore& s) { return s.tag == tag; });
-    return (named == request.stores.end() ? request.store : named->store) == model::Store::file;
+    return named == request.stores.end() ? nullptr : &*named;
+}
+
+/// Whether `request` wants what it keeps of `tag` in a file.
+bool goes_to_file(const model::SleepRequest& request, const std::string& tag) {
+    const auto* const named = store_named_for(request, tag);
+    return (named == nullptr ? request.store : named->store) == model::Store::file;
+}
+
+bool is_asked_for(const model::SleepRequest& request, const std::string& tag) {
+    return request.tags.empty() ||
+           std::find(request.tags.begin(), request.tags.end(), tag) != request.tags.end();
 }
 
 Bytes kept_if_dropped(const Backing& backing) noexcept {
@@ -243,6 +254,44 @@ Result<Keeping> Engine::keeping_for(const model::SleepRequest& request, model::R
     }
     if (needs_directory) keeping.directory = *std::move(directory);
     return keeping;
+}
+
+void Engine::adjust_asleep(const model::SleepRequest& request, model::Report& report) {
+    std::map<std::string, std::string_view> elsewhere;
+    std::set<std::uint64_t> in_files;
+    for (const auto& [address, backing] : ledger_.backings()) {
+        if (!backing.is_asleep() || !is_asked_for(request, ledger_.tag(backing.tag).name)) continue;
+        const auto& tag = ledger_.tag(backing.tag).name;
+        const bool to_file = goes_to_file(request, tag);
+        for (const auto& extent : backing.kept) {
+            if (extent.in_file) in_files.insert(extent.vault);
+            if (to_file && !extent.in_file) elsewhere[tag] = "host memory";
+            if (!to_file && extent.in_file && store_named_for(request, tag)) elsewhere[tag] = "files";
+        }
+    }
+    for (const auto& [tag, store] : elsewhere)
+        report.notes.push_back(fmt::format(
+            "tag '{}' stays in {}: contents are not moved while they sleep; wake it first", tag, store));
+    if (!request.keep_files || request.dry_run) return;
+    const auto kept = keep_files(in_files);
+    if (!kept)
+        report.notes.push_back("files that were there already may go when the process wakes: " +
+                               kept.error().message);
+    else
+        report.changed |= *kept > 0;
+}
+
+Result<std::size_t> Engine::keep_files(const std::set<std::uint64_t>& vaults) {
+    std::size_t count = 0;
+    for (const auto id : vaults) {
+        auto& vault = vaults_.at(id);
+        if (vault.keeps_file) continue;
+        GPU_SLEEP_TRY(vault.snapshot->file.keep());
+        vault.keeps_file = true;
+        ++count;
+        GPU_SLEEP_TRY(vault.snapshot->file.flush_name());
+    }
+    return count;
 }
 
 Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& control, model::Report& report) {

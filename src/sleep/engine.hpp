@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,10 @@ public:
     [[nodiscard]] Result<Woken> wake(const model::WakeRequest& request, const Control& control,
                                      model::Report& report);
 
+    /// After a sleep that may have found some asleep already: has the files of that kept too, if `request`
+    /// asks for it, and notes in `report` what lies in another store than it asks for, and stays there.
+    void adjust_asleep(const model::SleepRequest& request, model::Report& report);
+
     [[nodiscard]] Vaults& vaults() noexcept { return vaults_; }
 
 private:
@@ -75,6 +80,9 @@ private:
     /// Notes in `report` files there that may be leftovers of another machine.
     [[nodiscard]] Result<Keeping> keeping_for(const model::SleepRequest& request,
                                               model::Report& report) const;
+
+    /// Returns how many of `vaults` have a file that was not to be kept, and now is.
+    [[nodiscard]] Result<std::size_t> keep_files(const std::set<std::uint64_t>& vaults);
 
     /// What `plan` brought back, but for the tags that are `spoiled`.
     [[nodiscard]] Woken woken_but(const Spoiled& spoiled, const WakePlan& plan) const;

@@ -130,6 +130,8 @@ public:
     /// Gives a whole one a name that nobody takes for a leftover, which lasts once the directory is flushed.
     /// Errors: out_of_disk, io_failed.
     [[nodiscard]] Result<void> keep() { return rename(SnapshotName::Kind::kept); }
+    /// Makes its name last. Errors: io_failed.
+    [[nodiscard]] Result<void> flush_name() const { return directory_->flush(); }
     /// Closes it and lets it stay where it is.
     void let_stay() noexcept { fd_.reset(); }
     /// Takes its name away at once. Its space is given back when it is destroyed, which may take long.

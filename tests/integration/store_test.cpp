@@ -229,6 +229,27 @@ TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[sto
     }
 }
 
+TEST_CASE("Store: a sleeper's files are kept if that is asked for later, and contents stay where they lie",
+          "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    REQUIRE(host.command("gpu-sleep", place.store({"--tags", "weights"})).status == 0);
+    REQUIRE(host.command("gpu-sleep", {"--tags", "kv_cache"}).status == 0);
+    const auto asked = host.command("gpu-sleep", place.store({"--keep-files"}));
+    CHECK(asked.status == 0);
+    CHECK_THAT(asked.out, mentions("tag 'kv_cache' stays in host memory") && !mentions("weights") &&
+                              !mentions("as asked") && !mentions("nothing was changed"));
+    CHECK_THAT(host.command("gpu-sleep", place.store({"--keep-files"})).out,
+               mentions("nothing was changed") && !mentions("as asked"));
+    CHECK_THAT(host.command("gpu-sleep", {"--store", "weights=host"}).out,
+               mentions("tag 'weights' stays in files"));
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    REQUIRE(place.files().size() == 1);
+    CHECK(place.files().front().extension() == ".kept");
+}
+
 TEST_CASE("Store: preserved spans lie in a file at level 2", "[store]") {
     const Place place;
     Host host;
