@@ -19,10 +19,10 @@ namespace {
 /// Adds up residences into one state.
 class StateSum {
 public:
-    void add(Residence residence) noexcept {
-        awake_ |= residence == Residence::device;
-        asleep_ |= residence != Residence::device;
-        damaged_ |= residence == Residence::damaged;
+    void add(const Backing& backing) noexcept {
+        awake_ |= !backing.is_asleep();
+        asleep_ |= backing.is_asleep();
+        damaged_ |= backing.residence() == Residence::damaged || backing.has_damaged_file;
     }
     [[nodiscard]] State state() const noexcept {
         if (damaged_) return State::damaged;
@@ -39,17 +39,17 @@ private:
 void add_to(model::TagReport& row, const Backing& backing) {
     const auto kept = backing.kept_bytes();
     for (const auto& extent : backing.kept)
-        if (extent.in_file) row.in_files += extent.span.bytes;
+        if (extent.in_file && !backing.has_damaged_file) row.in_files += extent.span.bytes;
     ++row.ranges;
     row.bytes += backing.bytes;
     row.allocated += backing.allocated;
     row.needs_refill |= backing.needs_refill;
     switch (backing.residence()) {
     case Residence::device: row.resident += backing.bytes; break;
-    case Residence::host: row.kept += backing.bytes; break;
+    case Residence::host: (backing.has_damaged_file ? row.damaged : row.kept) += backing.bytes; break;
     case Residence::damaged: row.damaged += backing.bytes; break;
     case Residence::dropped:
-        row.kept += kept;
+        (backing.has_damaged_file ? row.damaged : row.kept) += kept;
         row.dropped += backing.bytes - kept;
         break;
     }
@@ -119,6 +119,7 @@ bool Ledger::move(Backing& backing, Residence to) {
         return false;
     }
     backing.residence_ = to;
+    backing.has_damaged_file = false;
     if (to == Residence::dropped)
         backing.has_lost_contents_ = backing.kept.empty() || backing.kept_bytes() < backing.allocated;
     return true;
@@ -157,9 +158,9 @@ State Ledger::state(const std::vector<std::string>& tags) const noexcept {
     bool is_any = false;
     for (const auto& [address, backing] : backings_) {
         if (backing.pinned) continue;
-        all.add(backing.residence());
+        all.add(backing);
         if (std::find(tags.begin(), tags.end(), tag(backing.tag).name) == tags.end()) continue;
-        some.add(backing.residence());
+        some.add(backing);
         is_any = true;
     }
     return is_any ? some.state() : all.state();
@@ -174,7 +175,7 @@ std::vector<model::TagReport> Ledger::report() const {
         row.tag = tag.name;
         row.device = backing.device;
         row.policy = tag.policy;
-        sum.add(backing.residence());
+        sum.add(backing);
         add_to(row, backing);
     }
     std::vector<model::TagReport> reports;

@@ -66,6 +66,10 @@ struct Backing {
         return residence_ == model::Residence::dropped && has_lost_contents_;
     }
 
+    /// Whether a wake found the file of its contents damaged, which may have been put right since. Until the
+    /// residence changes.
+    bool has_damaged_file = false;
+
 private:
     friend class Ledger;
     model::Residence residence_ = model::Residence::device;

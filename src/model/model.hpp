@@ -129,7 +129,7 @@ struct TagReport {
     Bytes kept = 0;            ///< contents held in host memory or in files
     Bytes in_files = 0;        ///< of those, in files
     Bytes dropped = 0;         ///< asleep without contents
-    Bytes damaged = 0;         ///< asleep with contents that failed their checksum
+    Bytes damaged = 0;         ///< asleep with contents that failed their checksum, or whose file did
     bool needs_refill = false; ///< awake, but dropped in an earlier sleep and not yet reported refilled
     Bytes allocated = 0;       ///< what the program asked for, as opposed to what it occupies
 };

@@ -289,11 +289,19 @@ void WakeTransaction::commit() {
     }
 }
 
+bool WakeTransaction::has_damaged_file(const DeviceWake& device, const Backing& backing) {
+    const auto spoiled = device.spoiled.find(backing.tag);
+    return spoiled != device.spoiled.end() && spoiled->second.code == ErrorCode::damaged &&
+           std::any_of(backing.kept.begin(), backing.kept.end(),
+                       [](const ledger::KeptExtent& extent) { return extent.in_file; });
+}
+
 void WakeTransaction::take_back_spoiled(DeviceWake& device) {
     const auto wakes = [&](const Run& run) { return !spoiled_.contains(run.backings.front()->tag); };
     const auto first = std::partition(device.runs.begin(), device.runs.end(), wakes);
     for (auto run = first; run != device.runs.end(); ++run) {
-        for (const auto* backing : run->backings) {
+        for (auto* backing : run->backings) {
+            backing->has_damaged_file = has_damaged_file(device, *backing);
             device.report.kept -= backing->kept_bytes();
             device.report.dropped -= backing->bytes - backing->kept_bytes();
         }

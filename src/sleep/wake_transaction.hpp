@@ -74,6 +74,7 @@ private:
     /// next wake fills it.
     Bytes close(const std::vector<ledger::Backing*>& opened);
     void take_back_spoiled(DeviceWake& device);
+    [[nodiscard]] static bool has_damaged_file(const DeviceWake& device, const ledger::Backing& backing);
     /// Reads the extents of `wanted` from their files to where they belong. A file that is damaged, or cannot
     /// be read, spoils its tag.
     [[nodiscard]] Result<void> read_files(DeviceWake& device, const std::vector<FileExtent>& wanted,
