@@ -28,16 +28,24 @@ using Answer = std::optional<CUresult>;
 /// After the program's cuInit: starts the agent.
 void start() noexcept;
 
+/// What becomes of an allocation that is left to the driver because the least size, or a rule, says so.
+struct Left {
+    const char* reason = nullptr; ///< null for any other: nobody counts it
+    CUcontext context = nullptr;
+    int device = 0;
+    bool is_pooled = false;
+};
+
 // Plain memory. Source: CUDA Driver API, Memory Management.
-[[nodiscard]] Answer allocate(CUdeviceptr* address, std::size_t bytes) noexcept;
+[[nodiscard]] Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept;
 [[nodiscard]] Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t width,
-                                      std::size_t height, unsigned element_bytes) noexcept;
+                                      std::size_t height, unsigned element_bytes, Left& left) noexcept;
 /// Waits for the work of the memory's context, as the driver's own does.
 [[nodiscard]] Answer free(CUdeviceptr address) noexcept;
 
 // Stream-ordered memory. `per_thread`: the null stream is the thread's own.
 [[nodiscard]] Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
-                                    CUstream stream, bool per_thread) noexcept;
+                                    CUstream stream, bool per_thread, Left& left) noexcept;
 [[nodiscard]] Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept;
 /// The program waited for some or all of its work: pools give back what exceeds their thresholds.
 void synchronized() noexcept;
@@ -162,6 +170,10 @@ void peer_access_enabled(CUcontext peer) noexcept;
 void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept;
 void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept;
 void forget_residual(CUdeviceptr address) noexcept;
+/// After the driver allocated what was left to it.
+void left_to_driver(CUdeviceptr address, std::size_t bytes, const Left& left) noexcept;
+/// Runs the driver's `free` of the allocation, which need not be one of those.
+CUresult free_left(CUdeviceptr address, const std::function<CUresult()>& free) noexcept;
 
 /// One kind of memory that stays, on one device.
 struct Residual {

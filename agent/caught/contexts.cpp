@@ -63,6 +63,7 @@ public:
         captures_ = take_captures_of(context);
         pools_ = take_pools_of(memory, context);
         waiting_ = take_waiting_of(memory, dies);
+        left_ = take_left_of(context, is_primary);
         allocations_ = Allocations::instance().extract(dies);
         auto& own = OwnContexts::instance();
         const std::lock_guard lock(own.mutex);
@@ -87,6 +88,7 @@ public:
         Allocations::instance().put_back(allocations_);
         pools_.stays();
         waiting_.stays();
+        left_.stays();
         captures_.stays();
         auto& own = OwnContexts::instance();
         const std::lock_guard lock(own.mutex);
@@ -101,6 +103,7 @@ private:
     std::map<CUcontext, int>::node_type own_;
     Taken pools_;
     Taken waiting_;
+    Taken left_;
 };
 
 /// Runs `end`, which may end the context, with the context out of the books.

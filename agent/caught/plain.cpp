@@ -88,7 +88,7 @@ void note_work_on(const Agent::Memory& memory, int device, PendingWork& work) {
     for (auto* const context : own_contexts_of(device)) work.note(context);
 }
 
-Answer allocate(CUdeviceptr* address, std::size_t bytes) noexcept {
+Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with || !address || bytes == 0) return std::nullopt;
@@ -96,8 +96,10 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes) noexcept {
         const auto device = current_device(*with);
         CUcontext context = nullptr;
         if (!device || with->api.cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
-        const auto range = take_range(*with, *device, bytes);
+        const auto range = take_range(*with, *device, bytes, left);
         if (!range) {
+            left.context = owner_of_memory_in(context);
+            left.device = *device;
             if (range.error().code == ErrorCode::out_of_device_memory) return CUDA_ERROR_OUT_OF_MEMORY;
             log::debug("left to the driver: {}", range.error().message);
             return std::nullopt;
@@ -109,13 +111,13 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes) noexcept {
 }
 
 Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
-                        unsigned element_bytes) noexcept {
+                        unsigned element_bytes, Left& left) noexcept {
     const bool is_valid = address && pitch && width != 0 && height != 0 &&
                           (element_bytes == 4 || element_bytes == 8 || element_bytes == 16) &&
                           width < (std::size_t{1} << 40) && height < (std::size_t{1} << 40) / width;
     if (!is_valid) return std::nullopt; // the driver says what is wrong
     const auto row = round_up(width, k_pitch_alignment);
-    const auto answer = allocate(address, row * height);
+    const auto answer = allocate(address, row * height, left);
     if (answer == CUDA_SUCCESS) *pitch = row;
     return answer;
 }

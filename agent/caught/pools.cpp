@@ -94,7 +94,7 @@ void grant(const Agent::Memory& memory, const Pool& pool, CUdeviceptr address) {
 }
 
 Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::size_t bytes,
-                     CUmemoryPool handle, const StreamKey& key) {
+                     CUmemoryPool handle, const StreamKey& key, Left& left) {
     const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
     const driver::RelaxedCaptureMode relaxed(memory.api);
     auto& all = Pools::instance();
@@ -106,7 +106,10 @@ Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::siz
     auto block = take_spare(memory, pool, size, key);
     if (!block) {
         const auto tag = choose_tag(size);
-        if (!tag) return std::nullopt;
+        if (!tag) {
+            left = {TagChoice::why_not(size), key.context, pool.device, true};
+            return std::nullopt;
+        }
         const auto try_once = [&] {
             const std::lock_guard memory_lock(memory.mutex);
             return memory.heap.allocate(pool.device, memory.ledger.tag_id(*tag), size);
@@ -141,7 +144,7 @@ bool free_in_order(const Agent::Memory& memory, const Known& allocation, const S
 } // namespace
 
 Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
-                      CUstream stream, bool per_thread) noexcept {
+                      CUstream stream, bool per_thread, Left& left) noexcept {
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with || !address || bytes == 0) return std::nullopt;
@@ -151,7 +154,7 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
         const auto device = device_of(*with, key.context);
         if (!device) return std::nullopt;
         const auto handle = pool ? *pool : pool_of_device(*with, *device);
-        return handle ? allocate_from(*with, address, bytes, handle, key) : std::nullopt;
+        return handle ? allocate_from(*with, address, bytes, handle, key, left) : std::nullopt;
     });
 }
 

@@ -68,24 +68,25 @@ std::vector<Residual> residual() noexcept {
             for (const auto& [address, resident] : residents.by_address)
                 rows.push_back({resident.kind, resident.device, resident.bytes, 1, resident.reason});
         }
+        add_left(rows);
         add_pinned_handles(rows);
         add_graph_memory(rows);
     });
-    // One row for each kind, device and reason.
     std::vector<Residual> sums;
-    for (const auto& row : rows) {
-        const auto same = std::find_if(sums.begin(), sums.end(), [&](const Residual& s) {
-            return std::string_view(s.kind) == row.kind && s.device == row.device &&
-                   std::string_view(s.reason) == row.reason;
-        });
-        if (same == sums.end()) {
-            sums.push_back(row);
-        } else {
-            same->bytes += row.bytes;
-            same->count += row.count;
-        }
-    }
+    noted([&] {
+        for (const auto& row : rows) add_to_sum(sums, row);
+    });
     return sums;
+}
+
+void add_to_sum(std::vector<Residual>& sums, const Residual& row) {
+    const auto same = std::find_if(sums.begin(), sums.end(), [&](const Residual& s) {
+        return std::string_view(s.kind) == row.kind && s.device == row.device &&
+               std::string_view(s.reason) == row.reason;
+    });
+    if (same == sums.end()) return sums.push_back(row);
+    same->bytes += row.bytes;
+    same->count += row.count;
 }
 
 void add_graph_memory(std::vector<Residual>& rows) {

@@ -12,6 +12,10 @@ namespace gpu_sleep::agent::caught {
 
 /// Ranges, and handles of the program, whose memory cannot sleep. The caller holds the memory's mutex.
 void add_pinned_handles(std::vector<Residual>& rows);
+/// What the least size, or a rule, left to the driver, as sums.
+void add_left(std::vector<Residual>& rows);
+/// Adds `row` to the one of its kind, device and reason.
+void add_to_sum(std::vector<Residual>& sums, const Residual& row);
 /// What the driver holds for the memory nodes of graphs.
 void add_graph_memory(std::vector<Residual>& rows);
 

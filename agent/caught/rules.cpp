@@ -79,8 +79,8 @@ std::optional<std::string> TagChoice::operator()(std::size_t bytes) const {
     return std::string(verdict.tag.empty() ? std::string_view(set.tag) : verdict.tag);
 }
 
-std::optional<std::string> tag_for(std::size_t bytes) {
-    return TagChoice()(bytes);
+const char* TagChoice::why_not(std::size_t bytes) {
+    return bytes < settings().least ? "it is smaller than --min-size" : "a rule leaves it to the driver";
 }
 
 } // namespace gpu_sleep::agent::caught

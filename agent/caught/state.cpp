@@ -47,9 +47,13 @@ CUcontext context_of(const Agent::Memory& memory, CUstream stream) {
     return memory.api.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 
-Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device, std::size_t bytes) {
-    const auto tag = tag_for(bytes);
-    if (!tag) return make_error(ErrorCode::refused, "not to be caught");
+Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device, std::size_t bytes,
+                                         Left& left) {
+    const auto tag = TagChoice()(bytes);
+    if (!tag) {
+        left.reason = TagChoice::why_not(bytes);
+        return make_error(ErrorCode::refused, "not to be caught");
+    }
     const auto try_once = [&] {
         const std::lock_guard lock(memory.mutex);
         return memory.heap.allocate(device, memory.ledger.tag_id(*tag), bytes);

@@ -32,9 +32,9 @@ template <class Body>
 [[nodiscard]] std::optional<int> current_device(const Agent::Memory& memory) noexcept;
 
 /// Allocates a range or a part of one, and gives back caches before it gives up. Errors: those of
-/// Heap::allocate.
+/// Heap::allocate; refused (not to be caught: `left` says why).
 [[nodiscard]] Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device,
-                                                       std::size_t bytes);
+                                                       std::size_t bytes, Left& left);
 /// Frees what take_range() gave, asleep or awake. No work may still use it.
 void give_range(const Agent::Memory& memory, CUdeviceptr address);
 
@@ -45,13 +45,13 @@ public:
     TagChoice();
     /// The tag of an allocation of this size; nothing when it is not to be caught.
     [[nodiscard]] std::optional<std::string> operator()(std::size_t bytes) const;
+    /// Why not.
+    [[nodiscard]] static const char* why_not(std::size_t bytes);
 
 private:
     std::vector<std::string_view> callers_;
     std::string_view scope_;
 };
-/// The same at once.
-[[nodiscard]] std::optional<std::string> tag_for(std::size_t bytes);
 
 /// Grants the devices that may reach memory of `device` access to what was allocated there.
 void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address);
@@ -76,6 +76,8 @@ struct Taken {
 [[nodiscard]] Taken take_captures_of(CUcontext context);
 /// The freed blocks whose last use was in the context, and the events made there.
 [[nodiscard]] Taken take_pools_of(const Agent::Memory& memory, CUcontext context);
+/// What was left to the driver in the context, to be counted.
+[[nodiscard]] Taken take_left_of(CUcontext context, bool is_primary);
 /// The allocations of free_later() that die with the context.
 [[nodiscard]] Taken take_waiting_of(const Agent::Memory& memory,
                                     const std::function<bool(const Known&)>& dies);

@@ -15,27 +15,36 @@ using gate::Touch;
 CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t bytes) {
     const Passage passage(Touch::takes, k_name<Entry::cuMemAlloc_v2>);
     if (!passage.admitted()) return refused();
+    agent::caught::Left left;
     if (catches())
-        if (const auto answer = agent::caught::allocate(address, bytes)) return *answer;
-    return real<Entry::cuMemAlloc_v2>()(address, bytes);
+        if (const auto answer = agent::caught::allocate(address, bytes, left)) return *answer;
+    const auto status = real<Entry::cuMemAlloc_v2>()(address, bytes);
+    if (status == CUDA_SUCCESS) agent::caught::left_to_driver(*address, bytes, left);
+    return status;
 }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
                             unsigned element_bytes) {
     const Passage passage(Touch::takes, k_name<Entry::cuMemAllocPitch_v2>);
     if (!passage.admitted()) return refused();
+    agent::caught::Left left;
     if (catches())
-        if (const auto answer = agent::caught::allocate_pitched(address, pitch, width, height, element_bytes))
+        if (const auto answer =
+                agent::caught::allocate_pitched(address, pitch, width, height, element_bytes, left))
             return *answer;
-    return real<Entry::cuMemAllocPitch_v2>()(address, pitch, width, height, element_bytes);
+    const auto status = real<Entry::cuMemAllocPitch_v2>()(address, pitch, width, height, element_bytes);
+    if (status == CUDA_SUCCESS) agent::caught::left_to_driver(*address, *pitch * height, left);
+    return status;
 }
 
 // Freeing touches nothing: what sleeps is dropped.
 CUresult cuMemFree_v2(CUdeviceptr address) {
     if (catches())
         if (const auto answer = agent::caught::free(address)) return *answer;
-    const auto status = real<Entry::cuMemFree_v2>()(address);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::forget_residual(address);
+    const auto free = [=] { return real<Entry::cuMemFree_v2>()(address); };
+    if (!catches()) return free();
+    const auto status = agent::caught::free_left(address, free);
+    if (status == CUDA_SUCCESS) agent::caught::forget_residual(address);
     return status;
 }
 
@@ -53,11 +62,14 @@ template <Entry entry>
 CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream, bool per_thread) {
     const Passage passage(Touch::takes, k_name<entry>);
     if (!passage.admitted()) return refused();
+    agent::caught::Left left;
     if (catches())
         if (const auto answer =
-                agent::caught::allocate_async(address, bytes, std::nullopt, stream, per_thread))
+                agent::caught::allocate_async(address, bytes, std::nullopt, stream, per_thread, left))
             return *answer;
-    return real<entry>()(address, bytes, stream);
+    const auto status = real<entry>()(address, bytes, stream);
+    if (status == CUDA_SUCCESS) agent::caught::left_to_driver(*address, bytes, left);
+    return status;
 }
 
 template <Entry entry>
@@ -65,17 +77,21 @@ CUresult allocate_from_pool(CUdeviceptr* address, std::size_t bytes, CUmemoryPoo
                             bool per_thread) {
     const Passage passage(Touch::takes, k_name<entry>);
     if (!passage.admitted()) return refused();
+    agent::caught::Left left;
     if (catches())
-        if (const auto answer = agent::caught::allocate_async(address, bytes, pool, stream, per_thread))
+        if (const auto answer = agent::caught::allocate_async(address, bytes, pool, stream, per_thread, left))
             return *answer;
-    return real<entry>()(address, bytes, pool, stream);
+    const auto status = real<entry>()(address, bytes, pool, stream);
+    if (status == CUDA_SUCCESS) agent::caught::left_to_driver(*address, bytes, left);
+    return status;
 }
 
 template <Entry entry>
 CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread) {
     if (catches())
         if (const auto answer = agent::caught::free_async(address, stream, per_thread)) return *answer;
-    return real<entry>()(address, stream);
+    const auto free = [=] { return real<entry>()(address, stream); };
+    return catches() ? agent::caught::free_left(address, free) : free();
 }
 
 } // namespace

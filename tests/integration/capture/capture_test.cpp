@@ -271,6 +271,30 @@ TEST_CASE("Capture: memory that cannot be moved stays, is reported, and is whole
     check_no_harm(host);
 }
 
+TEST_CASE("Capture: memory that is left to the driver on request is reported until it is freed",
+          "[capture]") {
+    using Case = std::pair<const char*, const char*>;
+    const auto [setting, reason] = GENERATE(Case{"GPU_SLEEP_MIN_SIZE=1073741824", "--min-size"},
+                                            Case{"GPU_SLEEP_RULES=capture=0", "a rule"});
+    Host host(captured_launch(k_linked, {setting}));
+    const auto row = [&](int number, const std::string& field) {
+        return host.command("gpu-ps", {"--json"})
+            .json(fmt::format("/processes/0/report/residual/{}/{}", number, field));
+    };
+    std::vector<Piece> pieces;
+    for (const auto* kind : {"plain", "plain", "async"})
+        pieces.push_back(make_piece(host, kind, k_piece_bytes));
+    const int plain = row(0, "kind") == "plain" ? 0 : 1;
+    CHECK(row(plain, "count") == "2");
+    CHECK(row(plain, "bytes") == std::to_string(2 * k_piece_bytes));
+    CHECK_THAT(row(plain, "reason"), mentions(reason));
+    CHECK(row(1 - plain, "kind") == "pool");
+    CHECK(row(1 - plain, "bytes") == std::to_string(k_piece_bytes));
+    for (const auto& piece : pieces) host.tell("free " + piece.number);
+    CHECK(row(0, "kind") == "none");
+    check_no_harm(host);
+}
+
 TEST_CASE("Capture: a program may fork and end while asleep", "[capture]") {
     Host host(captured_launch(GENERATE(k_linked, k_runtime)));
     const auto piece = make_piece(host, "plain", k_piece_bytes);
