@@ -119,8 +119,11 @@ Bytes free_after_wake(Bytes free, Bytes taken) noexcept {
 /// Notes what host memory a sleep needs, and whether it is there.
 void note_host_memory(Bytes needed, const Engine::Options& options, bool spills, model::Report& report) {
     if (needed == 0) return;
-    const auto headroom = store::host_headroom();
-    const auto available = headroom.bytes - std::min(headroom.bytes, options.host_reserve);
+    auto headroom = store::host_headroom();
+    headroom.bytes -= std::min(headroom.bytes, options.host_reserve);
+    if (const auto left = store::address_space_left(); left < headroom.bytes)
+        headroom = {left, "the process's limit on address space, ulimit -v"};
+    const auto available = headroom.bytes;
     const auto* const outcome = needed <= available ? ""
                                 : spills            ? ": contents would go to files"
                                                     : ": it would fail";

@@ -125,4 +125,17 @@ Headroom host_headroom(const HostMemorySources& sources) {
     return headroom;
 }
 
+Bytes address_space_left(const HostMemorySources& sources) {
+    constexpr std::string_view k_limit = "Max address space";
+    constexpr auto k_unlimited = std::numeric_limits<Bytes>::max();
+    std::ifstream limits(sources.proc / "self" / "limits");
+    for (std::string line; std::getline(limits, line);) {
+        if (!line.starts_with(k_limit)) continue;
+        const auto limit = parse_number(std::string_view(line).substr(k_limit.size()));
+        const auto taken = read_fields(sources.proc / "self" / "status", {"VmSize:"});
+        return limit && taken ? *limit - std::min(*limit, *taken * k_kib) : k_unlimited;
+    }
+    return k_unlimited;
+}
+
 } // namespace gpu_sleep::store

@@ -281,6 +281,8 @@ TEST_CASE("Store: files take over when host memory is short", "[store]") {
         if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
         host.tell("alloc weights 335544320 0");
         const AddressLimit limit(host.pid(), std::size_t{256} << 20);
+        CHECK_THAT(host.command("gpu-sleep", {"--dry-run"}).out,
+                   mentions("ulimit -v") && mentions("it would fail"));
         CHECK(host.command("gpu-sleep").status == 8);
         const auto slept = host.command("gpu-sleep", {"--spill", place.path(), "--json"});
         INFO(slept.err);

@@ -47,6 +47,9 @@ public:
     }
 
     [[nodiscard]] store::Headroom headroom() const { return host_headroom({tree_.proc(), cgroup()}); }
+    [[nodiscard]] Bytes address_space_left() const {
+        return store::address_space_left({tree_.proc(), cgroup()});
+    }
     [[nodiscard]] std::filesystem::path cgroup() const { return tree_.proc().parent_path() / "cgroup"; }
 
 private:
@@ -171,6 +174,24 @@ TEST_CASE("Host memory: strange group names are names", "[host_memory]") {
     machine.join("0::" + std::string(name) + "\n");
     machine.add_group(std::filesystem::path(name).lexically_normal().string(), gib(2), k_gib);
     CHECK(machine.headroom().bytes == k_gib);
+}
+
+TEST_CASE("Host memory: a limit on address space leaves what is not taken of it", "[host_memory]") {
+    const Machine machine;
+    CHECK(machine.address_space_left() == k_unlimited);
+    machine.write("proc/self/status", "Name:\tx\nVmPeak:\t 3145728 kB\nVmSize:\t 2097152 kB\n");
+    const auto limit = [&](const std::string& soft) {
+        machine.write("proc/self/limits",
+                      "Limit                     Soft Limit           Hard Limit           Units     \n"
+                      "Max address space         " +
+                          soft + "           unlimited            bytes     \n");
+    };
+    limit("unlimited");
+    CHECK(machine.address_space_left() == k_unlimited);
+    limit("3221225472");
+    CHECK(machine.address_space_left() == k_gib);
+    limit("1073741824"); // set below what it has
+    CHECK(machine.address_space_left() == 0);
 }
 
 TEST_CASE("Host memory: this machine has some", "[host_memory]") {
