@@ -251,6 +251,12 @@ Answer do_null_stream(Words&) {
     return std::string("own");
 }
 
+/// reset: ends the context, and everything in it
+Answer do_reset(Words&) {
+    GPU_SLEEP_TEST_CALL(cuDevicePrimaryCtxReset, 0);
+    return std::string();
+}
+
 /// fork: "STATUS" of a child that did nothing but end
 Answer do_fork(Words&) {
     const auto child = ::fork();
@@ -293,6 +299,7 @@ const Commands& commands() {
         {"free", do_free},
         {"query", do_query},
         {"null_stream", do_null_stream},
+        {"reset", do_reset},
         {"fork", do_fork},
         {"load", do_load},
         {"open", do_open},

@@ -17,6 +17,7 @@ namespace gpu_sleep::test {
     X(cuInit)                                                                                                \
     X(cuGetErrorName)                                                                                        \
     X(cuDevicePrimaryCtxRetain)                                                                              \
+    X(cuDevicePrimaryCtxReset)                                                                               \
     X(cuCtxSetCurrent)                                                                                       \
     X(cuCtxSynchronize)                                                                                      \
     X(cuStreamCreate)                                                                                        \
