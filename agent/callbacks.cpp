@@ -107,24 +107,30 @@ void Callbacks::call_off(const std::vector<int>& ids, Clock::time_point deadline
     deadline = std::max(deadline, Clock::now() + k_grace);
     std::unique_lock lock(mutex_);
     const bool is_held_up = !is_idle();
+    const auto owed_before = owed_.size();
     Milliseconds together{0};
     bool is_bounded = true;
-    for (const auto& entry : entries_) {
-        if (!entry.after_wake || std::find(ids.begin(), ids.end(), entry.id) == ids.end()) continue;
-        owed_.push_back(std::make_shared<Job>(Job{entry, entry.after_wake, {}, 0, false, true}));
-        together += entry.deadline;
-        is_bounded &= entry.deadline.count() > 0;
-    }
-    if (const auto started = start_thread(); !started) {
-        owed_.clear();
-        log::warning("the callbacks were not told that the sleep did not come: {}", started.error().message);
-        return;
+    noted([&] {
+        for (const auto& entry : entries_) {
+            if (!entry.after_wake || std::find(ids.begin(), ids.end(), entry.id) == ids.end()) continue;
+            owed_.push_back(std::make_shared<Job>(Job{entry, entry.after_wake, {}, 0, false, true}));
+            together += entry.deadline;
+            is_bounded &= entry.deadline.count() > 0;
+        }
+    });
+    if (owed_.size() == owed_before) return;
+    if (const auto started = guarded([this] { return start_thread(); }); !started) {
+        owed_.clear(); // nobody ever would
+        lock.unlock();
+        return log::warning("callbacks were not told that the sleep did not come: {}",
+                            started.error().message);
     }
     changed_.notify_all();
     if (is_held_up) return;
     if (is_bounded) deadline = std::min(deadline, Clock::now() + together);
-    if (!changed_.wait_until(lock, deadline, [this] { return is_idle(); }))
-        log::warning("a callback of the program did not return in time");
+    const bool is_over = changed_.wait_until(lock, deadline, [this] { return is_idle(); });
+    lock.unlock();
+    if (!is_over) log::warning("a callback of the program did not return in time");
 }
 
 bool Callbacks::is_registered(int id) const noexcept {
@@ -212,11 +218,12 @@ void Callbacks::serve() {
         const auto job = job_;
         lock.unlock();
         const auto result = guarded([&]() -> Result<int> { return call(*job); });
+        const int value = result ? *result : -1; // what throws has not done its part
+        if (job->is_owed && value != 0)
+            log::warning("an after-wake callback of the program failed (it returned {})", value);
         lock.lock();
         event_ = nullptr;
-        job->result = result ? *result : -1; // what throws has not done its part
-        if (job->is_owed && job->result != 0)
-            log::warning("an after-wake callback of the program failed (it returned {})", job->result);
+        job->result = value;
         job->done = true;
         job_.reset();
         changed_.notify_all();
