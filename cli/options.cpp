@@ -26,6 +26,17 @@ bool is_one_of(std::string_view word, std::string_view words) {
     return false;
 }
 
+/// The first word "--option=" of the command line that has nothing behind it, or null: CLI11 would take the
+/// next word for the value, whatever it is.
+const char* find_valueless(int argc, const char* const* argv) {
+    for (int i = 1; i < argc; ++i) {
+        const std::string_view word = argv[i];
+        if (word == "--") break;
+        if (word.starts_with("--") && word.find('=') == word.size() - 1) return argv[i];
+    }
+    return nullptr;
+}
+
 } // namespace
 
 void add_basics(CLI::App& app, const std::string& examples) {
@@ -104,6 +115,9 @@ void add_output(CLI::App& app, OutputOptions& output, bool quiet_too) {
 
 std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
     try {
+        if (const char* word = find_valueless(argc, argv))
+            throw CLI::ArgumentMismatch(fmt::format("'{}' has no value", word),
+                                        CLI::ExitCodes::ArgumentMismatch);
         app.parse(argc, argv);
     } catch (const CLI::Success& request) {
         app.exit(request);

@@ -52,7 +52,8 @@ CLI::Option* add_limit(CLI::App& app, const std::string& name, std::optional<Mil
 void add_output(CLI::App& app, OutputOptions& output, bool quiet_too = true);
 
 /// Reads the command line. Returns the status to exit with when there is nothing more to do: help or the
-/// version was shown, or the usage was wrong and that was said on standard error. Catches what CLI11 throws.
+/// version was shown, or the usage was wrong and that was said on standard error. An option with an equals
+/// sign and no value is wrong usage. Catches what CLI11 throws.
 [[nodiscard]] std::optional<int> parse(CLI::App& app, int argc, const char* const* argv);
 
 } // namespace gpu_sleep::cli
