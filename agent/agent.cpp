@@ -27,8 +27,6 @@ std::atomic<Agent*> g_agent{nullptr};
 std::mutex g_agent_mutex; ///< one making at a time
 std::atomic<bool> g_moves_exit_handler{false};
 
-constexpr std::size_t k_max_name_length = 64;
-
 /// How touches are met unless a sleep says otherwise.
 void read_environment(gate::Gate::Rule& rule) {
     const auto text = [](const char* name) {
@@ -75,7 +73,7 @@ Agent::Agent() : server_(*this) {
     read_environment(default_rule_);
     rule_ = default_rule_;
     if (const char* name = std::getenv(model::environment::k_name))
-        name_ = std::string(name).substr(0, k_max_name_length);
+        name_ = std::string(name).substr(0, model::k_max_name_length);
 }
 
 void Agent::come_first_at_exit() noexcept {

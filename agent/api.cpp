@@ -20,8 +20,6 @@ using agent::Agent;
 
 namespace {
 
-constexpr std::size_t k_max_name_length = 64;
-
 thread_local std::string t_last_error;
 thread_local std::vector<std::string> t_tags;
 
@@ -172,7 +170,7 @@ gpu_sleep_status gpu_sleep_mark_refilled(const char* tag) {
 
 gpu_sleep_status gpu_sleep_set_name(const char* name) {
     return finish([&]() -> Result<void> {
-        if (!name || std::strlen(name) > k_max_name_length)
+        if (!name || std::strlen(name) > model::k_max_name_length)
             return invalid("a name has at most 64 characters");
         Agent::instance().set_name(name);
         return {};

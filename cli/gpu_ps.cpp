@@ -40,7 +40,8 @@ void complain(const std::vector<cli::Outcome>& outcomes) {
 int list(const Options& options) {
     const int indent = options.watch.empty() ? 2 : -1;
     cli::Finder finder;
-    auto targets = options.target.empty() ? cli::find_all(finder) : cli::find_targets(finder, options.target);
+    auto targets = options.target.empty() ? cli::find_all(finder)
+                                          : cli::find_targets(finder, options.target, options.timeout);
     if (!targets) {
         std::cerr << cli::render_error("gpu-ps", "", targets.error());
         if (options.output.json) std::cout << cli::to_json("gpu-ps", targets.error(), indent) << std::endl;

@@ -25,7 +25,8 @@ std::string purpose(const CommandRun& operation, const std::string& subject) {
     return fmt::format("wake {}", subject);
 }
 
-std::vector<Outcome> ask(const CommandRun& operation, std::vector<Target> targets) {
+std::vector<Outcome> ask(const CommandRun& operation, Targets found) {
+    auto& targets = found.reached;
     const bool visible = !operation.output.quiet && ::isatty(STDERR_FILENO) == 1;
     ProgressBar bar(STDERR_FILENO, visible, targets.size());
     std::vector<Question> questions;
@@ -46,6 +47,8 @@ std::vector<Outcome> ask(const CommandRun& operation, std::vector<Target> target
             answers[i] = settle(Finder(), targets[i].process, *error);
         outcomes.push_back({std::move(targets[i].process), std::move(answers[i]), asked});
     }
+    for (auto& outcome : found.unreached)
+        outcomes.push_back({std::move(outcome.process), std::move(outcome.answer), asked});
     return outcomes;
 }
 

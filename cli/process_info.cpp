@@ -43,9 +43,13 @@ bool read_status(std::istream& file, Process& process) {
     return has_uid && process.inner_pid > 0;
 }
 
+std::string read_file(const std::filesystem::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
 std::string read_command(const std::filesystem::path& directory) {
-    std::ifstream file(directory / "cmdline", std::ios::binary);
-    std::string text{std::istreambuf_iterator<char>(file), {}};
+    auto text = read_file(directory / "cmdline");
     while (!text.empty() && text.back() == '\0') text.pop_back();
     std::replace(text.begin(), text.end(), '\0', ' ');
     return text;
@@ -80,6 +84,18 @@ std::vector<Process> ProcFs::list() const {
     }
     std::sort(processes.begin(), processes.end(), [](const auto& a, const auto& b) { return a.pid < b.pid; });
     return processes;
+}
+
+std::optional<std::string> ProcFs::variable(pid_t pid, std::string_view variable) const {
+    const auto text = read_file(directory(pid) / "environ");
+    std::string_view rest = text;
+    while (!rest.empty()) {
+        const auto entry = rest.substr(0, rest.find('\0'));
+        if (entry.starts_with(variable) && entry.substr(variable.size()).starts_with('='))
+            return std::string(entry.substr(variable.size() + 1));
+        rest.remove_prefix(std::min(entry.size() + 1, rest.size()));
+    }
+    return std::nullopt;
 }
 
 bool ProcFs::shares_time_namespace(pid_t pid) const {

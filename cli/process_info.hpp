@@ -7,7 +7,9 @@
 #include "base/process.hpp"
 
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace gpu_sleep::cli {
@@ -35,6 +37,10 @@ public:
 
     /// The directory of one process.
     [[nodiscard]] std::filesystem::path directory(pid_t pid) const { return root_ / std::to_string(pid); }
+
+    /// What the process's environment said of `variable` when it was started; nothing where it has no such
+    /// variable or cannot be read. Source: proc_pid_environ(5).
+    [[nodiscard]] std::optional<std::string> variable(pid_t pid, std::string_view variable) const;
 
     /// Whether the process counts its clock from the same boot as this command, so that start times can be
     /// compared. Source: time_namespaces(7).

@@ -4,48 +4,85 @@
 
 #include "cli/targets.hpp"
 
+#include "model/environment.hpp"
+
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 
 namespace gpu_sleep::cli {
 namespace {
 
-constexpr Milliseconds k_name_patience{2'000}; ///< for each process to say its name
+bool is_empty(const Targets& targets) {
+    return targets.reached.empty() && targets.unreached.empty();
+}
 
 /// Connects to those of `processes` that have an agent and may be asked.
-std::vector<Target> connect_to_those_with_agents(Finder& finder, std::vector<Process> processes) {
-    std::vector<Target> targets;
-    for (auto& process : processes)
-        if (auto socket = finder.connect(process))
-            targets.push_back({std::move(process), *std::move(socket)});
+Targets connect_to_those_with_agents(Finder& finder, std::vector<Process> processes) {
+    Targets targets;
+    for (auto& process : processes) {
+        auto socket = finder.connect(process);
+        if (socket)
+            targets.reached.push_back({std::move(process), *std::move(socket)});
+        else if (socket.error().code == ErrorCode::timed_out)
+            targets.unreached.push_back({std::move(process), std::move(socket).error()});
+    }
     return targets;
 }
 
-Result<std::vector<Target>> find_by_pid(Finder& finder, pid_t pid) {
+Result<Targets> find_by_pid(Finder& finder, pid_t pid) {
     auto process = finder.proc().read(pid);
     if (!process) return std::move(process).error();
     auto socket = finder.connect(*process);
     if (socket) {
-        std::vector<Target> targets;
-        targets.push_back({*std::move(process), *std::move(socket)});
+        Targets targets;
+        targets.reached.push_back({*std::move(process), *std::move(socket)});
         return targets;
     }
     if (socket.error().code != ErrorCode::no_agent) return std::move(socket).error();
     auto targets = connect_to_those_with_agents(finder, descendants_of(pid, finder.proc().list()));
-    if (targets.empty()) return std::move(socket).error();
+    if (is_empty(targets)) return std::move(socket).error();
     return targets;
 }
 
-Result<std::vector<Target>> find_by_name(Finder& finder, std::string_view name) {
+bool has_ended(const Finder& finder, const Process& process) {
+    const auto now = finder.proc().read(process.pid);
+    return !now || now->start_time != process.start_time;
+}
+
+/// Whether the process was started under `name`.
+bool was_named(const Finder& finder, const Process& process, std::string_view name) {
+    const auto given = finder.proc().variable(process.pid, model::environment::k_name);
+    return given && std::string_view(*given).substr(0, model::k_max_name_length) == name;
+}
+
+Error unnamed(std::string_view name, const Error& reason) {
+    auto error = reason;
+    error.message = fmt::format("it may have the name '{}', and cannot be asked: {}", name, reason.message);
+    return error;
+}
+
+Result<Targets> find_by_name(Finder& finder, std::string_view name, Milliseconds patience) {
     std::vector<Process> named;
-    for (auto& outcome : ask_status(find_all(finder), k_name_patience)) {
-        const auto* report = std::get_if<model::Report>(&outcome.answer);
-        if (report && report->name == name) named.push_back(std::move(outcome.process));
+    std::vector<Outcome> doubtful;
+    for (auto& outcome : ask_status(find_all(finder), patience)) {
+        if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
+            if (report->name == name) named.push_back(std::move(outcome.process));
+            continue;
+        }
+        if (has_ended(finder, outcome.process)) continue;
+        const auto* failure = std::get_if<model::Failure>(&outcome.answer);
+        const auto& reason = failure ? failure->error : std::get<Error>(outcome.answer);
+        if (was_named(finder, outcome.process, name))
+            named.push_back(std::move(outcome.process));
+        else
+            doubtful.push_back({std::move(outcome.process), unnamed(name, reason)});
     }
     auto targets = connect_to_those_with_agents(finder, std::move(named));
-    if (targets.empty()) return make_error(ErrorCode::no_process, "there is no process named '{}'", name);
+    std::move(doubtful.begin(), doubtful.end(), std::back_inserter(targets.unreached));
+    if (is_empty(targets)) return make_error(ErrorCode::no_process, "there is no process named '{}'", name);
     return targets;
 }
 
@@ -56,17 +93,17 @@ bool is_number(std::string_view text) {
 
 } // namespace
 
-Result<std::vector<Target>> find_targets(Finder& finder, std::string_view text) {
+Result<Targets> find_targets(Finder& finder, std::string_view text, Milliseconds name_patience) {
     if (text.empty())
         return make_error(ErrorCode::invalid_argument, "a pid or a name is needed, and it is empty");
-    if (!is_number(text)) return find_by_name(finder, text);
+    if (!is_number(text)) return find_by_name(finder, text, name_patience);
     pid_t pid = 0;
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), pid);
     if (failure != std::errc{}) return make_error(ErrorCode::no_process, "there is no process {}", text);
     return find_by_pid(finder, pid);
 }
 
-std::vector<Target> find_all(Finder& finder) {
+Targets find_all(Finder& finder) {
     const auto user = ::geteuid();
     auto processes = finder.proc().list();
     std::erase_if(processes, [=](const Process& process) { return user != 0 && process.uid != user; });
@@ -82,6 +119,12 @@ std::vector<Outcome> ask_status(std::vector<Target> targets, Milliseconds patien
     std::vector<Outcome> outcomes;
     for (std::size_t i = 0; i < targets.size(); ++i)
         outcomes.push_back({std::move(targets[i].process), std::move(answers[i])});
+    return outcomes;
+}
+
+std::vector<Outcome> ask_status(Targets targets, Milliseconds patience) {
+    auto outcomes = ask_status(std::move(targets.reached), patience);
+    std::move(targets.unreached.begin(), targets.unreached.end(), std::back_inserter(outcomes));
     return outcomes;
 }
 

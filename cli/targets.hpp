@@ -25,16 +25,30 @@ struct Outcome {
     model::Operation asked = model::Operation::sleep; ///< of it; means nothing of a status
 };
 
-/// The processes that `text` names. A number is a pid: that process or, if it has no agent, its descendants
-/// that have one. Anything else is a name that programs gave themselves (Report.name): all that bear it.
-/// Never empty. Errors: no_process, no_agent, not_permitted, timed_out.
-[[nodiscard]] Result<std::vector<Target>> find_targets(Finder& finder, std::string_view text);
+/// Whom a command is to ask, ordered by pid.
+struct Targets {
+    std::vector<Target> reached;
+    std::vector<Outcome> unreached; ///< who is meant, or may be, and cannot be asked; their answers say why
+};
 
-/// All processes with an agent that this user may ask, ordered by pid.
-[[nodiscard]] std::vector<Target> find_all(Finder& finder);
+/// For each process to say its name, before a sleep or a wake.
+inline constexpr Milliseconds k_name_patience{2'000};
+
+/// The processes that `text` names. A number is a pid: that process or, if it has no agent, its descendants
+/// that have one. Anything else is a name: all that bear it (Report.name). Of a process that does not say its
+/// name within `name_patience`, the environment decides; without a word of it there, it is unreached, for it
+/// may bear that name. Never both lists are empty. Errors: no_process, no_agent, not_permitted, timed_out.
+[[nodiscard]] Result<Targets> find_targets(Finder& finder, std::string_view text,
+                                           Milliseconds name_patience = k_name_patience);
+
+/// All processes with an agent that this user may ask.
+[[nodiscard]] Targets find_all(Finder& finder);
 
 /// Asks each target for its status; the outcomes are in the same order.
 [[nodiscard]] std::vector<Outcome> ask_status(std::vector<Target> targets, Milliseconds patience);
+
+/// The same, followed by those that were not reached.
+[[nodiscard]] std::vector<Outcome> ask_status(Targets targets, Milliseconds patience);
 
 /// The exit status for one outcome: of its failure, or 0.
 [[nodiscard]] int exit_status_of(const Outcome& outcome) noexcept;

@@ -84,6 +84,9 @@ enum class GateState : std::uint8_t {
 inline constexpr std::string_view k_default_tag = "default";
 inline constexpr std::size_t k_max_tag_length = 64;
 
+/// Bytes of a process's name; the agent keeps no more of GPU_SLEEP_NAME.
+inline constexpr std::size_t k_max_name_length = 64;
+
 /// A tag is 1 to 64 characters of letters, digits, '_', '-', '.' and ':'.
 [[nodiscard]] bool is_valid_tag(std::string_view tag) noexcept;
 

@@ -7,6 +7,7 @@
 #include "stage.hpp"
 #include "support/skip.hpp"
 
+#include <csignal>
 #include <fstream>
 #include <string>
 
@@ -246,6 +247,32 @@ TEST_CASE("Commands: a process is found by its name", "[commands]") {
     host.tell("name " + name + "-new");
     CHECK(run({{command_file("gpu-wake"), name}}).status == 3);
     CHECK(run({{command_file("gpu-wake"), name + "-new"}}).status == 0);
+}
+
+TEST_CASE("Commands: by name, no process is left out silently that does not say its name", "[commands]") {
+    const auto name = "gpu-sleep-test-" + std::to_string(::getpid());
+    Host named({"GPU_SLEEP_NAME=" + name});
+    Host renamed;
+    named.tell("alloc weights 4096 0");
+    renamed.tell("alloc weights 4096 0");
+    renamed.tell("name " + name);
+    for (auto* host : {&named, &renamed}) host->process().signal(SIGSTOP);
+    const auto listed = run({{command_file("gpu-ps"), name, "--timeout", "200ms", "--json"}});
+    named.process().signal(SIGCONT);
+    const auto slept = run({{command_file("gpu-sleep"), name, "--json"}});
+    renamed.process().signal(SIGCONT);
+    CHECK(listed.status == 4);
+    CHECK(listed.json("/processes/0/pid") == std::to_string(named.pid()));
+    CHECK(listed.json("/processes/0/error/code") == "timed_out");
+    CHECK(listed.json("/processes/1/pid") == std::to_string(renamed.pid()));
+    CHECK_THAT(listed.err, mentions(std::to_string(named.pid())) && mentions(std::to_string(renamed.pid())));
+
+    CHECK(slept.status == 4);
+    CHECK(slept.json("/processes/0/state") == "asleep");
+    CHECK(slept.json("/processes/1/error/code") == "timed_out");
+    CHECK_THAT(slept.err, mentions("cannot put " + std::to_string(renamed.pid())) && mentions(name));
+    CHECK(named.state() == "asleep");
+    CHECK(renamed.state() == "awake");
 }
 
 TEST_CASE("Commands: a parent without an agent stands for its descendants", "[commands]") {

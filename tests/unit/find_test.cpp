@@ -13,6 +13,8 @@
 
 #include <unistd.h>
 
+#include <atomic>
+
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
 using namespace std::string_literals;
@@ -36,7 +38,7 @@ ErrorCode code_of(const Result<UniqueFd>& result) {
     return result.error().code;
 }
 
-ErrorCode code_of(const Result<std::vector<Target>>& result) {
+ErrorCode code_of(const Result<Targets>& result) {
     REQUIRE_FALSE(result);
     return result.error().code;
 }
@@ -182,13 +184,53 @@ TEST_CASE("Targets: a pid, a parent without an agent, a name", "[find]") {
         auto finder = finder_of(tree);
         const auto targets = find_targets(finder, text);
         REQUIRE(targets);
-        REQUIRE(targets->size() == 1);
-        CHECK(targets->front().process.pid == ::getpid());
+        REQUIRE(targets->reached.size() == 1);
+        CHECK(targets->reached.front().process.pid == ::getpid());
+        CHECK(targets->unreached.empty());
     }
     auto finder = finder_of(tree);
     CHECK(code_of(find_targets(finder, "30")) == ErrorCode::no_agent);
     CHECK(code_of(find_targets(finder, "31")) == ErrorCode::no_process);
     CHECK(code_of(find_targets(finder, "99999999999999")) == ErrorCode::no_process);
     CHECK(code_of(find_targets(finder, "lama")) == ErrorCode::no_process);
-    CHECK(find_all(finder).size() == 1);
+    CHECK(find_all(finder).reached.size() == 1);
+}
+
+TEST_CASE("Targets: of a process that does not say its name, the environment says it, or nothing does",
+          "[find]") {
+    constexpr Milliseconds k_patience{50};
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .start_time = 99});
+    const auto environment = "proc/" + std::to_string(::getpid()) + "/environ";
+    std::atomic<bool> ends{false};
+    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
+                                [&](const protocol::Request&, test::FakeConnection& connection) {
+                                    if (ends) fs::remove(tree.proc() / std::to_string(::getpid()) / "stat");
+                                    if (!ends) connection.wait_for_close();
+                                });
+    auto finder = finder_of(tree);
+    SECTION("it was started under the name") {
+        tree.write(environment, "GPU_SLEEP_NAMES=no\0GPU_SLEEP_NAME=llama\0HOME=/root\0"s);
+        const auto targets = find_targets(finder, "llama", k_patience);
+        REQUIRE(targets);
+        CHECK(targets->unreached.empty());
+        REQUIRE(targets->reached.size() == 1);
+        CHECK(targets->reached.front().process.pid == ::getpid());
+    }
+    SECTION("it may have given itself the name") {
+        const auto text = GENERATE(""s, "GPU_SLEEP_NAME=lama\0"s);
+        tree.write(environment, text);
+        const auto targets = find_targets(finder, "llama", k_patience);
+        REQUIRE(targets);
+        CHECK(targets->reached.empty());
+        REQUIRE(targets->unreached.size() == 1);
+        CHECK(targets->unreached.front().process.pid == ::getpid());
+        CHECK(exit_status_of(targets->unreached.front()) == exit_status::timed_out);
+        CHECK(std::get<Error>(targets->unreached.front().answer).message.find("'llama'") !=
+              std::string::npos);
+    }
+    SECTION("it has ended meanwhile") {
+        ends = true;
+        CHECK(code_of(find_targets(finder, "llama", k_patience)) == ErrorCode::no_process);
+    }
 }
