@@ -4,6 +4,7 @@
 
 #include "cli/json.hpp"
 #include "cli/options.hpp"
+#include "cli/output.hpp"
 #include "cli/render.hpp"
 
 #include <unistd.h>
@@ -36,26 +37,38 @@ void complain(const std::vector<cli::Outcome>& outcomes) {
     }
 }
 
-/// Lists once. Returns the exit status.
-int list(const Options& options) {
+/// How a listing ended.
+struct Listed {
+    int status = exit_status::done;
+    bool is_lost = false; ///< standard output takes no more
+};
+
+/// Writes a listing of `status`.
+Listed write(const std::string& text, int status) {
+    const int written = cli::print_result("gpu-ps", text);
+    const bool is_lost = written != exit_status::done;
+    return {status == exit_status::done ? written : status, is_lost};
+}
+
+/// Lists once; `opening` comes first.
+Listed list(const Options& options, const std::string& opening = {}) {
     const int indent = options.watch.empty() ? 2 : -1;
     cli::Finder finder;
     auto targets = options.target.empty() ? cli::find_all(finder)
                                           : cli::find_targets(finder, options.target, options.timeout);
     if (!targets) {
         std::cerr << cli::render_error("gpu-ps", "", targets.error());
-        if (options.output.json) std::cout << cli::to_json("gpu-ps", targets.error(), indent) << std::endl;
-        return traits(targets.error().code).exit_status;
+        const auto text =
+            options.output.json ? cli::to_json("gpu-ps", targets.error(), indent) + '\n' : std::string();
+        return write(opening + text, traits(targets.error().code).exit_status);
     }
     const auto outcomes = cli::ask_status(*std::move(targets), options.timeout);
-    if (options.output.json)
-        std::cout << cli::to_json("gpu-ps", outcomes, indent) << std::endl;
-    else if (outcomes.empty())
-        std::cout << "no process with an agent\n" << std::flush;
-    else
-        std::cout << cli::render_listing(outcomes) << std::flush;
+    const auto text = options.output.json ? cli::to_json("gpu-ps", outcomes, indent) + '\n'
+                      : outcomes.empty()  ? "no process with an agent\n"
+                                          : cli::render_listing(outcomes);
+    const auto listed = write(opening + text, cli::exit_status_of(outcomes));
     complain(outcomes);
-    return cli::exit_status_of(outcomes);
+    return listed;
 }
 
 /// Lists again and again, until the command is ended or nobody reads any more.
@@ -63,13 +76,11 @@ int watch(const Options& options, Milliseconds interval) {
     constexpr const char* k_clear_screen = "\033[H\033[2J";
     constexpr Milliseconds k_shortest{100};
     const bool redraws = !options.output.json && ::isatty(STDOUT_FILENO) == 1;
-    int status = exit_status::done;
-    while (std::cout) {
-        if (redraws) std::cout << k_clear_screen;
-        status = list(options);
+    for (;;) {
+        const auto listed = list(options, redraws ? k_clear_screen : "");
+        if (listed.is_lost) return listed.status;
         std::this_thread::sleep_for(std::max(interval, k_shortest));
     }
-    return status;
 }
 
 } // namespace
@@ -85,7 +96,7 @@ int main(int argc, char** argv) {
     cli::add_duration(app, "--timeout", options.timeout, "How long a process may take to answer");
     cli::add_output(app, options.output, false);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
-    if (options.watch.empty()) return list(options);
+    if (options.watch.empty()) return list(options).status;
     const auto interval = parse_duration(options.watch);
     if (!interval) {
         std::cerr << cli::render_error("gpu-ps", "", interval.error());

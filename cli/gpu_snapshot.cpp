@@ -4,6 +4,7 @@
 
 #include "cli/new_file.hpp"
 #include "cli/options.hpp"
+#include "cli/output.hpp"
 #include "cli/render.hpp"
 #include "cli/snapshot_listing.hpp"
 #include "cli/table.hpp"
@@ -59,10 +60,9 @@ int list(const Options& options) {
         if (const auto& facts = found.back(); facts.error && !facts.is_partial)
             keep_first(status, complain("read " + cli::printable(file.string()), *facts.error));
     }
-    if (options.json)
-        std::cout << cli::to_json(found) << std::endl;
-    else
-        std::cout << cli::render(found, !is_directory(options.path)) << std::flush;
+    const auto text =
+        options.json ? cli::to_json(found) + '\n' : cli::render(found, !is_directory(options.path));
+    keep_first(status, cli::print_result(k_program, text));
     return status;
 }
 
@@ -103,7 +103,8 @@ int verify(const Options& options) {
         const auto name = cli::printable(file.string());
         const auto bytes = verify_file(file);
         if (bytes)
-            std::cout << name << ": good, " << format_bytes(*bytes) << std::endl;
+            keep_first(status, cli::print_result(k_program,
+                                                 fmt::format("{}: good, {}\n", name, format_bytes(*bytes))));
         else
             keep_first(status, complain("verify " + name, bytes.error()));
     }

@@ -5,6 +5,7 @@
 #include "cli/operation.hpp"
 
 #include "cli/json.hpp"
+#include "cli/output.hpp"
 #include "cli/progress.hpp"
 #include "cli/render.hpp"
 
@@ -52,14 +53,24 @@ std::vector<Outcome> ask(const CommandRun& operation, Targets found) {
     return outcomes;
 }
 
-void show(const CommandRun& operation, const Outcome& outcome) {
+/// Says what failed on standard error. Returns what standard output is to say of `outcome`.
+std::string show(const CommandRun& operation, const Outcome& outcome) {
     const auto complain = [&](const Error& error) {
         std::cerr << render_error(operation.program, purpose(operation, title(outcome.process)), error);
+        return std::string();
     };
     if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) return complain(failure->error);
     if (const auto* error = std::get_if<Error>(&outcome.answer)) return complain(*error);
-    if (operation.output.json || operation.output.quiet) return;
-    std::cout << render_operation(outcome.process, std::get<model::Report>(outcome.answer));
+    if (operation.output.json || operation.output.quiet) return {};
+    return render_operation(outcome.process, std::get<model::Report>(outcome.answer));
+}
+
+/// The status says how the processes are, so it stays what it is if nobody gets to read the result.
+int finish(const CommandRun& operation, const std::string& text, int status) {
+    if (const auto written = write_result(text); !written)
+        std::cerr << fmt::format("{}: cannot write the result: {}; the exit status holds all the same\n",
+                                 operation.program, written.error().message);
+    return status;
 }
 
 } // namespace
@@ -85,13 +96,15 @@ int run(const CommandRun& operation) {
     auto targets = find_targets(finder, operation.target);
     if (!targets) {
         std::cerr << render_error(operation.program, "", targets.error());
-        if (operation.output.json) std::cout << to_json(operation.program, targets.error()) << '\n';
-        return traits(targets.error().code).exit_status;
+        const auto text =
+            operation.output.json ? to_json(operation.program, targets.error()) + '\n' : std::string();
+        return finish(operation, text, traits(targets.error().code).exit_status);
     }
     const auto outcomes = ask(operation, *std::move(targets));
-    for (const auto& outcome : outcomes) show(operation, outcome);
-    if (operation.output.json) std::cout << to_json(operation.program, outcomes) << '\n';
-    return exit_status_of(outcomes);
+    std::string text;
+    for (const auto& outcome : outcomes) text += show(operation, outcome);
+    if (operation.output.json) text = to_json(operation.program, outcomes) + '\n';
+    return finish(operation, text, exit_status_of(outcomes));
 }
 
 } // namespace gpu_sleep::cli

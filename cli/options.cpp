@@ -4,8 +4,11 @@
 
 #include "cli/options.hpp"
 
+#include "cli/output.hpp"
+
 #include <algorithm>
 #include <iostream>
+#include <sstream>
 #include <string_view>
 
 namespace gpu_sleep::cli {
@@ -120,8 +123,9 @@ std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
                                         CLI::ExitCodes::ArgumentMismatch);
         app.parse(argc, argv);
     } catch (const CLI::Success& request) {
-        app.exit(request);
-        return exit_status::done;
+        std::ostringstream text;
+        app.exit(request, text);
+        return print_result(app.get_name(), text.str());
     } catch (const CLI::Error& error) {
         std::cerr << app.get_name() << ": " << error.what() << "; see " << app.get_name() << " --help\n";
         return exit_status::usage;

@@ -10,6 +10,17 @@
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
+namespace {
+
+/// Runs `command` with a standard output that takes nothing.
+Output run_with_full_output(const std::string& command, const Arguments& arguments) {
+    Launch launch{{"sh", "-c", "exec \"$@\" >/dev/full", "sh", command_file(command)}};
+    launch.command.insert(launch.command.end(), arguments.begin(), arguments.end());
+    return run(launch);
+}
+
+} // namespace
+
 TEST_CASE("Command line: an option with an equals sign and no value takes nothing else for it",
           "[command_line]") {
     Host host;
@@ -26,5 +37,32 @@ TEST_CASE("Command line: an option with an equals sign and no value takes nothin
     for (const std::string option : {"--name=", "--tag=", "--rules="})
         refuse(run(gpu_run({option, "--audit", "--", "true"})), option);
     if (!is_sanitized()) CHECK(run(gpu_run({"--", "test", "--name=", "=", "--name="})).status == 0);
+    CHECK(host.state() == "awake");
+}
+
+TEST_CASE("Command line: a result that cannot be written is said to be lost", "[command_line]") {
+    Host host;
+    host.tell("alloc weights 4096 0");
+    const auto pid = std::to_string(host.pid());
+    const auto is_lost = [](const Output& output) {
+        return output.err.find("cannot write the result: No space left on device") != std::string::npos;
+    };
+    for (const Arguments& arguments :
+         {Arguments{pid}, Arguments{pid, "--json"}, Arguments{"--watch=1s"}, Arguments{"--help"}}) {
+        const auto listed = run_with_full_output("gpu-ps", arguments);
+        CHECK(listed.status == 1);
+        CHECK(is_lost(listed));
+    }
+    const auto slept = run_with_full_output("gpu-sleep", {pid, "--json"});
+    CHECK(slept.status == 0); // 1 would say that it is awake
+    CHECK(is_lost(slept));
+    CHECK(host.state() == "asleep");
+    const auto woken = run_with_full_output("gpu-wake", {pid});
+    CHECK(woken.status == 0);
+    CHECK(is_lost(woken));
+    const auto refused = run_with_full_output("gpu-wake", {pid, "--tags", "wieghts", "--json"});
+    CHECK(refused.status == 2);
+    CHECK(is_lost(refused));
+    CHECK(run_with_full_output("gpu-wake", {pid, "--quiet"}).err.empty());
     CHECK(host.state() == "awake");
 }

@@ -128,6 +128,15 @@ TEST_CASE("gpu-snapshot verify: good, damaged, cut, and no snapshot at all", "[s
     CHECK(run("verify " + (stage.elsewhere.path() / "missing").string()).status == exit_status::failed_awake);
 }
 
+TEST_CASE("gpu-snapshot: a result that cannot be written is a failure", "[snapshot]") {
+    const Stage stage;
+    for (const std::string command : {"ls ", "ls --json ", "verify "}) {
+        const auto lost = run(command + stage.path.string() + " 2>&1 >/dev/full; exit");
+        CHECK(lost.status == exit_status::failed_awake);
+        CHECK(has(lost, "cannot write the result: No space left on device"));
+    }
+}
+
 TEST_CASE("gpu-snapshot extract: the bytes of one extent, and nothing where it fails", "[snapshot]") {
     const Stage stage;
     const auto out = stage.elsewhere.path() / "out";

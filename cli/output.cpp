@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Writing to standard output.
+
+#include "cli/output.hpp"
+
+#include "cli/render.hpp"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <iostream>
+
+namespace gpu_sleep::cli {
+
+Result<void> write_result(std::string_view text) {
+    while (!text.empty()) {
+        const auto written = ::write(STDOUT_FILENO, text.data(), text.size());
+        if (written >= 0) {
+            text.remove_prefix(static_cast<std::size_t>(written));
+            continue;
+        }
+        const int reason = errno;
+        pollfd writable{STDOUT_FILENO, POLLOUT, 0};
+        if (reason == EAGAIN) ::poll(&writable, 1, -1); // whoever else has it made it so
+        if (reason != EAGAIN && reason != EINTR)
+            return Error{ErrorCode::io_failed, std::strerror(reason), "write", reason};
+    }
+    return {};
+}
+
+int print_result(std::string_view program, std::string_view text) {
+    const auto written = write_result(text);
+    if (written) return exit_status::done;
+    std::cerr << render_error(program, "write the result", written.error());
+    return traits(written.error().code).exit_status;
+}
+
+} // namespace gpu_sleep::cli
