@@ -98,9 +98,6 @@ int main(int argc, char** argv) {
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     if (options.watch.empty()) return list(options).status;
     const auto interval = parse_duration(options.watch);
-    if (!interval) {
-        std::cerr << cli::render_error("gpu-ps", "", interval.error());
-        return exit_status::usage;
-    }
+    if (!interval) return cli::usage_error("gpu-ps", interval.error().message, options.output.json);
     return watch(options, *interval);
 }

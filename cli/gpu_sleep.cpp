@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <iostream>
 
 using namespace gpu_sleep;
 
@@ -127,10 +126,7 @@ int main(int argc, char** argv) {
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     auto text = read_stores(typed, request);
     if (text.empty()) text = trouble(request);
-    if (!text.empty()) {
-        std::cerr << "gpu-sleep: " << text << '\n';
-        return exit_status::usage;
-    }
+    if (!text.empty()) return cli::usage_error("gpu-sleep", text, operation.output.json);
     request.level = static_cast<model::Level>(typed.level);
     request.gate = typed.gate;
     operation.limit = request.timeout;

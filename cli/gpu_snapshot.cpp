@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // gpu-snapshot: looks at the files that hold contents of sleeping processes. Needs no GPU and no process.
 
+#include "cli/json.hpp"
 #include "cli/new_file.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
@@ -51,7 +52,12 @@ bool is_directory(const fs::path& path) {
 
 int list(const Options& options) {
     const auto files = cli::find_snapshots(options.path);
-    if (!files) return complain("", files.error());
+    if (!files) {
+        const int status = complain("", files.error());
+        const auto text = options.json ? cli::to_json(k_program, files.error()) + '\n' : std::string();
+        [[maybe_unused]] const int written = cli::print_result(k_program, text);
+        return status;
+    }
     std::vector<cli::SnapshotFacts> found;
     int status = exit_status::done;
     for (const auto& file : *files) {
@@ -61,7 +67,7 @@ int list(const Options& options) {
             keep_first(status, complain("read " + cli::printable(file.string()), *facts.error));
     }
     const auto text =
-        options.json ? cli::to_json(found) + '\n' : cli::render(found, !is_directory(options.path));
+        options.json ? cli::to_json(found, status) + '\n' : cli::render(found, !is_directory(options.path));
     keep_first(status, cli::print_result(k_program, text));
     return status;
 }

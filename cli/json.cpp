@@ -4,21 +4,10 @@
 
 #include "cli/json.hpp"
 
-#include <nlohmann/json.hpp>
+#include "cli/json_value.hpp"
 
 namespace gpu_sleep::cli {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
-
-OrderedJson to_value(const Error& error) {
-    const auto& row = traits(error.code);
-    return {{"code", row.name},
-            {"message", error.message},
-            {"advice", row.advice},
-            {"where", error.where},
-            {"driver_status", error.driver_status}};
-}
 
 OrderedJson to_value(const model::TagReport& tag) {
     return {{"tag", tag.tag},
@@ -111,11 +100,22 @@ OrderedJson to_value(const Outcome& outcome) {
         value["report"] = to_value(*report);
     } else if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) {
         value["state"] = model::to_string(failure->state);
-        value["error"] = to_value(failure->error);
+        value["error"] = error_value(failure->error);
     } else {
-        value["error"] = to_value(std::get<Error>(outcome.answer));
+        value["error"] = error_value(std::get<Error>(outcome.answer));
     }
     return value;
+}
+
+} // namespace
+
+OrderedJson error_value(const Error& error) {
+    const auto& row = traits(error.code);
+    return {{"code", row.name},
+            {"message", error.message},
+            {"advice", row.advice},
+            {"where", error.where},
+            {"driver_status", error.driver_status}};
 }
 
 OrderedJson document(std::string_view program, int exit_status) {
@@ -123,14 +123,12 @@ OrderedJson document(std::string_view program, int exit_status) {
             {"program", program},
             {"version", GPU_SLEEP_VERSION},
             {"exit_status", exit_status},
-            {"processes", OrderedJson::array()}};
+            {program == "gpu-snapshot" ? "snapshots" : "processes", OrderedJson::array()}};
 }
 
 std::string written(const OrderedJson& value, int indent) {
     return value.dump(indent, ' ', false, OrderedJson::error_handler_t::replace);
 }
-
-} // namespace
 
 std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, int indent) {
     auto value = document(program, exit_status_of(outcomes));
@@ -140,7 +138,7 @@ std::string to_json(std::string_view program, const std::vector<Outcome>& outcom
 
 std::string to_json(std::string_view program, const Error& error, int indent) {
     auto value = document(program, traits(error.code).exit_status);
-    value["error"] = to_value(error);
+    value["error"] = error_value(error);
     return written(value, indent);
 }
 

@@ -21,7 +21,7 @@ inline constexpr int k_json_schema = 1;
 [[nodiscard]] std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes,
                                   int indent = 2);
 
-/// The document for a command that found no process to ask.
+/// The document for a command that did nothing: the usage was wrong, or it found nobody to ask.
 [[nodiscard]] std::string to_json(std::string_view program, const Error& error, int indent = 2);
 
 } // namespace gpu_sleep::cli

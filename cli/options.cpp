@@ -4,7 +4,9 @@
 
 #include "cli/options.hpp"
 
+#include "cli/json.hpp"
 #include "cli/output.hpp"
+#include "cli/render.hpp"
 
 #include <algorithm>
 #include <iostream>
@@ -38,6 +40,18 @@ const char* find_valueless(int argc, const char* const* argv) {
         if (word.starts_with("--") && word.find('=') == word.size() - 1) return argv[i];
     }
     return nullptr;
+}
+
+/// Whether the answer is to be JSON, as far as a command line tells that was not understood.
+bool wants_json(const CLI::App& app, int argc, const char* const* argv) {
+    const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
+    const bool has_json = app.get_option_no_throw("--json") ||
+                          std::any_of(commands.begin(), commands.end(), [](const CLI::App* command) {
+                              return command->get_option_no_throw("--json");
+                          });
+    const auto is = [](std::string_view text) { return [=](const char* word) { return word == text; }; };
+    const auto* const end = std::find_if(argv, argv + argc, is("--"));
+    return has_json && std::find_if(argv, end, is("--json")) != end;
 }
 
 } // namespace
@@ -116,6 +130,14 @@ void add_output(CLI::App& app, OutputOptions& output, bool quiet_too) {
     if (quiet_too) app.add_flag("--quiet,-q", output.quiet, "Print neither progress nor result, only errors");
 }
 
+int usage_error(std::string_view program, const std::string& trouble, bool json) {
+    const auto error = make_error(ErrorCode::invalid_argument, "{}", trouble);
+    std::cerr << render_error(program, "", error);
+    const auto text = json ? to_json(program, error) + '\n' : std::string();
+    [[maybe_unused]] const int written = print_result(program, text); // it is wrong usage in any case
+    return exit_status::usage;
+}
+
 std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
     try {
         if (const char* word = find_valueless(argc, argv))
@@ -127,8 +149,8 @@ std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
         app.exit(request, text);
         return print_result(app.get_name(), text.str());
     } catch (const CLI::Error& error) {
-        std::cerr << app.get_name() << ": " << error.what() << "; see " << app.get_name() << " --help\n";
-        return exit_status::usage;
+        const auto trouble = fmt::format("{}; see {} --help", error.what(), app.get_name());
+        return usage_error(app.get_name(), trouble, wants_json(app, argc, argv));
     }
     return std::nullopt;
 }

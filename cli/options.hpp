@@ -12,6 +12,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace gpu_sleep::cli {
@@ -51,8 +52,12 @@ CLI::Option* add_limit(CLI::App& app, const std::string& name, std::optional<Mil
 /// --json and, unless `quiet_too` is false, --quiet.
 void add_output(CLI::App& app, OutputOptions& output, bool quiet_too = true);
 
+/// Says on standard error what is wrong with the usage of `program`, and on standard output too if it was to
+/// answer in JSON. Returns the status to exit with.
+[[nodiscard]] int usage_error(std::string_view program, const std::string& trouble, bool json);
+
 /// Reads the command line. Returns the status to exit with when there is nothing more to do: help or the
-/// version was shown, or the usage was wrong and that was said on standard error. An option with an equals
+/// version was shown, or the usage was wrong and that was said, as by usage_error(). An option with an equals
 /// sign and no value is wrong usage. Catches what CLI11 throws.
 [[nodiscard]] std::optional<int> parse(CLI::App& app, int argc, const char* const* argv);
 

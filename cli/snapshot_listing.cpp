@@ -4,11 +4,11 @@
 
 #include "cli/snapshot_listing.hpp"
 
+#include "cli/json_value.hpp"
 #include "cli/table.hpp"
 #include "store/snapshot_reader.hpp"
 
 #include <fcntl.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 
@@ -17,7 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using store::SnapshotName;
-using Json = nlohmann::ordered_json;
 using Align = Table::Align;
 
 std::string state_of(const SnapshotFacts& facts) {
@@ -60,10 +59,9 @@ std::string render_extents(const store::SnapshotHeader& header) {
     return table.text(2);
 }
 
-Json to_json(const SnapshotFacts& facts) {
-    Json json = {{"path", facts.path.string()}, {"state", state_of(facts)}};
-    if (facts.error)
-        json["error"] = {{"code", traits(facts.error->code).name}, {"message", facts.error->message}};
+OrderedJson to_value(const SnapshotFacts& facts) {
+    OrderedJson json = {{"path", facts.path.string()}, {"state", state_of(facts)}};
+    if (facts.error) json["error"] = error_value(*facts.error);
     if (!facts.header) return json;
     const auto& description = facts.header->description;
     json["id"] = description.id;
@@ -75,7 +73,7 @@ Json to_json(const SnapshotFacts& facts) {
     if (!description.boot.empty()) json["owner"]["boot"] = description.boot;
     json["content_bytes"] = description.content_bytes();
     json["file_bytes"] = facts.header->file_bytes;
-    json["extents"] = Json::array();
+    json["extents"] = OrderedJson::array();
     const auto stored = stored_bytes(*facts.header);
     for (std::size_t i = 0; i < stored.size(); ++i) {
         const auto& extent = description.extents[i];
@@ -161,11 +159,10 @@ std::string render(const std::vector<SnapshotFacts>& snapshots, bool extents) {
     return table.text() + details;
 }
 
-std::string to_json(const std::vector<SnapshotFacts>& snapshots) {
-    Json json = {{"schema", 1}, {"program", "gpu-snapshot"}, {"version", GPU_SLEEP_VERSION}};
-    json["snapshots"] = Json::array();
-    for (const auto& facts : snapshots) json["snapshots"].push_back(to_json(facts));
-    return json.dump(2, ' ', false, Json::error_handler_t::replace);
+std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status) {
+    auto json = document("gpu-snapshot", exit_status);
+    for (const auto& facts : snapshots) json["snapshots"].push_back(to_value(facts));
+    return written(json, 2);
 }
 
 } // namespace gpu_sleep::cli

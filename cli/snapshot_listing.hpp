@@ -40,6 +40,6 @@ struct SnapshotFacts {
 [[nodiscard]] std::string render(const std::vector<SnapshotFacts>& snapshots, bool extents);
 
 /// One document with all of that.
-[[nodiscard]] std::string to_json(const std::vector<SnapshotFacts>& snapshots);
+[[nodiscard]] std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status);
 
 } // namespace gpu_sleep::cli

@@ -66,3 +66,24 @@ TEST_CASE("Command line: a result that cannot be written is said to be lost", "[
     CHECK(run_with_full_output("gpu-wake", {pid, "--quiet"}).err.empty());
     CHECK(host.state() == "awake");
 }
+
+TEST_CASE("Command line: wrong usage is said in JSON where that was asked for", "[command_line]") {
+    Host host;
+    const auto check = [](const Output& output, const std::string& program, const std::string& reason) {
+        CHECK(output.status == 2);
+        CHECK(output.json("/schema") == "1");
+        CHECK(output.json("/program") == program);
+        CHECK(output.json("/exit_status") == "2");
+        CHECK(output.json("/error/code") == "invalid_argument");
+        CHECK(output.json("/error/advice").empty());
+        CHECK(output.json("/error/message").find(reason) != std::string::npos);
+        CHECK_THAT(output.err, mentions(reason));
+    };
+    check(host.command("gpu-sleep", {"--tags", "a b", "--json"}), "gpu-sleep", "'a b' is not a tag");
+    check(host.command("gpu-sleep", {"--store", "file", "--json"}), "gpu-sleep", "needs --dir");
+    check(run({{command_file("gpu-sleep"), "--json"}}), "gpu-sleep", "PID");
+    check(host.command("gpu-wake", {"--wait", "x", "--json"}), "gpu-wake", "x");
+    check(host.command("gpu-ps", {"--watch=x", "--json"}), "gpu-ps", "x");
+    CHECK(host.command("gpu-sleep", {"--tags", "a b"}).out.empty());
+    CHECK(host.command("gpu-sleep", {"--tags", "a b", "--", "--json"}).out.empty());
+}

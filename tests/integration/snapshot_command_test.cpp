@@ -128,6 +128,36 @@ TEST_CASE("gpu-snapshot verify: good, damaged, cut, and no snapshot at all", "[s
     CHECK(run("verify " + (stage.elsewhere.path() / "missing").string()).status == exit_status::failed_awake);
 }
 
+TEST_CASE("gpu-snapshot ls: JSON says how it went, as that of the other commands does", "[snapshot]") {
+    const Stage stage;
+    const auto list = [](const std::string& path) {
+        const auto answer = run("ls --json " + path + " 2>/dev/null; exit");
+        auto json = nlohmann::json::parse(answer.output, nullptr, false);
+        REQUIRE(json.is_object());
+        CHECK(json["program"] == "gpu-snapshot");
+        CHECK(json["exit_status"] == answer.status);
+        return json;
+    };
+    const auto has_error = [](const nlohmann::json& json, const std::string& code) {
+        REQUIRE(json.contains("error"));
+        const auto& error = json["error"];
+        CHECK(error["code"] == code);
+        for (const auto* member : {"message", "advice", "where", "driver_status"})
+            CHECK(error.contains(member));
+    };
+    const auto good = list(stage.path.string());
+    CHECK(good["exit_status"] == 0);
+    CHECK_FALSE(good.contains("error"));
+    test::write_file(stage.path, test::random_bytes(10'000));
+    const auto damaged = list(stage.path.string());
+    CHECK(damaged["exit_status"] == exit_status::damaged);
+    has_error(damaged["snapshots"][0], "damaged");
+    const auto wrong = list("--no-such-option");
+    CHECK(wrong["exit_status"] == exit_status::usage);
+    CHECK(wrong["snapshots"].empty());
+    has_error(wrong, "invalid_argument");
+}
+
 TEST_CASE("gpu-snapshot: a result that cannot be written is a failure", "[snapshot]") {
     const Stage stage;
     for (const std::string command : {"ls ", "ls --json ", "verify "}) {

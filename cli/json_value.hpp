@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What the JSON of all commands has in common, for the files that compose it.
+
+#pragma once
+
+#include "base/error.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <string>
+#include <string_view>
+
+namespace gpu_sleep::cli {
+
+using OrderedJson = nlohmann::ordered_json;
+
+[[nodiscard]] OrderedJson error_value(const Error& error);
+
+/// The members that come first, and the empty list of what `program` is about: "snapshots" for gpu-snapshot,
+/// "processes" for all others.
+[[nodiscard]] OrderedJson document(std::string_view program, int exit_status);
+
+/// Text that is not UTF-8 is made so.
+[[nodiscard]] std::string written(const OrderedJson& value, int indent);
+
+} // namespace gpu_sleep::cli
