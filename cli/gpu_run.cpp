@@ -5,7 +5,6 @@
 #include "cli/options.hpp"
 #include "cli/preload.hpp"
 #include "cli/program_file.hpp"
-#include "cli/render.hpp"
 #include "cli/rules_file.hpp"
 #include "model/environment.hpp"
 
@@ -31,8 +30,8 @@ constexpr const char* k_footer =
     "  gpu-run --name llama -- python3 serve.py        by name: gpu-sleep llama\n"
     "  gpu-run --on-touch wake -- python3 serve.py     asleep until it uses the GPU again\n"
     "  gpu-run --rules rules.json -- ./train           what is captured, and under which tag\n"
-    "\nExit status: that of COMMAND; 1 if the agent is missing, 2 for wrong usage or if the agent cannot be\n"
-    "loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such command.";
+    "\nExit status: that of COMMAND; 1 if the agent is missing, 2 for wrong usage or rules or if the agent\n"
+    "cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such command.";
 
 /// What was typed before the command.
 struct Options {
@@ -135,11 +134,6 @@ int complain(std::string_view message, int status) {
     return status;
 }
 
-int complain(const Error& error) {
-    std::cerr << cli::render_error("gpu-run", "", error);
-    return traits(error.code).exit_status;
-}
-
 /// Becomes the command. Returns the exit status if that fails.
 int execute(const std::string& file, std::vector<std::string> words) {
     std::vector<char*> arguments;
@@ -170,7 +164,7 @@ int run(const Options& options, std::vector<std::string> command) {
     const auto audit = options.audit ? cli::find_audit(self.parent_path().native()) : std::string();
     if (!audit) return complain(audit.error().message, exit_status::failed_awake);
     const auto variables = agent_environment(options);
-    if (!variables) return complain(variables.error());
+    if (!variables) return complain(variables.error().message, exit_status::usage);
 
     const char* audited = std::getenv("LD_AUDIT");
     if (options.audit) ::setenv("LD_AUDIT", cli::with_audit(*audit, audited ? audited : "").c_str(), 1);

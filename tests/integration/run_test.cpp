@@ -225,7 +225,11 @@ TEST_CASE("Run: wrong usage ends with 2 and says what is wrong", "[run]") {
         CHECK_THAT(refused.err, mentions(words));
         CHECK(refused.out.empty());
     }
-    CHECK(run(gpu_run({"--rules", "/nonexistent", "true"})).status == 1);
+    for (const auto* unreadable : {"/nonexistent", "/"}) {
+        const auto refused = run(gpu_run({"--rules", unreadable, "true"}));
+        CHECK(refused.status == 2); // 1 would say that the agent is missing
+        CHECK_THAT(refused.err, mentions(std::string("gpu-run: ") + unreadable + ": "));
+    }
 }
 
 TEST_CASE("Run: a command that cannot be started ends as in a shell, or with 2", "[run]") {
