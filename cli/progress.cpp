@@ -4,6 +4,9 @@
 
 #include "cli/progress.hpp"
 
+#include "cli/table.hpp"
+
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,18 +31,32 @@ std::string_view words_for(Phase phase) noexcept {
     return "working";
 }
 
+/// Columns of the terminal that a line may fill: in the last one, some terminals go on to the next line.
+std::size_t columns_of(int fd) noexcept {
+    constexpr std::size_t k_usual = 80;
+    winsize size{};
+    const bool is_known = ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    return is_known ? std::size_t{size.ws_col} - 1 : k_usual;
+}
+
 } // namespace
 
-std::string progress_line(const model::Progress& progress) {
-    constexpr double k_bar_columns = 30;
-    if (progress.total == 0) return std::string(words_for(progress.phase));
+std::string progress_line(const model::Progress& progress, std::size_t columns) {
+    constexpr std::size_t k_widest_bar = 30;
+    constexpr std::size_t k_narrowest_bar = 5;
+    constexpr std::size_t k_least_columns = 4;
+    columns = std::max(columns, k_least_columns);
+    const auto words = words_for(progress.phase);
+    if (progress.total == 0) return shortened(words, columns);
     const auto share =
         std::min(1.0, static_cast<double>(progress.done) / static_cast<double>(progress.total));
-    const auto filled = static_cast<std::size_t>(share * k_bar_columns);
-    const auto bar =
-        std::string(filled, '#') + std::string(static_cast<std::size_t>(k_bar_columns) - filled, '-');
-    return fmt::format("{} [{}] {:3.0f}%  {} of {}", words_for(progress.phase), bar, share * 100,
-                       format_bytes(progress.done), format_bytes(progress.total));
+    const auto figures = fmt::format("{:3.0f}%  {} of {}", share * 100, format_bytes(progress.done),
+                                     format_bytes(progress.total));
+    const auto others = fmt::format("{} [] {}", words, figures).size();
+    const auto width = std::min(k_widest_bar, columns - std::min(columns, others));
+    if (width < k_narrowest_bar) return shortened(fmt::format("{} {}", words, figures), columns);
+    const auto filled = static_cast<std::size_t>(share * static_cast<double>(width));
+    return fmt::format("{} [{:#<{}}{:-<{}}] {}", words, "", filled, "", width - filled, figures);
 }
 
 ProgressBar::~ProgressBar() {
@@ -58,7 +75,7 @@ void ProgressBar::show(std::size_t index, const model::Progress& progress) {
         sum.done += each.done;
         sum.total += each.total;
     }
-    write(std::string(k_start_of_line) + progress_line(sum));
+    write(std::string(k_start_of_line) + progress_line(sum, columns_of(fd_)));
     drawn_ = true;
 }
 

@@ -9,11 +9,14 @@
 #include "support/catch.hpp"
 #include "support/sample_reports.hpp"
 
+#include "support/skip.hpp"
 #include <fcntl.h>
 
+#include <sys/ioctl.h>
 #include <algorithm>
 #include <array>
 #include <thread>
+#include <cstdlib>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
@@ -222,6 +225,37 @@ TEST_CASE("Progress: the bar appears only where it is wanted, and is wiped", "[r
         std::array<char, 1024> buffer;
         const auto got = ::read(reader.get(), buffer.data(), buffer.size());
         return std::string(buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+TEST_CASE("Progress: the line has room in any terminal", "[render]") {
+    using Phase = model::Progress::Phase;
+    const model::Progress progress{Phase::transfer, 10 * k_gib, 40 * k_gib};
+    CHECK(progress_line(progress, 50) == "copying [###----------]  25%  10.0 GiB of 40.0 GiB");
+    CHECK(progress_line(progress, 40) == "copying  25%  10.0 GiB of 40.0 GiB");
+    CHECK(progress_line(progress, 20) == "copying  25%  10....");
+    for (const auto phase : {Phase::callbacks, Phase::drain, Phase::transfer, Phase::waiting})
+        for (std::size_t columns = 4; columns < 100; ++columns) {
+            CHECK(progress_line({phase, 1023 * k_gib, 1023 * k_gib}, columns).size() <= columns);
+            CHECK(progress_line({phase, 0, 0}, columns).size() <= columns);
+        }
+}
+
+TEST_CASE("Progress: the bar is as long as the terminal is wide", "[render]") {
+    const UniqueFd terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK));
+    if (!terminal || ::unlockpt(terminal.get()) != 0) return test::skip("there are no pseudo-terminals");
+    const UniqueFd end(::open(::ptsname(terminal.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
+    if (!end) return test::skip("there are no pseudo-terminals");
+    const winsize size{24, 41, 0, 0};
+    REQUIRE(::ioctl(end.get(), TIOCSWINSZ, &size) == 0);
+    {
+        ProgressBar bar(end.get(), true, 1);
+        std::this_thread::sleep_for(Milliseconds{210});
+        bar.show(0, {model::Progress::Phase::transfer, k_gib, 4 * k_gib});
+    }
+    std::array<char, 1024> buffer;
+    const auto got = ::read(terminal.get(), buffer.data(), buffer.size());
+    CHECK(std::string(buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0))) ==
+          "\r\033[Kcopying  25%  1.00 GiB of 4.00 GiB\r\033[K");
+}
+
     };
     CHECK(drawn(false).empty());
     CHECK(drawn(true) ==
