@@ -4,6 +4,7 @@
 
 #include "cli/json.hpp"
 
+#include "cli/advice.hpp"
 #include "cli/json_value.hpp"
 
 namespace gpu_sleep::cli {
@@ -89,7 +90,7 @@ OrderedJson to_value(const model::Report& report) {
     return value;
 }
 
-OrderedJson to_value(const Outcome& outcome) {
+OrderedJson to_value(std::string_view program, const Outcome& outcome) {
     const auto& process = outcome.process;
     OrderedJson value{
         {"pid", process.pid}, {"namespace_pid", process.inner_pid}, {"user", user_name(process.uid)},
@@ -100,20 +101,19 @@ OrderedJson to_value(const Outcome& outcome) {
         value["report"] = to_value(*report);
     } else if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) {
         value["state"] = model::to_string(failure->state);
-        value["error"] = error_value(failure->error);
+        value["error"] = error_value(program, failure->error);
     } else {
-        value["error"] = error_value(std::get<Error>(outcome.answer));
+        value["error"] = error_value(program, std::get<Error>(outcome.answer));
     }
     return value;
 }
 
 } // namespace
 
-OrderedJson error_value(const Error& error) {
-    const auto& row = traits(error.code);
-    return {{"code", row.name},
+OrderedJson error_value(std::string_view program, const Error& error) {
+    return {{"code", traits(error.code).name},
             {"message", error.message},
-            {"advice", row.advice},
+            {"advice", advice_from(program, error.code)},
             {"where", error.where},
             {"driver_status", error.driver_status}};
 }
@@ -132,13 +132,13 @@ std::string written(const OrderedJson& value, int indent) {
 
 std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, int indent) {
     auto value = document(program, exit_status_of(outcomes));
-    for (const auto& outcome : outcomes) value["processes"].push_back(to_value(outcome));
+    for (const auto& outcome : outcomes) value["processes"].push_back(to_value(program, outcome));
     return written(value, indent);
 }
 
 std::string to_json(std::string_view program, const Error& error, int indent) {
     auto value = document(program, traits(error.code).exit_status);
-    value["error"] = error_value(error);
+    value["error"] = error_value(program, error);
     return written(value, indent);
 }
 

@@ -15,7 +15,7 @@ namespace gpu_sleep::cli {
 
 using OrderedJson = nlohmann::ordered_json;
 
-[[nodiscard]] OrderedJson error_value(const Error& error);
+[[nodiscard]] OrderedJson error_value(std::string_view program, const Error& error);
 
 /// The members that come first, and the empty list of what `program` is about: "snapshots" for gpu-snapshot,
 /// "processes" for all others.

@@ -4,6 +4,7 @@
 
 #include "cli/render.hpp"
 
+#include "cli/advice.hpp"
 #include "cli/table.hpp"
 
 #include <fmt/ranges.h>
@@ -244,7 +245,8 @@ std::string render_error(std::string_view program, std::string_view purpose, con
     auto text = fmt::format("{}: ", program);
     if (!purpose.empty()) text += fmt::format("cannot {}: ", purpose);
     text += printable(error.message);
-    if (const auto advice = traits(error.code).advice; !advice.empty()) text += fmt::format("; {}", advice);
+    if (const auto advice = advice_from(program, error.code); !advice.empty())
+        text += fmt::format("; {}", advice);
     return text + '\n';
 }
 

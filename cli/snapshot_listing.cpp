@@ -19,6 +19,8 @@ namespace fs = std::filesystem;
 using store::SnapshotName;
 using Align = Table::Align;
 
+constexpr std::string_view k_program = "gpu-snapshot";
+
 std::string state_of(const SnapshotFacts& facts) {
     if (facts.is_misnamed) return "misnamed";
     if (facts.is_kept) return "kept";
@@ -61,7 +63,7 @@ std::string render_extents(const store::SnapshotHeader& header) {
 
 OrderedJson to_value(const SnapshotFacts& facts) {
     OrderedJson json = {{"path", facts.path.string()}, {"state", state_of(facts)}};
-    if (facts.error) json["error"] = error_value(*facts.error);
+    if (facts.error) json["error"] = error_value(k_program, *facts.error);
     if (!facts.header) return json;
     const auto& description = facts.header->description;
     json["id"] = description.id;
@@ -160,7 +162,7 @@ std::string render(const std::vector<SnapshotFacts>& snapshots, bool extents) {
 }
 
 std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status) {
-    auto json = document("gpu-snapshot", exit_status);
+    auto json = document(k_program, exit_status);
     for (const auto& facts : snapshots) json["snapshots"].push_back(to_value(facts));
     return written(json, 2);
 }

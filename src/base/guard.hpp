@@ -12,6 +12,11 @@
 
 namespace gpu_sleep {
 
+/// Says so in words that a string holds without memory of its own.
+[[nodiscard]] inline Error out_of_memory() noexcept {
+    return Error{ErrorCode::out_of_host_memory, "no memory left", "operator new", 0};
+}
+
 /// Calls `body`, which returns a Result, and turns what it throws into an Error: nothing in this project
 /// throws by design, but the standard library does when memory runs out. Errors: those of `body`;
 /// out_of_host_memory, internal.
@@ -20,12 +25,12 @@ template <class Body>
     try {
         return body();
     } catch (const std::bad_alloc&) {
-        return Error{ErrorCode::out_of_host_memory, {}, "operator new", 0}; // no memory for words either
+        return out_of_memory();
     } catch (const std::exception& unexpected) {
         try {
             return Error{ErrorCode::internal, unexpected.what(), {}, 0};
         } catch (const std::bad_alloc&) {
-            return Error{ErrorCode::out_of_host_memory, {}, "operator new", 0};
+            return out_of_memory();
         }
     }
 }

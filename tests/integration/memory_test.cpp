@@ -155,8 +155,9 @@ TEST_CASE("Memory: a limit on address space ends a sleep with 8, awake and whole
     {
         // Not even the agent's own few bytes can be had, so it may not be able to say why.
         const AddressLimit limit(host.pid(), 0);
-        const int status = host.command("gpu-sleep").status;
-        CHECK((status == 8 || status == 1));
+        const auto short_of_all = host.command("gpu-sleep");
+        CHECK((short_of_all.status == 8 || short_of_all.status == 1));
+        CHECK_THAT(short_of_all.err, !mentions(": ;"));
     }
     CHECK(host.state() == "awake");
     CHECK(host.tell("check_all") == "intact");
@@ -189,7 +190,10 @@ TEST_CASE("Memory: a wake that lacks host memory leaves the process asleep, and 
     host.tell("alloc weights 4194304 0");
     REQUIRE(host.command("gpu-sleep").status == 0);
     host.tell("fail cuMemHostAlloc 1 2");
-    CHECK(host.command("gpu-wake").status == 7);
+    const auto failed = host.command("gpu-wake", {"--json"});
+    CHECK(failed.status == 7);
+    CHECK(failed.json("/processes/0/error/code") == "out_of_host_memory");
+    CHECK_THAT(failed.err, mentions("wake it again") && !mentions("--level 2")); // that would lose contents
     CHECK(host.state() == "asleep");
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check_all") == "intact");

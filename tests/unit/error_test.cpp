@@ -3,6 +3,7 @@
 // The table of errors, and the numbers that others share with it.
 
 #include "base/error.hpp"
+#include "base/guard.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 #include "model/model.hpp"
 
@@ -53,6 +54,13 @@ TEST_CASE("Errors: exit statuses are those of the table, by the state afterwards
         CHECK(model::exit_status_of(failure, model::Operation::wake) == 7);
     }
     CHECK(status(ErrorCode::unseen_library, State::awake) == 1);
+}
+
+TEST_CASE("Errors: what fails for want of memory has words all the same", "[error]") {
+    const auto failed = guarded([]() -> Result<void> { throw std::bad_alloc(); });
+    REQUIRE_FALSE(failed);
+    CHECK(failed.error().code == ErrorCode::out_of_host_memory);
+    CHECK(failed.error().message == "no memory left");
 }
 
 TEST_CASE("Errors: the C API's statuses are the same numbers", "[error]") {

@@ -2,21 +2,22 @@
 // Copyright the gpu-sleep authors.
 // What people read, character by character.
 
+#include "cli/advice.hpp"
 #include "cli/progress.hpp"
 #include "cli/render.hpp"
 #include "cli/table.hpp"
 
 #include "support/catch.hpp"
 #include "support/sample_reports.hpp"
-
 #include "support/skip.hpp"
-#include <fcntl.h>
 
+#include <fcntl.h>
 #include <sys/ioctl.h>
+
 #include <algorithm>
 #include <array>
-#include <thread>
 #include <cstdlib>
+#include <thread>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
@@ -168,6 +169,20 @@ TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[
     CHECK(render_error("gpu-ps", "", make_error(ErrorCode::invalid_argument, "no")) == "gpu-ps: no\n");
 }
 
+TEST_CASE("Render: advice fits the command", "[render]") {
+    const auto advice = [](std::string_view program, ErrorCode code) {
+        return std::string(advice_from(program, code));
+    };
+    CHECK(advice("gpu-sleep", ErrorCode::out_of_host_memory).find("--level 2") != std::string::npos);
+    CHECK(advice("gpu-wake", ErrorCode::out_of_host_memory).find("--level 2") == std::string::npos);
+    CHECK(advice("gpu-wake", ErrorCode::damaged).find("gpu-sleep --tags TAG") != std::string::npos);
+    for (const auto& row : all_errors())
+        if (row.code != ErrorCode::internal && row.code != ErrorCode::out_of_disk)
+            CHECK(advice("gpu-snapshot", row.code).find("gpu-") == std::string::npos);
+    CHECK(render_error("gpu-snapshot", "verify x", make_error(ErrorCode::damaged, "no")) ==
+          "gpu-snapshot: cannot verify x: no\n");
+}
+
 TEST_CASE("Render: a process cannot steer the terminal by what it calls itself", "[render]") {
     CHECK(printable("a\033[31mb\r\n\tc\x7F") == "a?[31mb???c?");
     CHECK(printable("\xC2\x9B"
@@ -210,21 +225,6 @@ TEST_CASE("Progress: the line shows how much of it is done", "[render]") {
     CHECK(progress_line({Phase::verify, 2, 1}).find("100%") != std::string::npos);
 }
 
-TEST_CASE("Progress: the bar appears only where it is wanted, and is wiped", "[render]") {
-    std::array<int, 2> pipe{};
-    REQUIRE(::pipe2(pipe.data(), O_CLOEXEC | O_NONBLOCK) == 0);
-    const UniqueFd reader(pipe[0]);
-    const UniqueFd writer(pipe[1]);
-    const auto drawn = [&](bool visible) {
-        {
-            ProgressBar bar(writer.get(), visible, 2);
-            bar.show(0, {model::Progress::Phase::transfer, k_gib, 2 * k_gib}); // too early to draw
-            std::this_thread::sleep_for(Milliseconds{210});
-            bar.show(1, {model::Progress::Phase::transfer, 0, 2 * k_gib});
-        }
-        std::array<char, 1024> buffer;
-        const auto got = ::read(reader.get(), buffer.data(), buffer.size());
-        return std::string(buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
 TEST_CASE("Progress: the line has room in any terminal", "[render]") {
     using Phase = model::Progress::Phase;
     const model::Progress progress{Phase::transfer, 10 * k_gib, 40 * k_gib};
@@ -256,6 +256,21 @@ TEST_CASE("Progress: the bar is as long as the terminal is wide", "[render]") {
           "\r\033[Kcopying  25%  1.00 GiB of 4.00 GiB\r\033[K");
 }
 
+TEST_CASE("Progress: the bar appears only where it is wanted, and is wiped", "[render]") {
+    std::array<int, 2> pipe{};
+    REQUIRE(::pipe2(pipe.data(), O_CLOEXEC | O_NONBLOCK) == 0);
+    const UniqueFd reader(pipe[0]);
+    const UniqueFd writer(pipe[1]);
+    const auto drawn = [&](bool visible) {
+        {
+            ProgressBar bar(writer.get(), visible, 2);
+            bar.show(0, {model::Progress::Phase::transfer, k_gib, 2 * k_gib}); // too early to draw
+            std::this_thread::sleep_for(Milliseconds{210});
+            bar.show(1, {model::Progress::Phase::transfer, 0, 2 * k_gib});
+        }
+        std::array<char, 1024> buffer;
+        const auto got = ::read(reader.get(), buffer.data(), buffer.size());
+        return std::string(buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
     };
     CHECK(drawn(false).empty());
     CHECK(drawn(true) ==

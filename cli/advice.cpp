@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Exceptions from the table of errors.
+
+#include "cli/advice.hpp"
+
+namespace gpu_sleep::cli {
+
+std::string_view advice_from(std::string_view program, ErrorCode code) noexcept {
+    const bool lacks_host_memory = code == ErrorCode::out_of_host_memory;
+    // What is asleep must not be dropped for want of room to wake it.
+    if (program == "gpu-wake" && lacks_host_memory)
+        return "free host memory, or raise the limit on that of the process, and wake it again";
+    // It reads files of whatever origin, and changes no process.
+    if (program == "gpu-snapshot" && lacks_host_memory) return "free host memory";
+    if (program == "gpu-snapshot" && code != ErrorCode::out_of_disk && code != ErrorCode::internal) return {};
+    return traits(code).advice;
+}
+
+} // namespace gpu_sleep::cli
