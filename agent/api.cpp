@@ -171,7 +171,10 @@ gpu_sleep_status gpu_sleep_mark_refilled(const char* tag) {
 gpu_sleep_status gpu_sleep_set_name(const char* name) {
     return finish([&]() -> Result<void> {
         if (!name || std::strlen(name) > model::k_max_name_length)
-            return invalid("a name has at most 64 characters");
+            return invalid("a name has at most 64 bytes");
+        if (model::is_number(name))
+            return make_error(ErrorCode::invalid_argument,
+                              "'{}' would be taken for a process id; choose a name with a letter", name);
         Agent::instance().set_name(name);
         return {};
     });

@@ -44,12 +44,12 @@ struct Options {
 };
 
 std::string name_trouble(const std::string& name) {
-    constexpr std::size_t k_longest = 64; // what the agent keeps of it
     const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; };
-    const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-    if (name.empty() || name.size() > k_longest || std::any_of(name.begin(), name.end(), is_control))
-        return fmt::format("a name is 1 to {} characters that can be shown", k_longest);
-    if (std::all_of(name.begin(), name.end(), is_digit))
+    if (name.empty() || name.size() > model::k_max_name_length ||
+        std::any_of(name.begin(), name.end(), is_control))
+        return fmt::format("a name is 1 to {} bytes of characters that can be shown",
+                           model::k_max_name_length);
+    if (model::is_number(name))
         return fmt::format("'{}' would be taken for a process id; choose a name with a letter", name);
     return {};
 }

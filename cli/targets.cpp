@@ -86,17 +86,12 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, Milliseconds
     return targets;
 }
 
-bool is_number(std::string_view text) {
-    return !text.empty() &&
-           std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
 } // namespace
 
 Result<Targets> find_targets(Finder& finder, std::string_view text, Milliseconds name_patience) {
     if (text.empty())
         return make_error(ErrorCode::invalid_argument, "a pid or a name is needed, and it is empty");
-    if (!is_number(text)) return find_by_name(finder, text, name_patience);
+    if (!model::is_number(text)) return find_by_name(finder, text, name_patience);
     pid_t pid = 0;
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), pid);
     if (failure != std::errc{}) return make_error(ErrorCode::no_process, "there is no process {}", text);

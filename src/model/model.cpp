@@ -27,6 +27,11 @@ bool is_valid_tag(std::string_view tag) noexcept {
     return !tag.empty() && tag.size() <= k_max_tag_length && std::all_of(tag.begin(), tag.end(), allowed);
 }
 
+bool is_number(std::string_view text) noexcept {
+    return !text.empty() &&
+           std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
 std::string_view to_string(Retention retention) noexcept {
     switch (retention) {
     case Retention::offload: return "offload";

@@ -87,6 +87,9 @@ inline constexpr std::size_t k_max_tag_length = 64;
 /// Bytes of a process's name; the agent keeps no more of GPU_SLEEP_NAME.
 inline constexpr std::size_t k_max_name_length = 64;
 
+/// Whether `text` is one digit or more: commands take it for a pid, so it can be nobody's name.
+[[nodiscard]] bool is_number(std::string_view text) noexcept;
+
 /// A tag is 1 to 64 characters of letters, digits, '_', '-', '.' and ':'.
 [[nodiscard]] bool is_valid_tag(std::string_view tag) noexcept;
 

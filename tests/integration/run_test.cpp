@@ -206,6 +206,7 @@ TEST_CASE("Run: wrong usage ends with 2 and says what is wrong", "[run]") {
         {{"--"}, "no COMMAND"},
         {{"--name", "4242", "true"}, "process id"},
         {{"--name", "", "true"}, "name"},
+        {{"--name", std::string(64, 'n') + "n", "true"}, "64 bytes"},
         {{"--name", "a", "--name", "b", "true"}, "--name"},
         {{"--tag", "a b", "true"}, "not a tag"},
         {{"--min-size", "3q", "true"}, "not a size"},
