@@ -13,7 +13,6 @@
 #include <array>
 #include <charconv>
 #include <fstream>
-#include <iterator>
 #include <set>
 #include <sstream>
 
@@ -43,9 +42,13 @@ bool read_status(std::istream& file, Process& process) {
     return has_uid && process.inner_pid > 0;
 }
 
+/// What can be read of it. Nothing throws where the process ends meanwhile, as an iterator over the stream
+/// would.
 std::string read_file(const std::filesystem::path& path) {
     std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
+    std::ostringstream text;
+    text << file.rdbuf();
+    return std::move(text).str();
 }
 
 std::string read_command(const std::filesystem::path& directory) {
@@ -62,8 +65,9 @@ Result<Process> ProcFs::read(pid_t pid) const {
     if (!status) return no_such_process(pid);
     Process process;
     process.pid = pid;
-    if (!read_status(status, process))
-        return make_error(ErrorCode::io_failed, "cannot read the status of process {}", pid);
+    const bool is_whole = read_status(status, process);
+    if (status.bad()) return no_such_process(pid); // it ended meanwhile
+    if (!is_whole) return make_error(ErrorCode::io_failed, "cannot read the status of process {}", pid);
     const auto start_time = start_time_of(pid, root_);
     if (!start_time) return start_time.error();
     process.start_time = *start_time;

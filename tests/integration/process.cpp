@@ -64,9 +64,9 @@ std::string text_of(const Json* value) {
     return value->is_string() ? value->get<std::string>() : value->dump();
 }
 
-Json parsed(const std::string& text) {
-    auto document = Json::parse(text, nullptr, false);
-    INFO(text);
+Json parsed(const Output& output) {
+    auto document = Json::parse(output.out, nullptr, false);
+    INFO("status " << output.status << "\n" << output.out << output.err);
     REQUIRE_FALSE(document.is_discarded());
     return document;
 }
@@ -79,12 +79,12 @@ const Json* at(const Json& document, const std::string& pointer) {
 } // namespace
 
 std::string Output::json(const std::string& pointer) const {
-    const auto document = parsed(out);
+    const auto document = parsed(*this);
     return text_of(at(document, pointer));
 }
 
 std::string Output::tag(std::string_view name, const std::string& field) const {
-    const auto document = parsed(out);
+    const auto document = parsed(*this);
     const auto* tags = at(document, "/processes/0/report/tags");
     if (!tags) return "none";
     const auto found =

@@ -71,6 +71,22 @@ TEST_CASE("Find: a process is read from its status, stat and cmdline", "[find]")
     CHECK(ProcFs(tree.proc()).list().size() == 2);
 }
 
+TEST_CASE("Find: a process that ends while it is looked at is none, or has no more to tell", "[find]") {
+    const test::ProcTree tree;
+    const auto cannot_be_read = [&](const std::string& file) { // it can be opened, as that of one that ended
+        fs::remove(tree.proc() / file);
+        fs::create_directory(tree.proc() / file);
+    };
+    tree.add({.pid = 40, .name = "ending"});
+    cannot_be_read("40/cmdline");
+    cannot_be_read("40/environ");
+    CHECK(ProcFs(tree.proc()).read(40)->command == "[ending]");
+    CHECK_FALSE(ProcFs(tree.proc()).variable(40, "HOME"));
+    cannot_be_read("40/status");
+    CHECK(ProcFs(tree.proc()).read(40).error().code == ErrorCode::no_process);
+    CHECK(ProcFs(tree.proc()).list().empty());
+}
+
 TEST_CASE("Find: descendants are found over generations", "[find]") {
     std::vector<Process> processes(5);
     const std::pair<pid_t, pid_t> k_parents[] = {{10, 1}, {11, 12}, {12, 10}, {13, 11}, {14, 1}};
