@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <system_error>
 
 using namespace gpu_sleep;
 
@@ -97,8 +98,10 @@ std::string read_stores(const Typed& typed, model::SleepRequest& request) {
     if (needs_directory && directory.empty()) return "a file store needs --dir";
     if (!needs_directory && !request.spill && !directory.empty()) return "--dir is for --store file";
     if (request.keep_files && directory.empty()) return "--keep-files is for --store file and --spill";
-    if (!directory.empty()) request.directory = std::filesystem::absolute(directory).lexically_normal();
-    return {};
+    if (directory.empty()) return {};
+    std::error_code failure;
+    request.directory = std::filesystem::absolute(directory, failure).lexically_normal();
+    return failure ? fmt::format("'{}' lies in a working directory that is gone", directory) : std::string();
 }
 
 /// What is wrong with options that are good one by one, or nothing.

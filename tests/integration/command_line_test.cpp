@@ -5,6 +5,8 @@
 #include "host.hpp"
 #include "mentions.hpp"
 
+#include <unistd.h>
+
 #include <string>
 
 using namespace gpu_sleep;
@@ -65,6 +67,14 @@ TEST_CASE("Command line: a result that cannot be written is said to be lost", "[
     CHECK(is_lost(refused));
     CHECK(run_with_full_output("gpu-wake", {pid, "--quiet"}).err.empty());
     CHECK(host.state() == "awake");
+}
+
+TEST_CASE("Command line: a directory cannot be named from one that is gone", "[command_line]") {
+    constexpr auto k_lost = "cd \"$(mktemp -d)\" && rmdir \"$PWD\" && exec \"$@\"";
+    const auto output = run(Launch{{"sh", "-c", k_lost, "sh", command_file("gpu-sleep"),
+                                    std::to_string(::getpid()), "--store", "file", "--dir", "here"}});
+    CHECK(output.status == 2);
+    CHECK_THAT(output.err, mentions("'here' lies in a working directory that is gone"));
 }
 
 TEST_CASE("Command line: wrong usage is said in JSON where that was asked for", "[command_line]") {
