@@ -148,8 +148,13 @@ void Agent::follow(const model::SleepRequest& request, bool adds_to_sleep, Repor
         if (request.gate) rule_.checked = *request.gate == model::GateMode::checked;
         report.changed |= !as_it_was(rule_);
     }
-    // What slept, sleeps: no shortage makes a failure of that.
-    noted([&] { running_.load()->engine.adjust_asleep(request, report); });
+    // What slept, sleeps: no shortage makes a failure of that. It may wait for a disk, as transactions do.
+    noted([&] {
+        static_cast<void>(transact([&]() -> Result<void> {
+            running_.load()->engine.adjust_asleep(request, report);
+            return {};
+        }));
+    });
 }
 
 Result<Report> Agent::sleep(const model::SleepRequest& request, const server::ProgressSink& progress) {
@@ -189,12 +194,14 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         while (tidy()) has_given = true;
         if (has_given) done = attempt(request);
     }
+    auto carried_out = request;
     if (is_short() && request.spill) {
         report.notes.emplace_back("host memory is short: contents went to files");
-        done = attempt(all_in_files(request));
+        carried_out = all_in_files(request);
+        done = attempt(carried_out);
     }
     const bool has_slept = report.changed;
-    if (done) follow(request, asleep_before > 0, report);
+    if (done) follow(carried_out, asleep_before > 0, report);
     // After a failure too: what could not be mapped again sleeps.
     if (!done || report.changed) come_first_at_exit();
     settle_gate();

@@ -10,12 +10,14 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <iostream>
 
 namespace gpu_sleep::cli {
 
 Result<void> write_result(std::string_view text) {
+    std::signal(SIGPIPE, SIG_IGN); // a reader that has gone is no reason to end without a status
     while (!text.empty()) {
         const auto written = ::write(STDOUT_FILENO, text.data(), text.size());
         if (written >= 0) {

@@ -107,7 +107,7 @@ Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::siz
     if (!block) {
         const auto tag = choose_tag(size);
         if (!tag) {
-            left = {TagChoice::why_not(size), key.context, pool.device, true};
+            left = {TagChoice::why_not(size), owner_of_memory_in(key.context), pool.device, true};
             return std::nullopt;
         }
         const auto try_once = [&] {

@@ -5,6 +5,8 @@
 #include "caught/caught.hpp"
 #include "hooks/names.hpp"
 
+#include <functional>
+
 namespace gpu_sleep::hooks::own {
 
 using gate::Passage;
@@ -15,7 +17,7 @@ namespace {
 /// As caught::use_handle(), where anything is caught.
 template <class Use>
 CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason, const Use& use) noexcept {
-    return catches() ? agent::caught::use_handle(handle, reason, use) : use(handle);
+    return catches() ? agent::caught::use_handle(handle, reason, std::cref(use)) : use(handle);
 }
 
 /// Memory whose address was given away has to stay where it is.

@@ -67,7 +67,7 @@ Result<std::unique_ptr<Connection>> Connection::adopt(UniqueFd socket) {
 Result<void> Connection::receive() {
     std::array<std::byte, 4096> buffer;
     for (;;) {
-        const auto got = ::recv(socket_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+        const auto got = ::recv(fd(), buffer.data(), buffer.size(), MSG_DONTWAIT);
         if (got > 0) {
             reader_.append({buffer.data(), static_cast<std::size_t>(got)});
             // Whole requests are small: what is left can wait until this much was looked at.
@@ -93,23 +93,24 @@ void Connection::answer(const protocol::Reply& reply, int descriptor) {
     if (!bytes) return;
     for (std::size_t sent = 0; sent < bytes->size();) {
         const auto rest = std::span<const std::byte>(*bytes).subspan(sent);
-        const auto count = send_some(socket_.get(), rest, sent == 0 ? descriptor : -1);
+        const auto count = send_some(fd(), rest, sent == 0 ? descriptor : -1);
         if (count < 0 && errno == EINTR) continue;
         if (count <= 0) return; // nobody is there to be told
         sent += static_cast<std::size_t>(count);
     }
-    ::shutdown(socket_.get(), SHUT_WR);
+    ::shutdown(fd(), SHUT_WR);
 }
 
 bool Connection::tell(const model::Progress& progress) {
     constexpr Milliseconds k_interval{50};
-    pollfd peer{socket_.get(), POLLRDHUP, 0};
+    pollfd peer{fd(), POLLRDHUP, 0};
+    if (peer.fd < 0) return false;
     if (::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return false;
     if (Clock::now() - last_told_ < k_interval) return true;
     last_told_ = Clock::now();
     const auto bytes = protocol::encode(protocol::Reply(progress));
     if (!bytes) return true;
-    const auto count = ::send(socket_.get(), bytes->data(), bytes->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const auto count = ::send(peer.fd, bytes->data(), bytes->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
     return static_cast<std::size_t>(count) == bytes->size();
 }

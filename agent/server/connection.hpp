@@ -7,6 +7,7 @@
 #include "base/fd.hpp"
 #include "base/units.hpp"
 #include "protocol/messages.hpp"
+#include "server/held_socket.hpp"
 
 #include <memory>
 #include <optional>
@@ -19,7 +20,8 @@ public:
     /// Takes over an accepted socket. Errors: not_permitted (the peer is neither this user nor root).
     [[nodiscard]] static Result<std::unique_ptr<Connection>> adopt(UniqueFd socket);
 
-    [[nodiscard]] int fd() const noexcept { return socket_.get(); }
+    /// Negative once the program has closed it.
+    [[nodiscard]] int fd() const noexcept { return socket_.is_held() ? socket_.get() : -1; }
     [[nodiscard]] Clock::time_point since() const noexcept { return since_; }
 
     /// Reads what has arrived. Errors: connection_lost.
@@ -37,7 +39,7 @@ public:
 private:
     explicit Connection(UniqueFd socket) noexcept : socket_(std::move(socket)) {}
 
-    UniqueFd socket_;
+    HeldSocket socket_;
     protocol::FrameReader reader_;
     Clock::time_point since_ = Clock::now();
     Clock::time_point last_told_{};

@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <future>
-#include <iterator>
+#include <optional>
 #include <thread>
 
 namespace gpu_sleep::agent::server {
@@ -31,6 +31,7 @@ constexpr Milliseconds k_look_at_jobs{100};
 Milliseconds Server::time_left(const Job& job) {
     const auto* sleep = std::get_if<model::SleepRequest>(&job.operation);
     const auto* wake = std::get_if<model::WakeRequest>(&job.operation);
+    if (wake && job.is_own) return Milliseconds::max();
     const auto limit = sleep ? sleep->timeout : wake->timeout + wake->wait;
     return limit - std::chrono::duration_cast<Milliseconds>(Clock::now() - job.since);
 }
@@ -54,12 +55,12 @@ Outcome Server::post(Operation operation) {
     std::promise<Outcome> promise;
     auto outcome = promise.get_future();
     enqueue({std::move(operation), [](const model::Progress&) { return true; },
-             [&promise](Outcome done) { promise.set_value(std::move(done)); }});
+             [&promise](Outcome done) { promise.set_value(std::move(done)); }, true});
     return outcome.get();
 }
 
 void Server::submit(Operation operation, std::function<void(const Outcome&)> done) {
-    enqueue({std::move(operation), [](const model::Progress&) { return true; }, std::move(done)});
+    enqueue({std::move(operation), [](const model::Progress&) { return true; }, std::move(done), true});
 }
 
 void Server::remove_endpoint() noexcept {
@@ -100,28 +101,42 @@ void Server::operate_for_ever() {
         // got no time would leave its tags without a refill.
         if (auto* sleep = std::get_if<model::SleepRequest>(&job.operation))
             sleep->timeout = std::max(time_left(job), Milliseconds(0));
-        const auto answered = guarded([&]() -> Result<void> {
-            job.answer(operations_.run(job.operation, job.progress));
+        std::optional<Outcome> outcome;
+        const auto run = guarded([&]() -> Result<void> {
+            outcome = operations_.run(job.operation, job.progress);
             return {};
         });
+        answer(job, [&] { return run ? *std::move(outcome) : failure(run.error()); });
         is_tidy = false;
-        if (!answered) log::write(log::Severity::error, "no memory to answer a command");
     }
 }
 
+Outcome Server::failure(Error error) {
+    return model::Failure{std::move(error), operations_.status().state};
+}
+
+void Server::answer(const Job& job, const std::function<Outcome()>& make) {
+    const auto answered = guarded([&]() -> Result<void> {
+        job.answer(make());
+        return {};
+    });
+    if (!answered) log::write(log::Severity::error, "no memory to answer a command");
+}
+
 void Server::expire_jobs() {
-    std::deque<Job> late;
-    {
-        const std::lock_guard lock(mutex_);
-        const auto first = std::stable_partition(
-            jobs_.begin(), jobs_.end(), [](const Job& job) { return time_left(job) > Milliseconds(0); });
-        std::move(first, jobs_.end(), std::back_inserter(late));
-        jobs_.erase(first, jobs_.end());
+    for (;;) {
+        std::unique_lock lock(mutex_);
+        const auto late = std::find_if(jobs_.begin(), jobs_.end(),
+                                       [](const Job& job) { return time_left(job) <= Milliseconds(0); });
+        if (late == jobs_.end()) return;
+        const auto job = std::move(*late);
+        jobs_.erase(late);
+        lock.unlock();
+        answer(job, [this] {
+            return failure(
+                make_error(ErrorCode::timed_out, "another sleep or wake of the process is still under way"));
+        });
     }
-    for (const auto& job : late)
-        job.answer(model::Failure{
-            make_error(ErrorCode::timed_out, "another sleep or wake of the process is still under way"),
-            operations_.status().state});
 }
 
 void Server::keep_in_place() {

@@ -63,6 +63,7 @@ private:
         Operation operation;
         ProgressSink progress;
         std::function<void(Outcome)> answer;
+        bool is_own = false; ///< the program's, or of a touch: a wake waits in line as long as it takes
         Clock::time_point since = Clock::now();
     };
 
@@ -79,6 +80,9 @@ private:
     [[nodiscard]] bool has_jobs();
     /// Of the job's own time limit.
     [[nodiscard]] static Milliseconds time_left(const Job& job);
+    [[nodiscard]] Outcome failure(Error error);
+    /// Answers with what `make` makes. Says so where there is no memory for it.
+    static void answer(const Job& job, const std::function<Outcome()>& make);
     /// Answers those that have waited for as long as they may: none begins after its time.
     void expire_jobs();
 

@@ -187,10 +187,11 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_resume(void);
  * DRIVER, CONTEXT_LOST; after each of them the memory is awake and unchanged. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms);
 
-/** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short.
- *  Already awake: OK. Errors: UNKNOWN_TAG, OUT_OF_DEVICE_MEMORY, OUT_OF_HOST_MEMORY, DRIVER, CONTEXT_LOST;
- *  after each of them what was asleep is still asleep, with its contents. DAMAGED, IO: tags whose contents
- *  failed their checksum, or whose file cannot be read, stay asleep, and all the others are awake. */
+/** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short;
+ *  behind a sleep or wake that is under way it waits as long as that takes. Already awake: OK. Errors:
+ * UNKNOWN_TAG, OUT_OF_DEVICE_MEMORY, OUT_OF_HOST_MEMORY, DRIVER, CONTEXT_LOST; after each of them what was
+ * asleep is still asleep, with its contents. DAMAGED, IO: tags whose contents failed their checksum, or whose
+ * file cannot be read, stay asleep, and all the others are awake. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms);
 
 /** How much of this process is asleep, in bytes of GPU memory released. */

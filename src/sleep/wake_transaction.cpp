@@ -301,7 +301,7 @@ void WakeTransaction::take_back_spoiled(DeviceWake& device) {
     const auto first = std::partition(device.runs.begin(), device.runs.end(), wakes);
     for (auto run = first; run != device.runs.end(); ++run) {
         for (auto* backing : run->backings) {
-            backing->has_damaged_file = has_damaged_file(device, *backing);
+            backing->has_damaged_file |= has_damaged_file(device, *backing);
             device.report.kept -= backing->kept_bytes();
             device.report.dropped -= backing->bytes - backing->kept_bytes();
         }

@@ -23,6 +23,12 @@ constexpr std::array<std::uint32_t, 12> k_of_one_machine = {
     F2FS_SUPER_MAGIC,     0x2FC12FC1 /* ZFS */, 0xCA451A4E /* bcachefs */,
     0x3153464A /* JFS */, MSDOS_SUPER_MAGIC,    EXFAT_SUPER_MAGIC};
 
+/// Null where it cannot be told.
+std::uint32_t kind_of_system(int fd) noexcept {
+    struct statfs system = {};
+    return ::fstatfs(fd, &system) == 0 ? static_cast<std::uint32_t>(system.f_type) : 0;
+}
+
 } // namespace
 
 Error refused(const std::filesystem::path& path, std::string_view why) {
@@ -45,10 +51,12 @@ bool is_private(const struct stat& status) noexcept {
 }
 
 bool may_be_shared(int fd) noexcept {
-    struct statfs system = {};
-    return ::fstatfs(fd, &system) != 0 ||
-           std::find(k_of_one_machine.begin(), k_of_one_machine.end(),
-                     static_cast<std::uint32_t>(system.f_type)) == k_of_one_machine.end();
+    return std::find(k_of_one_machine.begin(), k_of_one_machine.end(), kind_of_system(fd)) ==
+           k_of_one_machine.end();
+}
+
+bool lock_lasts(int fd) noexcept {
+    return !may_be_shared(fd) && kind_of_system(fd) != OVERLAYFS_SUPER_MAGIC;
 }
 
 bool has_no_locks(int fd, int error) noexcept {

@@ -32,4 +32,9 @@ namespace gpu_sleep::store {
 /// Whether another machine, too, may have the file system in which `fd` is open.
 [[nodiscard]] bool may_be_shared(int fd) noexcept;
 
+/// Whether a file's lock there tells who needs it: it lasts as long as a page of the file is mapped, whatever
+/// descriptors are closed. Not where another machine may have the file system, for a lock may be lost; nor on
+/// overlayfs, where a mapping keeps only the file of the layer below open.
+[[nodiscard]] bool lock_lasts(int fd) noexcept;
+
 } // namespace gpu_sleep::store

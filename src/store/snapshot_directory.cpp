@@ -193,14 +193,14 @@ Owner look_for_owner(const SnapshotName& name, int fd) {
 
 bool is_let_go(const SnapshotName& name, int directory) {
     UniqueFd locked;
-    return !may_be_shared(directory) && look_for_owner(name, directory) == Owner::alive &&
+    return lock_lasts(directory) && look_for_owner(name, directory) == Owner::alive &&
            take_lock(directory, name.text(), locked) == Lock::taken;
 }
 
 bool SnapshotDirectory::is_leftover(const SnapshotName& name, UniqueFd& locked) const {
     if (name.kind == SnapshotName::Kind::kept) return false;
     const auto owner = look_for_owner(name, fd_.get());
-    const bool may_be = owner == Owner::ended || (owner == Owner::alive && !may_be_shared(fd_.get()));
+    const bool may_be = owner == Owner::ended || (owner == Owner::alive && lock_lasts(fd_.get()));
     return may_be && take_lock(fd_.get(), name.text(), locked) == Lock::taken;
 }
 

@@ -48,7 +48,7 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
             return failed(status, "flock", directory->path() / text);
         }
         if (!fd.is_named(at, text.c_str())) continue; // and removed
-        if (status == 0 && !fd.is_anchored() && !may_be_shared(fd.get())) {
+        if (status == 0 && !fd.is_anchored() && lock_lasts(fd.get())) {
             // Without its lock, were the program to close it, it would be taken for a leftover.
             ::unlinkat(at, text.c_str(), 0);
             return make_error(ErrorCode::out_of_host_memory, "no memory is left to map a page of {}",

@@ -69,6 +69,14 @@ TEST_CASE("Command line: a result that cannot be written is said to be lost", "[
     CHECK(host.state() == "awake");
 }
 
+TEST_CASE("Command line: a reader that has gone changes no status", "[command_line]") {
+    constexpr auto k_no_reader = "{ sleep 0.2; \"$@\"; echo \"status $?\" >&2; } | true";
+    const auto output =
+        run(Launch{{"sh", "-c", k_no_reader, "sh", command_file("gpu-sleep"), "999999999", "--json"}});
+    CHECK_THAT(output.err, mentions("cannot write the result: Broken pipe"));
+    CHECK_THAT(output.err, mentions("status 3"));
+}
+
 TEST_CASE("Command line: a directory cannot be named from one that is gone", "[command_line]") {
     constexpr auto k_lost = "cd \"$(mktemp -d)\" && rmdir \"$PWD\" && exec \"$@\"";
     const auto output = run(Launch{{"sh", "-c", k_lost, "sh", command_file("gpu-sleep"),

@@ -2,9 +2,16 @@
 // Copyright the gpu-sleep authors.
 // Snapshots whose descriptors a program closes, or uses for files of its own.
 
+#include "base/process.hpp"
 #include "support/descriptors.hpp"
+#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -16,11 +23,36 @@ using test::MemoryContents;
 using test::small_read;
 using test::small_write;
 
+/// An overlay over a directory of its own, mounted on it, if this user may.
+class Overlay {
+public:
+    explicit Overlay(const std::filesystem::path& where) : where_(where) {
+        for (const auto* each : {"lower", "upper", "work"})
+            std::filesystem::create_directory(layers_.path() / each);
+        const auto layers = layers_.path().string();
+        const auto options =
+            "lowerdir=" + layers + "/lower,upperdir=" + layers + "/upper,workdir=" + layers + "/work";
+        is_mounted_ = ::mount("gpu-sleep-test", where.c_str(), "overlay", 0, options.c_str()) == 0 &&
+                      ::chmod(where.c_str(), S_IRWXU) == 0;
+    }
+    Overlay(const Overlay&) = delete;
+    Overlay& operator=(const Overlay&) = delete;
+    ~Overlay() { ::umount2(where_.c_str(), MNT_DETACH); }
+    explicit operator bool() const noexcept { return is_mounted_; }
+
+private:
+    test::TemporaryDirectory layers_{"/dev/shm"};
+    std::filesystem::path where_;
+    bool is_mounted_ = false;
+};
+
 /// A snapshot, all of whose descriptors the program has closed.
 struct Closed {
-    Closed() {
+    explicit Closed(bool on_overlay = false) {
+        if (on_overlay) overlay.emplace(directory.path());
+        if (on_overlay && !*overlay) return;
         contents.add("weights", test::random_bytes(50'000));
-        contents.description.owner = k_nobody;
+        contents.description.owner = on_overlay ? ProcessIdentity{::getpid(), *own_start_time()} : k_nobody;
         auto made = write_snapshot(directory.open(), contents.description, contents, small_write());
         REQUIRE(made);
         snapshot.emplace(*std::move(made));
@@ -36,6 +68,7 @@ struct Closed {
         return reader ? reader->read(contents, small_read()) : reader.error();
     }
     test::TemporaryDirectory directory;
+    std::optional<Overlay> overlay;
     MemoryContents contents;
     std::optional<Snapshot> snapshot;
     std::filesystem::path path;
@@ -61,6 +94,13 @@ TEST_CASE("Closed descriptors: a snapshot is found again by its name, and others
     CHECK(closed.directory.file_count() == 0);
     CHECK(test::descriptors_in(closed.directory.path()).empty());
     CHECK((!usurper || usurper->is_unharmed()));
+}
+
+TEST_CASE("Closed descriptors: no lock is left on overlayfs, and the living owner counts", "[store]") {
+    Closed closed(true);
+    if (!*closed.overlay) return test::skip("no right to mount");
+    CHECK(closed.directory.open()->remove_leftovers()->empty());
+    CHECK(closed.read());
 }
 
 TEST_CASE("Closed descriptors: a file that is let go without having been found is removed, or kept",

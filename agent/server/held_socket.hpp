@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A socket that knows when the program has closed it.
+
+#pragma once
+
+#include "base/fd.hpp"
+
+#include <sys/stat.h>
+
+#include <utility>
+
+namespace gpu_sleep::agent::server {
+
+/// Owns a descriptor that the program may close, for it knows nothing of it, and use the number for a file of
+/// its own: that is not ours to use, nor to close. Neither copyable nor movable.
+class HeldSocket {
+public:
+    explicit HeldSocket(UniqueFd fd) noexcept : fd_(std::move(fd)) {
+        struct stat status = {};
+        if (::fstat(fd_.get(), &status) != 0) return;
+        device_ = status.st_dev;
+        inode_ = status.st_ino;
+    }
+    HeldSocket(const HeldSocket&) = delete;
+    HeldSocket& operator=(const HeldSocket&) = delete;
+    ~HeldSocket() {
+        if (!is_held()) static_cast<void>(fd_.release());
+    }
+
+    [[nodiscard]] int get() const noexcept { return fd_.get(); }
+    /// Whether the number still means the socket.
+    [[nodiscard]] bool is_held() const noexcept {
+        struct stat status = {};
+        return ::fstat(fd_.get(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
+    }
+
+private:
+    UniqueFd fd_;
+    dev_t device_ = 0;
+    ino_t inode_ = 0;
+};
+
+} // namespace gpu_sleep::agent::server
