@@ -63,11 +63,13 @@ public:
         captures_ = take_captures_of(context);
         pools_ = take_pools_of(memory, context);
         waiting_ = take_waiting_of(memory, dies);
-        left_ = take_left_of(context, is_primary);
         allocations_ = Allocations::instance().extract(dies);
-        auto& own = OwnContexts::instance();
-        const std::lock_guard lock(own.mutex);
-        own_ = own.contexts.extract(context);
+        {
+            auto& own = OwnContexts::instance();
+            const std::lock_guard lock(own.mutex);
+            own_ = own.contexts.extract(context);
+        }
+        noted([&] { left_ = take_left_of(context, is_primary); }); // only reported: nothing fails for it
     }
 
     /// The context is gone, and with it its memory.
@@ -88,7 +90,7 @@ public:
         Allocations::instance().put_back(allocations_);
         pools_.stays();
         waiting_.stays();
-        left_.stays();
+        if (left_.stays) left_.stays();
         captures_.stays();
         auto& own = OwnContexts::instance();
         const std::lock_guard lock(own.mutex);
