@@ -110,21 +110,10 @@ Result<void> Endpoint::open() {
     if (::fchmodat(directory->get(), name.c_str(), 0600, 0) != 0 || ::listen(socket->get(), SOMAXCONN) != 0 ||
         ::fstatat(directory->get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
         return errno_error(ErrorCode::io_failed, errno, "listen", path_);
-    struct stat own {};
-    if (::fstat(socket->get(), &own) != 0) return errno_error(ErrorCode::io_failed, errno, "fstat", path_);
     device_ = status.st_dev;
     inode_ = status.st_ino;
-    if (!is_held()) static_cast<void>(socket_.release()); // the number is the program's
-    socket_ = *std::move(socket);
-    socket_device_ = own.st_dev;
-    socket_inode_ = own.st_ino;
+    socket_ = HeldSocket(*std::move(socket));
     return {};
-}
-
-bool Endpoint::is_held() const noexcept {
-    struct stat own {};
-    return socket_ && ::fstat(socket_.get(), &own) == 0 && own.st_dev == socket_device_ &&
-           own.st_ino == socket_inode_;
 }
 
 bool Endpoint::is_in_place() const {
@@ -134,7 +123,7 @@ bool Endpoint::is_in_place() const {
 }
 
 void Endpoint::remove() const noexcept {
-    if (socket_) ::unlink(path_.c_str());
+    if (socket_.get() >= 0) ::unlink(path_.c_str());
 }
 
 void Endpoint::close_in_child() const noexcept {

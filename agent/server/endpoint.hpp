@@ -4,8 +4,8 @@
 
 #pragma once
 
-#include "base/fd.hpp"
 #include "base/result.hpp"
+#include "server/held_socket.hpp"
 
 #include <sys/types.h>
 
@@ -27,7 +27,7 @@ public:
 
     /// Whether that is still the socket: programs close descriptors that they know nothing of, and use the
     /// numbers again. Async-signal-safe.
-    [[nodiscard]] bool is_held() const noexcept;
+    [[nodiscard]] bool is_held() const noexcept { return socket_.is_held(); }
     /// Whether it is, and the file that names the socket is still there: /tmp is cleaned by others.
     [[nodiscard]] bool is_in_place() const;
 
@@ -37,9 +37,7 @@ public:
     void close_in_child() const noexcept;
 
 private:
-    UniqueFd socket_;
-    dev_t socket_device_ = 0; ///< identity of what it was when we made it
-    ino_t socket_inode_ = 0;
+    HeldSocket socket_;
     std::string path_;
     dev_t device_ = 0; ///< identity of the file that we made
     ino_t inode_ = 0;
