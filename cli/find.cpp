@@ -74,13 +74,21 @@ Error not_permitted(const Process& process) {
 } // namespace
 
 Result<UniqueFd> Finder::open_root(const Process& process) const {
-    UniqueFd root(::open((proc_.directory(process.pid) / "root").c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    constexpr int k_flags = O_PATH | O_DIRECTORY | O_CLOEXEC;
+    UniqueFd root(::open((proc_.directory(process.pid) / "root").c_str(), k_flags));
+    int reason = errno;
+    if (!root && reason == ENOENT) {
+        for (const auto& thread : proc_.threads(process.pid)) {
+            root.reset(::open((thread / "root").c_str(), k_flags));
+            if (root) break;
+            reason = errno;
+        }
+    }
     if (root) return root;
-    const int reason = errno;
     const bool is_forbidden = reason == EACCES || reason == EPERM;
     if (is_forbidden && process.uid != ::geteuid()) return not_permitted(process);
     if (!is_forbidden) return make_error(ErrorCode::no_process, "process {} has ended", title(process));
-    root.reset(::open(plain_root_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    root.reset(::open(plain_root_.c_str(), k_flags));
     if (!root) return errno_error(ErrorCode::io_failed, errno, "open", plain_root_.string());
     return root;
 }

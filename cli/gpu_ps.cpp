@@ -62,7 +62,8 @@ Listed list(const Options& options, const std::string& opening = {}) {
             options.output.json ? cli::to_json("gpu-ps", targets.error(), indent) + '\n' : std::string();
         return write(opening + text, traits(targets.error().code).exit_status);
     }
-    const auto outcomes = cli::ask_status(*std::move(targets), options.timeout);
+    auto outcomes = cli::ask_status(finder, *std::move(targets), options.timeout);
+    if (options.target.empty()) cli::drop_ended(outcomes);
     const auto text = options.output.json ? cli::to_json("gpu-ps", outcomes, indent) + '\n'
                       : outcomes.empty()  ? "no process with an agent\n"
                                           : cli::render_listing(outcomes);

@@ -77,18 +77,18 @@ int finish(const CommandRun& operation, const std::string& text, int status) {
 
 Answer settle(Finder finder, const Process& process, const Error& lost) {
     constexpr Milliseconds k_patience{2'000};
-    const auto now = finder.proc().read(process.pid);
-    if (!now || now->start_time != process.start_time)
+    if (!finder.proc().is_running(process))
         return make_error(ErrorCode::no_process, "the process has ended meanwhile");
-    auto socket = finder.connect(*now);
+    auto socket = finder.connect(process);
     if (!socket)
         return socket.error().code == ErrorCode::no_process ? std::move(socket).error() : Error(lost);
     std::vector<Target> targets;
     targets.push_back({process, *std::move(socket)});
-    const auto outcomes = ask_status(std::move(targets), k_patience);
-    const auto* report = std::get_if<model::Report>(&outcomes.front().answer);
-    if (!report) return lost;
-    return model::Failure{lost, report->state};
+    const auto outcomes = ask_status(finder, std::move(targets), k_patience);
+    const auto& answer = outcomes.front().answer;
+    if (const auto* report = std::get_if<model::Report>(&answer)) return model::Failure{lost, report->state};
+    const auto* error = std::get_if<Error>(&answer);
+    return error && error->code == ErrorCode::no_process ? *error : lost;
 }
 
 int run(const CommandRun& operation) {

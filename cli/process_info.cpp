@@ -90,6 +90,27 @@ std::vector<Process> ProcFs::list() const {
     return processes;
 }
 
+std::vector<std::filesystem::path> ProcFs::threads(pid_t pid) const {
+    std::vector<std::filesystem::path> found;
+    std::error_code failure;
+    for (std::filesystem::directory_iterator entry(directory(pid) / "task", failure), end; entry != end;
+         entry.increment(failure))
+        found.push_back(entry->path());
+    return found;
+}
+
+bool ProcFs::is_running(const Process& process) const {
+    const auto start_time = start_time_of(process.pid, root_);
+    if (!start_time || *start_time != process.start_time) return false;
+    const auto has_memory = [](const std::filesystem::path& thread) {
+        std::error_code failure;
+        static_cast<void>(std::filesystem::read_symlink(thread / "exe", failure));
+        return failure != std::errc::no_such_file_or_directory; // others' may not be read
+    };
+    const auto all = threads(process.pid);
+    return std::any_of(all.begin(), all.end(), has_memory);
+}
+
 std::optional<std::string> ProcFs::variable(pid_t pid, std::string_view variable) const {
     const auto text = read_file(directory(pid) / "environ");
     std::string_view rest = text;

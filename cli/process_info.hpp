@@ -38,6 +38,15 @@ public:
     /// The directory of one process.
     [[nodiscard]] std::filesystem::path directory(pid_t pid) const { return root_ / std::to_string(pid); }
 
+    /// The directories of the process's threads, the first one's among them. A process whose first thread has
+    /// ended lives on in the others, and its own directory then has no `root` and no `exe`.
+    [[nodiscard]] std::vector<std::filesystem::path> threads(pid_t pid) const;
+
+    /// Whether `process` is still there and has not begun to end. A process that ends loses its memory, and
+    /// `exe` with it, before it closes its connections, and stays a zombie afterwards. Source:
+    /// proc_pid_exe(5).
+    [[nodiscard]] bool is_running(const Process& process) const;
+
     /// What the process's environment said of `variable` when it was started; nothing where it has no such
     /// variable or cannot be read. Source: proc_pid_environ(5).
     [[nodiscard]] std::optional<std::string> variable(pid_t pid, std::string_view variable) const;

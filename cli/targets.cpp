@@ -47,9 +47,13 @@ Result<Targets> find_by_pid(Finder& finder, pid_t pid) {
     return targets;
 }
 
-bool has_ended(const Finder& finder, const Process& process) {
-    const auto now = finder.proc().read(process.pid);
-    return !now || now->start_time != process.start_time;
+/// Why `process` did not answer: it has ended, it runs another program, or `failure`.
+Error explain(Finder& finder, const Process& process, const Error& failure) {
+    if (!finder.proc().is_running(process))
+        return make_error(ErrorCode::no_process, "the process has ended meanwhile");
+    if (failure.code != ErrorCode::connection_lost) return failure;
+    auto socket = finder.connect(process);
+    return !socket && socket.error().code == ErrorCode::no_agent ? std::move(socket).error() : failure;
 }
 
 /// Whether the process was started under `name`.
@@ -67,12 +71,13 @@ Error unnamed(std::string_view name, const Error& reason) {
 Result<Targets> find_by_name(Finder& finder, std::string_view name, Milliseconds patience) {
     std::vector<Process> named;
     std::vector<Outcome> doubtful;
-    for (auto& outcome : ask_status(find_all(finder), patience)) {
+    auto outcomes = ask_status(finder, find_all(finder), patience);
+    drop_ended(outcomes);
+    for (auto& outcome : outcomes) {
         if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
             if (report->name == name) named.push_back(std::move(outcome.process));
             continue;
         }
-        if (has_ended(finder, outcome.process)) continue;
         const auto* failure = std::get_if<model::Failure>(&outcome.answer);
         const auto& reason = failure ? failure->error : std::get<Error>(outcome.answer);
         if (was_named(finder, outcome.process, name))
@@ -105,22 +110,32 @@ Targets find_all(Finder& finder) {
     return connect_to_those_with_agents(finder, std::move(processes));
 }
 
-std::vector<Outcome> ask_status(std::vector<Target> targets, Milliseconds patience) {
+std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets, Milliseconds patience) {
     std::vector<Question> questions;
     questions.reserve(targets.size());
     for (auto& target : targets)
         questions.push_back({std::move(target.socket), model::StatusRequest{}, patience});
     auto answers = ask_all(std::move(questions), [](std::size_t, const model::Progress&) {});
     std::vector<Outcome> outcomes;
-    for (std::size_t i = 0; i < targets.size(); ++i)
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+        if (const auto* error = std::get_if<Error>(&answers[i]))
+            answers[i] = explain(finder, targets[i].process, *error);
         outcomes.push_back({std::move(targets[i].process), std::move(answers[i])});
+    }
     return outcomes;
 }
 
-std::vector<Outcome> ask_status(Targets targets, Milliseconds patience) {
-    auto outcomes = ask_status(std::move(targets.reached), patience);
+std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds patience) {
+    auto outcomes = ask_status(finder, std::move(targets.reached), patience);
     std::move(targets.unreached.begin(), targets.unreached.end(), std::back_inserter(outcomes));
     return outcomes;
+}
+
+void drop_ended(std::vector<Outcome>& outcomes) {
+    std::erase_if(outcomes, [](const Outcome& outcome) {
+        const auto* error = std::get_if<Error>(&outcome.answer);
+        return error && (error->code == ErrorCode::no_process || error->code == ErrorCode::no_agent);
+    });
 }
 
 int exit_status_of(const Outcome& outcome) noexcept {

@@ -44,11 +44,17 @@ inline constexpr Milliseconds k_name_patience{2'000};
 /// All processes with an agent that this user may ask.
 [[nodiscard]] Targets find_all(Finder& finder);
 
-/// Asks each target for its status; the outcomes are in the same order.
-[[nodiscard]] std::vector<Outcome> ask_status(std::vector<Target> targets, Milliseconds patience);
+/// Asks each target for its status; the outcomes are in the same order. no_process stands for one that has
+/// ended meanwhile, no_agent for one that runs another program now.
+[[nodiscard]] std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets,
+                                              Milliseconds patience);
 
 /// The same, followed by those that were not reached.
-[[nodiscard]] std::vector<Outcome> ask_status(Targets targets, Milliseconds patience);
+[[nodiscard]] std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds patience);
+
+/// Drops the outcomes of processes that have ended meanwhile or run another program, for where nobody asked
+/// for them by pid.
+void drop_ended(std::vector<Outcome>& outcomes);
 
 /// The exit status for one outcome: of its failure, or 0.
 [[nodiscard]] int exit_status_of(const Outcome& outcome) noexcept;

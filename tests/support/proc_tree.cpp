@@ -40,6 +40,9 @@ void ProcTree::add(const FakeProcess& process) const {
     write(directory + "/cmdline", process.arguments);
     std::error_code exists;
     fs::create_directory_symlink(root(), path_ / directory / "root", exists);
+    const auto thread = path_ / directory / "task" / pid;
+    fs::create_directories(thread);
+    fs::create_symlink("/bin/program", thread / "exe", exists);
 }
 
 void ProcTree::write(const std::string& name, const std::string& text) const {

@@ -155,6 +155,12 @@ TEST_CASE("Operation: after a lost connection the process is asked how it stands
     CHECK(error_code(ended.answer) == ErrorCode::no_process);
     CHECK(exit_status_of(ended) == exit_status::no_process);
 
+    const auto own = std::to_string(::getpid());
+    const auto program = stage.tree().proc() / own / "task" / own / "exe";
+    std::filesystem::remove(program);
+    CHECK(error_code(settle(stage.finder(), stage.process(), lost)) == ErrorCode::no_process);
+    std::filesystem::create_symlink("/bin/program", program);
+
     std::filesystem::remove_all(stage.tree().root() / "tmp");
     CHECK(error_code(settle(stage.finder(), stage.process(), lost)) == ErrorCode::connection_lost);
 }

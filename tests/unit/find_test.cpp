@@ -13,7 +13,7 @@
 
 #include <unistd.h>
 
-#include <atomic>
+#include <functional>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
@@ -188,6 +188,25 @@ TEST_CASE("Find: a process whose root is gone has ended", "[find]") {
     CHECK(code_of(finder.connect(*finder.proc().read(5))) == ErrorCode::no_process);
 }
 
+TEST_CASE("Find: a process whose first thread has ended is found by another", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .start_time = 99});
+    const auto directory = tree.proc() / std::to_string(::getpid());
+    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
+                                answer_status);
+    const ProcFs proc(tree.proc());
+    fs::remove(directory / "root");
+    fs::remove(directory / "task" / std::to_string(::getpid()) / "exe");
+    CHECK_FALSE(proc.is_running(*proc.read(::getpid())));
+
+    fs::create_directory(directory / "task" / "5");
+    fs::create_directory_symlink(tree.root(), directory / "task" / "5" / "root");
+    fs::create_symlink("/bin/program", directory / "task" / "5" / "exe");
+    CHECK(proc.is_running(*proc.read(::getpid())));
+    auto finder = finder_of(tree);
+    CHECK(finder.connect(*finder.proc().read(::getpid())));
+}
+
 TEST_CASE("Targets: a pid, a parent without an agent, a name", "[find]") {
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
@@ -218,12 +237,12 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .start_time = 99});
     const auto environment = "proc/" + std::to_string(::getpid()) + "/environ";
-    std::atomic<bool> ends{false};
-    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
-                                [&](const protocol::Request&, test::FakeConnection& connection) {
-                                    if (ends) fs::remove(tree.proc() / std::to_string(::getpid()) / "stat");
-                                    if (!ends) connection.wait_for_close();
-                                });
+    std::function<void()> ends; // what becomes of the process when it is asked; nothing, and it is silent
+    const auto socket = tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99);
+    const test::FakeAgent agent(socket, [&](const protocol::Request&, test::FakeConnection& connection) {
+        if (ends) ends();
+        if (!ends) connection.wait_for_close();
+    });
     auto finder = finder_of(tree);
     SECTION("it was started under the name") {
         tree.write(environment, "GPU_SLEEP_NAMES=no\0GPU_SLEEP_NAME=llama\0HOME=/root\0"s);
@@ -245,8 +264,28 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
         CHECK(std::get<Error>(targets->unreached.front().answer).message.find("'llama'") !=
               std::string::npos);
     }
+    const auto directory = tree.proc() / std::to_string(::getpid());
     SECTION("it has ended meanwhile") {
-        ends = true;
+        ends = [&] { fs::remove(directory / "stat"); };
         CHECK(code_of(find_targets(finder, "llama", k_patience)) == ErrorCode::no_process);
+    }
+    SECTION("another process has its pid by now") {
+        ends = [&] { tree.add({.pid = ::getpid(), .start_time = 100}); };
+        CHECK(code_of(find_targets(finder, "llama", k_patience)) == ErrorCode::no_process);
+    }
+    SECTION("it is about to end") {
+        ends = [&] { fs::remove(directory / "task" / std::to_string(::getpid()) / "exe"); };
+        CHECK(code_of(find_targets(finder, "llama", k_patience)) == ErrorCode::no_process);
+    }
+    SECTION("it runs another program now") {
+        ends = [&] { fs::remove(socket); };
+        CHECK(code_of(find_targets(finder, "llama", k_patience)) == ErrorCode::no_process);
+    }
+    SECTION("it only lost the connection") {
+        ends = [] {};
+        const auto targets = find_targets(finder, "llama", k_patience);
+        REQUIRE(targets);
+        REQUIRE(targets->unreached.size() == 1);
+        CHECK(std::get<Error>(targets->unreached.front().answer).code == ErrorCode::connection_lost);
     }
 }
