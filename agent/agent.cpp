@@ -242,6 +242,7 @@ Result<void> Agent::mark_refilled(std::string_view tag) {
 }
 
 void Agent::set_name(std::string_view name) {
+    server_.show_renamed();
     const std::lock_guard lock(name_mutex_);
     name_ = name;
 }

@@ -111,6 +111,13 @@ bool ProcFs::is_running(const Process& process) const {
     return std::any_of(all.begin(), all.end(), has_memory);
 }
 
+bool ProcFs::has_thread(pid_t pid, std::string_view name) const {
+    const auto all = threads(pid);
+    return std::any_of(all.begin(), all.end(), [&](const std::filesystem::path& thread) {
+        return read_file(thread / "comm") == fmt::format("{}\n", name);
+    });
+}
+
 std::optional<std::string> ProcFs::variable(pid_t pid, std::string_view variable) const {
     const auto text = read_file(directory(pid) / "environ");
     std::string_view rest = text;

@@ -47,6 +47,9 @@ public:
     /// proc_pid_exe(5).
     [[nodiscard]] bool is_running(const Process& process) const;
 
+    /// Whether a thread of the process has this name. Source: proc_pid_comm(5).
+    [[nodiscard]] bool has_thread(pid_t pid, std::string_view name) const;
+
     /// What the process's environment said of `variable` when it was started; nothing where it has no such
     /// variable or cannot be read. Source: proc_pid_environ(5).
     [[nodiscard]] std::optional<std::string> variable(pid_t pid, std::string_view variable) const;

@@ -62,6 +62,11 @@ bool was_named(const Finder& finder, const Process& process, std::string_view na
     return given && std::string_view(*given).substr(0, model::k_max_name_length) == name;
 }
 
+/// Whether the process may have given itself another name since.
+bool may_be_renamed(const Finder& finder, const Process& process) {
+    return !finder.proc().has_thread(process.pid, k_control_thread);
+}
+
 Error unnamed(std::string_view name, const Error& reason) {
     auto error = reason;
     error.message = fmt::format("it may have the name '{}', and cannot be asked: {}", name, reason.message);
@@ -80,10 +85,10 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, Milliseconds
         }
         const auto* failure = std::get_if<model::Failure>(&outcome.answer);
         const auto& reason = failure ? failure->error : std::get<Error>(outcome.answer);
-        if (was_named(finder, outcome.process, name))
-            named.push_back(std::move(outcome.process));
-        else
+        if (may_be_renamed(finder, outcome.process))
             doubtful.push_back({std::move(outcome.process), unnamed(name, reason)});
+        else if (was_named(finder, outcome.process, name))
+            named.push_back(std::move(outcome.process));
     }
     auto targets = connect_to_those_with_agents(finder, std::move(named));
     std::move(doubtful.begin(), doubtful.end(), std::back_inserter(targets.unreached));

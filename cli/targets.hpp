@@ -36,8 +36,8 @@ inline constexpr Milliseconds k_name_patience{2'000};
 
 /// The processes that `text` names. A number is a pid: that process or, if it has no agent, its descendants
 /// that have one. Anything else is a name: all that bear it (Report.name). Of a process that does not say its
-/// name within `name_patience`, the environment decides; without a word of it there, it is unreached, for it
-/// may bear that name. Never both lists are empty. Errors: no_process, no_agent, not_permitted, timed_out.
+/// name within `name_patience`, the environment decides; if it has named itself since, it is unreached, for
+/// it may bear that name. Never both lists are empty. Errors: no_process, no_agent, not_permitted, timed_out.
 [[nodiscard]] Result<Targets> find_targets(Finder& finder, std::string_view text,
                                            Milliseconds name_patience = k_name_patience);
 

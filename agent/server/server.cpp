@@ -45,10 +45,19 @@ Result<void> Server::start() {
     }
     if (auto opened = endpoint_.open(); !opened)
         log::error("this process cannot be controlled from outside: {}", opened.error().message);
-    auto listening = start_quiet_thread("gpu-sleep-ctl", [this] { listen_for_ever(); });
+    const std::lock_guard lock(thread_mutex_);
+    auto listening = start_quiet_thread(is_renamed_ ? k_control_thread_renamed : k_control_thread,
+                                        [this] { listen_for_ever(); });
     if (!listening) return std::move(listening).error();
+    listener_ = listening->native_handle();
     listening->detach();
     return {};
+}
+
+void Server::show_renamed() {
+    const std::lock_guard lock(thread_mutex_);
+    is_renamed_ = true;
+    if (listener_) pthread_setname_np(*listener_, k_control_thread_renamed); // it ends with the process
 }
 
 Outcome Server::post(Operation operation) {

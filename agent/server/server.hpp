@@ -14,6 +14,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <pthread.h>
 #include <variant>
 #include <vector>
 
@@ -53,6 +55,10 @@ public:
     /// The same without waiting: `done` is told the outcome on one of the two threads.
     void submit(Operation operation, std::function<void(const Outcome&)> done);
 
+    /// Shows to those who cannot ask that the process has another name than its environment gave it.
+    /// Thread-safe.
+    void show_renamed();
+
     /// Removes the socket's file: the process is ending.
     void remove_endpoint() noexcept;
     /// Closes what a child inherited across fork(). Async-signal-safe.
@@ -90,6 +96,10 @@ private:
     bool is_operating_ = false; ///< the operations thread runs; used by start() alone
     Endpoint endpoint_;         ///< used by the listening thread, and at fork and exit
     std::vector<std::unique_ptr<Connection>> connections_; ///< used by the listening thread alone
+
+    std::mutex thread_mutex_; ///< guards the next two
+    std::optional<pthread_t> listener_;
+    bool is_renamed_ = false;
 
     std::mutex mutex_; ///< guards jobs_
     std::condition_variable job_added_;

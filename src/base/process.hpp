@@ -30,6 +30,12 @@ struct ProcessIdentity {
     friend bool operator==(const ProcessIdentity&, const ProcessIdentity&) = default;
 };
 
+/// The name of the agent's thread that answers: the first as long as the process bears the name that its
+/// environment gave it, the second once it has named itself. So that a process which answers nobody, because
+/// it is stopped, need not be asked for its name. At most 15 characters.
+inline constexpr const char* k_control_thread = "gpu-sleep-ctl";
+inline constexpr const char* k_control_thread_renamed = "gpu-sleep-ctl+";
+
 /// "PID-STARTTIME.sock", as the process's own namespaces see both.
 [[nodiscard]] std::string agent_socket_name(pid_t pid, std::uint64_t start_time);
 

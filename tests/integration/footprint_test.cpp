@@ -113,7 +113,7 @@ TEST_CASE("Footprint: no thread, socket or descriptor before the first allocatio
     CHECK(host.command("gpu-sleep").status == 3);
 
     host.tell("alloc weights 4096 0");
-    CHECK(agent_threads_of(host.pid()).count("gpu-sleep-ctl") == 1);
+    CHECK(agent_threads_of(host.pid()).count("gpu-sleep-ctl+") == 1);
     CHECK(fs::exists(socket_file(host.pid())));
     CHECK(fs::status(socket_file(host.pid())).permissions() == fs::perms(0600));
     CHECK(fs::status(fs::path(socket_file(host.pid())).parent_path()).permissions() == fs::perms(0700));

@@ -67,7 +67,12 @@ Result<void> fill(const Allocation& allocation) {
 Result<std::string> compare(const Allocation& allocation, std::size_t offset, std::size_t bytes) {
     GPU_SLEEP_TRY(use_device(allocation.device));
     std::vector<unsigned char> found(bytes);
-    GPU_SLEEP_TRY(checked(cuMemcpyDtoH(found.data(), allocation.address() + offset, bytes), "cuMemcpyDtoH"));
+    auto copied = checked(cuMemcpyDtoH(found.data(), allocation.address() + offset, bytes), "cuMemcpyDtoH");
+    if (!copied) {
+        auto error = std::move(copied).error();
+        error.message += fmt::format(", {} bytes of the process are asleep", gpu_sleep_asleep_bytes());
+        return error;
+    }
     const auto first = offset / sizeof(std::uint64_t);
     std::vector<std::uint64_t> words((offset + bytes + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t) -
                                      first);

@@ -244,7 +244,9 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
         if (!ends) connection.wait_for_close();
     });
     auto finder = finder_of(tree);
+    const auto thread = "proc/" + std::to_string(::getpid()) + "/task/" + std::to_string(::getpid());
     SECTION("it was started under the name") {
+        tree.write(thread + "/comm", "gpu-sleep-ctl\n");
         tree.write(environment, "GPU_SLEEP_NAMES=no\0GPU_SLEEP_NAME=llama\0HOME=/root\0"s);
         const auto targets = find_targets(finder, "llama", k_patience);
         REQUIRE(targets);
@@ -253,8 +255,9 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
         CHECK(targets->reached.front().process.pid == ::getpid());
     }
     SECTION("it may have given itself the name") {
-        const auto text = GENERATE(""s, "GPU_SLEEP_NAME=lama\0"s);
+        const auto text = GENERATE(""s, "GPU_SLEEP_NAME=lama\0"s, "GPU_SLEEP_NAME=llama\0"s);
         tree.write(environment, text);
+        tree.write(thread + "/comm", "gpu-sleep-ctl+\n");
         const auto targets = find_targets(finder, "llama", k_patience);
         REQUIRE(targets);
         CHECK(targets->reached.empty());
@@ -263,6 +266,12 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
         CHECK(exit_status_of(targets->unreached.front()) == exit_status::timed_out);
         CHECK(std::get<Error>(targets->unreached.front().answer).message.find("'llama'") !=
               std::string::npos);
+    }
+    SECTION("it has another name, or none") {
+        const auto text = GENERATE(""s, "GPU_SLEEP_NAME=lama\0"s);
+        tree.write(environment, text);
+        tree.write(thread + "/comm", "gpu-sleep-ctl\n");
+        CHECK(code_of(find_targets(finder, "llama", k_patience)) == ErrorCode::no_process);
     }
     const auto directory = tree.proc() / std::to_string(::getpid());
     SECTION("it has ended meanwhile") {
