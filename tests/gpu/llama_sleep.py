@@ -19,6 +19,8 @@ import sys
 import time
 
 GIB = 1 << 30
+BYTES_PER_PARAMETER = 2 # bf16
+WORST_FIRST_TOKEN_RATIO = 1.05
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -97,6 +99,7 @@ def cycle_level_1(options, server, gpu, pid, expected, baseline):
     assert again["tokens"] == expected, "the tokens after waking differ"
     assert server.ask("made") == made_asleep, "waking cost a module, a link or an instantiation"
     made = {what: made_asleep[what] - count for what, count in made.items()}
+    assert awake - asleep >= server.ready["parameters"] * BYTES_PER_PARAMETER, "the weights are still there"
     ratio = again["first_token_s"] / baseline
     print(f"  awake {gib(awake)}, asleep {gib(asleep)}; sleep {slept:.3f} s, wake weights {weights:.3f} s, "
           f"cache {cache:.3f} s; first token {again['first_token_s'] * 1e3:.2f} ms, {ratio:.3f} x before", flush=True)
@@ -160,6 +163,7 @@ def main():
     print(f"made while starting: {made}; by a sleep and two wakes: {made_asleep}; by generating afterwards: nothing")
     print(f"the same tokens {len(cycles)} times over; first token after waking: {median:.3f} x (median), "
           f"{worst:.3f} x (worst)")
+    assert worst <= WORST_FIRST_TOKEN_RATIO, f"the first token after waking took more than {WORST_FIRST_TOKEN_RATIO} x"
 
 
 main()
