@@ -33,9 +33,11 @@ UniqueFd open_tmp(int root) {
     return UniqueFd(::openat(root, "tmp", k_directory_flags));
 }
 
-std::vector<std::string> names_in(int directory) {
+/// Empty for a directory that cannot be read. Errors: io_failed, for want of descriptors.
+Result<std::vector<std::string>> names_in(int directory) {
     std::vector<std::string> names;
     UniqueFd copy(::openat(directory, ".", k_directory_flags));
+    if (!copy && lacks_descriptors(errno)) return lack_of_descriptors(errno);
     const std::unique_ptr<DIR, int (*)(DIR*)> entries(copy ? ::fdopendir(copy.get()) : nullptr, &::closedir);
     if (!entries) return names;
     static_cast<void>(copy.release()); // the stream owns it now
@@ -85,6 +87,7 @@ Result<UniqueFd> Finder::open_root(const Process& process) const {
         }
     }
     if (root) return root;
+    if (lacks_descriptors(reason)) return lack_of_descriptors(reason);
     const bool is_forbidden = reason == EACCES || reason == EPERM;
     if (is_forbidden && process.uid != ::geteuid()) return not_permitted(process);
     if (!is_forbidden) return make_error(ErrorCode::no_process, "process {} has ended", title(process));
@@ -98,23 +101,29 @@ Result<const Finder::Candidates*> Finder::candidates_for(const Process& process)
     if (!root) return root.error();
     const auto tmp = open_tmp(root->get());
     struct stat status {};
+    if (!tmp && lacks_descriptors(errno)) return lack_of_descriptors(errno);
     if (!tmp || ::fstat(tmp.get(), &status) != 0)
         return make_error(ErrorCode::no_agent, "there is no agent in process {}: its /tmp cannot be read",
                           title(process));
-    const auto [known, is_new] = known_.try_emplace({status.st_dev, status.st_ino});
-    auto& candidates = known->second;
-    if (!is_new) return &candidates;
+    const std::pair place(status.st_dev, status.st_ino);
+    if (const auto known = known_.find(place); known != known_.end()) return &known->second;
 
-    for (const auto& user_directory : names_in(tmp.get())) {
+    Candidates candidates;
+    const auto user_directories = names_in(tmp.get());
+    if (!user_directories) return user_directories.error();
+    for (const auto& user_directory : *user_directories) {
         if (!user_directory.starts_with(k_agent_directory_prefix)) continue;
         const auto directory =
             std::make_shared<const UniqueFd>(::openat(tmp.get(), user_directory.c_str(), k_directory_flags));
+        if (!*directory && lacks_descriptors(errno)) return lack_of_descriptors(errno);
         if (!*directory || ::fstat(directory->get(), &status) != 0 || (status.st_mode & 077) != 0) continue;
-        for (auto& name : names_in(directory->get()))
+        auto names = names_in(directory->get());
+        if (!names) return std::move(names).error();
+        for (auto& name : *names)
             if (const auto identity = parse_agent_socket_name(name))
                 candidates.push_back({directory, status.st_uid, std::move(name), *identity});
     }
-    return &candidates;
+    return &(known_[place] = std::move(candidates));
 }
 
 Result<UniqueFd> Finder::connect(const Process& process) {
@@ -132,10 +141,18 @@ Result<UniqueFd> Finder::connect(const Process& process) {
         if (is_leftover) continue;
         if (failure == 0 && is_peer(socket.get(), process)) return socket;
         if (failure == EACCES || failure == EPERM) return not_permitted(process);
+        if (lacks_descriptors(failure)) return lack_of_descriptors(failure);
         if (failure == EAGAIN)
             return make_error(ErrorCode::timed_out, "process {} does not accept connections", title(process));
         reason = failure == 0 ? "its socket belongs to another process" : "nobody listens on its socket";
     }
+    const bool has_agent = proc_.has_thread(process.pid, k_control_thread) ||
+                           proc_.has_thread(process.pid, k_control_thread_renamed);
+    if (has_agent)
+        return make_error(ErrorCode::no_agent,
+                          "the agent in process {} cannot be reached: {}, and it makes that again within "
+                          "seconds, or says on the program's standard error why it cannot",
+                          title(process), reason);
     return make_error(ErrorCode::no_agent, "there is no agent in process {}: {}", title(process), reason);
 }
 

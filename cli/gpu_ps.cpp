@@ -97,6 +97,7 @@ int main(int argc, char** argv) {
     cli::add_duration(app, "--timeout", options.timeout, "How long a process may take to answer");
     cli::add_output(app, options.output, false);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
+    cli::raise_descriptor_limit();
     if (options.watch.empty()) return list(options).status;
     const auto interval = parse_duration(options.watch);
     if (!interval) return cli::usage_error("gpu-ps", interval.error().message, options.output.json);

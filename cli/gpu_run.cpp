@@ -6,6 +6,7 @@
 #include "cli/preload.hpp"
 #include "cli/program_file.hpp"
 #include "cli/rules_file.hpp"
+#include "cli/table.hpp"
 #include "model/environment.hpp"
 
 #include <unistd.h>
@@ -130,7 +131,7 @@ Result<std::map<const char*, std::string>> agent_environment(const Options& opti
 }
 
 int complain(std::string_view message, int status) {
-    std::cerr << "gpu-run: " << message << '\n';
+    std::cerr << "gpu-run: " << cli::printable(message) << '\n';
     return status;
 }
 

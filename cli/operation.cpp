@@ -20,6 +20,11 @@ namespace {
 /// unresponsive.
 constexpr Milliseconds k_grace{10'000};
 
+/// Whether `code` says that the process is gone, or its agent is.
+bool is_gone(ErrorCode code) noexcept {
+    return code == ErrorCode::no_process || code == ErrorCode::no_agent;
+}
+
 std::string purpose(const CommandRun& operation, const std::string& subject) {
     if (std::holds_alternative<model::SleepRequest>(operation.request))
         return fmt::format("put {} to sleep", subject);
@@ -42,12 +47,10 @@ std::vector<Outcome> ask(const CommandRun& operation, Targets found) {
                            ? model::Operation::wake
                            : model::Operation::sleep;
     std::vector<Outcome> outcomes;
-    for (std::size_t i = 0; i < targets.size(); ++i) {
-        const auto* error = std::get_if<Error>(&answers[i]);
-        if (error && (error->code == ErrorCode::connection_lost || error->code == ErrorCode::timed_out))
-            answers[i] = settle(Finder(), targets[i].process, *error);
+    for (std::size_t i = 0; i < targets.size(); ++i)
         outcomes.push_back({std::move(targets[i].process), std::move(answers[i]), asked});
-    }
+    Finder finder; // sockets may have been made again
+    settle(finder, outcomes);
     for (auto& outcome : found.unreached)
         outcomes.push_back({std::move(outcome.process), std::move(outcome.answer), asked});
     return outcomes;
@@ -75,23 +78,39 @@ int finish(const CommandRun& operation, const std::string& text, int status) {
 
 } // namespace
 
-Answer settle(Finder finder, const Process& process, const Error& lost) {
+void settle(Finder& finder, std::vector<Outcome>& outcomes) {
     constexpr Milliseconds k_patience{2'000};
-    if (!finder.proc().is_running(process))
-        return make_error(ErrorCode::no_process, "the process has ended meanwhile");
-    auto socket = finder.connect(process);
-    if (!socket)
-        return socket.error().code == ErrorCode::no_process ? std::move(socket).error() : Error(lost);
     std::vector<Target> targets;
-    targets.push_back({process, *std::move(socket)});
-    const auto outcomes = ask_status(finder, std::move(targets), k_patience);
-    const auto& answer = outcomes.front().answer;
-    if (const auto* report = std::get_if<model::Report>(&answer)) return model::Failure{lost, report->state};
-    const auto* error = std::get_if<Error>(&answer);
-    return error && error->code == ErrorCode::no_process ? *error : lost;
+    std::vector<Outcome*> asked;
+    for (auto& outcome : outcomes) {
+        const auto* error = std::get_if<Error>(&outcome.answer);
+        const bool is_lost =
+            error && (error->code == ErrorCode::connection_lost || error->code == ErrorCode::timed_out);
+        if (!is_lost) continue;
+        if (!finder.proc().is_running(outcome.process)) {
+            outcome.answer = make_error(ErrorCode::no_process, "the process has ended meanwhile");
+            continue;
+        }
+        auto socket = finder.connect(outcome.process);
+        if (socket) {
+            targets.push_back({outcome.process, *std::move(socket)});
+            asked.push_back(&outcome);
+        } else if (is_gone(socket.error().code)) {
+            outcome.answer = std::move(socket).error();
+        }
+    }
+    const auto found = ask_status(finder, std::move(targets), k_patience);
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+        auto& answer = asked[i]->answer;
+        if (const auto* report = std::get_if<model::Report>(&found[i].answer))
+            answer = model::Failure{std::get<Error>(answer), report->state};
+        else if (const auto* error = std::get_if<Error>(&found[i].answer); error && is_gone(error->code))
+            answer = *error;
+    }
 }
 
 int run(const CommandRun& operation) {
+    raise_descriptor_limit();
     Finder finder;
     auto targets = find_targets(finder, operation.target);
     if (!targets) {

@@ -25,8 +25,8 @@ struct CommandRun {
 /// status.
 [[nodiscard]] int run(const CommandRun& operation);
 
-/// What is known of a process whose connection was lost before it answered with more than `lost`: that it has
-/// ended, or in which state it is. `finder` is used once.
-[[nodiscard]] Answer settle(Finder finder, const Process& process, const Error& lost);
+/// Of processes whose connection was lost, or that did not answer in time, finds out how they are: ended,
+/// without an agent by now, or in which state. Asks all at once.
+void settle(Finder& finder, std::vector<Outcome>& outcomes);
 
 } // namespace gpu_sleep::cli

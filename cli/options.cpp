@@ -31,13 +31,22 @@ bool is_one_of(std::string_view word, std::string_view words) {
     return false;
 }
 
-/// The first word "--option=" of the command line that has nothing behind it, or null: CLI11 would take the
-/// next word for the value, whatever it is.
+bool is_list_of_nothing(std::string_view word) {
+    return !word.empty() && word.find_first_not_of(',') == std::string_view::npos;
+}
+
+/// The first option of the command line that has nothing behind it, as "--option=" or "--option ,", or null:
+/// CLI11 would take the next word for the value, whatever it is.
 const char* find_valueless(int argc, const char* const* argv) {
     for (int i = 1; i < argc; ++i) {
         const std::string_view word = argv[i];
         if (word == "--") break;
-        if (word.starts_with("--") && word.find('=') == word.size() - 1) return argv[i];
+        if (!word.starts_with("--")) continue;
+        const auto equals = word.find('=');
+        if (equals == std::string_view::npos && i + 1 < argc && is_list_of_nothing(argv[i + 1]))
+            return argv[i];
+        if (equals == word.size() - 1) return argv[i];
+        if (equals != std::string_view::npos && is_list_of_nothing(word.substr(equals + 1))) return argv[i];
     }
     return nullptr;
 }

@@ -7,10 +7,12 @@
 #include "cli/table.hpp"
 
 #include <pwd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <fstream>
 #include <set>
@@ -61,12 +63,15 @@ std::string read_command(const std::filesystem::path& directory) {
 } // namespace
 
 Result<Process> ProcFs::read(pid_t pid) const {
+    errno = 0;
     std::ifstream status(directory(pid) / "status");
+    if (!status && lacks_descriptors(errno)) return lack_of_descriptors(errno);
     if (!status) return no_such_process(pid);
     Process process;
     process.pid = pid;
     const bool is_whole = read_status(status, process);
     if (status.bad()) return no_such_process(pid); // it ended meanwhile
+    status.close();
     if (!is_whole) return make_error(ErrorCode::io_failed, "cannot read the status of process {}", pid);
     const auto start_time = start_time_of(pid, root_);
     if (!start_time) return start_time.error();
@@ -75,16 +80,22 @@ Result<Process> ProcFs::read(pid_t pid) const {
     return process;
 }
 
-std::vector<Process> ProcFs::list() const {
+Result<std::vector<Process>> ProcFs::list() const {
     std::vector<Process> processes;
     std::error_code failure;
-    for (std::filesystem::directory_iterator entry(root_, failure), end; entry != end;
-         entry.increment(failure)) {
+    std::filesystem::directory_iterator entry(root_, failure);
+    if (failure && lacks_descriptors(failure.value())) return lack_of_descriptors(failure.value());
+    if (failure) return errno_error(ErrorCode::io_failed, failure.value(), "opendir", root_.string());
+    for (const std::filesystem::directory_iterator end; entry != end; entry.increment(failure)) {
         const auto name = entry->path().filename().string();
         pid_t pid = 0;
         const auto [rest, bad] = std::from_chars(name.data(), name.data() + name.size(), pid);
         if (bad != std::errc{} || rest != name.data() + name.size()) continue;
-        if (auto process = read(pid)) processes.push_back(*std::move(process));
+        auto process = read(pid);
+        if (process)
+            processes.push_back(*std::move(process));
+        else if (lacks_descriptors(process.error().driver_status))
+            return std::move(process).error();
     }
     std::sort(processes.begin(), processes.end(), [](const auto& a, const auto& b) { return a.pid < b.pid; });
     return processes;
@@ -137,6 +148,22 @@ bool ProcFs::shares_time_namespace(pid_t pid) const {
     const auto other = std::filesystem::read_symlink(directory(pid) / "ns" / "time", failure);
     // A kernel without time namespaces has no such links.
     return failure == std::errc::no_such_file_or_directory || (!own_failure && !failure && own == other);
+}
+
+bool lacks_descriptors(int error_number) noexcept {
+    return error_number == EMFILE || error_number == ENFILE;
+}
+
+Error lack_of_descriptors(int error_number) {
+    return errno_error(ErrorCode::io_failed, error_number, "open",
+                       "cannot look at processes: raise the limit on open files (ulimit -n)");
+}
+
+void raise_descriptor_limit() noexcept {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 std::string title(const Process& process) {

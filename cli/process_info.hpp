@@ -32,8 +32,9 @@ public:
     /// Errors: no_process, io_failed. Source: proc_pid_status(5), proc_pid_cmdline(5).
     [[nodiscard]] Result<Process> read(pid_t pid) const;
 
-    /// Every process that can be read, ordered by pid; those that end meanwhile are left out.
-    [[nodiscard]] std::vector<Process> list() const;
+    /// Every process that can be read, ordered by pid; those that end meanwhile are left out. Errors:
+    /// io_failed (nothing can be read, for want of descriptors or of a proc file system).
+    [[nodiscard]] Result<std::vector<Process>> list() const;
 
     /// The directory of one process.
     [[nodiscard]] std::filesystem::path directory(pid_t pid) const { return root_ / std::to_string(pid); }
@@ -61,6 +62,14 @@ public:
 private:
     std::filesystem::path root_;
 };
+
+/// Whether a call failed with `error_number` because this command, or the machine, has no descriptor left,
+/// which says nothing of what it looked for.
+[[nodiscard]] bool lacks_descriptors(int error_number) noexcept;
+[[nodiscard]] Error lack_of_descriptors(int error_number);
+
+/// Lets this command open as many files as it is allowed to. It has a connection to each process.
+void raise_descriptor_limit() noexcept;
 
 /// "4242 (python3 serve.py)", not too long and safe for a terminal.
 [[nodiscard]] std::string title(const Process& process);

@@ -19,13 +19,15 @@ bool is_empty(const Targets& targets) {
     return targets.reached.empty() && targets.unreached.empty();
 }
 
-/// Connects to those of `processes` that have an agent and may be asked.
-Targets connect_to_those_with_agents(Finder& finder, std::vector<Process> processes) {
+/// Connects to those of `processes` that have an agent and may be asked. Errors: io_failed.
+Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process> processes) {
     Targets targets;
     for (auto& process : processes) {
         auto socket = finder.connect(process);
         if (socket)
             targets.reached.push_back({std::move(process), *std::move(socket)});
+        else if (lacks_descriptors(socket.error().driver_status))
+            return std::move(socket).error(); // rather none than some, and nobody the wiser
         else if (socket.error().code == ErrorCode::timed_out)
             targets.unreached.push_back({std::move(process), std::move(socket).error()});
     }
@@ -42,8 +44,10 @@ Result<Targets> find_by_pid(Finder& finder, pid_t pid) {
         return targets;
     }
     if (socket.error().code != ErrorCode::no_agent) return std::move(socket).error();
-    auto targets = connect_to_those_with_agents(finder, descendants_of(pid, finder.proc().list()));
-    if (is_empty(targets)) return std::move(socket).error();
+    const auto processes = finder.proc().list();
+    if (!processes) return processes.error();
+    auto targets = connect_to_those_with_agents(finder, descendants_of(pid, *processes));
+    if (targets && is_empty(*targets)) return std::move(socket).error();
     return targets;
 }
 
@@ -76,7 +80,9 @@ Error unnamed(std::string_view name, const Error& reason) {
 Result<Targets> find_by_name(Finder& finder, std::string_view name, Milliseconds patience) {
     std::vector<Process> named;
     std::vector<Outcome> doubtful;
-    auto outcomes = ask_status(finder, find_all(finder), patience);
+    auto all = find_all(finder);
+    if (!all) return std::move(all).error();
+    auto outcomes = ask_status(finder, *std::move(all), patience);
     drop_ended(outcomes);
     for (auto& outcome : outcomes) {
         if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
@@ -91,8 +97,9 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, Milliseconds
             named.push_back(std::move(outcome.process));
     }
     auto targets = connect_to_those_with_agents(finder, std::move(named));
-    std::move(doubtful.begin(), doubtful.end(), std::back_inserter(targets.unreached));
-    if (is_empty(targets)) return make_error(ErrorCode::no_process, "there is no process named '{}'", name);
+    if (!targets) return targets;
+    std::move(doubtful.begin(), doubtful.end(), std::back_inserter(targets->unreached));
+    if (is_empty(*targets)) return make_error(ErrorCode::no_process, "there is no process named '{}'", name);
     return targets;
 }
 
@@ -108,11 +115,12 @@ Result<Targets> find_targets(Finder& finder, std::string_view text, Milliseconds
     return find_by_pid(finder, pid);
 }
 
-Targets find_all(Finder& finder) {
+Result<Targets> find_all(Finder& finder) {
     const auto user = ::geteuid();
     auto processes = finder.proc().list();
-    std::erase_if(processes, [=](const Process& process) { return user != 0 && process.uid != user; });
-    return connect_to_those_with_agents(finder, std::move(processes));
+    if (!processes) return std::move(processes).error();
+    std::erase_if(*processes, [=](const Process& process) { return user != 0 && process.uid != user; });
+    return connect_to_those_with_agents(finder, *std::move(processes));
 }
 
 std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets, Milliseconds patience) {

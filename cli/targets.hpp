@@ -37,12 +37,13 @@ inline constexpr Milliseconds k_name_patience{2'000};
 /// The processes that `text` names. A number is a pid: that process or, if it has no agent, its descendants
 /// that have one. Anything else is a name: all that bear it (Report.name). Of a process that does not say its
 /// name within `name_patience`, the environment decides; if it has named itself since, it is unreached, for
-/// it may bear that name. Never both lists are empty. Errors: no_process, no_agent, not_permitted, timed_out.
+/// it may bear that name. Never both lists are empty. Errors: no_process, no_agent, not_permitted, timed_out,
+/// io_failed.
 [[nodiscard]] Result<Targets> find_targets(Finder& finder, std::string_view text,
                                            Milliseconds name_patience = k_name_patience);
 
-/// All processes with an agent that this user may ask.
-[[nodiscard]] Targets find_all(Finder& finder);
+/// All processes with an agent that this user may ask. Errors: io_failed.
+[[nodiscard]] Result<Targets> find_all(Finder& finder);
 
 /// Asks each target for its status; the outcomes are in the same order. no_process stands for one that has
 /// ended meanwhile, no_agent for one that runs another program now.

@@ -34,6 +34,9 @@ TEST_CASE("Command line: an option with an equals sign and no value takes nothin
     };
     for (const std::string option : {"--dir=", "--spill=", "--tags=", "--timeout=", "--store=", "--json="})
         refuse(host.command("gpu-sleep", {"--store", "file", option, "--dry-run"}), option);
+    const auto nothing = host.command("gpu-sleep", {"--tags", ",", "--dry-run"});
+    CHECK(nothing.status == 2);
+    CHECK_THAT(nothing.err, mentions("'--tags' has no value"));
     refuse(host.command("gpu-wake", {"--wait=", "--dry-run"}), "--wait=");
     refuse(host.command("gpu-ps", {"--watch=", "--json"}), "--watch=");
     for (const std::string option : {"--name=", "--tag=", "--rules="})

@@ -9,7 +9,9 @@
 
 #include <csignal>
 #include <fstream>
+#include <memory>
 #include <string>
+#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -247,6 +249,27 @@ TEST_CASE("Commands: a process is found by its name", "[commands]") {
     host.tell("name " + name + "-new");
     CHECK(run({{command_file("gpu-wake"), name}}).status == 3);
     CHECK(run({{command_file("gpu-wake"), name + "-new"}}).status == 0);
+}
+
+TEST_CASE("Commands: a command that lacks descriptors leaves all processes as they are", "[commands]") {
+    const auto name = "gpu-sleep-test-" + std::to_string(::getpid());
+    std::vector<std::unique_ptr<Host>> hosts;
+    for (int i = 0; i < 4; ++i) {
+        hosts.push_back(std::make_unique<Host>(Arguments{"GPU_SLEEP_NAME=" + name}));
+        hosts.back()->tell("alloc weights 4096 0");
+    }
+    const auto sleep_within = [&](const std::string& descriptors) {
+        return run(
+            {{"sh", "-c", "ulimit " + descriptors + "; exec \"$@\"", "sh", command_file("gpu-sleep"), name}});
+    };
+    for (const auto* few : {"-n 5", "-n 7"}) {
+        const auto refused = sleep_within(few);
+        CHECK(refused.status == 1);
+        CHECK_THAT(refused.err, mentions("ulimit -n"));
+        for (const auto& host : hosts) CHECK(host->state() == "awake");
+    }
+    CHECK(sleep_within("-S -n 7").status == 0); // a limit that it may raise
+    for (const auto& host : hosts) CHECK(host->state() == "asleep");
 }
 
 TEST_CASE("Commands: by name, no process is left out silently that does not say its name", "[commands]") {

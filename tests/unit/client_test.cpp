@@ -144,25 +144,31 @@ TEST_CASE("Operation: after a lost connection the process is asked how it stands
     const Stage stage([](const protocol::Request&, test::FakeConnection& connection) {
         connection.send(test::sample_sleep());
     });
-    const Outcome asleep{stage.process(), settle(stage.finder(), stage.process(), lost)};
+    const auto settled = [&](const Process& process) {
+        std::vector<Outcome> outcomes{{process, lost}};
+        auto finder = stage.finder();
+        settle(finder, outcomes);
+        return outcomes.front();
+    };
+    const auto asleep = settled(stage.process());
     REQUIRE(std::holds_alternative<model::Failure>(asleep.answer));
     CHECK(std::get<model::Failure>(asleep.answer).state == model::State::asleep);
     CHECK(exit_status_of(asleep) == exit_status::failed_asleep);
 
     auto another = stage.process();
     another.start_time = 98; // the pid has been given to a new process since
-    const Outcome ended{another, settle(stage.finder(), another, lost)};
+    const auto ended = settled(another);
     CHECK(error_code(ended.answer) == ErrorCode::no_process);
     CHECK(exit_status_of(ended) == exit_status::no_process);
 
     const auto own = std::to_string(::getpid());
     const auto program = stage.tree().proc() / own / "task" / own / "exe";
     std::filesystem::remove(program);
-    CHECK(error_code(settle(stage.finder(), stage.process(), lost)) == ErrorCode::no_process);
+    CHECK(error_code(settled(stage.process()).answer) == ErrorCode::no_process);
     std::filesystem::create_symlink("/bin/program", program);
 
-    std::filesystem::remove_all(stage.tree().root() / "tmp");
-    CHECK(error_code(settle(stage.finder(), stage.process(), lost)) == ErrorCode::connection_lost);
+    std::filesystem::remove_all(stage.tree().root() / "tmp"); // as after exec
+    CHECK(error_code(settled(stage.process()).answer) == ErrorCode::no_agent);
 }
 
 TEST_CASE("Exit status: each failure has its own, for a process awake and for one asleep", "[client]") {

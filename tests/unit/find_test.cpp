@@ -68,7 +68,7 @@ TEST_CASE("Find: a process is read from its status, stat and cmdline", "[find]")
     tree.write("proc/43/status", "Name:\tx\n");
     CHECK(ProcFs(tree.proc()).read(43).error().code == ErrorCode::io_failed);
     tree.write("proc/meminfo", "");
-    CHECK(ProcFs(tree.proc()).list().size() == 2);
+    CHECK(ProcFs(tree.proc()).list()->size() == 2);
 }
 
 TEST_CASE("Find: a process that ends while it is looked at is none, or has no more to tell", "[find]") {
@@ -84,7 +84,7 @@ TEST_CASE("Find: a process that ends while it is looked at is none, or has no mo
     CHECK_FALSE(ProcFs(tree.proc()).variable(40, "HOME"));
     cannot_be_read("40/status");
     CHECK(ProcFs(tree.proc()).read(40).error().code == ErrorCode::no_process);
-    CHECK(ProcFs(tree.proc()).list().empty());
+    CHECK(ProcFs(tree.proc()).list()->empty());
 }
 
 TEST_CASE("Find: descendants are found over generations", "[find]") {
@@ -228,7 +228,7 @@ TEST_CASE("Targets: a pid, a parent without an agent, a name", "[find]") {
     CHECK(code_of(find_targets(finder, "31")) == ErrorCode::no_process);
     CHECK(code_of(find_targets(finder, "99999999999999")) == ErrorCode::no_process);
     CHECK(code_of(find_targets(finder, "lama")) == ErrorCode::no_process);
-    CHECK(find_all(finder).reached.size() == 1);
+    CHECK(find_all(finder)->reached.size() == 1);
 }
 
 TEST_CASE("Targets: of a process that does not say its name, the environment says it, or nothing does",
