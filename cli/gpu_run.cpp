@@ -25,12 +25,12 @@ namespace {
 
 namespace environment = model::environment;
 
-constexpr const char* k_footer =
-    "Examples:\n"
+constexpr const char* k_examples =
     "  gpu-run -- python3 serve.py                     gpu-sleep can then put it to sleep\n"
     "  gpu-run --name llama -- python3 serve.py        by name: gpu-sleep llama\n"
     "  gpu-run --on-touch wake -- python3 serve.py     asleep until it uses the GPU again\n"
-    "  gpu-run --rules rules.json -- ./train           what is captured, and under which tag\n"
+    "  gpu-run --rules rules.json -- ./train           what is captured, and under which tag\n";
+constexpr const char* k_exit_statuses =
     "\nExit status: that of COMMAND; 1 if the agent is missing, 2 for wrong usage or rules or if the agent\n"
     "cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such command.";
 
@@ -183,8 +183,7 @@ int main(int argc, char** argv) {
         "GPU memory that it allocates. Nothing else about it changes.",
         "gpu-run");
     Options options;
-    cli::add_basics(app, "");
-    app.footer(k_footer);
+    cli::add_basics(app, k_examples, k_exit_statuses);
     add_options(app, options);
     std::vector<std::string> command; // never parsed by CLI11: whatever follows belongs to the command
     app.add_option("COMMAND", command, "The command and its arguments, after -- or after the last option")

@@ -15,6 +15,7 @@
 
 #include <cerrno>
 #include <iostream>
+#include <variant>
 
 using namespace gpu_sleep;
 
@@ -27,6 +28,10 @@ constexpr const char* k_examples = "  gpu-snapshot ls /var/cache/gpu-sleep      
                                    "  gpu-snapshot ls FILE                      what one of them holds\n"
                                    "  gpu-snapshot verify FILE                  read and check every byte\n"
                                    "  gpu-snapshot extract FILE --extent 3 --output weights.bin\n";
+/// Not that of the commands that ask processes.
+constexpr const char* k_exit_statuses =
+    "\nExit status: 0 done, 1 failed, 2 wrong usage or no such extent, 5 not permitted, 6 a snapshot is "
+    "damaged,\n8 not enough host memory or disk space.";
 
 struct Options {
     std::string path;
@@ -50,17 +55,22 @@ bool is_directory(const fs::path& path) {
     return fs::is_directory(path, ignored);
 }
 
+/// The files that are meant, or the status to exit with where none can be found, which has been said.
+std::variant<std::vector<fs::path>, int> find(const Options& options) {
+    auto files = cli::find_snapshots(options.path);
+    if (files) return *std::move(files);
+    const int status = complain("", files.error());
+    const auto text = options.json ? cli::to_json(k_program, files.error()) + '\n' : std::string();
+    [[maybe_unused]] const int written = cli::print_result(k_program, text);
+    return status;
+}
+
 int list(const Options& options) {
-    const auto files = cli::find_snapshots(options.path);
-    if (!files) {
-        const int status = complain("", files.error());
-        const auto text = options.json ? cli::to_json(k_program, files.error()) + '\n' : std::string();
-        [[maybe_unused]] const int written = cli::print_result(k_program, text);
-        return status;
-    }
+    const auto files = find(options);
+    if (const auto* status = std::get_if<int>(&files)) return *status;
     std::vector<cli::SnapshotFacts> found;
     int status = exit_status::done;
-    for (const auto& file : *files) {
+    for (const auto& file : std::get<std::vector<fs::path>>(files)) {
         found.push_back(cli::look_at(file));
         // One that is being written, or was given up, has no header; that is no damage.
         if (const auto& facts = found.back(); facts.error && !facts.is_partial)
@@ -90,30 +100,34 @@ private:
     std::size_t next_ = 0;
 };
 
-Result<Bytes> verify_file(const fs::path& file) {
+Result<void> read_all(const fs::path& file) {
     const auto reader = store::SnapshotReader::open(file);
     if (!reader) return reader.error();
     Verifier sink;
     store::SnapshotReadOptions reading;
     reading.ahead = Verifier::k_ahead;
-    GPU_SLEEP_TRY(reader->read(sink, reading));
-    return reader->header().description.content_bytes();
+    return reader->read(sink, reading);
 }
 
 int verify(const Options& options) {
-    const auto files = cli::find_snapshots(options.path);
-    if (!files) return complain("", files.error());
+    const auto files = find(options);
+    if (const auto* status = std::get_if<int>(&files)) return *status;
+    std::vector<cli::SnapshotFacts> found;
     int status = exit_status::done;
-    for (const auto& file : *files) {
+    for (const auto& file : std::get<std::vector<fs::path>>(files)) {
         if (cli::is_partial(file) && is_directory(options.path)) continue;
+        auto facts = cli::look_at(file);
+        if (!facts.error)
+            if (const auto read = read_all(file); !read) facts.error = read.error();
+        facts.is_good = !facts.error;
         const auto name = cli::printable(file.string());
-        const auto bytes = verify_file(file);
-        if (bytes)
-            keep_first(status, cli::print_result(k_program,
-                                                 fmt::format("{}: good, {}\n", name, format_bytes(*bytes))));
-        else
-            keep_first(status, complain("verify " + name, bytes.error()));
+        if (facts.error)
+            keep_first(status, complain("verify " + name, *facts.error));
+        else if (!options.json)
+            keep_first(status, cli::print_result(k_program, cli::render_good(facts)));
+        found.push_back(std::move(facts));
     }
+    if (options.json) keep_first(status, cli::print_result(k_program, cli::to_json(found, status) + '\n'));
     return status;
 }
 
@@ -141,30 +155,50 @@ private:
     Verifier verifier_;
 };
 
-Result<void> extract_to(const Options& options, int fd) {
+/// Returns how many bytes the extent has.
+Result<Bytes> extract_to(const Options& options, int fd) {
     const auto reader = store::SnapshotReader::open(options.path);
     if (!reader) return reader.error();
     FileSink sink(fd, options.output);
     store::SnapshotReadOptions reading;
     reading.ahead = Verifier::k_ahead;
     reading.extents = {*options.extent};
-    return reader->read(sink, reading);
+    GPU_SLEEP_TRY(reader->read(sink, reading));
+    return reader->header().description.extents[*options.extent].bytes;
+}
+
+Result<Bytes> extract_to_output(const Options& options) {
+    if (options.output == "-") {
+        auto bytes = extract_to(options, STDOUT_FILENO);
+        if (bytes) GPU_SLEEP_TRY(cli::flush_and_close(UniqueFd(STDOUT_FILENO), "standard output"));
+        return bytes;
+    }
+    // Contents are as private as the snapshot is, and no other file is lost to them.
+    auto file = cli::NewFile::create(options.output);
+    if (!file) return file.error();
+    auto bytes = extract_to(options, file->fd());
+    if (bytes) GPU_SLEEP_TRY(file->commit());
+    return bytes;
 }
 
 int extract(const Options& options) {
-    const auto purpose = "extract from " + cli::printable(options.path);
-    Result<void> done;
-    if (options.output == "-") {
-        done = extract_to(options, STDOUT_FILENO);
-        if (done) done = cli::flush_and_close(UniqueFd(STDOUT_FILENO), "standard output");
-    } else {
-        // Contents are as private as the snapshot is, and no other file is lost to them.
-        auto file = cli::NewFile::create(options.output);
-        if (!file) return complain(purpose, file.error());
-        done = extract_to(options, file->fd());
-        if (done) done = file->commit();
-    }
-    return done ? exit_status::done : complain(purpose, done.error());
+    if (options.json && options.output == "-")
+        return cli::usage_error(k_program, "--json and --output - both write to standard output", true);
+    const auto bytes = extract_to_output(options);
+    int status =
+        bytes ? exit_status::done : complain("extract from " + cli::printable(options.path), bytes.error());
+    if (!options.json) return status;
+    auto facts = cli::look_at(options.path);
+    if (bytes)
+        facts.extracted = {*options.extent, options.output, *bytes};
+    else
+        facts.error = bytes.error();
+    keep_first(status, cli::print_result(k_program, cli::to_json({std::move(facts)}, status) + '\n'));
+    return status;
+}
+
+void add_json(CLI::App& command, Options& options) {
+    command.add_flag("--json", options.json, "Print JSON, sizes in bytes");
 }
 
 } // namespace
@@ -174,20 +208,22 @@ int main(int argc, char** argv) {
                  "sleep.",
                  k_program);
     Options options;
-    cli::add_basics(app, k_examples);
+    cli::add_basics(app, k_examples, k_exit_statuses);
     app.require_subcommand(1);
     auto* const ls = app.add_subcommand("ls", "List the snapshots of a directory, or what one of them holds");
     ls->add_option("PATH", options.path, "A snapshot, or a directory of them")->required()->type_name("");
-    ls->add_flag("--json", options.json, "Print JSON, sizes in bytes");
+    add_json(*ls, options);
     auto* const check =
         app.add_subcommand("verify", "Read a snapshot, or all of a directory, and check every byte");
     check->add_option("PATH", options.path, "A snapshot, or a directory of them")->required()->type_name("");
+    add_json(*check, options);
     auto* const pull = app.add_subcommand("extract", "Write the contents of one extent to a new file");
     pull->add_option("FILE", options.path, "A snapshot")->required()->type_name("");
     pull->add_option("--extent", options.extent, "Its number, as ls shows it")->required()->type_name("N");
     pull->add_option("--output,-o", options.output, "The file, which must not exist; - for standard output")
         ->required()
         ->type_name("FILE");
+    add_json(*pull, options);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     if (ls->parsed()) return list(options);
     return check->parsed() ? verify(options) : extract(options);

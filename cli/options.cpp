@@ -65,13 +65,9 @@ bool wants_json(const CLI::App& app, int argc, const char* const* argv) {
 
 } // namespace
 
-void add_basics(CLI::App& app, const std::string& examples) {
+void add_basics(CLI::App& app, const std::string& examples, const std::string& exit_statuses) {
     app.set_version_flag("--version", app.get_name() + " " GPU_SLEEP_VERSION, "Print the version and exit");
-    app.footer(
-        "Examples:\n" + examples +
-        "\nExit status: 0 done, 1 failed and awake, 2 wrong usage, 3 no such process or no agent in it,\n"
-        "4 timed out, 5 not permitted, 6 damaged, 7 failed and asleep, 8 not enough host memory or disk "
-        "space.");
+    app.footer("Examples:\n" + examples + exit_statuses);
 }
 
 CLI::Option* add_target(CLI::App& app, std::string& target) {

@@ -23,8 +23,14 @@ struct OutputOptions {
     bool quiet = false; ///< no progress and no report; errors are shown all the same
 };
 
-/// Gives `app` --help, which ends with `examples`, and --version.
-void add_basics(CLI::App& app, const std::string& examples);
+/// What the commands that ask processes exit with.
+inline constexpr const char* k_exit_statuses =
+    "\nExit status: 0 done, 1 failed and awake, 2 wrong usage, 3 no such process or no agent in it,\n"
+    "4 timed out, 5 not permitted, 6 damaged, 7 failed and asleep, 8 not enough host memory or disk space.";
+
+/// Gives `app` --help, which ends with `examples` and `exit_statuses`, and --version.
+void add_basics(CLI::App& app, const std::string& examples,
+                const std::string& exit_statuses = k_exit_statuses);
 
 /// The positional PID, which may be a name; see find_targets.
 CLI::Option* add_target(CLI::App& app, std::string& target);

@@ -24,7 +24,7 @@ constexpr std::string_view k_program = "gpu-snapshot";
 std::string state_of(const SnapshotFacts& facts) {
     if (facts.is_misnamed) return "misnamed";
     if (facts.is_kept) return "kept";
-    if (facts.error && !facts.is_partial) return "unreadable";
+    if (!facts.header && !facts.is_partial) return "unreadable";
     if (facts.owner == store::Owner::ended || facts.is_let_go) return "left over";
     if (facts.owner == store::Owner::elsewhere) return "of another machine";
     return facts.is_partial ? "being written" : "asleep";
@@ -64,6 +64,7 @@ std::string render_extents(const store::SnapshotHeader& header) {
 OrderedJson to_value(const SnapshotFacts& facts) {
     OrderedJson json = {{"path", facts.path.string()}, {"state", state_of(facts)}};
     if (facts.error) json["error"] = error_value(k_program, *facts.error);
+    if (facts.is_good) json["good"] = *facts.is_good;
     if (!facts.header) return json;
     const auto& description = facts.header->description;
     json["id"] = description.id;
@@ -85,6 +86,10 @@ OrderedJson to_value(const SnapshotFacts& facts) {
                                    {"device", extent.device},
                                    {"stored_bytes", stored[i]}});
     }
+    if (facts.extracted)
+        json["extracted"] = {{"extent", facts.extracted->extent},
+                             {"output", facts.extracted->output},
+                             {"bytes", facts.extracted->bytes}};
     return json;
 }
 
@@ -159,6 +164,11 @@ std::string render(const std::vector<SnapshotFacts>& snapshots, bool extents) {
         if (extents) details += "\n" + render_extents(header);
     }
     return table.text() + details;
+}
+
+std::string render_good(const SnapshotFacts& snapshot) {
+    return fmt::format("{}: good, {}\n", printable(snapshot.path.string()),
+                       format_bytes(snapshot.header->description.content_bytes()));
 }
 
 std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status) {

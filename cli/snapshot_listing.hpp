@@ -23,7 +23,16 @@ struct SnapshotFacts {
     store::Owner owner = store::Owner::ended;
     bool is_let_go = false;                      ///< by an owner that lives, and runs another program by now
     std::optional<store::SnapshotHeader> header; ///< nothing if it could not be read
-    std::optional<Error> error;                  ///< why not
+    /// Why it could not be read, or what was to be done with it failed.
+    std::optional<Error> error;
+    std::optional<bool> is_good; ///< whether every byte could be read; nothing if nobody tried
+    /// What went to a file of its own.
+    struct Extracted {
+        std::size_t extent = 0; ///< its number
+        std::string output;     ///< the file
+        Bytes bytes = 0;
+    };
+    std::optional<Extracted> extracted;
 };
 
 /// `path` itself, or if it is a directory those files in it that are named as snapshots, sorted. Errors:
@@ -38,6 +47,9 @@ struct SnapshotFacts {
 
 /// A table with a line for each; with `extents` also a table of what each holds.
 [[nodiscard]] std::string render(const std::vector<SnapshotFacts>& snapshots, bool extents);
+
+/// A line for one of which every byte could be read.
+[[nodiscard]] std::string render_good(const SnapshotFacts& snapshot);
 
 /// One document with all of that.
 [[nodiscard]] std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status);

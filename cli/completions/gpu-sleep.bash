@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-# Completion for gpu-run, gpu-sleep, gpu-wake and gpu-ps in bash: options, and the processes and tags that gpu-ps
-# lists.
+# Completion for gpu-run, gpu-sleep, gpu-wake, gpu-ps and gpu-snapshot in bash: options, the processes and tags that
+# gpu-ps lists, and the files and extents of snapshots.
 # shellcheck shell=bash
 
 # Prints the values of one member of gpu-ps --json, one a line.
@@ -84,5 +84,38 @@ _gpu_run() {
     mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
 }
 
+# gpu-snapshot: a subcommand, then its options and a file; extents are those of the file.
+_gpu_snapshot() {
+    local current=$2 command='' file='' word words=''
+    for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+        [[ $word == -* ]] && continue
+        if [[ -z $command ]]; then command=$word; elif [[ -z $file ]]; then file=$word; fi
+    done
+    case $3 in
+    --extent)
+        word=$(gpu-snapshot ls "${file/#\~/$HOME}" --json 2>/dev/null | grep -c '"stored_bytes"')
+        words=$(seq 0 $((word - 1)))
+        ;;
+    --output | -o) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+    *)
+        if [[ $current == -* ]]; then
+            words='--help'
+            case $command in
+            '') words+=' --version' ;;
+            ls | verify) words+=' --json' ;;
+            extract) words+=' --json --extent --output' ;;
+            esac
+        elif [[ -z $command ]]; then
+            words='ls verify extract'
+        else
+            mapfile -t COMPREPLY < <(compgen -f -- "$current")
+            return
+        fi
+        ;;
+    esac
+    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+}
+
 complete -F _gpu_run gpu-run
 complete -F _gpu_sleep gpu-sleep gpu-wake gpu-ps
+complete -o filenames -F _gpu_snapshot gpu-snapshot

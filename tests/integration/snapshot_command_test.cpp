@@ -39,6 +39,24 @@ bool has(const Answer& answer, const std::string& text) {
     return answer.output.find(text) != std::string::npos;
 }
 
+/// What the command answers in JSON, of the form that all commands share.
+nlohmann::json ask(const std::string& arguments) {
+    const auto answer = run(arguments + " --json 2>/dev/null; exit");
+    auto json = nlohmann::json::parse(answer.output, nullptr, false);
+    REQUIRE(json.is_object());
+    CHECK(json["schema"] == 1);
+    CHECK(json["program"] == "gpu-snapshot");
+    CHECK(json["exit_status"] == answer.status);
+    return json;
+}
+
+void check_error(const nlohmann::json& json, const std::string& code) {
+    REQUIRE(json.contains("error"));
+    const auto& error = json["error"];
+    CHECK(error["code"] == code);
+    for (const auto* member : {"message", "advice", "where", "driver_status"}) CHECK(error.contains(member));
+}
+
 struct Stage {
     Stage() {
         contents.add("weights", first);
@@ -130,39 +148,68 @@ TEST_CASE("gpu-snapshot verify: good, damaged, cut, and no snapshot at all", "[s
     CHECK(run("verify " + (stage.elsewhere.path() / "missing").string()).status == exit_status::failed_awake);
 }
 
-TEST_CASE("gpu-snapshot ls: JSON says how it went, as that of the other commands does", "[snapshot]") {
+TEST_CASE("gpu-snapshot: JSON says how it went, as that of the other commands does", "[snapshot]") {
     const Stage stage;
-    const auto list = [](const std::string& path) {
-        const auto answer = run("ls --json " + path + " 2>/dev/null; exit");
-        auto json = nlohmann::json::parse(answer.output, nullptr, false);
-        REQUIRE(json.is_object());
-        CHECK(json["program"] == "gpu-snapshot");
-        CHECK(json["exit_status"] == answer.status);
-        return json;
-    };
-    const auto has_error = [](const nlohmann::json& json, const std::string& code) {
-        REQUIRE(json.contains("error"));
-        const auto& error = json["error"];
-        CHECK(error["code"] == code);
-        for (const auto* member : {"message", "advice", "where", "driver_status"})
-            CHECK(error.contains(member));
-    };
-    const auto good = list(stage.path.string());
+    const auto command = GENERATE(as<std::string>(), "ls ", "verify ");
+    const auto good = ask(command + stage.path.string());
     CHECK(good["exit_status"] == 0);
     CHECK_FALSE(good.contains("error"));
+    CHECK(ask(command + stage.elsewhere.path().string())["snapshots"].empty());
     test::write_file(stage.path, test::random_bytes(10'000));
-    const auto damaged = list(stage.path.string());
+    const auto damaged = ask(command + stage.path.string());
     CHECK(damaged["exit_status"] == exit_status::damaged);
-    has_error(damaged["snapshots"][0], "damaged");
-    const auto wrong = list("--no-such-option");
+    check_error(damaged["snapshots"][0], "damaged");
+    const auto wrong = ask(command + "--no-such-option");
     CHECK(wrong["exit_status"] == exit_status::usage);
     CHECK(wrong["snapshots"].empty());
-    has_error(wrong, "invalid_argument");
+    check_error(wrong, "invalid_argument");
+}
+
+TEST_CASE("gpu-snapshot verify: JSON says of each whether it is good", "[snapshot]") {
+    const Stage stage;
+    const auto good = ask("verify " + stage.directory.path().string());
+    REQUIRE(good["snapshots"].size() == 1);
+    CHECK(good["snapshots"][0]["good"] == true);
+    CHECK(good["snapshots"][0]["content_bytes"] == stage.first.size() + stage.second.size());
+    auto bytes = test::read_file(stage.path);
+    bytes[bytes.size() / 2] ^= std::byte{1};
+    test::write_file(stage.path, bytes);
+    const auto damaged = ask("verify " + stage.directory.path().string());
+    CHECK(damaged["exit_status"] == exit_status::damaged);
+    const auto& one = damaged["snapshots"][0];
+    CHECK(one["good"] == false);
+    CHECK(one["state"] == "asleep"); // its header can be read
+    check_error(one, "damaged");
+    CHECK_FALSE(ask("ls " + stage.path.string())["snapshots"][0].contains("good"));
+}
+
+TEST_CASE("gpu-snapshot extract: JSON says what was written, or why not", "[snapshot]") {
+    const Stage stage;
+    const auto out = (stage.elsewhere.path() / "out").string();
+    const auto extract = [&](int extent, const std::string& output) {
+        return ask("extract " + stage.path.string() + " --extent " + std::to_string(extent) + " -o " +
+                   output);
+    };
+    const auto done = extract(1, out);
+    CHECK(done["exit_status"] == 0);
+    REQUIRE(done["snapshots"].size() == 1);
+    CHECK(done["snapshots"][0]["path"] == stage.path.string());
+    CHECK(done["snapshots"][0]["extracted"] ==
+          nlohmann::json({{"extent", 1}, {"output", out}, {"bytes", stage.second.size()}}));
+    CHECK(test::read_file(out) == stage.second);
+    const auto again = extract(1, out); // it exists
+    CHECK(again["exit_status"] == exit_status::failed_awake);
+    CHECK_FALSE(again["snapshots"][0].contains("extracted"));
+    check_error(again["snapshots"][0], "io_failed");
+    check_error(extract(2, out + "2")["snapshots"][0], "invalid_argument");
+    const auto both = extract(0, "-"); // one standard output is not for both
+    CHECK(both["exit_status"] == exit_status::usage);
+    check_error(both, "invalid_argument");
 }
 
 TEST_CASE("gpu-snapshot: a result that cannot be written is a failure", "[snapshot]") {
     const Stage stage;
-    for (const std::string command : {"ls ", "ls --json ", "verify "}) {
+    for (const std::string command : {"ls ", "ls --json ", "verify ", "verify --json "}) {
         const auto lost = run(command + stage.path.string() + " 2>&1 >/dev/full; exit");
         CHECK(lost.status == exit_status::failed_awake);
         CHECK(has(lost, "cannot write the result: No space left on device"));
@@ -269,8 +316,11 @@ TEST_CASE("gpu-snapshot extract: a file is there whole and flushed, or not at al
 }
 
 TEST_CASE("gpu-snapshot: wrong usage", "[snapshot]") {
-    for (const auto* arguments : {"", "ls", "remove x", "extract x", "ls x y", "verify --json x"})
+    for (const auto* arguments : {"", "ls", "remove x", "extract x", "ls x y", "verify --quiet x"})
         CHECK(run(arguments).status == exit_status::usage);
     CHECK(run("--version").status == exit_status::done);
-    CHECK(has(run("--help"), "verify"));
+    const auto help = run("--help");
+    CHECK(has(help, "verify"));
+    CHECK(has(help, "1 failed,"));
+    CHECK_FALSE(has(help, "asleep,")); // as the commands say that ask processes
 }
