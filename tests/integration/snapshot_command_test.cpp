@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "support/failing_call.hpp"
+#include "support/man_page.hpp"
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
@@ -205,6 +206,19 @@ TEST_CASE("gpu-snapshot extract: JSON says what was written, or why not", "[snap
     const auto both = extract(0, "-"); // one standard output is not for both
     CHECK(both["exit_status"] == exit_status::usage);
     check_error(both, "invalid_argument");
+}
+
+TEST_CASE("gpu-snapshot: the manual page names every member of the JSON, and no other", "[snapshot]") {
+    const Stage stage;
+    const auto out = stage.elsewhere.path() / "out";
+    test::Members members;
+    for (const auto& arguments :
+         {"ls " + stage.path.string(), "verify " + stage.path.string(),
+          "extract " + stage.path.string() + " --extent 0 -o " + out.string(), "ls " + out.string()})
+        test::add_members(ask(arguments), "The object", members);
+    members.erase("The object"); // these two are in gpu-ps(1)
+    members.erase("error");
+    CHECK(test::documented_members(GPU_SLEEP_TEST_MANUALS "/gpu-snapshot.1") == members);
 }
 
 TEST_CASE("gpu-snapshot: a result that cannot be written is a failure", "[snapshot]") {

@@ -5,6 +5,7 @@
 #include "cli/json.hpp"
 
 #include "support/catch.hpp"
+#include "support/man_page.hpp"
 #include "support/sample_reports.hpp"
 
 #include <nlohmann/json.hpp>
@@ -105,4 +106,23 @@ TEST_CASE("JSON: any bytes in a name give valid JSON, on one line if asked", "[j
     CHECK(text.find('\n') == std::string::npos);
     CHECK(text.find('\033') == std::string::npos);
     CHECK(json::accept(text));
+}
+
+TEST_CASE("JSON: the manual page names every member, and no other", "[json]") {
+    const model::Failure failure{{ErrorCode::driver_failed, "it failed", "cuMemCreate", 2},
+                                 model::State::asleep};
+    test::Members members;
+    for (const auto& text :
+         {to_json("gpu-sleep", {{sample_process(), test::sample_sleep_in_files()}}),
+          to_json("gpu-ps", {{sample_process(), test::sample_captured_sleep()}}),
+          to_json("gpu-wake", {{sample_process(), failure}}), to_json("gpu-ps", failure.error)})
+        test::add_members(json::parse(text), "The object", members);
+    for (const auto& row : all_errors()) members["Words of error.code"].emplace(row.name);
+    const auto documented = test::documented_members(GPU_SLEEP_TEST_MANUALS "/gpu-ps.1");
+    for (const auto& [title, names] : members) {
+        INFO(title);
+        CHECK(documented.contains(title));
+        if (documented.contains(title)) CHECK(documented.at(title) == names);
+    }
+    CHECK(documented.size() == members.size());
 }
