@@ -8,6 +8,12 @@
  * handler; sizes are in bytes; devices are CUDA ordinals of this process; strings are UTF-8, ended by NUL,
  * and copied; a function that fails changes nothing and leaves a sentence for gpu_sleep_last_error().
  *
+ * A tag is 1 to 64 characters: ASCII letters and digits, '_', '-', '.' and ':'. "Bad tag" below means any
+ * other text, or NULL where that is not said to be allowed.
+ *
+ * Any function that returns a status may return OUT_OF_HOST_MEMORY or INTERNAL, and CONTEXT_LOST where it may
+ * return DRIVER; declarations name these where there is more to say.
+ *
  * The agent works in the primary context of each device, as the CUDA runtime does, and before a sleep waits
  * for the work in those. A program that makes contexts of its own must synchronize them in a before-sleep
  * callback.
@@ -32,23 +38,23 @@ extern "C" {
 /** What a call reports. Zero is success; the others say what kind of failure it was. */
 typedef enum gpu_sleep_status {
     GPU_SLEEP_OK = 0,
-    GPU_SLEEP_ERROR_INTERNAL = 1,
-    GPU_SLEEP_ERROR_INVALID_ARGUMENT = 2,
-    GPU_SLEEP_ERROR_UNKNOWN_TAG = 3,
-    GPU_SLEEP_ERROR_TIMED_OUT = 6,
-    GPU_SLEEP_ERROR_DAMAGED = 8,
-    GPU_SLEEP_ERROR_DRIVER = 9,
-    GPU_SLEEP_ERROR_OUT_OF_DEVICE_MEMORY = 10,
-    GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY = 11,
-    GPU_SLEEP_ERROR_REFUSED = 12,
-    GPU_SLEEP_ERROR_CAPTURE_IN_PROGRESS = 13,
-    GPU_SLEEP_ERROR_IO = 17, /**< a file of kept contents cannot be read or written */
-    GPU_SLEEP_ERROR_NO_REFILL = 18,
-    GPU_SLEEP_ERROR_NO_DRIVER = 19,
-    GPU_SLEEP_ERROR_NOT_OWNED = 20,
-    GPU_SLEEP_ERROR_CONTEXT_LOST = 21,
-    GPU_SLEEP_ERROR_UNSEEN_LIBRARY = 22,
-    GPU_SLEEP_ERROR_OUT_OF_DISK = 23
+    GPU_SLEEP_ERROR_INTERNAL = 1,              /**< what has no number here, or a bug */
+    GPU_SLEEP_ERROR_INVALID_ARGUMENT = 2,      /**< an argument, or a call that has no counterpart */
+    GPU_SLEEP_ERROR_UNKNOWN_TAG = 3,           /**< the process has no such tag */
+    GPU_SLEEP_ERROR_TIMED_OUT = 6,             /**< callbacks, GPU work or a hold did not end in time */
+    GPU_SLEEP_ERROR_DAMAGED = 8,               /**< kept contents are not what they were */
+    GPU_SLEEP_ERROR_DRIVER = 9,                /**< a call of the CUDA driver failed */
+    GPU_SLEEP_ERROR_OUT_OF_DEVICE_MEMORY = 10, /**< too little GPU memory is free */
+    GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY = 11,   /**< too little host memory may be taken */
+    GPU_SLEEP_ERROR_REFUSED = 12,              /**< a before-sleep callback refused, or a callback may not */
+    GPU_SLEEP_ERROR_CAPTURE_IN_PROGRESS = 13,  /**< a CUDA graph is being captured */
+    GPU_SLEEP_ERROR_IO = 17,                   /**< a file of kept contents cannot be read or written */
+    GPU_SLEEP_ERROR_NO_REFILL = 18,            /**< of gpu-sleep --require-refill; no function returns it */
+    GPU_SLEEP_ERROR_NO_DRIVER = 19,            /**< no CUDA driver that works, or it is too old */
+    GPU_SLEEP_ERROR_NOT_OWNED = 20,            /**< the address is of no allocation of the agent */
+    GPU_SLEEP_ERROR_CONTEXT_LOST = 21,         /**< a CUDA context has failed, or the process is ending */
+    GPU_SLEEP_ERROR_UNSEEN_LIBRARY = 22,       /**< of gpu-sleep without --force; no function returns it */
+    GPU_SLEEP_ERROR_OUT_OF_DISK = 23           /**< of gpu-sleep --store file; no function returns it */
 } gpu_sleep_status;
 
 /** The agent's version, such as "0.1.0". The string is static. */
@@ -57,7 +63,8 @@ GPU_SLEEP_API const char* gpu_sleep_version(void);
 /** GPU_SLEEP_API_VERSION of the agent that is loaded. */
 GPU_SLEEP_API int gpu_sleep_api_version(void);
 
-/** What the last failed call of this thread had to say. Valid until this thread's next failing call. */
+/** What the last failed call of this thread had to say, or "" before there was one. Valid until this thread's
+ * next failing call. */
 GPU_SLEEP_API const char* gpu_sleep_last_error(void);
 
 /* ---- Memory ----------------------------------------------------------------------------------------------
@@ -69,18 +76,22 @@ GPU_SLEEP_API const char* gpu_sleep_last_error(void);
  * to 512 bytes and stays the same through every sleep. The contents are not initialised. The first call
  * starts the agent (its thread and its socket) in this process; it initialises CUDA if the program has not
  * yet done so. While a sleep or a wake is under way the call waits for it. Memory allocated while its tag
- * sleeps is awake. Errors: INVALID_ARGUMENT (zero bytes, bad device or tag), OUT_OF_DEVICE_MEMORY, DRIVER,
- * NO_DRIVER. Source: CUDA Driver API, Virtual Memory Management. */
+ * sleeps is awake. Errors: INVALID_ARGUMENT (`pointer` is NULL, zero bytes, no such device, bad tag),
+ * OUT_OF_DEVICE_MEMORY, DRIVER, CONTEXT_LOST (the process is ending), NO_DRIVER. Source: CUDA Driver API,
+ * cuMemAddressReserve, cuMemCreate, cuMemMap, cuMemSetAccess. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_alloc(void** pointer, size_t bytes, int device, const char* tag);
 
 /** Frees memory of gpu_sleep_alloc(). Like cuMemFree it waits for the work of the device first, so it may not
  * be called while a graph is being captured. Asleep memory is freed without waking. NULL is allowed. Errors:
- * NOT_OWNED (no such allocation), DRIVER. */
+ * NOT_OWNED (not the start of an allocation), CAPTURE_IN_PROGRESS, DRIVER. Source: CUDA Driver API,
+ * cuCtxRecordEvent, cuMemUnmap, cuMemRelease. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_free(void* pointer);
 
 /** Lets `device` read and write the allocation at `pointer`, which lies on another device (peer access; both
  *  devices must support it). Remembered, and granted again on waking. Allocations that share a range with
- * this one (small ones) are granted with it. Errors: NOT_OWNED, INVALID_ARGUMENT, DRIVER. */
+ * this one (small ones) are granted with it. Errors: NOT_OWNED (in no allocation), INVALID_ARGUMENT (no such
+ * device, or it cannot reach the other), DRIVER. Source: CUDA Driver API, cuDeviceCanAccessPeer,
+ * cuMemSetAccess. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_allow_access(void* pointer, int device);
 
 /** Makes `tag` the tag of this thread's allocations that name none, until the matching gpu_sleep_pop_tag().
@@ -100,8 +111,8 @@ typedef enum gpu_sleep_retention {
 } gpu_sleep_retention;
 
 /** Sets what may be done with the contents of `tag`, now and for allocations to come. `refillable` is
- * non-zero if the program can fill the tag again after its contents were dropped. Errors: INVALID_ARGUMENT.
- */
+ * non-zero if the program can fill the tag again after its contents were dropped. Errors: INVALID_ARGUMENT
+ * (bad tag, no such retention). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_policy(const char* tag, gpu_sleep_retention retention,
                                                     int refillable);
 
@@ -111,12 +122,12 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_policy(const char* tag, gpu_sleep_r
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes);
 
 /** Says that the program has filled `tag` again after a drop: it is no longer reported as dropped.
- *  Errors: UNKNOWN_TAG. */
+ *  Errors: INVALID_ARGUMENT (bad tag), UNKNOWN_TAG. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_mark_refilled(const char* tag);
 
 /** Names this process for gpu-ps, and for commands that take a name in place of a pid. Overrides the
  * environment variable GPU_SLEEP_NAME. At most 64 bytes, and not digits alone, which commands take for
- * a pid; "" for none. Errors: INVALID_ARGUMENT. */
+ * a pid; "" for none. Errors: INVALID_ARGUMENT (any other name, NULL). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_name(const char* name);
 
 /* ---- Taking part in sleeping and waking ------------------------------------------------------------------
@@ -171,9 +182,9 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_enlist(const gpu_sleep_event* event);
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_discharge(void);
 
 /** Holds sleeps back until the matching gpu_sleep_resume(): a sleep that is asked for waits, within its time
- *  limit, and then fails with no change. If one is under way, the call first waits for it. Put it around the
- *  capture of a CUDA graph: the agent cannot see a capture on a non-blocking stream, and a sleep would break
- * it. Holds nest and belong to the process. */
+ *  limit, and then fails (TIMED_OUT) with no change. If one is under way, the call first waits for it. Put it
+ * around the capture of a CUDA graph: the agent cannot see a capture on a non-blocking stream, and a sleep
+ * would break it. Holds nest and belong to the process. Errors: none of its own. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_hold(void);
 
 /** Ends a gpu_sleep_hold(). Errors: INVALID_ARGUMENT (none is open). */
@@ -183,26 +194,32 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_resume(void);
  *  `tags` is a list separated by commas, or NULL for all (an empty name is an UNKNOWN_TAG); `timeout_ms` 0
  * means 30 seconds. On return the memory is released, and no GPU work may touch it until it is awake, by
  * whichever library: unlike `gpu-sleep` without --force, this does not refuse where use of the GPU cannot be
- * seen. Already asleep: OK. Errors: UNKNOWN_TAG, REFUSED, TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY,
- * DRIVER, CONTEXT_LOST; after each of them the memory is awake and unchanged. */
+ * seen. Already asleep: OK. Errors: INVALID_ARGUMENT (another level), UNKNOWN_TAG, REFUSED (by a callback, or
+ * called by one or for one), TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY (for
+ * the agent's own checksums), DRIVER, NO_DRIVER, CONTEXT_LOST; after each of them the memory is awake and
+ * unchanged. Source: CUDA Driver API, cuMemUnmap, cuMemRelease. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms);
 
 /** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short;
- *  behind a sleep or wake that is under way it waits as long as that takes. Already awake: OK. Errors:
- * UNKNOWN_TAG, OUT_OF_DEVICE_MEMORY, OUT_OF_HOST_MEMORY, DRIVER, CONTEXT_LOST; after each of them what was
- * asleep is still asleep, with its contents. DAMAGED, IO: tags whose contents failed their checksum, or whose
- * file cannot be read, stay asleep, and all the others are awake. */
+ *  behind a sleep or wake that is under way it waits as long as that takes. `tags` is as for
+ * gpu_sleep_sleep(). Already awake: OK. Errors: UNKNOWN_TAG, REFUSED (called by a callback or for one),
+ * TIMED_OUT (work that a checked gate had let in), OUT_OF_DEVICE_MEMORY, OUT_OF_HOST_MEMORY, DRIVER,
+ * NO_DRIVER, CONTEXT_LOST; after each of them what was asleep is still asleep, with its contents. DAMAGED,
+ * IO, INTERNAL: tags whose contents failed their checksum, or whose file cannot or may not be read, stay
+ * asleep, and all the others are awake. Source: CUDA Driver API, cuMemCreate, cuMemMap, cuMemSetAccess. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms);
 
-/** How much of this process is asleep, in bytes of GPU memory released. */
+/** How much of this process is asleep, in bytes of GPU memory released. Never fails. */
 GPU_SLEEP_API size_t gpu_sleep_asleep_bytes(void);
 
 /* ---- PyTorch ---------------------------------------------------------------------------------------------
  */
 
 /** The two functions that torch.cuda.memory.CUDAPluggableAllocator takes. They allocate under the innermost
- * tag scope of the calling thread. `gpu_sleep_torch_malloc` returns NULL when memory is short, and PyTorch
- * then raises its own error. `stream` is a CUstream; freeing waits for the work of the device. */
+ * tag scope of the calling thread. `gpu_sleep_torch_malloc` returns NULL for every failure and every size
+ * below 1, and PyTorch then raises its own error; what `gpu_sleep_torch_free` cannot free it logs. `stream`
+ * is a CUstream, and not used: freeing waits for the work of the device. Source: PyTorch,
+ * CUDAPluggableAllocator. */
 GPU_SLEEP_API void* gpu_sleep_torch_malloc(ssize_t size, int device, void* stream);
 GPU_SLEEP_API void gpu_sleep_torch_free(void* pointer, ssize_t size, int device, void* stream);
 
