@@ -30,10 +30,10 @@ struct Options {
 };
 
 void complain(const std::vector<cli::Outcome>& outcomes) {
-    for (const auto& [process, answer, asked] : outcomes) {
-        const auto* failure = std::get_if<model::Failure>(&answer);
-        const auto* error = failure ? &failure->error : std::get_if<Error>(&answer);
-        if (error) std::cerr << cli::render_error("gpu-ps", "ask " + cli::title(process), *error);
+    for (const auto& outcome : outcomes) {
+        const auto* failure = std::get_if<model::Failure>(&outcome.answer);
+        const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
+        if (error) std::cerr << cli::render_error("gpu-ps", "ask " + cli::title(outcome.process), *error);
     }
 }
 

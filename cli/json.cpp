@@ -101,19 +101,19 @@ OrderedJson to_value(std::string_view program, const Outcome& outcome) {
         value["report"] = to_value(*report);
     } else if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) {
         value["state"] = model::to_string(failure->state);
-        value["error"] = error_value(program, failure->error);
+        value["error"] = error_value(program, failure->error, outcome.has_waited);
     } else {
-        value["error"] = error_value(program, std::get<Error>(outcome.answer));
+        value["error"] = error_value(program, std::get<Error>(outcome.answer), outcome.has_waited);
     }
     return value;
 }
 
 } // namespace
 
-OrderedJson error_value(std::string_view program, const Error& error) {
+OrderedJson error_value(std::string_view program, const Error& error, bool has_waited) {
     return {{"code", traits(error.code).name},
             {"message", error.message},
-            {"advice", advice_from(program, error.code)},
+            {"advice", advice_from(program, error.code, has_waited)},
             {"where", error.where},
             {"driver_status", error.driver_status}};
 }

@@ -43,23 +43,24 @@ std::vector<Outcome> ask(const CommandRun& operation, Targets found) {
         bar.show(index, progress);
     });
 
-    const auto asked = std::holds_alternative<model::WakeRequest>(operation.request)
-                           ? model::Operation::wake
-                           : model::Operation::sleep;
+    const auto* const wake = std::get_if<model::WakeRequest>(&operation.request);
+    const auto asked = wake ? model::Operation::wake : model::Operation::sleep;
+    const bool has_waited = wake && wake->wait.count() > 0;
     std::vector<Outcome> outcomes;
     for (std::size_t i = 0; i < targets.size(); ++i)
-        outcomes.push_back({std::move(targets[i].process), std::move(answers[i]), asked});
+        outcomes.push_back({std::move(targets[i].process), std::move(answers[i]), asked, has_waited});
     Finder finder; // sockets may have been made again
     settle(finder, outcomes);
     for (auto& outcome : found.unreached)
-        outcomes.push_back({std::move(outcome.process), std::move(outcome.answer), asked});
+        outcomes.push_back({std::move(outcome.process), std::move(outcome.answer), asked, has_waited});
     return outcomes;
 }
 
 /// Says what failed on standard error. Returns what standard output is to say of `outcome`.
 std::string show(const CommandRun& operation, const Outcome& outcome) {
     const auto complain = [&](const Error& error) {
-        std::cerr << render_error(operation.program, purpose(operation, title(outcome.process)), error);
+        std::cerr << render_error(operation.program, purpose(operation, title(outcome.process)), error,
+                                  outcome.has_waited);
         return std::string();
     };
     if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) return complain(failure->error);

@@ -231,8 +231,9 @@ std::string render_listing(const std::vector<Outcome>& outcomes) {
                  {"BYTES", k_right},
                  {"WHERE", k_left},
                  {"POLICY", k_left}});
-    for (const auto& [process, answer, asked] : outcomes) {
-        if (const auto* report = std::get_if<Report>(&answer))
+    for (const auto& outcome : outcomes) {
+        const auto& process = outcome.process;
+        if (const auto* report = std::get_if<Report>(&outcome.answer))
             add_process(table, process, *report);
         else
             table.add({std::to_string(process.pid), user_name(process.uid),
@@ -241,11 +242,12 @@ std::string render_listing(const std::vector<Outcome>& outcomes) {
     return table.text();
 }
 
-std::string render_error(std::string_view program, std::string_view purpose, const Error& error) {
+std::string render_error(std::string_view program, std::string_view purpose, const Error& error,
+                         bool has_waited) {
     auto text = fmt::format("{}: ", program);
     if (!purpose.empty()) text += fmt::format("cannot {}: ", purpose);
     text += printable(error.message);
-    if (const auto advice = advice_from(program, error.code); !advice.empty())
+    if (const auto advice = advice_from(program, error.code, has_waited); !advice.empty())
         text += fmt::format("; {}", advice);
     return text + '\n';
 }

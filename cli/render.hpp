@@ -20,8 +20,8 @@ namespace gpu_sleep::cli {
 
 /// The line for standard error when a request failed: "PROGRAM: cannot PURPOSE: REASON; ADVICE\n". `purpose`
 /// names the process, such as "wake 4242 (python3 serve.py)"; empty when there was no process to speak of,
-/// and the line then begins with the reason.
-[[nodiscard]] std::string render_error(std::string_view program, std::string_view purpose,
-                                       const Error& error);
+/// and the line then begins with the reason. `has_waited`: see advice_from().
+[[nodiscard]] std::string render_error(std::string_view program, std::string_view purpose, const Error& error,
+                                       bool has_waited = false);
 
 } // namespace gpu_sleep::cli

@@ -23,6 +23,7 @@ struct Outcome {
     Process process;
     Answer answer;
     model::Operation asked = model::Operation::sleep; ///< of it; means nothing of a status
+    bool has_waited = false;                          ///< for GPU memory that was short, as it was asked to
 };
 
 /// Whom a command is to ask, ordered by pid.
