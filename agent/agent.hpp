@@ -146,6 +146,10 @@ private:
     class GateSettler;
     [[nodiscard]] static std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_released);
     void wake_on_touch();
+    /// Remembers why the last wake for a touch failed; empty: it did not.
+    void set_touch_trouble(std::string_view trouble);
+    /// Says so in `report`, while touches wait for another try.
+    void note_touch_trouble(model::Report& report);
     /// Under memory_mutex_.
     void complete(model::Report& report);
     /// Runs a transaction of the engine, guarded; status() tells meanwhile how all was before. Under
@@ -176,6 +180,8 @@ private:
     gate::Gate::Rule rule_; ///< of the sleep under way or last done; changed by one operation at a time,
                             ///< under memory_mutex_
     std::atomic<bool> wake_wanted_{false}; ///< by a touch, and not yet tried
+    std::mutex touch_mutex_;               ///< guards touch_trouble_; taken last
+    std::string touch_trouble_;            ///< why the last wake for a touch failed; empty once awake
     std::atomic<bool> exiting_{false};     ///< the process is ending: no more calls of CUDA
 };
 

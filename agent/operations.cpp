@@ -127,11 +127,19 @@ void Agent::wake_on_touch() {
     server_.submit(model::WakeRequest{}, [this](const server::Outcome& outcome) {
         wake_wanted_ = false;
         const auto* failure = std::get_if<model::Failure>(&outcome);
+        const auto trouble =
+            failure ? "a touch could not wake this process yet: " + failure->error.message : std::string();
         if (!failure)
             s_said = false;
         else if (!s_said.exchange(true))
-            log::warning("a touch could not wake this process yet: {}", failure->error.message);
+            log::warning("{}", trouble);
+        set_touch_trouble(trouble);
     });
+}
+
+void Agent::set_touch_trouble(std::string_view trouble) {
+    const std::lock_guard lock(touch_mutex_);
+    touch_trouble_ = trouble;
 }
 
 void Agent::follow(const model::SleepRequest& request, bool adds_to_sleep, Report& report) {

@@ -176,10 +176,12 @@ void Agent::settle_gate() noexcept {
     const std::lock_guard lock(memory_mutex_);
     bool sleeps = false;
     auto rule = rule_for_what_sleeps(sleeps);
-    if (sleeps)
+    if (sleeps) {
         gate.keep_shut(std::move(rule));
-    else
+    } else {
+        set_touch_trouble({});
         gate.open();
+    }
 }
 
 void Agent::let_take() noexcept {

@@ -35,10 +35,18 @@ Report Agent::status() {
         auto before = *before_;
         before.notes = std::move(report.notes);
         before.notes.emplace_back("contents are being moved; this is how it was before");
+        note_touch_trouble(before);
         return before;
     }
     complete(report);
+    note_touch_trouble(report);
     return report;
+}
+
+void Agent::note_touch_trouble(Report& report) {
+    if (report.on_touch != model::OnTouch::wake || gate::Gate::instance().waiting().held_now == 0) return;
+    const std::lock_guard lock(touch_mutex_);
+    if (!touch_trouble_.empty()) report.notes.push_back(touch_trouble_);
 }
 
 void Agent::complete(Report& report) {

@@ -94,6 +94,8 @@ std::size_t count_in(const std::string& text, const std::string& part) {
 }
 
 constexpr const char* k_captured = "report/tags/0/bytes";
+constexpr const char* k_first_note = "report/notes/0";
+constexpr const char* k_touch_trouble = "a touch could not wake this process yet: ";
 constexpr const char* k_four_mib = "4194304";
 
 } // namespace
@@ -351,11 +353,15 @@ TEST_CASE("Host safety: a touch that cannot wake the process waits for memory, a
     pause_for(Milliseconds(2'500)); // long enough to ask again
     CHECK(sleeper.status("state") == "asleep");
     CHECK(sleeper.status("report/gate/waiting_threads") == "1");
-    CHECK(count_in(sleeper.process().errors(), "could not wake this process yet") == 1);
+    CHECK(count_in(sleeper.process().errors(), k_touch_trouble) == 1);
+    // Whoever looks learns it too, and what is short.
+    CHECK_THAT(sleeper.status(k_first_note), mentions(k_touch_trouble) && mentions("GPU 0"));
+    CHECK_THAT(sleeper.command("gpu-ps").out, mentions(k_touch_trouble) && mentions("1 thread waits"));
     holder.go_on();
     REQUIRE(holder.line() == "freed");
     CHECK(sleeper.line() == "touched 0");
     CHECK(sleeper.status("state") == "awake");
+    CHECK(sleeper.status(k_first_note) == "none");
     holder.go_on();
     CHECK(holder.ends().status == 0);
     CHECK(sleeper.ends().status == 0);
@@ -372,6 +378,7 @@ TEST_CASE("Host safety: a touch that cannot wake the process fails after its lim
     sleeper.go_on("touch");
     CHECK(sleeper.line() == "touched 802"); // CUDA_ERROR_SYSTEM_NOT_READY
     CHECK(sleeper.status("state") == "asleep");
+    CHECK(sleeper.status(k_first_note) == "none"); // for nobody waits any more
     holder.go_on();
     REQUIRE(holder.line() == "freed");
     sleeper.go_on("touch");
