@@ -28,14 +28,14 @@ std::mutex g_agent_mutex; ///< one making at a time
 std::atomic<bool> g_moves_exit_handler{false};
 
 /// How touches are met unless a sleep says otherwise.
-void read_environment(gate::Gate::Rule& rule) {
+void read_environment(TouchRule& rule) {
     const auto text = [](const char* name) {
         const char* value = std::getenv(name);
         return std::string_view(value ? value : "");
     };
     namespace environment = model::environment;
     if (const auto word = model::parse_on_touch(text(environment::k_on_touch))) rule.on_touch = *word;
-    rule.checked = model::parse_gate_mode(text(environment::k_gate)) == model::GateMode::checked;
+    rule.gate = model::parse_gate_mode(text(environment::k_gate));
     const auto limit = text(environment::k_touch_limit);
     Milliseconds::rep milliseconds = 0;
     const auto [end, failure] = std::from_chars(limit.data(), limit.data() + limit.size(), milliseconds);
@@ -212,6 +212,12 @@ Result<void> Agent::allow_access(driver::DeviceAddress address, int device) {
 Result<void> Agent::set_policy(std::string_view tag, model::Policy policy) {
     const std::lock_guard lock(memory_mutex_);
     ledger_.set_policy(ledger_.tag_id(tag), policy);
+    return {};
+}
+
+Result<void> Agent::set_separable(std::string_view tag, bool is_separable) {
+    const std::lock_guard lock(memory_mutex_);
+    ledger_.set_separable(ledger_.tag_id(tag), is_separable);
     return {};
 }
 

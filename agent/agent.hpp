@@ -11,6 +11,7 @@
 #include "server/server.hpp"
 #include "sleep/engine.hpp"
 #include "torch_trim.hpp"
+#include "touch_rule.hpp"
 #include "turnstile.hpp"
 
 #include <atomic>
@@ -46,6 +47,7 @@ public:
     [[nodiscard]] Result<void> free(driver::DeviceAddress address);
     [[nodiscard]] Result<void> allow_access(driver::DeviceAddress address, int device);
     [[nodiscard]] Result<void> set_policy(std::string_view tag, model::Policy policy);
+    [[nodiscard]] Result<void> set_separable(std::string_view tag, bool is_separable);
     [[nodiscard]] Result<void> preserve(driver::DeviceAddress address, Bytes bytes);
     [[nodiscard]] Result<void> mark_refilled(std::string_view tag);
     void set_name(std::string_view name);
@@ -73,7 +75,7 @@ public:
     [[nodiscard]] model::Report status() override;
     [[nodiscard]] Result<server::SharedMemory> share(const model::ShareRequest& request) override;
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
-                                      const server::ProgressSink& progress) override;
+                                      const server::ProgressSink& progress, bool is_own) override;
     [[nodiscard]] bool tidy() override;
 
 private:
@@ -96,7 +98,7 @@ private:
     static void handle_fork_in_child() noexcept;
 
     [[nodiscard]] Result<model::Report> sleep(const model::SleepRequest& request,
-                                              const server::ProgressSink& progress);
+                                              const server::ProgressSink& progress, bool is_own);
     [[nodiscard]] Result<model::Report> wake(const model::WakeRequest& request,
                                              const server::ProgressSink& progress);
     /// Holds every touch, and waits for those that a gate of a process in part asleep let through.
@@ -128,10 +130,9 @@ private:
     [[nodiscard]] Result<bool> quiesce(const model::SleepRequest& request,
                                        const server::ProgressSink& progress, Clock::time_point deadline,
                                        std::vector<int>& ran, model::Report& report);
-    /// Does what `request` says of all that sleeps, whichever request put it to sleep. How touches are met
-    /// stays as it is where the request says nothing of it and adds to what sleeps, and is else as the
-    /// environment says.
-    void follow(const model::SleepRequest& request, bool adds_to_sleep, model::Report& report);
+    /// Does what `request` says of all that sleeps, whichever request put it to sleep. `is_own`: the program
+    /// made it.
+    void follow(const model::SleepRequest& request, bool adds_to_sleep, bool is_own, model::Report& report);
     [[nodiscard]] Result<void> prepare_free(driver::DeviceAddress address);
     /// Lets captures end, closes the gate and waits for the device.
     [[nodiscard]] Result<void> shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going);
@@ -176,9 +177,9 @@ private:
     TorchTrim torch_trim_;              ///< used by one operation at a time
     std::vector<sleep::Vault> retired_; ///< being given back; used on the operations thread alone
     server::Server server_;
-    gate::Gate::Rule default_rule_; ///< of the environment; not changed later
-    gate::Gate::Rule rule_; ///< of the sleep under way or last done; changed by one operation at a time,
-                            ///< under memory_mutex_
+    TouchRule default_rule_; ///< of the environment; not changed later
+    TouchRule rule_;         ///< of the sleep under way or last done; changed by one operation at a time,
+                             ///< under memory_mutex_
     std::atomic<bool> wake_wanted_{false}; ///< by a touch, and not yet tried
     std::mutex touch_mutex_;               ///< guards touch_trouble_; taken last
     std::string touch_trouble_;            ///< why the last wake for a touch failed; empty once awake

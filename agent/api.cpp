@@ -153,6 +153,14 @@ gpu_sleep_status gpu_sleep_set_policy(const char* tag, gpu_sleep_retention reten
     });
 }
 
+gpu_sleep_status gpu_sleep_set_separable(const char* tag, int separable) {
+    return finish([&]() -> Result<void> {
+        const auto name = checked_tag(tag);
+        if (!name) return name.error();
+        return Agent::instance().set_separable(*name, separable != 0);
+    });
+}
+
 gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes) {
     return finish([&]() -> Result<void> {
         if (bytes == 0) return invalid("a span of zero bytes preserves nothing");

@@ -88,10 +88,12 @@ Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
     return caught::share(request);
 }
 
-server::Outcome Agent::run(const server::Operation& operation, const server::ProgressSink& progress) {
+server::Outcome Agent::run(const server::Operation& operation, const server::ProgressSink& progress,
+                           bool is_own) {
     const auto* request = std::get_if<model::SleepRequest>(&operation);
     auto report = guarded([&] {
-        return request ? sleep(*request, progress) : wake(std::get<model::WakeRequest>(operation), progress);
+        return request ? sleep(*request, progress, is_own)
+                       : wake(std::get<model::WakeRequest>(operation), progress);
     });
     if (report) return *std::move(report);
     const auto& tags = request ? request->tags : std::get<model::WakeRequest>(operation).tags;
@@ -142,19 +144,15 @@ void Agent::set_touch_trouble(std::string_view trouble) {
     touch_trouble_ = trouble;
 }
 
-void Agent::follow(const model::SleepRequest& request, bool adds_to_sleep, Report& report) {
+void Agent::follow(const model::SleepRequest& request, bool adds_to_sleep, bool is_own, Report& report) {
     const std::lock_guard lock(memory_mutex_);
     if (!request.dry_run && ledger_.state() != model::State::awake) {
-        const auto as_it_was = [rule = rule_](const gate::Gate::Rule& other) {
-            return other.on_touch == rule.on_touch && other.limit == rule.limit &&
-                   other.checked == rule.checked;
-        };
-        // Threads may wait under the rule of what slept before.
-        if (!adds_to_sleep) rule_ = default_rule_;
-        if (request.on_touch) rule_.on_touch = *request.on_touch;
-        if (request.touch_limit) rule_.limit = request.touch_limit;
-        if (request.gate) rule_.checked = *request.gate == model::GateMode::checked;
-        report.changed |= !as_it_was(rule_);
+        const auto rule = agent::follow(rule_, default_rule_, request, adds_to_sleep);
+        const auto mode = gate_mode(rule_, ledger_);
+        if (is_own) ledger_.note_own_sleep(request.tags);
+        report.changed |=
+            rule.on_touch != rule_.on_touch || rule.limit != rule_.limit || gate_mode(rule, ledger_) != mode;
+        rule_ = rule;
     }
     // What slept, sleeps: no shortage makes a failure of that. It may wait for a disk, as transactions do.
     noted([&] {
@@ -165,7 +163,8 @@ void Agent::follow(const model::SleepRequest& request, bool adds_to_sleep, Repor
     });
 }
 
-Result<Report> Agent::sleep(const model::SleepRequest& request, const server::ProgressSink& progress) {
+Result<Report> Agent::sleep(const model::SleepRequest& request, const server::ProgressSink& progress,
+                            bool is_own) {
     const auto start = Clock::now();
     const auto deadline = start + request.timeout;
     GPU_SLEEP_TRY(turnstile_.enter(true, deadline, [&] {
@@ -209,7 +208,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         done = attempt(carried_out);
     }
     const bool has_slept = report.changed;
-    if (done) follow(carried_out, asleep_before > 0, report);
+    if (done) follow(carried_out, asleep_before > 0, is_own, report);
     // After a failure too: what could not be mapped again sleeps.
     if (!done || report.changed) come_first_at_exit();
     settle_gate();

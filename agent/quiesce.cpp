@@ -151,7 +151,7 @@ gate::Gate::Rule Agent::rule_for_what_sleeps(bool& sleeps) noexcept {
     gate::Gate::Rule rule;
     rule.on_touch = rule_.on_touch;
     rule.limit = rule_.limit;
-    rule.checked = rule_.checked;
+    rule.checked = gate_mode(rule_, ledger_) == model::GateMode::checked;
     sleeps = false;
     for (const auto& [address, backing] : ledger_.backings()) {
         if (!backing.is_asleep()) continue;

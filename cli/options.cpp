@@ -127,7 +127,8 @@ void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optio
     add_choice(
         app, "--gate", "shut|checked",
         [&gate](const std::string& word) { gate = model::parse_gate_mode(word); },
-        "In part asleep, hold all work, or only work that names a sleeping address (default: shut)");
+        "In part asleep, hold all work, or only work that names a sleeping address (default: shut, unless "
+        "the program parts them)");
 }
 
 void add_output(CLI::App& app, OutputOptions& output, bool quiet_too) {

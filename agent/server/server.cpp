@@ -112,7 +112,7 @@ void Server::operate_for_ever() {
             sleep->timeout = std::max(time_left(job), Milliseconds(0));
         std::optional<Outcome> outcome;
         const auto run = guarded([&]() -> Result<void> {
-            outcome = operations_.run(job.operation, job.progress);
+            outcome = operations_.run(job.operation, job.progress, job.is_own);
             return {};
         });
         answer(job, [&] { return run ? *std::move(outcome) : failure(run.error()); });

@@ -34,8 +34,9 @@ public:
     [[nodiscard]] virtual model::Report status() = 0;
     /// Called on the listening thread: gives memory to another process of this user that has its handle.
     [[nodiscard]] virtual Result<SharedMemory> share(const model::ShareRequest& request) = 0;
-    /// Called on the operations thread, one at a time.
-    [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress) = 0;
+    /// Called on the operations thread, one at a time. `is_own`: the program asks, or a touch of it.
+    [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress,
+                                      bool is_own) = 0;
     /// Called on the operations thread while nobody waits for an operation: does a little of the work that
     /// nobody should wait for. False when none is left.
     [[nodiscard]] virtual bool tidy() = 0;

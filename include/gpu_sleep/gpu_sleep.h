@@ -33,7 +33,7 @@ extern "C" {
 #define GPU_SLEEP_API __attribute__((visibility("default")))
 
 /** Version of this API: rises by one whenever a declaration is added; none is ever changed or removed. */
-#define GPU_SLEEP_API_VERSION 2
+#define GPU_SLEEP_API_VERSION 3
 
 /** What a call reports. Zero is success; the others say what kind of failure it was. */
 typedef enum gpu_sleep_status {
@@ -116,6 +116,17 @@ typedef enum gpu_sleep_retention {
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_policy(const char* tag, gpu_sleep_retention retention,
                                                     int refillable);
 
+/** Declares `tag` separable (`separable` non-zero), or takes that back (0: so it begins): whoever puts it to
+ * sleep, the program does without it until it wakes, and its other work finds no address of it in GPU memory.
+ *
+ *  Under `gpu-run`, a gate holds the program's GPU work back while anything sleeps. It lets work pass that
+ * names no sleeping address (checked) where each part that sleeps is of a separable tag or was put to sleep
+ * by gpu_sleep_sleep(), and none otherwise (shut). It is shut, too, after a sleep of all tags, until
+ * something is awake. `gpu-run --gate` (GPU_SLEEP_GATE in the environment) comes before all of this, and
+ * `gpu-sleep --gate` before both, until the whole process is awake. A change counts from the next sleep or
+ * wake on. Since version 3. Errors: INVALID_ARGUMENT (bad tag). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_separable(const char* tag, int separable);
+
 /** Marks `bytes` from `pointer` on, a part of one allocation, as preserved at every level, although the rest
  * of its range may be dropped. Overlapping spans are merged. The mark ends with the allocation. Errors:
  * NOT_OWNED (not within one allocation), INVALID_ARGUMENT (zero bytes). */
@@ -194,10 +205,11 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_resume(void);
  *  `tags` is a list separated by commas, or NULL for all (an empty name is an UNKNOWN_TAG); `timeout_ms` 0
  * means 30 seconds. On return the memory is released, and no GPU work may touch it until it is awake, by
  * whichever library: unlike `gpu-sleep` without --force, this does not refuse where use of the GPU cannot be
- * seen. Already asleep: OK. Errors: INVALID_ARGUMENT (another level), UNKNOWN_TAG, REFUSED (by a callback, or
- * called by one or for one), TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY (for
- * the agent's own checksums), DRIVER, NO_DRIVER, CONTEXT_LOST; after each of them the memory is awake and
- * unchanged. Source: CUDA Driver API, cuMemUnmap, cuMemRelease. */
+ * seen. Work on memory that is awake goes on, as gpu_sleep_set_separable() has it. Already asleep: OK.
+ * Errors: INVALID_ARGUMENT (another level), UNKNOWN_TAG, REFUSED (by a callback, or called by one or for one),
+ * TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY (for the agent's own checksums),
+ * DRIVER, NO_DRIVER, CONTEXT_LOST; after each of them the memory is awake and unchanged. Source: CUDA Driver
+ * API, cuMemUnmap, cuMemRelease. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms);
 
 /** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short;

@@ -120,9 +120,17 @@ bool Ledger::move(Backing& backing, Residence to) {
     }
     backing.residence_ = to;
     backing.has_damaged_file = false;
+    if (!backing.is_asleep()) backing.slept_by_program = false;
     if (to == Residence::dropped)
         backing.has_lost_contents_ = backing.kept.empty() || backing.kept_bytes() < backing.allocated;
     return true;
+}
+
+void Ledger::note_own_sleep(const std::vector<std::string>& tags) noexcept {
+    for (auto& [address, backing] : backings_)
+        backing.slept_by_program |=
+            backing.is_asleep() &&
+            (tags.empty() || std::find(tags.begin(), tags.end(), tag(backing.tag).name) != tags.end());
 }
 
 void Ledger::preserve(Backing& backing, Span span) {

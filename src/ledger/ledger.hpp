@@ -45,14 +45,15 @@ struct Backing {
     Bytes allocated = 0;       ///< of those, what the program asked for
     TagId tag = 0;
     int device = 0;
-    std::uint64_t access = 0;     ///< mask of the devices that may read and write it
-    bool shared = false;          ///< several small allocations lie in it
-    bool needs_refill = false;    ///< awake, but dropped by an earlier sleep
-    bool mapped = false;          ///< its address shows its handle
-    const char* pinned = nullptr; ///< why it has to stay on the GPU, in static text; null when it may sleep
-    std::uint64_t handle = 0;     ///< the driver's physical memory; 0 when it has none
-    std::vector<Span> preserved;  ///< sorted, disjoint, not touching
-    std::vector<KeptExtent> kept; ///< contents held for it, by offset; empty while awake
+    std::uint64_t access = 0;      ///< mask of the devices that may read and write it
+    bool shared = false;           ///< several small allocations lie in it
+    bool needs_refill = false;     ///< awake, but dropped by an earlier sleep
+    bool mapped = false;           ///< its address shows its handle
+    bool slept_by_program = false; ///< the program itself asked that it sleep; until it wakes
+    const char* pinned = nullptr;  ///< why it has to stay on the GPU, in static text; null when it may sleep
+    std::uint64_t handle = 0;      ///< the driver's physical memory; 0 when it has none
+    std::vector<Span> preserved;   ///< sorted, disjoint, not touching
+    std::vector<KeptExtent> kept;  ///< contents held for it, by offset; empty while awake
 
     [[nodiscard]] model::Residence residence() const noexcept { return residence_; }
     [[nodiscard]] std::uint64_t end() const noexcept { return address + bytes; }
@@ -79,6 +80,7 @@ private:
 struct Tag {
     std::string name;
     model::Policy policy;
+    bool is_separable = false; ///< the program does without it while it sleeps, whoever put it to sleep
 };
 
 /// Whether a backing may go from one residence to another in one step:
@@ -103,6 +105,7 @@ public:
     [[nodiscard]] const Tag& tag(TagId id) const { return tags_[id]; }
     [[nodiscard]] const std::vector<Tag>& tags() const noexcept { return tags_; }
     void set_policy(TagId id, model::Policy policy) { tags_[id].policy = policy; }
+    void set_separable(TagId id, bool is_separable) { tags_[id].is_separable = is_separable; }
 
     /// Adds a backing that is awake; its addresses must be free. The reference is valid until it is removed.
     Backing& add(Backing backing);
@@ -116,6 +119,9 @@ public:
     /// The one place where a residence changes. A move that may_move() forbids is a bug: it is refused and
     /// logged.
     static bool move(Backing& backing, model::Residence to);
+
+    /// Notes that the program itself asked for the sleep of what sleeps under `tags`, or of all for none.
+    void note_own_sleep(const std::vector<std::string>& tags) noexcept;
 
     /// Marks a span as preserved, merging it with those it meets. Must lie within the backing.
     static void preserve(Backing& backing, Span span);

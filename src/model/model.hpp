@@ -67,9 +67,9 @@ struct TagStore {
     friend bool operator==(const TagStore&, const TagStore&) = default;
 };
 
-/// How the gate stands while a part of a process is asleep. Wholly asleep, it is shut either way.
+/// How the gate stands while something of a process is asleep.
 enum class GateMode : std::uint8_t {
-    shut = 0,    ///< no work passes (the default)
+    shut = 0,    ///< no work passes (the default, unless the program has parted what sleeps from the rest)
     checked = 1, ///< work passes that names no sleeping address
 };
 
@@ -103,7 +103,7 @@ struct SleepRequest {
     Milliseconds timeout{30'000}; ///< for callbacks and for draining the device, together
     /// Unset: as it is while something sleeps already, else the default of the process.
     std::optional<OnTouch> on_touch;
-    std::optional<GateMode> gate; ///< in part asleep; unset: the same
+    std::optional<GateMode> gate; ///< unset: the same
     bool force = false;           ///< sleep although a library is loaded whose use of the GPU cannot be seen
     /// How long a touch that wakes the process may wait for GPU memory that is short; unset: for ever.
     std::optional<Milliseconds> touch_limit;

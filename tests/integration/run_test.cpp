@@ -197,6 +197,37 @@ TEST_CASE("Run: a command is found by the name that it was given", "[run]") {
     CHECK(host.tell("check_all") == "intact");
 }
 
+TEST_CASE(
+    "Run: a program that puts a tag to sleep itself works on with the others, unless --gate says otherwise",
+    "[run]") {
+    const bool is_told = GENERATE(false, true);
+    Arguments options{command_file("gpu-run")};
+    if (is_told) options.insert(options.end(), {"--gate", "shut"});
+    options.emplace_back("--");
+    Host host(environment_for_others(), std::move(options));
+    host.tell("alloc weights 4194304");
+    host.tell("alloc kv_cache 4194304");
+    const auto gate = [&](const std::string& field) {
+        return host.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/" + field);
+    };
+    for (int round = 0; round < 2; ++round) {
+        host.tell("sleep 1 kv_cache");
+        CHECK(gate("state") == (is_told ? "shut" : "checked"));
+        host.process().send("check 0 0");
+        if (is_told) {
+            REQUIRE(becomes_true([&] { return gate("waiting_threads") == "1"; }));
+            const auto asked = host.command("gpu-sleep", {"--tags", "kv_cache", "--gate", "checked"});
+            CHECK_THAT(asked.out, !mentions("nothing to do"));
+        }
+        CHECK(host.process().read_line() == "ok intact");
+        host.process().send("check 1 0");
+        REQUIRE(becomes_true([&] { return gate("waiting_threads") == "1"; }));
+        CHECK(host.command("gpu-wake").status == 0);
+        CHECK(host.process().read_line() == "ok intact");
+    }
+    CHECK(host.tell("faults") == "0");
+}
+
 TEST_CASE("Run: wrong usage ends with 2 and says what is wrong", "[run]") {
     const Scratch scratch;
     std::ofstream(scratch.file("rules.json")) << "{\"rules\": [{\"tag\": 5}]}";

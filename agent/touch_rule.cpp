@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Who is heard.
+
+#include "touch_rule.hpp"
+
+namespace gpu_sleep::agent {
+
+using model::GateMode;
+
+TouchRule follow(const TouchRule& now, const TouchRule& environment, const model::SleepRequest& request,
+                 bool adds_to_sleep) {
+    auto rule = adds_to_sleep ? now : environment;
+    if (request.on_touch) rule.on_touch = *request.on_touch;
+    if (request.touch_limit) rule.limit = request.touch_limit;
+    if (request.gate) rule.gate = request.gate;
+    rule.is_whole = request.tags.empty();
+    return rule;
+}
+
+GateMode gate_mode(const TouchRule& rule, const ledger::Ledger& ledger) noexcept {
+    if (rule.gate) return *rule.gate;
+    bool is_some_awake = false;
+    for (const auto& [address, backing] : ledger.backings()) {
+        if (!backing.is_asleep())
+            is_some_awake |= !backing.pinned;
+        else if (!backing.slept_by_program && !ledger.tag(backing.tag).is_separable)
+            return GateMode::shut;
+    }
+    return is_some_awake || !rule.is_whole ? GateMode::checked : GateMode::shut;
+}
+
+} // namespace gpu_sleep::agent

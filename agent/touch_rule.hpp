@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// How touches are met while something sleeps: what the environment, requests and the program have to say of
+// it, and who of them is heard. It decides only; the gate acts.
+
+#pragma once
+
+#include "base/units.hpp"
+#include "ledger/ledger.hpp"
+#include "model/model.hpp"
+
+#include <optional>
+
+namespace gpu_sleep::agent {
+
+struct TouchRule {
+    model::OnTouch on_touch = model::OnTouch::wait;
+    std::optional<Milliseconds> limit;   ///< for the waking that a touch asks for
+    std::optional<model::GateMode> gate; ///< as an operator wants it: the last request to say so, or gpu-run
+    bool is_whole = false;               ///< the last sleep was of all tags
+
+    friend bool operator==(const TouchRule&, const TouchRule&) = default;
+};
+
+/// The rule after `request` was carried out. What it leaves open stays as it is in `now` where it added to
+/// what slept, for threads may wait under that, and is else as in `environment`.
+[[nodiscard]] TouchRule follow(const TouchRule& now, const TouchRule& environment,
+                               const model::SleepRequest& request, bool adds_to_sleep);
+
+/// What passes while that of `ledger` sleeps which does. An operator is heard first. Else other work passes
+/// where the program has parted all that sleeps from the rest, by putting it to sleep itself or by declaring
+/// its tag separable; unless all was to sleep, and all does.
+[[nodiscard]] model::GateMode gate_mode(const TouchRule& rule, const ledger::Ledger& ledger) noexcept;
+
+} // namespace gpu_sleep::agent
