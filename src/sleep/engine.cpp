@@ -116,11 +116,17 @@ Bytes free_after_wake(Bytes free, Bytes taken) noexcept {
     return free - std::min(free, taken);
 }
 
+/// What a sleep may take of host memory.
+store::Headroom headroom_for_sleep(const Engine::Options& options) {
+    auto headroom = store::host_headroom();
+    headroom.bytes -= std::min(headroom.bytes, options.host_reserve);
+    return headroom;
+}
+
 /// Notes what host memory a sleep needs, and whether it is there.
 void note_host_memory(Bytes needed, const Engine::Options& options, bool spills, model::Report& report) {
     if (needed == 0) return;
-    auto headroom = store::host_headroom();
-    headroom.bytes -= std::min(headroom.bytes, options.host_reserve);
+    auto headroom = headroom_for_sleep(options);
     if (const auto left = store::address_space_left(); left < headroom.bytes)
         headroom = {left, "the process's limit on address space, ulimit -v"};
     const auto available = headroom.bytes;
@@ -133,18 +139,25 @@ void note_host_memory(Bytes needed, const Engine::Options& options, bool spills,
 }
 
 /// Notes what room files may need, and whether it is there. `is_spill`: only if host memory will not do.
-void note_disk(Bytes needed, const std::string& directory, bool is_spill, model::Report& report) {
+void note_disk(Bytes needed, const std::string& directory, const Engine::Options& options, bool is_spill,
+               model::Report& report) {
     if (needed == 0 || directory.empty()) return;
-    const auto room = store::SnapshotDirectory::room_in(directory);
+    auto room = store::SnapshotDirectory::room_in(directory);
     if (!room) {
         report.notes.push_back(room.error().message +
                                (is_spill ? ": nothing could be put there" : ": it would fail"));
         return;
     }
-    report.notes.push_back(fmt::format("{} at most {} in files in {}, and {} are free there{}",
-                                       is_spill ? "without enough host memory, needs" : "needs",
-                                       format_bytes(needed), directory, format_bytes(*room),
-                                       needed <= *room ? "" : ": it fails unless they become small enough"));
+    std::string limit;
+    if (const auto headroom = headroom_for_sleep(options); room->in_memory && headroom.bytes < room->bytes) {
+        room->bytes = headroom.bytes;
+        limit = fmt::format(", in host memory ({})", headroom.limited_by);
+    }
+    report.notes.push_back(
+        fmt::format("{} at most {} in files in {}, and {} are free there{}{}",
+                    is_spill ? "without enough host memory, needs" : "needs", format_bytes(needed), directory,
+                    format_bytes(room->bytes), limit,
+                    needed <= room->bytes ? "" : ": it fails unless they become small enough"));
 }
 
 void note_short_devices(model::Report& report) {
@@ -224,8 +237,8 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
         }
     }
     note_host_memory(in_host, options_, request.spill, report);
-    note_disk(in_files, request.directory, false, report);
-    if (request.spill && in_host > 0) note_disk(if_all_spills, request.directory, true, report);
+    note_disk(in_files, request.directory, options_, false, report);
+    if (request.spill && in_host > 0) note_disk(if_all_spills, request.directory, options_, true, report);
     return add_memory(api_, free_after_sleep, report);
 }
 

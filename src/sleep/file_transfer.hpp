@@ -64,6 +64,8 @@ template <class Job>
         if (staging) done = job(*staging);
         if (done || slots == Staging::k_fewest_slots || done.error().code != ErrorCode::out_of_host_memory)
             return done;
+        // What a file in host memory lacks is more than a ring has.
+        if (staging && done.error().where == store::HostClaims::k_where) return done;
         GPU_SLEEP_TRY(session.synchronize()); // nothing may still use the ring
         staging.reset();
         slots = std::max(slots / 2, Staging::k_fewest_slots);

@@ -184,6 +184,7 @@ Result<void> SleepTransaction::write_file(DeviceSleep& device, VaultDraft& draft
     store::SnapshotWriteOptions options;
     options.under_way = staging.ahead();
     options.staging = std::min(options_.staging, staging.buffer_bytes());
+    options.memory.reserve = options_.host_reserve;
     auto written = store::write_snapshot(keeping_.directory, *std::move(description), source, options);
     if (!written) return std::move(written).error();
     draft.vault.snapshot = *std::move(written);

@@ -50,6 +50,11 @@ bool is_private(const struct stat& status) noexcept {
     return status.st_uid == ::geteuid() && (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
 }
 
+bool lies_in_memory(int fd) noexcept {
+    const auto kind = kind_of_system(fd);
+    return kind == TMPFS_MAGIC || kind == RAMFS_MAGIC;
+}
+
 bool may_be_shared(int fd) noexcept {
     return std::find(k_of_one_machine.begin(), k_of_one_machine.end(), kind_of_system(fd)) ==
            k_of_one_machine.end();

@@ -29,6 +29,9 @@ namespace gpu_sleep::store {
 /// Whether the file system of `fd`, which refused a lock with `error`, has none for anybody.
 [[nodiscard]] bool has_no_locks(int fd, int error) noexcept;
 
+/// Whether the files in whose file system `fd` is open lie in host memory, and nowhere else.
+[[nodiscard]] bool lies_in_memory(int fd) noexcept;
+
 /// Whether another machine, too, may have the file system in which `fd` is open.
 [[nodiscard]] bool may_be_shared(int fd) noexcept;
 

@@ -141,7 +141,7 @@ void HostArena::pin(std::size_t index) {
 }
 
 ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
-    : options_(std::move(options)), arenas_(std::move(arenas)) {
+    : most_threads_(options.threads), claims_(std::move(options)), arenas_(std::move(arenas)) {
     for (auto* arena : arenas_) {
         first_task_.emplace(arena, tasks_.size());
         for (std::size_t i = 0; i < arena->piece_count(); ++i) tasks_.push_back({arena, i});
@@ -151,7 +151,7 @@ ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
 
 Result<std::unique_ptr<ArenaPreparer>> ArenaPreparer::start(std::vector<HostArena*> arenas, Options options) {
     std::unique_ptr<ArenaPreparer> preparer(new ArenaPreparer(std::move(arenas), std::move(options)));
-    const auto allowed = std::min(preparer->options_.threads, std::thread::hardware_concurrency());
+    const auto allowed = std::min(preparer->most_threads_, std::thread::hardware_concurrency());
     const auto most = std::min<std::size_t>(std::max(1U, allowed), preparer->tasks_.size());
     for (std::size_t i = 0; i < most; ++i) {
         auto thread = start_quiet_thread("gpu-sleep-fill", [raw = preparer.get()] { raw->work(); });
@@ -185,39 +185,22 @@ void ArenaPreparer::work() {
 }
 
 Result<void> ArenaPreparer::fill(const Task& task) {
-    const auto bytes = task.arena->piece(task.piece).size();
-    GPU_SLEEP_TRY(claim(bytes));
-    auto result = guarded([&] { return task.arena->prepare(task.piece); });
-    under_way_ -= bytes;
-    return result;
+    const auto claim = claims_.make(
+        task.arena->piece(task.piece).size(), [this] { return missing(); },
+        [this](Milliseconds time) { return pause(time); });
+    if (!claim) return claim.error();
+    return task.arena->prepare(task.piece);
 }
 
-Result<void> ArenaPreparer::claim(Bytes bytes) {
-    constexpr Milliseconds k_pause{20};
-    const auto deadline = Clock::now() + options_.patience;
-    for (;;) {
-        // Claimed before asking: what another thread populates in between counts twice, never not at all.
-        const auto others = under_way_.fetch_add(bytes);
-        const auto headroom = guarded([&]() -> Result<Headroom> { return options_.headroom(); });
-        if (headroom && others + bytes + options_.reserve <= headroom->bytes) return {};
-        under_way_ -= bytes;
-        if (!headroom) return headroom.error();
-        if (Clock::now() >= deadline) return shortage(*headroom);
-        std::unique_lock lock(mutex_);
-        changed_.wait_for(lock, k_pause, [this] { return stopped_.load(); });
-        if (stopped_) return make_error(ErrorCode::cancelled, "host memory is no longer needed");
-    }
+bool ArenaPreparer::pause(Milliseconds time) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, time, [this] { return stopped_.load(); });
 }
 
-Error ArenaPreparer::shortage(const Headroom& headroom) const {
-    Bytes missing = 0;
-    for (const auto* arena : arenas_) missing += arena->bytes() - arena->populated_bytes();
-    return make_error(
-        ErrorCode::out_of_host_memory,
-        "not enough host memory to keep the contents: {} more are needed and {} must stay free, but "
-        "{} are available (limited by {})",
-        format_bytes(missing), format_bytes(options_.reserve), format_bytes(headroom.bytes),
-        headroom.limited_by);
+std::string ArenaPreparer::missing() const {
+    Bytes bytes = 0;
+    for (const auto* arena : arenas_) bytes += arena->bytes() - arena->populated_bytes();
+    return format_bytes(bytes);
 }
 
 void ArenaPreparer::finish(std::size_t task, Result<void> result) {

@@ -7,12 +7,11 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "store/host_memory.hpp"
+#include "store/host_claim.hpp"
 
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -89,14 +88,9 @@ private:
 /// arenas were given. For one transaction; several may be at work at once. Thread-safe.
 class ArenaPreparer {
 public:
-    struct Options {
-        unsigned threads = 6;        ///< at most one per processor is started, and at least one
-        Bytes reserve = 256 * k_mib; ///< headroom that is left to everybody else
-        /// Asked again for every piece, by several threads at once.
-        std::function<Headroom()> headroom = [] { return host_headroom(); };
-        /// How long a piece waits for headroom before it fails: virtual machines may grow while they are
-        /// used.
-        Milliseconds patience{2000};
+    /// Each piece is a claim.
+    struct Options : ClaimOptions {
+        unsigned threads = 6; ///< at most one per processor is started, and at least one
     };
 
     /// The arenas, each given once, must outlive it. Starts at once, with as many threads as can be had.
@@ -126,16 +120,13 @@ private:
     void work();
     /// Waits for headroom for the piece, then prepares it. Errors: out_of_host_memory, cancelled.
     [[nodiscard]] Result<void> fill(const Task& task);
-    /// Waits for headroom for `bytes` more than all threads have under way, and adds them to that.
-    /// Errors: out_of_host_memory, cancelled.
-    [[nodiscard]] Result<void> claim(Bytes bytes);
+    /// Waits, unless it is cancelled. Returns whether it is.
+    [[nodiscard]] bool pause(Milliseconds time);
     void finish(std::size_t task, Result<void> result);
-    [[nodiscard]] Error shortage(const Headroom& headroom) const;
+    [[nodiscard]] std::string missing() const;
 
-    /// Claimed and not yet populated, by all preparers of the process: devices are put to sleep side by side.
-    static inline std::atomic<Bytes> under_way_{0};
-
-    const Options options_;
+    const unsigned most_threads_;
+    const HostClaims claims_;
     const std::vector<HostArena*> arenas_;
     // Not changed after start:
     std::map<const HostArena*, std::size_t> first_task_; ///< of each arena

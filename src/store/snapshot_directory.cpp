@@ -146,7 +146,7 @@ Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const s
     return std::shared_ptr<const SnapshotDirectory>(new SnapshotDirectory(*std::move(fd), path));
 }
 
-Result<Bytes> SnapshotDirectory::room_in(const std::filesystem::path& named) {
+Result<SnapshotDirectory::Room> SnapshotDirectory::room_in(const std::filesystem::path& named) {
     const auto path = without_slash(named);
     struct stat status = {};
     const bool is_missing = ::lstat(path.c_str(), &status) != 0 && errno == ENOENT;
@@ -160,10 +160,11 @@ Result<Bytes> SnapshotDirectory::room_in(const std::filesystem::path& named) {
     } else if (::faccessat(fd->get(), ".", W_OK | X_OK, AT_EACCESS) != 0) {
         return failed(errno, "openat", path);
     }
+    const UniqueFd place(::open(at.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     struct statvfs room = {};
-    if (::statvfs(at.c_str(), &room) != 0) return failed(errno, "statvfs", at);
+    if (::fstatvfs(place.get(), &room) != 0) return failed(errno, "statvfs", at);
     if ((room.f_flag & ST_RDONLY) != 0) return failed(EROFS, "open", path);
-    return Bytes{room.f_bavail} * room.f_frsize;
+    return Room{Bytes{room.f_bavail} * room.f_frsize, lies_in_memory(place.get())};
 }
 
 int SnapshotDirectory::fd(UniqueFd& anew) const noexcept {

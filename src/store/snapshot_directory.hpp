@@ -57,9 +57,13 @@ public:
     [[nodiscard]] static Result<std::shared_ptr<const SnapshotDirectory>>
     open(const std::filesystem::path& path);
 
-    /// What files in `path` could take now, as far as its file system says: of the directory or, if it is
-    /// missing, of the one that it would be made in. Makes nothing. Errors: as for open().
-    [[nodiscard]] static Result<Bytes> room_in(const std::filesystem::path& path);
+    struct Room {
+        Bytes bytes = 0;        ///< that files could take now, as far as their file system says
+        bool in_memory = false; ///< they lie in host memory (tmpfs, ramfs), which may have less
+    };
+    /// The room in `path` or, if it is missing, in the directory that it would be made in. Makes nothing.
+    /// Errors: as for open().
+    [[nodiscard]] static Result<Room> room_in(const std::filesystem::path& path);
 
     /// Its descriptor. If the program has closed that, one of the same directory, if that is still at its
     /// path and as private as it was, which `anew` holds; or -1.

@@ -7,10 +7,8 @@
 #include "store/file_checks.hpp"
 
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 
 #include <atomic>
 #include <cerrno>
@@ -63,10 +61,7 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
 }
 
 bool pass_by_page_cache(int fd) noexcept {
-    struct statfs system = {};
-    // These accept it and copy all the same: their files are nowhere else.
-    if (::fstatfs(fd, &system) != 0 || system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC)
-        return false;
+    if (lies_in_memory(fd)) return false; // these accept it and copy all the same
     const int flags = ::fcntl(fd, F_GETFL);
     return flags >= 0 && ::fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
 }

@@ -7,6 +7,7 @@
 #include "base/checksum.hpp"
 #include "base/guard.hpp"
 #include "store/buffer_pool.hpp"
+#include "store/file_checks.hpp"
 #include "store/workers.hpp"
 
 #include <algorithm>
@@ -23,9 +24,10 @@ namespace {
 
 class SnapshotWriter {
 public:
+    /// `claims` is null for a file that does not lie in host memory.
     SnapshotWriter(SnapshotFile& file, SnapshotHeader& header, ChunkSource& source, IoQueue& queue,
-                   BufferPool& pool)
-        : file_(file), header_(header), source_(source), queue_(queue), pool_(pool),
+                   BufferPool& pool, const HostClaims* claims)
+        : file_(file), header_(header), source_(source), queue_(queue), pool_(pool), claims_(claims),
           places_(places_of(header.description.extents)), end_(header.header_bytes) {
         header_.rows.resize(places_.size());
     }
@@ -46,6 +48,22 @@ public:
         if (failure_) return *std::move(failure_);
         header_.file_bytes = end_;
         return {};
+    }
+
+    /// What the file takes of host memory when it grows by `bytes`: nothing where it does not lie there.
+    [[nodiscard]] Result<std::shared_ptr<const HostClaim>> claim(Bytes bytes) {
+        std::shared_ptr<const HostClaim> held;
+        if (claims_ == nullptr) return held;
+        const auto needed = [this, bytes] {
+            return "at most " + format_bytes(most_file_bytes(header_.description) - end_ + bytes);
+        };
+        auto made = claims_->make(bytes, needed, [this](Milliseconds time) {
+            if (!has_failed_) std::this_thread::sleep_for(time);
+            return has_failed_.load();
+        });
+        if (!made) return std::move(made).error();
+        held = std::make_shared<const HostClaim>(*std::move(made));
+        return held;
     }
 
 private:
@@ -99,8 +117,14 @@ private:
             finish(std::move(written), buffer);
         };
         auto submitted = guarded([&]() -> Result<void> {
+            auto claim = this->claim(row.stored_bytes);
+            if (!claim) return std::move(claim).error();
             GPU_SLEEP_TRY(file_.check_held());
-            queue_.submit({IoRequest::Kind::write, file_.fd(), data, row.stored_bytes, row.offset, done});
+            queue_.submit({IoRequest::Kind::write, file_.fd(), data, row.stored_bytes, row.offset,
+                           [done, held = *std::move(claim)](Result<void> written) mutable {
+                               held.reset();
+                               done(std::move(written));
+                           }});
             return {};
         });
         if (!submitted) done(std::move(submitted));
@@ -122,6 +146,7 @@ private:
     ChunkSource& source_;
     IoQueue& queue_;
     BufferPool& pool_;
+    const HostClaims* claims_;
     const std::vector<ChunkPlace> places_;
     std::vector<codec::ChunkEncoder> encoders_; ///< one for each worker
     std::atomic<Bytes> end_;                    ///< of what was given a place in the file
@@ -177,9 +202,16 @@ Result<Snapshot> write_unguarded(std::shared_ptr<const SnapshotDirectory> direct
     }
     auto& queue = options.queue != nullptr ? *options.queue : *own_queue;
     file->reserve(most_file_bytes(header.description));
-    GPU_SLEEP_TRY(SnapshotWriter(*file, header, source, queue, **pool).write(threads));
+    std::optional<HostClaims> claims;
+    if (lies_in_memory(file->fd())) claims.emplace(options.memory);
+    SnapshotWriter writer(*file, header, source, queue, **pool, claims ? &*claims : nullptr);
+    GPU_SLEEP_TRY(writer.write(threads));
     GPU_SLEEP_TRY(file->cut(header.file_bytes));
-    GPU_SLEEP_TRY(write_header(file->fd(), header, **pool));
+    {
+        const auto claim = writer.claim(header.header_bytes);
+        if (!claim) return claim.error();
+        GPU_SLEEP_TRY(write_header(file->fd(), header, **pool));
+    }
     GPU_SLEEP_TRY(file->commit());
     return Snapshot{*std::move(file), std::move(header)};
 }

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "store/host_claim.hpp"
 #include "store/io_queue.hpp"
 #include "store/snapshot.hpp"
 #include "store/snapshot_directory.hpp"
@@ -34,6 +35,7 @@ struct SnapshotWriteOptions {
     bool direct = true;          ///< write past the page cache where the file system can
     IoKind io = IoKind::automatic;
     IoQueue* queue = nullptr; ///< used instead of one of its own
+    ClaimOptions memory{};    ///< for files that lie in host memory (tmpfs, ramfs): each chunk is a claim
 };
 
 /// A finished snapshot, flushed to the device. Its file is removed when this is destroyed, unless it was let
@@ -44,8 +46,8 @@ struct Snapshot {
 };
 
 /// Writes the contents that `source` has of `description` (whose id and date are set here) to a new file in
-/// `directory`. After an error nothing is left there. Errors: out_of_disk, out_of_host_memory, io_failed,
-/// not_permitted, those of the source.
+/// `directory`. After an error nothing is left there. Errors: out_of_disk, out_of_host_memory (that of
+/// HostClaims::make() among them), io_failed, not_permitted, those of the source.
 [[nodiscard]] Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directory,
                                               SnapshotDescription description, ChunkSource& source,
                                               const SnapshotWriteOptions& options = {});

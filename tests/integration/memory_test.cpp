@@ -7,6 +7,7 @@
 #include "control_group.hpp"
 #include "host.hpp"
 #include "mentions.hpp"
+#include "support/scratch.hpp"
 #include "support/skip.hpp"
 
 #include <unistd.h>
@@ -186,6 +187,33 @@ TEST_CASE("Memory: a control group's limit ends a sleep with 8 and kills nobody"
     group.limit(std::size_t{4} << 30);
     CHECK(host.command("gpu-sleep").status == 0);
     CHECK(host.command("gpu-wake").status == 0);
+}
+
+TEST_CASE("Memory: files that lie in host memory end a sleep with 8 where a group's limit is near",
+          "[memory]") {
+    if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
+    const ControlGroup group;
+    if (!group) return skip_without_right("make a memory control group");
+    const Scratch scratch("/dev/shm");
+    Host host;
+    host.tell("alloc weights 67108864 0");
+    group.take(host.pid());
+    group.limit(std::size_t{290} << 20); // a sleep leaves 256 MiB to everybody else
+    const auto to_file = Arguments{"--store", "file", "--dir", scratch.path()};
+    auto rehearsal = to_file;
+    rehearsal.emplace_back("--dry-run");
+    CHECK_THAT(host.command("gpu-sleep", rehearsal).out,
+               mentions("in host memory (the memory limit of control group") && mentions("it fails unless"));
+    const auto failed = host.command("gpu-sleep", to_file);
+    CHECK(failed.status == 8);
+    CHECK_THAT(failed.err, mentions("control group"));
+    CHECK(std::filesystem::is_empty(scratch.path()));
+    CHECK(host.state() == "awake");
+    CHECK(host.tell("check_all") == "intact");
+    group.limit(std::size_t{4} << 30);
+    CHECK(host.command("gpu-sleep", to_file).status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
 }
 
 TEST_CASE("Memory: a wake that lacks host memory leaves the process asleep, and says so", "[memory]") {

@@ -12,11 +12,11 @@
 
 namespace gpu_sleep::test {
 
-/// Made empty under /tmp, and removed with all that is in it at the end.
+/// Made empty under `parent`, and removed with all that is in it at the end.
 class Scratch {
 public:
-    Scratch() {
-        std::string name = "/tmp/gpu-sleep-scratch-XXXXXX";
+    explicit Scratch(const std::string& parent = "/tmp") {
+        auto name = parent + "/gpu-sleep-scratch-XXXXXX";
         REQUIRE(::mkdtemp(name.data()) != nullptr);
         path_ = name;
     }

@@ -84,6 +84,52 @@ TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "
     }
 }
 
+TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than may be taken", "[store]") {
+    const TinyDisk disk("size=64m");
+    if (!disk) return test::skip_without_right("mount a file system");
+    MemoryContents contents;
+    for (int i = 0; i < 4; ++i) contents.add("weights", test::random_bytes(4 * k_mib));
+    const auto room = [&] { return *SnapshotDirectory::room_in(disk.path()); };
+    REQUIRE(room().in_memory);
+    const auto whole = room().bytes;
+    const auto used = [&] { return whole - room().bytes; };
+    auto options = small_write();
+    options.memory.reserve = 3 * k_mib;
+    options.memory.patience = Milliseconds(0);
+    Bytes host_memory = 0;
+    std::atomic<Bytes> most_used{0};
+    options.memory.headroom = [&] {
+        most_used = std::max(most_used.load(), used());
+        return Headroom{host_memory - std::min(host_memory, used()), "a test"};
+    };
+    SECTION("and fails where that is too little") {
+        host_memory = GENERATE(Bytes{0}, 3 * k_mib, 8 * k_mib, 16 * k_mib);
+        const auto failed = write_snapshot(disk.directory().open(), contents.description, contents, options);
+        REQUIRE_FALSE(failed);
+        CHECK(failed.error().code == ErrorCode::out_of_host_memory);
+        CHECK(failed.error().message.find("limited by a test") != std::string::npos);
+        CHECK(most_used + options.memory.reserve <= std::max(host_memory, options.memory.reserve));
+        CHECK(used() == 0);
+    }
+    SECTION("and waits for what comes in time") {
+        options.memory.patience = std::chrono::hours(1);
+        std::atomic<int> asked{0};
+        options.memory.headroom = [&] { return Headroom{asked++ % 3 == 2 ? k_gib : 0, "a test"}; };
+        CHECK(write_snapshot(disk.directory().open(), contents.description, contents, options));
+    }
+    SECTION("and is written where that is enough") {
+        host_memory = 24 * k_mib;
+        options.memory.patience = std::chrono::minutes(1); // what is being written may count twice
+        const auto written = write_snapshot(disk.directory().open(), contents.description, contents, options);
+        REQUIRE(written);
+        const auto reader = SnapshotReader::open(written->file, written->header);
+        REQUIRE(reader);
+        CHECK(reader->read(contents, small_read()));
+    }
+    CHECK(contents.is_quiet());
+    CHECK(disk.directory().file_count() == 0);
+}
+
 TEST_CASE("Snapshots: a flush, a rename or a header that fails leaves nothing behind", "[store]") {
     const TemporaryDirectory directory;
     MemoryContents contents;
