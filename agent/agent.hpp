@@ -97,6 +97,12 @@ private:
     void remove_files() noexcept;
     static void handle_fork_in_child() noexcept;
 
+    /// Has what the engine retired given back.
+    void reap();
+    /// Closes retired files, whose room on the disk is free then. Returns whether there were any.
+    [[nodiscard]] bool give_back_files();
+    /// Gives back all that is retired, at once. Returns whether there was any.
+    [[nodiscard]] bool give_back_all();
     [[nodiscard]] Result<model::Report> sleep(const model::SleepRequest& request,
                                               const server::ProgressSink& progress, bool is_own);
     [[nodiscard]] Result<model::Report> wake(const model::WakeRequest& request,

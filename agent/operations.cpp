@@ -101,13 +101,15 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
     return model::Failure{report.error(), ledger_.state(tags)};
 }
 
+void Agent::reap() {
+    const std::lock_guard lock(memory_mutex_);
+    for (auto& [id, vault] : running_.load()->engine.vaults().reap()) retired_.push_back(std::move(vault));
+}
+
 bool Agent::tidy() {
-    auto* running = running_.load();
-    if (!running || exiting_) return false; // at the end the driver takes everything back, and unpins no more
-    {
-        const std::lock_guard lock(memory_mutex_);
-        for (auto& [id, vault] : running->engine.vaults().reap()) retired_.push_back(std::move(vault));
-    }
+    if (!running_ || exiting_)
+        return false; // at the end the driver takes everything back, and unpins no more
+    reap();
     // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.
     const std::shared_lock contexts(caught::contexts_mutex(), std::try_to_lock);
     if (!contexts) {
@@ -121,6 +123,21 @@ bool Agent::tidy() {
         if (vault.arena && vault.arena->unpin_next()) return true;
     retired_.clear();
     return false;
+}
+
+bool Agent::give_back_files() {
+    if (exiting_) return false;
+    reap();
+    return std::erase_if(retired_, [](const sleep::Vault& vault) { return !vault.arena; }) > 0;
+}
+
+bool Agent::give_back_all() {
+    if (exiting_) return false;
+    reap();
+    const bool has_any = !retired_.empty();
+    while (tidy()) {
+    }
+    return has_any;
 }
 
 void Agent::wake_on_touch() {
@@ -180,6 +197,8 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     report.dry_run = request.dry_run;
     std::vector<int> ran;
     if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
+    // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
+    static_cast<void>(give_back_files());
     const GateSettler settler(*this);
     const auto asleep_before = asleep_bytes();
     const auto quiet = quiesce(request, progress, deadline, ran, report);
@@ -193,14 +212,11 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         return {};
     };
     const auto is_short = [&] { return !done && done.error().code == ErrorCode::out_of_host_memory; };
+    const auto is_short_of_disk = [&] { return !done && done.error().code == ErrorCode::out_of_disk; };
     // With nothing to do the gate is open: what has come since is not to be touched.
     if (done && (*quiet || request.dry_run)) done = attempt(request);
-    if (is_short()) {
-        // What the last wake left to be given back may be what is missing.
-        bool has_given = false;
-        while (tidy()) has_given = true;
-        if (has_given) done = attempt(request);
-    }
+    // What the last wake left to be given back, or was freed since, may be what is missing.
+    if ((is_short() && give_back_all()) || (is_short_of_disk() && give_back_files())) done = attempt(request);
     auto carried_out = request;
     if (is_short() && request.spill) {
         report.notes.emplace_back("host memory is short: contents went to files");

@@ -216,6 +216,32 @@ TEST_CASE("Memory: files that lie in host memory end a sleep with 8 where a grou
     CHECK(host.tell("check_all") == "intact");
 }
 
+TEST_CASE("Memory: a sleep that waits behind a wake has the host memory that the wake gives back",
+          "[memory]") {
+    if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
+    const bool is_pinned = GENERATE(true, false);
+    const ControlGroup group;
+    if (!group) return skip_without_right("make a memory control group");
+    Host host;
+    host.tell("alloc weights 134217728 0");
+    if (!is_pinned) host.tell("fail cuMemHostRegister 1 801");
+    group.take(host.pid());
+    group.limit(std::size_t{256 + 128 + 64} << 20); // 256 MiB are left to everybody else
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    host.tell("delay cuMemcpyHtoDAsync 600000");
+    auto waking = host.start("gpu-wake");
+    pause_for(Milliseconds(300));
+    const auto slept = host.command("gpu-sleep");
+    INFO(slept.err);
+    CHECK(slept.status == 0);
+    CHECK(waking.finish().status == 0);
+    CHECK(host.state() == "asleep");
+    host.tell("delay cuMemcpyHtoDAsync 0");
+    group.limit(std::size_t{4} << 30);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
 TEST_CASE("Memory: a wake that lacks host memory leaves the process asleep, and says so", "[memory]") {
     Host host;
     host.tell("alloc weights 4194304 0");

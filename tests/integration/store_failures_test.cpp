@@ -133,6 +133,28 @@ TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves n
     CHECK(fs::is_empty(disk.path()));
 }
 
+TEST_CASE("Store: a sleep that waits behind a wake has the room that the wake's files had",
+          "[store_failures]") {
+    const SmallDisk disk("size=22m,mode=0700"); // for one sleep's files, not for two
+    if (!disk) return skip_without_right("mount a file system");
+    Host host;
+    allocate_two_tags(host);
+    const Arguments to_file{"--store", "file", "--dir", disk.path()};
+    REQUIRE(host.command("gpu-sleep", to_file).status == 0);
+    host.tell("delay cuMemcpyHtoDAsync 600000");
+    auto waking = host.start("gpu-wake");
+    pause_for(Milliseconds(300));
+    const auto slept = host.command("gpu-sleep", to_file);
+    INFO(slept.err);
+    CHECK(slept.status == 0);
+    CHECK(waking.finish().status == 0);
+    CHECK(host.state() == "asleep");
+    host.tell("delay cuMemcpyHtoDAsync 0");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(fs::is_empty(disk.path()));
+}
+
 TEST_CASE("Store: a limit on the length of files ends a sleep with 8, and not the process",
           "[store_failures]") {
     const Place place;
