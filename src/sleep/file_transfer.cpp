@@ -6,22 +6,31 @@
 
 namespace gpu_sleep::sleep {
 
-std::size_t Staging::slots_for(std::size_t chunks, const Engine::Options& options) noexcept {
-    const auto most = static_cast<std::size_t>(options.staging / codec::k_chunk_bytes);
-    return std::max(std::min(most, chunks + 1), k_fewest_slots);
+std::size_t Staging::slots_for(std::size_t chunks, bool has_files_in_memory, const Engine::Options& options) {
+    // The ring is one part, buffers take two, and what lies in host memory takes the rest.
+    const Bytes parts = has_files_in_memory ? 16 : 3;
+    auto room = store::host_headroom().bytes;
+    room -= std::min(room, options.host_reserve);
+    const auto most = std::min(options.staging, room / parts) / codec::k_chunk_bytes;
+    return std::max(static_cast<std::size_t>(std::min<Bytes>(most, chunks + 1)), k_fewest_slots);
 }
 
 Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, std::size_t slots,
-                                                 const Engine::Options& options) {
+                                                 const Engine::Options& options, ProgressCounter& progress) {
     auto arena = store::HostArena::create(slots * codec::k_chunk_bytes, &pinner);
     if (!arena) return std::move(arena).error();
     store::ArenaPreparer::Options filling;
     filling.threads = options.fill_threads;
-    filling.reserve = slots > k_fewest_slots ? options.host_reserve : 0;
+    if (slots > k_fewest_slots) {
+        filling.reserve = options.host_reserve;
+        filling.patience = Milliseconds(0); // fewer may be there at once
+    } else {
+        filling.reserve = 0;
+    }
     auto preparer = store::ArenaPreparer::start({arena->get()}, std::move(filling));
     if (!preparer) return std::move(preparer).error();
     for (std::size_t piece = 0; piece < (*arena)->piece_count(); ++piece)
-        GPU_SLEEP_TRY((*preparer)->wait(**arena, piece));
+        GPU_SLEEP_TRY((*preparer)->wait(**arena, piece, [&] { return progress.add(0); }));
     return std::unique_ptr<Staging>(new Staging(*std::move(arena), slots));
 }
 

@@ -22,11 +22,15 @@ class Staging {
 public:
     /// Two are slow, but work.
     static constexpr std::size_t k_fewest_slots = 2;
-    /// Those that `chunks` of them need, but no more than Options::staging has room for.
-    [[nodiscard]] static std::size_t slots_for(std::size_t chunks, const Engine::Options& options) noexcept;
-    /// The fewest slots are made whatever is to be left to everybody else. Errors: out_of_host_memory.
+    /// Those that `chunks` of them need, but no more than Options::staging has room for, nor than host memory
+    /// has, of which files that lie there are left the most.
+    [[nodiscard]] static std::size_t slots_for(std::size_t chunks, bool has_files_in_memory,
+                                               const Engine::Options& options);
+    /// The fewest slots are made whatever is to be left to everybody else, and waited for a little; more are
+    /// there at once or not at all. Errors: out_of_host_memory, cancelled.
     [[nodiscard]] static Result<std::unique_ptr<Staging>> create(store::Pinner& pinner, std::size_t slots,
-                                                                 const Engine::Options& options);
+                                                                 const Engine::Options& options,
+                                                                 ProgressCounter& progress);
 
     [[nodiscard]] std::size_t slots() const noexcept { return copied_.size(); }
     [[nodiscard]] std::byte* slot(std::size_t index) const noexcept;
@@ -46,16 +50,18 @@ private:
     std::vector<driver::DeviceSession::Point> copied_; ///< of each slot
 };
 
-/// Runs `job(staging)` with a ring for `chunks`, if there is none yet, which stays for the next job. When
-/// host memory is short, runs it again with a smaller one. Errors: out_of_host_memory, those of the job.
+/// Runs `job(staging)` with a ring of `slots`, if there is none yet, which stays for the next job. When host
+/// memory is short, runs it again with a smaller one. Errors: out_of_host_memory, cancelled, those of the
+/// job.
 template <class Job>
-[[nodiscard]] Result<void> with_staging(std::unique_ptr<Staging>& staging, driver::DeviceSession& session,
-                                        store::Pinner& pinner, std::size_t chunks,
-                                        const Engine::Options& options, Job&& job) {
-    for (auto slots = staging ? staging->slots() : Staging::slots_for(chunks, options);;) {
+[[nodiscard]] Result<void>
+with_staging(std::unique_ptr<Staging>& staging, driver::DeviceSession& session, store::Pinner& pinner,
+             std::size_t slots, const Engine::Options& options, ProgressCounter& progress, Job&& job) {
+    for (;;) {
+        if (staging) slots = staging->slots();
         Result<void> done;
         if (!staging) {
-            auto made = Staging::create(pinner, slots, options);
+            auto made = Staging::create(pinner, slots, options, progress);
             if (made)
                 staging = *std::move(made);
             else

@@ -147,7 +147,7 @@ Result<void> SleepTransaction::copy_out(DeviceSleep& device, store::ArenaPrepare
             add_copy(copies, {device_span(extent), &arena, extent.place.vault_offset});
         const auto part = [&](std::size_t piece, driver::DeviceAddress from, std::byte* to,
                               Bytes bytes) -> Result<void> {
-            GPU_SLEEP_TRY(preparer.wait(arena, piece));
+            GPU_SLEEP_TRY(preparer.wait(arena, piece, [&] { return progress.add(0); }));
             GPU_SLEEP_TRY(device.session->copy_to_host(to, from, bytes));
             GPU_SLEEP_TRY(device.session->mark(bytes));
             return progress.add(0); // heeds a withdrawal while pieces are made ready
@@ -161,10 +161,12 @@ Result<void> SleepTransaction::write_files(DeviceSleep& device, ProgressCounter&
     std::size_t chunks = 0; // of the longest file: they share the ring
     for (const auto& draft : device.drafts)
         if (draft.to_file) chunks = std::max(chunks, chunks_of(draft));
+    if (chunks == 0) return {};
+    const auto slots = Staging::slots_for(chunks, keeping_.directory->is_in_memory(), options_);
     for (auto& draft : device.drafts) {
         if (!draft.to_file) continue;
         GPU_SLEEP_TRY(
-            with_staging(device.staging, *device.session, pinner_, chunks, options_,
+            with_staging(device.staging, *device.session, pinner_, slots, options_, progress,
                          [&](Staging& staging) { return write_file(device, draft, staging, progress); }));
     }
     return {};

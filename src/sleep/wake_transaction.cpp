@@ -202,12 +202,14 @@ Result<void> WakeTransaction::read_file(DeviceWake& device, std::span<const File
         addresses[extent.number] = extent.address;
         options.extents.push_back(extent.number);
     }
-    return with_staging(device.staging, *device.session, pinner_, chunks, options_, [&](Staging& staging) {
+    const auto read = [&](Staging& staging) {
         options.ahead = staging.ahead();
         options.staging = std::min(options_.staging, staging.buffer_bytes());
         DeviceSink sink(*device.session, staging, addresses, progress);
         return reader->read(sink, options);
-    });
+    };
+    return with_staging(device.staging, *device.session, pinner_, Staging::slots_for(chunks, false, options_),
+                        options_, progress, read);
 }
 
 Result<void> WakeTransaction::read_files(DeviceWake& device, const std::vector<FileExtent>& wanted,

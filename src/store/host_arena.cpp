@@ -216,13 +216,21 @@ void ArenaPreparer::finish(std::size_t task, Result<void> result) {
     changed_.notify_all();
 }
 
-Result<void> ArenaPreparer::wait(const HostArena& arena, std::size_t piece) {
+Result<void> ArenaPreparer::wait(const HostArena& arena, std::size_t piece,
+                                 const std::function<Result<void>()>& listen) {
+    constexpr Milliseconds k_between{100};
     const auto first = first_task_.find(&arena);
     if (first == first_task_.end() || piece >= arena.piece_count())
         return make_error(ErrorCode::internal, "waiting for host memory that nobody prepares");
     const auto task = first->second + piece;
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return ready_[task] || stopped_; });
+    const auto is_over = [&] { return ready_[task] || stopped_; };
+    while (listen && !changed_.wait_for(lock, k_between, is_over)) {
+        lock.unlock();
+        GPU_SLEEP_TRY(listen());
+        lock.lock();
+    }
+    changed_.wait(lock, is_over);
     if (ready_[task]) return {};
     if (failure_) return *failure_;
     return make_error(ErrorCode::cancelled, "host memory is no longer needed");

@@ -176,6 +176,11 @@ int SnapshotDirectory::fd(UniqueFd& anew) const noexcept {
     return anew.get();
 }
 
+bool SnapshotDirectory::is_in_memory() const noexcept {
+    UniqueFd anew;
+    return lies_in_memory(fd(anew));
+}
+
 Result<void> SnapshotDirectory::flush() const {
     UniqueFd anew;
     // Where a directory cannot be flushed (CIFS, some FUSE), it keeps its own time.

@@ -69,6 +69,8 @@ public:
     /// path and as private as it was, which `anew` holds; or -1.
     [[nodiscard]] int fd(UniqueFd& anew) const noexcept;
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+    /// Whether its files lie in host memory (tmpfs, ramfs).
+    [[nodiscard]] bool is_in_memory() const noexcept;
     /// Makes changes of names last. Errors: io_failed.
     [[nodiscard]] Result<void> flush() const;
 

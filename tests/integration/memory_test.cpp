@@ -242,6 +242,25 @@ TEST_CASE("Memory: a sleep that waits behind a wake has the host memory that the
     CHECK(host.tell("check_all") == "intact");
 }
 
+TEST_CASE("Memory: host memory that is short does not hold up a sleep that uses files", "[memory]") {
+    if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
+    const ControlGroup group;
+    if (!group) return skip_without_right("make a memory control group");
+    const Scratch scratch;
+    Host host;
+    host.tell("alloc weights 134217728 0");
+    group.take(host.pid());
+    group.limit(std::size_t{200} << 20); // less than what a sleep leaves to everybody else
+    const auto start = Clock::now();
+    const auto slept = host.command("gpu-sleep", {"--store", "file", "--dir", scratch.path() / "sleep"});
+    INFO(slept.err);
+    CHECK(slept.status == 0);
+    CHECK(seconds_since(start) < 6); // waiting for a ring, and for each half of it, took 8 s and more
+    group.limit(std::size_t{4} << 30);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
 TEST_CASE("Memory: a wake that lacks host memory leaves the process asleep, and says so", "[memory]") {
     Host host;
     host.tell("alloc weights 4194304 0");

@@ -381,6 +381,21 @@ TEST_CASE("Arena preparer: cancelling ends a wait, from any thread", "[host_aren
     CHECK(populated(arenas) == 0);
 }
 
+TEST_CASE("Arena preparer: who waits for a piece may listen, and end it", "[host_arena]") {
+    const auto arenas = make_arenas(1, k_mib);
+    auto options = with_headroom([] { return Headroom{0, "a test"}; });
+    options.patience = std::chrono::hours(1);
+    const auto preparer = start(arenas, std::move(options));
+    int heard = 0;
+    const auto ended = preparer->wait(*arenas.front(), 0, [&]() -> Result<void> {
+        if (++heard < 3) return {};
+        return make_error(ErrorCode::timed_out, "a test");
+    });
+    REQUIRE_FALSE(ended);
+    CHECK(ended.error().code == ErrorCode::timed_out);
+    CHECK(heard == 3);
+}
+
 TEST_CASE("Arena preparer: destroyed in the middle, it leaves arenas that can be destroyed", "[host_arena]") {
     FakePinner pinner;
     for (int i = 0; i < 20; ++i) {
