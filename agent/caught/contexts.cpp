@@ -136,17 +136,23 @@ CUresult end_own_context(CUcontext context, const std::function<CUresult()>& end
     return status;
 }
 
-/// The program holds a primary context once less. Whether that was the last time.
-bool let_go(CUdevice device) noexcept {
+struct LettingGo {
+    bool was_held = false; ///< else the driver refuses to release it
     bool is_last = false;
+};
+
+/// The program holds a primary context once less.
+LettingGo let_go(CUdevice device) noexcept {
+    LettingGo letting_go;
     noted([&] {
         auto& own = OwnContexts::instance();
         const std::lock_guard lock(own.mutex);
         auto& held = own.primaries[device];
+        letting_go.was_held = held > 0;
         if (held > 0) --held;
-        is_last = held == 0;
+        letting_go.is_last = held == 0;
     });
-    return is_last;
+    return letting_go;
 }
 
 /// The same, unless it would be the last time. Whether it was done.
@@ -174,13 +180,14 @@ void hold(CUdevice device) noexcept {
 /// contexts_mutex() alone, so that nobody else's hold makes it look as if the context stayed.
 CUresult release_held(const Agent::Memory& memory, CUdevice device,
                       const std::function<CUresult()>& release) noexcept {
+    const auto letting_go = let_go(device);
     const auto status = [&] {
-        const auto primary = let_go(device) ? primary_of(memory.api, device) : Primary{};
+        const auto primary = letting_go.is_last ? primary_of(memory.api, device) : Primary{};
         if (!primary.context) return release();
         return end_with(memory, primary.context, true, release,
                         [&] { return primary_of(memory.api, device) != primary; });
     }();
-    if (status != CUDA_SUCCESS) hold(device);
+    if (status != CUDA_SUCCESS && letting_go.was_held) hold(device);
     return status;
 }
 

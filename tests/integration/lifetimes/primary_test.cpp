@@ -36,6 +36,17 @@ TEST_CASE("Primary contexts: of two releases at once one is the last", "[lifetim
     CHECK(held() == 0); // the memory went with the context
 }
 
+TEST_CASE("Primary contexts: one that is released too often is not held for it", "[lifetimes]") {
+    Devices devices;
+    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
+    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_ERROR_INVALID_CONTEXT);
+    REQUIRE(cuDevicePrimaryCtxRetain(&devices.contexts[0], 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    allocate();
+    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
+    CHECK(held() == 0); // the memory went with the context
+}
+
 TEST_CASE("Primary contexts: no event is kept of one whose end is not seen", "[lifetimes]") {
     Devices devices;
     const auto driver = gpu_sleep::driver::Api::load(); // behind the agent's back
