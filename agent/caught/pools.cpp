@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <string_view>
 
 namespace gpu_sleep::agent::caught {
 namespace {
@@ -93,6 +94,11 @@ void grant(const Agent::Memory& memory, const Pool& pool, CUdeviceptr address) {
     }
 }
 
+ledger::TagId tag_id(const Agent::Memory& memory, std::string_view name) {
+    const std::lock_guard lock(memory.mutex);
+    return memory.ledger.tag_id(name);
+}
+
 Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::size_t bytes,
                      CUmemoryPool handle, const StreamKey& key, Left& left) {
     const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
@@ -103,16 +109,18 @@ Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::siz
     if (!found || !found->is_caught) return std::nullopt;
     auto& pool = *found;
     const auto size = block_size(bytes);
-    auto block = take_spare(memory, pool, size, key);
+    // A spare too is taken only where the allocation would have been caught, and as what it would have been.
+    const auto name = choose_tag(size);
+    if (!name) {
+        left = {TagChoice::why_not(size), owner_of_memory_in(key.context), pool.device, true};
+        return std::nullopt;
+    }
+    const auto tag = tag_id(memory, *name);
+    auto block = take_spare(memory, pool, size, tag, key);
     if (!block) {
-        const auto tag = choose_tag(size);
-        if (!tag) {
-            left = {TagChoice::why_not(size), owner_of_memory_in(key.context), pool.device, true};
-            return std::nullopt;
-        }
         const auto try_once = [&] {
             const std::lock_guard memory_lock(memory.mutex);
-            return memory.heap.allocate(pool.device, memory.ledger.tag_id(*tag), size);
+            return memory.heap.allocate(pool.device, tag, size);
         };
         auto range = try_once();
         if (!range && range.error().code == ErrorCode::out_of_device_memory) {

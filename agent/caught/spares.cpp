@@ -17,12 +17,12 @@ void give_event(const Spare& spare) {
     EventCache::instance().give(spare.freed_in.context, spare.done);
 }
 
+/// Whether an allocation of `tag` may have it: what backs it stays as its first owner had it, pinned if so.
 /// In part asleep a checked gate lets allocations pass: they must not be given what sleeps.
-bool sleeps(const Agent::Memory& memory, CUdeviceptr address) {
-    if (gate::Gate::is_open()) return false;
+bool suits(const Agent::Memory& memory, CUdeviceptr address, ledger::TagId tag) {
     const std::lock_guard lock(memory.mutex);
     const auto* backing = memory.ledger.find(address);
-    return backing && backing->is_asleep();
+    return backing && backing->tag == tag && !backing->pinned && !backing->is_asleep();
 }
 
 /// Frees the spare if nobody uses it any more. The thread's capture mode is relaxed.
@@ -44,16 +44,17 @@ Bytes block_size(Bytes bytes) {
     return round_up(bytes, power / 4);
 }
 
-std::optional<CUdeviceptr> take_spare(const Agent::Memory& memory, Pool& pool, Bytes size,
+std::optional<CUdeviceptr> take_spare(const Agent::Memory& memory, Pool& pool, Bytes size, ledger::TagId tag,
                                       const StreamKey& key) {
     const auto found = pool.spares.find(size);
     if (found == pool.spares.end()) return std::nullopt;
     auto& spares = found->second;
     // The youngest first: its contents are likeliest to be cached, and it is likeliest to be of this stream.
     for (auto spare = spares.rbegin(); spare != spares.rend(); ++spare) {
+        if (!suits(memory, spare->address, tag)) continue;
         const bool is_usable = (spare->in_order && spare->freed_in == key) ||
                                (captures_open() == 0 && memory.api.cuEventQuery(spare->done) == CUDA_SUCCESS);
-        if (!is_usable || sleeps(memory, spare->address)) continue;
+        if (!is_usable) continue;
         const auto address = spare->address;
         give_event(*spare);
         spares.erase(std::next(spare).base());

@@ -66,9 +66,10 @@ struct Pools {
 /// What a block of so many bytes takes: sizes between two powers of two fall into four classes, so that at
 /// most a fifth is wasted and blocks fit again.
 [[nodiscard]] Bytes block_size(Bytes bytes);
-/// Takes a spare of the size that the stream may use now. In a capture of any stream no event is asked.
+/// Takes a spare of the size and the tag that the stream may use now. In a capture of any stream no event is
+/// asked.
 [[nodiscard]] std::optional<CUdeviceptr> take_spare(const Agent::Memory& memory, Pool& pool, Bytes size,
-                                                    const StreamKey& key);
+                                                    ledger::TagId tag, const StreamKey& key);
 /// Keeps a freed block until the stream has come so far: as a spare of `pool`, or, where that is null, to be
 /// given back. False when no event can tell: then the block is the caller's still.
 [[nodiscard]] bool keep_until_done(Pools& all, const Agent::Memory& memory, Pool* pool,
