@@ -6,18 +6,15 @@
 
 #include "base/checksum.hpp"
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <charconv>
 #include <iterator>
 #include <limits>
 #include <map>
+#include <utility>
 
 namespace gpu_sleep::store {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr std::string_view k_format = "gpu-sleep snapshot";
 
@@ -59,10 +56,12 @@ std::size_t character_bytes(std::string_view text) noexcept {
     return is_too_long || is_no_character ? 0 : bytes;
 }
 
+/// What has a letter of its own behind a backslash, and those letters.
+constexpr std::string_view k_short = "\b\f\n\r\t\"\\";
+constexpr std::string_view k_letters = "bfnrt\"\\";
+
 /// Adds `text` as JSON has it. What is no UTF-8 becomes U+FFFD.
 void add_quoted(std::string& json, std::string_view text) {
-    constexpr std::string_view k_short = "\b\f\n\r\t\"\\";
-    constexpr std::string_view k_letters = "bfnrt\"\\";
     json += '"';
     while (!text.empty()) {
         const auto bytes = character_bytes(text);
@@ -123,93 +122,96 @@ std::string make_json_with(const SnapshotDescription& description, Bytes file_by
     }
     return json += description.extents.empty() ? "]\n}\n" : "\n ]\n}\n";
 }
-/// Whether brackets nest deeper than a header's do: what parses them takes time and memory for each level.
-bool nests_too_deep(std::string_view text) {
-    constexpr int k_levels = 4;
-    int depth = 0;
-    bool is_text = false;
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        const char c = text[i];
-        if (c == '"') is_text = !is_text;
-        if (is_text && c == '\\') ++i;
-        if (is_text) continue;
-        if (c == '[' || c == '{') ++depth;
-        if (c == ']' || c == '}') --depth;
-        if (depth > k_levels) return true;
+
+// ---- Reading the JSON: whatever it holds, nothing throws but for want of memory
+// ----------------------------
+
+/// Takes from the front of a text what a header has there. A general parser would have to be bounded in what
+/// it keeps and looks up; this one takes time and memory in proportion to the text.
+class HeaderText {
+public:
+    explicit HeaderText(std::string_view text) : text_(text) {}
+
+    [[nodiscard]] bool is_empty() const noexcept { return text_.empty(); }
+    [[nodiscard]] bool take(std::string_view wanted) {
+        if (!text_.starts_with(wanted)) return false;
+        text_.remove_prefix(wanted.size());
+        return true;
     }
-    return false;
-}
-
-// ---- Reading the JSON: whatever it holds, nothing throws --------------------------------------------------
-
-template <class T>
-std::optional<T> number(const Json& json, const char* name) {
-    const auto member = json.find(name);
-    if (member == json.end() || !member->is_number_integer()) return std::nullopt;
-    if (member->is_number_unsigned()) {
-        const auto value = member->template get<std::uint64_t>();
-        if (value <= static_cast<std::uint64_t>(std::numeric_limits<T>::max())) return static_cast<T>(value);
-        return std::nullopt;
+    template <class T>
+    [[nodiscard]] bool take_number(T& number, int base = 10) {
+        const auto [end, failure] = std::from_chars(text_.data(), text_.data() + text_.size(), number, base);
+        if (failure != std::errc{}) return false;
+        text_.remove_prefix(static_cast<std::size_t>(end - text_.data()));
+        return true;
     }
-    const auto value = member->template get<std::int64_t>(); // negative
-    if constexpr (std::is_signed_v<T>)
-        if (value >= std::numeric_limits<T>::min()) return static_cast<T>(value);
-    return std::nullopt;
-}
-
-std::optional<std::string> text(const Json& json, const char* name) {
-    const auto member = json.find(name);
-    if (member == json.end() || !member->is_string()) return std::nullopt;
-    return member->get<std::string>();
-}
-
-std::optional<std::uint64_t> hexadecimal(std::string_view digits) {
-    if (digits.starts_with("0x")) digits.remove_prefix(2);
-    std::uint64_t value = 0;
-    const auto* const end = digits.data() + digits.size();
-    const auto [at, failure] = std::from_chars(digits.data(), end, value, 16);
-    if (failure != std::errc{} || at != end) return std::nullopt;
-    return value;
-}
-
-std::optional<SnapshotExtent> read_extent(const Json& json) {
-    const auto address = text(json, "address");
-    const auto bytes = number<Bytes>(json, "bytes");
-    auto tag = text(json, "tag");
-    const auto device = number<int>(json, "device");
-    if (!address || !bytes || *bytes == 0 || !tag || !device) return std::nullopt;
-    const auto value = hexadecimal(*address);
-    if (!value || *bytes > std::numeric_limits<std::uint64_t>::max() - *value) return std::nullopt;
-    return SnapshotExtent{*value, *bytes, *std::move(tag), *device};
-}
-
-/// All but what depends on the contents.
-std::optional<SnapshotDescription> read_description(const Json& json) {
-    auto id = text(json, "id");
-    auto created = text(json, "created");
-    const auto owner = json.find("owner");
-    const auto extents = json.find("extents");
-    if (text(json, "format") != k_format || !id || !created || owner == json.end() || !owner->is_object() ||
-        extents == json.end() || !extents->is_array())
-        return std::nullopt;
-    const auto pid = number<pid_t>(*owner, "pid");
-    const auto start_time = number<std::uint64_t>(*owner, "start_time");
-    const auto uid = number<std::uint32_t>(*owner, "uid");
-    if (!pid || !start_time || !uid) return std::nullopt;
-    SnapshotDescription description{*std::move(id), *std::move(created), {*pid, *start_time}, *uid, {}};
-    if (owner->contains("boot")) {
-        auto boot = text(*owner, "boot");
-        if (!boot || !is_boot_id(*boot)) return std::nullopt;
-        description.boot = *std::move(boot);
+    [[nodiscard]] bool take_quoted(std::string& value) {
+        value.clear();
+        if (!take("\"")) return false;
+        while (!text_.empty() && text_[0] != '"')
+            if (!take_character(value)) return false;
+        return take("\"");
     }
-    Bytes total = 0;
-    for (const auto& each : *extents) {
-        auto extent = each.is_object() ? read_extent(each) : std::nullopt;
-        if (!extent || extent->bytes > std::numeric_limits<Bytes>::max() / 2 - total) return std::nullopt;
-        total += extent->bytes;
-        description.extents.push_back(*std::move(extent));
+
+private:
+    [[nodiscard]] bool take_character(std::string& value) {
+        if (!take("\\")) {
+            value += text_[0];
+            text_.remove_prefix(1);
+            return true;
+        }
+        if (text_.empty()) return false;
+        if (const auto known = k_letters.find(text_[0]); known != std::string_view::npos) {
+            value += k_short[known];
+            text_.remove_prefix(1);
+            return true;
+        }
+        constexpr std::size_t k_digits = 2;
+        unsigned char code = 0;
+        if (!take("u00") || text_.size() < k_digits) return false;
+        const auto* const end = text_.data() + k_digits;
+        if (std::from_chars(text_.data(), end, code, 16).ptr != end) return false;
+        value += static_cast<char>(code);
+        text_.remove_prefix(k_digits);
+        return true;
     }
-    return description;
+
+    std::string_view text_;
+};
+
+bool take_extent(HeaderText& text, SnapshotExtent& extent) {
+    // What is derived is compared when the header is made again.
+    std::uint64_t derived = 0;
+    std::string checksum;
+    return text.take("\n  {\n   \"address\": \"0x") && text.take_number(extent.address, 16) &&
+           text.take("\",\n   \"bytes\": ") && text.take_number(extent.bytes) &&
+           text.take(",\n   \"tag\": ") && text.take_quoted(extent.tag) && text.take(",\n   \"device\": ") &&
+           text.take_number(extent.device) && text.take(",\n   \"first_chunk\": ") &&
+           text.take_number(derived) && text.take(",\n   \"chunks\": ") && text.take_number(derived) &&
+           text.take(",\n   \"element_width\": ") && text.take_number(derived) &&
+           text.take(",\n   \"stored_bytes\": ") && text.take_number(derived) &&
+           text.take(",\n   \"checksum\": ") && text.take_quoted(checksum) && text.take("\n  }") &&
+           extent.bytes > 0 && extent.bytes <= std::numeric_limits<std::uint64_t>::max() - extent.address;
+}
+
+/// What comes before the first extent.
+bool take_front(HeaderText& text, SnapshotDescription& description) {
+    std::uint64_t derived = 0;
+    std::string format;
+    if (!text.take("\n{\n \"format\": ") || !text.take_quoted(format) || format != k_format ||
+        !text.take(",\n \"version\": ") || !text.take_number(derived) || !text.take(",\n \"id\": ") ||
+        !text.take_quoted(description.id) || !text.take(",\n \"created\": ") ||
+        !text.take_quoted(description.created) || !text.take(",\n \"owner\": {\n  \"pid\": ") ||
+        !text.take_number(description.owner.pid) || !text.take(",\n  \"start_time\": ") ||
+        !text.take_number(description.owner.start_time) || !text.take(",\n  \"uid\": ") ||
+        !text.take_number(description.uid))
+        return false;
+    if (text.take(",\n  \"boot\": ") &&
+        (!text.take_quoted(description.boot) || !is_boot_id(description.boot)))
+        return false;
+    return text.take("\n },\n \"content_bytes\": ") && text.take_number(derived) &&
+           text.take(",\n \"file_bytes\": ") && text.take_number(derived) &&
+           text.take(",\n \"chunk_bytes\": ") && text.take_number(derived) && text.take(",\n \"extents\": [");
 }
 
 } // namespace
@@ -230,10 +232,23 @@ std::size_t longest_json_bytes(const SnapshotDescription& description) {
         .size();
 }
 
-std::optional<SnapshotDescription> read_json(std::string_view text) {
-    if (nests_too_deep(text)) return std::nullopt;
-    const auto json = Json::parse(text.begin(), text.end(), nullptr, false);
-    return json.is_object() ? read_description(json) : std::nullopt;
+std::optional<SnapshotDescription> read_json(std::string_view whole) {
+    HeaderText text(whole);
+    SnapshotDescription description;
+    if (!take_front(text, description)) return std::nullopt;
+    Bytes total = 0;
+    if (!text.take("]")) {
+        do {
+            SnapshotExtent extent;
+            if (!take_extent(text, extent) || extent.bytes > std::numeric_limits<Bytes>::max() / 2 - total)
+                return std::nullopt;
+            total += extent.bytes;
+            description.extents.push_back(std::move(extent));
+        } while (text.take(","));
+        if (!text.take("\n ]")) return std::nullopt;
+    }
+    if (!text.take("\n}\n") || !text.is_empty()) return std::nullopt;
+    return description;
 }
 
 } // namespace gpu_sleep::store

@@ -23,8 +23,9 @@ inline constexpr std::uint32_t k_snapshot_version = 1;
 /// What that takes at most, whatever is in the rows.
 [[nodiscard]] std::size_t longest_json_bytes(const SnapshotDescription& description);
 
-/// What the JSON says, but for what depends on the contents; nothing if it cannot be understood. Trusts
-/// nothing in it, and throws only for want of memory.
+/// What the JSON says, but for what depends on the contents; nothing if it cannot be understood: if it
+/// has other members, in another order, or other white space than make_json() writes. Trusts nothing in it;
+/// time and memory are in proportion to the text, and it throws only for want of memory.
 [[nodiscard]] std::optional<SnapshotDescription> read_json(std::string_view text);
 
 } // namespace gpu_sleep::store

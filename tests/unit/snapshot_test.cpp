@@ -4,6 +4,7 @@
 
 #include "base/checksum.hpp"
 #include "store/snapshot.hpp"
+#include "store/snapshot_json.hpp"
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
@@ -219,6 +220,7 @@ TEST_CASE("Snapshots: JSON that was written by somebody else is refused, in litt
     std::uint32_t json_bytes = 0;
     std::memcpy(&json_bytes, &honest[20], sizeof json_bytes);
     std::string json(reinterpret_cast<const char*>(&honest[k_preamble_bytes]), json_bytes);
+    const auto whole = json;
     CHECK(forged(json, honest.size())); // the forger can write
     std::erase(json, '\n');
     for (auto at = json.find("  "); at != std::string::npos; at = json.find("  ")) json.erase(at, 1);
@@ -227,6 +229,20 @@ TEST_CASE("Snapshots: JSON that was written by somebody else is refused, in litt
     REQUIRE(least < honest.size());
     CHECK(forged(json, least).error().code == ErrorCode::damaged);
     CHECK(forged(std::string(4'000'000, '['), 4'096'000).error().code == ErrorCode::damaged);
+    // Members of one object, by the hundred thousand, at the front and behind honest ones.
+    std::string members;
+    for (int i = 0; i < 200'000; ++i) members += fmt::format("\"{:x}\":1,", i);
+    const auto many_bytes = round_up(k_preamble_bytes + honest.size() + members.size(), k_alignment);
+    const auto start = Clock::now();
+    CHECK(forged("\n{" + members + "\"x\":1}\n", many_bytes).error().code == ErrorCode::damaged);
+    const auto owner = whole.find("{\n  \"pid\"");
+    REQUIRE(owner != std::string::npos);
+    for (const std::size_t at : {owner + 1, whole.find("[\n  {") + 5, whole.size() - 3}) {
+        auto stuffed = whole;
+        stuffed.insert(at, members);
+        CHECK(forged(stuffed, many_bytes).error().code == ErrorCode::damaged);
+    }
+    CHECK(Clock::now() - start < std::chrono::seconds(3));
 }
 
 TEST_CASE("Snapshots: the header's JSON is what a library makes of it, whatever a tag is called", "[store]") {
@@ -247,6 +263,13 @@ TEST_CASE("Snapshots: the header's JSON is what a library makes of it, whatever 
         const auto json = nlohmann::ordered_json::parse(text, nullptr, false);
         REQUIRE(json.is_object());
         CHECK(text == "\n" + json.dump(1) + "\n");
+        const auto read = read_json(text);
+        REQUIRE(read);
+        CHECK(make_json(*read, header.file_bytes, header.rows) == text);
+        CHECK(read->owner == header.description.owner);
+        CHECK(read->boot == header.description.boot);
+        for (std::size_t i = 0; i < text.size(); ++i)
+            if (read_json(std::string_view(text).substr(0, i))) FAIL("cut at byte " << i);
     }
 }
 
