@@ -13,6 +13,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <iostream>
 #include <variant>
@@ -36,6 +37,7 @@ constexpr const char* k_exit_statuses =
 struct Options {
     std::string path;
     bool json = false;
+    bool keep_leftovers = false;
     std::optional<std::size_t> extent;
     std::string output;
 };
@@ -65,7 +67,21 @@ std::variant<std::vector<fs::path>, int> find(const Options& options) {
     return status;
 }
 
+/// From a directory of which only the user may see anything; from any other, and from a single file, nothing.
+/// Returns those that were removed, or nothing where none were to be.
+std::optional<cli::Removed> remove_leftovers(const Options& options) {
+    if (options.keep_leftovers || !is_directory(options.path)) return std::nullopt;
+    cli::Removed removed;
+    const auto directory = store::SnapshotDirectory::open(options.path);
+    if (!directory) return removed;
+    if (const auto names = (*directory)->remove_leftovers())
+        for (const auto& name : *names) removed.push_back(name.text());
+    std::sort(removed.begin(), removed.end());
+    return removed;
+}
+
 int list(const Options& options) {
+    const auto removed = remove_leftovers(options);
     const auto files = find(options);
     if (const auto* status = std::get_if<int>(&files)) return *status;
     std::vector<cli::SnapshotFacts> found;
@@ -76,8 +92,9 @@ int list(const Options& options) {
         if (const auto& facts = found.back(); facts.error && !facts.is_partial)
             keep_first(status, complain("read " + cli::printable(file.string()), *facts.error));
     }
-    const auto text =
-        options.json ? cli::to_json(found, status) + '\n' : cli::render(found, !is_directory(options.path));
+    const auto text = options.json ? cli::to_json(found, status, removed) + '\n'
+                                   : cli::render_removed(removed.value_or(cli::Removed())) +
+                                         cli::render(found, !is_directory(options.path));
     keep_first(status, cli::print_result(k_program, text));
     return status;
 }
@@ -110,10 +127,13 @@ Result<void> read_all(const fs::path& file) {
 }
 
 int verify(const Options& options) {
+    const auto removed = remove_leftovers(options);
     const auto files = find(options);
     if (const auto* status = std::get_if<int>(&files)) return *status;
     std::vector<cli::SnapshotFacts> found;
     int status = exit_status::done;
+    if (removed && !options.json)
+        keep_first(status, cli::print_result(k_program, cli::render_removed(*removed)));
     for (const auto& file : std::get<std::vector<fs::path>>(files)) {
         if (cli::is_partial(file) && is_directory(options.path)) continue;
         auto facts = cli::look_at(file);
@@ -127,7 +147,8 @@ int verify(const Options& options) {
             keep_first(status, cli::print_result(k_program, cli::render_good(facts)));
         found.push_back(std::move(facts));
     }
-    if (options.json) keep_first(status, cli::print_result(k_program, cli::to_json(found, status) + '\n'));
+    if (options.json)
+        keep_first(status, cli::print_result(k_program, cli::to_json(found, status, removed) + '\n'));
     return status;
 }
 
@@ -201,6 +222,11 @@ void add_json(CLI::App& command, Options& options) {
     command.add_flag("--json", options.json, "Print JSON, sizes in bytes");
 }
 
+void add_keep_leftovers(CLI::App& command, Options& options) {
+    command.add_flag("--keep-leftovers", options.keep_leftovers,
+                     "Only look: let stay what ended processes have left in the directory");
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -212,10 +238,12 @@ int main(int argc, char** argv) {
     app.require_subcommand(1);
     auto* const ls = app.add_subcommand("ls", "List the snapshots of a directory, or what one of them holds");
     ls->add_option("PATH", options.path, "A snapshot, or a directory of them")->required()->type_name("");
+    add_keep_leftovers(*ls, options);
     add_json(*ls, options);
     auto* const check =
         app.add_subcommand("verify", "Read a snapshot, or all of a directory, and check every byte");
     check->add_option("PATH", options.path, "A snapshot, or a directory of them")->required()->type_name("");
+    add_keep_leftovers(*check, options);
     add_json(*check, options);
     auto* const pull = app.add_subcommand("extract", "Write the contents of one extent to a new file");
     pull->add_option("FILE", options.path, "A snapshot")->required()->type_name("");

@@ -171,9 +171,17 @@ std::string render_good(const SnapshotFacts& snapshot) {
                        format_bytes(snapshot.header->description.content_bytes()));
 }
 
-std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status) {
+std::string render_removed(const Removed& removed) {
+    std::string text;
+    for (const auto& name : removed) text += fmt::format("removed {}: its process has ended\n", name);
+    return text;
+}
+
+std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status,
+                    const std::optional<Removed>& removed) {
     auto json = document(k_program, exit_status);
     for (const auto& facts : snapshots) json["snapshots"].push_back(to_value(facts));
+    if (removed) json["removed"] = *removed;
     return written(json, 2);
 }
 

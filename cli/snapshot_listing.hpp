@@ -35,6 +35,9 @@ struct SnapshotFacts {
     std::optional<Extracted> extracted;
 };
 
+/// Names of leftovers that are no more.
+using Removed = std::vector<std::string>;
+
 /// `path` itself, or if it is a directory those files in it that are named as snapshots, sorted. Errors:
 /// io_failed, not_permitted.
 [[nodiscard]] Result<std::vector<std::filesystem::path>> find_snapshots(const std::filesystem::path& path);
@@ -51,7 +54,11 @@ struct SnapshotFacts {
 /// A line for one of which every byte could be read.
 [[nodiscard]] std::string render_good(const SnapshotFacts& snapshot);
 
-/// One document with all of that.
-[[nodiscard]] std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status);
+/// A line for each.
+[[nodiscard]] std::string render_removed(const Removed& removed);
+
+/// One document with all of that. Without `removed`, nobody looked for leftovers.
+[[nodiscard]] std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status,
+                                  const std::optional<Removed>& removed = std::nullopt);
 
 } // namespace gpu_sleep::cli

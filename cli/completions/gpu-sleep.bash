@@ -93,7 +93,7 @@ _gpu_snapshot() {
     done
     case $3 in
     --extent)
-        word=$(gpu-snapshot ls "${file/#\~/$HOME}" --json 2>/dev/null | grep -c '"stored_bytes"')
+        word=$(gpu-snapshot ls "${file/#\~/$HOME}" --json --keep-leftovers 2>/dev/null | grep -c '"stored_bytes"')
         words=$(seq 0 $((word - 1)))
         ;;
     --output | -o) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
@@ -102,7 +102,7 @@ _gpu_snapshot() {
             words='--help'
             case $command in
             '') words+=' --version' ;;
-            ls | verify) words+=' --json' ;;
+            ls | verify) words+=' --json --keep-leftovers' ;;
             extract) words+=' --json --extent --output' ;;
             esac
         elif [[ -z $command ]]; then

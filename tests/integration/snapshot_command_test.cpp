@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 
 using namespace gpu_sleep;
@@ -149,6 +150,99 @@ TEST_CASE("gpu-snapshot verify: good, damaged, cut, and no snapshot at all", "[s
     CHECK(run("verify " + (stage.elsewhere.path() / "missing").string()).status == exit_status::failed_awake);
 }
 
+TEST_CASE("gpu-snapshot: looking at a directory removes what ended processes have left there", "[snapshot]") {
+    const Stage stage; // whose owner lives
+    using Kind = store::SnapshotName::Kind;
+    std::set<std::string> left;
+    const auto make = [&](std::uint64_t number, Kind kind, const std::string& boot) {
+        const store::SnapshotName name{test::k_nobody, number, kind, boot};
+        std::filesystem::copy_file(stage.path, stage.directory.path() / name.text());
+        return name.text();
+    };
+    left.insert(make(1, Kind::sleeping, boot_id()));
+    left.insert(make(2, Kind::partial, boot_id()));
+    left.insert(make(3, Kind::sleeping, std::string(32, 'a'))); // before a crash
+    const auto kept = make(4, Kind::kept, boot_id());
+    const auto command = GENERATE(as<std::string>(), "ls ", "verify ");
+    const auto directory = stage.directory.path().string();
+
+    SECTION("unless it is only to be looked at") {
+        const auto looked = run(command + directory + " --keep-leftovers");
+        CHECK_FALSE(has(looked, "removed"));
+        CHECK(has(looked, *left.begin()));
+        CHECK_FALSE(ask(command + directory + " --keep-leftovers").contains("removed"));
+        CHECK(stage.directory.file_count() == 5);
+    }
+    SECTION("or a single file is named") {
+        CHECK_FALSE(has(run(command + directory + "/" + *left.begin()), "removed"));
+        CHECK_FALSE(ask(command + directory + "/" + *left.begin()).contains("removed"));
+        CHECK(stage.directory.file_count() == 5);
+    }
+    SECTION("or others can look into it, too") {
+        REQUIRE(::chmod(directory.c_str(), 0750) == 0);
+        const auto looked = run(command + directory);
+        CHECK(looked.status == exit_status::done);
+        CHECK_FALSE(has(looked, "removed"));
+        CHECK(stage.directory.file_count() == 5);
+    }
+    SECTION("or it is reached by a link") {
+        const auto link = stage.elsewhere.path() / "link";
+        std::filesystem::create_directory_symlink(directory, link);
+        CHECK_FALSE(has(run(command + link.string()), "removed"));
+        CHECK(stage.directory.file_count() == 5);
+    }
+    SECTION("and says which") {
+        const auto looked = run(command + directory);
+        CHECK(looked.status == exit_status::done);
+        for (const auto& name : left) CHECK(has(looked, "removed " + name + ": its process has ended\n"));
+        CHECK_FALSE(has(looked, "removed " + kept));
+        CHECK(has(looked, kept));
+        CHECK(has(looked, stage.path.filename().string()));
+        CHECK(stage.directory.file_count() == 2);
+        CHECK(std::filesystem::exists(stage.path));
+        CHECK_FALSE(has(run(command + directory), "removed"));
+    }
+    SECTION("and says which to programs") {
+        const auto looked = ask(command + directory);
+        CHECK(looked["exit_status"] == 0);
+        CHECK(looked["removed"].get<std::set<std::string>>() == left);
+        CHECK(looked["snapshots"].size() == 2);
+        CHECK(ask(command + directory)["removed"] == nlohmann::json::array());
+    }
+}
+
+TEST_CASE("gpu-snapshot: what a killed process left in a directory goes, what a living one has stays",
+          "[snapshot]") {
+    const Stage stage;
+    const auto name = [&](const std::string& text) { return stage.directory.path() / text; };
+    int ready[2];
+    REQUIRE(::pipe(ready) == 0);
+    const auto child = ::fork();
+    if (child == 0) {
+        const auto directory = store::SnapshotDirectory::open(stage.directory.path());
+        auto file = store::SnapshotFile::create(*directory, {::getpid(), *own_start_time()}, false);
+        if (!file || !file->commit()) ::_exit(1);
+        const auto text = file->name().text();
+        if (::write(ready[1], text.data(), text.size()) > 0) ::pause();
+        ::_exit(1);
+    }
+    char text[256];
+    const auto bytes = ::read(ready[0], text, sizeof(text));
+    REQUIRE(bytes > 0);
+    const auto file = name({text, static_cast<std::size_t>(bytes)});
+    CHECK(ask("ls " + stage.directory.path().string())["removed"].empty());
+    CHECK(std::filesystem::exists(file));
+    ::kill(child, SIGKILL);
+    REQUIRE(::waitpid(child, nullptr, 0) == child);
+    const auto looked = ask("ls " + stage.directory.path().string());
+    CHECK(looked["removed"] == nlohmann::json::array({file.filename().string()}));
+    CHECK(looked["exit_status"] == 0);
+    CHECK_FALSE(std::filesystem::exists(file));
+    CHECK(std::filesystem::exists(stage.path));
+    ::close(ready[0]);
+    ::close(ready[1]);
+}
+
 TEST_CASE("gpu-snapshot: JSON says how it went, as that of the other commands does", "[snapshot]") {
     const Stage stage;
     const auto command = GENERATE(as<std::string>(), "ls ", "verify ");
@@ -213,10 +307,12 @@ TEST_CASE("gpu-snapshot: the manual page names every member of the JSON, and no 
     const auto out = stage.elsewhere.path() / "out";
     test::Members members;
     for (const auto& arguments :
-         {"ls " + stage.path.string(), "verify " + stage.path.string(),
+         {"ls " + stage.directory.path().string(), "ls " + stage.path.string(),
+          "verify " + stage.path.string(),
           "extract " + stage.path.string() + " --extent 0 -o " + out.string(), "ls " + out.string()})
         test::add_members(ask(arguments), "The object", members);
-    members.erase("The object"); // these two are in gpu-ps(1)
+    for (const auto* common : {"schema", "program", "version", "exit_status", "snapshots", "error"})
+        members["The object"].erase(common); // these are in gpu-ps(1), as "error" is
     members.erase("error");
     CHECK(test::documented_members(GPU_SLEEP_TEST_MANUALS "/gpu-snapshot.1") == members);
 }
