@@ -226,7 +226,7 @@ TEST_CASE("Memory: a sleep that waits behind a wake has the host memory that the
     host.tell("alloc weights 134217728 0");
     if (!is_pinned) host.tell("fail cuMemHostRegister 1 801");
     group.take(host.pid());
-    group.limit(std::size_t{256 + 128 + 64} << 20); // 256 MiB are left to everybody else
+    group.limit(std::size_t{256 + 128 + 96} << 20); // 256 MiB are left to everybody else
     REQUIRE(host.command("gpu-sleep").status == 0);
     host.tell("delay cuMemcpyHtoDAsync 600000");
     auto waking = host.start("gpu-wake");
