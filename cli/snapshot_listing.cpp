@@ -16,6 +16,7 @@ namespace gpu_sleep::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using store::Owner;
 using store::SnapshotName;
 using Align = Table::Align;
 
@@ -25,9 +26,12 @@ std::string state_of(const SnapshotFacts& facts) {
     if (facts.is_misnamed) return "misnamed";
     if (facts.is_kept) return "kept";
     if (!facts.header && !facts.is_partial) return "unreadable";
-    if (facts.owner == store::Owner::ended || facts.is_let_go) return "left over";
-    if (facts.owner == store::Owner::elsewhere) return "of another machine";
-    return facts.is_partial ? "being written" : "asleep";
+    // Who has it locked may live where nothing of it is seen from here.
+    if (facts.hold == store::Hold::held ||
+        (facts.owner == Owner::alive && facts.hold == store::Hold::unknown))
+        return facts.is_partial ? "being written" : "asleep";
+    if (facts.owner == Owner::ended || facts.hold == store::Hold::let_go) return "left over";
+    return facts.owner == Owner::elsewhere ? "of another machine" : "of another pid namespace";
 }
 
 /// Stored bytes of each extent.
@@ -72,7 +76,7 @@ OrderedJson to_value(const SnapshotFacts& facts) {
     json["owner"] = {{"pid", description.owner.pid},
                      {"start_time", description.owner.start_time},
                      {"uid", description.uid},
-                     {"alive", facts.owner == store::Owner::alive}};
+                     {"alive", facts.owner == Owner::alive || facts.hold == store::Hold::held}};
     if (!description.boot.empty()) json["owner"]["boot"] = description.boot;
     json["content_bytes"] = description.content_bytes();
     json["file_bytes"] = facts.header->file_bytes;
@@ -135,8 +139,9 @@ SnapshotFacts look_at(const fs::path& path) {
     }
     const auto parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
     const UniqueFd place(::open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (!name) seen.pid_namespace = pid_namespace(); // as far as can be seen from here
     facts.owner = store::look_for_owner(seen, place.get());
-    facts.is_let_go = name && !facts.is_kept && store::is_let_go(*name, place.get());
+    if (name && !facts.is_kept) facts.hold = store::look_at_lock(*name, place.get());
     return facts;
 }
 

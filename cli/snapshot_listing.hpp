@@ -21,7 +21,7 @@ struct SnapshotFacts {
     /// Its name says something else of its owner than its header does: somebody has renamed or replaced it.
     bool is_misnamed = false;
     store::Owner owner = store::Owner::ended;
-    bool is_let_go = false;                      ///< by an owner that lives, and runs another program by now
+    store::Hold hold = store::Hold::unknown;     ///< of its lock; unknown where nobody asked
     std::optional<store::SnapshotHeader> header; ///< nothing if it could not be read
     /// Why it could not be read, or what was to be done with it failed.
     std::optional<Error> error;

@@ -4,6 +4,8 @@
 
 #include "base/process.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <charconv>
 #include <fstream>
@@ -74,6 +76,20 @@ std::string boot_id(const std::filesystem::path& proc) {
     auto id = first_line(proc / "sys" / "kernel" / "random" / "boot_id").value_or("");
     std::erase(id, '-');
     return is_boot_id(id) ? id : std::string();
+}
+
+std::uint64_t pid_namespace(const std::filesystem::path& proc) {
+    constexpr std::string_view k_numbers = "NSpid:"; // in the namespace that proc shows, and in those within
+    std::ifstream status(proc / "self" / "status");
+    for (std::string line; std::getline(status, line);) {
+        if (!line.starts_with(k_numbers)) continue;
+        std::istringstream numbers(line.substr(k_numbers.size()));
+        pid_t number = 0;
+        if (!(numbers >> number) || numbers >> number) return 0;
+        struct stat its = {};
+        return ::stat((proc / "self" / "ns" / "pid").c_str(), &its) == 0 ? its.st_ino : 0;
+    }
+    return 0;
 }
 
 Result<std::uint64_t> own_start_time(const std::filesystem::path& proc) {

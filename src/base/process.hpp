@@ -55,6 +55,11 @@ inline constexpr std::size_t k_boot_id_digits = 32;
 /// one are of another machine, or of before. Empty where it cannot be read. Source: proc_sys_kernel(5).
 [[nodiscard]] std::string boot_id(const std::filesystem::path& proc = "/proc");
 
+/// A number that no other pid namespace of this machine has while it lasts: of the caller's, if the proc file
+/// system shows the processes of that. 0 if it shows those of another, or nothing can be read. Source:
+/// proc_pid_ns(5), proc_pid_status(5) ("NSpid").
+[[nodiscard]] std::uint64_t pid_namespace(const std::filesystem::path& proc = "/proc");
+
 /// The start time of the calling process. Right even where the proc file system belongs to another pid
 /// namespace than the process, and the process's own number means somebody else there. Errors: io_failed.
 [[nodiscard]] Result<std::uint64_t> own_start_time(const std::filesystem::path& proc = "/proc");

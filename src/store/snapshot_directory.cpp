@@ -59,20 +59,25 @@ bool is_same_file(int fd, int directory, const std::string& name) {
 
 enum class Lock {
     taken,
-    refused, ///< somebody has it, or the name is no such file's any more
+    held,    ///< by somebody else
+    missing, ///< the file cannot be opened, or the name is no such file's any more
     unknown  ///< the file system has no locks
 };
 
 /// Locks the file of that name until `locked` goes.
 Lock take_lock(int directory, const std::string& name, UniqueFd& locked) {
     // Some file systems lock only what may be written.
-    locked.reset(::openat(directory, name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    if (!locked || !is_same_file(locked.get(), directory, name)) return Lock::refused;
-    if (::flock(locked.get(), LOCK_EX | LOCK_NB) != 0)
-        return has_no_locks(locked.get(), errno) ? Lock::unknown : Lock::refused;
+    constexpr int k_flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    locked.reset(::openat(directory, name.c_str(), O_RDWR | k_flags));
+    if (!locked && errno == EROFS) locked.reset(::openat(directory, name.c_str(), O_RDONLY | k_flags));
+    if (!locked || !is_same_file(locked.get(), directory, name)) return Lock::missing;
+    if (::flock(locked.get(), LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK) return Lock::held;
+        return has_no_locks(locked.get(), errno) ? Lock::unknown : Lock::missing;
+    }
+    if (is_locked_from_afar(locked.get())) return Lock::held;
     // Once more: it may have been replaced before it was locked.
-    return !is_locked_from_afar(locked.get()) && is_same_file(locked.get(), directory, name) ? Lock::taken
-                                                                                             : Lock::refused;
+    return is_same_file(locked.get(), directory, name) ? Lock::taken : Lock::missing;
 }
 
 /// A slash at the end would follow a link.
@@ -114,8 +119,10 @@ Result<std::vector<SnapshotName>> list(const SnapshotDirectory& directory) {
 } // namespace
 
 std::string SnapshotName::text() const {
-    return fmt::format("{}{}-{}-{}{}{}{}", k_prefix, owner.pid, owner.start_time, number,
-                       boot.empty() ? "" : "-", boot, k_endings[static_cast<std::size_t>(kind)]);
+    auto text = fmt::format("{}{}-{}-{}", k_prefix, owner.pid, owner.start_time, number);
+    if (!boot.empty()) (text += '-') += boot;
+    if (!boot.empty() && pid_namespace != 0) text += fmt::format("-{}", pid_namespace);
+    return text += k_endings[static_cast<std::size_t>(kind)];
 }
 
 std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
@@ -129,6 +136,10 @@ std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
         name.boot = text.substr(1, k_boot_id_digits);
         if (!is_boot_id(name.boot)) return std::nullopt;
         text.remove_prefix(1 + name.boot.size());
+    }
+    if (!name.boot.empty() && text.starts_with('-')) {
+        text.remove_prefix(1);
+        if (!take(text, name.pid_namespace, "") || name.pid_namespace == 0) return std::nullopt;
     }
     for (std::size_t i = 0; i < k_endings.size(); ++i) {
         if (text != k_endings[i]) continue;
@@ -194,19 +205,24 @@ Owner look_for_owner(const SnapshotName& name, int fd) {
     // On file systems of one machine, another boot is one before a crash.
     if (!(is_known && name.boot == here) && may_be_shared(fd)) return Owner::elsewhere;
     if (is_known && name.boot != here) return Owner::ended;
-    return is_alive(name.owner) ? Owner::alive : Owner::ended;
+    if (is_alive(name.owner)) return Owner::alive;
+    // A pid is to be looked for in its own namespace. Where that is not known, the lock must tell.
+    const auto its = name.pid_namespace;
+    const bool is_seen = its != 0 ? its == pid_namespace() : lock_lasts(fd);
+    return is_seen ? Owner::ended : Owner::unseen;
 }
 
-bool is_let_go(const SnapshotName& name, int directory) {
+Hold look_at_lock(const SnapshotName& name, int directory) {
     UniqueFd locked;
-    return lock_lasts(directory) && look_for_owner(name, directory) == Owner::alive &&
-           take_lock(directory, name.text(), locked) == Lock::taken;
+    const auto got = take_lock(directory, name.text(), locked);
+    if (got == Lock::held) return Hold::held;
+    return got == Lock::taken && lock_lasts(directory) ? Hold::let_go : Hold::unknown;
 }
 
 bool SnapshotDirectory::is_leftover(const SnapshotName& name, UniqueFd& locked) const {
     if (name.kind == SnapshotName::Kind::kept) return false;
     const auto owner = look_for_owner(name, fd_.get());
-    const bool may_be = owner == Owner::ended || (owner == Owner::alive && lock_lasts(fd_.get()));
+    const bool may_be = owner == Owner::ended || (owner != Owner::elsewhere && lock_lasts(fd_.get()));
     return may_be && take_lock(fd_.get(), name.text(), locked) == Lock::taken;
 }
 
@@ -215,7 +231,7 @@ bool SnapshotDirectory::is_doubtful(const SnapshotName& name) const {
     if (name.kind == SnapshotName::Kind::kept || owner == Owner::alive) return false;
     UniqueFd locked;
     const auto got = take_lock(fd_.get(), name.text(), locked);
-    return got == Lock::unknown || (got == Lock::taken && owner == Owner::elsewhere);
+    return got == Lock::unknown || (got == Lock::taken && owner != Owner::ended && !lock_lasts(fd_.get()));
 }
 
 Result<std::vector<SnapshotName>> SnapshotDirectory::leftovers() const {

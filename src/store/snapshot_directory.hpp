@@ -20,7 +20,7 @@
 
 namespace gpu_sleep::store {
 
-/// "gpu-sleep-PID-STARTTIME-NUMBER-BOOT" and an ending.
+/// "gpu-sleep-PID-STARTTIME-NUMBER-BOOT-NAMESPACE" and an ending.
 struct SnapshotName {
     ProcessIdentity owner;
     std::uint64_t number = 0; ///< one of the owner's
@@ -29,6 +29,9 @@ struct SnapshotName {
     enum class Kind { sleeping, partial, kept } kind = Kind::sleeping;
     /// The owner's machine, as boot_id() has it; without its part of the name if it is not known.
     std::string boot{};
+    /// The owner's pid namespace, as pid_namespace() has it; 0, and missing in the name, if it is not known.
+    /// Without a boot it means nothing.
+    std::uint64_t pid_namespace = 0;
 
     [[nodiscard]] std::string text() const;
     /// Nothing for any other name.
@@ -40,14 +43,20 @@ enum class Owner {
     alive,
     ended,
     elsewhere, ///< perhaps alive on another machine: the file system may be shared, and its boot is another
+    unseen,    ///< perhaps alive in another pid namespace of this machine
 };
 
 /// What can be seen of the owner of a snapshot from here. `fd` is open in the snapshot's file system.
 [[nodiscard]] Owner look_for_owner(const SnapshotName& name, int fd);
 
-/// Whether a living owner of the snapshot `name` in `directory` has let go of it: it runs another program by
-/// now, and cannot wake from it. Only seen on file systems of one machine.
-[[nodiscard]] bool is_let_go(const SnapshotName& name, int directory);
+enum class Hold {
+    held,    ///< by some process, wherever that is
+    let_go,  ///< nobody can wake from it, though its owner live: it runs another program by now
+    unknown, ///< locks may be lost there, or the file cannot be opened
+};
+
+/// What the lock of the snapshot `name` in `directory` says.
+[[nodiscard]] Hold look_at_lock(const SnapshotName& name, int directory);
 
 /// A directory that belongs to the calling user alone. Thread-safe.
 class SnapshotDirectory {
@@ -77,12 +86,13 @@ public:
     /// Snapshots that nobody needs any more: no process holds them open and locked. The lock decides between
     /// containers that share a directory, where pids mean nothing (a killed process may hold it a moment
     /// longer, while the kernel ends its writes), and tells of an owner that runs another program by now
-    /// (exec). Where another machine may have the file system, too, and locks may be lost, their owner must
-    /// have ended as well. Kept ones are none, nor are those of elsewhere. Errors: io_failed.
+    /// (exec). Where locks may be lost, as on a file system that another machine may have, too, their owner
+    /// must be seen to have ended as well, from its own pid namespace. Kept ones are none, nor are those of
+    /// elsewhere. Errors: io_failed.
     [[nodiscard]] Result<std::vector<SnapshotName>> leftovers() const;
-    /// Those of elsewhere that nobody holds: leftovers, if one knew that their machine was started again. And
-    /// those of ended owners where nobody can hold anything, for the file system has no locks. Errors:
-    /// io_failed.
+    /// Those of elsewhere, and where locks may be lost those of unseen owners, that nobody holds: leftovers,
+    /// if one knew that their owners have ended. And those of ended owners where nobody can hold anything,
+    /// for the file system has no locks. Errors: io_failed.
     [[nodiscard]] Result<std::vector<SnapshotName>> doubtful() const;
     /// Removes them. Returns those that it removed. Errors: io_failed.
     [[nodiscard]] Result<std::vector<SnapshotName>> remove_leftovers() const;

@@ -23,14 +23,15 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
     constexpr int k_flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     constexpr int k_tries = 1000; // a process in another container may have the same pid and start time
     const auto boot = boot_id();
+    const auto its_pids = pid_namespace();
     UniqueFd anew;
     const int at = directory->fd(anew);
     for (int i = 0; i < k_tries; ++i) {
-        SnapshotName name{owner, next++, SnapshotName::Kind::partial, boot};
+        SnapshotName name{owner, next++, SnapshotName::Kind::partial, boot, its_pids};
         auto text = name.text();
         // A final name is taken as well if somebody has it: renaming must not replace.
         const auto is_taken = [&](SnapshotName::Kind kind) {
-            const SnapshotName final_name{owner, name.number, kind, boot};
+            const SnapshotName final_name{owner, name.number, kind, boot, its_pids};
             return ::faccessat(at, final_name.text().c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
         };
         if (is_taken(SnapshotName::Kind::sleeping) || is_taken(SnapshotName::Kind::kept)) continue;

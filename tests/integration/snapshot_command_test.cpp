@@ -24,10 +24,9 @@ struct Answer {
     std::string output; ///< both streams
 };
 
-/// Runs the command through the shell.
-Answer run(const std::string& arguments) {
-    const auto command = std::string(GPU_SLEEP_TEST_SNAPSHOT_COMMAND) + " " + arguments + " 2>&1";
-    auto* const pipe = ::popen(command.c_str(), "r");
+/// Through the shell.
+Answer run_command(const std::string& command) {
+    auto* const pipe = ::popen((command + " 2>&1").c_str(), "r");
     REQUIRE(pipe != nullptr);
     Answer answer;
     char buffer[4096];
@@ -35,6 +34,10 @@ Answer run(const std::string& arguments) {
         answer.output.append(buffer, bytes);
     answer.status = WEXITSTATUS(::pclose(pipe));
     return answer;
+}
+
+Answer run(const std::string& arguments) {
+    return run_command(std::string(GPU_SLEEP_TEST_SNAPSHOT_COMMAND) + " " + arguments);
 }
 
 bool has(const Answer& answer, const std::string& text) {
@@ -241,6 +244,59 @@ TEST_CASE("gpu-snapshot: what a killed process left in a directory goes, what a 
     CHECK(std::filesystem::exists(stage.path));
     ::close(ready[0]);
     ::close(ready[1]);
+}
+
+TEST_CASE("gpu-snapshot: a living sleeper of another pid namespace is asleep and stays", "[snapshot]") {
+    const Stage stage; // whose pid and start time are nobody's in the new namespace
+    test::MemoryContents contents;
+    contents.add("weights", stage.first);
+    contents.description.owner = test::k_nobody;
+    const auto theirs = store::write_snapshot(stage.directory.open(), contents.description, contents, {});
+    REQUIRE(theirs);
+    const auto file = theirs->file.path();
+    const auto inside = [&](const std::string& arguments) {
+        return "unshare --user --map-root-user --pid --fork --mount-proc " +
+               std::string(GPU_SLEEP_TEST_SNAPSHOT_COMMAND) + " " + arguments;
+    };
+    if (run_command(inside("ls " + stage.elsewhere.path().string())).status != 0)
+        return test::skip_without_right("make namespaces");
+    for (const auto& path : {stage.path, file}) {
+        CHECK(has(run("ls " + path.string()), "asleep"));
+        const auto listed = run_command(inside("ls " + path.string() + " --json"));
+        const auto json = nlohmann::json::parse(listed.output, nullptr, false);
+        REQUIRE(json.is_object());
+        CHECK(json["snapshots"][0]["state"] == "asleep");
+        CHECK(json["snapshots"][0]["owner"]["alive"] == true);
+    }
+    CHECK_FALSE(has(run_command(inside("ls " + stage.directory.path().string())), "removed"));
+    CHECK(stage.directory.file_count() == 2);
+}
+
+TEST_CASE("gpu-snapshot: where locks may be lost, what is of another pid namespace stays", "[snapshot]") {
+    const Stage stage;
+    store::SnapshotName name{test::k_nobody, 1, store::SnapshotName::Kind::sleeping, boot_id(),
+                             pid_namespace()};
+    REQUIRE(name.pid_namespace != 0);
+    const auto ended = stage.directory.path() / name.text();
+    ++name.pid_namespace;
+    const auto unseen = stage.directory.path() / name.text();
+    test::MemoryContents contents;
+    contents.add("weights", stage.first);
+    contents.description.owner = test::k_nobody;
+    auto theirs = store::write_snapshot(stage.directory.open(), contents.description, contents, {});
+    REQUIRE(theirs);
+    for (const auto& file : {ended, unseen}) std::filesystem::copy_file(theirs->file.path(), file);
+    nlohmann::json looked;
+    const auto body = [&] { looked = ask("ls " + stage.directory.path().string()); };
+    // As on a file system that nothing is known of.
+    if (!test::with_failing_calls({{SYS_fstatfs, EIO, {}}}, body))
+        return test::skip_without_right("filter its system calls");
+    CHECK(looked["removed"] == nlohmann::json::array({ended.filename().string()}));
+    REQUIRE(looked["snapshots"].size() == 3);
+    for (const auto& each : looked["snapshots"])
+        CHECK(each["state"] == (each["path"] == unseen.string() ? "of another pid namespace" : "asleep"));
+    CHECK(std::filesystem::exists(unseen));
+    CHECK(has(run("ls --keep-leftovers " + stage.directory.path().string()), "left over")); // the lock tells
 }
 
 TEST_CASE("gpu-snapshot: JSON says how it went, as that of the other commands does", "[snapshot]") {

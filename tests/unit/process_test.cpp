@@ -7,6 +7,7 @@
 #include "support/catch.hpp"
 #include "support/proc_tree.hpp"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 using namespace gpu_sleep;
@@ -41,6 +42,22 @@ TEST_CASE("Process: a start time that is not there is an error", "[process]") {
         REQUIRE_FALSE(start_time);
         CHECK(start_time.error().code == ErrorCode::io_failed);
     }
+}
+
+TEST_CASE("Process: the pid namespace is known where proc shows its processes", "[process]") {
+    const test::ProcTree tree;
+    CHECK(pid_namespace(tree.proc()) == 0);
+    tree.write("proc/self/ns/pid", "");
+    struct stat status = {};
+    REQUIRE(::stat((tree.proc() / "self/ns/pid").c_str(), &status) == 0);
+    tree.write("proc/self/status", "Name:\tNSpid\nNSpid:\t4242\nNSpgid:\t4242\n");
+    CHECK(pid_namespace(tree.proc()) == status.st_ino);
+    tree.write("proc/self/status", "Name:\tNSpid\nNSpid:\t4242\t7\nNSpgid:\t4242\n");
+    CHECK(pid_namespace(tree.proc()) == 0); // the caller is in one within that
+    tree.write("proc/self/status", "Name:\tNSpid\n");
+    CHECK(pid_namespace(tree.proc()) == 0);
+    REQUIRE(::stat("/proc/self/ns/pid", &status) == 0);
+    CHECK(pid_namespace() == status.st_ino);
 }
 
 TEST_CASE("Process: this process finds itself", "[process]") {

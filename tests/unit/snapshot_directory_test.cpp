@@ -29,17 +29,35 @@ TEST_CASE("Snapshot names: read as they are written, and no others", "[store]") 
             const SnapshotName name{{4242, 123456}, 7, kind, machine};
             CHECK(SnapshotName::parse(name.text()) == name);
         }
+        const SnapshotName name{{4242, 123456}, 7, kind, boot, 4026531836};
+        CHECK(SnapshotName::parse(name.text()) == name);
     }
     CHECK(SnapshotName{{4242, 123456}, 7, Kind::kept, boot}.text() ==
           "gpu-sleep-4242-123456-7-0123456789abcdef0123456789abcdef.kept");
+    CHECK(SnapshotName{{4242, 123456}, 7, Kind::kept, boot, 4026531836}.text() ==
+          "gpu-sleep-4242-123456-7-0123456789abcdef0123456789abcdef-4026531836.kept");
     CHECK(boot_id().size() == boot.size());
     CHECK(SnapshotName{{4242, 123456}, 7, Kind::sleeping}.text() == "gpu-sleep-4242-123456-7.snapshot");
-    for (const auto* text :
-         {"", "gpu-sleep-", "gpu-sleep-1-2.snapshot", "gpu-sleep-1-2-3", "gpu-sleep-1-2-3.snap",
-          "gpu-sleep-1-2-3.snapshot~", "gpu-sleep--1-2-3.snapshot", "gpu-sleep-0-2-3.kept",
-          "gpu-sleep-01-2-3.kept", "gpu-sleep-1-2-3x.kept", "gpu-sleep-99999999999-2-3.snapshot",
-          "gpu-sleep-1-2-3-.kept", "gpu-sleep-1-2-3-0123.kept",
-          "gpu-sleep-1-2-3-0123456789ABCDEF0123456789abcdef.kept", "x-gpu-sleep-1-2-3.kept"})
+    for (const auto* text : {"",
+                             "gpu-sleep-",
+                             "gpu-sleep-1-2.snapshot",
+                             "gpu-sleep-1-2-3",
+                             "gpu-sleep-1-2-3.snap",
+                             "gpu-sleep-1-2-3.snapshot~",
+                             "gpu-sleep--1-2-3.snapshot",
+                             "gpu-sleep-0-2-3.kept",
+                             "gpu-sleep-01-2-3.kept",
+                             "gpu-sleep-1-2-3x.kept",
+                             "gpu-sleep-99999999999-2-3.snapshot",
+                             "gpu-sleep-1-2-3-.kept",
+                             "gpu-sleep-1-2-3-0123.kept",
+                             "gpu-sleep-1-2-3-0123456789ABCDEF0123456789abcdef.kept",
+                             "gpu-sleep-1-2-3-77.kept",
+                             "gpu-sleep-1-2-3-0123456789abcdef0123456789abcdef-.kept",
+                             "gpu-sleep-1-2-3-0123456789abcdef0123456789abcdef-0.kept",
+                             "gpu-sleep-1-2-3-0123456789abcdef0123456789abcdef-07.kept",
+                             "gpu-sleep-1-2-3-0123456789abcdef0123456789abcdef-7-7.kept",
+                             "x-gpu-sleep-1-2-3.kept"})
         CHECK_FALSE(SnapshotName::parse(text));
 }
 
@@ -79,7 +97,7 @@ TEST_CASE("Snapshot files: a name that somebody has is not followed and not repl
     REQUIRE(probe);
     const auto number = probe->name().number;
     for (std::uint64_t i = 1; i <= 4; ++i) {
-        const SnapshotName name{k_nobody, number + i, static_cast<Kind>(i % 3), boot_id()};
+        const SnapshotName name{k_nobody, number + i, static_cast<Kind>(i % 3), boot_id(), pid_namespace()};
         if (i < 3)
             std::filesystem::create_symlink(victim, directory.path() / name.text());
         else
@@ -143,11 +161,15 @@ TEST_CASE("Leftovers: those of another machine only where a file system is no ot
     const ProcessIdentity living{::getpid(), *own_start_time()};
     const auto here = boot_id();
     const std::string other(32, 'a');
-    const auto make = [&](ProcessIdentity owner, std::uint64_t number, const std::string& boot) {
-        const SnapshotName name{owner, number, Kind::sleeping, boot};
+    const auto make = [&](ProcessIdentity owner, std::uint64_t number, const std::string& boot,
+                          std::uint64_t its_pids = 0) {
+        const SnapshotName name{owner, number, Kind::sleeping, boot, its_pids};
         test::write_file(directory.path() / name.text(), test::random_bytes(10));
     };
-    make(k_nobody, 1, here);
+    REQUIRE(pid_namespace() != 0);
+    make(k_nobody, 1, here, pid_namespace());
+    make(k_nobody, 7, here, pid_namespace() + 1); // as in another container
+    make(k_nobody, 8, here);
     make(k_nobody, 2, other);
     make(living, 3, other); // whose pid and start time are by chance those of somebody here
     make(k_nobody, 4, "");
@@ -168,11 +190,11 @@ TEST_CASE("Leftovers: those of another machine only where a file system is no ot
     });
     if (was_run) {
         CHECK(left == std::set<std::uint64_t>{1});
-        CHECK(doubtful == std::set<std::uint64_t>{2, 3, 4, 6});
+        CHECK(doubtful == std::set<std::uint64_t>{2, 3, 4, 6, 7, 8});
     }
-    CHECK(numbers(opened->leftovers()) == std::set<std::uint64_t>{1, 2, 3, 4, 5, 6});
+    CHECK(numbers(opened->leftovers()) == std::set<std::uint64_t>{1, 2, 3, 4, 5, 6, 7, 8});
     CHECK(opened->doubtful()->empty());
-    CHECK(opened->remove_leftovers()->size() == 6);
+    CHECK(opened->remove_leftovers()->size() == 8);
     CHECK(directory.file_count() == 0);
     if (!was_run) test::skip_without_right("filter its system calls");
 }

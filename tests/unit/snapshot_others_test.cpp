@@ -144,7 +144,8 @@ TEST_CASE("Other users: names that they made in a directory while it was open ar
     CHECK(as_user(k_one_user, [&] { return is_refused_directory(place.own()); }));
     // The first names that the user's process will want.
     const auto name = [&](std::uint64_t number, SnapshotName::Kind kind) {
-        return place.own() + "/" + SnapshotName{{4242, 123456}, number, kind, boot_id()}.text();
+        return place.own() + "/" +
+               SnapshotName{{4242, 123456}, number, kind, boot_id(), pid_namespace()}.text();
     };
     REQUIRE(as_user(k_other_user, [&] {
         ::umask(0);
