@@ -178,7 +178,7 @@ std::string render_good(const SnapshotFacts& snapshot) {
 
 std::string render_removed(const Removed& removed) {
     std::string text;
-    for (const auto& name : removed) text += fmt::format("removed {}: its process has ended\n", name);
+    for (const auto& name : removed) text += fmt::format("removed {}: its process has let go of it\n", name);
     return text;
 }
 
