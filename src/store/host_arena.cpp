@@ -123,17 +123,17 @@ bool HostArena::is_pinned(std::size_t index) const noexcept {
     return pinned_[index].load(std::memory_order_acquire);
 }
 
-Result<void> HostArena::prepare(std::size_t index) {
+Result<void> HostArena::populate(std::size_t index) {
     const auto memory = piece(index);
-    if (const int failure = populate(memory); failure != 0)
+    if (const int failure = store::populate(memory); failure != 0)
         return errno_error(ErrorCode::out_of_host_memory, failure, "madvise",
                            fmt::format("cannot have {} of host memory for contents", format_bytes(bytes_)));
     populated_bytes_ += memory.size();
-    if (pinner_ != nullptr) pin(index);
     return {};
 }
 
 void HostArena::pin(std::size_t index) {
+    if (pinner_ == nullptr) return;
     const auto pinned = pinner_->pin(piece(index));
     pinned_[index].store(pinned.has_value(), std::memory_order_release);
     if (!pinned && !has_complained_.exchange(true))
@@ -185,11 +185,15 @@ void ArenaPreparer::work() {
 }
 
 Result<void> ArenaPreparer::fill(const Task& task) {
-    const auto claim = claims_.make(
-        task.arena->piece(task.piece).size(), [this] { return missing(); },
-        [this](Milliseconds time) { return pause(time); });
-    if (!claim) return claim.error();
-    return task.arena->prepare(task.piece);
+    {
+        const auto claim = claims_.make(
+            task.arena->piece(task.piece).size(), [this] { return missing(); },
+            [this](Milliseconds time) { return pause(time); });
+        if (!claim) return claim.error();
+        GPU_SLEEP_TRY(task.arena->populate(task.piece));
+    }
+    task.arena->pin(task.piece);
+    return {};
 }
 
 bool ArenaPreparer::pause(Milliseconds time) {

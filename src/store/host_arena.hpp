@@ -70,9 +70,10 @@ private:
     friend class ArenaPreparer;
 
     HostArena(Bytes bytes, Pinner* pinner, std::byte* data);
-    /// Gives pages to the piece and pins it. For each piece once; different pieces on different threads.
-    /// Errors: out_of_host_memory.
-    [[nodiscard]] Result<void> prepare(std::size_t index);
+    /// Gives pages to the piece. For each piece once; different pieces on different threads. Errors:
+    /// out_of_host_memory.
+    [[nodiscard]] Result<void> populate(std::size_t index);
+    /// Pins the piece, which has its pages, if that can be done.
     void pin(std::size_t index);
 
     Bytes bytes_;
@@ -129,7 +130,7 @@ private:
     [[nodiscard]] std::string missing() const;
 
     const unsigned most_threads_;
-    const HostClaims claims_;
+    HostClaims claims_;
     const std::vector<HostArena*> arenas_;
     // Not changed after start:
     std::map<const HostArena*, std::size_t> first_task_; ///< of each arena

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Claims of host memory that is about to be taken: the kernel does not refuse what is too much, it kills.
+// Near the limit, processes that share it take turns.
 
 #pragma once
 
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "store/host_memory.hpp"
+#include "store/unshared_fd.hpp"
 
 #include <atomic>
 #include <functional>
@@ -22,15 +24,19 @@ struct ClaimOptions {
     std::function<Headroom()> headroom = [] { return host_headroom(); };
     /// How long a claim waits for headroom before it fails: virtual machines may grow while they are used.
     Milliseconds patience{2000};
+    /// How long it waits for its turn before claims do without: whoever has it may have been stopped.
+    Milliseconds turn_patience{3000};
 };
 
 /// Memory of which nobody else of the process takes himself to have it, until this is destroyed: by then it
-/// has been taken, or is not wanted any more. Move-only.
+/// has been taken, or is not wanted any more. Near the limit, nobody else of those who share it makes a claim
+/// meanwhile, so it must not last long. Move-only.
 class HostClaim {
 public:
-    HostClaim(HostClaim&& other) noexcept : bytes_(std::exchange(other.bytes_, 0)) {}
+    HostClaim(HostClaim&& other) noexcept
+        : bytes_(std::exchange(other.bytes_, 0)), turn_(std::move(other.turn_)) {}
     HostClaim& operator=(HostClaim&&) = delete;
-    ~HostClaim() { under_way_ -= bytes_; }
+    ~HostClaim();
 
 private:
     friend class HostClaims;
@@ -41,6 +47,7 @@ private:
 
     Bytes bytes_;
     Bytes others_ = 0; ///< what was under way before
+    UnsharedFd turn_;  ///< locked while this process has the turn; empty where it needs none
 };
 
 /// Makes claims for one transaction. Thread-safe.
@@ -50,19 +57,27 @@ public:
 
     /// Waits so long, or less, before headroom is looked at again; true ends the waiting.
     using Pause = std::function<bool(Milliseconds)>;
+    /// Headroom besides what is wanted from which on nobody takes turns: more than the processes of a host
+    /// that go to sleep at one moment have under way, 128 MiB on each of six threads.
+    static constexpr Bytes k_plenty = 4 * k_gib;
+
     /// Waits for headroom for `bytes` besides what all others of the process have under way. An error says
     /// that `needed()` are needed. Errors: out_of_host_memory (with k_where; says what limited it),
     /// cancelled.
     [[nodiscard]] Result<HostClaim> make(Bytes bytes, const std::function<std::string()>& needed,
-                                         const Pause& pause) const;
+                                         const Pause& pause);
 
     /// Error::where of claims that failed.
     static constexpr std::string_view k_where = "host headroom";
 
 private:
+    /// Locks `shared`, if nobody else has. Empty where somebody has, and where nobody can.
+    [[nodiscard]] UnsharedFd try_turn(const std::filesystem::path& shared, Clock::time_point since);
     [[nodiscard]] Error shortage(const std::string& needed, const Headroom& headroom) const;
 
     const ClaimOptions options_;
+    std::atomic<bool> takes_turns_{true};                           ///< false once that has failed
+    std::atomic<Clock::time_point> last_turn_{Clock::time_point{}}; ///< when there was one
 };
 
 } // namespace gpu_sleep::store

@@ -48,6 +48,7 @@ std::optional<Bytes> read_fields(const fs::path& file, std::initializer_list<std
 
 /// What one control group allows and uses; nothing where it does not say.
 struct GroupMemory {
+    const char* limit_file = "";
     std::optional<Bytes> limit;
     std::optional<Bytes> usage;
     Bytes reclaimable = 0; ///< of the usage, what the kernel takes back before it kills
@@ -57,7 +58,8 @@ using GroupReader = GroupMemory (*)(const fs::path& group);
 
 GroupMemory read_version_2(const fs::path& group) {
     GroupMemory memory;
-    memory.limit = read_number(group / "memory.max");
+    memory.limit_file = "memory.max";
+    memory.limit = read_number(group / memory.limit_file);
     // Above memory.high nobody is killed, but every allocation is slowed until enough was reclaimed, and
     // pinned memory never can be: a sleep would crawl and so would the program after it. It is a limit to us.
     if (const auto high = read_number(group / "memory.high"))
@@ -69,14 +71,19 @@ GroupMemory read_version_2(const fs::path& group) {
 }
 
 GroupMemory read_version_1(const fs::path& group) {
-    return {read_number(group / "memory.limit_in_bytes"), read_number(group / "memory.usage_in_bytes"),
-            read_fields(group / "memory.stat", {"total_inactive_file"}).value_or(0)};
+    GroupMemory memory;
+    memory.limit_file = "memory.limit_in_bytes";
+    memory.limit = read_number(group / memory.limit_file);
+    memory.usage = read_number(group / "memory.usage_in_bytes");
+    memory.reclaimable = read_fields(group / "memory.stat", {"total_inactive_file"}).value_or(0);
+    return memory;
 }
 
-void limit_by(Headroom& headroom, Bytes bytes, std::string what) {
+void limit_by(Headroom& headroom, Bytes bytes, std::string what, fs::path shared) {
     if (bytes >= headroom.bytes) return;
     headroom.bytes = bytes;
     headroom.limited_by = std::move(what);
+    headroom.shared = std::move(shared);
 }
 
 void limit_by_group(Headroom& headroom, const fs::path& group, GroupReader read) {
@@ -84,7 +91,7 @@ void limit_by_group(Headroom& headroom, const fs::path& group, GroupReader read)
     if (!memory.limit || !memory.usage) return;
     const auto used = *memory.usage - std::min(*memory.usage, memory.reclaimable);
     limit_by(headroom, *memory.limit - std::min(*memory.limit, used),
-             "the memory limit of control group " + group.string());
+             "the memory limit of control group " + group.string(), group / memory.limit_file);
 }
 
 /// The group and its ancestors up to and including `root`: each of their limits counts. In a container the
@@ -118,7 +125,7 @@ void limit_by_membership(Headroom& headroom, const fs::path& root, std::string_v
 Headroom host_headroom(const HostMemorySources& sources) {
     Headroom headroom{std::numeric_limits<Bytes>::max(), "nothing"};
     if (const auto available = read_fields(sources.proc / "meminfo", {"MemAvailable:"}))
-        limit_by(headroom, *available * k_kib, "free host memory");
+        limit_by(headroom, *available * k_kib, "free host memory", sources.proc / "meminfo");
     std::ifstream membership(sources.proc / "self" / "cgroup");
     for (std::string line; std::getline(membership, line);)
         limit_by_membership(headroom, sources.cgroup, line);

@@ -22,6 +22,9 @@ struct Headroom {
     Bytes bytes = 0; ///< what may still be taken
     std::string
         limited_by; ///< what sets that limit, for a message: "free host memory", or a control group's limit
+    /// A file that all whom it limits can see, as far as they see each other; nobody but us locks it. Empty
+    /// where nothing limits.
+    std::filesystem::path shared{};
 };
 
 /// The smallest of: MemAvailable, and for the process's control group and each of its ancestors (version 2

@@ -26,7 +26,7 @@ class SnapshotWriter {
 public:
     /// `claims` is null for a file that does not lie in host memory.
     SnapshotWriter(SnapshotFile& file, SnapshotHeader& header, ChunkSource& source, IoQueue& queue,
-                   BufferPool& pool, const HostClaims* claims)
+                   BufferPool& pool, HostClaims* claims)
         : file_(file), header_(header), source_(source), queue_(queue), pool_(pool), claims_(claims),
           places_(places_of(header.description.extents)), end_(header.header_bytes) {
         header_.rows.resize(places_.size());
@@ -146,7 +146,7 @@ private:
     ChunkSource& source_;
     IoQueue& queue_;
     BufferPool& pool_;
-    const HostClaims* claims_;
+    HostClaims* claims_;
     const std::vector<ChunkPlace> places_;
     std::vector<codec::ChunkEncoder> encoders_; ///< one for each worker
     std::atomic<Bytes> end_;                    ///< of what was given a place in the file

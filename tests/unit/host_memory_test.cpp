@@ -66,6 +66,7 @@ TEST_CASE("Host memory: without control groups the machine's free memory counts"
     const Machine machine;
     CHECK(machine.headroom().bytes == 10 * k_gib);
     CHECK(machine.headroom().limited_by == "free host memory");
+    CHECK(machine.headroom().shared == machine.cgroup().parent_path() / "proc" / "meminfo");
 }
 
 TEST_CASE("Host memory: what cannot be read does not limit", "[host_memory]") {
@@ -86,6 +87,7 @@ TEST_CASE("Host memory: the process's own group limits", "[host_memory]") {
     machine.join("0::/user.slice/a.scope\n");
     machine.add_group("/user.slice/a.scope", gib(4), k_gib);
     CHECK(machine.headroom().bytes == 3 * k_gib);
+    CHECK(machine.headroom().shared == machine.cgroup() / "user.slice/a.scope/memory.max");
     CHECK(machine.headroom().limited_by ==
           "the memory limit of control group " + (machine.cgroup() / "user.slice/a.scope").string());
 }
