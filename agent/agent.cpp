@@ -130,11 +130,13 @@ std::optional<Agent::Memory> Agent::memory() noexcept {
 
 Result<void> Agent::start() {
     if (running_.load(std::memory_order_acquire)) return {};
-    const std::lock_guard lock(start_mutex_);
-    if (running_.load(std::memory_order_relaxed)) return {};
+    // Before the mutex: both take the loader's lock, which a thread in a library's constructor has, that may
+    // come here too.
     auto api = driver::Api::load();
     if (!api) return std::move(api).error();
     GPU_SLEEP_DRIVER_TRY(*api, cuInit, "cannot initialise CUDA", 0);
+    const std::lock_guard lock(start_mutex_);
+    if (running_.load(std::memory_order_relaxed)) return {};
     if (!running_storage_)
         running_storage_ = std::make_unique<Running>(*api, ledger_, sleep::Engine::Options{});
     GPU_SLEEP_TRY(server_.start());

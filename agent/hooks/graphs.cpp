@@ -6,9 +6,9 @@
 
 #include "base/guard.hpp"
 #include "base/immortal.hpp"
-#include "base/symbols.hpp"
 #include "caught/caught.hpp"
 #include "hooks/inspect.hpp"
+#include "hooks/late_symbol.hpp"
 
 #include <algorithm>
 #include <mutex>
@@ -21,35 +21,22 @@ namespace {
 
 /// What is asked of graphs; null in drivers that lack it. Source: CUDA Driver API, Graph Management.
 struct GraphQueries {
-    decltype(&::cuGraphGetNodes) nodes = nullptr;
-    decltype(&::cuGraphNodeGetType) type = nullptr;
-    decltype(&::cuGraphKernelNodeGetParams_v2) kernel = nullptr;
-    decltype(&::cuGraphMemcpyNodeGetParams) copy = nullptr;
-    decltype(&::cuGraphMemsetNodeGetParams) fill = nullptr;
-    decltype(&::cuGraphBatchMemOpNodeGetParams) operations = nullptr;
-    decltype(&::cuGraphChildGraphNodeGetGraph) child = nullptr;
-
-    static const GraphQueries& instance() {
-        static const GraphQueries s_queries;
-        return s_queries;
-    }
-
-private:
-    GraphQueries() {
-        find(nodes, "cuGraphGetNodes");
-        find(type, "cuGraphNodeGetType");
-        find(kernel, "cuGraphKernelNodeGetParams_v2");
-        find(copy, "cuGraphMemcpyNodeGetParams");
-        find(fill, "cuGraphMemsetNodeGetParams");
-        find(operations, "cuGraphBatchMemOpNodeGetParams");
-        find(child, "cuGraphChildGraphNodeGetGraph");
-    }
-    template <class Function>
-    static void find(Function& function, const char* symbol) {
-        if (void* const driver = loaded_driver())
-            function = reinterpret_cast<Function>(find_symbol(driver, symbol));
-    }
+    LateSymbol<decltype(::cuGraphGetNodes)> nodes{"cuGraphGetNodes"};
+    LateSymbol<decltype(::cuGraphNodeGetType)> type{"cuGraphNodeGetType"};
+    LateSymbol<decltype(::cuGraphKernelNodeGetParams_v2)> kernel{"cuGraphKernelNodeGetParams_v2"};
+    LateSymbol<decltype(::cuGraphMemcpyNodeGetParams)> copy{"cuGraphMemcpyNodeGetParams"};
+    LateSymbol<decltype(::cuGraphMemsetNodeGetParams)> fill{"cuGraphMemsetNodeGetParams"};
+    LateSymbol<decltype(::cuGraphBatchMemOpNodeGetParams)> operations{"cuGraphBatchMemOpNodeGetParams"};
+    LateSymbol<decltype(::cuGraphChildGraphNodeGetGraph)> child{"cuGraphChildGraphNodeGetGraph"};
 };
+constinit GraphQueries g_ask;
+
+/// Whether the driver has the query, and answered it.
+template <class Function, class... Arguments>
+bool answers(LateSymbol<Function>& query, Arguments... arguments) {
+    auto* const function = query.get();
+    return function && function(arguments...) == CUDA_SUCCESS;
+}
 
 /// What each node names, those of its child graph among it: so one that is changed names nothing besides.
 using NodeNames = std::unordered_map<CUgraphNode, gate::Named>;
@@ -65,46 +52,42 @@ struct Graphs {
 
 /// The nodes of `graph`; nothing when the driver does not tell.
 std::optional<std::vector<CUgraphNode>> nodes_of(CUgraph graph) {
-    const auto& ask = GraphQueries::instance();
     std::size_t count = 0;
-    if (!ask.nodes || ask.nodes(graph, nullptr, &count) != CUDA_SUCCESS) return std::nullopt;
+    if (!answers(g_ask.nodes, graph, nullptr, &count)) return std::nullopt;
     std::vector<CUgraphNode> nodes(count);
-    if (count != 0 && ask.nodes(graph, nodes.data(), &count) != CUDA_SUCCESS) return std::nullopt;
+    if (count != 0 && !answers(g_ask.nodes, graph, nodes.data(), &count)) return std::nullopt;
     return nodes;
 }
 
 /// Whether the driver told what the node is.
 bool ask_type(CUgraphNode node, CUgraphNodeType& type) {
-    const auto& ask = GraphQueries::instance();
-    return ask.type && ask.type(node, &type) == CUDA_SUCCESS;
+    return answers(g_ask.type, node, &type);
 }
 
 /// Whether the driver told it.
 bool ask_child(CUgraphNode node, CUgraph& child) {
-    const auto& ask = GraphQueries::instance();
-    return ask.child && ask.child(node, &child) == CUDA_SUCCESS;
+    return answers(g_ask.child, node, &child);
 }
 
 void add_node_of(gate::Named& named, CUgraphNode node) {
-    const auto& ask = GraphQueries::instance();
     auto type = CU_GRAPH_NODE_TYPE_EMPTY;
     bool known = ask_type(node, type);
     switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
         CUDA_KERNEL_NODE_PARAMS_v2 kernel{};
-        known = known && ask.kernel && ask.kernel(node, &kernel) == CUDA_SUCCESS;
+        known = known && answers(g_ask.kernel, node, &kernel);
         if (known) add_kernel_node(named, kernel);
         break;
     }
     case CU_GRAPH_NODE_TYPE_MEMCPY: {
         CUDA_MEMCPY3D copy{};
-        known = known && ask.copy && ask.copy(node, &copy) == CUDA_SUCCESS;
+        known = known && answers(g_ask.copy, node, &copy);
         if (known) add_copy(named, copy);
         break;
     }
     case CU_GRAPH_NODE_TYPE_MEMSET: {
         CUDA_MEMSET_NODE_PARAMS fill{};
-        known = known && ask.fill && ask.fill(node, &fill) == CUDA_SUCCESS;
+        known = known && answers(g_ask.fill, node, &fill);
         if (known) add_fill_node(named, fill);
         break;
     }
@@ -116,7 +99,7 @@ void add_node_of(gate::Named& named, CUgraphNode node) {
     }
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: {
         CUDA_BATCH_MEM_OP_NODE_PARAMS operations{};
-        known = known && ask.operations && ask.operations(node, &operations) == CUDA_SUCCESS;
+        known = known && answers(g_ask.operations, node, &operations);
         if (known) add_operations(named, operations.paramArray, operations.count);
         break;
     }

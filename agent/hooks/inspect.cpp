@@ -4,8 +4,8 @@
 
 #include "hooks/inspect.hpp"
 
-#include "base/symbols.hpp"
 #include "caught/caught.hpp"
+#include "hooks/late_symbol.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -13,14 +13,8 @@
 namespace gpu_sleep::hooks {
 namespace {
 
-using ParamInfo = decltype(::cuFuncGetParamInfo);
-using KernelParamInfo = decltype(::cuKernelGetParamInfo);
-
-template <class Function>
-Function* uncaught(const char* symbol) noexcept {
-    void* const driver = loaded_driver();
-    return driver ? reinterpret_cast<Function*>(find_symbol(driver, symbol)) : nullptr;
-}
+constinit LateSymbol<decltype(::cuFuncGetParamInfo)> g_of_function("cuFuncGetParamInfo");
+constinit LateSymbol<decltype(::cuKernelGetParamInfo)> g_of_kernel("cuKernelGetParamInfo");
 
 /// Every aligned word of `bytes` may be an address.
 void add_words(gate::Named& named, const void* data, std::size_t bytes) {
@@ -143,17 +137,17 @@ void add_kernel(gate::Named& named, CUfunction function, void** parameters, void
         return;
     }
     if (!parameters) return;
-    static auto* const s_of_function = uncaught<ParamInfo>("cuFuncGetParamInfo");
-    static auto* const s_of_kernel = uncaught<KernelParamInfo>("cuKernelGetParamInfo");
+    auto* const of_function = g_of_function.get();
+    auto* const of_kernel = g_of_kernel.get();
     bool is_kernel = false; // of a library, in place of a function
     for (std::size_t i = 0;; ++i) {
         std::size_t offset = 0;
         std::size_t bytes = 0;
         auto status = CUDA_ERROR_NOT_SUPPORTED;
-        if (s_of_function && !is_kernel) status = s_of_function(function, i, &offset, &bytes);
+        if (of_function && !is_kernel) status = of_function(function, i, &offset, &bytes);
         is_kernel |= status == CUDA_ERROR_INVALID_HANDLE;
-        if (is_kernel && s_of_kernel)
-            status = s_of_kernel(reinterpret_cast<CUkernel>(function), i, &offset, &bytes);
+        if (is_kernel && of_kernel)
+            status = of_kernel(reinterpret_cast<CUkernel>(function), i, &offset, &bytes);
         if (status == CUDA_ERROR_INVALID_VALUE) return; // behind the last one
         if (status != CUDA_SUCCESS) {
             named.known = false;

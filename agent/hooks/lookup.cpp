@@ -48,22 +48,32 @@ struct Table {
 
 std::atomic<const Table*> g_table{nullptr};
 
-const Table* table() noexcept {
-    if (const auto* made = g_table.load(std::memory_order_acquire)) return made;
-    void* const driver = loaded_driver();
-    if (!driver) return nullptr;
-    static std::mutex s_mutex; ///< one making at a time
-    const std::lock_guard lock(s_mutex);
-    if (const auto* made = g_table.load(std::memory_order_acquire)) return made;
-    static Table s_table;
+/// Looks all of them up, each under the loader's lock.
+Table make_table(void* driver) noexcept {
+    Table made;
     for (std::size_t i = 0; i < k_entries; ++i) {
         void* const address = find_symbol(driver, k_symbols[i]);
         if (!address) continue; // an older driver
         g_real[i].store(address, std::memory_order_relaxed);
-        s_table.rows[s_table.count++] = {address, k_stand_ins[i]()};
+        made.rows[made.count++] = {address, k_stand_ins[i]()};
     }
     // Stable, so that of two names for one address the first of the list counts.
-    std::stable_sort(s_table.rows.begin(), s_table.rows.begin() + static_cast<std::ptrdiff_t>(s_table.count));
+    std::stable_sort(made.rows.begin(), made.rows.begin() + static_cast<std::ptrdiff_t>(made.count));
+    return made;
+}
+
+const Table* table() noexcept {
+    if (const auto* made = g_table.load(std::memory_order_acquire)) return made;
+    void* const driver = loaded_driver();
+    if (!driver) return nullptr;
+    // A thread in a library's constructor has the loader's lock, and may come here: each thread looks up for
+    // itself, and who is first keeps what it found.
+    const auto found = make_table(driver);
+    static std::mutex s_mutex; ///< held over a copy alone
+    const std::lock_guard lock(s_mutex);
+    if (const auto* made = g_table.load(std::memory_order_acquire)) return made;
+    static constinit Table s_table;
+    s_table = found;
     g_table.store(&s_table, std::memory_order_release);
     return &s_table;
 }

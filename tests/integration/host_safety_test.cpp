@@ -271,6 +271,16 @@ TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go",
     CHECK(end.err.empty());
 }
 
+TEST_CASE("Host safety: a program initialises CUDA while a library does in its constructor",
+          "[host_safety]") {
+    Program program({"constructor", GPU_SLEEP_TEST_CONSTRUCTOR});
+    REQUIRE(program.line() == "ready"); // neither waits for what the other has
+    program.sleep();
+    program.wake();
+    program.go_on();
+    CHECK(program.ends().status == 0);
+}
+
 TEST_CASE("Host safety: a library bound to its own dependencies first is caught with --audit",
           "[host_safety]") {
     if (is_sanitized()) return skip("a sanitizer refuses such libraries");

@@ -6,6 +6,7 @@
 #include "safety_driver.hpp"
 #include "support/simulated_driver/control.h"
 
+#include <dlfcn.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -285,6 +286,20 @@ int hold_memory(const char* mib) {
     return 0;
 }
 
+/// Initialises CUDA while a library does in its constructor.
+int start_with_library(const char* file) {
+    static_cast<void>(cuMemFree(0)); // so that nothing of the driver has to be looked up any more
+    std::thread loader([=] {
+        if (!::dlopen(file, RTLD_NOW)) std::_Exit(99);
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100)); // it is in the constructor
+    start_cuda();
+    loader.join();
+    allocate();
+    say_and_wait("ready");
+    return 0;
+}
+
 const std::map<std::string, std::function<int()>>& programs() {
     static const std::map<std::string, std::function<int()>> table = {
         {"end", end_with_seven},
@@ -312,6 +327,7 @@ const std::map<std::string, std::function<int()>>& programs() {
 int main(int count, char** arguments) {
     using namespace gpu_sleep::test;
     const std::string name = count > 1 ? arguments[1] : "";
+    if (name == "constructor" && count > 2) return start_with_library(arguments[2]);
     if (name == "hold" && count > 2) return hold_memory(arguments[2]);
     const auto program = programs().find(name);
     return program == programs().end() ? 2 : program->second();
