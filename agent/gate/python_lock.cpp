@@ -15,11 +15,14 @@
 namespace gpu_sleep::gate {
 namespace {
 
-// Part of Python's stable interface, declared here so that no Python is needed to build.
+// Part of Python's interface, declared here so that no Python is needed to build.
 struct Python {
     int (*is_initialized)();
-    int (*holds_lock)();    // PyGILState_Check
-    void* (*save_thread)(); // PyEval_SaveThread
+    int (*holds_lock)();              // PyGILState_Check
+    void* (*current_thread)();        // PyThreadState_GetUnchecked
+    void* (*this_thread)();           // PyGILState_GetThisThreadState
+    const unsigned long* hex_version; // Py_Version, since 3.11
+    void* (*save_thread)();           // PyEval_SaveThread
     void (*restore_thread)(void*);
     int (*ensure)(); // PyGILState_Ensure
     void (*release)(int);
@@ -31,6 +34,17 @@ struct Python {
 
     [[nodiscard]] bool is_complete() const noexcept {
         return is_initialized && holds_lock && save_thread && restore_thread;
+    }
+    /// Whether the calling thread holds the lock. PyGILState_Check alone does not know once there has been a
+    /// second interpreter: then it always says yes. Source: Python/pystate.c.
+    [[nodiscard]] bool is_locked_here() const noexcept {
+        constexpr unsigned long k_3_12 = 0x030c0000; // the current thread is the caller, no longer any thread
+        if (!is_initialized() || !holds_lock()) return false;
+        if (!current_thread) return true;
+        const auto* const current = current_thread();
+        if (!current) return false;
+        if (hex_version && *hex_version >= k_3_12) return true;
+        return this_thread && current == this_thread();
     }
 };
 
@@ -48,6 +62,10 @@ void find_python() noexcept {
     static Python python;
     look_up(python.is_initialized, "Py_IsInitialized");
     look_up(python.holds_lock, "PyGILState_Check");
+    look_up(python.current_thread, "PyThreadState_GetUnchecked");
+    if (!python.current_thread) look_up(python.current_thread, "_PyThreadState_UncheckedGet"); // before 3.13
+    look_up(python.this_thread, "PyGILState_GetThisThreadState");
+    look_up(python.hex_version, "Py_Version");
     look_up(python.save_thread, "PyEval_SaveThread");
     look_up(python.restore_thread, "PyEval_RestoreThread");
     look_up(python.ensure, "PyGILState_Ensure");
@@ -62,7 +80,7 @@ void find_python() noexcept {
 
 PythonUnlocked::PythonUnlocked() noexcept {
     const auto* python = g_python.load(std::memory_order_acquire);
-    if (python && python->is_initialized() && python->holds_lock()) thread_state_ = python->save_thread();
+    if (python && python->is_locked_here()) thread_state_ = python->save_thread();
 }
 
 PythonUnlocked::~PythonUnlocked() {

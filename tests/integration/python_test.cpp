@@ -97,6 +97,21 @@ TEST_CASE("Python: while a thread waits at the gate, the others go on", "[python
     CHECK(program.process().wait() == 3);
 }
 
+TEST_CASE("Python: a thread may wait without its lock where there is a second interpreter", "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program;
+    if (program.tell("interpreter") == "none") return skip("this Python makes no second interpreter");
+    for (const auto* touch : {"touch_unlocked", "touch"}) {
+        REQUIRE(program.command("gpu-sleep").status == 0);
+        program.process().send(touch);
+        REQUIRE(program.waits_at_the_gate());
+        CHECK(program.is_alive(k_at_once));
+        REQUIRE(program.command("gpu-wake").status == 0);
+        CHECK(program.process().read_line() == "0");
+    }
+    CHECK(program.process().errors().empty());
+}
+
 TEST_CASE("Python: with --keep-gil they wait too, and go on after waking", "[python]") {
     if (!has_ctypes()) return;
     PythonProgram program({"--keep-gil"});
