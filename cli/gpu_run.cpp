@@ -86,8 +86,10 @@ void add_options(CLI::App& app, Options& options) {
     cli::add_gate(app, options.on_touch, options.gate, "default: wait");
     cli::add_limit(app, "--touch-limit", options.touch_limit,
                    "How long work that wakes the process may wait for GPU memory (default: for ever)");
-    auto* release = app.add_flag("--release-gil", options.release_gil,
-                                 "A thread of Python that waits lets the others run meanwhile (the default)");
+    auto* release =
+        app.add_flag("--release-gil", options.release_gil,
+                     "A thread of Python that waits to launch or copy lets the others run meanwhile "
+                     "(the default)");
     app.add_flag("--keep-gil", options.keep_gil, "It does not")->excludes(release);
     app.add_flag("--no-capture", options.no_capture,
                  "Load the agent, but leave all of the program's own allocations to the driver")

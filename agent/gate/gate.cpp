@@ -192,7 +192,7 @@ bool Gate::release_oldest() {
     {
         const std::lock_guard lock(mutex_);
         for (auto* waiter = waiters_; waiter && !has_released; waiter = waiter->next) {
-            const bool may_pass = waiter->touch == Touch::submits || waiter->touch == Touch::takes;
+            const bool may_pass = waiter->touch != Touch::captures && waiter->touch != Touch::ends;
             if (!may_pass || waiter->released || waiter->names_sleeping) continue;
             waiter->released = true;
             has_released = true;
@@ -278,7 +278,7 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
     if (changed_.wait_for(lock, k_short_wait, moved)) return true;
 
     std::optional<PythonUnlocked> unlocked;
-    if (releases_python_lock_) {
+    if (releases_python_lock_ && waiter.touch == Touch::submits) {
         lock.unlock();
         unlocked.emplace();
         lock.lock();

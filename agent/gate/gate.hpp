@@ -26,6 +26,7 @@ namespace gpu_sleep::gate {
 /// What a call of the program does, as far as the gate cares.
 enum class Touch : std::uint8_t {
     submits,  ///< gives the GPU work that reads or writes its memory
+    shares,   ///< gives memory or its address to others, or ties it down; held as work is
     takes,    ///< may take GPU memory
     captures, ///< begins the capture of a graph
     ends,     ///< ends a context: held only while a transaction works in it
@@ -118,7 +119,9 @@ public:
     /// What is called, outside of any lock, when a touch wants the process woken; again at most once a
     /// second, or twice within the limit of a touch. It returns at once.
     void set_waker(std::function<void()> waker);
-    /// Whether threads that wait give up Python's lock.
+    /// Whether threads that wait give up Python's lock. Those alone that submit work do: a library may hold a
+    /// mutex of its own over any other call, as PyTorch's allocator does over those that take memory, and
+    /// whoever got Python's lock meanwhile might wait for that mutex and keep it.
     void set_releases_python_lock(bool releases) noexcept { releases_python_lock_ = releases; }
 
     /// Looked at by every call of the program, so it is found without a call of ours.

@@ -159,7 +159,7 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* grants, st
 // What is shared has to be awake, and stays so.
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     const auto inspector = inspector_of<Entry::cuIpcGetMemHandle>(handle, address);
-    const Passage passage(Touch::submits, k_name<Entry::cuIpcGetMemHandle>, &inspector);
+    const Passage passage(Touch::shares, k_name<Entry::cuIpcGetMemHandle>, &inspector);
     if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::ipc_handle(handle, address)) return *answer;

@@ -91,7 +91,7 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
 // itself and not its address.
 CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
     const auto inspector = inspector_of<Entry::cuPointerSetAttribute>(value, attribute, address);
-    const gate::Passage passage(gate::Touch::submits, k_name<Entry::cuPointerSetAttribute>, &inspector);
+    const gate::Passage passage(gate::Touch::shares, k_name<Entry::cuPointerSetAttribute>, &inspector);
     if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuPointerSetAttribute>()(value, attribute, address);
     const bool is_set = status == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS &&

@@ -95,7 +95,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
     const auto inspector = inspector_of<Entry::cuMemExportToShareableHandle>(shareable, handle, type, flags);
-    const Passage passage(Touch::submits, k_name<Entry::cuMemExportToShareableHandle>, &inspector);
+    const Passage passage(Touch::shares, k_name<Entry::cuMemExportToShareableHandle>, &inspector);
     if (!passage.admitted()) return refused();
     return use_handle(handle, "shared with others", [=](CUmemGenericAllocationHandle driver_handle) {
         return real<Entry::cuMemExportToShareableHandle>()(shareable, driver_handle, type, flags);
@@ -114,7 +114,7 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t grou
                             unsigned long long flags) {
     const auto inspector =
         inspector_of<Entry::cuMulticastBindMem>(group, group_offset, handle, offset, bytes, flags);
-    const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindMem>, &inspector);
+    const Passage passage(Touch::shares, k_name<Entry::cuMulticastBindMem>, &inspector);
     if (!passage.admitted()) return refused();
     return use_handle(handle, "bound to a multicast group", [=](CUmemGenericAllocationHandle driver_handle) {
         return real<Entry::cuMulticastBindMem>()(group, group_offset, driver_handle, offset, bytes, flags);
@@ -125,7 +125,7 @@ CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t gro
                              CUdeviceptr address, std::size_t bytes, unsigned long long flags) {
     const auto inspector =
         inspector_of<Entry::cuMulticastBindAddr>(group, group_offset, address, bytes, flags);
-    const Passage passage(Touch::submits, k_name<Entry::cuMulticastBindAddr>, &inspector);
+    const Passage passage(Touch::shares, k_name<Entry::cuMulticastBindAddr>, &inspector);
     if (!passage.admitted()) return refused();
     return pinning(real<Entry::cuMulticastBindAddr>()(group, group_offset, address, bytes, flags), address,
                    bytes, "bound to a multicast group");
@@ -135,7 +135,7 @@ CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::s
                                        CUmemRangeHandleType type, unsigned long long flags) {
     const auto inspector =
         inspector_of<Entry::cuMemGetHandleForAddressRange>(handle, address, bytes, type, flags);
-    const Passage passage(Touch::submits, k_name<Entry::cuMemGetHandleForAddressRange>, &inspector);
+    const Passage passage(Touch::shares, k_name<Entry::cuMemGetHandleForAddressRange>, &inspector);
     if (!passage.admitted()) return refused();
     return pinning(real<Entry::cuMemGetHandleForAddressRange>()(handle, address, bytes, type, flags), address,
                    bytes, "shared with other devices");

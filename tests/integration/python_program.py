@@ -64,6 +64,24 @@ def touch(driver=cuda):
     return driver.cuMemsetD8_v2(memory, ctypes.c_ubyte(7), ctypes.c_size_t(BYTES))
 
 
+def allocate_under_mutex():
+    """As PyTorch does: a mutex of a library's is held over an allocation, and others take it with Python's lock held."""
+    mutex = ctypes.create_string_buffer(64)  # a pthread_mutex_t: zeros are a free one
+
+    def use_mutex():
+        time.sleep(0.2)
+        libc.pthread_mutex_lock(mutex)
+        libc.pthread_mutex_unlock(mutex)
+
+    sys.setswitchinterval(1000)  # nobody else gets a turn between these calls, as if they were one
+    other = threading.Thread(target=use_mutex, daemon=True)
+    other.start()
+    libc.pthread_mutex_lock(mutex)
+    allocate()
+    libc.pthread_mutex_unlock(mutex)
+    other.join()
+
+
 def make_interpreter():
     """A second one, which lasts. The module's name changes from version to version."""
     for name in ("_interpreters", "_xxsubinterpreters"):
@@ -134,6 +152,8 @@ def answer(words):
         touch_behind_pythons_back()
     elif words[0] == "torch":
         Torch.load()
+    elif words[0] == "allocate_under_mutex":
+        allocate_under_mutex()
     elif words[0] == "cache_segment":  # for a PyTorch that is loaded later; and memory that is used
         libc.gpu_sleep_push_tag(b"cache")
         Torch.cached = Segment()

@@ -112,6 +112,19 @@ TEST_CASE("Python: a thread may wait without its lock where there is a second in
     CHECK(program.process().errors().empty());
 }
 
+TEST_CASE("Python: a thread that waits with a library's mutex keeps Python's lock", "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program;
+    REQUIRE(program.command("gpu-sleep").status == 0);
+    program.process().send("allocate_under_mutex");
+    REQUIRE(program.waits_at_the_gate());
+    pause_for(k_too_long); // for whoever would take the lock, and then wait for the mutex
+    REQUIRE(program.command("gpu-wake").status == 0);
+    CHECK(program.process().read_line() == "done");
+    CHECK(program.is_alive(k_at_once));
+    CHECK(program.tell("touch") == "0");
+}
+
 TEST_CASE("Python: with --keep-gil they wait too, and go on after waking", "[python]") {
     if (!has_ctypes()) return;
     PythonProgram program({"--keep-gil"});
