@@ -6,6 +6,7 @@
 
 #include "base/immortal.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -23,6 +24,7 @@ using CaptureKey = std::tuple<CUstream, CUcontext, std::uint64_t>;
 struct Capture {
     std::uint64_t number = 0; ///< never used twice
     CUcontext context = nullptr;
+    const gate::Seat* seat = nullptr; ///< of the thread that began it; after its end perhaps another's
 };
 
 struct Captures {
@@ -103,7 +105,7 @@ std::uint64_t capture_begins(CUstream stream, bool per_thread) noexcept {
         const std::lock_guard lock(all.mutex);
         auto [place, is_new] = all.open.try_emplace(capture_key(stream, per_thread, context));
         // One that is there already, and goes on, must not be taken for this one.
-        place->second = {++all.last_number, context};
+        place->second = {++all.last_number, context, gate::t_seat};
         if (is_new) number = all.last_number;
         all.count = static_cast<unsigned>(all.open.size());
     });
@@ -173,6 +175,14 @@ Taken take_captures_of(CUcontext context) {
 
 unsigned captures_open() noexcept {
     return Captures::instance().count.load(std::memory_order_seq_cst);
+}
+
+bool has_capture_open() noexcept {
+    if (captures_open() == 0 || !gate::t_seat) return false;
+    auto& all = Captures::instance();
+    const std::lock_guard lock(all.mutex);
+    const auto is_mine = [](const auto& capture) { return capture.second.seat == gate::t_seat; };
+    return std::any_of(all.open.begin(), all.open.end(), is_mine);
 }
 
 } // namespace gpu_sleep::agent::caught

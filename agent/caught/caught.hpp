@@ -135,6 +135,8 @@ void capture_failed(CUstream stream, bool per_thread, std::uint64_t number) noex
 [[nodiscard]] std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept;
 void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUresult status) noexcept;
 [[nodiscard]] unsigned captures_open() noexcept;
+/// Whether one is that the calling thread began.
+[[nodiscard]] bool has_capture_open() noexcept;
 
 // Contexts.
 void context_created(CUcontext context) noexcept;

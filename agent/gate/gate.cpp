@@ -192,7 +192,7 @@ bool Gate::release_oldest() {
     {
         const std::lock_guard lock(mutex_);
         for (auto* waiter = waiters_; waiter && !has_released; waiter = waiter->next) {
-            const bool may_pass = waiter->touch != Touch::captures && waiter->touch != Touch::ends;
+            const bool may_pass = !begins_capture(waiter->touch) && waiter->touch != Touch::ends;
             if (!may_pass || waiter->released || waiter->names_sleeping) continue;
             waiter->released = true;
             has_released = true;
@@ -267,7 +267,7 @@ Gate::Verdict Gate::judge(Touch touch, const Named& named) const {
     case Phase::asleep: break;
     }
     if (rule_.checked) {
-        if (touch == Touch::captures || !may_touch_sleeping(touch, named)) return Verdict::pass;
+        if (begins_capture(touch) || !may_touch_sleeping(touch, named)) return Verdict::pass;
     }
     return rule_.on_touch == model::OnTouch::fail ? Verdict::fail : Verdict::hold;
 }

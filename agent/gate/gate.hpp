@@ -29,6 +29,7 @@ enum class Touch : std::uint8_t {
     shares,   ///< gives memory or its address to others, or ties it down; held as work is
     takes,    ///< may take GPU memory
     captures, ///< begins the capture of a graph
+    nests,    ///< the same, by a thread that has one open, which may end only after this one
     ends,     ///< ends a context: held only while a transaction works in it
 };
 
@@ -75,8 +76,8 @@ public:
         mapped,   ///< memory is back, callbacks run: holds what submits, lets through what takes memory
     };
 
-    /// Holds new captures too, until the phase changes; what else passes still does, so that captures under
-    /// way can end.
+    /// Holds new captures too, until the phase changes; what else passes still does, those among it that a
+    /// capture under way contains, so that it can end.
     void hold_captures();
     /// Holds every touch from here on, and waits until the threads inside have left.
     /// Errors: timed_out, cancelled, refused (the kernel has no membarrier), context_lost (the process is
@@ -160,7 +161,10 @@ private:
     [[nodiscard]] bool wants_names(Touch touch) const noexcept {
         const bool depends =
             (phase_ == Phase::asleep && rule_.checked) || (phase_ == Phase::draining && something_sleeps());
-        return depends && touch != Touch::captures && touch != Touch::ends;
+        return depends && !begins_capture(touch) && touch != Touch::ends;
+    }
+    [[nodiscard]] static bool begins_capture(Touch touch) noexcept {
+        return touch == Touch::captures || touch == Touch::nests;
     }
     [[nodiscard]] bool something_sleeps() const noexcept {
         return !rule_.sleeping.empty() || !rule_.lists_all;

@@ -41,9 +41,10 @@ CUresult end_with(CUresult (*ends)(Subject, const std::function<CUresult()>&), S
 
 template <Entry entry, class... Arguments>
 CUresult begin_capture(bool per_thread, CUstream stream, Arguments... arguments) {
-    const Passage passage(Touch::captures, k_name<entry>);
-    if (!passage.admitted()) return refused();
     const bool is_caught = catches();
+    const bool nests = is_caught && agent::caught::has_capture_open();
+    const Passage passage(nests ? Touch::nests : Touch::captures, k_name<entry>);
+    if (!passage.admitted()) return refused();
     // Noted first: once it has begun, no free may wait for the device.
     const auto number = is_caught ? agent::caught::capture_begins(stream, per_thread) : 0;
     const auto status = real<entry>()(stream, arguments...);

@@ -22,11 +22,17 @@ using gate::Passage;
 using gate::Touch;
 using model::OnTouch;
 
+namespace {
+
+constexpr auto k_touches = {Touch::submits,  Touch::shares, Touch::takes,
+                            Touch::captures, Touch::nests,  Touch::ends};
+
+} // namespace
+
 TEST_CASE("Gate: open, it holds nothing", "[gate]") {
     const OpenGate open;
     const auto held = the_gate().waiting().held_ever;
-    for (const auto touch : {Touch::submits, Touch::takes, Touch::captures, Touch::ends})
-        CHECK(passes(touch));
+    for (const auto touch : k_touches) CHECK(passes(touch));
     CHECK(the_gate().phase() == Gate::Phase::open);
     CHECK(the_gate().waiting().held_ever == held);
 }
@@ -111,7 +117,8 @@ TEST_CASE("Gate: it can hold captures alone", "[gate]") {
     the_gate().hold_captures();
     Toucher capture(Touch::captures);
     REQUIRE(waits(1));
-    for (const auto touch : {Touch::submits, Touch::takes, Touch::ends}) CHECK(passes(touch));
+    for (const auto touch : {Touch::submits, Touch::shares, Touch::takes, Touch::nests, Touch::ends})
+        CHECK(passes(touch));
     CHECK(capture.stays_out());
     the_gate().open();
     CHECK(capture.gets_in());
@@ -179,8 +186,7 @@ TEST_CASE("Gate: a touch with little time asks in it, though another has just as
 TEST_CASE("Gate: asleep, touches fail where that was chosen", "[gate]") {
     const OpenGate open;
     fall_asleep(rule(OnTouch::fail));
-    for (const auto touch : {Touch::submits, Touch::takes, Touch::captures}) CHECK_FALSE(passes(touch));
-    CHECK(passes(Touch::ends));
+    for (const auto touch : k_touches) CHECK(passes(touch) == (touch == Touch::ends));
     Toucher refused;
     CHECK(refused.is_refused());
     the_gate().open();
@@ -218,6 +224,8 @@ TEST_CASE("Gate: checked, it holds what names a sleeping address or may name any
     CHECK_FALSE(passes(Touch::submits));
     CHECK(passes(Touch::takes));
     CHECK(passes(Touch::captures));
+    CHECK(passes(Touch::nests));
+    CHECK_FALSE(passes(Touch::shares, &unknown));
 }
 
 TEST_CASE("Gate: draining in part asleep, it lets nothing through that may touch what sleeps", "[gate]") {

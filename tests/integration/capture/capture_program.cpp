@@ -164,6 +164,15 @@ Answer do_capture_allocation(Words& words) {
     return std::string();
 }
 
+/// capture_within: captures nothing in another stream, as for the body of a conditional node
+Answer do_capture_within(Words&) {
+    CUgraph graph = nullptr;
+    GPU_SLEEP_TEST_CALL(cuStreamBeginCapture, program().stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    GPU_SLEEP_TEST_CALL(cuStreamEndCapture, program().stream, &graph);
+    GPU_SLEEP_TEST_CALL(cuGraphDestroy, graph);
+    return std::string();
+}
+
 /// end_capture: makes the graph
 Answer do_end_capture(Words&) {
     CUgraph graph = nullptr;
@@ -294,6 +303,7 @@ const Commands& commands() {
         {"copy", do_copy},
         {"capture", do_capture},
         {"capture_allocation", do_capture_allocation},
+        {"capture_within", do_capture_within},
         {"end_capture", do_end_capture},
         {"replay", do_replay},
         {"free", do_free},

@@ -230,6 +230,23 @@ TEST_CASE("Capture: a sleep waits for a capture under way, which is not broken",
     check_no_harm(host);
 }
 
+TEST_CASE("Capture: a sleep waits for a capture that contains others", "[capture]") {
+    Host host(captured_launch(GENERATE(k_linked, k_per_thread)));
+    static_cast<void>(make_piece(host, "plain", k_piece_bytes));
+    static_cast<void>(make_piece(host, "plain", k_piece_bytes));
+    host.tell("capture 0 1");
+    auto sleeping = host.start("gpu-sleep", {"--timeout", "20s"});
+    for (int i = 0; i < 20; ++i) { // it begins in between
+        host.tell("capture_within");
+        pause_for(Milliseconds(20));
+    }
+    host.process().send("end_capture");
+    REQUIRE(sleeping.finish().status == 0);
+    wake(host);
+    CHECK(host.process().read_line().substr(0, 3) == "ok ");
+    check_no_harm(host);
+}
+
 TEST_CASE("Capture: what is freed while asleep is gone", "[capture]") {
     Host host(captured_launch(k_linked));
     host.tell("start");
