@@ -263,7 +263,8 @@ Gate::Verdict Gate::judge(Touch touch, const Named& named) const {
     switch (phase_) {
     case Phase::open: return Verdict::pass;
     case Phase::draining: return Verdict::hold;
-    case Phase::mapped: return touch == Touch::takes ? Verdict::pass : Verdict::hold;
+    case Phase::mapped:
+        return touch == Touch::takes && !may_touch_sleeping(touch, named) ? Verdict::pass : Verdict::hold;
     case Phase::asleep: break;
     }
     if (rule_.checked) {

@@ -73,7 +73,8 @@ public:
         open,     ///< holds nothing
         draining, ///< a transaction is under way: holds everything, but releases the oldest touch when asked
         asleep,   ///< holds everything, or, when checked, what names a sleeping address or none that is known
-        mapped,   ///< memory is back, callbacks run: holds what submits, lets through what takes memory
+        mapped,   ///< memory is back, callbacks run: lets through what takes memory alone, and of that what
+                  ///< names nothing that still sleeps
     };
 
     /// Holds new captures too, until the phase changes; what else passes still does, those among it that a
@@ -159,8 +160,7 @@ private:
     [[nodiscard]] Verdict judge(Touch touch, const Named& named) const;
     /// Whether the answer depends on what the touch names.
     [[nodiscard]] bool wants_names(Touch touch) const noexcept {
-        const bool depends =
-            (phase_ == Phase::asleep && rule_.checked) || (phase_ == Phase::draining && something_sleeps());
+        const bool depends = phase_ == Phase::asleep ? rule_.checked : something_sleeps();
         return depends && !begins_capture(touch) && touch != Touch::ends;
     }
     [[nodiscard]] static bool begins_capture(Touch touch) noexcept {

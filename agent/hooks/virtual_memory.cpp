@@ -43,11 +43,12 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     return real<Entry::cuMemRelease>()(handle);
 }
 
-// Mapping and unmapping pass the gate as work does: in part asleep nobody may move what sleeps.
+// Mapping and unmapping pass the gate as allocations do, for an allocator does both under a mutex of its own;
+// but in part asleep nobody may move what sleeps.
 CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags) {
     const auto inspector = inspector_of<Entry::cuMemMap>(address, bytes, offset, handle, flags);
-    const Passage passage(Touch::submits, k_name<Entry::cuMemMap>, &inspector);
+    const Passage passage(Touch::takes, k_name<Entry::cuMemMap>, &inspector);
     if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::map(address, bytes, offset, handle, flags)) return *answer;
@@ -56,7 +57,7 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
 
 CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
     const auto inspector = inspector_of<Entry::cuMemUnmap>(address, bytes);
-    const Passage passage(Touch::submits, k_name<Entry::cuMemUnmap>, &inspector);
+    const Passage passage(Touch::takes, k_name<Entry::cuMemUnmap>, &inspector);
     if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::unmap(address, bytes)) return *answer;
@@ -66,7 +67,7 @@ CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
 CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
                         std::size_t count) {
     const auto inspector = inspector_of<Entry::cuMemSetAccess>(address, bytes, grants, count);
-    const Passage passage(Touch::submits, k_name<Entry::cuMemSetAccess>, &inspector);
+    const Passage passage(Touch::takes, k_name<Entry::cuMemSetAccess>, &inspector);
     if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::set_access(address, bytes, grants, count)) return *answer;

@@ -265,6 +265,25 @@ TEST_CASE("Gate: with memory back and callbacks under way, what takes memory pas
     CHECK(captures.gets_in());
 }
 
+TEST_CASE("Gate: while callbacks run, what takes memory is held where it names what still sleeps", "[gate]") {
+    const OpenGate open;
+    auto part = rule(OnTouch::fail);
+    part.sleeping = {{1'000, 2'000}};
+    fall_asleep(part);
+    the_gate().let_take(part);
+    const Names awake({{2'000, 3'000}});
+    CHECK(passes(Touch::takes, &awake));
+    CHECK(passes(Touch::takes));
+    const Names sleeping({{1'999, 2'001}});
+    Toucher takes(Touch::takes, &sleeping);
+    REQUIRE(waits(1));
+    CHECK(takes.stays_out());
+    the_gate().forget({1'000, 2'000});
+    CHECK(takes.stays_out()); // nobody is told: the callbacks' end does that
+    the_gate().open();
+    CHECK(takes.gets_in());
+}
+
 TEST_CASE("Gate: a thread that is cancelled while it waits ends when it is through", "[gate]") {
     const OpenGate open;
     REQUIRE(the_gate().close(after(k_patience), goes_on));

@@ -65,3 +65,25 @@ TEST_CASE("Virtual memory: addresses are not given back while what they show sle
     check(cuMemcpyDtoH(found.data(), range.address, range.bytes));
     CHECK(found == words);
 }
+
+TEST_CASE("Virtual memory: it is mapped and unmapped while after-wake callbacks run", "[api]") {
+    const Gpu gpu(0);
+    const Range slept(4 * k_mib);
+    const Range cached(4 * k_mib);
+    const auto map = [&] {
+        return cuMemMap(cached.address, cached.bytes, 0, cached.handle(), 0) == CUDA_SUCCESS &&
+               sim::testing::grant(cached.address, cached.bytes, 0) == CUDA_SUCCESS;
+    };
+    const auto unmap = [&] { return cuMemUnmap(cached.address, cached.bytes) == CUDA_SUCCESS; };
+    REQUIRE(unmap());
+    bool is_done = false;
+    const Callbacks callbacks({}, [&](const gpu_sleep_event*) {
+        // As an allocator does under its mutex, for which the callback waits.
+        auto allocator = std::async(std::launch::async, [&] { return map() && unmap() && map(); });
+        is_done = allocator.wait_for(k_patience) == std::future_status::ready && allocator.get();
+        return 0;
+    });
+    sleep();
+    wake();
+    CHECK(is_done);
+}
