@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "base/cancellation.hpp"
 #include "base/result.hpp"
 
 #include <exception>
@@ -18,10 +19,12 @@ namespace gpu_sleep {
 }
 
 /// Calls `body`, which returns a Result, and turns what it throws into an Error: nothing in this project
-/// throws by design, but the standard library does when memory runs out. Errors: those of `body`;
+/// throws by design, but the standard library does when memory runs out. The thread is not cancelled
+/// meanwhile, which would unwind frames that nothing may leave: `body` may wait. Errors: those of `body`;
 /// out_of_host_memory, internal.
 template <class Body>
 [[nodiscard]] std::invoke_result_t<Body> guarded(Body&& body) noexcept {
+    const CancellationHold no_cancellation;
     try {
         return body();
     } catch (const std::bad_alloc&) {

@@ -256,6 +256,18 @@ TEST_CASE("Host safety: a program that crashes within CUDA crashes as it does wi
     }
 }
 
+TEST_CASE("Host safety: a thread may be cancelled while it asks for memory that is not there",
+          "[host_safety]") {
+    Program program({"cancel"});
+    REQUIRE(program.line() == "cancelled");
+    program.sleep();
+    program.wake();
+    program.go_on();
+    const auto end = program.ends();
+    CHECK(end.status == 0);
+    CHECK(end.err.empty());
+}
+
 TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go", "[host_safety]") {
     const auto words = GENERATE(Arguments{"driver"}, Arguments{"plugin", GPU_SLEEP_TEST_PLUGIN});
     auto program = Program::loader(words);

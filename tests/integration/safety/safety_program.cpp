@@ -7,11 +7,13 @@
 #include "support/simulated_driver/control.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <thread>
@@ -256,6 +258,30 @@ int call_what_is_missing() {
     return 0;
 }
 
+/// Cancels threads that ask for more memory than there is.
+int cancel_allocating_threads() {
+    static CUcontext s_context = start_cuda();
+    static std::size_t s_total = 0;
+    std::size_t free = 0;
+    check(cuMemGetInfo(&free, &s_total), "cuMemGetInfo");
+    allocate(); // and the rest is less
+    const auto allocate_in_vain = [](void*) -> void* {
+        cuCtxSetCurrent(s_context);
+        for (CUdeviceptr address = 0;; ::pthread_testcancel()) cuMemAlloc(&address, s_total);
+    };
+    for (int i = 0; i < 3; ++i) {
+        pthread_t thread{};
+        if (::pthread_create(&thread, nullptr, allocate_in_vain, nullptr) != 0) return 1;
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        ::pthread_cancel(thread);
+        void* result = nullptr;
+        ::pthread_join(thread, &result);
+        if (result != PTHREAD_CANCELED) return 2;
+    }
+    say_and_wait("cancelled");
+    return 0;
+}
+
 int spin() {
     start_cuda();
     const auto memory = allocate();
@@ -316,6 +342,7 @@ const std::map<std::string, std::function<int()>>& programs() {
         {"crash", crash_within},
         {"symbols", ask_for_symbols},
         {"missing", call_what_is_missing},
+        {"cancel", cancel_allocating_threads},
         {"spin", spin},
     };
     return table;
