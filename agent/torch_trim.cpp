@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
+#include "caught/caught.hpp"
 #include "gate/python_lock.hpp"
 
 #include <condition_variable>
@@ -35,7 +36,7 @@ struct TorchTrim::Work {
 std::shared_ptr<TorchTrim::Work> TorchTrim::start() {
     auto work = std::make_shared<Work>();
     auto thread = start_quiet_thread("gpu-sleep-trim", [work] {
-        gate::empty_torch_cache(work->request);
+        gate::empty_torch_cache(work->request, [] { return caught::enter_held_context(); });
         work->finish();
     });
     if (!thread) return nullptr;

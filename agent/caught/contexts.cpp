@@ -350,6 +350,22 @@ std::vector<CUcontext> own_contexts_of(int device) {
     return contexts;
 }
 
+bool enter_held_context() noexcept {
+    bool has_entered = false;
+    noted([&] {
+        const auto with = memory();
+        // Whoever ends a context may wait for work that needs what our caller holds.
+        const std::shared_lock contexts(contexts_mutex(), std::try_to_lock);
+        if (!with || !contexts) return;
+        for (int device = 0; device < driver::k_max_devices && !has_entered; ++device) {
+            if (!holds_primary(device)) continue;
+            const auto primary = primary_of(with->api, device);
+            has_entered = primary.context && with->api.cuCtxPushCurrent(primary.context) == CUDA_SUCCESS;
+        }
+    });
+    return has_entered;
+}
+
 std::vector<CUcontext> own_contexts() noexcept {
     std::vector<CUcontext> contexts;
     noted([&] {

@@ -93,10 +93,10 @@ PythonUnlocked::~PythonUnlocked() {
 
 namespace {
 
-void call_empty_cache(const Python& python, CacheRequest& request) {
+void call_empty_cache(const Python& python, CacheRequest& request, bool (*prepare)()) {
     auto* const modules = python.get_module_dict();
     auto* const torch = modules ? python.dict_get(modules, "torch.cuda") : nullptr;
-    if (!torch || !request.begin()) return; // given up: by now memory may sleep
+    if (!torch || !prepare() || !request.begin()) return; // given up: by now memory may sleep
     auto* const done = python.call_method(torch, "empty_cache", nullptr);
     if (done)
         python.decrement(done);
@@ -106,7 +106,7 @@ void call_empty_cache(const Python& python, CacheRequest& request) {
 
 } // namespace
 
-void empty_torch_cache(CacheRequest& request) noexcept {
+void empty_torch_cache(CacheRequest& request, bool (*prepare)()) noexcept {
     const auto* python = g_python.load(std::memory_order_acquire);
     if (!python || !python->ensure || !python->release || !python->get_module_dict || !python->dict_get ||
         !python->call_method || !python->decrement || !python->clear_error || !python->is_initialized())
@@ -114,15 +114,16 @@ void empty_torch_cache(CacheRequest& request) noexcept {
     struct Call {
         const Python& python;
         CacheRequest& request;
+        bool (*prepare)();
     };
     const auto with_lock = [](void* argument) {
         const auto& call = *static_cast<const Call*>(argument);
         const int state = call.python.ensure();
-        call_empty_cache(call.python, call.request);
+        call_empty_cache(call.python, call.request, call.prepare);
         call.python.release(state);
     };
     const Exemption exempt;
-    Call call{*python, request};
+    Call call{*python, request, prepare};
     gpu_sleep_call_and_stay(with_lock, &call, nullptr);
 }
 

@@ -45,8 +45,9 @@ private:
 };
 
 /// Asks PyTorch's caching allocator, if Python has loaded it, to give back the blocks that nobody uses. Takes
-/// Python's lock, so it may take long; then it does not ask if `request` was given up. Passes the gate
-/// meanwhile: it holds the allocator's mutex, which others wait for. Source: torch.cuda.empty_cache.
-void empty_torch_cache(CacheRequest& request) noexcept;
+/// Python's lock, so it may take long; then it does not ask if `request` was given up, or where `prepare`,
+/// which is called with the lock and neither throws nor waits, says no. Passes the gate meanwhile: it holds
+/// the allocator's mutex, which others wait for. Source: torch.cuda.empty_cache.
+void empty_torch_cache(CacheRequest& request, bool (*prepare)()) noexcept;
 
 } // namespace gpu_sleep::gate

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
 """A small server in Python that uses the driver with Python's lock held. It answers each line of standard input with
-one line, and health checks on the socket that it is given the path of from another thread."""
+one line, and health checks on the socket that it is given the path of from another thread. A second argument is the
+number of the GPU that it uses."""
 
 import contextlib
 import ctypes
@@ -60,6 +61,21 @@ class Segment:
         checked(cuda.cuMemRelease(self.handle))
 
 
+def enter_some_context():
+    """As the runtime does on a thread that has no context when it is first asked for anything."""
+    current = ctypes.c_void_p()
+    checked(cuda.cuCtxGetCurrent(ctypes.byref(current)))
+    if not current.value:
+        checked(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(current), 0))
+        checked(cuda.cuCtxSetCurrent(current))
+
+
+def is_active(device):
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    checked(cuda.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)))
+    return "active" if active.value else "inactive"
+
+
 def touch(driver=cuda):
     return driver.cuMemsetD8_v2(memory, ctypes.c_ubyte(7), ctypes.c_size_t(BYTES))
 
@@ -111,6 +127,7 @@ class Torch:
     def empty_cache(cls):
         cls.calls += 1
         time.sleep(cls.seconds)
+        enter_some_context()
         if cls.cached is not None:
             if isinstance(cls.cached, Segment):
                 cls.cached.unmap()
@@ -146,6 +163,8 @@ def answer(words):
         return str(touch())
     if words[0] == "touch_unlocked":
         return str(touch(cuda_unlocked))
+    if words[0] == "context":
+        return is_active(int(words[1]))
     if words[0] == "interpreter":
         return make_interpreter()
     if words[0] == "background":
@@ -174,7 +193,7 @@ def answer(words):
 
 checked(cuda.cuInit(0))
 context = ctypes.c_void_p()
-checked(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+checked(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), int(sys.argv[2]) if len(sys.argv) > 2 else 0))
 checked(cuda.cuCtxSetCurrent(context))
 memory = allocate()
 checked(touch())

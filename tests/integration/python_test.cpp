@@ -28,8 +28,8 @@ bool has_ctypes() {
 /// python_program.py under gpu-run.
 class PythonProgram {
 public:
-    explicit PythonProgram(Arguments options = {})
-        : socket_(scratch_.file("health")), process_(launch(std::move(options))) {
+    explicit PythonProgram(Arguments options = {}, const char* device = "0")
+        : socket_(scratch_.file("health")), process_(launch(std::move(options), device)) {
         REQUIRE(process_.read_line() == fmt::format("ready {}", process_.pid()));
     }
 
@@ -66,8 +66,8 @@ public:
     }
 
 private:
-    [[nodiscard]] Launch launch(Arguments options) const {
-        options.insert(options.end(), {"--", "python3", GPU_SLEEP_TEST_PYTHON_PROGRAM, socket_});
+    [[nodiscard]] Launch launch(Arguments options, const char* device) const {
+        options.insert(options.end(), {"--", "python3", GPU_SLEEP_TEST_PYTHON_PROGRAM, socket_, device});
         return gpu_run(std::move(options));
     }
 
@@ -161,6 +161,18 @@ TEST_CASE("Python: PyTorch is asked for its unused memory before a sleep", "[pyt
         REQUIRE(program.command("gpu-wake").status == 0);
     }
     CHECK(program.tell("calls") == "3");
+    CHECK(program.tell("touch") == "0");
+}
+
+TEST_CASE("Python: asking PyTorch makes no context where the program has none", "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program({}, "1");
+    REQUIRE(program.tell("torch") == "done");
+    REQUIRE(program.command("gpu-sleep").status == 0);
+    CHECK(program.tell("calls") == "1");
+    CHECK(program.tell("context 0") == "inactive");
+    CHECK(program.tell("context 1") == "active");
+    REQUIRE(program.command("gpu-wake").status == 0);
     CHECK(program.tell("touch") == "0");
 }
 
