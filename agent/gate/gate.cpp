@@ -25,6 +25,7 @@ constinit std::atomic<bool> Gate::s_closed{false};
 namespace {
 
 constexpr Milliseconds k_short_wait{10};   ///< held no longer, a thread keeps Python's lock
+constexpr Milliseconds k_look_again{50};   ///< whether it may be given up by now
 constexpr Milliseconds k_say_after{3'000}; ///< a touch that waits longer says so
 constexpr Milliseconds k_wake_again{1'000};
 
@@ -281,7 +282,7 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
     std::optional<PythonUnlocked> unlocked;
     if (releases_python_lock_ && waiter.touch == Touch::submits) {
         lock.unlock();
-        unlocked.emplace();
+        unlocked.emplace(loader_lock_);
         lock.lock();
     }
     bool in_time = true;
@@ -307,7 +308,13 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
         }
         auto next = now + again;
         if (asks && rule_.limit) next = std::min(next, waiter.since + *rule_.limit);
+        const bool is_due = unlocked && unlocked->is_due();
+        if (is_due) next = std::min(next, now + k_look_again);
         changed_.wait_until(lock, next);
+        if (!is_due || moved()) continue;
+        lock.unlock();
+        unlocked->give_up_if_safe();
+        lock.lock();
     }
     lock.unlock();
     unlocked.reset(); // may wait for Python's lock, so not under ours

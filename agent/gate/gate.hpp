@@ -7,6 +7,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "gate/loader_lock.hpp"
 #include "gate/seats.hpp"
 #include "model/model.hpp"
 
@@ -123,8 +124,11 @@ public:
     void set_waker(std::function<void()> waker);
     /// Whether threads that wait give up Python's lock. Those alone that submit work do: a library may hold a
     /// mutex of its own over any other call, as PyTorch's allocator does over those that take memory, and
-    /// whoever got Python's lock meanwhile might wait for that mutex and keep it.
+    /// whoever got Python's lock meanwhile might wait for that mutex and keep it. For the same reason not
+    /// while the loader's lock may be theirs.
     void set_releases_python_lock(bool releases) noexcept { releases_python_lock_ = releases; }
+
+    [[nodiscard]] LoaderLock& loader_lock() noexcept { return loader_lock_; }
 
     /// Looked at by every call of the program, so it is found without a call of ours.
     [[nodiscard]] static bool is_open() noexcept { return !s_closed.load(std::memory_order_relaxed); }
@@ -193,6 +197,7 @@ private:
     std::function<void()> waker_;
     Clock::time_point last_wake_{};
     std::atomic<bool> releases_python_lock_{true};
+    LoaderLock loader_lock_;
     std::atomic<std::uint64_t> passes_{0}; ///< made so far
     std::atomic<std::uint64_t> pass_{0};   ///< number of the one that lives, or 0
 };

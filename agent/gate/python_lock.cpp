@@ -58,7 +58,9 @@ void look_up(Function& function, const char* name) noexcept {
 } // namespace
 
 void find_python() noexcept {
-    if (g_python.load(std::memory_order_acquire)) return;
+    auto& loader_lock = Gate::instance().loader_lock();
+    if (g_python.load(std::memory_order_acquire))
+        return loader_lock.watch(); // a child of fork() has to again
     static Python python;
     look_up(python.is_initialized, "Py_IsInitialized");
     look_up(python.holds_lock, "PyGILState_Check");
@@ -75,12 +77,22 @@ void find_python() noexcept {
     look_up(python.call_method, "PyObject_CallMethod");
     look_up(python.decrement, "Py_DecRef");
     look_up(python.clear_error, "PyErr_Clear");
-    if (python.is_complete()) g_python.store(&python, std::memory_order_release);
+    if (!python.is_complete()) return;
+    loader_lock.watch();
+    g_python.store(&python, std::memory_order_release);
 }
 
-PythonUnlocked::PythonUnlocked() noexcept {
+PythonUnlocked::PythonUnlocked(LoaderLock& loader_lock) noexcept : loader_lock_(loader_lock) {
     const auto* python = g_python.load(std::memory_order_acquire);
-    if (python && python->is_locked_here()) thread_state_ = python->save_thread();
+    if (!python || !python->is_locked_here()) return;
+    question_ = loader_lock_.ask();
+    give_up_if_safe();
+}
+
+void PythonUnlocked::give_up_if_safe() noexcept {
+    constexpr Milliseconds k_moment{10}; // far more than an answer takes where the lock is free
+    if (loader_lock_.was_free(question_, k_moment))
+        thread_state_ = g_python.load(std::memory_order_acquire)->save_thread();
 }
 
 PythonUnlocked::~PythonUnlocked() {

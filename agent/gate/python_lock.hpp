@@ -5,25 +5,36 @@
 
 #pragma once
 
+#include "gate/loader_lock.hpp"
+
 #include <atomic>
 #include <cstdint>
 
 namespace gpu_sleep::gate {
 
 /// Gives up Python's global lock if the calling thread holds it, and takes it again when destroyed. Does
-/// nothing in a program without Python. Source: Python/C API, PyEval_SaveThread.
+/// nothing in a program without Python, nor as long as the loader's lock may be the thread's too: whoever got
+/// Python's might need that one and wait for it for ever. Source: Python/C API, PyEval_SaveThread.
 class PythonUnlocked {
 public:
-    PythonUnlocked() noexcept;
+    explicit PythonUnlocked(LoaderLock& loader_lock) noexcept;
     ~PythonUnlocked();
     PythonUnlocked(const PythonUnlocked&) = delete;
     PythonUnlocked& operator=(const PythonUnlocked&) = delete;
 
+    /// Whether the lock is still held, and to be given up when that is safe.
+    [[nodiscard]] bool is_due() const noexcept { return question_ != 0 && !thread_state_; }
+    /// Does so if it is by now. Waits a moment to know.
+    void give_up_if_safe() noexcept;
+
 private:
+    LoaderLock& loader_lock_;
+    std::uint64_t question_ = 0; ///< asked of it; 0 when the thread does not hold Python's lock
     void* thread_state_ = nullptr;
 };
 
-/// Looks for Python's functions, beforehand: while a thread waits nobody may need the loader's lock.
+/// Looks for Python's functions, beforehand, and watches the loader's lock if it finds them: while a thread
+/// waits none that it waits for may need that lock.
 void find_python() noexcept;
 
 /// Something that is done unless it is given up before: who does it and who waits for it agree on which.

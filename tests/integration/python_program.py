@@ -98,6 +98,15 @@ def allocate_under_mutex():
     other.join()
 
 
+def load_both(files):
+    """Loads two libraries on two threads, which keep Python's lock as long as they are not made to give it up."""
+    sys.setswitchinterval(1000)
+    other = threading.Thread(target=lambda: (time.sleep(0.2), ctypes.PyDLL(files[1])), daemon=True)
+    other.start()
+    ctypes.PyDLL(files[0])
+    other.join()
+
+
 def make_interpreter():
     """A second one, which lasts. The module's name changes from version to version."""
     for name in ("_interpreters", "_xxsubinterpreters"):
@@ -173,6 +182,8 @@ def answer(words):
         Torch.load()
     elif words[0] == "allocate_under_mutex":
         allocate_under_mutex()
+    elif words[0] == "load_both":
+        load_both(words[1:])
     elif words[0] == "cache_segment":  # for a PyTorch that is loaded later; and memory that is used
         libc.gpu_sleep_push_tag(b"cache")
         Torch.cached = Segment()

@@ -125,6 +125,25 @@ TEST_CASE("Python: a thread that waits with a library's mutex keeps Python's loc
     CHECK(program.tell("touch") == "0");
 }
 
+TEST_CASE("Python: a thread that waits in a library's constructor keeps Python's lock", "[python]") {
+    if (!has_ctypes()) return;
+    PythonProgram program;
+    REQUIRE(program.command("gpu-sleep").status == 0);
+    program.process().send("load_both " GPU_SLEEP_TEST_FILLER " " GPU_SLEEP_TEST_PLUGIN);
+    REQUIRE(program.waits_at_the_gate());
+    pause_for(k_too_long); // for whoever would take the lock, and then wait for the loader's
+    REQUIRE(program.command("gpu-wake").status == 0);
+    CHECK(program.process().read_line() == "done");
+    CHECK(program.is_alive(k_at_once));
+    // And later on it is given up again.
+    REQUIRE(program.command("gpu-sleep").status == 0);
+    program.process().send("touch");
+    REQUIRE(program.waits_at_the_gate());
+    CHECK(program.is_alive(k_at_once));
+    REQUIRE(program.command("gpu-wake").status == 0);
+    CHECK(program.process().read_line() == "0");
+}
+
 TEST_CASE("Python: with --keep-gil they wait too, and go on after waking", "[python]") {
     if (!has_ctypes()) return;
     PythonProgram program({"--keep-gil"});

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Whether a thread that waits may hold the loader's lock, as those do that run a library's constructor.
+
+#pragma once
+
+#include "base/units.hpp"
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+namespace gpu_sleep::gate {
+
+/// A thread of its own takes the lock when asked to: once it has had it, nobody who has waited since the
+/// question holds it. Nobody else need wait for the lock to know. Thread-safe. Never destroyed once it is
+/// watched.
+class LoaderLock {
+public:
+    /// Starts the thread, unless it runs: beforehand, for that may take the lock. Where there is no thread to
+    /// be had nothing is ever known.
+    void watch() noexcept;
+    /// Asks. Returns the question's number, which is never 0.
+    [[nodiscard]] std::uint64_t ask() noexcept;
+    /// Whether the lock was free at some time since the question, as is known after `moment` at most.
+    [[nodiscard]] bool was_free(std::uint64_t question, Milliseconds moment) noexcept;
+
+private:
+    [[noreturn]] void answer_for_ever();
+
+    std::mutex mutex_; ///< guards all below; the loader's lock is not taken under it
+    std::condition_variable asked_, answered_;
+    std::uint64_t last_question_ = 0;
+    std::uint64_t last_answer_ = 0;
+    bool is_watched_ = false;
+};
+
+} // namespace gpu_sleep::gate
