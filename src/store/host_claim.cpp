@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 namespace gpu_sleep::store {
 
@@ -33,7 +34,7 @@ Result<HostClaim> HostClaims::make(Bytes bytes, const std::function<std::string(
         {
             // Claimed before asking: what another thread takes in between counts twice, never not at all.
             HostClaim claim(bytes);
-            claim.turn_ = std::move(turn); // which ends with it, if it comes to nothing
+            claim.turn_ = std::exchange(turn, UnsharedFd()); // which ends with it, if it comes to nothing
             headroom = guarded([&]() -> Result<Headroom> { return options_.headroom(); });
             if (!headroom) return headroom.error();
             const auto wanted = claim.others_ + bytes + options_.reserve;

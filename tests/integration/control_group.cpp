@@ -71,4 +71,12 @@ void ControlGroup::limit(std::size_t bytes) const {
     write(path_ / (is_version_2_ ? "memory.max" : "memory.limit_in_bytes"), std::to_string(bytes));
 }
 
+std::size_t ControlGroup::usage() const {
+    std::size_t bytes = 0;
+    std::ifstream stream(path_ / (is_version_2_ ? "memory.current" : "memory.usage_in_bytes"));
+    stream >> bytes;
+    REQUIRE(stream);
+    return bytes;
+}
+
 } // namespace gpu_sleep::test

@@ -26,6 +26,8 @@ public:
     void take(pid_t process) const;
     /// Bytes of memory that the group may use.
     void limit(std::size_t bytes) const;
+    /// Bytes of memory that it uses.
+    [[nodiscard]] std::size_t usage() const;
 
 private:
     std::filesystem::path path_; ///< empty for none

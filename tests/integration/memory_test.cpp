@@ -100,10 +100,7 @@ TEST_CASE("Memory: GPU memory that somebody else has taken keeps a process aslee
     CHECK(failed.json("/processes/0/error/code") == "out_of_device_memory");
     CHECK_THAT(failed.err, mentions("32.0 MiB") && mentions("--wait"));
     CHECK(host.state() == "asleep");
-    const auto waited = host.command("gpu-wake", {"--wait", "200ms", "--json"});
-    CHECK(waited.status == 7);
-    for (const auto& text : {waited.err, waited.out})
-        CHECK_THAT(text, mentions("longer than this --wait") && !mentions("60s"));
+    CHECK(host.command("gpu-wake", {"--wait", "200ms"}).status == 7);
 
     auto waiting = host.start("gpu-wake", {"--wait", "60s"});
     pause_for(Milliseconds(200));
@@ -223,10 +220,10 @@ TEST_CASE("Memory: a sleep that waits behind a wake has the host memory that the
     const ControlGroup group;
     if (!group) return skip_without_right("make a memory control group");
     Host host;
+    group.take(host.pid());
     host.tell("alloc weights 134217728 0");
     if (!is_pinned) host.tell("fail cuMemHostRegister 1 801");
-    group.take(host.pid());
-    group.limit(std::size_t{256 + 128 + 96} << 20); // 256 MiB are left to everybody else
+    group.limit(group.usage() + (std::size_t{256 + 128 + 64} << 20)); // 256 MiB are left to everybody else
     REQUIRE(host.command("gpu-sleep").status == 0);
     host.tell("delay cuMemcpyHtoDAsync 600000");
     auto waking = host.start("gpu-wake");
@@ -248,14 +245,19 @@ TEST_CASE("Memory: host memory that is short does not hold up a sleep that uses 
     if (!group) return skip_without_right("make a memory control group");
     const Scratch scratch;
     Host host;
-    host.tell("alloc weights 134217728 0");
     group.take(host.pid());
-    group.limit(std::size_t{200} << 20); // less than what a sleep leaves to everybody else
-    const auto start = Clock::now();
-    const auto slept = host.command("gpu-sleep", {"--store", "file", "--dir", scratch.path() / "sleep"});
-    INFO(slept.err);
-    CHECK(slept.status == 0);
-    CHECK(seconds_since(start) < 6); // waiting for a ring, and for each half of it, took 8 s and more
+    host.tell("alloc weights 134217728 0");
+    const auto sleep = [&] {
+        const auto start = Clock::now();
+        const auto slept = host.command("gpu-sleep", {"--store", "file", "--dir", scratch.path() / "sleep"});
+        INFO(slept.err);
+        CHECK(slept.status == 0);
+        return seconds_since(start);
+    };
+    const auto with_plenty = sleep();
+    CHECK(host.command("gpu-wake").status == 0);
+    group.limit(group.usage() + (std::size_t{200} << 20)); // less than what a sleep leaves to everybody else
+    CHECK(sleep() < 3 * with_plenty + 5); // waiting for a ring, and its halves, took 8 s more
     group.limit(std::size_t{4} << 30);
     CHECK(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check_all") == "intact");

@@ -74,7 +74,9 @@ TEST_CASE("Store: what a process leaves that runs another program is listed as s
     REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
     REQUIRE(host.ask("exec") == "ready");
     REQUIRE(place.files().size() == 1);
-    const auto states = [&] { return run({{command_file("gpu-snapshot"), "ls", "--keep-leftovers", place.path()}}).out; };
+    const auto states = [&] {
+        return run({{command_file("gpu-snapshot"), "ls", "--keep-leftovers", place.path()}}).out;
+    };
     CHECK_THAT(states(), mentions("left over") && !mentions("asleep"));
     REQUIRE(other.command("gpu-sleep", place.store()).status == 0);
     CHECK(place.files().size() == 1); // its own, which nobody takes for a leftover
