@@ -25,6 +25,12 @@ constexpr double k_least_gain = 0.97;
 /// A wider element pays if all contents shrink by so much more: planes cost time.
 constexpr double k_gain_of_width = 0.004;
 
+Result<void> make_room(Pages& planes) {
+    if (!planes) planes = Pages::map(k_chunk_bytes);
+    if (planes) return {};
+    return make_error(ErrorCode::out_of_host_memory, "no host memory for the planes of a chunk");
+}
+
 constexpr std::size_t aligned(std::size_t size) noexcept {
     return static_cast<std::size_t>(round_up(size, k_plane_alignment));
 }
@@ -121,12 +127,14 @@ std::size_t ChunkEncoder::room(Bytes content_bytes) noexcept {
     return frame_room(content_bytes) + static_cast<std::size_t>(content_bytes / 512) + 64 * k_kib;
 }
 
-ChunkEncoder::Encoded ChunkEncoder::encode(std::span<const std::byte> content, std::span<std::byte> out) {
+Result<ChunkEncoder::Encoded> ChunkEncoder::encode(std::span<const std::byte> content,
+                                                   std::span<std::byte> out) {
     auto shape = choose_shape(content);
-    if (shape.width == 0) return {};
+    if (shape.width == 0) return Encoded{};
+    if (shape.width > 1) GPU_SLEEP_TRY(make_room(planes_));
     const auto bytes = encode_as(shape, content, out);
-    if (shape.frames == 0 || bytes >= content.size()) return {};
-    return {shape, bytes};
+    if (shape.frames == 0 || bytes >= content.size()) return Encoded{};
+    return Encoded{shape, bytes};
 }
 
 std::size_t ChunkEncoder::encode_as(Shape& shape, std::span<const std::byte> content,
@@ -135,9 +143,9 @@ std::size_t ChunkEncoder::encode_as(Shape& shape, std::span<const std::byte> con
     const auto values = content.first(plane_bytes * shape.width);
     auto planes = values;
     if (shape.width > 1) {
-        planes_.resize(k_chunk_bytes);
-        split_planes(shape.width, values, std::span(planes_).first(values.size()));
-        planes = std::span(planes_).first(values.size());
+        const auto split = planes_.bytes().first(values.size());
+        split_planes(shape.width, values, split);
+        planes = split;
     }
     std::vector<BlockEntry> entries(block_count(plane_bytes));
     auto index = sizes_bytes(shape);
@@ -171,7 +179,7 @@ Result<void> ChunkDecoder::decode(Shape shape, std::span<const std::byte> stored
     auto index = sizes_bytes(shape);
     auto at = aligned(index + index_bytes(shape, plane_bytes));
     const auto values = content.first(plane_bytes * shape.width);
-    if (shape.width > 1) planes_.resize(k_chunk_bytes);
+    if (shape.width > 1) GPU_SLEEP_TRY(make_room(planes_));
     std::array<const std::byte*, k_widest> planes{};
     for (unsigned p = 0; p < shape.width; ++p) {
         if (at > stored.size()) return chunk_damaged("it is cut");
@@ -192,7 +200,7 @@ Result<void> ChunkDecoder::decode(Shape shape, std::span<const std::byte> stored
             return chunk_damaged("the places of blocks are not those of the frame");
         index += entries_bytes;
         const auto decoded =
-            shape.width == 1 ? values : std::span(planes_).subspan(p * plane_bytes, plane_bytes);
+            shape.width == 1 ? values : planes_.bytes().subspan(p * plane_bytes, plane_bytes);
         GPU_SLEEP_TRY(frame->decode(decoded));
         planes[p] = decoded.data();
     }

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "base/pages.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "codec/frame.hpp"
@@ -11,7 +12,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 namespace gpu_sleep::codec {
 
@@ -32,7 +32,7 @@ struct Shape {
 /// save 3 percent of any plane. Thread-safe.
 [[nodiscard]] Shape choose_shape(std::span<const std::byte> content) noexcept;
 
-/// Encodes one chunk after the other. Not thread-safe: one for each thread; holds 4 MiB once used.
+/// Encodes one chunk after the other. Not thread-safe: one for each thread; holds 4 MiB once used. Move-only.
 class ChunkEncoder {
 public:
     /// Room that encode() needs for contents of this size.
@@ -45,26 +45,28 @@ public:
 
     /// Stores `content`, 1 to k_chunk_bytes, in `out`, which has at least room(). Where coding does not pay
     /// the shape has width 0, and nothing is written: the contents themselves are to be stored. Otherwise it
-    /// is smaller than the contents.
-    [[nodiscard]] Encoded encode(std::span<const std::byte> content, std::span<std::byte> out);
+    /// is smaller than the contents. Errors: out_of_host_memory.
+    [[nodiscard]] Result<Encoded> encode(std::span<const std::byte> content, std::span<std::byte> out);
 
 private:
+    /// Returns how many bytes that took. Where a shape has more than one plane, there is room for them.
     [[nodiscard]] std::size_t encode_as(Shape& shape, std::span<const std::byte> content,
                                         std::span<std::byte> out);
 
-    std::vector<std::byte> planes_;
+    Pages planes_;
 };
 
-/// Decodes one chunk after the other. Not thread-safe: one for each thread; holds 4 MiB once used.
+/// Decodes one chunk after the other. Not thread-safe: one for each thread; holds 4 MiB once used. Move-only.
 class ChunkDecoder {
 public:
     /// Decodes `stored`, of a chunk that is not stored as it is (width 0), into `content`, which has its
-    /// size. Never reads or writes outside of either. Errors: damaged; `content` is then undefined.
+    /// size. Never reads or writes outside of either. Errors: damaged, out_of_host_memory; `content` is then
+    /// undefined.
     [[nodiscard]] Result<void> decode(Shape shape, std::span<const std::byte> stored,
                                       std::span<std::byte> content);
 
 private:
-    std::vector<std::byte> planes_;
+    Pages planes_;
 };
 
 } // namespace gpu_sleep::codec

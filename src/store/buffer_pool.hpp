@@ -5,11 +5,12 @@
 
 #pragma once
 
+#include "base/pages.hpp"
 #include "base/result.hpp"
 #include "store/snapshot.hpp"
 
 #include <condition_variable>
-#include <cstdlib>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -22,14 +23,12 @@ public:
     /// Errors: out_of_host_memory.
     [[nodiscard]] static Result<std::unique_ptr<BufferPool>> create(std::size_t count, std::size_t bytes) {
         std::unique_ptr<BufferPool> pool(new BufferPool());
-        for (std::size_t i = 0; i < count; ++i) {
-            Buffer buffer(
-                static_cast<std::byte*>(std::aligned_alloc(k_alignment, round_up(bytes, k_alignment))));
-            if (!buffer)
-                return make_error(ErrorCode::out_of_host_memory, "no host memory for staging buffers");
-            pool->free_.push_back(buffer.get());
-            pool->all_.push_back(std::move(buffer));
-        }
+        const auto each = static_cast<std::size_t>(round_up(bytes, k_alignment));
+        pool->all_ = Pages::map(count * each);
+        if (!pool->all_)
+            return make_error(ErrorCode::out_of_host_memory, "no host memory for staging buffers");
+        pool->count_ = count;
+        for (std::size_t i = 0; i < count; ++i) pool->free_.push_back(&pool->all_.bytes()[i * each]);
         return pool;
     }
 
@@ -50,18 +49,14 @@ public:
     /// Waits until all are free.
     void wait_for_all() {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return free_.size() == all_.size(); });
+        changed_.wait(lock, [this] { return free_.size() == count_; });
     }
 
 private:
-    struct Free {
-        void operator()(std::byte* memory) const noexcept { std::free(memory); }
-    };
-    using Buffer = std::unique_ptr<std::byte, Free>;
-
     BufferPool() = default;
 
-    std::vector<Buffer> all_;
+    Pages all_;
+    std::size_t count_ = 0;
     std::mutex mutex_; ///< guards the free ones
     std::condition_variable changed_;
     std::vector<std::byte*> free_;

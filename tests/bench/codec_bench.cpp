@@ -55,14 +55,14 @@ void encode(benchmark::State& state, Kind kind) {
     codec::ChunkEncoder encoder;
     ByteVector out(codec::ChunkEncoder::room(k_bytes));
     codec::ChunkEncoder::Encoded encoded;
-    for (auto _ : state) encoded = encoder.encode(content, out);
+    for (auto _ : state) encoded = *encoder.encode(content, out);
     finish(state, encoded.shape.width == 0 ? k_bytes : encoded.bytes);
 }
 
 void decode(benchmark::State& state, Kind kind) {
     codec::ChunkEncoder encoder;
     ByteVector stored(codec::ChunkEncoder::room(k_bytes));
-    const auto encoded = encoder.encode(contents(kind), stored);
+    const auto encoded = *encoder.encode(contents(kind), stored);
     if (encoded.shape.width == 0) return state.SkipWithError("stored as it is");
     codec::ChunkDecoder decoder;
     ByteVector content(k_bytes);

@@ -46,7 +46,7 @@ void try_content(std::span<const std::byte> content) {
     if (content.empty() || content.size() > codec::k_chunk_bytes) return;
     codec::ChunkEncoder encoder;
     std::vector<std::byte> out(codec::ChunkEncoder::room(content.size()));
-    const auto encoded = encoder.encode(content, out);
+    const auto encoded = *encoder.encode(content, out);
     if (encoded.shape.width == 0) return;
     codec::ChunkDecoder decoder;
     std::vector<std::byte> decoded(content.size());

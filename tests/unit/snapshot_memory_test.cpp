@@ -6,6 +6,8 @@
 #include "base/guard.hpp"
 #include "support/snapshots.hpp"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -105,7 +107,38 @@ SnapshotWriteOptions write_options(IoKind io) {
     return options;
 }
 
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33) && !defined(__SANITIZE_ADDRESS__) &&                         \
+    !defined(__SANITIZE_THREAD__)
+#define GPU_SLEEP_HAVE_MALLINFO
+/// Whether the allocator maps a block of this size for itself, and so gives it back when it is freed.
+bool is_mapped_for_itself(std::size_t bytes) {
+    const auto before = ::mallinfo2().hblks;
+    void* const block = std::malloc(bytes);
+    const auto with = ::mallinfo2().hblks;
+    std::free(block);
+    return with > before;
+}
+#endif
+
 } // namespace
+
+#ifdef GPU_SLEEP_HAVE_MALLINFO
+TEST_CASE("Snapshots: large buffers are not the allocator's, which would keep such for good", "[store]") {
+    const TemporaryDirectory directory;
+    Contents contents;
+    SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
+    {
+        const auto snapshot =
+            write_snapshot(directory.open(), description, contents, write_options(IoKind::automatic));
+        REQUIRE(snapshot);
+        const auto reader = SnapshotReader::open(snapshot->file, snapshot->header);
+        REQUIRE(reader);
+        CHECK(reader->read(contents, {}));
+        CHECK(SnapshotReader::open(snapshot->file.path()));
+    }
+    CHECK(is_mapped_for_itself(3 * k_mib)); // less than any of the buffers
+}
+#endif
 
 TEST_CASE("Snapshots: memory that runs out at any allocation ends a writing, and leaves nothing", "[store]") {
     const auto io = GENERATE(IoKind::automatic, IoKind::threads);
