@@ -135,9 +135,10 @@ public:
     [[nodiscard]] const SnapshotName& name() const noexcept { return name_; }
     [[nodiscard]] std::filesystem::path path() const { return directory_->path() / text_; }
 
-    /// Takes room for so many bytes, if there is: past the page cache, a write that makes a file longer keeps
-    /// all others waiting. Does nothing for a file that is cached.
-    void reserve(Bytes bytes) noexcept;
+    /// Takes room from `begin`, which nothing was written behind yet, to `end`: past the page cache, a write
+    /// that makes a file longer keeps all others waiting. False, and the file is as it was, where there is no
+    /// such room; also for a file that is cached.
+    [[nodiscard]] bool reserve(Bytes begin, Bytes end) noexcept;
     /// Gives back what was reserved behind `bytes`. Errors: io_failed.
     [[nodiscard]] Result<void> cut(Bytes bytes);
     /// Flushes the contents to the device, gives the file the name of a whole one, and flushes that. Errors:

@@ -131,11 +131,12 @@ Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
     return {};
 }
 
-void SnapshotFile::reserve(Bytes bytes) noexcept {
-    if (!fd_.is_held() || !passes_by_page_cache(fd_.get())) return;
-    // Where that is more than the disk has, the contents may still fit once they are compressed.
-    if (::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes)) != 0)
-        static_cast<void>(::ftruncate(fd_.get(), 0));
+bool SnapshotFile::reserve(Bytes begin, Bytes end) noexcept {
+    if (!fd_.is_held() || !passes_by_page_cache(fd_.get())) return false;
+    const auto from = static_cast<off_t>(begin);
+    if (::fallocate(fd_.get(), 0, from, static_cast<off_t>(end - begin)) == 0) return true;
+    static_cast<void>(::ftruncate(fd_.get(), from)); // part of it may have been there
+    return false;
 }
 
 Result<void> SnapshotFile::cut(Bytes bytes) {

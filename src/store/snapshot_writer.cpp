@@ -22,14 +22,19 @@
 namespace gpu_sleep::store {
 namespace {
 
+/// So much that it is rare, for a reservation waits for the writes under way.
+constexpr Bytes k_reserve_bytes = 256 * k_mib;
+
 class SnapshotWriter {
 public:
     /// `claims` is null for a file that does not lie in host memory.
     SnapshotWriter(SnapshotFile& file, SnapshotHeader& header, ChunkSource& source, IoQueue& queue,
                    BufferPool& pool, HostClaims* claims)
         : file_(file), header_(header), source_(source), queue_(queue), pool_(pool), claims_(claims),
-          places_(places_of(header.description.extents)), end_(header.header_bytes) {
+          places_(places_of(header.description.extents)), left_(most_file_bytes(header.description)),
+          end_(header.header_bytes) {
         header_.rows.resize(places_.size());
+        left_ -= header.header_bytes;
     }
 
     [[nodiscard]] Result<void> write(unsigned threads) {
@@ -38,6 +43,9 @@ public:
         encoders_.resize((*workers)->count());
         for (const auto& place : places_) {
             if (has_failed_) break;
+            under_way_ += room_of(place);
+            left_ -= room_of(place);
+            reserve_ahead();
             start(**workers, place);
         }
         pool_.wait_for_all();
@@ -67,6 +75,22 @@ public:
     }
 
 private:
+    /// That a chunk takes at most.
+    [[nodiscard]] static Bytes room_of(const ChunkPlace& place) noexcept {
+        return round_up(place.bytes, k_alignment);
+    }
+
+    /// Takes room for what is under way and a step more, never for all: others need the same disk, and most
+    /// of it would be given back. Where there is none, the rest may still fit once it is smaller.
+    void reserve_ahead() noexcept {
+        const auto under_way = under_way_.load(); // before end_: a chunk may count twice, but not be missed
+        const auto end = end_ + under_way;
+        if (!reserves_ || end <= reserved_) return;
+        const auto wanted = end + std::min(left_, k_reserve_bytes);
+        reserves_ = file_.reserve(reserved_, wanted);
+        reserved_ = wanted;
+    }
+
     void start(Workers& workers, const ChunkPlace& place) noexcept {
         auto* const buffer = pool_.take();
         bool is_taken = false;
@@ -112,6 +136,7 @@ private:
         auto* const data = in_place ? const_cast<std::byte*>(content.data()) : buffer;
         row.checksum = xxh64({data, row.stored_bytes});
         row.offset = end_.fetch_add(row.stored_bytes);
+        under_way_ -= room_of(place);
         const auto done = [=, this](Result<void> written) {
             if (in_place) source_.release(place);
             finish(std::move(written), buffer);
@@ -148,6 +173,10 @@ private:
     BufferPool& pool_;
     HostClaims* claims_;
     const std::vector<ChunkPlace> places_;
+    Bytes left_;           ///< that the chunks not yet started take at most
+    Bytes reserved_ = 0;   ///< of the file; nothing is written behind it as long as room is reserved
+    bool reserves_ = true; ///< until there was no room
+    std::atomic<Bytes> under_way_{0}; ///< that chunks take at most which have no place in the file yet
     std::vector<codec::ChunkEncoder> encoders_; ///< one for each worker
     std::atomic<Bytes> end_;                    ///< of what was given a place in the file
     std::atomic<bool> has_failed_{false};
@@ -201,7 +230,6 @@ Result<Snapshot> write_unguarded(std::shared_ptr<const SnapshotDirectory> direct
         own_queue = *std::move(queue);
     }
     auto& queue = options.queue != nullptr ? *options.queue : *own_queue;
-    file->reserve(most_file_bytes(header.description));
     std::optional<HostClaims> claims;
     if (lies_in_memory(file->fd())) claims.emplace(options.memory);
     SnapshotWriter writer(*file, header, source, queue, **pool, claims ? &*claims : nullptr);

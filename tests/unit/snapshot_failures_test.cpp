@@ -175,6 +175,55 @@ TEST_CASE("Snapshots: what some file systems do not have is done without", "[sto
     CHECK(reader->read(contents, small_read()));
 }
 
+/// Contents that repeat one chunk, and what the file of a directory takes of the disk meanwhile.
+class Watching final : public ChunkSource {
+public:
+    explicit Watching(std::filesystem::path directory) : directory_(std::move(directory)) {}
+    [[nodiscard]] Result<std::span<const std::byte>> take(const ChunkPlace& place) override {
+        for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+            struct stat status = {};
+            if (::stat(entry.path().c_str(), &status) == 0)
+                most_bytes = std::max(most_bytes, static_cast<Bytes>(status.st_blocks) * 512);
+        }
+        return std::span<const std::byte>(chunk_).first(place.bytes);
+    }
+    void release(const ChunkPlace&) noexcept override {}
+
+    Bytes most_bytes = 0;
+
+private:
+    std::filesystem::path directory_;
+    test::ByteVector chunk_ = test::ByteVector(codec::k_chunk_bytes, std::byte{7});
+};
+
+TEST_CASE("Snapshots: room is taken a step ahead, not for all contents uncompressed", "[store]") {
+    const TemporaryDirectory directory;
+    SnapshotDescription description{{}, {}, test::k_nobody, ::geteuid(), {{0x1000, k_gib, "weights", 0}}};
+    Watching contents(directory.path());
+    Bytes file_bytes = 0;
+    Bytes taken_bytes = 0;
+    const auto write = [&] {
+        const auto written = write_snapshot(directory.open(), description, contents, small_write());
+        if (!written) return;
+        file_bytes = written->header.file_bytes;
+        struct stat status = {};
+        if (::stat(written->file.path().c_str(), &status) == 0)
+            taken_bytes = static_cast<Bytes>(status.st_blocks) * 512;
+    };
+    SECTION("where there is some") {
+        write();
+        CHECK(contents.most_bytes < 300 * k_mib);
+    }
+    SECTION("and where there is none, it goes on without") {
+        if (!test::with_failing_calls({{SYS_fallocate, ENOSPC, {}}}, write))
+            return test::skip_without_right("filter its system calls");
+        CHECK(contents.most_bytes < 50 * k_mib);
+    }
+    REQUIRE(file_bytes > 0);
+    CHECK(file_bytes < 50 * k_mib);
+    CHECK(taken_bytes < file_bytes + k_mib); // the rest was given back
+}
+
 TEST_CASE("Snapshots: a lock that is refused is done without only where nobody can have one", "[store]") {
     const TemporaryDirectory directory;
     MemoryContents contents;
