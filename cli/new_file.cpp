@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Temporary name, flush, rename, flush of the directory.
+// No name or a temporary one, flush, the final name, flush of the directory.
 
 #include "cli/new_file.hpp"
 
@@ -25,6 +25,19 @@ Result<void> flush_directory_of(const std::filesystem::path& file) {
     const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     // One that may be written but not read keeps its own time.
     return directory ? flush(directory.get(), parent) : Result<void>();
+}
+
+/// Where an open file can be found to be given a name.
+std::string own_link(int fd) {
+    return "/proc/self/fd/" + std::to_string(fd);
+}
+
+/// An open file in the directory of `path` that has no name and can be given one; or none.
+UniqueFd open_nameless(const std::filesystem::path& path) {
+    const auto parent = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+    UniqueFd fd(::open(parent.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR));
+    if (fd && ::access(own_link(fd.get()).c_str(), F_OK) != 0) fd.reset(); // no proc file system
+    return fd;
 }
 
 /// Takes the new name with an empty file first, and replaces that.
@@ -67,13 +80,26 @@ Result<void> flush_and_close(UniqueFd fd, const std::filesystem::path& file) {
 Result<NewFile> NewFile::create(const std::filesystem::path& path) {
     struct stat status = {};
     if (::lstat(path.c_str(), &status) == 0) return file_error(EEXIST, "open", path);
+    if (auto fd = open_nameless(path)) return NewFile(path, {}, std::move(fd));
     auto partial = path.string() + ".partial-XXXXXX";
     UniqueFd fd(::mkostemp(partial.data(), O_CLOEXEC));
     if (!fd) return file_error(errno, "mkostemp", path);
     return NewFile(path, std::move(partial), std::move(fd));
 }
 
+Result<void> NewFile::commit_nameless() {
+    GPU_SLEEP_TRY(flush(fd_.get(), path_));
+    if (::linkat(AT_FDCWD, own_link(fd_.get()).c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) != 0)
+        return file_error(errno, "linkat", path_);
+    partial_ = path_.string(); // removed if it may not last
+    GPU_SLEEP_TRY(flush_and_close(std::move(fd_), path_));
+    GPU_SLEEP_TRY(flush_directory_of(path_));
+    partial_.clear();
+    return {};
+}
+
 Result<void> NewFile::commit() {
+    if (partial_.empty()) return commit_nameless();
     GPU_SLEEP_TRY(flush_and_close(std::move(fd_), path_));
     if (!rename_to_free(partial_.c_str(), path_.c_str())) return file_error(errno, "rename", path_);
     partial_ = path_.string(); // removed if it may not last

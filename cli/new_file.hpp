@@ -16,8 +16,9 @@ namespace gpu_sleep::cli {
 /// io_failed.
 [[nodiscard]] Error file_error(int number, std::string_view call, const std::filesystem::path& file);
 
-/// A file of mode 0600 that is written under a name beside its own, which it gets when it is whole. Removed
-/// when destroyed before that. Move-only.
+/// A file of mode 0600 that gets its name when it is whole. Until then it has none, so that nothing is left
+/// however the program ends; or one beside its own, where the file system or the system cannot do that, which
+/// is removed when it is destroyed. Move-only.
 class NewFile {
 public:
     /// Nothing may have the name `path`, not even a link. Errors: those of file_error().
@@ -33,11 +34,12 @@ public:
     [[nodiscard]] Result<void> commit();
 
 private:
+    [[nodiscard]] Result<void> commit_nameless();
     NewFile(std::filesystem::path path, std::string partial, UniqueFd fd)
         : path_(std::move(path)), partial_(std::move(partial)), fd_(std::move(fd)) {}
 
     std::filesystem::path path_;
-    std::string partial_; ///< its name until it is whole; empty when there is nothing to remove
+    std::string partial_; ///< its name until it is whole; empty if it has none, and when it is whole
     UniqueFd fd_;
 };
 

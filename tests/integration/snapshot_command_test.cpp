@@ -8,6 +8,7 @@
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
+#include <fcntl.h>
 #include <nlohmann/json.hpp>
 #include <sys/wait.h>
 
@@ -412,9 +413,26 @@ TEST_CASE("gpu-snapshot extract: a file is there whole and flushed, or not at al
     const Stage stage;
     const auto out = stage.elsewhere.path() / "out";
     const auto arguments = "extract " + stage.path.string() + " --extent 0 -o ";
+    SECTION("nothing is left where the command is killed in the middle") {
+        const auto killed =
+            run_command("ulimit -c 0; ulimit -f 1; " + std::string(GPU_SLEEP_TEST_SNAPSHOT_COMMAND) + " " +
+                        arguments + out.string() + "; exit");
+        CHECK(killed.status != exit_status::done);
+        CHECK(stage.elsewhere.file_count() == 0);
+    }
+    constexpr std::uint32_t k_nameless = O_TMPFILE | O_RDWR | O_CLOEXEC;
+    constexpr test::FailingCall k_no_nameless{SYS_openat, EOPNOTSUPP, k_nameless};
+    SECTION("file systems where every file has a name: what cannot be named is not left") {
+        Answer answer;
+        const auto body = [&] { answer = run(arguments + out.string()); };
+        if (!test::with_failing_calls({k_no_nameless, {SYS_renameat2, EIO, {}}}, body))
+            return test::skip_without_right("filter its system calls");
+        CHECK(answer.status == exit_status::failed_awake);
+        CHECK(stage.elsewhere.file_count() == 0);
+    }
     SECTION("what cannot be flushed, or not be named, is not left") {
         const auto failing =
-            GENERATE(test::FailingCall{SYS_fsync, EIO, {}}, test::FailingCall{SYS_renameat2, EIO, {}},
+            GENERATE(test::FailingCall{SYS_fsync, EIO, {}}, test::FailingCall{SYS_linkat, EIO, {}},
                      test::FailingCall{SYS_write, ENOSPC, 4U << 20U});
         Answer answer;
         const auto body = [&] { answer = run(arguments + out.string()); };
@@ -438,7 +456,7 @@ TEST_CASE("gpu-snapshot extract: a file is there whole and flushed, or not at al
     SECTION("file systems that cannot rename without replacing") {
         Answer answer;
         const auto body = [&] { answer = run(arguments + out.string()); };
-        if (!test::with_failing_calls({{SYS_renameat2, EINVAL, {}}}, body))
+        if (!test::with_failing_calls({k_no_nameless, {SYS_renameat2, EINVAL, {}}}, body))
             return test::skip_without_right("filter its system calls");
         CHECK(answer.status == exit_status::done);
         CHECK(test::read_file(out) == stage.first);
@@ -452,7 +470,8 @@ TEST_CASE("gpu-snapshot extract: a file is there whole and flushed, or not at al
             again = run(arguments + out.string());
         };
         const auto error = static_cast<std::uint32_t>(GENERATE(EPERM, EOPNOTSUPP));
-        if (!test::with_failing_calls({{SYS_renameat2, EINVAL, {}}, {SYS_linkat, error, {}}}, body))
+        if (!test::with_failing_calls({k_no_nameless, {SYS_renameat2, EINVAL, {}}, {SYS_linkat, error, {}}},
+                                      body))
             return test::skip_without_right("filter its system calls");
         CHECK(answer.status == exit_status::done);
         CHECK(test::read_file(out) == stage.first);
@@ -465,7 +484,8 @@ TEST_CASE("gpu-snapshot extract: a file is there whole and flushed, or not at al
     SECTION("a file that has its name is there, though the other name stays") {
         Answer answer;
         const auto body = [&] { answer = run(arguments + out.string()); };
-        if (!test::with_failing_calls({{SYS_renameat2, EINVAL, {}}, {SYS_unlinkat, EPERM, {}}}, body))
+        if (!test::with_failing_calls({k_no_nameless, {SYS_renameat2, EINVAL, {}}, {SYS_unlinkat, EPERM, {}}},
+                                      body))
             return test::skip_without_right("filter its system calls");
         CHECK(answer.status == exit_status::done);
         CHECK(test::read_file(out) == stage.first);
