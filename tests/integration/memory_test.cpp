@@ -100,7 +100,10 @@ TEST_CASE("Memory: GPU memory that somebody else has taken keeps a process aslee
     CHECK(failed.json("/processes/0/error/code") == "out_of_device_memory");
     CHECK_THAT(failed.err, mentions("32.0 MiB") && mentions("--wait"));
     CHECK(host.state() == "asleep");
-    CHECK(host.command("gpu-wake", {"--wait", "200ms"}).status == 7);
+    const auto waited = host.command("gpu-wake", {"--wait", "200ms", "--json"});
+    CHECK(waited.status == 7);
+    for (const auto& text : {waited.err, waited.out})
+        CHECK_THAT(text, mentions("longer than this --wait") && !mentions("60s"));
 
     auto waiting = host.start("gpu-wake", {"--wait", "60s"});
     pause_for(Milliseconds(200));
