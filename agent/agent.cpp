@@ -170,6 +170,7 @@ Result<void> Agent::prepare_free(driver::DeviceAddress address) {
     }
     // As the driver's own free does: nothing may still use memory that goes, and a capture must not be under
     // way. Without the mutex, for it may take long.
+    caught::let_contexts_end();
     const std::shared_lock stay(caught::contexts_mutex());
     const driver::RelaxedCaptureMode relaxed(running.api);
     const auto contexts = driver::active_contexts(running.api);

@@ -166,6 +166,9 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
 /// touching one that is gone corrupts memory. Shared also while we hold a primary context, unless the gate is
 /// shut for a transaction: our letting go must not be what ends it. It comes before the mutex of the pools.
 [[nodiscard]] std::shared_mutex& contexts_mutex() noexcept;
+/// Waits until nobody waits to hold it alone, or for a bounded time. Before it is held shared to wait for the
+/// GPU: many who do so one after the other would keep a context from ending for ever.
+void let_contexts_end() noexcept;
 /// The current context may reach memory of `peer`'s device from now on.
 void peer_access_enabled(CUcontext peer) noexcept;
 /// The driver refused a copy, as it does when a caught range lies on a device that the copy's context was not

@@ -7,6 +7,8 @@
 
 #include "base/immortal.hpp"
 
+#include <atomic>
+#include <condition_variable>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -29,6 +31,38 @@ struct OwnContexts {
     static OwnContexts& instance() {
         static Immortal<OwnContexts> s_own;
         return *s_own;
+    }
+};
+
+/// Those who wait to hold contexts_mutex() alone.
+struct Enders {
+    std::mutex mutex; ///< guards changes of count
+    std::condition_variable none_waits;
+    std::atomic<unsigned> count{0}; ///< for who holds no mutex
+    static Enders& instance() {
+        static Immortal<Enders> s_enders;
+        return *s_enders;
+    }
+};
+
+/// Holds contexts_mutex() alone, with precedence over those who call let_contexts_end().
+class ContextsAlone {
+public:
+    ContextsAlone() {
+        count_me(1);
+        contexts_mutex().lock();
+        count_me(-1);
+    }
+    ContextsAlone(const ContextsAlone&) = delete;
+    ContextsAlone& operator=(const ContextsAlone&) = delete;
+    ~ContextsAlone() { contexts_mutex().unlock(); }
+
+private:
+    static void count_me(int change) {
+        auto& enders = Enders::instance();
+        const std::lock_guard lock(enders.mutex);
+        enders.count += static_cast<unsigned>(change);
+        if (enders.count == 0) enders.none_waits.notify_all();
     }
 };
 
@@ -129,7 +163,7 @@ CUresult end_own_context(CUcontext context, const std::function<CUresult()>& end
     const auto with = memory();
     if (!with || !context) return end();
     const auto status = [&] {
-        const std::lock_guard lock(contexts_mutex());
+        const ContextsAlone alone;
         return end_with(*with, context, false, end, [&] { return is_gone(with->api); });
     }();
     free_waiting();
@@ -247,7 +281,7 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
     const auto with = memory();
     if (!with) return destroy();
     const auto status = [&] {
-        const std::lock_guard lock(contexts_mutex());
+        const ContextsAlone alone;
         auto& own = OwnContexts::instance();
         std::map<CUgreenCtx, Green>::node_type node;
         {
@@ -304,7 +338,7 @@ CUresult release_primary_context(CUdevice device, const std::function<CUresult()
                 return released;
             }
         }
-        const std::lock_guard lock(contexts_mutex());
+        const ContextsAlone alone;
         return release_held(*with, device, release);
     }();
     free_waiting();
@@ -315,7 +349,7 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
     const auto with = memory();
     if (!with) return reset();
     const auto status = [&] {
-        const std::lock_guard lock(contexts_mutex());
+        const ContextsAlone alone;
         const auto primary = primary_of(with->api, device);
         if (!primary.context) return reset();
         return end_with(*with, primary.context, true, reset, [] { return true; });
@@ -327,6 +361,15 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
     });
     free_waiting();
     return status;
+}
+
+void let_contexts_end() noexcept {
+    // Who waits may have to go on before what those wait for is over that hold the mutex.
+    constexpr Milliseconds k_patience{5'000};
+    auto& enders = Enders::instance();
+    if (enders.count.load(std::memory_order_relaxed) == 0) return;
+    std::unique_lock lock(enders.mutex);
+    enders.none_waits.wait_for(lock, k_patience, [&] { return enders.count == 0; });
 }
 
 std::shared_mutex& contexts_mutex() noexcept {

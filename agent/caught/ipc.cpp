@@ -299,6 +299,7 @@ void close_waiting() noexcept {
     noted([&] {
         const auto with = memory();
         if (!with) return;
+        let_contexts_end();
         const std::shared_lock contexts(contexts_mutex());
         Closing due;
         PendingWork work(with->api);

@@ -150,6 +150,7 @@ void free_waiting() noexcept {
         }
         const auto with = memory();
         if (!with) return;
+        let_contexts_end();
         // From here on none of their contexts ends; those that ended took theirs with them.
         const std::shared_lock contexts(contexts_mutex());
         Due due;
@@ -185,6 +186,7 @@ void free_now(const Agent::Memory& memory, Leaving& allocation) {
 Answer free(CUdeviceptr address) noexcept {
     return answered([&]() -> Answer {
         free_waiting();
+        let_contexts_end();
         // While the record is out of the index its context must not end: it would be worked in all the same.
         const std::shared_lock contexts(contexts_mutex());
         // The record goes first: behind the free the address may at once be somebody else's.

@@ -4,9 +4,11 @@
 
 #include "devices.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <thread>
+#include <vector>
 
 using namespace gpu_sleep::test;
 
@@ -317,6 +319,30 @@ TEST_CASE("Lifetimes: a context does not end while a free waits for its work", "
     CHECK(frees.get());
     CHECK(ends.get());
     CHECK(cuMemFreeHost(flag) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+}
+
+TEST_CASE("Lifetimes: a context ends while others free without a pause", "[lifetimes]") {
+    constexpr std::chrono::milliseconds k_delay{20};
+    constexpr std::chrono::seconds k_patience{20};
+    Devices devices;
+    auto* const own = make_context(0);
+    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    sim_delay("cuEventQuery", std::chrono::microseconds(k_delay).count()); // of the free, in which it waits
+    std::atomic<bool> is_over{false};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 8; ++i)
+        threads.emplace_back([&] {
+            cuCtxSetCurrent(devices.contexts[0]);
+            for (CUdeviceptr address = 0; !is_over; cuMemFree(address)) cuMemAlloc(&address, k_bytes);
+        });
+    CHECK(await_call("cuEventQuery", sim_calls("cuEventQuery") + 20));
+    auto ends = std::async(std::launch::async, [&] { return cuCtxDestroy(own) == CUDA_SUCCESS; });
+    CHECK(ends.wait_for(k_patience) == std::future_status::ready);
+    is_over = true;
+    for (auto& thread : threads) thread.join();
+    sim_clear();
+    CHECK(ends.get());
     CHECK(held() == 0);
 }
 
