@@ -105,6 +105,8 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
             return std::nullopt;
         }
         Allocations::instance().add({*range, bytes, *device, owner_of_memory_in(context), nullptr, 0, false});
+        // Who enables access from here on finds it in the index; what was enabled before is granted now.
+        noted([&] { grant_peers(*with, *device, *range); });
         *address = *range;
         return CUDA_SUCCESS;
     });

@@ -63,7 +63,6 @@ Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device
         trim();
         address = try_once();
     }
-    if (address) grant_peers(memory, device, *address);
     return address;
 }
 

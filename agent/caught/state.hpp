@@ -53,7 +53,8 @@ private:
     std::string_view scope_;
 };
 
-/// Grants the devices that may reach memory of `device` access to what was allocated there.
+/// Grants the devices that may reach memory of `device` access to what was allocated there, and is in the
+/// index: who lets a device at all of it grants what the index has.
 void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address);
 
 /// The context of a stream: the current one for the default streams, null where there is no such stream.
