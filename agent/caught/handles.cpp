@@ -57,6 +57,8 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
             trim();
             status = with->api.cuMemCreate(&made, bytes, properties, flags);
         }
+        if (status == CUDA_ERROR_OUT_OF_MEMORY && free_amid_captures(*with))
+            status = with->api.cuMemCreate(&made, bytes, properties, flags);
         if (status != CUDA_SUCCESS) return status;
         auto& all = Handles::instance();
         const std::lock_guard lock(all.mutex);

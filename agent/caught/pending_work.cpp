@@ -51,13 +51,15 @@ void PendingWork::free_block(Noted& noted) noexcept {
     noted.block = 0;
 }
 
-void PendingWork::note(CUcontext context) noexcept {
+bool PendingWork::note(CUcontext context) noexcept {
     const auto end = noted_.begin() + static_cast<std::ptrdiff_t>(count_);
     const auto same = [=](const Noted& noted) { return noted.context == context; };
-    if (!context || std::any_of(noted_.begin(), end, same)) return;
+    if (!context || std::any_of(noted_.begin(), end, same)) return true;
     const driver::RelaxedCaptureMode relaxed(api_);
     const driver::CurrentContext current(api_, context);
+    if (way_ == Way::amid_captures) return current.status() == CUDA_SUCCESS && take_block(context);
     if (current.status() == CUDA_SUCCESS && !record(context) && !take_block(context)) api_.cuCtxSynchronize();
+    return true;
 }
 
 void PendingWork::wait_for(CUcontext context) noexcept {

@@ -168,6 +168,24 @@ void free_waiting() noexcept {
     });
 }
 
+bool free_amid_captures(const Agent::Memory& memory) noexcept {
+    bool is_any_free = false;
+    noted([&] {
+        let_contexts_end();
+        const std::shared_lock contexts(contexts_mutex());
+        Due due;
+        PendingWork work(memory.api, PendingWork::Way::amid_captures);
+        // What is of a pool may have been freed in a stream that captures: until then it is in use.
+        due.take([](const Known& allocation) { return !allocation.pool; });
+        for (const auto& [address, allocation] : due)
+            if (!work.note(allocation.context)) return;
+        work.wait();
+        is_any_free = due.begin() != due.end();
+        due.give_back(memory);
+    });
+    return is_any_free;
+}
+
 namespace {
 
 /// Unless a capture is open. The caller holds contexts_mutex().

@@ -162,7 +162,10 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
         const auto device = device_of(*with, key.context);
         if (!device) return std::nullopt;
         const auto handle = pool ? *pool : pool_of_device(*with, *device);
-        return handle ? allocate_from(*with, address, bytes, handle, key, left) : std::nullopt;
+        if (!handle) return std::nullopt;
+        const auto answer = allocate_from(*with, address, bytes, handle, key, left);
+        if (answer != CUDA_ERROR_OUT_OF_MEMORY || !free_amid_captures(*with)) return answer;
+        return allocate_from(*with, address, bytes, handle, key, left);
     });
 }
 

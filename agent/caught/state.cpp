@@ -63,6 +63,8 @@ Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device
         trim();
         address = try_once();
     }
+    if (!address && address.error().code == ErrorCode::out_of_device_memory && free_amid_captures(memory))
+        address = try_once();
     return address;
 }
 

@@ -98,6 +98,10 @@ void freed_from_pool(const Known& allocation);
 /// later for what other threads do. Comes after the contexts' mutex.
 [[nodiscard]] std::shared_mutex& capture_order() noexcept;
 
+/// Frees plain allocations that wait for captures to end while one is open, for memory is short. Breaks none,
+/// and waits as the driver's own free does in a thread whose mode is relaxed. Whether any was freed. The
+/// caller holds no mutex.
+[[nodiscard]] bool free_amid_captures(const Agent::Memory& memory) noexcept;
 /// Frees the allocations, and closes the memory of other processes, that waited for captures to end.
 void free_waiting() noexcept;
 /// The latter.

@@ -346,6 +346,40 @@ TEST_CASE("Lifetimes: a context ends while others free without a pause", "[lifet
     CHECK(held() == 0);
 }
 
+TEST_CASE("Lifetimes: memory that is freed amid a capture can be had again when it is short", "[lifetimes]") {
+    constexpr std::chrono::milliseconds k_moment{100};
+    const auto mode = GENERATE(CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+                               CU_STREAM_CAPTURE_MODE_RELAXED);
+    Devices devices;
+    auto* const busy = make_stream();
+    auto* const captured = make_stream();
+    const auto most = sim_free_bytes(0) / 3 * 2;
+    const auto take_most = [&](CUdeviceptr& address) { return cuMemAlloc(&address, most); };
+    CUdeviceptr first = 0;
+    CUdeviceptr second = 0;
+    REQUIRE(take_most(first) == CUDA_SUCCESS);
+    const Gate gate(busy);
+    REQUIRE(launch(kernel("sim_fill"), busy, first, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
+    REQUIRE(cuStreamBeginCapture(captured, mode) == CUDA_SUCCESS);
+    CHECK(cuMemFree(first) == CUDA_SUCCESS); // waits for the capture to end
+    auto takes = std::async(std::launch::async, [&] {
+        return cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS && take_most(second) == CUDA_SUCCESS;
+    });
+    CHECK(takes.wait_for(k_moment) == std::future_status::timeout); // the first is in use
+    gate.release();
+    CHECK(takes.get());
+    CHECK(cuMemFree(second) == CUDA_SUCCESS);
+    CUdeviceptr third = 0;
+    CHECK(take_most(third) == CUDA_SUCCESS); // in the thread that captures
+    CUgraph graph = nullptr;
+    CHECK(cuStreamEndCapture(captured, &graph) == CUDA_SUCCESS);
+    CHECK(sim_fault_counts().broken_captures == 0);
+    CHECK(cuMemFree(third) == CUDA_SUCCESS);
+    CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(captured) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(busy) == CUDA_SUCCESS);
+}
+
 TEST_CASE("Lifetimes: a capture ends with its stream", "[lifetimes]") {
     Devices devices;
     const auto stream = make_stream();
