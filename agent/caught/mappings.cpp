@@ -165,6 +165,7 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
 }
 
 bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept {
+    if (!memory()) return false; // the process is ending: the driver alone knows what is mapped
     auto& all = Handles::instance();
     const std::lock_guard lock(all.mutex);
     const auto at = all.mappings.lower_bound(address);

@@ -126,6 +126,18 @@ TEST_CASE("Host safety: destructors and exit handlers free and touch while it is
     CHECK(end.err.empty());
 }
 
+TEST_CASE("Host safety: a destructor gives back memory that the program mapped, awake and asleep",
+          "[host_safety]") {
+    const bool is_asleep = GENERATE(false, true);
+    Program program({"unmap_at_exit"});
+    REQUIRE(program.line() == "ready");
+    if (is_asleep) program.sleep();
+    program.go_on();
+    const auto end = program.ends();
+    CHECK(end.status == 0);
+    CHECK(end.out == (is_asleep ? "unmapped 4 freed 0\n" : "unmapped 0 freed 0\n"));
+}
+
 TEST_CASE("Host safety: a destructor may join a thread that waits at the gate", "[host_safety]") {
     Program program({"join"});
     REQUIRE(program.line() == "ready");

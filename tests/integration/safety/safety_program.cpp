@@ -326,6 +326,43 @@ int start_with_library(const char* file) {
     return 0;
 }
 
+/// Frees the program's own virtual memory when it is destroyed, and says what that returned.
+struct OwnMapping {
+    OwnMapping() = default;
+    OwnMapping(const OwnMapping&) = delete;
+    OwnMapping& operator=(const OwnMapping&) = delete;
+    ~OwnMapping() {
+        if (address == 0) return;
+        const int unmapped = cuMemUnmap(address, k_bytes);
+        const int freed = cuMemAddressFree(address, k_bytes);
+        std::printf("unmapped %d freed %d\n", unmapped, freed);
+    }
+    void make() {
+        CUmemAllocationProp properties{};
+        properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+        CUmemAccessDesc grant{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        CUmemGenericAllocationHandle handle = 0;
+        CUdeviceptr place = 0;
+        check(cuMemAddressReserve(&place, k_bytes, 0, 0, 0), "cuMemAddressReserve");
+        check(cuMemCreate(&handle, k_bytes, &properties, 0), "cuMemCreate");
+        check(cuMemMap(place, k_bytes, 0, handle, 0), "cuMemMap");
+        check(cuMemRelease(handle), "cuMemRelease");
+        check(cuMemSetAccess(place, k_bytes, &grant, 1), "cuMemSetAccess");
+        address = place;
+    }
+    CUdeviceptr address = 0;
+};
+
+OwnMapping g_mapping;
+
+int unmap_at_exit() {
+    start_cuda();
+    g_mapping.make();
+    say_and_wait("ready");
+    return 0;
+}
+
 const std::map<std::string, std::function<int()>>& programs() {
     static const std::map<std::string, std::function<int()>> table = {
         {"end", end_with_seven},
@@ -344,6 +381,7 @@ const std::map<std::string, std::function<int()>>& programs() {
         {"missing", call_what_is_missing},
         {"cancel", cancel_allocating_threads},
         {"spin", spin},
+        {"unmap_at_exit", unmap_at_exit},
     };
     return table;
 }
