@@ -47,8 +47,12 @@ bool PendingWork::take_block(CUcontext context) noexcept {
 
 void PendingWork::free_block(Noted& noted) noexcept {
     const driver::CurrentContext current(api_, noted.context);
-    api_.cuMemFree(noted.block);
+    look_at(api_.cuMemFree(noted.block));
     noted.block = 0;
+}
+
+void PendingWork::look_at(CUresult status) noexcept {
+    if (failure_ == CUDA_SUCCESS && driver::ends_context(status)) failure_ = status;
 }
 
 bool PendingWork::note(CUcontext context) noexcept {
@@ -58,25 +62,27 @@ bool PendingWork::note(CUcontext context) noexcept {
     const driver::RelaxedCaptureMode relaxed(api_);
     const driver::CurrentContext current(api_, context);
     if (way_ == Way::amid_captures) return current.status() == CUDA_SUCCESS && take_block(context);
-    if (current.status() == CUDA_SUCCESS && !record(context) && !take_block(context)) api_.cuCtxSynchronize();
+    if (current.status() == CUDA_SUCCESS && !record(context) && !take_block(context))
+        look_at(api_.cuCtxSynchronize());
     return true;
 }
 
 void PendingWork::wait_for(CUcontext context) noexcept {
     const driver::RelaxedCaptureMode relaxed(api_);
     const driver::CurrentContext current(api_, context);
-    if (current.status() == CUDA_SUCCESS) api_.cuCtxSynchronize();
+    if (current.status() == CUDA_SUCCESS) look_at(api_.cuCtxSynchronize());
 }
 
-void PendingWork::wait() noexcept {
+CUresult PendingWork::wait() noexcept {
     const driver::RelaxedCaptureMode relaxed(api_); // in which it breaks no capture that has begun since
     for (std::size_t i = 0; i < count_; ++i) {
         auto& noted = noted_[i];
         if (noted.block != 0) free_block(noted);
         if (!noted.done || api_.cuEventQuery(noted.done) == CUDA_SUCCESS) continue; // most often
         const driver::CurrentContext current(api_, noted.context);
-        api_.cuEventSynchronize(noted.done);
+        look_at(api_.cuEventSynchronize(noted.done));
     }
+    return failure_;
 }
 
 } // namespace gpu_sleep::agent::caught

@@ -28,8 +28,9 @@ public:
     bool note(CUcontext context) noexcept;
     /// Waits for the work of a context at once, of which nothing is kept. Needs what note() does.
     void wait_for(CUcontext context) noexcept;
-    /// Waits for all of it. Breaks no capture, so capture_order() is not held.
-    void wait() noexcept;
+    /// Waits for all of it. Breaks no capture, so capture_order() is not held. Returns what went wrong with
+    /// the work, as the driver's own free does; CUDA_SUCCESS otherwise.
+    CUresult wait() noexcept;
 
 private:
     struct Noted {
@@ -47,8 +48,12 @@ private:
     /// Gives it back. The capture mode is relaxed.
     void free_block(Noted& noted) noexcept;
 
+    /// Keeps the first status by which work failed.
+    void look_at(CUresult status) noexcept;
+
     const driver::Api& api_;
     Way way_;
+    CUresult failure_ = CUDA_SUCCESS;
     std::array<Noted, 16>
         noted_{}; ///< of more contexts than anybody has; further ones are waited for at once
     std::size_t count_ = 0;

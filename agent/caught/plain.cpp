@@ -188,17 +188,21 @@ bool free_amid_captures(const Agent::Memory& memory) noexcept {
 
 namespace {
 
-/// Unless a capture is open. The caller holds contexts_mutex().
-void free_now(const Agent::Memory& memory, Leaving& allocation) {
+/// Unless a capture is open. Returns what went wrong with the work before. The caller holds contexts_mutex().
+CUresult free_now(const Agent::Memory& memory, Leaving& allocation) {
     PendingWork work(memory.api);
     {
         const std::shared_lock order(capture_order());
-        if (captures_open() != 0) return allocation.wait();
+        if (captures_open() != 0) {
+            allocation.wait();
+            return CUDA_SUCCESS;
+        }
         note_work(memory, *allocation, work);
     }
-    work.wait();
+    const auto status = work.wait();
     give_range(memory, allocation->address);
     allocation.done();
+    return status;
 }
 
 } // namespace
@@ -222,8 +226,9 @@ Answer free(CUdeviceptr address) noexcept {
             return CUDA_SUCCESS;
         }
         if (allocation->pool) freed_from_pool(*allocation);
-        noted([&] { free_now(*with, allocation); });
-        return CUDA_SUCCESS; // now or later
+        auto status = CUDA_SUCCESS;
+        noted([&] { status = free_now(*with, allocation); });
+        return status; // it is freed all the same, now or later
     });
 }
 

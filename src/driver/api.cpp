@@ -67,6 +67,10 @@ Result<Api> Api::load() {
     return api;
 }
 
+bool ends_context(CUresult status) noexcept {
+    return code_of(status) == ErrorCode::context_lost;
+}
+
 Error to_error(const Api& api, CUresult status, std::string_view call, std::string_view what) {
     const char* name = nullptr;
     if (api.cuGetErrorName(status, &name) != CUDA_SUCCESS || !name) name = "unknown error";

@@ -86,6 +86,9 @@ struct Api {
     [[nodiscard]] static Result<Api> load();
 };
 
+/// Whether the status says that a context is lost, and its work with it.
+[[nodiscard]] bool ends_context(CUresult status) noexcept;
+
 /// The error behind a driver status that is not CUDA_SUCCESS. `call` is the function's name; `what` says what
 /// was being done, and to which range. Statuses that end a context become context_lost.
 [[nodiscard]] Error to_error(const Api& api, CUresult status, std::string_view call, std::string_view what);

@@ -380,6 +380,23 @@ TEST_CASE("Lifetimes: memory that is freed amid a capture can be had again when 
     CHECK(cuStreamDestroy(busy) == CUDA_SUCCESS);
 }
 
+TEST_CASE("Lifetimes: a free says what went wrong with work before it, and frees", "[lifetimes]") {
+    Devices devices;
+    auto* const own = make_context(0);
+    const auto first = allocate();
+    const auto second = allocate();
+    CUdeviceptr nowhere = 0;
+    REQUIRE(cuMemAddressReserve(&nowhere, k_bytes, 0, 0, 0) == CUDA_SUCCESS);
+    REQUIRE(launch(kernel("sim_fill"), nullptr, nowhere, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
+    CHECK(cuMemFree(first) == CUDA_ERROR_ILLEGAL_ADDRESS);
+    CHECK(cuMemFree(second) == CUDA_ERROR_ILLEGAL_ADDRESS);
+    CHECK(held() == 0);
+    CHECK(cuCtxDestroy(own) == CUDA_SUCCESS);
+    CHECK(cuMemAddressFree(nowhere, k_bytes) == CUDA_SUCCESS);
+    CHECK(sim_fault_counts().illegal_accesses == 1);
+    sim_reset_counts();
+}
+
 TEST_CASE("Lifetimes: a capture ends with its stream", "[lifetimes]") {
     Devices devices;
     const auto stream = make_stream();
