@@ -103,7 +103,9 @@ public:
             const std::lock_guard lock(own.mutex);
             own_ = own.contexts.extract(context);
         }
-        noted([&] { left_ = take_left_of(context, is_primary); }); // only reported: nothing fails for it
+        // Only reported: nothing fails for it.
+        noted([&] { left_ = take_left_of(context, is_primary); });
+        noted([&] { managed_ = take_managed_of(context); });
     }
 
     /// The context is gone, and with it its memory.
@@ -125,6 +127,7 @@ public:
         pools_.stays();
         waiting_.stays();
         if (left_.stays) left_.stays();
+        if (managed_.stays) managed_.stays();
         captures_.stays();
         auto& own = OwnContexts::instance();
         const std::lock_guard lock(own.mutex);
@@ -140,6 +143,7 @@ private:
     Taken pools_;
     Taken waiting_;
     Taken left_;
+    Taken managed_;
 };
 
 /// Runs `end`, which may end the context, with the context out of the books.

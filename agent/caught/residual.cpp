@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string_view>
 
@@ -22,6 +23,7 @@ struct Residents {
         const char* kind;
         const char* reason;
         int device;
+        CUcontext context; ///< whose end takes it; null: none that is known
     };
     std::mutex mutex; ///< guards by_address
     std::map<CUdeviceptr, Resident> by_address;
@@ -31,24 +33,31 @@ struct Residents {
     }
 };
 
-void add_resident(CUdeviceptr address, std::size_t bytes, const char* kind, const char* reason) noexcept {
+void add_resident(CUdeviceptr address, Residents::Resident resident) noexcept {
     noted([&] {
         const auto with = memory();
-        const auto device = with ? current_device(*with) : std::nullopt;
+        if (with) resident.device = current_device(*with).value_or(0);
         auto& residents = Residents::instance();
         const std::lock_guard lock(residents.mutex);
-        residents.by_address[address] = {bytes, kind, reason, device.value_or(0)};
+        residents.by_address.insert_or_assign(address, resident);
     });
 }
 
 } // namespace
 
 void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept {
-    add_resident(address, bytes, "managed", "the driver moves it between host and device itself");
+    noted([&] {
+        const auto with = memory();
+        CUcontext context = nullptr;
+        if (with && with->api.cuCtxGetCurrent(&context) == CUDA_SUCCESS)
+            context = owner_of_memory_in(context);
+        add_resident(address,
+                     {bytes, "managed", "the driver moves it between host and device itself", 0, context});
+    });
 }
 
 void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept {
-    add_resident(address, bytes, kind, "it belongs to another process");
+    add_resident(address, {bytes, kind, "it belongs to another process", 0, nullptr});
 }
 
 void forget_residual(CUdeviceptr address) noexcept {
@@ -57,6 +66,24 @@ void forget_residual(CUdeviceptr address) noexcept {
         const std::lock_guard lock(residents.mutex);
         residents.by_address.erase(address);
     });
+}
+
+Taken take_managed_of(CUcontext context) {
+    using Taking = std::map<CUdeviceptr, Residents::Resident>;
+    const auto taken = std::make_shared<Taking>();
+    Taken both{[] {},
+               [taken] {
+                   auto& residents = Residents::instance();
+                   const std::lock_guard lock(residents.mutex);
+                   residents.by_address.merge(*taken);
+               }};
+    auto& residents = Residents::instance();
+    const std::lock_guard lock(residents.mutex);
+    for (auto next = residents.by_address.begin(); next != residents.by_address.end();) {
+        const auto here = next++;
+        if (here->second.context == context) taken->insert(residents.by_address.extract(here));
+    }
+    return both;
 }
 
 std::vector<Residual> residual() noexcept {

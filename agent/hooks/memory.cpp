@@ -91,7 +91,10 @@ CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread) {
     if (catches())
         if (const auto answer = agent::caught::free_async(address, stream, per_thread)) return *answer;
     const auto free = [=] { return real<entry>()(address, stream); };
-    return catches() ? agent::caught::free_left(address, free) : free();
+    if (!catches()) return free();
+    const auto status = agent::caught::free_left(address, free);
+    if (status == CUDA_SUCCESS) agent::caught::forget_residual(address); // managed memory, say
+    return status;
 }
 
 } // namespace

@@ -314,6 +314,20 @@ TEST_CASE("Capture: memory that is left to the driver on request is reported unt
     check_no_harm(host);
 }
 
+TEST_CASE("Capture: managed memory is reported until it is freed or its context ends", "[capture]") {
+    const std::string end = GENERATE("free 0", "reset");
+    INFO(end);
+    Host host(captured_launch(k_linked));
+    const auto residual = [&] {
+        return host.command("gpu-ps", {"--json"}).json("/processes/0/report/residual/0/kind");
+    };
+    host.tell(fmt::format("alloc managed {}", k_piece_bytes));
+    CHECK(residual() == "managed");
+    host.tell(end);
+    CHECK(residual() == "none");
+    check_no_harm(host);
+}
+
 TEST_CASE("Capture: a program may fork and end while asleep", "[capture]") {
     Host host(captured_launch(GENERATE(k_linked, k_runtime)));
     const auto piece = make_piece(host, "plain", k_piece_bytes);
