@@ -4,7 +4,11 @@
 
 #include "devices.hpp"
 
+#include <array>
+#include <atomic>
 #include <functional>
+#include <thread>
+#include <utility>
 #include <vector>
 
 using namespace gpu_sleep::test;
@@ -74,7 +78,60 @@ struct CopyGraph {
     }
 };
 
+/// Allocates on the device of `owner` in several threads, and meanwhile lets that of `accessor` at it. How
+/// many of the allocations it does not reach, and all of them.
+std::pair<std::size_t, std::size_t> miss_some(CUcontext owner, CUcontext accessor) {
+    constexpr std::size_t k_most = 100;
+    std::array<std::vector<CUdeviceptr>, 3> made;
+    std::atomic<unsigned> working{0};
+    std::atomic<bool> is_enabled{false};
+    std::vector<std::thread> threads;
+    for (auto& mine : made)
+        threads.emplace_back([&] {
+            cuCtxSetCurrent(owner);
+            ++working;
+            for (CUdeviceptr address = 0; !is_enabled && mine.size() < k_most; mine.push_back(address))
+                if (cuMemAlloc(&address, k_bytes) != CUDA_SUCCESS) break;
+        });
+    REQUIRE(cuCtxSetCurrent(accessor) == CUDA_SUCCESS);
+    while (working < made.size()) std::this_thread::yield();
+    CHECK(cuCtxEnablePeerAccess(owner, 0) == CUDA_SUCCESS);
+    is_enabled = true;
+    for (auto& thread : threads) thread.join();
+    std::pair<std::size_t, std::size_t> missed{0, 0};
+    for (const auto& mine : made)
+        for (const auto address : mine) {
+            missed.first += cuMemsetD8(address, 1, 4096) == CUDA_SUCCESS ? 0U : 1U;
+            ++missed.second;
+        }
+    CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
+    for (const auto& mine : made)
+        for (const auto address : mine) CHECK(cuMemFree(address) == CUDA_SUCCESS);
+    return missed;
+}
+
 } // namespace
+
+// Hidden: it needs many devices, for access once enabled stays so.
+TEST_CASE("Peers: what is allocated while access is enabled can be reached", "[.peer_race]") {
+    REQUIRE(cuInit(0) == CUDA_SUCCESS);
+    int count = 0;
+    REQUIRE(cuDeviceGetCount(&count) == CUDA_SUCCESS);
+    REQUIRE(count > 2);
+    std::vector<CUcontext> contexts(static_cast<std::size_t>(count));
+    for (CUdevice device = 0; device < count; ++device)
+        REQUIRE(cuDevicePrimaryCtxRetain(&contexts[static_cast<std::size_t>(device)], device) ==
+                CUDA_SUCCESS);
+    for (auto* const owner : contexts)
+        for (auto* const accessor : contexts) {
+            if (owner == accessor) continue;
+            const auto [missed, all] = miss_some(owner, accessor);
+            INFO(missed << " of " << all);
+            CHECK(missed == 0);
+        }
+    for (CUdevice device = 0; device < count; ++device)
+        CHECK(cuDevicePrimaryCtxRelease(device) == CUDA_SUCCESS);
+}
 
 TEST_CASE("Peers: every kind of copy reaches another device's memory", "[lifetimes]") {
     Devices devices;
