@@ -166,7 +166,7 @@ Result<void> Agent::prepare_free(driver::DeviceAddress address) {
     {
         const std::lock_guard lock(memory_mutex_);
         const auto* backing = ledger_.find(address);
-        if (!backing || backing->shared || backing->is_asleep()) return {};
+        if (!backing || backing->is_asleep()) return {};
     }
     // As the driver's own free does: nothing may still use memory that goes, and a capture must not be under
     // way. Without the mutex, for it may take long.

@@ -170,3 +170,20 @@ TEST_CASE("Devices: several sleep and wake at the same time", "[api]") {
     CHECK(has_slept);
     CHECK(has_woken);
 }
+
+TEST_CASE("Freeing: it waits for the work that may use the memory, however small that is", "[api]") {
+    const Gpu gpu(0);
+    const auto bytes = GENERATE(std::size_t{4096}, 4 * k_mib);
+    const TaggedMemory neighbour("work", 4096);
+    const auto stream = sim::testing::make_stream();
+    void* memory = nullptr;
+    check(gpu_sleep_alloc(&memory, bytes, 0, "work"));
+    const auto faults = sim_fault_counts().illegal_accesses;
+    sim_delay("cuMemsetD8Async", 200'000);
+    check(cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(memory), 7, bytes, stream));
+    check(gpu_sleep_free(memory));
+    CHECK(cuStreamQuery(stream) == CUDA_SUCCESS);
+    sim_clear();
+    check(cuStreamDestroy(stream));
+    CHECK(sim_fault_counts().illegal_accesses == faults);
+}
