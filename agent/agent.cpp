@@ -14,11 +14,13 @@
 #include <cxxabi.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <shared_mutex>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 namespace gpu_sleep::agent {
 namespace {
@@ -52,6 +54,27 @@ void warn_of_own_context(const driver::Api& api) {
     log::warning(
         "the program works in a context of its own: it must synchronize that itself before a sleep, in a "
         "before-sleep callback");
+}
+
+/// The contexts of `devices` in which there may be work: those of `primaries`, the program's own that are
+/// known, and the one that it works in now. They stay as long as the caller holds caught::contexts_mutex().
+std::vector<CUcontext> contexts_on(const driver::Api& api, driver::DeviceMask devices,
+                                   const std::vector<driver::PrimaryContext>& primaries) {
+    std::vector<CUcontext> contexts;
+    for (const auto& primary : primaries)
+        if ((devices >> primary.device() & 1) != 0) contexts.push_back(primary.get());
+    for (int device = 0; device < driver::k_max_devices; ++device) {
+        if ((devices >> device & 1) == 0) continue;
+        const auto own = caught::own_contexts_of(device);
+        contexts.insert(contexts.end(), own.begin(), own.end());
+    }
+    CUcontext current = nullptr;
+    CUdevice device = 0;
+    const bool has_current = api.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current &&
+                             api.cuCtxGetDevice(&device) == CUDA_SUCCESS && (devices >> device & 1) != 0;
+    if (has_current && std::find(contexts.begin(), contexts.end(), current) == contexts.end())
+        contexts.push_back(current);
+    return contexts;
 }
 
 } // namespace
@@ -163,33 +186,39 @@ Result<driver::DeviceAddress> Agent::allocate(int device, std::string_view tag, 
 
 Result<void> Agent::prepare_free(driver::DeviceAddress address) {
     auto& running = *running_.load();
+    driver::DeviceMask devices = 0;
     {
         const std::lock_guard lock(memory_mutex_);
         const auto* backing = ledger_.find(address);
         if (!backing || backing->is_asleep()) return {};
+        devices = backing->access;
     }
     // As the driver's own free does: nothing may still use memory that goes, and a capture must not be under
-    // way. Without the mutex, for it may take long.
+    // way. Without the mutex, for it may take long. Other devices may wait for what comes after the free.
     caught::let_contexts_end();
     const std::shared_lock stay(caught::contexts_mutex());
+    if (caught::captures_open() != 0)
+        return make_error(ErrorCode::capture_in_progress, "a CUDA graph is being captured: nothing is freed");
     const driver::RelaxedCaptureMode relaxed(running.api);
-    const auto contexts = driver::active_contexts(running.api);
-    if (!contexts) return contexts.error();
+    const auto primaries = driver::active_contexts(running.api);
+    if (!primaries) return primaries.error();
     driver::DrainLimits limits;
     limits.captures = Clock::now();
     limits.work = Clock::time_point::max();
-    return driver::drain(running.api, *contexts, limits);
+    for (auto* const context : contexts_on(running.api, devices, *primaries)) {
+        auto drained = driver::drain(running.api, std::vector{context}, limits);
+        if (drained) continue;
+        if (drained.error().code != ErrorCode::context_lost) return drained;
+        log::debug("freeing without waiting: {}", drained.error().message); // no work runs in a broken one
+    }
+    return {};
 }
 
 Result<void> Agent::free(driver::DeviceAddress address) {
     if (exiting_) return {}; // the driver takes everything back
     auto* running = running_.load();
     if (!running) return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
-    if (auto drained = prepare_free(address); !drained) {
-        if (drained.error().code != ErrorCode::context_lost) return drained;
-        log::debug("freeing without waiting: {}",
-                   drained.error().message); // no work runs in a broken context
-    }
+    GPU_SLEEP_TRY(prepare_free(address));
     if (hooks::catches()) caught::forget_own(address);
     const std::lock_guard lock(memory_mutex_);
     const auto* backing = ledger_.find(address);

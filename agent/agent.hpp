@@ -139,6 +139,8 @@ private:
     /// Does what `request` says of all that sleeps, whichever request put it to sleep. `is_own`: the program
     /// made it.
     void follow(const model::SleepRequest& request, bool adds_to_sleep, bool is_own, model::Report& report);
+    /// Waits for the work that may use the allocation. Errors: not_owned, those of driver::drain() but
+    /// context_lost.
     [[nodiscard]] Result<void> prepare_free(driver::DeviceAddress address);
     /// Lets captures end, closes the gate and waits for the device.
     [[nodiscard]] Result<void> shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going);

@@ -162,6 +162,8 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
 /// what the runtime is asked there would make one on the first device otherwise, for good. Never waits. False
 /// where there is none, or one ends just now.
 [[nodiscard]] bool enter_held_context() noexcept;
+/// The program's own contexts of the device. They live as long as the caller holds contexts_mutex().
+[[nodiscard]] std::vector<CUcontext> own_contexts_of(int device);
 /// Held alone while a context ends, and shared while we work in contexts that the program may end meanwhile:
 /// touching one that is gone corrupts memory. Shared also while we hold a primary context, unless the gate is
 /// shut for a transaction: our letting go must not be what ends it. It comes before the mutex of the pools.

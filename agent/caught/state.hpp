@@ -63,8 +63,6 @@ void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address);
 /// The context whose end takes what is allocated in `context`: the primary one of a green one, else itself.
 [[nodiscard]] CUcontext owner_of_memory_in(CUcontext context);
 
-/// The program's own contexts of the device. They live as long as the caller holds contexts_mutex().
-[[nodiscard]] std::vector<CUcontext> own_contexts_of(int device);
 /// Whether the program holds the device's primary context, so that its end is seen.
 [[nodiscard]] bool holds_primary(int device);
 

@@ -6,6 +6,7 @@
 #include "support/simulated_driver/testing.hpp"
 
 #include <chrono>
+#include <future>
 #include <string_view>
 #include <thread>
 
@@ -186,4 +187,52 @@ TEST_CASE("Freeing: it waits for the work that may use the memory, however small
     sim_clear();
     check(cuStreamDestroy(stream));
     CHECK(sim_fault_counts().illegal_accesses == faults);
+}
+
+TEST_CASE("Freeing: it waits for the work in contexts of the program's own", "[api]") {
+    const Gpu gpu(0);
+    CUcontext own = nullptr;
+    CUctxCreateParams parameters{};
+    check(cuCtxCreate(&own, &parameters, 0, 0));
+    const auto stream = sim::testing::make_stream();
+    void* memory = nullptr;
+    check(gpu_sleep_alloc(&memory, 4 * k_mib, 0, "work"));
+    const auto faults = sim_fault_counts().illegal_accesses;
+    sim_delay("cuMemsetD8Async", 200'000);
+    check(cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(memory), 7, 4 * k_mib, stream));
+    if (GENERATE(false, true)) gpu.enter();
+    check(gpu_sleep_free(memory));
+    CHECK(cuStreamQuery(stream) == CUDA_SUCCESS);
+    sim_clear();
+    check(cuCtxDestroy(own));
+    CHECK(sim_fault_counts().illegal_accesses == faults);
+}
+
+TEST_CASE("Freeing: it waits for no device that cannot reach the memory", "[api]") {
+    const Gpu other(1);
+    const auto stream = sim::testing::make_stream();
+    const sim::testing::Gate work(stream); // which ends after the free
+    const Gpu gpu(0);
+    void* memory = nullptr;
+    check(gpu_sleep_alloc(&memory, 4 * k_mib, 0, "work"));
+    auto freed = std::async(std::launch::async, [&] { return gpu_sleep_free(memory); });
+    CHECK(ends(freed));
+    work.release();
+    CHECK(freed.get() == GPU_SLEEP_OK);
+    other.enter();
+    check(cuStreamDestroy(stream));
+}
+
+TEST_CASE("Freeing: it breaks no capture that is under way", "[api]") {
+    const Gpu gpu(0);
+    const auto stream = sim::testing::make_stream();
+    void* memory = nullptr;
+    check(gpu_sleep_alloc(&memory, GENERATE(std::size_t{4096}, 4 * k_mib), 0, "work"));
+    check(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    CHECK(gpu_sleep_free(memory) == GPU_SLEEP_ERROR_CAPTURE_IN_PROGRESS);
+    CUgraph graph = nullptr;
+    check(cuStreamEndCapture(stream, &graph));
+    check(cuGraphDestroy(graph));
+    check(cuStreamDestroy(stream));
+    check(gpu_sleep_free(memory));
 }
