@@ -303,8 +303,13 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
         }
         if (!waiter.said && phase_ == Phase::asleep && now - waiter.since >= k_say_after) {
             waiter.said = true;
-            log::warning("{} waits, for memory of this process sleeps; wake it with: gpu-wake {}",
-                         waiter.entry_point, ::getpid());
+            lock.unlock(); // nobody waits for standard error
+            noted([&] {
+                log::warning("{} waits, for memory of this process sleeps; wake it with: gpu-wake {}",
+                             waiter.entry_point, ::getpid());
+            });
+            lock.lock();
+            continue;
         }
         auto next = now + again;
         if (asks && rule_.limit) next = std::min(next, waiter.since + *rule_.limit);

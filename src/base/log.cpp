@@ -6,9 +6,16 @@
 
 #include "base/cancellation.hpp"
 
+#include <poll.h>
+#include <pthread.h>
 #include <unistd.h>
 
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <csignal>
 #include <cstdlib>
+#include <ctime>
 #include <string_view>
 
 namespace gpu_sleep::log {
@@ -23,6 +30,43 @@ Severity threshold_from_environment() noexcept {
     return Severity::warning;
 }
 
+/// Whether a line can be written at once: a pipe may be full, its reader gone. We are a guest on the
+/// program's threads, and may be called with locks held.
+bool can_write() noexcept {
+    pollfd error{STDERR_FILENO, POLLOUT, 0};
+    return ::poll(&error, 1, 0) == 1 && error.revents == POLLOUT;
+}
+
+/// Keeps the SIGPIPE of a write of this thread's from the program, which did not make it. One that was
+/// pending before stays.
+class PipeSignalHold {
+public:
+    PipeSignalHold() noexcept {
+        sigset_t pending;
+        sigemptyset(&pending);
+        sigpending(&pending);
+        was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+        sigemptyset(&pipe_);
+        sigaddset(&pipe_, SIGPIPE);
+        pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+    }
+    PipeSignalHold(const PipeSignalHold&) = delete;
+    PipeSignalHold& operator=(const PipeSignalHold&) = delete;
+    ~PipeSignalHold() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+    /// Takes the signal back that the write has raised.
+    void take_back() const noexcept {
+        constexpr timespec k_at_once{};
+        while (!was_pending_ && sigtimedwait(&pipe_, nullptr, &k_at_once) < 0 && errno == EINTR) {
+        }
+    }
+
+private:
+    sigset_t pipe_{};
+    sigset_t before_{};
+    bool was_pending_ = false;
+};
+
 } // namespace
 
 bool enabled(Severity severity) noexcept {
@@ -32,10 +76,18 @@ bool enabled(Severity severity) noexcept {
 
 void write(Severity, std::string_view message) noexcept {
     const CancellationHold no_cancellation;
-    fmt::basic_memory_buffer<char, 512> line;
-    fmt::format_to(std::back_inserter(line), "gpu-sleep[{}]: {}\n", ::getpid(), message);
-    // One write: a short or failed one has nobody left to be told.
-    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+    const int errno_before = errno;
+    // What a pipe takes in one piece, and at once if it takes anything. Source: pipe(7).
+    std::array<char, PIPE_BUF> line{};
+    const auto end = fmt::format_to_n(line.data(), line.size() - 1, "gpu-sleep[{}]: {}", ::getpid(), message);
+    *end.out = '\n';
+    const auto size = static_cast<std::size_t>(end.out + 1 - line.data());
+    if (can_write()) {
+        const PipeSignalHold signal;
+        // One write: a short or failed one has nobody left to be told.
+        if (::write(STDERR_FILENO, line.data(), size) < 0 && errno == EPIPE) signal.take_back();
+    }
+    errno = errno_before;
 }
 
 } // namespace gpu_sleep::log

@@ -16,8 +16,9 @@ enum class Severity { error, warning, info, debug };
 /// once.
 [[nodiscard]] bool enabled(Severity severity) noexcept;
 
-/// Writes "gpu-sleep[PID]: MESSAGE\n" to standard error in one write, so that lines of threads do not mix.
-/// Thread-safe; never fails.
+/// Writes "gpu-sleep[PID]: MESSAGE\n" to standard error in one write, so that lines of threads do not mix;
+/// what is longer than a pipe takes in one piece is cut. Never waits, fails or raises SIGPIPE: where nobody
+/// reads, the line is dropped. Thread-safe.
 void write(Severity severity, std::string_view message) noexcept;
 
 template <class... Args>

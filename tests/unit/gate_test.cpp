@@ -3,6 +3,7 @@
 // The gate alone: who gets in, who is held, who is let through. Passes are in gate_pass_test.cpp.
 
 #include "gate_fixture.hpp"
+#include "support/broken_error.hpp"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -359,4 +360,19 @@ TEST_CASE("Gate: nobody is inside while it is closed", "[gate]") {
     CHECK(found_inside == 0);
     CHECK(met_closed == 0);
     CHECK(refused == 0);
+}
+
+TEST_CASE("Gate: a touch that waits says so, and holds nobody up where nobody reads it", "[gate]") {
+    const OpenGate open;
+    const PipeAsError pipe;
+    const bool is_full = GENERATE(false, true);
+    if (is_full) pipe.fill();
+    fall_asleep(rule(OnTouch::wait));
+    Toucher toucher;
+    REQUIRE(waits(1));
+    std::this_thread::sleep_for(Milliseconds(3'500)); // it says so after three seconds
+    CHECK((pipe.read().find("cuTouch waits") != std::string::npos) == !is_full);
+    the_gate().open();
+    CHECK(toucher.gets_in());
+    toucher.leave();
 }

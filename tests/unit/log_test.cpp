@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Log lines where standard error cannot take them.
+
+#include "base/log.hpp"
+
+#include "support/broken_error.hpp"
+#include "support/catch.hpp"
+
+#include <csignal>
+#include <cstddef>
+#include <string>
+
+#include <pthread.h>
+#include <unistd.h>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+void say(std::string_view text) {
+    log::write(log::Severity::error, text);
+}
+
+[[nodiscard]] bool pipe_signal_is_pending() {
+    sigset_t pending;
+    sigpending(&pending);
+    return sigismember(&pending, SIGPIPE) == 1;
+}
+
+} // namespace
+
+TEST_CASE("Log: a line goes to standard error whole, up to what a pipe takes in one piece", "[log]") {
+    const PipeAsError pipe;
+    say("hello");
+    const auto start = "gpu-sleep[" + std::to_string(::getpid()) + "]: ";
+    CHECK(pipe.read() == start + "hello\n");
+    say(std::string(100'000, 'x'));
+    const auto cut = pipe.read();
+    CHECK(cut.size() == PIPE_BUF);
+    CHECK(cut.starts_with(start + "xxx"));
+    CHECK(cut.ends_with("x\n"));
+}
+
+TEST_CASE("Log: a line that nobody will read raises no signal", "[log]") {
+    PipeAsError pipe;
+    pipe.close_reader();
+    say("hello"); // SIGPIPE would end this program
+    CHECK_FALSE(pipe_signal_is_pending());
+}
+
+TEST_CASE("Log: a line for which there is no room is dropped", "[log]") {
+    const PipeAsError pipe;
+    pipe.fill();
+    say("hello"); // blocked, it would wait for ever
+    CHECK(pipe.read().find("hello") == std::string::npos);
+    say("again");
+    CHECK(pipe.read().find("again") != std::string::npos);
+}
