@@ -173,6 +173,15 @@ Result<void> Agent::start() {
     return {};
 }
 
+Result<void> Agent::await_start() {
+    if (running_.load(std::memory_order_acquire)) return {};
+    // The socket is there a moment before all is ready.
+    const std::lock_guard lock(start_mutex_);
+    if (running_.load(std::memory_order_relaxed)) return {};
+    return make_error(ErrorCode::refused,
+                      "the agent could not be started; the program's next call tries again");
+}
+
 Result<driver::DeviceAddress> Agent::allocate(int device, std::string_view tag, Bytes bytes) {
     GPU_SLEEP_TRY(start());
     if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");

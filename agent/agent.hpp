@@ -79,6 +79,8 @@ public:
     [[nodiscard]] bool tidy() override;
 
 private:
+    /// For an operation that may have come before start() was over: waits until it is. Errors: refused.
+    [[nodiscard]] Result<void> await_start();
     /// What exists once CUDA is in use.
     struct Running {
         explicit Running(driver::Api found, ledger::Ledger& ledger, sleep::Engine::Options options)

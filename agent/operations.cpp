@@ -91,6 +91,7 @@ Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
 server::Outcome Agent::run(const server::Operation& operation, const server::ProgressSink& progress,
                            bool is_own) {
     const auto* request = std::get_if<model::SleepRequest>(&operation);
+    if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
     auto report = guarded([&] {
         return request ? sleep(*request, progress, is_own)
                        : wake(std::get<model::WakeRequest>(operation), progress);

@@ -4,6 +4,7 @@
 
 #include "host.hpp"
 #include "mentions.hpp"
+#include "support/skip.hpp"
 
 #include <unistd.h>
 
@@ -335,5 +336,15 @@ TEST_CASE("Program: its signal handlers never run on the agent's threads", "[pro
     CHECK(host.command("gpu-wake").status == 0);
     CHECK(host.tell("signals") == "0");
     CHECK(host.tell("unblock") == "1");
+    check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Program: a command that comes before the agent is ready waits until it is", "[program]") {
+    if (is_sanitized()) return skip("a sanitizer's runtime comes first");
+    Host host({std::string("LD_PRELOAD=") + GPU_SLEEP_TEST_SLOW_START});
+    host.process().send("alloc weights 4194304 0");
+    REQUIRE(becomes_true([&] { return std::filesystem::exists(socket_file(host.pid())); }));
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.process().read_line().substr(0, 2) == "ok");
     check_sleeps_and_wakes(host);
 }
