@@ -65,8 +65,14 @@ Bytes Backing::kept_bytes() const noexcept {
 
 bool Backing::is_wholly_preserved() const noexcept {
     Bytes sum = 0;
-    for (const auto& span : preserved) sum += span.bytes;
+    for (const auto& span : preserved) sum += bytes_of_program(span);
     return sum > 0 && sum >= allocated;
+}
+
+Bytes Backing::bytes_of_program(const Span& span) const noexcept {
+    // In a shared one nothing else is ever marked.
+    const auto end = shared ? span.end() : std::min(span.end(), allocated);
+    return end - std::min(span.offset, end);
 }
 
 bool may_move(Residence from, Residence to) noexcept {
@@ -121,8 +127,11 @@ bool Ledger::move(Backing& backing, Residence to) {
     backing.residence_ = to;
     backing.has_damaged_file = false;
     if (!backing.is_asleep()) backing.slept_by_program = false;
-    if (to == Residence::dropped)
-        backing.has_lost_contents_ = backing.kept.empty() || backing.kept_bytes() < backing.allocated;
+    if (to == Residence::dropped) {
+        Bytes kept = 0;
+        for (const auto& extent : backing.kept) kept += backing.bytes_of_program(extent.span);
+        backing.has_lost_contents_ = backing.kept.empty() || kept < backing.allocated;
+    }
     return true;
 }
 

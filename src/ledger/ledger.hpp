@@ -73,6 +73,9 @@ struct Backing {
 
 private:
     friend class Ledger;
+    /// How much of `span` is what the program asked for.
+    [[nodiscard]] Bytes bytes_of_program(const Span& span) const noexcept;
+
     model::Residence residence_ = model::Residence::device;
     bool has_lost_contents_ = false; ///< decided when it is dropped: parts may be freed while it sleeps
 };

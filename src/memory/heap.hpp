@@ -47,7 +47,7 @@ public:
     /// The allocation that holds `address`: its backing, and its place in it. Errors: not_owned.
     struct Place {
         ledger::Backing* backing = nullptr;
-        ledger::Span span; ///< the whole allocation, rounded up
+        ledger::Span span; ///< the whole allocation; a small one rounded up to k_alignment
     };
     [[nodiscard]] Result<Place> locate(driver::DeviceAddress address);
 

@@ -147,3 +147,20 @@ TEST_CASE("Ledger: residences add up to a state, by tag and in all", "[ledger]")
     CHECK(ledger.state() == State::damaged);
     CHECK(ledger.report()[1].damaged == 10);
 }
+
+TEST_CASE("Ledger: what is marked beyond what was asked for preserves nothing", "[ledger]") {
+    Ledger ledger;
+    auto& backing = ledger.add(backing_at(0, 1000));
+    backing.allocated = 700;
+    Ledger::preserve(backing, {300, 700});
+    CHECK_FALSE(backing.is_wholly_preserved());
+    backing.kept.push_back({{300, 700}});
+    REQUIRE(Ledger::move(backing, Residence::dropped));
+    CHECK(backing.has_lost_contents());
+    REQUIRE(Ledger::move(backing, Residence::device));
+    Ledger::preserve(backing, {0, 300});
+    CHECK(backing.is_wholly_preserved());
+    backing.kept = {{{0, 1000}}};
+    REQUIRE(Ledger::move(backing, Residence::dropped));
+    CHECK_FALSE(backing.has_lost_contents());
+}

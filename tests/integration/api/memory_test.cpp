@@ -5,7 +5,9 @@
 #include "callbacks.hpp"
 #include "support/simulated_driver/testing.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <future>
 #include <string_view>
 #include <thread>
@@ -235,4 +237,21 @@ TEST_CASE("Freeing: it breaks no capture that is under way", "[api]") {
     check(cuGraphDestroy(graph));
     check(cuStreamDestroy(stream));
     check(gpu_sleep_free(memory));
+}
+
+TEST_CASE("Preserving: a span lies within what was asked for", "[api]") {
+    const Gpu gpu(0);
+    const TaggedMemory memory("weights", 3 * k_mib); // in a range of four
+    auto* const start = static_cast<std::byte*>(memory.pointer());
+    CHECK(gpu_sleep_preserve(start + k_mib, 3 * k_mib) == GPU_SLEEP_ERROR_NOT_OWNED);
+    check(gpu_sleep_preserve(start + k_mib, 2 * k_mib));
+    const auto words = random_words(memory.bytes(), 1);
+    memory.write(words);
+    check(gpu_sleep_sleep(2, nullptr, 0));
+    wake();
+    const auto found = memory.read();
+    CHECK(
+        std::all_of(found.begin(), found.begin() + k_mib / sizeof(words[0]), [](auto w) { return w == 0; }));
+    CHECK(std::equal(found.begin() + k_mib / sizeof(words[0]), found.end(),
+                     words.begin() + k_mib / sizeof(words[0])));
 }
