@@ -4,6 +4,7 @@
 
 #include "agent.hpp"
 
+#include "base/guard.hpp"
 #include "base/log.hpp"
 #include "caught/caught.hpp"
 #include "driver/drain.hpp"
@@ -188,8 +189,11 @@ Result<driver::DeviceAddress> Agent::allocate(int device, std::string_view tag, 
     auto& running = *running_.load();
     warn_of_own_context(running.api);
     const std::lock_guard lock(memory_mutex_);
-    auto address = running.heap.allocate(device, ledger_.tag_id(tag), bytes);
-    if (address && hooks::catches()) caught::note_own(*address, bytes, device);
+    auto address = guarded([&] { return running.heap.allocate(device, ledger_.tag_id(tag), bytes); });
+    if (address && hooks::catches() && !caught::note_own(*address, bytes, device)) {
+        static_cast<void>(guarded([&] { return running.heap.free(*address); }));
+        address = out_of_memory();
+    }
     return address;
 }
 
@@ -198,6 +202,7 @@ Result<void> Agent::prepare_free(driver::DeviceAddress address) {
     driver::DeviceMask devices = 0;
     {
         const std::lock_guard lock(memory_mutex_);
+        GPU_SLEEP_TRY(check_own(address));
         const auto* backing = ledger_.find(address);
         if (!backing || backing->is_asleep()) return {};
         devices = backing->access;
@@ -223,19 +228,28 @@ Result<void> Agent::prepare_free(driver::DeviceAddress address) {
     return {};
 }
 
+Result<void> Agent::check_own(driver::DeviceAddress address) const {
+    if (!hooks::catches()) return {}; // the heap has nothing else
+    const auto known = caught::find(address);
+    if (known && known->is_own && known->address == address) return {};
+    return make_error(ErrorCode::not_owned, "{:#x} is not the start of an allocation of gpu_sleep_alloc()",
+                      address);
+}
+
 Result<void> Agent::free(driver::DeviceAddress address) {
     if (exiting_) return {}; // the driver takes everything back
     auto* running = running_.load();
     if (!running) return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
     GPU_SLEEP_TRY(prepare_free(address));
-    if (hooks::catches()) caught::forget_own(address);
     const std::lock_guard lock(memory_mutex_);
+    GPU_SLEEP_TRY(check_own(address)); // another thread may have been faster
     const auto* backing = ledger_.find(address);
     const gate::Named::Span span = backing && backing->is_asleep()
                                        ? gate::Named::Span{backing->address, backing->end()}
                                        : gate::Named::Span{};
     auto freed = running->heap.free(address);
     if (!freed) return std::move(freed).error();
+    if (hooks::catches()) caught::forget_own(address); // nobody is given the address before the mutex is free
     running->engine.vaults().forget(freed->kept);
     if (span.end != 0 && !ledger_.find(address)) gate::Gate::instance().forget(span);
     return {};

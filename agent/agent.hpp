@@ -144,6 +144,9 @@ private:
     /// Waits for the work that may use the allocation. Errors: not_owned, those of driver::drain() but
     /// context_lost.
     [[nodiscard]] Result<void> prepare_free(driver::DeviceAddress address);
+    /// Whether an allocation of allocate() begins there: the ledger has the program's caught memory, too.
+    /// Under memory_mutex_. Errors: not_owned.
+    [[nodiscard]] Result<void> check_own(driver::DeviceAddress address) const;
     /// Lets captures end, closes the gate and waits for the device.
     [[nodiscard]] Result<void> shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going);
     [[nodiscard]] Result<void> drain(Clock::time_point deadline, const std::function<bool()>& keep_going);

@@ -90,11 +90,13 @@ std::vector<Known> Allocations::all(const std::function<bool(const Known&)>& wan
     return found;
 }
 
-void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
-    noted([&] {
+bool note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
+    const auto added = guarded([&]() -> Result<void> {
         Allocations::instance().add({address, bytes, device, nullptr, nullptr, 0, true, false,
                                      driver::DeviceMask{1} << device, true});
+        return {};
     });
+    return added.has_value();
 }
 
 void own_allowed(CUdeviceptr address, int device) noexcept {

@@ -96,7 +96,8 @@ void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexce
 inline constexpr CUresult k_sleeps = CUDA_ERROR_SYSTEM_NOT_READY;
 
 // Memory that the program has from the C API: not caught, but known.
-void note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept;
+/// False: memory was short, and it is not known.
+[[nodiscard]] bool note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept;
 void own_allowed(CUdeviceptr address, int device) noexcept;
 void forget_own(CUdeviceptr address) noexcept;
 

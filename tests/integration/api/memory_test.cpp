@@ -239,6 +239,35 @@ TEST_CASE("Freeing: it breaks no capture that is under way", "[api]") {
     check(gpu_sleep_free(memory));
 }
 
+TEST_CASE("Freeing: what is not of the API is not its to free", "[api]") {
+    const Gpu gpu(0);
+    const sim::testing::Range range(4 * k_mib);
+    CUdeviceptr plain = 0;
+    check(cuMemAlloc(&plain, 4 * k_mib));
+    const TaggedMemory memory("weights", 4 * k_mib);
+    for (const auto address : {range.address, plain, memory.address() + 512})
+        CHECK(gpu_sleep_free(reinterpret_cast<void*>(address)) == GPU_SLEEP_ERROR_NOT_OWNED);
+    for (const auto address : {range.address, plain, memory.address()})
+        check(cuMemsetD8(address, 1, 4 * k_mib));
+    check(cuMemFree(plain));
+}
+
+TEST_CASE("Freeing: memory that could not be freed is known as before", "[api]") {
+    const Gpu gpu(0);
+    void* memory = nullptr;
+    check(gpu_sleep_alloc(&memory, 4 * k_mib, 0, "weights"));
+    sim_fail("cuMemUnmap", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+    CHECK(gpu_sleep_free(memory) != GPU_SLEEP_OK);
+    sleep();
+    int device = -1;
+    CHECK(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                reinterpret_cast<CUdeviceptr>(memory)) == CUDA_SUCCESS); // asleep, too
+    CHECK(device == 0);
+    wake();
+    check(gpu_sleep_free(memory));
+    CHECK(gpu_sleep_free(memory) == GPU_SLEEP_ERROR_NOT_OWNED);
+}
+
 TEST_CASE("Preserving: a span lies within what was asked for", "[api]") {
     const Gpu gpu(0);
     const TaggedMemory memory("weights", 3 * k_mib); // in a range of four
