@@ -37,6 +37,22 @@ void add_to(SleepPlan& plan, Backing& backing, Action action) {
     }
 }
 
+/// It comes from outside, and the process has a working directory of its own.
+Result<void> check_directory(const model::SleepRequest& request) {
+    const auto is_file = [](const model::TagStore& each) { return each.store == model::Store::file; };
+    const bool is_needed = request.store == model::Store::file || request.spill ||
+                           std::any_of(request.stores.begin(), request.stores.end(), is_file);
+    const auto& directory = request.directory;
+    if (directory.empty() && is_needed)
+        return make_error(ErrorCode::invalid_argument,
+                          "contents are to go to files, and no directory is named");
+    if (directory.find('\0') != std::string::npos)
+        return make_error(ErrorCode::invalid_argument, "the directory's name has a zero byte in it");
+    if (!directory.empty() && directory.front() != '/')
+        return make_error(ErrorCode::invalid_argument, "the directory '{}' is no absolute path", directory);
+    return {};
+}
+
 } // namespace
 
 Action action_for(Residence residence, bool keep, bool has_preserved) noexcept {
@@ -79,6 +95,7 @@ std::vector<Run> make_runs(const std::vector<Backing*>& backings) {
 }
 
 Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request) {
+    GPU_SLEEP_TRY(check_directory(request));
     GPU_SLEEP_TRY(check_tags(ledger, request.tags));
     GPU_SLEEP_TRY(check_tags(ledger, request.keep));
     GPU_SLEEP_TRY(check_tags(ledger, request.discard));

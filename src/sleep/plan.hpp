@@ -82,8 +82,8 @@ struct WakePlan {
     [[nodiscard]] bool is_empty() const noexcept { return devices.empty(); }
 };
 
-/// Leaves pinned backings alone. Errors: unknown_tag, invalid_argument (a tag both kept and discarded),
-/// no_refill.
+/// Leaves pinned backings alone. Errors: unknown_tag, invalid_argument (a tag both kept and discarded; no
+/// directory where files are wanted, or none that can be opened from anywhere), no_refill.
 [[nodiscard]] Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request);
 
 /// Errors: unknown_tag.

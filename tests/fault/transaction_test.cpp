@@ -214,7 +214,9 @@ TEST_CASE("Transaction: a dry run says what would be missing", "[transaction]") 
     REQUIRE(fixture.sleep(request, &report));
     CHECK(report.notes.at(0).find("it would fail") != std::string::npos);
     CHECK(fixture.sleep(level(1)).error().code == ErrorCode::out_of_host_memory);
+    const Scratch scratch;
     request.spill = true;
+    request.directory = scratch.path();
     report = {};
     REQUIRE(fixture.sleep(request, &report));
     CHECK(report.notes.at(0).find("would go to files") != std::string::npos);

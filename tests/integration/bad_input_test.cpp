@@ -337,3 +337,17 @@ TEST_CASE("Bad input: a process that is stopped answers nobody, and the command 
     host.process().signal(SIGCONT);
     check_unharmed(host);
 }
+
+TEST_CASE("Bad input: a request for files without a usable directory is refused", "[bad_input]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    for (const auto& directory : {std::string(), std::string("here"), std::string("/tmp/a\0b", 8)}) {
+        model::SleepRequest request;
+        request.store = model::Store::file;
+        request.directory = directory;
+        const Peer peer(host);
+        peer.send(*protocol::encode(protocol::Request(request)));
+        CHECK(peer.refusal() == ErrorCode::invalid_argument);
+    }
+    CHECK(host.tell("check_all") == "intact");
+}

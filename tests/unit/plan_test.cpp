@@ -238,3 +238,31 @@ TEST_CASE("Plan: a pinned backing stays, at every level and whatever is asked of
         CHECK(nothing->is_empty());
     }
 }
+
+TEST_CASE("Plan: files need a directory that is the same from anywhere", "[plan]") {
+    ledger::Ledger ledger;
+    add(ledger, k_unit, "weights");
+    using Change = void (*)(model::SleepRequest&);
+    const std::vector<Change> wants_files = {
+        [](model::SleepRequest& r) { r.store = model::Store::file; },
+        [](model::SleepRequest& r) {
+            r.stores = {{"weights", model::Store::file}};
+        },
+        [](model::SleepRequest& r) { r.spill = true; },
+    };
+    for (const auto& want : wants_files) {
+        auto wanted = request(Level::keep);
+        want(wanted);
+        for (const auto& directory : {std::string(), std::string("here"), std::string("/a\0b", 4)}) {
+            wanted.directory = directory;
+            const auto plan = sleep::plan_sleep(ledger, wanted);
+            REQUIRE_FALSE(plan);
+            CHECK(plan.error().code == ErrorCode::invalid_argument);
+        }
+        wanted.directory = "/somewhere";
+        CHECK(sleep::plan_sleep(ledger, wanted));
+    }
+    auto unused = request(Level::keep);
+    unused.directory = "here";
+    CHECK_FALSE(sleep::plan_sleep(ledger, unused)); // it would be looked through
+}
