@@ -5,6 +5,7 @@
 #include "gpu_sleep/gpu_sleep.h"
 
 #include "agent.hpp"
+#include "base/cancellation.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "scope.hpp"
@@ -43,6 +44,7 @@ gpu_sleep_status fail(const Error& error) noexcept {
 /// Runs the body of an API function, which returns a Result<void>: nothing it throws reaches the program.
 template <class Body>
 gpu_sleep_status finish(Body&& body) noexcept {
+    const CancellationHold no_cancellation; // which would unwind through what must not throw
     const auto result = guarded(std::forward<Body>(body));
     return result ? GPU_SLEEP_OK : fail(result.error());
 }
@@ -244,6 +246,7 @@ gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms) {
 }
 
 size_t gpu_sleep_asleep_bytes(void) {
+    const CancellationHold no_cancellation;
     return Agent::instance().asleep_bytes();
 }
 

@@ -6,7 +6,11 @@
 
 #include "base/units.hpp"
 
+#include <pthread.h>
+
 #include <atomic>
+#include <chrono>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -184,4 +188,35 @@ TEST_CASE("Callbacks: one that is late is told, too, that the sleep did not come
     for (const auto limit = Clock::now() + k_patience; told == 0 && Clock::now() < limit;)
         std::this_thread::sleep_for(Milliseconds(1));
     CHECK(told == 1);
+}
+
+TEST_CASE("Callbacks: a thread that is cancelled in a call finishes it first", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    std::promise<void> may_end;
+    const Callbacks callbacks([&](const gpu_sleep_event*) {
+        may_end.get_future().wait();
+        return 0;
+    });
+    auto slept = std::async(std::launch::async, [] { return gpu_sleep_sleep(1, nullptr, 0); });
+    std::this_thread::sleep_for(k_moment);
+    static gpu_sleep_status s_held;
+    s_held = GPU_SLEEP_ERROR_INTERNAL;
+    pthread_t thread{};
+    const auto body = [](void*) -> void* {
+        s_held = gpu_sleep_hold(); // waits for the callback
+        ::pthread_testcancel();
+        return nullptr;
+    };
+    REQUIRE(::pthread_create(&thread, nullptr, body, nullptr) == 0);
+    std::this_thread::sleep_for(k_moment);
+    REQUIRE(::pthread_cancel(thread) == 0);
+    std::this_thread::sleep_for(k_moment);
+    may_end.set_value();
+    void* end = nullptr;
+    REQUIRE(::pthread_join(thread, &end) == 0);
+    CHECK(end == PTHREAD_CANCELED);
+    CHECK(s_held == GPU_SLEEP_OK);
+    check(gpu_sleep_resume());
+    CHECK(slept.get() == GPU_SLEEP_OK);
+    wake();
 }
