@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Starting threads that take no signals.
+// Starting threads that take no signals but their own.
 
 #include "base/quiet_thread.hpp"
 
@@ -11,13 +11,18 @@
 namespace gpu_sleep {
 namespace {
 
-/// All signals are blocked on this thread as long as it lives, also when memory runs out meanwhile.
+/// What a thread brings about itself. Blocked, it ends the process though the program has a handler for it,
+/// as runtimes have whose code may run on a thread of ours. Source: sigprocmask(2), NOTES.
+constexpr int k_synchronous[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+
+/// All other signals are blocked on this thread as long as it lives, also when memory runs out meanwhile.
 class SignalsBlocked {
 public:
     SignalsBlocked() noexcept {
-        sigset_t all;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before_);
+        sigset_t blocked;
+        sigfillset(&blocked);
+        for (const int signal : k_synchronous) sigdelset(&blocked, signal);
+        pthread_sigmask(SIG_SETMASK, &blocked, &before_);
     }
     SignalsBlocked(const SignalsBlocked&) = delete;
     SignalsBlocked& operator=(const SignalsBlocked&) = delete;

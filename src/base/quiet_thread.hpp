@@ -11,8 +11,9 @@
 
 namespace gpu_sleep {
 
-/// Starts a thread with all signals blocked, since they belong to the program's own threads. `name` has at
-/// most 15 characters. `body` must not throw. Errors: internal (the system gives no thread).
+/// Starts a thread with all signals blocked, since they belong to the program's own threads, but for those
+/// that a thread brings about itself, such as SIGSEGV. `name` has at most 15 characters. `body` must not
+/// throw. Errors: internal (the system gives no thread).
 [[nodiscard]] Result<std::thread> start_quiet_thread(const char* name, std::function<void()> body);
 
 } // namespace gpu_sleep

@@ -7,9 +7,11 @@
 #include "base/units.hpp"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <future>
 #include <memory>
 #include <string>
@@ -188,6 +190,28 @@ TEST_CASE("Callbacks: one that is late is told, too, that the sleep did not come
     for (const auto limit = Clock::now() + k_patience; told == 0 && Clock::now() < limit;)
         std::this_thread::sleep_for(Milliseconds(1));
     CHECK(told == 1);
+}
+
+TEST_CASE("Callbacks: the program's own handler of a fault works in them", "[api]") {
+    static char* page = nullptr;
+    page = static_cast<char*>(::mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    REQUIRE(page != MAP_FAILED);
+    struct sigaction before {};
+    struct sigaction own {};
+    own.sa_handler = [](int) { ::mprotect(page, 4096, PROT_READ | PROT_WRITE); };
+    REQUIRE(::sigaction(SIGSEGV, &own, &before) == 0);
+    {
+        const TaggedMemory memory("weights", 4 * k_mib);
+        const Callbacks callbacks([](const gpu_sleep_event*) {
+            *static_cast<volatile char*>(page) = 1;
+            return 0;
+        });
+        sleep();
+        wake();
+    }
+    REQUIRE(::sigaction(SIGSEGV, &before, nullptr) == 0);
+    CHECK(*page == 1);
+    CHECK(::munmap(page, 4096) == 0);
 }
 
 TEST_CASE("Callbacks: a thread that is cancelled in a call finishes it first", "[api]") {
