@@ -189,11 +189,13 @@ Result<driver::DeviceAddress> Agent::allocate(int device, std::string_view tag, 
     auto& running = *running_.load();
     warn_of_own_context(running.api);
     const std::lock_guard lock(memory_mutex_);
+    const auto tags_before = ledger_.tags().size();
     auto address = guarded([&] { return running.heap.allocate(device, ledger_.tag_id(tag), bytes); });
     if (address && hooks::catches() && !caught::note_own(*address, bytes, device)) {
         static_cast<void>(guarded([&] { return running.heap.free(*address); }));
         address = out_of_memory();
     }
+    if (!address) ledger_.forget_tags_from(tags_before);
     return address;
 }
 

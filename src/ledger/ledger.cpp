@@ -101,6 +101,11 @@ Result<TagId> Ledger::find_tag(std::string_view name) const {
                       names.empty() ? "none" : names);
 }
 
+void Ledger::forget_tags_from(std::size_t count) {
+    for (const auto& [address, backing] : backings_) count = std::max<std::size_t>(count, backing.tag + 1);
+    if (count < tags_.size()) tags_.erase(tags_.begin() + static_cast<std::ptrdiff_t>(count), tags_.end());
+}
+
 Backing& Ledger::add(Backing backing) {
     const auto address = backing.address;
     return backings_.emplace(address, std::move(backing)).first->second;

@@ -9,6 +9,7 @@
 #include "base/result.hpp"
 #include "model/model.hpp"
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -17,7 +18,7 @@
 
 namespace gpu_sleep::ledger {
 
-/// The index of a tag in its ledger; never reused.
+/// The index of a tag in its ledger; never reused once a backing or a policy has it.
 using TagId = std::uint32_t;
 
 /// A part of a backing, in bytes from its start.
@@ -107,6 +108,8 @@ public:
     [[nodiscard]] Result<TagId> find_tag(std::string_view name) const;
     [[nodiscard]] const Tag& tag(TagId id) const { return tags_[id]; }
     [[nodiscard]] const std::vector<Tag>& tags() const noexcept { return tags_; }
+    /// Forgets the tags whose ids are `count` and above, unless a backing has one of them or of those after.
+    void forget_tags_from(std::size_t count);
     void set_policy(TagId id, model::Policy policy) { tags_[id].policy = policy; }
     void set_separable(TagId id, bool is_separable) { tags_[id].is_separable = is_separable; }
 

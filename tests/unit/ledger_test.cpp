@@ -164,3 +164,19 @@ TEST_CASE("Ledger: what is marked beyond what was asked for preserves nothing", 
     REQUIRE(Ledger::move(backing, Residence::dropped));
     CHECK_FALSE(backing.has_lost_contents());
 }
+
+TEST_CASE("Ledger: the last tags are forgotten as if they had never been", "[ledger]") {
+    Ledger ledger;
+    ledger.tag_id("weights");
+    ledger.tag_id("ghost");
+    ledger.forget_tags_from(1);
+    CHECK_FALSE(ledger.find_tag("ghost"));
+    CHECK(ledger.tags().size() == 1);
+    ledger.forget_tags_from(5);
+    CHECK(ledger.tags().size() == 1);
+    CHECK(ledger.tag_id("other") == 1);
+    ledger.add(backing_at(0, 1000, 1));
+    ledger.tag_id("ghost");
+    ledger.forget_tags_from(0);
+    CHECK(ledger.tags().size() == 2); // the backing has the second
+}

@@ -268,6 +268,18 @@ TEST_CASE("Freeing: memory that could not be freed is known as before", "[api]")
     CHECK(gpu_sleep_free(memory) == GPU_SLEEP_ERROR_NOT_OWNED);
 }
 
+TEST_CASE("Allocating: what fails leaves no tag behind", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    void* pointer = nullptr;
+    CHECK(gpu_sleep_alloc(&pointer, 0, 0, "ghost") == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
+    CHECK(gpu_sleep_alloc(&pointer, k_mib, 99, "ghost") == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
+    CHECK(gpu_sleep_alloc(&pointer, std::size_t{1} << 50, 0, "ghost") ==
+          GPU_SLEEP_ERROR_OUT_OF_DEVICE_MEMORY);
+    CHECK(gpu_sleep_sleep(1, "ghost", 0) == GPU_SLEEP_ERROR_UNKNOWN_TAG);
+    CHECK(gpu_sleep_alloc(&pointer, 0, 0, "weights") == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
+    CHECK(bytes_of("weights") == 4 * k_mib);
+}
+
 TEST_CASE("Preserving: a span lies within what was asked for", "[api]") {
     const Gpu gpu(0);
     const TaggedMemory memory("weights", 3 * k_mib); // in a range of four
