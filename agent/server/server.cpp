@@ -73,6 +73,7 @@ void Server::submit(Operation operation, std::function<void(const Outcome&)> don
 }
 
 void Server::remove_endpoint() noexcept {
+    is_ending_ = true; // destructors may take their time, in which it is not to be made again
     endpoint_.remove();
 }
 
@@ -149,8 +150,9 @@ void Server::expire_jobs() {
 }
 
 void Server::keep_in_place() {
-    if (endpoint_.is_in_place()) return;
+    if (is_ending_ || endpoint_.is_in_place()) return;
     if (auto opened = endpoint_.open(); !opened) log::debug("no socket yet: {}", opened.error().message);
+    if (is_ending_) endpoint_.remove(); // it has begun to end meanwhile
 }
 
 void Server::listen_for_ever() {

@@ -9,6 +9,7 @@
 #include "model/model.hpp"
 #include "peer.hpp"
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -94,8 +95,9 @@ private:
     void expire_jobs();
 
     Operations& operations_;
-    bool is_operating_ = false; ///< the operations thread runs; used by start() alone
-    Endpoint endpoint_;         ///< used by the listening thread, and at fork and exit
+    bool is_operating_ = false;          ///< the operations thread runs; used by start() alone
+    Endpoint endpoint_;                  ///< used by the listening thread, and at fork and exit
+    std::atomic<bool> is_ending_{false}; ///< the process
     std::vector<std::unique_ptr<Connection>> connections_; ///< used by the listening thread alone
 
     std::mutex thread_mutex_; ///< guards the next two

@@ -16,6 +16,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <deque>
@@ -215,6 +216,13 @@ Answer fork_child(Words& words) {
     return fmt::format("{} {}", child, static_cast<int>(status));
 }
 
+/// Takes so many milliseconds at the end, after what was registered to run first.
+Answer be_slow_at_exit(Words& words) {
+    static std::chrono::milliseconds s_time;
+    s_time = std::chrono::milliseconds(next<int>(words));
+    return std::to_string(std::atexit([] { std::this_thread::sleep_for(s_time); }));
+}
+
 Answer become_another(Words&) {
     std::string self = "/proc/self/exe";
     std::array<char*, 2> arguments = {self.data(), nullptr};
@@ -309,6 +317,7 @@ const Commands& commands() {
         {"asleep", [](Words&) { return Answer(std::to_string(gpu_sleep_asleep_bytes())); }},
         {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},
         {"fork", fork_child},
+        {"slow_exit", be_slow_at_exit},
         {"exec", become_another},
         {"exit", [](Words& w) -> Answer { std::exit(next<int>(w)); }},
         {"usurp_sockets", usurp_sockets},

@@ -339,6 +339,17 @@ TEST_CASE("Program: its signal handlers never run on the agent's threads", "[pro
     check_sleeps_and_wakes(host);
 }
 
+TEST_CASE("Program: its socket does not come back while its destructors take their time", "[program]") {
+    Host host;
+    host.tell("slow_exit 3000"); // longer than the agent looks away from its socket
+    allocate(host);
+    const auto socket = socket_file(host.pid());
+    host.process().send("exit 3");
+    REQUIRE(becomes_true([&] { return !std::filesystem::exists(socket); }));
+    CHECK(host.wait() == 3);
+    CHECK_FALSE(std::filesystem::exists(socket));
+}
+
 TEST_CASE("Program: a command that comes before the agent is ready waits until it is", "[program]") {
     if (is_sanitized()) return skip("a sanitizer's runtime comes first");
     Host host({std::string("LD_PRELOAD=") + GPU_SLEEP_TEST_SLOW_START});
