@@ -14,6 +14,7 @@
 
 #include <cxxabi.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -115,6 +116,8 @@ void Agent::handle_exit(void* /*unused*/) noexcept {
     if (!agent || g_moves_exit_handler) return;
     agent->exiting_ = true;
     gate::Gate::instance().abandon();
+    // A child that no handler of fork() knew of has the memory of the agent, too. The files are its parent's.
+    if (::getpid() != agent->pid_) return;
     agent->remove_files();
     agent->server_.remove_endpoint();
 }
@@ -163,6 +166,7 @@ Result<void> Agent::start() {
     if (running_.load(std::memory_order_relaxed)) return {};
     if (!running_storage_)
         running_storage_ = std::make_unique<Running>(*api, ledger_, sleep::Engine::Options{});
+    pid_ = ::getpid();
     GPU_SLEEP_TRY(server_.start());
     gate::Gate::instance().set_waker([this] { wake_on_touch(); });
     static std::once_flag once;

@@ -14,6 +14,8 @@
 #include "touch_rule.hpp"
 #include "turnstile.hpp"
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -171,7 +173,8 @@ private:
     template <class Transaction>
     [[nodiscard]] std::invoke_result_t<Transaction> transact(Transaction&& transaction);
 
-    std::mutex start_mutex_; ///< one start at a time
+    std::mutex start_mutex_;    ///< one start at a time
+    std::atomic<pid_t> pid_{0}; ///< of the process that started it
     std::unique_ptr<Running> running_storage_;
     std::atomic<Running*> running_{nullptr};
 

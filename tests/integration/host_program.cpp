@@ -12,6 +12,8 @@
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -216,6 +218,17 @@ Answer fork_child(Words& words) {
     return fmt::format("{} {}", child, static_cast<int>(status));
 }
 
+/// The child is made by the system call alone, which no library hears of, and exits. The answer is its
+/// status.
+Answer fork_raw(Words&) {
+    const auto child = static_cast<pid_t>(::syscall(SYS_fork));
+    if (child == 0) std::exit(0);
+    int status = -1;
+    if (child < 0 || ::waitpid(child, &status, 0) != child)
+        return errno_error(ErrorCode::internal, errno, "fork", "a child");
+    return std::to_string(status);
+}
+
 /// Takes so many milliseconds at the end, after what was registered to run first.
 Answer be_slow_at_exit(Words& words) {
     static std::chrono::milliseconds s_time;
@@ -317,6 +330,7 @@ const Commands& commands() {
         {"asleep", [](Words&) { return Answer(std::to_string(gpu_sleep_asleep_bytes())); }},
         {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},
         {"fork", fork_child},
+        {"raw_fork", fork_raw},
         {"slow_exit", be_slow_at_exit},
         {"exec", become_another},
         {"exit", [](Words& w) -> Answer { std::exit(next<int>(w)); }},

@@ -350,6 +350,16 @@ TEST_CASE("Program: its socket does not come back while its destructors take the
     CHECK_FALSE(std::filesystem::exists(socket));
 }
 
+TEST_CASE("Program: a child that no handler of fork() knew of leaves the agent's files at its end",
+          "[program]") {
+    Host host;
+    allocate(host);
+    const auto socket = socket_file(host.pid());
+    CHECK(host.tell("raw_fork") == "0");
+    CHECK(std::filesystem::exists(socket));
+    check_sleeps_and_wakes(host);
+}
+
 TEST_CASE("Program: a command that comes before the agent is ready waits until it is", "[program]") {
     if (is_sanitized()) return skip("a sanitizer's runtime comes first");
     Host host({std::string("LD_PRELOAD=") + GPU_SLEEP_TEST_SLOW_START});
