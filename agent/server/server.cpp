@@ -63,8 +63,13 @@ void Server::show_renamed() {
 Outcome Server::post(Operation operation) {
     std::promise<Outcome> promise;
     auto outcome = promise.get_future();
-    enqueue({std::move(operation), [](const model::Progress&) { return true; },
-             [&promise](Outcome done) { promise.set_value(std::move(done)); }, true});
+    Job job{std::move(operation), [](const model::Progress&) { return true; },
+            [&promise](Outcome done) { promise.set_value(std::move(done)); }, true};
+    const auto* const sleep = std::get_if<model::SleepRequest>(&job.operation);
+    const auto limit = sleep ? std::optional(job.since + sleep->timeout) : std::nullopt;
+    enqueue(std::move(job));
+    // The listening thread may be waiting, and has no descriptor by which to tell it of this job's time.
+    if (limit && outcome.wait_until(*limit) == std::future_status::timeout) expire_jobs(true);
     return outcome.get();
 }
 
@@ -133,11 +138,12 @@ void Server::answer(const Job& job, const std::function<Outcome()>& make) {
     if (!answered) log::write(log::Severity::error, "no memory to answer a command");
 }
 
-void Server::expire_jobs() {
+void Server::expire_jobs(bool own_alone) {
     for (;;) {
         std::unique_lock lock(mutex_);
-        const auto late = std::find_if(jobs_.begin(), jobs_.end(),
-                                       [](const Job& job) { return time_left(job) <= Milliseconds(0); });
+        const auto late = std::find_if(jobs_.begin(), jobs_.end(), [=](const Job& job) {
+            return (job.is_own || !own_alone) && time_left(job) <= Milliseconds(0);
+        });
         if (late == jobs_.end()) return;
         const auto job = std::move(*late);
         jobs_.erase(late);
@@ -173,7 +179,7 @@ void Server::listen_once(Clock::time_point& next_look) {
     for (const auto& connection : connections_) polled.push_back({connection->fd(), POLLIN, 0});
     const auto limit = has_jobs() ? k_look_at_jobs : k_tick;
     const int ready = ::poll(polled.data(), polled.size(), static_cast<int>(limit.count()));
-    expire_jobs();
+    expire_jobs(false);
     const auto now = Clock::now();
     if (now >= next_look) {
         keep_in_place();

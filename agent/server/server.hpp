@@ -91,8 +91,9 @@ private:
     [[nodiscard]] Outcome failure(Error error);
     /// Answers with what `make` makes. Says so where there is no memory for it.
     static void answer(const Job& job, const std::function<Outcome()>& make);
-    /// Answers those that have waited for as long as they may: none begins after its time.
-    void expire_jobs();
+    /// Answers those that have waited for as long as they may: none begins after its time. `own_alone`: only
+    /// the program's own, on whose threads nothing is written to a socket.
+    void expire_jobs(bool own_alone);
 
     Operations& operations_;
     bool is_operating_ = false;          ///< the operations thread runs; used by start() alone

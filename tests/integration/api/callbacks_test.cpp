@@ -214,6 +214,23 @@ TEST_CASE("Callbacks: the program's own handler of a fault works in them", "[api
     CHECK(::munmap(page, 4096) == 0);
 }
 
+TEST_CASE("Callbacks: a sleep that waits behind another gives up in its own time", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    std::promise<void> begun;
+    const Callbacks callbacks([&](const gpu_sleep_event*) {
+        begun.set_value();
+        std::this_thread::sleep_for(std::chrono::seconds(3)); // longer than any thread of ours looks away
+        return 0;
+    });
+    auto first = std::async(std::launch::async, [] { return gpu_sleep_sleep(1, nullptr, 0); });
+    begun.get_future().wait();
+    const auto start = Clock::now();
+    CHECK(gpu_sleep_sleep(1, nullptr, 100) == GPU_SLEEP_ERROR_TIMED_OUT);
+    CHECK(Clock::now() - start < std::chrono::seconds(1));
+    CHECK(first.get() == GPU_SLEEP_OK);
+    wake();
+}
+
 TEST_CASE("Callbacks: a thread that is cancelled in a call finishes it first", "[api]") {
     const TaggedMemory memory("weights", 4 * k_mib);
     std::promise<void> may_end;
