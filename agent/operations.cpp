@@ -144,7 +144,7 @@ bool Agent::give_back_all() {
 void Agent::wake_on_touch() {
     if (wake_wanted_.exchange(true)) return;
     static std::atomic<bool> s_said{false};
-    server_.submit(model::WakeRequest{}, [this](const server::Outcome& outcome) {
+    const auto hear = [this](const server::Outcome& outcome) {
         wake_wanted_ = false;
         const auto* failure = std::get_if<model::Failure>(&outcome);
         const auto trouble =
@@ -154,7 +154,12 @@ void Agent::wake_on_touch() {
         else if (!s_said.exchange(true))
             log::warning("{}", trouble);
         set_touch_trouble(trouble);
+    };
+    const auto asked = guarded([&]() -> Result<void> {
+        server_.submit(model::WakeRequest{}, hear);
+        return {};
     });
+    if (!asked) wake_wanted_ = false; // the touch still waits, and asks again
 }
 
 void Agent::set_touch_trouble(std::string_view trouble) {

@@ -49,33 +49,48 @@ void Agent::note_touch_trouble(Report& report) {
     if (!touch_trouble_.empty()) report.notes.push_back(touch_trouble_);
 }
 
+model::State Agent::state() noexcept {
+    constexpr Milliseconds k_patience{100};
+    constexpr Milliseconds k_look{1};
+    std::unique_lock lock(memory_mutex_, std::defer_lock);
+    for (const auto deadline = Clock::now() + k_patience; !lock.try_lock();
+         std::this_thread::sleep_for(k_look)) {
+        if (Clock::now() < deadline) continue;
+        const std::lock_guard guard(before_mutex_);
+        if (before_) return before_->state;
+    }
+    return ledger_.state();
+}
+
 void Agent::complete(Report& report) {
     report.pid = ::getpid();
-    {
-        const std::lock_guard lock(name_mutex_);
-        report.name = name_;
-    }
     report.state = ledger_.state();
-    report.tags = ledger_.report();
     report.state_seconds = seconds_since(state_since_);
     report.captures = hooks::catches();
-    if (report.captures)
-        for (const auto& row : caught::residual())
-            report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
     const auto& gate = gate::Gate::instance();
     report.gate = gate.is_open()      ? model::GateState::open
                   : gate.is_checked() ? model::GateState::checked
                                       : model::GateState::shut;
     // Awake, the rule of the last sleep is over.
     report.on_touch = (report.state == model::State::awake ? default_rule_ : rule_).on_touch;
-    const auto waiting = gate.waiting();
+    auto* running = running_.load();
+    if (running) {
+        report.host_bytes = running->engine.vaults().host_bytes();
+        report.file_bytes = running->engine.vaults().file_bytes();
+    }
+    report.tags = ledger_.report();
+    {
+        const std::lock_guard lock(name_mutex_);
+        report.name = name_;
+    }
+    auto waiting = gate.waiting();
     report.waiting = waiting.held_now;
     report.touches = waiting.held_ever;
-    report.last_touch = waiting.last;
-    auto* running = running_.load();
+    report.last_touch = std::move(waiting.last);
+    if (report.captures)
+        for (const auto& row : caught::residual())
+            report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
     if (!running) return;
-    report.host_bytes = running->engine.vaults().host_bytes();
-    report.file_bytes = running->engine.vaults().file_bytes();
     for (auto& device : report.devices) {
         char name[256] = {};
         if (running->api.cuDeviceGetName(name, sizeof(name) - 1, device.device) == CUDA_SUCCESS)

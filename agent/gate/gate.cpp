@@ -66,8 +66,10 @@ Waiting Gate::waiting() const {
 }
 
 void Gate::set_waker(std::function<void()> waker) {
+    std::shared_ptr<const std::function<void()>> shared;
+    if (waker) shared = std::make_shared<const std::function<void()>>(std::move(waker));
     const std::lock_guard lock(mutex_);
-    waker_ = std::move(waker);
+    waker_ = std::move(shared);
 }
 
 void Gate::publish(Phase phase) {
@@ -297,7 +299,7 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
             last_wake_ = now;
             const auto waker = waker_;
             lock.unlock();
-            if (waker) waker();
+            if (waker) noted([&] { (*waker)(); }); // it is asked again
             lock.lock();
             continue;
         }
@@ -350,9 +352,9 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
         if (inspector && !has_looked && wants_names(touch)) {
             has_looked = true;
             lock.unlock();
-            const auto found = guarded([&]() -> Result<Named> { return inspector->inspect(); });
+            auto found = guarded([&]() -> Result<Named> { return inspector->inspect(); });
             lock.lock();
-            if (found) named = *found;
+            if (found) named = *std::move(found);
         }
         return judge(touch, named);
     };

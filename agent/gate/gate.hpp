@@ -194,7 +194,7 @@ private:
     std::uint64_t held_now_ = 0; ///< of those
     std::uint64_t held_ever_ = 0;
     const char* last_held_ = "";
-    std::function<void()> waker_;
+    std::shared_ptr<const std::function<void()>> waker_; ///< copied without taking memory
     Clock::time_point last_wake_{};
     std::atomic<bool> releases_python_lock_{true};
     LoaderLock loader_lock_;

@@ -117,22 +117,22 @@ void Server::operate_for_ever() {
         if (auto* sleep = std::get_if<model::SleepRequest>(&job.operation))
             sleep->timeout = std::max(time_left(job), Milliseconds(0));
         std::optional<Outcome> outcome;
-        const auto run = guarded([&]() -> Result<void> {
+        auto run = guarded([&]() -> Result<void> {
             outcome = operations_.run(job.operation, job.progress, job.is_own);
             return {};
         });
-        answer(job, [&] { return run ? *std::move(outcome) : failure(run.error()); });
+        answer(job, run ? *std::move(outcome) : failure(std::move(run).error()));
         is_tidy = false;
     }
 }
 
-Outcome Server::failure(Error error) {
-    return model::Failure{std::move(error), operations_.status().state};
+Outcome Server::failure(Error error) noexcept {
+    return model::Failure{std::move(error), operations_.state()};
 }
 
-void Server::answer(const Job& job, const std::function<Outcome()>& make) {
+void Server::answer(const Job& job, Outcome outcome) noexcept {
     const auto answered = guarded([&]() -> Result<void> {
-        job.answer(make());
+        job.answer(std::move(outcome));
         return {};
     });
     if (!answered) log::write(log::Severity::error, "no memory to answer a command");
@@ -148,10 +148,11 @@ void Server::expire_jobs(bool own_alone) {
         const auto job = std::move(*late);
         jobs_.erase(late);
         lock.unlock();
-        answer(job, [this] {
-            return failure(
-                make_error(ErrorCode::timed_out, "another sleep or wake of the process is still under way"));
+        auto late_because = guarded([]() -> Result<void> {
+            return make_error(ErrorCode::timed_out,
+                              "another sleep or wake of the process is still under way");
         });
+        answer(job, failure(std::move(late_because).error()));
     }
 }
 
@@ -218,7 +219,7 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
     if (!connection->receive()) return false;
     auto request = connection->next();
     if (!request) {
-        connection->answer(model::Failure{request.error(), operations_.status().state});
+        connection->answer(model::Failure{request.error(), operations_.state()});
         return false;
     }
     if (!request->has_value()) return true;

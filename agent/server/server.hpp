@@ -33,6 +33,8 @@ public:
     virtual ~Operations() = default;
     /// Called on the listening thread.
     [[nodiscard]] virtual model::Report status() = 0;
+    /// Called on both threads: what status() says of all memory. Takes none.
+    [[nodiscard]] virtual model::State state() noexcept = 0;
     /// Called on the listening thread: gives memory to another process of this user that has its handle.
     [[nodiscard]] virtual Result<SharedMemory> share(const model::ShareRequest& request) = 0;
     /// Called on the operations thread, one at a time. `is_own`: the program asks, or a touch of it.
@@ -88,9 +90,10 @@ private:
     [[nodiscard]] bool has_jobs();
     /// Of the job's own time limit.
     [[nodiscard]] static Milliseconds time_left(const Job& job);
-    [[nodiscard]] Outcome failure(Error error);
-    /// Answers with what `make` makes. Says so where there is no memory for it.
-    static void answer(const Job& job, const std::function<Outcome()>& make);
+    /// Takes no memory.
+    [[nodiscard]] Outcome failure(Error error) noexcept;
+    /// Says so where there is no memory for it: who waits in the process is always told.
+    static void answer(const Job& job, Outcome outcome) noexcept;
     /// Answers those that have waited for as long as they may: none begins after its time. `own_alone`: only
     /// the program's own, on whose threads nothing is written to a socket.
     void expire_jobs(bool own_alone);

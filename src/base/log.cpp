@@ -16,6 +16,8 @@
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
+#include <iterator>
+#include <new>
 #include <string_view>
 
 namespace gpu_sleep::log {
@@ -88,6 +90,18 @@ void write(Severity, std::string_view message) noexcept {
         if (::write(STDERR_FILENO, line.data(), size) < 0 && errno == EPIPE) signal.take_back();
     }
     errno = errno_before;
+}
+
+void write_formatted(Severity severity, fmt::string_view text, fmt::format_args args) noexcept {
+    try {
+        fmt::basic_memory_buffer<char, 512> message;
+        fmt::vformat_to(std::back_inserter(message), text, args);
+        write(severity, {message.data(), message.size()});
+    } catch (const std::bad_alloc&) {
+        std::array<char, 512> beginning;
+        const auto* const end = fmt::vformat_to_n(beginning.data(), beginning.size(), text, args).out;
+        write(severity, {beginning.data(), static_cast<std::size_t>(end - beginning.data())});
+    }
 }
 
 } // namespace gpu_sleep::log

@@ -20,22 +20,24 @@ enum class Severity { error, warning, info, debug };
 /// what is longer than a pipe takes in one piece is cut. Never waits, fails or raises SIGPIPE: where nobody
 /// reads, the line is dropped. Thread-safe.
 void write(Severity severity, std::string_view message) noexcept;
+/// The same of what is formatted. Where there is no memory for a long line, only its beginning is written.
+void write_formatted(Severity severity, fmt::string_view text, fmt::format_args args) noexcept;
 
 template <class... Args>
-void error(fmt::format_string<Args...> text, Args&&... args) {
-    if (enabled(Severity::error)) write(Severity::error, fmt::format(text, std::forward<Args>(args)...));
+void error(fmt::format_string<Args...> text, const Args&... args) noexcept {
+    if (enabled(Severity::error)) write_formatted(Severity::error, text, fmt::make_format_args(args...));
 }
 template <class... Args>
-void warning(fmt::format_string<Args...> text, Args&&... args) {
-    if (enabled(Severity::warning)) write(Severity::warning, fmt::format(text, std::forward<Args>(args)...));
+void warning(fmt::format_string<Args...> text, const Args&... args) noexcept {
+    if (enabled(Severity::warning)) write_formatted(Severity::warning, text, fmt::make_format_args(args...));
 }
 template <class... Args>
-void info(fmt::format_string<Args...> text, Args&&... args) {
-    if (enabled(Severity::info)) write(Severity::info, fmt::format(text, std::forward<Args>(args)...));
+void info(fmt::format_string<Args...> text, const Args&... args) noexcept {
+    if (enabled(Severity::info)) write_formatted(Severity::info, text, fmt::make_format_args(args...));
 }
 template <class... Args>
-void debug(fmt::format_string<Args...> text, Args&&... args) {
-    if (enabled(Severity::debug)) write(Severity::debug, fmt::format(text, std::forward<Args>(args)...));
+void debug(fmt::format_string<Args...> text, const Args&... args) noexcept {
+    if (enabled(Severity::debug)) write_formatted(Severity::debug, text, fmt::make_format_args(args...));
 }
 
 } // namespace gpu_sleep::log

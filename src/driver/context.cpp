@@ -29,21 +29,42 @@ void PrimaryContext::reset() noexcept {
     context_ = nullptr;
 }
 
+namespace {
+
+/// The context of `device` if it is active.
+Result<std::optional<PrimaryContext>> active_context(const Api& api, int device) {
+    unsigned flags = 0;
+    int active = 0;
+    GPU_SLEEP_DRIVER_TRY(api, cuDevicePrimaryCtxGetState, "cannot look for contexts", device, &flags,
+                         &active);
+    if (!active) return std::optional<PrimaryContext>();
+    auto context = PrimaryContext::retain(api, device);
+    if (!context) return std::move(context).error();
+    return std::optional(*std::move(context));
+}
+
+} // namespace
+
 Result<std::vector<PrimaryContext>> active_contexts(const Api& api) {
     std::vector<PrimaryContext> contexts;
     int devices = 0;
     GPU_SLEEP_DRIVER_TRY(api, cuDeviceGetCount, "cannot count the devices", &devices);
     for (int device = 0; device < devices; ++device) {
-        unsigned flags = 0;
-        int active = 0;
-        GPU_SLEEP_DRIVER_TRY(api, cuDevicePrimaryCtxGetState, "cannot look for contexts", device, &flags,
-                             &active);
-        if (!active) continue;
-        auto context = PrimaryContext::retain(api, device);
+        auto context = active_context(api, device);
         if (!context) return std::move(context).error();
-        contexts.push_back(*std::move(context));
+        if (context->has_value()) contexts.push_back(**std::move(context));
     }
     return contexts;
+}
+
+Result<std::optional<PrimaryContext>> first_active_context(const Api& api) {
+    int devices = 0;
+    GPU_SLEEP_DRIVER_TRY(api, cuDeviceGetCount, "cannot count the devices", &devices);
+    for (int device = 0; device < devices; ++device) {
+        auto context = active_context(api, device);
+        if (!context || context->has_value()) return context;
+    }
+    return std::optional<PrimaryContext>();
 }
 
 bool has_own_context_current(const Api& api) {

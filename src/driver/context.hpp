@@ -7,6 +7,7 @@
 #include "base/units.hpp"
 #include "driver/api.hpp"
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,9 @@ private:
 /// The primary contexts of all devices that are active now, in the order of their devices. Errors:
 /// driver_failed.
 [[nodiscard]] Result<std::vector<PrimaryContext>> active_contexts(const Api& api);
+
+/// The first of those, if there is one. Takes no memory unless it fails. Errors: driver_failed.
+[[nodiscard]] Result<std::optional<PrimaryContext>> first_active_context(const Api& api);
 
 /// Whether the calling thread's current context is one that the program made itself.
 [[nodiscard]] bool has_own_context_current(const Api& api);

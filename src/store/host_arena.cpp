@@ -153,6 +153,7 @@ Result<std::unique_ptr<ArenaPreparer>> ArenaPreparer::start(std::vector<HostAren
     std::unique_ptr<ArenaPreparer> preparer(new ArenaPreparer(std::move(arenas), std::move(options)));
     const auto allowed = std::min(preparer->most_threads_, std::thread::hardware_concurrency());
     const auto most = std::min<std::size_t>(std::max(1U, allowed), preparer->tasks_.size());
+    preparer->threads_.reserve(most); // a thread that is started has a place
     for (std::size_t i = 0; i < most; ++i) {
         auto thread = start_quiet_thread("gpu-sleep-fill", [raw = preparer.get()] { raw->work(); });
         if (!thread && preparer->threads_.empty())

@@ -6,7 +6,9 @@
 #include "support/failing_new.hpp"
 
 #include <atomic>
+#include <new>
 #include <thread>
+#include <utility>
 #include <vector>
 
 using namespace gpu_sleep;
@@ -53,4 +55,21 @@ TEST_CASE("Gate: a thread without memory for a seat is seen inside", "[gate]") {
     CHECK(the_gate().close(after(k_patience), goes_on));
     the_gate().open();
     thread.join();
+}
+
+TEST_CASE("Gate: a touch whose waker finds no memory asks again", "[gate]") {
+    const OpenGate open;
+    std::atomic<int> asked{0};
+    the_gate().set_waker([&asked] {
+        if (++asked == 1) throw std::bad_alloc();
+        the_gate().open();
+    });
+    gate::Gate::Rule rule;
+    rule.on_touch = model::OnTouch::wake;
+    the_gate().keep_shut(std::move(rule));
+    {
+        const gate::Passage passage(Touch::submits, "cuTouch");
+        CHECK(passage.admitted());
+    }
+    CHECK(asked == 2);
 }
