@@ -21,6 +21,10 @@ namespace {
 /// background.
 constexpr Milliseconds k_create_patience{50};
 
+Error no_place(Bytes bytes) {
+    return make_error(ErrorCode::internal, "no place for {} where it was thought to be", format_bytes(bytes));
+}
+
 } // namespace
 
 Result<Heap::Device*> Heap::device(int ordinal) {
@@ -55,8 +59,9 @@ Result<DeviceAddress> Heap::reserve(Pool& pool, const Device& device, Bytes byte
     const auto span = reservation->span();
     Region region{*std::move(reservation), SpanAllocator(span.bytes, granularity)};
     const auto offset = region.spans.allocate(bytes);
+    if (!offset) return no_place(bytes);
     pool.regions.emplace(span.address, std::move(region));
-    return span.address + offset.value_or(0);
+    return span.address + *offset;
 }
 
 void Heap::unreserve(Pool& pool, DeviceAddress address) {
@@ -68,27 +73,33 @@ void Heap::unreserve(Pool& pool, DeviceAddress address) {
 Result<Backing*> Heap::add_range(Pool& pool, const Device& device, ledger::TagId tag, Bytes bytes) {
     auto address = reserve(pool, device, bytes);
     if (!address) return std::move(address).error();
-    const AddressSpan span{*address, bytes};
-    const auto mask = driver::DeviceMask{1} << device.kind.device();
-    auto memory = device.kind.create(api_, bytes, k_create_patience);
-    auto done = memory ? driver::map(api_, span, memory->get()) : Result<void>(memory.error());
-    if (done) {
-        done = driver::set_access(api_, span, mask);
-        if (!done) static_cast<void>(driver::unmap(api_, span));
-    }
-    if (!done) {
-        unreserve(pool, *address);
-        return std::move(done).error();
-    }
-    Backing backing;
-    backing.address = *address;
-    backing.bytes = bytes;
-    backing.tag = tag;
-    backing.device = device.kind.device();
-    backing.access = mask;
-    backing.mapped = true;
-    backing.handle = memory->release();
-    return &ledger_.add(std::move(backing));
+    auto range = guarded([&] { return back({*address, bytes}, device, tag); });
+    if (!range) noted([&] { unreserve(pool, *address); }); // else addresses are lost, which are plenty
+    return range;
+}
+
+Result<Backing*> Heap::back(AddressSpan span, const Device& device, ledger::TagId tag) {
+    auto memory = device.kind.create(api_, span.bytes, k_create_patience);
+    if (!memory) return std::move(memory).error();
+    GPU_SLEEP_TRY(driver::map(api_, span, memory->get()));
+    auto added = guarded([&]() -> Result<Backing*> {
+        const auto mask = driver::DeviceMask{1} << device.kind.device();
+        GPU_SLEEP_TRY(driver::set_access(api_, span, mask));
+        Backing backing;
+        backing.address = span.address;
+        backing.bytes = span.bytes;
+        backing.tag = tag;
+        backing.device = device.kind.device();
+        backing.access = mask;
+        backing.mapped = true;
+        backing.handle = memory->get();
+        return &ledger_.add(std::move(backing));
+    });
+    if (added)
+        static_cast<void>(memory->release()); // the ledger's now
+    else
+        noted([&] { static_cast<void>(driver::unmap(api_, span)); });
+    return added;
 }
 
 Result<Freed> Heap::remove_range(Pool& pool, Backing& backing) {
@@ -138,20 +149,38 @@ Result<DeviceAddress> Heap::allocate_small(Pool& pool, const Device& device, led
     };
     auto fit = pool.blocks_by_space.lower_bound({rounded, 0});
     while (fit != pool.blocks_by_space.end() && takes_no_more(fit->second)) ++fit;
-    if (fit == pool.blocks_by_space.end()) {
-        auto backing = add_range(pool, device, tag, device.kind.granularity());
-        if (!backing) return std::move(backing).error();
-        (*backing)->shared = true;
-        const auto address = (*backing)->address;
-        pool.blocks.emplace(address, Block{address, SpanAllocator((*backing)->bytes, k_alignment)});
-        fit = pool.blocks_by_space.emplace((*backing)->bytes, address).first;
-    }
+    if (fit == pool.blocks_by_space.end()) return allocate_in_new_block(pool, device, tag, rounded);
     auto& block = pool.blocks.at(fit->second);
     const auto before = fit->first;
     const auto offset = block.spans.allocate(rounded);
+    if (!offset) return no_place(rounded);
     update_space(pool, block, before);
     ledger_.find(block.address)->allocated += rounded;
-    return block.address + offset.value_or(0);
+    return block.address + *offset;
+}
+
+Result<DeviceAddress> Heap::allocate_in_new_block(Pool& pool, const Device& device, ledger::TagId tag,
+                                                  Bytes bytes) {
+    // What takes memory comes first: once there is a range, nothing may fail.
+    std::map<DeviceAddress, Block> block;
+    auto& spans =
+        block.emplace(0, Block{0, SpanAllocator(device.kind.granularity(), k_alignment)}).first->second.spans;
+    const auto offset = spans.allocate(bytes);
+    if (!offset) return no_place(bytes);
+    std::set<std::pair<Bytes, DeviceAddress>> space{{spans.largest_free(), 0}};
+    auto backing = add_range(pool, device, tag, device.kind.granularity());
+    if (!backing) return std::move(backing).error();
+    const auto address = (*backing)->address;
+    (*backing)->shared = true;
+    (*backing)->allocated = bytes;
+    auto block_entry = block.extract(block.begin());
+    block_entry.key() = address;
+    block_entry.mapped().address = address;
+    pool.blocks.insert(std::move(block_entry));
+    auto space_entry = space.extract(space.begin());
+    space_entry.value().second = address;
+    pool.blocks_by_space.insert(std::move(space_entry));
+    return address + *offset;
 }
 
 Result<Freed> Heap::free_small(Backing& backing, DeviceAddress address) {

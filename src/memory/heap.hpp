@@ -85,11 +85,17 @@ private:
     }
     [[nodiscard]] Result<driver::DeviceAddress> reserve(Pool& pool, const Device& device, Bytes bytes);
     void unreserve(Pool& pool, driver::DeviceAddress address);
+    /// Where it fails or throws for want of memory, nothing has changed.
     [[nodiscard]] Result<ledger::Backing*> add_range(Pool& pool, const Device& device, ledger::TagId tag,
                                                      Bytes bytes);
+    /// Puts memory behind reserved addresses, and into the ledger.
+    [[nodiscard]] Result<ledger::Backing*> back(driver::AddressSpan span, const Device& device,
+                                                ledger::TagId tag);
     [[nodiscard]] Result<Freed> remove_range(Pool& pool, ledger::Backing& backing);
     [[nodiscard]] Result<driver::DeviceAddress> allocate_small(Pool& pool, const Device& device,
                                                                ledger::TagId tag, Bytes bytes);
+    [[nodiscard]] Result<driver::DeviceAddress> allocate_in_new_block(Pool& pool, const Device& device,
+                                                                      ledger::TagId tag, Bytes bytes);
     [[nodiscard]] Result<Freed> free_small(ledger::Backing& backing, driver::DeviceAddress address);
     void update_space(Pool& pool, const Block& block, Bytes before);
 

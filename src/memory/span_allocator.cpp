@@ -28,9 +28,16 @@ std::optional<Bytes> SpanAllocator::allocate(Bytes bytes) {
     const auto fit = by_size_.lower_bound({rounded, 0});
     if (rounded == 0 || fit == by_size_.end()) return std::nullopt;
     const auto [length, offset] = *fit;
-    erase_free(free_.find(offset));
-    if (length > rounded) insert_free(offset + rounded, length - rounded);
-    allocated_.emplace(offset, rounded);
+    allocated_.emplace(offset,
+                       rounded); // takes all the memory that is needed: where there is none, nothing changes
+    auto size = by_size_.extract(fit);
+    auto span = free_.extract(offset);
+    if (length == rounded) return offset;
+    size.value() = {length - rounded, offset + rounded};
+    by_size_.insert(std::move(size));
+    span.key() = offset + rounded;
+    span.mapped() = length - rounded;
+    free_.insert(std::move(span));
     return offset;
 }
 

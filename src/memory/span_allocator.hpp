@@ -20,7 +20,7 @@ public:
     SpanAllocator(Bytes bytes, Bytes step);
 
     /// The offset of `bytes` (rounded up to the step) that were free, or nothing if no free span is long
-    /// enough.
+    /// enough. Where it throws for want of memory, nothing has changed.
     [[nodiscard]] std::optional<Bytes> allocate(Bytes bytes);
 
     /// Takes back what allocate() gave at `offset` and returns its length; nothing if nothing begins there.

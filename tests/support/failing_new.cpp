@@ -4,8 +4,11 @@
 
 #include "support/failing_new.hpp"
 
+#include <dlfcn.h>
+
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 namespace gpu_sleep::test {
@@ -14,8 +17,14 @@ constinit thread_local long t_allocations_left = -1;
 
 namespace {
 
-void* allocate(std::size_t bytes) noexcept {
-    const bool fails = t_allocations_left >= 0 && t_allocations_left-- == 0;
+/// The simulated driver's are left alone: it is not what is tested.
+bool is_driver(const void* caller) noexcept {
+    Dl_info info{};
+    return ::dladdr(caller, &info) != 0 && info.dli_fname && std::strstr(info.dli_fname, "libcuda.so");
+}
+
+void* allocate(std::size_t bytes, const void* caller) noexcept {
+    const bool fails = t_allocations_left >= 0 && !is_driver(caller) && t_allocations_left-- == 0;
     return fails ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
 }
 
@@ -23,12 +32,12 @@ void* allocate(std::size_t bytes) noexcept {
 } // namespace gpu_sleep::test
 
 void* operator new(std::size_t bytes) {
-    auto* const memory = gpu_sleep::test::allocate(bytes);
+    auto* const memory = gpu_sleep::test::allocate(bytes, __builtin_return_address(0));
     if (memory == nullptr) throw std::bad_alloc();
     return memory;
 }
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
-    return gpu_sleep::test::allocate(bytes);
+    return gpu_sleep::test::allocate(bytes, __builtin_return_address(0));
 }
 void operator delete(void* memory) noexcept {
     std::free(memory);
