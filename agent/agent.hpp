@@ -140,7 +140,7 @@ private:
     /// nothing was done.
     [[nodiscard]] Result<bool> quiesce(const model::SleepRequest& request,
                                        const server::ProgressSink& progress, Clock::time_point deadline,
-                                       std::vector<int>& ran, model::Report& report);
+                                       Callbacks::Jobs& owed, model::Report& report);
     /// Does what `request` says of all that sleeps, whichever request put it to sleep. `is_own`: the program
     /// made it.
     void follow(const model::SleepRequest& request, bool adds_to_sleep, bool is_own, model::Report& report);
@@ -167,7 +167,7 @@ private:
     void set_touch_trouble(std::string_view trouble);
     /// Says so in `report`, while touches wait for another try.
     void note_touch_trouble(model::Report& report);
-    /// Under memory_mutex_.
+    /// Under memory_mutex_. What takes memory comes last.
     void complete(model::Report& report);
     /// Runs a transaction of the engine, guarded; status() tells meanwhile how all was before. Under
     /// memory_mutex_.

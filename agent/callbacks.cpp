@@ -62,63 +62,78 @@ std::vector<Callbacks::Entry> Callbacks::snapshot() {
     return entries_;
 }
 
-Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point deadline,
-                                         std::vector<int>& ran) {
+Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point deadline, Jobs& owed) {
     {
         // One that overran its deadline may still work on the device, past the gate.
         std::unique_lock lock(mutex_);
         if (!changed_.wait_until(lock, deadline, [this] { return is_idle(); }))
             return make_error(ErrorCode::timed_out, "a callback of an earlier request still runs");
     }
+    const auto told = std::make_shared<const Event>(event);
     for (const auto& entry : snapshot()) {
+        // What it is owed takes memory before it is called, and none afterwards.
+        Jobs its;
+        if (entry.after_wake)
+            its.push_back(std::make_shared<Job>(Job{entry, entry.after_wake, {}, 0, false, true}));
         if (entry.before_sleep) {
-            const auto answer = run(entry, entry.before_sleep, event, deadline);
+            const auto job = std::make_shared<Job>(Job{entry, entry.before_sleep, told});
+            auto answer = guarded([&] { return run(job, deadline); });
             if (!answer) {
-                ran.push_back(entry.id); // it may still make ready, and is told afterwards that it need not
-                return answer.error();
+                // It may still make ready, and is told afterwards that it need not.
+                owed.splice(owed.end(), its);
+                return std::move(answer).error();
             }
             if (*answer != 0)
                 return make_error(ErrorCode::refused,
                                   "a before-sleep callback of the program refused (it returned {})", *answer);
         }
-        ran.push_back(entry.id);
+        owed.splice(owed.end(), its);
     }
     return {};
 }
 
-std::vector<std::string> Callbacks::run_after_wake(const Event& event, Clock::time_point deadline,
-                                                   const std::vector<int>* only) {
+Callbacks::Jobs Callbacks::draft_after_wake() {
+    const std::lock_guard lock(mutex_);
+    Jobs jobs;
+    for (const auto& entry : entries_)
+        if (entry.after_wake) jobs.push_back(std::make_shared<Job>(Job{entry, entry.after_wake, {}}));
+    if (!jobs.empty())
+        static_cast<void>(guarded([this] { return start_thread(); })); // else run() tries again
+    return jobs;
+}
+
+std::vector<std::string> Callbacks::run_after_wake(const Jobs& jobs,
+                                                   const std::shared_ptr<const Event>& event,
+                                                   Clock::time_point deadline) noexcept {
     std::vector<std::string> failures;
-    for (const auto& entry : snapshot()) {
-        if (!entry.after_wake) continue;
-        if (only && std::find(only->begin(), only->end(), entry.id) == only->end()) continue;
-        const auto answer = run(entry, entry.after_wake, event, deadline);
-        if (!answer)
-            failures.push_back(answer.error().message);
-        else if (*answer != 0)
-            failures.push_back(
-                fmt::format("an after-wake callback of the program failed (it returned {})", *answer));
+    for (const auto& job : jobs) {
+        job->event = event;
+        auto answer = guarded([&] { return run(job, deadline); });
+        noted([&] {
+            if (!answer)
+                failures.push_back(std::move(answer).error().message);
+            else if (*answer != 0)
+                failures.push_back(
+                    fmt::format("an after-wake callback of the program failed (it returned {})", *answer));
+        });
     }
     return failures;
 }
 
-void Callbacks::call_off(const std::vector<int>& ids, Clock::time_point deadline) {
+void Callbacks::call_off(Jobs owed, Clock::time_point deadline) noexcept {
     constexpr Milliseconds k_grace{250}; // the request's own time may be over
     deadline = std::max(deadline, Clock::now() + k_grace);
     std::unique_lock lock(mutex_);
+    std::erase_if(owed, [this](const auto& job) { return !is_registered(job->entry.id); });
+    if (owed.empty()) return;
     const bool is_held_up = !is_idle();
-    const auto owed_before = owed_.size();
     Milliseconds together{0};
     bool is_bounded = true;
-    noted([&] {
-        for (const auto& entry : entries_) {
-            if (!entry.after_wake || std::find(ids.begin(), ids.end(), entry.id) == ids.end()) continue;
-            owed_.push_back(std::make_shared<Job>(Job{entry, entry.after_wake, {}, 0, false, true}));
-            together += entry.deadline;
-            is_bounded &= entry.deadline.count() > 0;
-        }
-    });
-    if (owed_.size() == owed_before) return;
+    for (const auto& job : owed) {
+        together += job->entry.deadline;
+        is_bounded &= job->entry.deadline.count() > 0;
+    }
+    owed_.splice(owed_.end(), owed);
     if (const auto started = guarded([this] { return start_thread(); }); !started) {
         owed_.clear(); // nobody ever would
         lock.unlock();
@@ -154,8 +169,8 @@ Result<void> Callbacks::start_thread() {
     return {};
 }
 
-Result<int> Callbacks::run(const Entry& entry, gpu_sleep_callback function, const Event& event,
-                           Clock::time_point deadline) {
+Result<int> Callbacks::run(const std::shared_ptr<Job>& job, Clock::time_point deadline) {
+    const auto& entry = job->entry;
     std::unique_lock lock(mutex_);
     GPU_SLEEP_TRY(start_thread());
     if (!changed_.wait_until(lock, deadline, [this] { return is_idle(); }))
@@ -163,7 +178,6 @@ Result<int> Callbacks::run(const Entry& entry, gpu_sleep_callback function, cons
     // Its own time begins when it can: one that is late takes nothing from the next.
     if (entry.deadline.count() > 0) deadline = std::min(deadline, Clock::now() + entry.deadline);
     if (!is_registered(entry.id)) return 0; // removed meanwhile
-    const auto job = std::make_shared<Job>(Job{entry, function, event});
     job_ = job;
     changed_.notify_all();
     if (!changed_.wait_until(lock, deadline, [&] { return job->done; }))
@@ -172,12 +186,13 @@ Result<int> Callbacks::run(const Entry& entry, gpu_sleep_callback function, cons
 }
 
 int Callbacks::call(const Job& job) {
-    const auto tags = pointers_of(job.event.tags);
-    const auto dropped = pointers_of(job.event.dropped_tags);
+    static const Event s_nothing;
+    const auto& told = job.event ? *job.event : s_nothing;
+    const auto tags = pointers_of(told.tags);
+    const auto dropped = pointers_of(told.dropped_tags);
     gate::Pass pass;
     auto& event = events_[pass.number() % events_.size()];
-    event = {sizeof(gpu_sleep_event), job.event.level, tags.size(), tags.data(),
-             dropped.size(),          dropped.data()};
+    event = {sizeof(gpu_sleep_event), told.level, tags.size(), tags.data(), dropped.size(), dropped.data()};
     {
         const std::lock_guard lock(mutex_);
         event_ = &event;

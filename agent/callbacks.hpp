@@ -13,8 +13,7 @@
 #include <array>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
-#include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -31,6 +30,8 @@ struct Event {
 
 /// Thread-safe. Never destroyed: a late callback may still run when the process ends.
 class Callbacks {
+    struct Job;
+
 public:
     /// Returns the id for remove().
     int add(gpu_sleep_callback before_sleep, gpu_sleep_callback after_wake, void* user,
@@ -39,20 +40,26 @@ public:
     /// Errors: invalid_argument.
     [[nodiscard]] Result<void> remove(int id);
 
-    /// Runs the before-sleep callbacks in order. Errors: refused, timed_out. The ids of those that returned
-    /// 0, and of one that is late, are added to `ran`, also when a later one failed.
-    [[nodiscard]] Result<void> run_before_sleep(const Event& event, Clock::time_point deadline,
-                                                std::vector<int>& ran);
+    /// Calls that are to be made, with the memory that they take.
+    using Jobs = std::list<std::shared_ptr<Job>>;
 
-    /// Runs the after-wake callbacks in order, all of them, or those of `only`. A late or failing one does
-    /// not stop the others. Returns a sentence for each that failed.
-    [[nodiscard]] std::vector<std::string> run_after_wake(const Event& event, Clock::time_point deadline,
-                                                          const std::vector<int>* only = nullptr);
+    /// Runs the before-sleep callbacks in order. Errors: refused, timed_out. What those that returned 0, and
+    /// one that is late, are owed if the sleep does not come is added to `owed`, also when a later one
+    /// failed.
+    [[nodiscard]] Result<void> run_before_sleep(const Event& event, Clock::time_point deadline, Jobs& owed);
 
-    /// Runs the after-wake callbacks of `ids`, with no tags, for a sleep that did not come. Those that a late
-    /// callback, or one of them, holds up run when it has ended; `deadline`, and what they may take, bound
-    /// only how long this waits for them.
-    void call_off(const std::vector<int>& ids, Clock::time_point deadline);
+    /// The after-wake callbacks as they are now, for run_after_wake().
+    [[nodiscard]] Jobs draft_after_wake();
+    /// Runs the after-wake callbacks in order. A late or failing one does not stop the others. Returns a
+    /// sentence for each that failed, as far as there is memory for that.
+    [[nodiscard]] std::vector<std::string> run_after_wake(const Jobs& jobs,
+                                                          const std::shared_ptr<const Event>& event,
+                                                          Clock::time_point deadline) noexcept;
+
+    /// Runs the after-wake callbacks that are `owed`, with no tags, for a sleep that did not come. Those that
+    /// a late callback, or one of them, holds up run when it has ended; `deadline`, and what they may take,
+    /// bound only how long this waits for them.
+    void call_off(Jobs owed, Clock::time_point deadline) noexcept;
 
     /// Lets the calling thread work for the callback that was given `event`, until it is discharged or that
     /// callback returns. Errors: invalid_argument (no such callback runs).
@@ -73,7 +80,7 @@ private:
     struct Job {
         Entry entry;
         gpu_sleep_callback function;
-        Event event;
+        std::shared_ptr<const Event> event; ///< null: with no tags
         int result = 0;
         bool done = false;
         bool is_owed = false; ///< nobody waits for its result
@@ -85,8 +92,7 @@ private:
     [[nodiscard]] bool is_registered(int id) const noexcept;
     void take_owed();
     /// The callback's value. Errors: timed_out (it still runs, or an earlier one does), internal.
-    [[nodiscard]] Result<int> run(const Entry& entry, gpu_sleep_callback function, const Event& event,
-                                  Clock::time_point deadline);
+    [[nodiscard]] Result<int> run(const std::shared_ptr<Job>& job, Clock::time_point deadline);
     [[nodiscard]] Result<void> start_thread();
     void serve();
     /// One call of the program's function. Not unwound when the callback ends its thread (pthread_exit), as
@@ -105,8 +111,8 @@ private:
     std::mutex mutex_; ///< guards all below; not held while a callback runs
     std::condition_variable changed_;
     std::vector<Entry> entries_;
-    std::shared_ptr<Job> job_;              ///< waiting or running
-    std::deque<std::shared_ptr<Job>> owed_; ///< run next, before any other
+    std::shared_ptr<Job> job_; ///< waiting or running
+    Jobs owed_;                ///< run next, before any other
     /// What the last callbacks were given, in turn, so that a pointer that somebody has kept is not soon that
     /// of another. Written by the thread of the callbacks alone, without the mutex.
     std::array<gpu_sleep_event, 64> events_{};

@@ -12,7 +12,9 @@
 #include "hooks/catches.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <thread>
 #include <utility>
@@ -99,7 +101,7 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
     if (report) return *std::move(report);
     const auto& tags = request ? request->tags : std::get<model::WakeRequest>(operation).tags;
     const std::lock_guard lock(memory_mutex_);
-    return model::Failure{report.error(), ledger_.state(tags)};
+    return model::Failure{std::move(report).error(), ledger_.state(tags)};
 }
 
 void Agent::reap() {
@@ -201,44 +203,54 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     report.operation = model::Operation::sleep;
     report.level = request.level;
     report.dry_run = request.dry_run;
-    std::vector<int> ran;
+    Callbacks::Jobs owed;
     if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
     // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
     static_cast<void>(give_back_files());
     const GateSettler settler(*this);
     const auto asleep_before = asleep_bytes();
-    const auto quiet = quiesce(request, progress, deadline, ran, report);
-    Result<void> done;
-    if (!quiet) done = quiet.error();
-    const auto attempt = [&](const model::SleepRequest& wanted) -> Result<void> {
-        const auto contexts = keep_contexts(wanted.dry_run);
-        const std::lock_guard lock(memory_mutex_);
-        GPU_SLEEP_TRY(transact([&] { return running.engine.sleep(wanted, {progress}, report); }));
-        if (report.changed) state_since_ = Clock::now();
-        return {};
+    const auto attempt = [&](const model::SleepRequest& wanted) noexcept {
+        return guarded([&]() -> Result<void> {
+            const auto contexts = keep_contexts(wanted.dry_run);
+            const std::lock_guard lock(memory_mutex_);
+            GPU_SLEEP_TRY(transact([&] { return running.engine.sleep(wanted, {progress}, report); }));
+            if (report.changed) state_since_ = Clock::now();
+            return {};
+        });
     };
+    // Callbacks that have made ready must hear how it ended, whatever fails from here on.
+    auto quiet = guarded([&] { return quiesce(request, progress, deadline, owed, report); });
+    const bool is_quiet = quiet && *quiet;
+    Result<void> done;
+    if (!quiet) done = std::move(quiet).error();
     const auto is_short = [&] { return !done && done.error().code == ErrorCode::out_of_host_memory; };
     const auto is_short_of_disk = [&] { return !done && done.error().code == ErrorCode::out_of_disk; };
     // With nothing to do the gate is open: what has come since is not to be touched.
-    if (done && (*quiet || request.dry_run)) done = attempt(request);
+    if (done && (is_quiet || request.dry_run)) done = attempt(request);
     // What the last wake left to be given back, or was freed since, may be what is missing.
-    if ((is_short() && give_back_all()) || (is_short_of_disk() && give_back_files())) done = attempt(request);
-    auto carried_out = request;
+    bool has_given = false;
+    noted([&] {
+        has_given = (is_short() && give_back_all()) || (is_short_of_disk() && give_back_files());
+    });
+    if (has_given) done = attempt(request);
+    std::optional<model::SleepRequest> spilled;
     if (is_short() && request.spill) {
-        report.notes.emplace_back("host memory is short: contents went to files");
-        carried_out = all_in_files(request);
-        done = attempt(carried_out);
+        noted([&] {
+            spilled = all_in_files(request);
+            report.notes.emplace_back("host memory is short: contents went to files");
+        });
+        if (spilled) done = attempt(*spilled);
     }
     const bool has_slept = report.changed;
-    if (done) follow(carried_out, asleep_before > 0, is_own, report);
+    if (done) follow(spilled ? *spilled : request, asleep_before > 0, is_own, report);
     // After a failure too: what could not be mapped again sleeps.
     if (!done || report.changed) come_first_at_exit();
     settle_gate();
     // Also when callbacks have freed all that was to sleep. What could not be mapped again sleeps, though.
-    if (!has_slept && asleep_bytes() <= asleep_before) callbacks_.call_off(ran, deadline);
+    if (!has_slept && asleep_bytes() <= asleep_before) callbacks_.call_off(std::move(owed), deadline);
     if (!done) return std::move(done).error();
     const std::lock_guard lock(memory_mutex_);
-    complete(report);
+    noted([&] { complete(report); }); // a shortage only thins it
     report.times.total = seconds_since(start);
     return report;
 }
@@ -293,6 +305,9 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
     report.dry_run = request.dry_run;
     if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
     const GateSettler settler(*this);
+    // What callbacks take comes first: once memory is awake they must run.
+    const auto event = std::make_shared<Event>();
+    auto jobs = callbacks_.draft_after_wake();
     auto woken = wake_within(request, progress, deadline, report);
     if (!woken) {
         settle_gate();
@@ -301,9 +316,10 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
     if (report.changed) {
         const auto called = Clock::now();
         let_take();
-        report.notes =
-            callbacks_.run_after_wake({0, woken->tags, woken->dropped_tags}, called + request.timeout);
-        if (!report.notes.empty()) require_refill(woken->dropped_tags);
+        *event = {0, std::move(woken->tags), std::move(woken->dropped_tags)};
+        noted([&] { jobs = callbacks_.draft_after_wake(); }); // as they are by now
+        report.notes = callbacks_.run_after_wake(jobs, event, called + request.timeout);
+        if (!report.notes.empty()) require_refill(event->dropped_tags);
         report.times.callbacks = seconds_since(called);
     }
     settle_gate();
@@ -312,7 +328,7 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
         return *std::move(woken->left);
     }
     const std::lock_guard lock(memory_mutex_);
-    complete(report);
+    noted([&] { complete(report); }); // a shortage only thins it
     report.times.total = seconds_since(start);
     return report;
 }

@@ -54,7 +54,7 @@ Result<Agent::Preview> Agent::preview(const model::SleepRequest& request) {
 }
 
 Result<bool> Agent::quiesce(const model::SleepRequest& request, const server::ProgressSink& progress,
-                            Clock::time_point deadline, std::vector<int>& ran, Report& report) {
+                            Clock::time_point deadline, Callbacks::Jobs& owed, Report& report) {
     const auto preview = this->preview(request);
     if (!preview) return preview.error();
     for (const auto& tag : preview->still_kept)
@@ -69,7 +69,7 @@ Result<bool> Agent::quiesce(const model::SleepRequest& request, const server::Pr
     if (!progress({Progress::Phase::callbacks, 0, 0}))
         return make_error(ErrorCode::cancelled, "the request was withdrawn");
     if (!preview->event.tags.empty())
-        GPU_SLEEP_TRY(callbacks_.run_before_sleep(preview->event, deadline, ran));
+        GPU_SLEEP_TRY(callbacks_.run_before_sleep(preview->event, deadline, owed));
     report.times.callbacks = seconds_since(start);
     start = Clock::now();
     const auto keep_going = [&] { return progress({Progress::Phase::drain, 0, 0}); };

@@ -203,10 +203,12 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     GPU_SLEEP_TRY(transaction.prepare(*plan, control));
     report.times.transfer = seconds_since(start);
     GPU_SLEEP_TRY(ask_a_last_time(control));
+    report.devices.reserve(report.devices.size() + plan->devices.size() + plan->give_up.size());
     const auto prepared = Clock::now();
     GPU_SLEEP_TRY(transaction.commit(plan->give_up));
     report.times.release = seconds_since(prepared);
     report.changed = true;
+    // It sleeps: no shortage makes a failure of that.
     transaction.describe(report);
     add_given_up(*plan, report);
     return {};
@@ -326,20 +328,24 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
     WakeTransaction transaction(api_, pinner_, vaults_, options_);
     const auto start = Clock::now();
     auto spoiled = plan->spoiled;
-    const auto prepared = guarded([&]() -> Result<void> {
+    Woken woken;
+    auto prepared = guarded([&]() -> Result<void> {
         GPU_SLEEP_TRY(transaction.prepare(*plan, control));
         spoiled.insert(transaction.spoiled().begin(), transaction.spoiled().end());
+        // What takes memory comes first: what is awake must be told of.
+        woken = woken_but(spoiled, *plan);
+        report.devices.reserve(report.devices.size() + plan->devices.size());
         return ask_a_last_time(control);
     });
     if (!prepared) {
         transaction.undo();
-        return prepared.error();
+        return std::move(prepared).error();
     }
     transaction.commit();
     report.times.transfer = seconds_since(start);
     report.changed = transaction.has_changed();
     transaction.describe(report);
-    return woken_but(spoiled, *plan);
+    return woken;
 }
 
 Woken Engine::woken_but(const Spoiled& spoiled, const WakePlan& plan) const {

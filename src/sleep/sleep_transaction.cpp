@@ -324,9 +324,11 @@ void SleepTransaction::settle(DeviceSleep& device) {
 
 void SleepTransaction::describe(model::Report& report) const {
     for (const auto& device : devices_) report.devices.push_back(device.report);
-    if (unreleased_ != 0)
+    if (unreleased_ == 0) return;
+    noted([&] {
         report.notes.push_back(
             fmt::format("the driver did not release {} of the ranges; waking takes them back", unreleased_));
+    });
 }
 
 } // namespace gpu_sleep::sleep

@@ -6,8 +6,10 @@
 #include "short_memory.hpp"
 
 #include <link.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -18,12 +20,27 @@ namespace gpu_sleep::test {
 namespace {
 
 struct Short {
-    bool is_on;
+    std::atomic<bool> is_on;
     bool is_lasting;
-    bool has_failed;
-    long left; ///< that succeed
+    std::atomic<bool> has_failed;
+    std::atomic<long> left; ///< that succeed
+
+    void begin(long succeed, bool lasting) noexcept {
+        is_lasting = lasting;
+        has_failed = false;
+        left = succeed;
+        is_on = true;
+    }
+    bool fails() noexcept {
+        const auto now = left--;
+        if (now > 0 || (now < 0 && !is_lasting)) return false;
+        has_failed = true;
+        return true;
+    }
 };
 constinit thread_local Short t_short{};
+constinit Short g_short{};                 ///< of the threads that have the name
+constinit const char* g_threads = nullptr; ///< which is this
 
 struct Library {
     std::uintptr_t begin = UINTPTR_MAX;
@@ -53,29 +70,35 @@ const Library& agent() noexcept {
     return s_agent;
 }
 
+bool has_name(const char* threads) noexcept {
+    char name[16] = {};
+    return ::prctl(PR_GET_NAME, name) == 0 && std::strcmp(name, threads) == 0;
+}
+
 bool fails(const void* caller) noexcept {
-    auto& state = t_short;
+    if (!t_short.is_on && !g_short.is_on) return false;
     const auto address = reinterpret_cast<std::uintptr_t>(caller);
-    if (!state.is_on || address < agent().begin || address >= agent().end) return false;
-    const auto left = state.left--;
-    if (left > 0 || (left < 0 && !state.is_lasting)) return false;
-    state.has_failed = true;
-    return true;
+    if (address < agent().begin || address >= agent().end) return false;
+    if (t_short.is_on) return t_short.fails();
+    return has_name(g_threads) && g_short.fails();
 }
 
 } // namespace
 
-ShortMemory::ShortMemory(long succeed, How how) noexcept {
+ShortMemory::ShortMemory(long succeed, How how, const char* threads) noexcept : is_own_(!threads) {
     static_cast<void>(agent());
-    t_short = {true, how == How::lasting, false, succeed};
+    t_short.has_failed = false;
+    g_short.has_failed = false;
+    if (!is_own_) g_threads = threads;
+    (is_own_ ? t_short : g_short).begin(succeed, how == How::lasting);
 }
 
 ShortMemory::~ShortMemory() {
-    t_short.is_on = false;
+    (is_own_ ? t_short : g_short).is_on = false;
 }
 
 bool ShortMemory::has_failed() noexcept {
-    return t_short.has_failed;
+    return t_short.has_failed || g_short.has_failed;
 }
 
 } // namespace gpu_sleep::test

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Sleeps and wakes of a caught program while the agent's memory runs out on the thread that runs them: each
+// allocation fails once, or all from one on. The answer says how memory is, and callbacks come in pairs.
+
+#include "devices.hpp"
+#include "gpu_sleep/gpu_sleep.h"
+#include "short_memory.hpp"
+
+#include <vector>
+
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr const char* k_operations = "gpu-sleep-work";
+
+/// Memory under three tags, one of which is dropped, and callbacks that count.
+class Program {
+public:
+    Program() {
+        for (const auto* tag : {"a", "b", "c"}) {
+            REQUIRE(gpu_sleep_alloc(&memory_.emplace_back(), k_bytes, 0, tag) == GPU_SLEEP_OK);
+            REQUIRE(cuMemsetD8(address(memory_.size() - 1), value(memory_.size() - 1), k_bytes) ==
+                    CUDA_SUCCESS);
+        }
+        REQUIRE(gpu_sleep_set_policy("c", GPU_SLEEP_DISCARD, 1) == GPU_SLEEP_OK);
+        const auto before = [](const gpu_sleep_event*, void* self) {
+            ++static_cast<Program*>(self)->prepared;
+            return 0;
+        };
+        const auto after = [](const gpu_sleep_event*, void* self) {
+            ++static_cast<Program*>(self)->resumed;
+            return 0;
+        };
+        REQUIRE(gpu_sleep_add_callback(before, after, this, 0, &callback_) == GPU_SLEEP_OK);
+    }
+    Program(const Program&) = delete;
+    Program& operator=(const Program&) = delete;
+    ~Program() {
+        CHECK(gpu_sleep_remove_callback(callback_) == GPU_SLEEP_OK);
+        for (auto* const memory : memory_) CHECK(gpu_sleep_free(memory) == GPU_SLEEP_OK);
+    }
+
+    void check_contents() const {
+        for (std::size_t i = 0; i + 1 < memory_.size(); ++i) { // the last was dropped
+            unsigned char byte = 0;
+            CHECK(cuMemcpyDtoH(&byte, address(i) + k_bytes - 1, 1) == CUDA_SUCCESS);
+            CHECK(byte == value(i));
+        }
+    }
+    [[nodiscard]] std::size_t bytes() const { return memory_.size() * k_bytes; }
+
+    int prepared = 0;
+    int resumed = 0;
+
+private:
+    [[nodiscard]] CUdeviceptr address(std::size_t i) const {
+        return reinterpret_cast<CUdeviceptr>(memory_[i]);
+    }
+    static unsigned char value(std::size_t i) { return static_cast<unsigned char>(7 + i); }
+
+    std::vector<void*> memory_;
+    int callback_ = 0;
+};
+
+/// Runs `operation` with memory short from every allocation of the operations thread on, until it takes no
+/// more than succeed; `check` after each, with its answer.
+template <class Operation, class Check>
+void sweep(Operation&& operation, Check&& check) {
+    for (const auto how : {ShortMemory::How::once, ShortMemory::How::lasting}) {
+        bool has_failed = true;
+        for (long succeed = 0; has_failed; ++succeed) {
+            INFO("after " << succeed << ", " << static_cast<int>(how));
+            REQUIRE(succeed < 1'000);
+            auto status = GPU_SLEEP_OK;
+            {
+                const ShortMemory memory(succeed, how, k_operations);
+                status = operation();
+                has_failed = ShortMemory::has_failed();
+            }
+            INFO("it answered " << static_cast<int>(status));
+            CHECK((status == GPU_SLEEP_OK || status == GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY));
+            check(status == GPU_SLEEP_OK);
+        }
+    }
+}
+
+gpu_sleep_status sleep_all() {
+    return gpu_sleep_sleep(1, nullptr, 0);
+}
+
+gpu_sleep_status wake_all() {
+    return gpu_sleep_wake(nullptr, 0);
+}
+
+} // namespace
+
+TEST_CASE("Short memory: a sleep succeeds, or leaves all awake and called off", "[short_memory]") {
+    Devices devices;
+    Program program;
+    sweep(sleep_all, [&](bool slept) {
+        CHECK(gpu_sleep_asleep_bytes() == (slept ? program.bytes() : 0));
+        CHECK(program.prepared == program.resumed + (slept ? 1 : 0));
+        CHECK(wake_all() == GPU_SLEEP_OK);
+        CHECK(program.prepared == program.resumed);
+        program.check_contents();
+    });
+}
+
+TEST_CASE("Short memory: a wake succeeds, callbacks and all, or leaves all asleep", "[short_memory]") {
+    Devices devices;
+    Program program;
+    REQUIRE(sleep_all() == GPU_SLEEP_OK);
+    sweep(wake_all, [&](bool woken) {
+        CHECK(gpu_sleep_asleep_bytes() == (woken ? 0 : program.bytes()));
+        CHECK(program.prepared == program.resumed + (woken ? 0 : 1));
+        CHECK(wake_all() == GPU_SLEEP_OK);
+        program.check_contents();
+        CHECK(sleep_all() == GPU_SLEEP_OK);
+    });
+    CHECK(wake_all() == GPU_SLEEP_OK);
+}
