@@ -10,6 +10,7 @@
 #include "driver/drain.hpp"
 #include "hooks/catches.hpp"
 #include "model/environment.hpp"
+#include "settings.hpp"
 #include "store/unshared_fd.hpp"
 
 #include <cxxabi.h>
@@ -17,7 +18,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <shared_mutex>
 #include <string_view>
@@ -33,18 +33,16 @@ std::atomic<bool> g_moves_exit_handler{false};
 
 /// How touches are met unless a sleep says otherwise.
 void read_environment(TouchRule& rule) {
-    const auto text = [](const char* name) {
-        const char* value = std::getenv(name);
-        return std::string_view(value ? value : "");
-    };
     namespace environment = model::environment;
-    if (const auto word = model::parse_on_touch(text(environment::k_on_touch))) rule.on_touch = *word;
-    rule.gate = model::parse_gate_mode(text(environment::k_gate));
-    const auto limit = text(environment::k_touch_limit);
-    Milliseconds::rep milliseconds = 0;
-    const auto [end, failure] = std::from_chars(limit.data(), limit.data() + limit.size(), milliseconds);
-    if (!limit.empty() && failure == std::errc{}) rule.limit = Milliseconds(milliseconds);
-    gate::Gate::instance().set_releases_python_lock(text(environment::k_release_gil) != "0");
+    if (const auto word =
+            parsed_setting(environment::k_on_touch, "wait, wake or fail", model::parse_on_touch))
+        rule.on_touch = *word;
+    rule.gate = parsed_setting(environment::k_gate, "shut or checked", model::parse_gate_mode);
+    if (const auto limit = parsed_setting(environment::k_touch_limit, "a number of milliseconds",
+                                          parse_count<Milliseconds::rep>))
+        rule.limit = Milliseconds(*limit);
+    const auto releases = parsed_setting(environment::k_release_gil, "1 or 0", parse_switch);
+    gate::Gate::instance().set_releases_python_lock(releases.value_or(true));
 }
 
 /// Says once that work in a context of the program's own cannot be waited for.

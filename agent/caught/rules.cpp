@@ -7,13 +7,14 @@
 #include "model/capture_rules.hpp"
 #include "model/environment.hpp"
 #include "scope.hpp"
+#include "settings.hpp"
 
 #include <dlfcn.h>
 #include <execinfo.h>
 
 #include <array>
-#include <charconv>
-#include <cstdlib>
+#include <optional>
+#include <string>
 #include <string_view>
 
 namespace gpu_sleep::agent::caught {
@@ -25,17 +26,17 @@ struct Settings {
     model::CaptureRules rules;
 };
 
-std::string_view variable(const char* name) {
-    const char* value = std::getenv(name);
-    return value ? value : "";
-}
-
 Settings read_settings() {
     Settings settings;
-    const auto least = variable(model::environment::k_min_size);
-    std::from_chars(least.data(), least.data() + least.size(), settings.least);
-    if (const auto tag = variable(model::environment::k_tag); model::is_valid_tag(tag)) settings.tag = tag;
-    if (const auto text = variable(model::environment::k_rules); !text.empty()) {
+    const auto parse_tag = [](std::string_view text) {
+        return model::is_valid_tag(text) ? std::optional(text) : std::nullopt;
+    };
+    settings.least =
+        parsed_setting(model::environment::k_min_size, "a number of bytes", parse_count<Bytes>).value_or(0);
+    if (const auto tag = parsed_setting(model::environment::k_tag,
+                                        "a tag: 1 to 64 letters, digits, '_', '-', '.' or ':'", parse_tag))
+        settings.tag = *tag;
+    if (const auto text = setting(model::environment::k_rules); !text.empty()) {
         auto rules = model::CaptureRules::parse(text);
         if (rules)
             settings.rules = *std::move(rules);

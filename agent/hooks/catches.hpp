@@ -12,4 +12,7 @@ namespace gpu_sleep::hooks {
 /// From here on every hook only passes calls on: in a child of fork(), where CUDA does not work.
 void stop_catching() noexcept;
 
+/// Says once, when the program turns to CUDA, that what its environment says of catching makes no sense.
+void check_setting() noexcept;
+
 } // namespace gpu_sleep::hooks

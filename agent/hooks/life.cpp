@@ -13,6 +13,7 @@ using gate::Passage;
 using gate::Touch;
 
 CUresult cuInit(unsigned flags) {
+    check_setting();
     const auto status = real<Entry::cuInit>()(flags);
     if (status == CUDA_SUCCESS && catches()) agent::caught::start();
     return status;

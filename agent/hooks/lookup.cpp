@@ -5,11 +5,12 @@
 #include "base/symbols.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/forward.hpp"
+#include "model/environment.hpp"
+#include "settings.hpp"
 
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 
@@ -79,7 +80,7 @@ const Table* table() noexcept {
 }
 
 /// Made at the first question, which may come before this library's own constructors have run.
-enum class Decision : int { unknown, off, on };
+enum class Decision : int { unknown, off, on, misspelt };
 constinit std::atomic<Decision> g_decision{Decision::unknown};
 
 /// Stands for each function that the driver lacks: a program may be linked to one weakly, and gets ours.
@@ -95,16 +96,27 @@ bool is_ours(const void* address) noexcept {
            here.dli_fbase == there.dli_fbase;
 }
 
+bool is_name(const char* name, const char* wanted) noexcept {
+    return std::strcmp(name, wanted) == 0;
+}
+
 } // namespace
 
 bool catches() noexcept {
     auto decision = g_decision.load(std::memory_order_relaxed);
     if (decision == Decision::unknown) {
-        const char* wanted = std::getenv("GPU_SLEEP_CAPTURE");
-        decision = wanted && std::strcmp(wanted, "1") == 0 ? Decision::on : Decision::off;
+        const auto text = agent::setting(model::environment::k_capture);
+        const auto wanted = agent::parse_switch(text.empty() ? "0" : text);
+        decision = !wanted ? Decision::misspelt : *wanted ? Decision::on : Decision::off;
         g_decision.store(decision, std::memory_order_relaxed);
     }
     return decision == Decision::on;
+}
+
+void check_setting() noexcept {
+    auto decision = Decision::misspelt;
+    if (catches() || !g_decision.compare_exchange_strong(decision, Decision::off)) return;
+    agent::refuse_setting(model::environment::k_capture, "1 or 0");
 }
 
 void stop_catching() noexcept {
@@ -156,6 +168,7 @@ __attribute__((visibility("hidden"), used)) Answer gpu_sleep_look_up(void* handl
                                                                      const char* name) noexcept {
     constexpr Answer k_ask_the_real_one{nullptr, 0};
     if (!gpu_sleep_real_dlsym) gpu_sleep_find_real_dlsym();
+    if (!catches() && (is_name(name, "cuInit") || is_name(name, "cuGetProcAddress_v2"))) check_setting();
     if (!catches() || !gpu_sleep_real_dlsym) return k_ask_the_real_one;
     void* const address = gpu_sleep_real_dlsym(handle, name);
     if (!address) return k_ask_the_real_one;

@@ -109,6 +109,29 @@ double median(std::vector<double> values) {
 
 } // namespace
 
+TEST_CASE("Run: a setting of the environment that makes no sense is named once, and not followed", "[run]") {
+    const auto start = [](Arguments settings) {
+        settings.push_back("LD_PRELOAD=" + agent_file());
+        return run({{command_file("safety_program"), "end"}, environment_for_others(std::move(settings))});
+    };
+    const auto right = start({"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake", "GPU_SLEEP_TOUCH_LIMIT=100",
+                              "GPU_SLEEP_MIN_SIZE=1", "GPU_SLEEP_TAG=weights", "GPU_SLEEP_GATE=checked",
+                              "GPU_SLEEP_RELEASE_GIL=0", "GPU_SLEEP_RULES="});
+    CHECK(right.status == 7); // its own
+    CHECK(right.err.empty());
+    const std::vector<std::pair<std::string, std::string>> wrong{
+        {"ON_TOUCH", "foo"},  {"TOUCH_LIMIT", "-1"}, {"TOUCH_LIMIT", "5s"},  {"MIN_SIZE", "abc"},
+        {"TAG", "bad tag,x"}, {"GATE", "zzz"},       {"RELEASE_GIL", "yes"}, {"CAPTURE", "true"}};
+    for (const auto& [name, value] : wrong) {
+        const auto variable = "GPU_SLEEP_" + name;
+        const auto done = start({variable + "=" + value, "GPU_SLEEP_CAPTURE=1"}); // the first counts
+        INFO(variable << ": " << done.err);
+        CHECK(done.status == 7);
+        CHECK_THAT(done.err, mentions(variable + " is not followed: '" + value + "' is not "));
+        CHECK(std::count(done.err.begin(), done.err.end(), '\n') == 1);
+    }
+}
+
 TEST_CASE("Run: the options are the agent's environment", "[run]") {
     const auto plain = environment_after({});
     CHECK(value_in(plain, "LD_PRELOAD") == agent_file());

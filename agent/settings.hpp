@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reading the environment's settings: one that makes no sense is named, and its default applies.
+
+#pragma once
+
+#include "base/log.hpp"
+
+#include <charconv>
+#include <concepts>
+#include <cstdlib>
+#include <optional>
+#include <string_view>
+
+namespace gpu_sleep::agent {
+
+/// The value of a variable; empty when it is not set.
+inline std::string_view setting(const char* name) noexcept {
+    const char* value = std::getenv(name);
+    return value ? value : "";
+}
+
+/// Says that the setting is not followed, for its value is not one of those `allowed`. Called once for each.
+inline void refuse_setting(const char* name, std::string_view allowed) noexcept {
+    log::error("{} is not followed: '{}' is not {}", name, setting(name), allowed);
+}
+
+/// What `parse` makes of a setting. Nothing when it is not set, or refused.
+template <class Parse>
+auto parsed_setting(const char* name, std::string_view allowed, Parse&& parse)
+    -> decltype(parse(std::string_view())) {
+    const auto text = setting(name);
+    if (text.empty()) return std::nullopt;
+    auto value = parse(text);
+    if (!value) refuse_setting(name, allowed);
+    return value;
+}
+
+/// A whole number, from 0 on.
+template <std::integral Number>
+std::optional<Number> parse_count(std::string_view text) noexcept {
+    Number number = 0;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
+    const bool is_whole = failure == std::errc{} && end == text.data() + text.size() && number >= 0;
+    return is_whole ? std::optional(number) : std::nullopt;
+}
+
+/// "1" or "0".
+inline std::optional<bool> parse_switch(std::string_view text) noexcept {
+    return text == "1" || text == "0" ? std::optional(text == "1") : std::nullopt;
+}
+
+} // namespace gpu_sleep::agent
