@@ -20,28 +20,34 @@
 namespace gpu_sleep::agent::server {
 namespace {
 
-/// Opens `path` as a private directory of this user, made if it is missing.
+/// Opens `path` as a private directory of this user, made if it is missing. Errors: not_permitted (somebody
+/// else has taken the name), io_failed.
 Result<UniqueFd> open_private_directory(const std::string& path) {
     if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
         return errno_error(ErrorCode::io_failed, errno, "mkdir", path);
     UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     struct stat status {};
-    if (!directory || ::fstat(directory.get(), &status) != 0)
-        return errno_error(ErrorCode::not_permitted, errno, "open", path);
+    if (!directory || ::fstat(directory.get(), &status) != 0) {
+        const bool is_taken = errno == ELOOP || errno == ENOTDIR || errno == EACCES;
+        return errno_error(is_taken ? ErrorCode::not_permitted : ErrorCode::io_failed, errno, "open", path);
+    }
     if (status.st_uid != ::geteuid() || (status.st_mode & 077) != 0)
         return make_error(ErrorCode::not_permitted, "{} belongs to somebody else or is open to others", path);
     return directory;
 }
 
-/// Somebody may have taken the name first, out of malice or by accident: numbered names follow it.
-Result<UniqueFd> open_agent_directory(std::string& path) {
+/// Somebody may have taken the name first, out of malice or by accident: numbered names follow it. Any other
+/// trouble would be the same with each of them.
+Result<UniqueFd> open_agent_directory(std::string& path, bool& is_numbered) {
     constexpr int k_tries = 10;
     const auto name = agent_directory(::geteuid());
     path = name;
     auto directory = open_private_directory(path);
-    for (int i = 1; i < k_tries && !directory; ++i) {
+    const auto is_taken = [&] { return !directory && directory.error().code == ErrorCode::not_permitted; };
+    for (int i = 1; i < k_tries && is_taken(); ++i) {
         path = fmt::format("{}.{}", name, i);
         directory = open_private_directory(path);
+        is_numbered = true;
     }
     return directory;
 }
@@ -91,7 +97,8 @@ void remove_stale_sockets(int directory, const std::string& path) {
 
 Result<void> Endpoint::open() {
     std::string directory_path;
-    const auto directory = open_agent_directory(directory_path);
+    bool is_numbered = false;
+    const auto directory = open_agent_directory(directory_path, is_numbered);
     if (!directory) return directory.error();
     remove_stale_sockets(directory->get(), directory_path);
     const auto started = own_start_time();
@@ -112,6 +119,7 @@ Result<void> Endpoint::open() {
         return errno_error(ErrorCode::io_failed, errno, "listen", path_);
     device_ = status.st_dev;
     inode_ = status.st_ino;
+    numbered_directory_ = is_numbered ? std::move(directory_path) : std::string();
     socket_ = HeldSocket(*std::move(socket));
     return {};
 }
@@ -123,7 +131,9 @@ bool Endpoint::is_in_place() const {
 }
 
 void Endpoint::remove() const noexcept {
-    if (socket_.get() >= 0) ::unlink(path_.c_str());
+    if (socket_.get() < 0) return;
+    ::unlink(path_.c_str());
+    if (!numbered_directory_.empty()) ::rmdir(numbered_directory_.c_str()); // which stays if others are in it
 }
 
 void Endpoint::close_in_child() const noexcept {

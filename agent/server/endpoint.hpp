@@ -31,7 +31,8 @@ public:
     /// Whether it is, and the file that names the socket is still there: /tmp is cleaned by others.
     [[nodiscard]] bool is_in_place() const;
 
-    /// Removes the file. At the end of the process; async-signal-safe.
+    /// Removes the file, and the directory if its name has a number and it is empty now. At the end of the
+    /// process; async-signal-safe.
     void remove() const noexcept;
     /// Closes the descriptor in a child. Async-signal-safe.
     void close_in_child() const noexcept;
@@ -39,7 +40,8 @@ public:
 private:
     HeldSocket socket_;
     std::string path_;
-    dev_t device_ = 0; ///< identity of the file that we made
+    std::string numbered_directory_; ///< the socket's, if its name has a number
+    dev_t device_ = 0;               ///< identity of the file that we made
     ino_t inode_ = 0;
 };
 

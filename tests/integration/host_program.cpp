@@ -3,6 +3,7 @@
 // The program that the integration tests command and put to sleep. It knows nothing of the commands that act
 // on it.
 
+#include "base/fd.hpp"
 #include "host_callbacks.hpp"
 #include "host_gpu.hpp"
 #include "host_reads.hpp"
@@ -24,6 +25,8 @@
 #include <deque>
 #include <map>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace gpu_sleep::test {
 namespace {
@@ -265,6 +268,17 @@ Answer check_usurped(Words&) {
     return std::string("unharmed");
 }
 
+std::vector<UniqueFd> g_used; ///< descriptors
+
+/// Until there are none left.
+Answer use_descriptors(Words&) {
+    for (;;) {
+        UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+        if (!file) return std::to_string(g_used.size());
+        g_used.push_back(std::move(file));
+    }
+}
+
 Answer block_signals(Words&) {
     std::signal(SIGUSR1, [](int) { ++g_signals; });
     sigset_t set;
@@ -336,6 +350,12 @@ const Commands& commands() {
         {"exit", [](Words& w) -> Answer { std::exit(next<int>(w)); }},
         {"usurp_sockets", usurp_sockets},
         {"usurped", check_usurped},
+        {"use_descriptors", use_descriptors},
+        {"leave_descriptors",
+         [](Words&) {
+             g_used.clear();
+             return Answer(std::string());
+         }},
         {"block", block_signals},
         {"unblock", unblock_signals},
         {"signals", [](Words&) { return Answer(std::to_string(g_signals)); }},

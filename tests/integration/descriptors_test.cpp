@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Programs that have used up their descriptors, and the places in /tmp that the agent makes and leaves.
+
+#include "host.hpp"
+#include "mentions.hpp"
+#include "support/skip.hpp"
+
+#include "base/process.hpp"
+
+#include <sys/resource.h>
+
+#include <filesystem>
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// `script` in a mount namespace with an empty /tmp, as its root; $0 is the host program.
+Launch with_empty_tmp(const std::string& script) {
+    return {{"unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
+             "mount -t tmpfs none /tmp && " + script, command_file("integration_host")}};
+}
+
+/// Whether a test may make namespaces, and finds its programs in them; else it is skipped.
+bool has_empty_tmp() {
+    const bool has = run(with_empty_tmp("test -x \"$0\"")).status == 0;
+    if (!has) skip_without_right("make namespaces in which the build is seen");
+    return has;
+}
+
+/// While it lives, the host has no descriptor left.
+class AllUsed {
+public:
+    explicit AllUsed(Host& host) : host_(host) {
+        constexpr rlim_t k_few = 64;
+        REQUIRE(::prlimit(host_.pid(), RLIMIT_NOFILE, nullptr, &before_) == 0);
+        const rlimit limit{k_few, before_.rlim_max};
+        REQUIRE(::prlimit(host_.pid(), RLIMIT_NOFILE, &limit, nullptr) == 0);
+        host_.tell("use_descriptors");
+        pause_for(Milliseconds(200)); // the last command's connection is closed after its answer
+        host_.tell("use_descriptors");
+    }
+    AllUsed(const AllUsed&) = delete;
+    AllUsed& operator=(const AllUsed&) = delete;
+    ~AllUsed() {
+        ::prlimit(host_.pid(), RLIMIT_NOFILE, &before_, nullptr);
+        host_.tell("leave_descriptors");
+    }
+
+private:
+    Host& host_;
+    rlimit before_{};
+};
+
+} // namespace
+
+TEST_CASE("Descriptors: a program that has none left at its first use of CUDA is under control once it has",
+          "[descriptors]") {
+    if (!has_empty_tmp()) return;
+    Host host(with_empty_tmp("exec \"$0\""));
+    CHECK(host.tell("asleep") == "0"); // it runs
+    {
+        const AllUsed used(host);
+        static_cast<void>(host.ask("alloc weights 4194304 0")); // the simulated driver needs one, too
+        const auto tmp = fmt::format("/proc/{}/root/tmp", host.pid());
+        for (const auto& entry : fs::directory_iterator(tmp))
+            CHECK(entry.path().filename() == fs::path(agent_directory(0)).filename());
+        CHECK_THAT(host.process().errors(), mentions("Too many open files"));
+    }
+    host.tell("alloc weights 4194304 0");
+    CHECK(becomes_true([&] { return host.command("gpu-sleep").status == 0; }, Milliseconds(10'000)));
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Descriptors: a directory with a number is gone with the last socket in it", "[descriptors]") {
+    if (!has_empty_tmp()) return;
+    const auto ended = run(with_empty_tmp("mkdir -m 755 /tmp/gpu-sleep-0 && { echo 'alloc weights 4096 0'; "
+                                          "until [ -e /tmp/gpu-sleep-0.1/*.sock ]; do sleep 0.02; done; } | "
+                                          "\"$0\"; ls /tmp"));
+    INFO(ended.err);
+    CHECK(ended.status == 0);
+    CHECK_THAT(ended.out, mentions("gpu-sleep-0\n"));
+    CHECK_THAT(ended.out, !mentions("gpu-sleep-0.1"));
+}
