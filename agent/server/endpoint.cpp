@@ -120,7 +120,9 @@ Result<void> Endpoint::open() {
     device_ = status.st_dev;
     inode_ = status.st_ino;
     numbered_directory_ = is_numbered ? std::move(directory_path) : std::string();
+    spare_ = HeldSocket(); // of the socket that was
     socket_ = HeldSocket(*std::move(socket));
+    keep_spare();
     return {};
 }
 
@@ -136,8 +138,22 @@ void Endpoint::remove() const noexcept {
     if (!numbered_directory_.empty()) ::rmdir(numbered_directory_.c_str()); // which stays if others are in it
 }
 
+UniqueFd Endpoint::accept() noexcept {
+    constexpr int k_tries = 4; // the program's threads want what is given up, too
+    for (int i = 1;; ++i) {
+        UniqueFd connection(::accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (connection || (errno != EMFILE && errno != ENFILE) || i == k_tries) return connection;
+        spare_ = HeldSocket();
+    }
+}
+
+void Endpoint::keep_spare() noexcept {
+    if (is_held() && !spare_.is_held()) spare_ = HeldSocket(UniqueFd(::fcntl(fd(), F_DUPFD_CLOEXEC, 0)));
+}
+
 void Endpoint::close_in_child() const noexcept {
-    if (is_held()) ::close(socket_.get());
+    for (const auto* each : {&socket_, &spare_})
+        if (each->is_held()) ::close(each->get());
 }
 
 } // namespace gpu_sleep::agent::server

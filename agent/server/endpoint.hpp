@@ -31,14 +31,22 @@ public:
     /// Whether it is, and the file that names the socket is still there: /tmp is cleaned by others.
     [[nodiscard]] bool is_in_place() const;
 
+    /// Accepts the next connection in line. Where the process has no descriptors left, a spare one is given
+    /// up for it. Empty, with errno set as by accept(2), when there is none, or no room for it.
+    [[nodiscard]] UniqueFd accept() noexcept;
+    [[nodiscard]] bool has_spare() const noexcept { return spare_.get() >= 0; }
+    /// Has a spare descriptor again, if one can be had.
+    void keep_spare() noexcept;
+
     /// Removes the file, and the directory if its name has a number and it is empty now. At the end of the
     /// process; async-signal-safe.
     void remove() const noexcept;
-    /// Closes the descriptor in a child. Async-signal-safe.
+    /// Closes the descriptors in a child. Async-signal-safe.
     void close_in_child() const noexcept;
 
 private:
     HeldSocket socket_;
+    HeldSocket spare_; ///< the same socket once more: who waits at the gate may hold all other descriptors
     std::string path_;
     std::string numbered_directory_; ///< the socket's, if its name has a number
     dev_t device_ = 0;               ///< identity of the file that we made

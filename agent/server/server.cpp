@@ -25,6 +25,7 @@ constexpr Milliseconds k_request_limit{10'000}; ///< for a command to send its r
 constexpr Milliseconds k_tick{2'000};           ///< how often the socket's file is looked for
 constexpr Milliseconds k_shortage_pause{100};
 constexpr Milliseconds k_look_at_jobs{100};
+constexpr Milliseconds k_silence{1'000}; ///< after which a connection makes room where there is none
 
 } // namespace
 
@@ -175,6 +176,7 @@ void Server::listen_for_ever() {
 
 void Server::listen_once(Clock::time_point& next_look) {
     if (endpoint_.fd() >= 0 && !endpoint_.is_held()) keep_in_place();
+    endpoint_.keep_spare();
     std::vector<pollfd> polled{
         {endpoint_.is_held() ? endpoint_.fd() : -1, POLLIN, 0}}; // a negative descriptor is passed over
     for (const auto& connection : connections_) polled.push_back({connection->fd(), POLLIN, 0});
@@ -196,13 +198,23 @@ void Server::listen_once(Clock::time_point& next_look) {
     if (ready > 0 && polled[0].revents != 0 && endpoint_.is_held()) accept_all();
 }
 
+void Server::make_room() {
+    if (connections_.empty() || Clock::now() - connections_.front()->since() < k_silence)
+        return std::this_thread::sleep_for(k_shortage_pause); // those in line stay there
+    const auto silent = std::move(connections_.front());
+    connections_.erase(connections_.begin());
+    silent->answer(
+        model::Failure{make_error(ErrorCode::timed_out,
+                                  "no request came, and the process has no descriptor left for others"),
+                       operations_.state()});
+}
+
 void Server::accept_all() {
     for (;;) {
-        UniqueFd socket(::accept4(endpoint_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+        auto socket = endpoint_.accept();
         if (!socket) {
             if (errno == EINTR || errno == ECONNABORTED) continue;
-            // Out of descriptors or memory: the connection stays in line, so look again only after a while.
-            if (errno != EAGAIN && errno != EWOULDBLOCK) std::this_thread::sleep_for(k_shortage_pause);
+            if (errno != EAGAIN && errno != EWOULDBLOCK) make_room();
             return;
         }
         // Who has been silent for longest makes room: otherwise silent peers could keep everybody out.
@@ -212,6 +224,7 @@ void Server::accept_all() {
             connections_.push_back(*std::move(connection));
         else
             log::warning("refused: {}", connection.error().message);
+        if (!endpoint_.has_spare()) return; // nor a descriptor for another: each in its turn
     }
 }
 

@@ -84,6 +84,8 @@ private:
     void operate_for_ever();
     void keep_in_place();
     void accept_all();
+    /// Where there are no descriptors, or no memory, for those in line.
+    void make_room();
     /// Reads and acts. False when the connection is finished with, or has gone to the operations thread.
     [[nodiscard]] bool attend(std::unique_ptr<Connection>& connection);
     void enqueue(Job job);

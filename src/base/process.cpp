@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <fstream>
 #include <sstream>
@@ -20,10 +21,20 @@ bool parse_number(std::string_view text, T& value) {
     return failure == std::errc{} && end == text.data() + text.size();
 }
 
+/// The first line of a file, or nothing, with errno set.
 std::optional<std::string> first_line(const std::filesystem::path& path) {
+    errno = 0;
     std::ifstream file(path);
     std::string line;
     return std::getline(file, line) ? std::optional(std::move(line)) : std::nullopt;
+}
+
+bool is_shortage(int number) noexcept {
+    return number == EMFILE || number == ENFILE || number == ENOMEM;
+}
+
+Error cannot_read(const std::filesystem::path& file) {
+    return errno_error(ErrorCode::io_failed, errno, "open", "cannot read " + file.string());
 }
 
 Result<std::uint64_t> start_time_in(const std::string& stat_line, std::string_view process) {
@@ -63,6 +74,7 @@ std::optional<ProcessIdentity> parse_agent_socket_name(std::string_view name) {
 
 Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc) {
     auto line = first_line(proc / std::to_string(pid) / "stat");
+    if (!line && is_shortage(errno)) return cannot_read(proc / std::to_string(pid) / "stat");
     if (!line) return make_error(ErrorCode::no_process, "there is no process {}", pid);
     return start_time_in(*line, std::to_string(pid));
 }
@@ -94,7 +106,7 @@ std::uint64_t pid_namespace(const std::filesystem::path& proc) {
 
 Result<std::uint64_t> own_start_time(const std::filesystem::path& proc) {
     auto line = first_line(proc / "self" / "stat");
-    if (!line) return make_error(ErrorCode::io_failed, "cannot read {}/self/stat", proc.string());
+    if (!line) return cannot_read(proc / "self" / "stat");
     return start_time_in(*line, "self");
 }
 

@@ -9,6 +9,8 @@
 #include "base/process.hpp"
 
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include <filesystem>
 #include <string>
@@ -76,6 +78,38 @@ TEST_CASE("Descriptors: a program that has none left at its first use of CUDA is
     CHECK(becomes_true([&] { return host.command("gpu-sleep").status == 0; }, Milliseconds(10'000)));
     CHECK(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Descriptors: a sleeping program that has none left is asked and told", "[descriptors]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    for (int i = 0; i < 3; ++i) { // the agent has a spare one again each time
+        REQUIRE(host.command("gpu-sleep").status == 0);
+        const AllUsed used(host);
+        CHECK(host.state() == "asleep");
+        // The simulated driver may need one for memory: then it is the wake that fails, not the asking.
+        const auto woken = host.command("gpu-wake", {"--timeout", "8s"});
+        INFO(woken.err);
+        CHECK((woken.status == 0 || woken.err.find("OUT_OF_MEMORY") != std::string::npos));
+        CHECK(host.state() == (woken.status == 0 ? "awake" : "asleep"));
+    }
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Descriptors: who connects and says nothing keeps nobody out where there are none left",
+          "[descriptors]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    const AllUsed used(host);
+    const UniqueFd silent(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    socket_file(host.pid()).copy(address.sun_path, sizeof address.sun_path - 1);
+    REQUIRE(::connect(silent.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    CHECK(becomes_true([&] { return host.state() == "awake"; }));
+    char answer = 0;
+    CHECK(::recv(silent.get(), &answer, 1, 0) == 1); // why it has to go
 }
 
 TEST_CASE("Descriptors: a directory with a number is gone with the last socket in it", "[descriptors]") {
