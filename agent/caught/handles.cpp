@@ -47,6 +47,7 @@ void release_if_unused(const Agent::Memory& memory, Handles& all, std::uint64_t 
 Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
               unsigned long long flags) noexcept {
     return answered([&]() -> Answer {
+        start_again();
         const auto with = memory();
         if (!with || !handle || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
             properties->location.id < 0 || properties->location.id >= driver::k_max_devices)

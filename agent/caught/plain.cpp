@@ -90,6 +90,7 @@ void note_work_on(const Agent::Memory& memory, int device, PendingWork& work) {
 
 Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
     return answered([&]() -> Answer {
+        start_again();
         const auto with = memory();
         if (!with || !address || bytes == 0) return std::nullopt;
         free_waiting();

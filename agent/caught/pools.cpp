@@ -154,6 +154,7 @@ bool free_in_order(const Agent::Memory& memory, const Known& allocation, const S
 Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
                       CUstream stream, bool per_thread, Left& left) noexcept {
     return answered([&]() -> Answer {
+        start_again();
         const auto with = memory();
         if (!with || !address || bytes == 0) return std::nullopt;
         const auto key = key_of(*with, stream, per_thread);

@@ -4,15 +4,40 @@
 
 #include "caught/state.hpp"
 
+#include <atomic>
+#include <chrono>
 #include <mutex>
 
 namespace gpu_sleep::agent::caught {
 
+namespace {
+
+constexpr Clock::duration k_start_again = std::chrono::seconds(3);
+
+/// When a start that failed is to be tried again, on the clock; 0 when none failed.
+std::atomic<Clock::rep> g_next_start{0};
+
+} // namespace
+
 void start() noexcept {
-    noted([] {
-        auto started = Agent::instance().start();
-        if (!started) log::debug("the agent does not run: {}", started.error().message);
-    });
+    const auto started = guarded([] { return Agent::instance().start(); });
+    if (started) {
+        if (g_next_start.exchange(0) != 0) log::warning("from here on the process can be put to sleep");
+        return;
+    }
+    const auto next = (Clock::now() + k_start_again).time_since_epoch().count();
+    if (g_next_start.exchange(next) == 0)
+        log::error("this process cannot be put to sleep yet: {}; it is tried again as memory is allocated",
+                   started.error().message);
+}
+
+void start_again() noexcept {
+    auto next = g_next_start.load(std::memory_order_relaxed);
+    const auto now = Clock::now().time_since_epoch();
+    // One thread at a time, whatever comes of it.
+    if (next != 0 && now.count() >= next &&
+        g_next_start.compare_exchange_strong(next, (now + k_start_again).count()))
+        start();
 }
 
 std::optional<Agent::Memory> memory() noexcept {

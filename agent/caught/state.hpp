@@ -15,6 +15,9 @@
 
 namespace gpu_sleep::agent::caught {
 
+/// Before an allocation: starts the agent where that failed some seconds ago, or longer.
+void start_again() noexcept;
+
 /// The running agent's memory; nothing before CUDA is in use, or when the process is ending.
 [[nodiscard]] std::optional<Agent::Memory> memory() noexcept;
 

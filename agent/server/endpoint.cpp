@@ -138,6 +138,12 @@ void Endpoint::remove() const noexcept {
     if (!numbered_directory_.empty()) ::rmdir(numbered_directory_.c_str()); // which stays if others are in it
 }
 
+void Endpoint::shut() noexcept {
+    remove();
+    spare_ = HeldSocket();
+    socket_ = HeldSocket();
+}
+
 UniqueFd Endpoint::accept() noexcept {
     constexpr int k_tries = 4; // the program's threads want what is given up, too
     for (int i = 1;; ++i) {

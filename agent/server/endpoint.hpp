@@ -41,6 +41,8 @@ public:
     /// Removes the file, and the directory if its name has a number and it is empty now. At the end of the
     /// process; async-signal-safe.
     void remove() const noexcept;
+    /// The same, and stops listening: nobody is there to answer.
+    void shut() noexcept;
     /// Closes the descriptors in a child. Async-signal-safe.
     void close_in_child() const noexcept;
 

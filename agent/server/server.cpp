@@ -47,9 +47,14 @@ Result<void> Server::start() {
     if (auto opened = endpoint_.open(); !opened)
         log::error("this process cannot be controlled from outside: {}", opened.error().message);
     const std::lock_guard lock(thread_mutex_);
-    auto listening = start_quiet_thread(is_renamed_ ? k_control_thread_renamed : k_control_thread,
-                                        [this] { listen_for_ever(); });
-    if (!listening) return std::move(listening).error();
+    auto listening = guarded([this] {
+        return start_quiet_thread(is_renamed_ ? k_control_thread_renamed : k_control_thread,
+                                  [this] { listen_for_ever(); });
+    });
+    if (!listening) {
+        endpoint_.shut(); // commands would wait for an answer
+        return std::move(listening).error();
+    }
     listener_ = listening->native_handle();
     listening->detach();
     return {};

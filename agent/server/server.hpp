@@ -50,7 +50,8 @@ class Server {
 public:
     explicit Server(Operations& operations) noexcept : operations_(operations) {}
 
-    /// Starts the threads. Without a socket (logged) only post() works. Errors: internal (no thread).
+    /// Starts the threads. Without a socket (logged) only post() works. Errors: out_of_threads: it
+    /// may be tried again, and there is no socket until then.
     [[nodiscard]] Result<void> start();
 
     /// Runs `operation` on the operations thread and waits for it. Thread-safe.

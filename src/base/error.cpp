@@ -55,6 +55,8 @@ constexpr std::array k_errors = {
                 "stop that library's work yourself, then use gpu-sleep --force"},
     ErrorTraits{ErrorCode::out_of_disk, "out_of_disk", no_host_memory, failed_asleep,
                 "free disk space, or name another directory"},
+    ErrorTraits{ErrorCode::out_of_threads, "out_of_threads", failed_awake, failed_asleep,
+                "its user or its control group has as many threads as it may: ulimit -u, pids.max"},
 };
 
 } // namespace

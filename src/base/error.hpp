@@ -36,6 +36,7 @@ enum class ErrorCode : std::uint16_t {
     context_lost = 21,
     unseen_library = 22,
     out_of_disk = 23,
+    out_of_threads = 24,
 };
 
 /// Exit statuses of every command; DESIGN of the command line in README.md, "Exit status".

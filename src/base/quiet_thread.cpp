@@ -41,7 +41,7 @@ Result<std::thread> start_quiet_thread(const char* name, std::function<void()> b
         pthread_setname_np(thread.native_handle(), name);
         return thread;
     } catch (const std::system_error& failure) {
-        return make_error(ErrorCode::internal, "cannot start a thread: {}", failure.what());
+        return make_error(ErrorCode::out_of_threads, "cannot start a thread: {}", failure.what());
     }
 }
 

@@ -156,8 +156,7 @@ Result<std::unique_ptr<ArenaPreparer>> ArenaPreparer::start(std::vector<HostAren
     preparer->threads_.reserve(most); // a thread that is started has a place
     for (std::size_t i = 0; i < most; ++i) {
         auto thread = start_quiet_thread("gpu-sleep-fill", [raw = preparer.get()] { raw->work(); });
-        if (!thread && preparer->threads_.empty())
-            return make_error(ErrorCode::out_of_host_memory, "{}", thread.error().message);
+        if (!thread && preparer->threads_.empty()) return std::move(thread).error();
         if (!thread) break; // fewer do the same work
         preparer->threads_.push_back(*std::move(thread));
     }

@@ -80,7 +80,7 @@ public:
         static_cast<void>(s_handed_over.load(std::memory_order_acquire));
         queue->is_open_ = true;
         auto thread = start_quiet_thread("gpu-sleep-file", [raw = queue.get()] { raw->reap(); });
-        if (!thread) return make_error(ErrorCode::out_of_host_memory, "{}", thread.error().message);
+        if (!thread) return std::move(thread).error();
         queue->reaper_ = *std::move(thread);
         return std::unique_ptr<IoQueue>(std::move(queue));
     }

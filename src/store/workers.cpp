@@ -15,7 +15,7 @@ Result<std::unique_ptr<Workers>> Workers::start(const char* name, unsigned threa
     workers->threads_.reserve(threads); // a thread that is started has a place
     for (std::size_t i = 0; i < threads; ++i) {
         auto thread = start_quiet_thread(name, [raw = workers.get(), i] { raw->work(i); });
-        if (!thread && i == 0) return make_error(ErrorCode::out_of_host_memory, "{}", thread.error().message);
+        if (!thread && i == 0) return std::move(thread).error();
         if (!thread) break; // fewer do the same work
         workers->threads_.push_back(*std::move(thread));
     }

@@ -23,7 +23,7 @@ public:
     using Job = std::function<void(std::size_t worker)>;
 
     /// Starts as many threads as can be had, up to `threads`. `name` has at most 15 characters. Errors:
-    /// out_of_host_memory (not one could be started).
+    /// out_of_threads (not one could be started).
     [[nodiscard]] static Result<std::unique_ptr<Workers>> start(const char* name, unsigned threads);
 
     Workers(const Workers&) = delete;

@@ -227,7 +227,7 @@ TEST_CASE("Arena preparer: without a single thread it cannot start", "[host_aren
     const auto result = prepare_under({{__NR_clone3, EAGAIN}, {__NR_clone, EAGAIN}});
     if (!result) return;
     REQUIRE_FALSE(*result);
-    CHECK(result->error().code == ErrorCode::out_of_host_memory);
+    CHECK(result->error().code == ErrorCode::out_of_threads);
 }
 
 TEST_CASE("Arena preparer: its threads have a name and take no signals", "[host_arena]") {
