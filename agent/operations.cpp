@@ -229,9 +229,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     if (done && (is_quiet || request.dry_run)) done = attempt(request);
     // What the last wake left to be given back, or was freed since, may be what is missing.
     bool has_given = false;
-    noted([&] {
-        has_given = (is_short() && give_back_all()) || (is_short_of_disk() && give_back_files());
-    });
+    noted([&] { has_given = (is_short() && give_back_all()) || (is_short_of_disk() && give_back_files()); });
     if (has_given) done = attempt(request);
     std::optional<model::SleepRequest> spilled;
     if (is_short() && request.spill) {

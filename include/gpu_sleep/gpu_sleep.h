@@ -206,10 +206,10 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_resume(void);
  * means 30 seconds. On return the memory is released, and no GPU work may touch it until it is awake, by
  * whichever library: unlike `gpu-sleep` without --force, this does not refuse where use of the GPU cannot be
  * seen. Work on memory that is awake goes on, as gpu_sleep_set_separable() has it. Already asleep: OK.
- * Errors: INVALID_ARGUMENT (another level), UNKNOWN_TAG, REFUSED (by a callback, or called by one or for one),
- * TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY (for the agent's own checksums),
- * DRIVER, NO_DRIVER, CONTEXT_LOST; after each of them the memory is awake and unchanged. Source: CUDA Driver
- * API, cuMemUnmap, cuMemRelease. */
+ * Errors: INVALID_ARGUMENT (another level), UNKNOWN_TAG, REFUSED (by a callback, or called by one or for
+ * one), TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY (for the agent's own
+ * checksums), DRIVER, NO_DRIVER, CONTEXT_LOST; after each of them the memory is awake and unchanged. Source:
+ * CUDA Driver API, cuMemUnmap, cuMemRelease. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms);
 
 /** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short;

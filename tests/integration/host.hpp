@@ -5,6 +5,7 @@
 #pragma once
 
 #include "process.hpp"
+#include "support/sanitized.hpp"
 
 namespace gpu_sleep::test {
 
@@ -55,20 +56,5 @@ private:
 
 /// The file of the socket of `process`, in the agent directory of this user.
 [[nodiscard]] std::string socket_file(pid_t process);
-
-/// Whether the tests and the programs they start are built with a sanitizer, which takes memory and time.
-[[nodiscard]] constexpr bool is_sanitized() noexcept {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    return true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-    return true;
-#else
-    return false;
-#endif
-#else
-    return false;
-#endif
-}
 
 } // namespace gpu_sleep::test

@@ -4,6 +4,8 @@
 // own, for it has an operator new of its own.
 
 #include "base/guard.hpp"
+#include "support/sanitized.hpp"
+#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
 #include <malloc.h>
@@ -107,8 +109,7 @@ SnapshotWriteOptions write_options(IoKind io) {
     return options;
 }
 
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33) && !defined(__SANITIZE_ADDRESS__) &&                         \
-    !defined(__SANITIZE_THREAD__)
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
 #define GPU_SLEEP_HAVE_MALLINFO
 /// Whether the allocator maps a block of this size for itself, and so gives it back when it is freed.
 bool is_mapped_for_itself(std::size_t bytes) {
@@ -124,6 +125,7 @@ bool is_mapped_for_itself(std::size_t bytes) {
 
 #ifdef GPU_SLEEP_HAVE_MALLINFO
 TEST_CASE("Snapshots: large buffers are not the allocator's, which would keep such for good", "[store]") {
+    if (test::is_sanitized()) return test::skip("a sanitizer has an allocator of its own");
     const TemporaryDirectory directory;
     Contents contents;
     SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};

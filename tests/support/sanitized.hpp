@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Whether a sanitizer looks on.
+
+#pragma once
+
+namespace gpu_sleep::test {
+
+/// Whether the tests and the programs they start are built with a sanitizer, which takes memory and time.
+[[nodiscard]] constexpr bool is_sanitized() noexcept {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+    return true;
+#else
+    return false;
+#endif
+#else
+    return false;
+#endif
+}
+
+} // namespace gpu_sleep::test
