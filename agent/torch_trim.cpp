@@ -36,7 +36,7 @@ struct TorchTrim::Work {
 std::shared_ptr<TorchTrim::Work> TorchTrim::start() {
     auto work = std::make_shared<Work>();
     auto thread = start_quiet_thread("gpu-sleep-trim", [work] {
-        gate::empty_torch_cache(work->request, [] { return caught::enter_held_context(); });
+        gate::empty_torch_cache(work->request, [] { return caught::enter_primary_context(); });
         work->finish();
     });
     if (!thread) return nullptr;

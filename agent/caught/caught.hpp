@@ -159,10 +159,10 @@ CUresult retain_primary_context(CUdevice device, const std::function<CUresult()>
 CUresult release_primary_context(CUdevice device, const std::function<CUresult()>& release) noexcept;
 CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>& reset) noexcept;
 [[nodiscard]] std::vector<CUcontext> own_contexts() noexcept;
-/// Makes a primary context that the program holds current on the calling thread, which is ours and ends soon:
+/// Makes a primary context that is in use current on the calling thread, which is ours and ends soon:
 /// what the runtime is asked there would make one on the first device otherwise, for good. Never waits. False
 /// where there is none, or one ends just now.
-[[nodiscard]] bool enter_held_context() noexcept;
+[[nodiscard]] bool enter_primary_context() noexcept;
 /// The program's own contexts of the device. They live as long as the caller holds contexts_mutex().
 [[nodiscard]] std::vector<CUcontext> own_contexts_of(int device);
 /// Held alone while a context ends, and shared while we work in contexts that the program may end meanwhile:

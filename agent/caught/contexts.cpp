@@ -397,18 +397,22 @@ std::vector<CUcontext> own_contexts_of(int device) {
     return contexts;
 }
 
-bool enter_held_context() noexcept {
+bool enter_primary_context() noexcept {
     bool has_entered = false;
     noted([&] {
         const auto with = memory();
         // Whoever ends a context may wait for work that needs what our caller holds.
         const std::shared_lock contexts(contexts_mutex(), std::try_to_lock);
         if (!with || !contexts) return;
-        for (int device = 0; device < driver::k_max_devices && !has_entered; ++device) {
-            if (!holds_primary(device)) continue;
+        const auto enter = [&](int device) {
             const auto primary = primary_of(with->api, device);
-            has_entered = primary.context && with->api.cuCtxPushCurrent(primary.context) == CUDA_SUCCESS;
-        }
+            return primary.context && with->api.cuCtxPushCurrent(primary.context) == CUDA_SUCCESS;
+        };
+        for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
+            has_entered = holds_primary(device) && enter(device);
+        // What a program that is not caught holds is not in the books.
+        for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
+            has_entered = enter(device);
     });
     return has_entered;
 }

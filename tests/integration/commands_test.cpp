@@ -259,17 +259,22 @@ TEST_CASE("Commands: a command that lacks descriptors leaves all processes as th
         hosts.push_back(std::make_unique<Host>(Arguments{"GPU_SLEEP_NAME=" + name}));
         hosts.back()->tell("alloc weights 4096 0");
     }
-    const auto sleep_within = [&](const std::string& descriptors) {
-        return run(
-            {{"sh", "-c", "ulimit " + descriptors + "; exec \"$@\"", "sh", command_file("gpu-sleep"), name}});
+    // What is open is known: the three standard ones.
+    constexpr const char* k_limited =
+        "import os, resource, sys\n"
+        "os.closerange(3, 4096)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))\n"
+        "os.execv(sys.argv[3], sys.argv[3:])\n";
+    const auto sleep_within = [&](const std::string& soft, const std::string& hard) {
+        return run({{"python3", "-c", k_limited, soft, hard, command_file("gpu-sleep"), name}});
     };
-    for (const auto* few : {"-n 5", "-n 7"}) {
-        const auto refused = sleep_within(few);
+    for (const auto* few : {"5", "7"}) {
+        const auto refused = sleep_within(few, few);
         CHECK(refused.status == 1);
         CHECK_THAT(refused.err, mentions("ulimit -n"));
         for (const auto& host : hosts) CHECK(host->state() == "awake");
     }
-    CHECK(sleep_within("-S -n 7").status == 0); // a limit that it may raise
+    CHECK(sleep_within("7", "4096").status == 0); // a limit that it may raise
     for (const auto& host : hosts) CHECK(host->state() == "asleep");
 }
 
