@@ -22,8 +22,9 @@
 namespace gpu_sleep::store {
 namespace {
 
-/// So much that it is rare, for a reservation waits for the writes under way.
-constexpr Bytes k_reserve_bytes = 256 * k_mib;
+/// Room is taken a quarter of what is left at a time, and no less than this: each time waits for the writes
+/// under way.
+constexpr Bytes k_least_reserve_bytes = 256 * k_mib;
 
 class SnapshotWriter {
 public:
@@ -86,7 +87,7 @@ private:
         const auto under_way = under_way_.load(); // before end_: a chunk may count twice, but not be missed
         const auto end = end_ + under_way;
         if (!reserves_ || end <= reserved_) return;
-        const auto wanted = end + std::min(left_, k_reserve_bytes);
+        const auto wanted = end + std::min(left_, std::max(k_least_reserve_bytes, left_ / 4));
         reserves_ = file_.reserve(reserved_, wanted);
         reserved_ = wanted;
     }
