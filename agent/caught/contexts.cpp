@@ -2,13 +2,12 @@
 // Copyright the gpu-sleep authors.
 // Contexts as the program opens and ends them: what is known of one goes with it, or comes back if it stays.
 
+#include "caught/contexts_lock.hpp"
 #include "caught/state.hpp"
 #include "driver/context.hpp"
 
 #include "base/immortal.hpp"
 
-#include <atomic>
-#include <condition_variable>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -31,38 +30,6 @@ struct OwnContexts {
     static OwnContexts& instance() {
         static Immortal<OwnContexts> s_own;
         return *s_own;
-    }
-};
-
-/// Those who wait to hold contexts_mutex() alone.
-struct Enders {
-    std::mutex mutex; ///< guards changes of count
-    std::condition_variable none_waits;
-    std::atomic<unsigned> count{0}; ///< for who holds no mutex
-    static Enders& instance() {
-        static Immortal<Enders> s_enders;
-        return *s_enders;
-    }
-};
-
-/// Holds contexts_mutex() alone, with precedence over those who call let_contexts_end().
-class ContextsAlone {
-public:
-    ContextsAlone() {
-        count_me(1);
-        contexts_mutex().lock();
-        count_me(-1);
-    }
-    ContextsAlone(const ContextsAlone&) = delete;
-    ContextsAlone& operator=(const ContextsAlone&) = delete;
-    ~ContextsAlone() { contexts_mutex().unlock(); }
-
-private:
-    static void count_me(int change) {
-        auto& enders = Enders::instance();
-        const std::lock_guard lock(enders.mutex);
-        enders.count += static_cast<unsigned>(change);
-        if (enders.count == 0) enders.none_waits.notify_all();
     }
 };
 
@@ -365,20 +332,6 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
     });
     free_waiting();
     return status;
-}
-
-void let_contexts_end() noexcept {
-    // Who waits may have to go on before what those wait for is over that hold the mutex.
-    constexpr Milliseconds k_patience{5'000};
-    auto& enders = Enders::instance();
-    if (enders.count.load(std::memory_order_relaxed) == 0) return;
-    std::unique_lock lock(enders.mutex);
-    enders.none_waits.wait_for(lock, k_patience, [&] { return enders.count == 0; });
-}
-
-std::shared_mutex& contexts_mutex() noexcept {
-    static Immortal<std::shared_mutex> s_mutex;
-    return *s_mutex;
 }
 
 bool holds_primary(int device) {
