@@ -116,17 +116,10 @@ Bytes free_after_wake(Bytes free, Bytes taken) noexcept {
     return free - std::min(free, taken);
 }
 
-/// What a sleep may take of host memory.
-store::Headroom headroom_for_sleep(const Engine::Options& options) {
-    auto headroom = store::host_headroom();
-    headroom.bytes -= std::min(headroom.bytes, options.host_reserve);
-    return headroom;
-}
-
 /// Notes what host memory a sleep needs, and whether it is there.
 void note_host_memory(Bytes needed, const Engine::Options& options, bool spills, model::Report& report) {
     if (needed == 0) return;
-    auto headroom = headroom_for_sleep(options);
+    auto headroom = store::host_headroom_beyond(options.host_reserve);
     if (const auto left = store::address_space_left(); left < headroom.bytes)
         headroom = {left, "the process's limit on address space, ulimit -v"};
     const auto available = headroom.bytes;
@@ -149,7 +142,8 @@ void note_disk(Bytes needed, const std::string& directory, const Engine::Options
         return;
     }
     std::string limit;
-    if (const auto headroom = headroom_for_sleep(options); room->in_memory && headroom.bytes < room->bytes) {
+    if (const auto headroom = store::host_headroom_beyond(options.host_reserve);
+        room->in_memory && headroom.bytes < room->bytes) {
         room->bytes = headroom.bytes;
         limit = fmt::format(", in host memory ({})", headroom.limited_by);
     }

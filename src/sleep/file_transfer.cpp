@@ -9,8 +9,7 @@ namespace gpu_sleep::sleep {
 std::size_t Staging::slots_for(std::size_t chunks, bool has_files_in_memory, const Engine::Options& options) {
     // The ring is one part, buffers take two, and what lies in host memory takes the rest.
     const Bytes parts = has_files_in_memory ? 16 : 3;
-    auto room = store::host_headroom().bytes;
-    room -= std::min(room, options.host_reserve);
+    const auto room = store::host_headroom_beyond(options.host_reserve).bytes;
     const auto most = std::min(options.staging, room / parts) / codec::k_chunk_bytes;
     return std::max(static_cast<std::size_t>(std::min<Bytes>(most, chunks + 1)), k_fewest_slots);
 }

@@ -132,6 +132,12 @@ Headroom host_headroom(const HostMemorySources& sources) {
     return headroom;
 }
 
+Headroom host_headroom_beyond(Bytes reserve) {
+    auto headroom = host_headroom();
+    headroom.bytes -= std::min(headroom.bytes, reserve);
+    return headroom;
+}
+
 Bytes address_space_left(const HostMemorySources& sources) {
     constexpr std::string_view k_limit = "Max address space";
     constexpr auto k_unlimited = std::numeric_limits<Bytes>::max();

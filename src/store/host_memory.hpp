@@ -34,6 +34,9 @@ struct Headroom {
 /// small files. Source: proc(5), Control Group v2 ("Memory"), Memory Resource Controller (version 1).
 [[nodiscard]] Headroom host_headroom(const HostMemorySources& sources = {});
 
+/// The same without `reserve`, which is left to everybody else.
+[[nodiscard]] Headroom host_headroom_beyond(Bytes reserve);
+
 /// What the process's own limit leaves it of address space (RLIMIT_AS); the largest number there is without
 /// one, or where that cannot be read. Source: proc(5), "limits" and "status".
 [[nodiscard]] Bytes address_space_left(const HostMemorySources& sources = {});
