@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Events that are used again in their context: making one and ending it takes the driver as long as all else
-// that a free asks of it. Internal to this room.
+// that a free asks of it. Internal to this module.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace gpu_sleep::agent::caught {
 
-/// Events without timing, by their contexts. Thread-safe; its mutex comes after all others of this room.
+/// Events without timing, by their contexts. Thread-safe; its mutex comes after all others of this module.
 /// Throws where memory runs out.
 class EventCache {
 public:

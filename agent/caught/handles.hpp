@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The program's own handles and mappings, and which of them the ledger has. Internal to this room.
+// The program's own handles and mappings, and which of them the ledger has. Internal to this module.
 
 #pragma once
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Waiting for the work in contexts without keeping captures from beginning meanwhile. Internal to this room.
+// Waiting for the work in contexts without keeping captures from beginning meanwhile. Internal to this
+// module.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Counting what stays with the driver. Internal to this room.
+// Counting what stays with the driver. Internal to this module.
 
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Pools and their spares: blocks that were freed in a stream's order, kept until they are given out again or
-// given back. What the program's calls mean for them is in pools.cpp. Internal to this room.
+// given back. What the program's calls mean for them is in pools.cpp. Internal to this module.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the files of this room share. Internal to it.
+// What the files of this module share. Internal to it.
 
 #pragma once
 

@@ -39,7 +39,7 @@ enum class ErrorCode : std::uint16_t {
     out_of_threads = 24,
 };
 
-/// Exit statuses of every command; DESIGN of the command line in README.md, "Exit status".
+/// Exit statuses of every command; what they mean to a person is in README.md and gpu-sleep(1).
 namespace exit_status {
 inline constexpr int done = 0;
 inline constexpr int failed_awake = 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // How many bits the code of each byte value takes: chosen from a histogram, and written as zstd's Huffman
-// tree description and read from it. Internal to this room.
+// tree description and read from it. Internal to this module.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The fixed bytes of the profile's frames, and how a block is divided into streams. Internal to this room.
+// The fixed bytes of the profile's frames, and how a block is divided into streams. Internal to this module.
 // Source: RFC 8878, 3.1.1.
 
 #pragma once

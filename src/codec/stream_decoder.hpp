@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The tables of a code, and the reading of the streams of blocks with them. Internal to this room.
+// The tables of a code, and the reading of the streams of blocks with them. Internal to this module.
 
 #pragma once
 

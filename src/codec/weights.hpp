@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The weights of a Huffman tree as zstd's finite state entropy (FSE) code. Internal to this room.
+// The weights of a Huffman tree as zstd's finite state entropy (FSE) code. Internal to this module.
 
 #pragma once
 

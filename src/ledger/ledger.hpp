@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The record of all memory that the agent manages: every backing and where it is mapped, its tag, device,
 // access grants, preserved spans and residence. It calls nobody: numbers stand for handles and vaults of
-// other rooms.
+// other modules.
 
 #pragma once
 

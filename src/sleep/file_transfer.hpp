@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Moving contents between a device and a snapshot through a ring of pinned buffers: the GPU copies, the
-// processors compress or decode, and the disk writes or reads, all at the same time. Internal to this room.
+// processors compress or decode, and the disk writes or reads, all at the same time. Internal to this module.
 
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // What a sleep and a wake share: a session on each device, copies between ranges and arenas, blocks to
-// fingerprint, counting progress, and running one job for each device side by side. Internal to this room.
+// fingerprint, counting progress, and running one job for each device side by side. Internal to this module.
 
 #pragma once
 

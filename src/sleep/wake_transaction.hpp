@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// One wake, step by step. Internal to this room.
+// One wake, step by step. Internal to this module.
 
 #pragma once
 

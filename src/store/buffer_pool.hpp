@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Buffers that begin at pages, a fixed number of them, for files that are read and written past the page
-// cache. Internal to this room.
+// cache. Internal to this module.
 
 #pragma once
 

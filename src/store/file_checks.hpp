@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // What files and directories are checked for before they are used, and what the errors of their system calls
-// mean. Internal to this room.
+// mean. Internal to this module.
 
 #pragma once
 

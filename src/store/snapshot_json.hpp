@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The part of a snapshot's header that people can read. Internal to this room.
+// The part of a snapshot's header that people can read. Internal to this module.
 
 #pragma once
 

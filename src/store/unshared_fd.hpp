@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // An owned file descriptor that children of fork() do not keep, and that knows when a program has closed it.
-// Internal to this room, but for close_unshared_fds().
+// Internal to this module, but for close_unshared_fds().
 
 #pragma once
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""Shows that scripts/check-house finds what it looks for: each case is a small tree with one file in it."""
+"""Shows that scripts/check-source finds what it looks for: each case is a small tree with one file in it."""
 
 import pathlib
 import subprocess
@@ -8,7 +8,7 @@ import sys
 import tempfile
 import unittest
 
-CHECK_HOUSE = sys.argv.pop(1)
+CHECK_SOURCE = sys.argv.pop(1)
 OPENING = "// SPDX-License-Identifier: Apache-2.0\n// Copyright the gpu-sleep authors.\n// A file.\n"
 
 
@@ -18,13 +18,13 @@ def findings(path, text):
         file = pathlib.Path(tree, path)
         file.parent.mkdir(parents=True)
         file.write_text(text, encoding="utf-8")
-        check = subprocess.run([sys.executable, CHECK_HOUSE, tree], capture_output=True, text=True, check=False)
+        check = subprocess.run([sys.executable, CHECK_SOURCE, tree], capture_output=True, text=True, check=False)
         return check.returncode, check.stdout
 
 
-class CheckHouse(unittest.TestCase):
+class CheckSource(unittest.TestCase):
     def assert_clean(self, path, body):
-        self.assertEqual(findings(path, OPENING + body), (0, "1 files keep the rules of the house\n"))
+        self.assertEqual(findings(path, OPENING + body), (0, "1 files keep the rules\n"))
 
     def assert_found(self, path, body, expected):
         status, output = findings(path, OPENING + body)
@@ -36,14 +36,14 @@ class CheckHouse(unittest.TestCase):
             with self.subTest(text=text):
                 self.assertEqual(findings("src/base/x.cpp", text)[0], 1)
 
-    def test_walls(self):
+    def test_dependencies(self):
         for path, header in (("src/base/x.hpp", "model/model.hpp"), ("src/model/x.hpp", "driver/api.hpp"),
                              ("src/ledger/x.cpp", "driver/api.hpp"), ("src/store/x.cpp", "sleep/plan.hpp"),
                              ("src/protocol/x.cpp", "ledger/ledger.hpp"), ("cli/x.cpp", "driver/api.hpp")):
             with self.subTest(path=path):
                 self.assert_found(path, f'#include "{header}"\n', "")
 
-    def test_gates_in_the_walls(self):
+    def test_dependencies_that_are_allowed(self):
         for path, header in (("src/model/x.hpp", '"base/units.hpp"'), ("src/sleep/x.cpp", '"store/host_arena.hpp"'),
                              ("src/store/x.cpp", "<memory>"), ("src/store/x.cpp", '"store/host_arena.hpp"'),
                              ("tests/unit/x.cpp", '"sleep/plan.hpp"')):
@@ -54,8 +54,8 @@ class CheckHouse(unittest.TestCase):
         self.assert_found("cli/x.cpp", "#include <cuda.h>\n", "cli may not use CUDA's headers")
         self.assert_clean("src/driver/x.cpp", "#include <cuda.h>\n")
 
-    def test_unknown_room(self):
-        self.assertIn("a room without walls", findings("src/attic/CMakeLists.txt", "")[1])
+    def test_unknown_module(self):
+        self.assertIn("a module that MAY_USE does not list", findings("src/attic/CMakeLists.txt", "")[1])
 
     def test_standard_headers(self):
         self.assert_found("cli/x.cpp", "std::vector<int> x;\n", "names std::vector without <vector>")

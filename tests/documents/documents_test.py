@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""Holds the documents against the tree: links lead somewhere, commands and options that are shown exist, the exit
+statuses and the modules are those of the code.
+
+Usage: documents_test.py TREE
+"""
+
+import pathlib
+import re
+import sys
+import unittest
+
+TREE = pathlib.Path(sys.argv.pop())
+DOCUMENTS = sorted(path for path in [*TREE.glob("*.md"), *TREE.glob("src/**/*.md"), *TREE.glob("tests/**/*.md")])
+COMMANDS = sorted(path.stem for path in TREE.glob("cli/man/*.1"))
+README_LINES = 150
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`([^`\n]+)`")
+
+
+def text_of(path):
+    return path.read_text(encoding="utf-8")
+
+
+def shown_in(text):
+    """What a document shows as code: the lines of its blocks, and what stands between backquotes."""
+    blocks = [line for block in FENCED.findall(text) for line in block.splitlines()]
+    return blocks + CODE.findall(FENCED.sub("", text))
+
+
+def options_of(command):
+    """The options that the command's manual page describes."""
+    page = text_of(TREE / "cli" / "man" / f"{command}.1").replace("\\-", "-").replace("\\fI", "").replace("\\fR", "")
+    return set(re.findall(r"(?<![\w-])(--?[a-z][a-z-]*)", page))
+
+
+def own_part(words):
+    """The words that are for our command: up to a comment, to `--`, or to another command's name."""
+    for word in words:
+        if word in ("--", "#", "&&", "|") or not word:
+            return
+        yield word
+
+
+def table_rows(text, heading):
+    """The rows of the table of which the first column has this heading, as lists of cells."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+    for line in lines[start + 2:]:
+        if not line.startswith("|"):
+            return
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+class Documents(unittest.TestCase):
+    def test_links_lead_somewhere(self):
+        for document in DOCUMENTS:
+            for link in LINK.findall(text_of(document)):
+                if re.match(r"[a-z]+:", link):
+                    continue
+                with self.subTest(document=str(document.relative_to(TREE)), link=link):
+                    self.assertTrue((document.parent / link).exists())
+
+    def test_paths_exist(self):
+        for document in DOCUMENTS:
+            for shown in CODE.findall(FENCED.sub("", text_of(document))):
+                word = shown.split()[0]
+                if re.fullmatch(r"(src|agent|cli|include|tests|scripts|\.ci)/[\w./-]+", word):
+                    with self.subTest(document=str(document.relative_to(TREE)), path=word):
+                        self.assertTrue((TREE / word).exists())
+
+    def test_options_exist(self):
+        for document in DOCUMENTS:
+            for line in shown_in(text_of(document)):
+                words = line.split()
+                if not words or words[0] not in COMMANDS:
+                    continue
+                known = options_of(words[0])
+                for word in own_part(words[1:]):
+                    if word.startswith("-") and word != "-":
+                        with self.subTest(document=str(document.relative_to(TREE)), line=line):
+                            self.assertIn(word.partition("=")[0], known)
+
+    def test_scripts_shown_exist(self):
+        for document in DOCUMENTS:
+            for line in shown_in(text_of(document)):
+                if match := re.match(r"scripts/([\w-]+)", line):
+                    with self.subTest(document=str(document.relative_to(TREE)), line=line):
+                        self.assertTrue((TREE / "scripts" / match.group(1)).is_file())
+
+    def test_exit_statuses(self):
+        of_the_code = set(re.findall(r"inline constexpr int \w+ = (\d+);", text_of(TREE / "src/base/error.hpp")))
+        in_the_readme = {row[0] for row in table_rows(text_of(TREE / "README.md"), "exit status")}
+        self.assertTrue(of_the_code)
+        self.assertEqual(of_the_code, in_the_readme)
+
+    def test_modules(self):
+        listed = {row[0].strip("`") for row in table_rows(text_of(TREE / "src/ARCHITECTURE.md"), "module")}
+        of_the_tree = {f"src/{path.parent.name}" for path in TREE.glob("src/*/CMakeLists.txt")}
+        of_the_tree |= {f"agent/{path.name}" for path in TREE.glob("agent/*") if any(path.glob("*.cpp"))}
+        self.assertLessEqual(of_the_tree, listed)
+        for module in listed:
+            with self.subTest(module=module):
+                self.assertTrue((TREE / module).is_dir())
+
+    def test_readme_is_short(self):
+        self.assertLessEqual(len(text_of(TREE / "README.md").splitlines()), README_LINES)
+
+    def test_every_command_is_in_the_readme(self):
+        for command in COMMANDS:
+            with self.subTest(command=command):
+                self.assertIn(f"cli/man/{command}.1", text_of(TREE / "README.md"))
+
+
+if __name__ == "__main__":
+    unittest.main()
