@@ -78,7 +78,8 @@ public:
     [[nodiscard]] model::State state() noexcept override;
     [[nodiscard]] Result<server::SharedMemory> share(const model::ShareRequest& request) override;
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
-                                      const server::ProgressSink& progress, bool is_own) override;
+                                      const server::ProgressSink& progress, bool is_own,
+                                      Clock::time_point since) override;
     [[nodiscard]] bool tidy() override;
 
 private:
@@ -110,8 +111,9 @@ private:
     [[nodiscard]] bool give_back_all();
     [[nodiscard]] Result<model::Report> sleep(const model::SleepRequest& request,
                                               const server::ProgressSink& progress, bool is_own);
+    /// `since`: when it was asked for.
     [[nodiscard]] Result<model::Report> wake(const model::WakeRequest& request,
-                                             const server::ProgressSink& progress);
+                                             const server::ProgressSink& progress, Clock::time_point since);
     /// Holds every touch, and waits for those that a gate of a process in part asleep let through.
     [[nodiscard]] static Result<void> shut_gate_to_wake(const server::ProgressSink& progress,
                                                         Clock::time_point deadline);

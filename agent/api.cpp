@@ -233,6 +233,7 @@ gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_m
         request.level = static_cast<model::Level>(level);
         request.tags = split_tags(tags);
         request.force = true; // it knows what its libraries do
+        request.bounds_all = timeout_ms != 0;
         if (timeout_ms != 0) request.timeout = Milliseconds(timeout_ms);
         return run(std::move(request));
     });

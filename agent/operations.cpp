@@ -91,12 +91,12 @@ Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
 }
 
 server::Outcome Agent::run(const server::Operation& operation, const server::ProgressSink& progress,
-                           bool is_own) {
+                           bool is_own, Clock::time_point since) {
     const auto* request = std::get_if<model::SleepRequest>(&operation);
     if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
     auto report = guarded([&] {
         return request ? sleep(*request, progress, is_own)
-                       : wake(std::get<model::WakeRequest>(operation), progress);
+                       : wake(std::get<model::WakeRequest>(operation), progress, since);
     });
     if (report) return *std::move(report);
     const auto& tags = request ? request->tags : std::get<model::WakeRequest>(operation).tags;
@@ -209,11 +209,12 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     static_cast<void>(give_back_files());
     const GateSettler settler(*this);
     const auto asleep_before = asleep_bytes();
+    const sleep::Control control{progress, request.bounds_all ? deadline : Clock::time_point::max()};
     const auto attempt = [&](const model::SleepRequest& wanted) noexcept {
         return guarded([&]() -> Result<void> {
             const auto contexts = keep_contexts(wanted.dry_run);
             const std::lock_guard lock(memory_mutex_);
-            GPU_SLEEP_TRY(transact([&] { return running.engine.sleep(wanted, {progress}, report); }));
+            GPU_SLEEP_TRY(transact([&] { return running.engine.sleep(wanted, control, report); }));
             if (report.changed) state_since_ = Clock::now();
             return {};
         });
@@ -240,6 +241,9 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         if (spilled) done = attempt(*spilled);
     }
     const bool has_slept = report.changed;
+    // Where nothing is moved, this is the point of no return.
+    if (done && !has_slept && !request.dry_run && !progress({Progress::Phase::release, 0, 0}))
+        done = make_error(ErrorCode::cancelled, "the request was withdrawn");
     if (done) follow(spilled ? *spilled : request, asleep_before > 0, is_own, report);
     // After a failure too: what could not be mapped again sleeps.
     if (!done || report.changed) come_first_at_exit();
@@ -260,7 +264,8 @@ Result<sleep::Woken> Agent::try_to_wake(const model::WakeRequest& request,
     if (!request.dry_run) GPU_SLEEP_TRY(shut_gate_to_wake(progress, deadline));
     const auto contexts = keep_contexts(request.dry_run);
     const std::lock_guard lock(memory_mutex_);
-    auto woken = transact([&] { return running_.load()->engine.wake(request, {progress}, report); });
+    const sleep::Control control{progress, request.bounds_all ? deadline : Clock::time_point::max()};
+    auto woken = transact([&] { return running_.load()->engine.wake(request, control, report); });
     if (report.changed) state_since_ = Clock::now();
     return woken;
 }
@@ -269,7 +274,7 @@ Result<sleep::Woken> Agent::wake_within(const model::WakeRequest& request,
                                         const server::ProgressSink& progress, Clock::time_point deadline,
                                         Report& report) {
     constexpr Milliseconds k_pause{50};
-    const auto last_try = Clock::now() + request.wait;
+    const auto last_try = std::min(Clock::now() + request.wait, deadline);
     for (;;) {
         auto woken = try_to_wake(request, progress, deadline, report);
         const bool is_short = !woken && woken.error().code == ErrorCode::out_of_device_memory;
@@ -289,9 +294,10 @@ void Agent::require_refill(const std::vector<std::string>& tags) {
             std::find(tags.begin(), tags.end(), ledger_.tag(backing.tag).name) != tags.end();
 }
 
-Result<Report> Agent::wake(const model::WakeRequest& request, const server::ProgressSink& progress) {
+Result<Report> Agent::wake(const model::WakeRequest& request, const server::ProgressSink& progress,
+                           Clock::time_point since) {
     const auto start = Clock::now();
-    const auto deadline = start + request.timeout + request.wait;
+    const auto deadline = (request.bounds_all ? since : start) + request.timeout + request.wait;
     GPU_SLEEP_TRY(turnstile_.enter(false, deadline, [&] {
         return progress({Progress::Phase::waiting, 0, 0});
     }));

@@ -6,7 +6,9 @@
 
 #include "protocol/fitting.hpp"
 
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
@@ -106,13 +108,24 @@ bool Connection::tell(const model::Progress& progress) {
     pollfd peer{fd(), POLLRDHUP, 0};
     if (peer.fd < 0) return false;
     if (::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return false;
-    if (Clock::now() - last_told_ < k_interval) return true;
+    const bool must_arrive = progress.phase == model::Progress::Phase::release;
+    if (!must_arrive && (Clock::now() - last_told_ < k_interval || is_behind())) return true;
     last_told_ = Clock::now();
     const auto bytes = protocol::encode(protocol::Reply(progress));
-    if (!bytes) return true;
-    const auto count = ::send(peer.fd, bytes->data(), bytes->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    if (!bytes) return !must_arrive;
+    const int flags = must_arrive ? MSG_NOSIGNAL : MSG_NOSIGNAL | MSG_DONTWAIT;
+    ssize_t count = -1;
+    do count = ::send(peer.fd, bytes->data(), bytes->size(), flags);
+    while (count < 0 && errno == EINTR);
+    if (count < 0) return !must_arrive && (errno == EAGAIN || errno == EWOULDBLOCK);
     return static_cast<std::size_t>(count) == bytes->size();
+}
+
+bool Connection::is_behind() const {
+    constexpr int k_most_unread =
+        32 * 1024; // with all that the kernel adds; a socket takes several times more
+    int unread = 0;
+    return ::ioctl(fd(), SIOCOUTQ, &unread) == 0 && unread > k_most_unread;
 }
 
 } // namespace gpu_sleep::agent::server

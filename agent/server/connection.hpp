@@ -33,11 +33,16 @@ public:
     /// seconds at most for a peer that does not read.
     void answer(const protocol::Reply& reply, int descriptor = -1);
 
-    /// Sends progress, at most every 50 ms, and never waits. Returns false when the peer has gone.
+    /// Sends progress, at most every 50 ms, and never waits. Returns false when the peer has withdrawn: it
+    /// has gone, or has shut its side. That the point of no return is passed is always sent, and waited for;
+    /// false when it could not be, and the peer, who may have withdrawn just then, will never hear of it.
     [[nodiscard]] bool tell(const model::Progress& progress);
 
 private:
     explicit Connection(UniqueFd socket) noexcept : socket_(std::move(socket)) {}
+
+    /// Whether the peer has not taken what it was told: room is left for what must arrive.
+    [[nodiscard]] bool is_behind() const;
 
     HeldSocket socket_;
     protocol::FrameReader reader_;

@@ -124,7 +124,7 @@ void Server::operate_for_ever() {
             sleep->timeout = std::max(time_left(job), Milliseconds(0));
         std::optional<Outcome> outcome;
         auto run = guarded([&]() -> Result<void> {
-            outcome = operations_.run(job.operation, job.progress, job.is_own);
+            outcome = operations_.run(job.operation, job.progress, job.is_own, job.since);
             return {};
         });
         answer(job, run ? *std::move(outcome) : failure(std::move(run).error()));

@@ -24,7 +24,8 @@ namespace gpu_sleep::agent::server {
 
 using Operation = std::variant<model::SleepRequest, model::WakeRequest>;
 using Outcome = std::variant<model::Report, model::Failure>;
-/// Told how far an operation is; false means that the asker has gone.
+/// Told how far an operation is; false means that the asker has gone, or cannot be told of the point of no
+/// return (Progress::Phase::release).
 using ProgressSink = std::function<bool(const model::Progress&)>;
 
 /// What the server asks of the agent.
@@ -37,9 +38,10 @@ public:
     [[nodiscard]] virtual model::State state() noexcept = 0;
     /// Called on the listening thread: gives memory to another process of this user that has its handle.
     [[nodiscard]] virtual Result<SharedMemory> share(const model::ShareRequest& request) = 0;
-    /// Called on the operations thread, one at a time. `is_own`: the program asks, or a touch of it.
-    [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress,
-                                      bool is_own) = 0;
+    /// Called on the operations thread, one at a time. `is_own`: the program asks, or a touch of it. `since`:
+    /// when it was asked for.
+    [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress, bool is_own,
+                                      Clock::time_point since) = 0;
     /// Called on the operations thread while nobody waits for an operation: does a little of the work that
     /// nobody should wait for. False when none is left.
     [[nodiscard]] virtual bool tidy() = 0;

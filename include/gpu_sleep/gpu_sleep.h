@@ -41,7 +41,7 @@ typedef enum gpu_sleep_status {
     GPU_SLEEP_ERROR_INTERNAL = 1,              /**< what has no number here, or a bug */
     GPU_SLEEP_ERROR_INVALID_ARGUMENT = 2,      /**< an argument, or a call that has no counterpart */
     GPU_SLEEP_ERROR_UNKNOWN_TAG = 3,           /**< the process has no such tag */
-    GPU_SLEEP_ERROR_TIMED_OUT = 6,             /**< callbacks, GPU work or a hold did not end in time */
+    GPU_SLEEP_ERROR_TIMED_OUT = 6,             /**< callbacks, GPU work, a hold, copying: too late */
     GPU_SLEEP_ERROR_DAMAGED = 8,               /**< kept contents are not what they were */
     GPU_SLEEP_ERROR_DRIVER = 9,                /**< a call of the CUDA driver failed */
     GPU_SLEEP_ERROR_OUT_OF_DEVICE_MEMORY = 10, /**< too little GPU memory is free */
@@ -202,12 +202,13 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_hold(void);
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_resume(void);
 
 /** Puts this process to sleep, as `gpu-sleep --level LEVEL --tags TAGS` does from outside. `level` is 1 or 2;
- *  `tags` is a list separated by commas, or NULL for all (an empty name is an UNKNOWN_TAG); `timeout_ms` 0
- * means 30 seconds. On return the memory is released, and no GPU work may touch it until it is awake, by
- * whichever library: unlike `gpu-sleep` without --force, this does not refuse where use of the GPU cannot be
- * seen. Work on memory that is awake goes on, as gpu_sleep_set_separable() has it. Already asleep: OK.
- * Errors: INVALID_ARGUMENT (another level), UNKNOWN_TAG, REFUSED (by a callback, or called by one or for
- * one), TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY (for the agent's own
+ *  `tags` is a list separated by commas, or NULL for all (an empty name is an UNKNOWN_TAG). `timeout_ms`
+ * bounds all until memory is released, copying included; with 0, callbacks and GPU work have 30 seconds, and
+ * copying takes as long as it takes. On return the memory is released, and no GPU work may touch it until it
+ * is awake, by whichever library: unlike `gpu-sleep` without --force, this does not refuse where use of the
+ * GPU cannot be seen. Work on memory that is awake goes on, as gpu_sleep_set_separable() has it. Already
+ * asleep: OK. Errors: INVALID_ARGUMENT (another level), UNKNOWN_TAG, REFUSED (by a callback, or called by one
+ * or for one), TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY (for the agent's own
  * checksums), DRIVER, NO_DRIVER, CONTEXT_LOST; after each of them the memory is awake and unchanged. Source:
  * CUDA Driver API, cuMemUnmap, cuMemRelease. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms);

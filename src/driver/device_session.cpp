@@ -155,10 +155,21 @@ Result<void> DeviceSession::mark(Bytes bytes) {
     return {};
 }
 
+Result<Bytes> DeviceSession::look_at_marks() {
+    Bytes bytes = 0;
+    for (; passed_ < marks_.size(); ++passed_) {
+        const auto status = api_.cuEventQuery(marks_[passed_].event);
+        if (status == CUDA_ERROR_NOT_READY) break;
+        if (status != CUDA_SUCCESS) return to_error(api_, status, "cuEventQuery", "a transfer failed");
+        bytes += marks_[passed_].bytes;
+    }
+    return bytes;
+}
+
 Result<void> DeviceSession::wait_marks(const std::function<Result<void>(Bytes)>& passed) {
-    for (const auto& mark : marks_) {
-        GPU_SLEEP_DRIVER_TRY(api_, cuEventSynchronize, "a transfer failed", mark.event);
-        GPU_SLEEP_TRY(passed(mark.bytes));
+    while (passed_ < marks_.size()) {
+        GPU_SLEEP_DRIVER_TRY(api_, cuEventSynchronize, "a transfer failed", marks_[passed_].event);
+        GPU_SLEEP_TRY(passed(marks_[passed_++].bytes));
     }
     return passed(std::exchange(unmarked_, 0));
 }

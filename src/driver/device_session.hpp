@@ -63,6 +63,8 @@ public:
 
     /// Says that `bytes` were queued, so that wait_marks() can tell how far the transfer is.
     [[nodiscard]] Result<void> mark(Bytes bytes);
+    /// The bytes of marks that have passed and were not told yet. Does not wait. Errors: as synchronize().
+    [[nodiscard]] Result<Bytes> look_at_marks();
     /// Waits until everything marked has passed, telling `passed` the bytes as they do.
     /// Errors: those of `passed`, which end the waiting; as synchronize().
     [[nodiscard]] Result<void> wait_marks(const std::function<Result<void>(Bytes)>& passed);
@@ -85,6 +87,7 @@ private:
         Bytes bytes;
     };
     std::vector<Mark> marks_;
+    std::size_t passed_ = 0; ///< of those, that have passed and were told
     std::vector<CUevent> points_;
     Bytes unmarked_ = 0; ///< queued since the last mark
     std::unique_ptr<MappedBuffer> buffer_;

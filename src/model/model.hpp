@@ -101,6 +101,7 @@ struct SleepRequest {
     bool require_refill = false;      ///< refuse when a tag that would be dropped has no declared refill
     bool dry_run = false;
     Milliseconds timeout{30'000}; ///< for callbacks and for draining the device, together
+    bool bounds_all = false;      ///< `timeout` is for all until the point of no return, copying included
     /// Unset: as it is while something sleeps already, else the default of the process.
     std::optional<OnTouch> on_touch;
     std::optional<GateMode> gate; ///< unset: the same
@@ -118,6 +119,7 @@ struct WakeRequest {
     std::vector<std::string> tags; ///< empty means every tag
     bool dry_run = false;
     Milliseconds timeout{30'000}; ///< for callbacks; and, with `wait`, for the requests before it
+    bool bounds_all = false;      ///< with `wait`, for all until the point of no return, copying included
     Milliseconds wait{0};         ///< how long to try again when GPU memory is short
 };
 

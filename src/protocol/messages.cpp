@@ -39,6 +39,7 @@ Type write(Writer& out, const SleepRequest& request) {
     out.boolean(request.require_refill);
     out.boolean(request.dry_run);
     out.duration(request.timeout);
+    out.boolean(request.bounds_all);
     out.optional(request.on_touch, [&](OnTouch on_touch) { out.number(on_touch); });
     out.optional(request.gate, [&](GateMode gate) { out.number(gate); });
     out.boolean(request.force);
@@ -58,6 +59,7 @@ Type write(Writer& out, const WakeRequest& request) {
     out.strings(request.tags);
     out.boolean(request.dry_run);
     out.duration(request.timeout);
+    out.boolean(request.bounds_all);
     out.duration(request.wait);
     return Type::wake_request;
 }
@@ -165,6 +167,7 @@ SleepRequest read_sleep(Reader& in) {
     request.require_refill = in.boolean();
     request.dry_run = in.boolean();
     request.timeout = in.duration();
+    request.bounds_all = in.boolean();
     request.on_touch = in.optional<OnTouch>([&] { return in.enumerator(OnTouch::fail); });
     request.gate = in.optional<GateMode>([&] { return in.enumerator(GateMode::checked); });
     request.force = in.boolean();
@@ -188,6 +191,7 @@ WakeRequest read_wake(Reader& in) {
     request.tags = in.strings();
     request.dry_run = in.boolean();
     request.timeout = in.duration();
+    request.bounds_all = in.boolean();
     request.wait = in.duration();
     return request;
 }

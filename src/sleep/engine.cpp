@@ -162,8 +162,11 @@ void note_short_devices(model::Report& report) {
                                                format_bytes(device.released)));
 }
 
-/// Before the point of no return. Errors: cancelled.
+/// Passes the point of no return: from here on neither a withdrawal nor the deadline is heeded, and the asker
+/// has been told so. Errors: cancelled, timed_out.
 Result<void> ask_a_last_time(const Control& control) {
+    if (Clock::now() >= control.deadline)
+        return make_error(ErrorCode::timed_out, "the time was over when all was ready, and it was undone");
     if (control.progress({model::Progress::Phase::release, 0, 0})) return {};
     return make_error(ErrorCode::cancelled, "the request was withdrawn");
 }

@@ -22,11 +22,14 @@ namespace gpu_sleep::sleep {
 
 struct Keeping;
 
-/// How the asker follows a transaction, and may withdraw it. Called from several threads, one at a time.
+/// How the asker follows a transaction, may withdraw it, and how long he gives it. Called from several
+/// threads, one at a time.
 struct Control {
     /// Told how far the transaction is; false withdraws the request, which is heeded until the point of no
     /// return.
     std::function<bool(const model::Progress&)> progress = [](const model::Progress&) { return true; };
+    /// Heeded as far as a withdrawal is. Read where `progress` is called.
+    Clock::time_point deadline = Clock::time_point::max();
 };
 
 /// What a wake brought back, and what it left asleep.
@@ -55,14 +58,14 @@ public:
     /// Fills in `report` what the transaction did on each device, and its times. Nothing to do: not changed.
     /// Tries once: to use files when host memory is short (SleepRequest::spill) is the caller's.
     /// Errors: those of plan_sleep(); out_of_host_memory, out_of_disk, io_failed, not_permitted (the
-    /// directory), driver_failed, context_lost, cancelled: all is awake and unchanged.
+    /// directory), driver_failed, context_lost, cancelled, timed_out: all is awake and unchanged.
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const Control& control,
                                      model::Report& report);
 
     /// Tries once: waiting for GPU memory (WakeRequest::wait) is the caller's, who can let the mutex go
     /// meanwhile. A tag whose contents are damaged, or whose file cannot be read, stays asleep; the others
-    /// wake. Errors: those of plan_wake(); out_of_device_memory, driver_failed, context_lost, cancelled: all
-    /// that was asleep still is, with its contents.
+    /// wake. Errors: those of plan_wake(); out_of_device_memory, driver_failed, context_lost, cancelled,
+    /// timed_out: all that was asleep still is, with its contents.
     [[nodiscard]] Result<Woken> wake(const model::WakeRequest& request, const Control& control,
                                      model::Report& report);
 

@@ -147,10 +147,10 @@ Result<void> SleepTransaction::copy_out(DeviceSleep& device, store::ArenaPrepare
             add_copy(copies, {device_span(extent), &arena, extent.place.vault_offset});
         const auto part = [&](std::size_t piece, driver::DeviceAddress from, std::byte* to,
                               Bytes bytes) -> Result<void> {
-            GPU_SLEEP_TRY(preparer.wait(arena, piece, [&] { return progress.add(0); }));
+            GPU_SLEEP_TRY(preparer.wait(arena, piece, [&] { return add_copied(*device.session, progress); }));
             GPU_SLEEP_TRY(device.session->copy_to_host(to, from, bytes));
             GPU_SLEEP_TRY(device.session->mark(bytes));
-            return progress.add(0); // heeds a withdrawal while pieces are made ready
+            return add_copied(*device.session, progress); // and heeds a withdrawal
         };
         for (const auto& copy : copies) GPU_SLEEP_TRY(for_each_part(copy, part));
     }

@@ -45,7 +45,15 @@ Result<void> ProgressCounter::add(Bytes bytes) {
     done_ += bytes;
     if (!stopped_ && !control_.progress({model::Progress::Phase::transfer, done_, total_})) stopped_ = true;
     if (stopped_) return make_error(ErrorCode::cancelled, "the request was withdrawn");
-    return {};
+    if (Clock::now() < control_.deadline) return {};
+    stopped_ = true;
+    return make_error(ErrorCode::timed_out, "the time was over when {} of {} had been copied",
+                      format_bytes(done_), format_bytes(total_));
+}
+
+Result<void> add_copied(driver::DeviceSession& session, ProgressCounter& progress) {
+    const auto bytes = session.look_at_marks();
+    return bytes ? progress.add(*bytes) : bytes.error();
 }
 
 Result<void> first_cause(std::vector<Result<void>>& results) {

@@ -60,12 +60,13 @@ template <class Part>
     return {};
 }
 
-/// Counts bytes moved on all devices and tells the asker. Thread-safe.
+/// Counts bytes moved on all devices, tells the asker, and heeds its withdrawal and its deadline.
+/// Thread-safe.
 class ProgressCounter {
 public:
     ProgressCounter(const Control& control, Bytes total) noexcept : control_(control), total_(total) {}
 
-    /// Errors: cancelled.
+    /// Errors: cancelled, timed_out (the asker's deadline has passed).
     [[nodiscard]] Result<void> add(Bytes bytes);
     /// Ends the transfer on every device after one has failed.
     void stop() noexcept { stopped_ = true; }
@@ -77,6 +78,10 @@ private:
     Bytes done_ = 0;
     std::atomic<bool> stopped_{false};
 };
+
+/// Adds to `progress` what has been copied so far. Does not wait. Errors: cancelled, timed_out,
+/// driver_failed, context_lost.
+[[nodiscard]] Result<void> add_copied(driver::DeviceSession& session, ProgressCounter& progress);
 
 /// Runs `job(state)` for every state, each on a thread of its own when there are several. When one fails the
 /// progress counter is stopped. Returns the first error that is not `cancelled`, or else the first.

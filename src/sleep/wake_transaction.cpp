@@ -170,7 +170,7 @@ Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, Progr
                           Bytes bytes) -> Result<void> {
         GPU_SLEEP_TRY(device.session->copy_to_device(to, from, bytes));
         GPU_SLEEP_TRY(device.session->mark(bytes));
-        return progress.add(0);
+        return add_copied(*device.session, progress);
     };
     for (const auto& copy : copies) GPU_SLEEP_TRY(for_each_part(copy, part));
     return {};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Every driver call of a transaction fails in turn. Afterwards all is awake or all is asleep, every byte is
-// there, nothing is lost, and trying again succeeds.
+// Every driver call of a transaction fails in turn, and the asker withdraws, or has no more time, at every
+// step. Afterwards all is awake or all is asleep, every byte is there, nothing is lost, and trying again
+// succeeds.
 
 #include "support/engine_fixture.hpp"
 #include "support/scratch.hpp"
@@ -33,6 +34,9 @@ constexpr std::array k_ways{
     Way{"dropped", 2, false, CUDA_ERROR_UNKNOWN},
     Way{"dropped", 2, false, CUDA_ERROR_OUT_OF_MEMORY},
 };
+
+/// What makes an end of a transaction from outside.
+enum class End { withdrawal, deadline };
 
 std::size_t files_in(const std::string& directory) {
     std::error_code ignored;
@@ -98,7 +102,32 @@ public:
         sim_clear();
         return done;
     }
-    /// Whether the call that was to fail was made.
+    /// Runs `transaction`, which `end` comes to when its asker is told for the `step`-th time how far it is.
+    template <class Transaction>
+    [[nodiscard]] Result<void> run_until(int step, End end, Transaction&& transaction) {
+        auto& control = fixture_.control();
+        int steps = 0;
+        control.progress = [&](const model::Progress& progress) {
+            if (++steps != step) return true;
+            phase_ = progress.phase;
+            if (end == End::deadline) control.deadline = Clock::now();
+            return end == End::deadline;
+        };
+        auto done = transaction();
+        control = {};
+        reached_ = steps >= step;
+        failures_ += !done;
+        failed_ = model::to_string(phase_);
+        return done;
+    }
+    /// Whether `done` is as it ought to be after run_until().
+    void check_end(End end, const Result<void>& done) const {
+        const bool was_past_return = end == End::deadline && phase_ == model::Progress::Phase::release;
+        CHECK(done.has_value() == (!reached_ || was_past_return));
+        const auto code = end == End::deadline ? ErrorCode::timed_out : ErrorCode::cancelled;
+        if (!done) CHECK(done.error().code == code);
+    }
+    /// Whether the call that was to fail, or the step that was to be the last, was made.
     [[nodiscard]] bool reached() const { return reached_; }
     [[nodiscard]] int failures() const { return failures_; }
 
@@ -172,7 +201,8 @@ private:
     model::SleepRequest request_;
     sim_live awake_{};
     std::uint64_t lost_ = 0;  ///< helpers that the driver did not take back
-    std::string_view failed_; ///< the call
+    std::string_view failed_; ///< the call, or the phase
+    model::Progress::Phase phase_{};
     bool reached_ = false;
     int failures_ = 0;
 };
@@ -272,4 +302,55 @@ TEST_CASE("Sweep: a sleep that can be neither finished nor undone leaves asleep 
         if (slept) break;
     }
     CHECK(partly > 2);
+}
+
+TEST_CASE("Sweep: a sleep survives a withdrawal, and the end of its time, at every step", "[sweep][sleep]") {
+    const auto& way = k_ways.at(GENERATE(0U, 1U, 3U));
+    const auto end = GENERATE(End::withdrawal, End::deadline);
+    Sweep sweep(way);
+    for_each_call([&](int step) {
+        INFO(way.name);
+        const auto slept = sweep.run_until(step, end, [&] { return sweep.sleep(); });
+        sweep.check_end(end, slept);
+        if (!slept) {
+            sweep.check_untouched();
+            REQUIRE(sweep.sleep());
+        }
+        sweep.check_asleep();
+        REQUIRE(sweep.fixture().wake());
+        sweep.check_woken();
+        return sweep.reached();
+    });
+    CHECK(sweep.failures() > 0);
+}
+
+TEST_CASE("Sweep: a wake survives a withdrawal, and the end of its time, at every step", "[sweep][wake]") {
+    const auto& way = k_ways.at(GENERATE(0U, 1U, 3U));
+    const auto end = GENERATE(End::withdrawal, End::deadline);
+    Sweep sweep(way);
+    for_each_call([&](int step) {
+        INFO(way.name);
+        REQUIRE(sweep.sleep());
+        const auto woken = sweep.run_until(step, end, [&] { return sweep.fixture().wake(); });
+        sweep.check_end(end, woken);
+        if (!woken) {
+            sweep.check_asleep();
+            REQUIRE(sweep.fixture().wake());
+        }
+        sweep.check_woken();
+        return sweep.reached();
+    });
+    CHECK(sweep.failures() > 0);
+}
+
+TEST_CASE("Sweep: time that is over before it begins changes nothing", "[sweep][sleep][wake]") {
+    Sweep sweep(k_ways.at(GENERATE(0U, 1U, 3U)));
+    sweep.fixture().control().deadline = Clock::now();
+    CHECK(sweep.sleep().error().code == ErrorCode::timed_out);
+    sweep.check_untouched();
+    sweep.fixture().control() = {};
+    REQUIRE(sweep.sleep());
+    sweep.fixture().control().deadline = Clock::now();
+    CHECK(sweep.fixture().wake().error().code == ErrorCode::timed_out);
+    sweep.check_asleep();
 }

@@ -172,7 +172,7 @@ TEST_CASE("Protocol: another version, another protocol and unknown types are mis
 
     FrameReader reader;
     reader.append(frame_of(1, {}, 9));
-    CHECK(reader.next().error().message == "the peer speaks version 9 of the protocol, this is version 2");
+    CHECK(reader.next().error().message == "the peer speaks version 9 of the protocol, this is version 3");
 }
 
 TEST_CASE("Protocol: values out of range are refused", "[protocol]") {
@@ -230,10 +230,10 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
     std::string text;
     for (const auto byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
     CHECK(text == "47534c50"
+                  "0300"
                   "0200"
-                  "0200"
-                  "32000000"
-                  "f46f2562"
+                  "33000000"
+                  "3c805988"
                   "02"
                   "01000000"
                   "08000000"
@@ -243,6 +243,7 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
                   "00"
                   "01"
                   "3075000000000000"
+                  "00"
                   "00"
                   "00"
                   "00"

@@ -50,7 +50,8 @@ inline model::SleepRequest random_sleep(Dice& dice) {
     model::SleepRequest request;
     request.level = dice.enumerator(model::Level::drop);
     for (auto* tags : {&request.tags, &request.keep, &request.discard}) *tags = dice.texts();
-    for (auto* flag : {&request.require_refill, &request.dry_run, &request.force}) *flag = dice.boolean();
+    for (auto* flag : {&request.require_refill, &request.dry_run, &request.force, &request.bounds_all})
+        *flag = dice.boolean();
     request.timeout = Milliseconds(dice.small());
     if (dice.boolean()) request.gate = dice.enumerator(model::GateMode::checked);
     request.store = dice.enumerator(model::Store::file);
@@ -64,7 +65,8 @@ inline model::SleepRequest random_sleep(Dice& dice) {
 }
 
 inline model::WakeRequest random_wake(Dice& dice) {
-    return {dice.texts(), dice.boolean(), Milliseconds(dice.small()), Milliseconds(dice.small())};
+    return {dice.texts(), dice.boolean(), Milliseconds(dice.small()), dice.boolean(),
+            Milliseconds(dice.small())};
 }
 
 inline model::TagReport random_tag(Dice& dice) {
@@ -137,11 +139,12 @@ inline auto fields_of(const model::StatusRequest&) {
     return std::tuple();
 }
 inline auto fields_of(const model::SleepRequest& r) {
-    return std::tuple(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout, r.on_touch,
-                      r.gate, r.force, r.touch_limit, r.store, r.stores, r.directory, r.spill, r.keep_files);
+    return std::tuple(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout,
+                      r.bounds_all, r.on_touch, r.gate, r.force, r.touch_limit, r.store, r.stores,
+                      r.directory, r.spill, r.keep_files);
 }
 inline auto fields_of(const model::WakeRequest& r) {
-    return std::tuple(r.tags, r.dry_run, r.timeout, r.wait);
+    return std::tuple(r.tags, r.dry_run, r.timeout, r.bounds_all, r.wait);
 }
 inline auto fields_of(const model::ShareRequest& r) {
     return std::tuple(r.secret, r.address, r.allocation);
