@@ -4,10 +4,11 @@
 # gpu-ps lists, and the files and extents of snapshots.
 # shellcheck shell=bash
 
-# Prints the values of one member of gpu-ps --json, one a line.
+# Prints the values of one member of gpu-ps --json, one a line. Only those that are plain words: a process chooses its own
+# name, and the shell expands what it is offered (compgen -W) and what is taken into its command line.
 _gpu_sleep_values() {
     gpu-ps "${@:2}" --json --timeout 500ms 2>/dev/null |
-        sed -n "s/^ *\"$1\": \"\{0,1\}\([^\",]\{1,\}\)\"\{0,1\},\{0,1\}$/\1/p" | sort -u
+        LC_ALL=C sed -n "s/^ *\"$1\": \"\{0,1\}\([A-Za-z0-9_.:@%+=][A-Za-z0-9_.:@%+=-]*\)\"\{0,1\},\{0,1\}$/\1/p" | sort -u
 }
 
 # The first word that is neither the command nor an option, if there is one.
