@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <iostream>
 #include <thread>
 
 using namespace gpu_sleep;
@@ -33,7 +32,7 @@ void complain(const std::vector<cli::Outcome>& outcomes) {
     for (const auto& outcome : outcomes) {
         const auto* failure = std::get_if<model::Failure>(&outcome.answer);
         const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
-        if (error) std::cerr << cli::render_error("gpu-ps", "ask " + cli::title(outcome.process), *error);
+        if (error) cli::complain(cli::render_error("gpu-ps", "ask " + cli::title(outcome.process), *error));
     }
 }
 
@@ -50,35 +49,36 @@ Listed write(const std::string& text, int status) {
     return {status == exit_status::done ? written : status, is_lost};
 }
 
-/// Lists once; `opening` comes first.
-Listed list(const Options& options, const std::string& opening = {}) {
+/// Lists once, on a screen that is wiped before if `redraws`.
+Listed list(const Options& options, bool redraws = false) {
     const int indent = options.watch.empty() ? 2 : -1;
     cli::Finder finder;
     auto targets = options.target.empty() ? cli::find_all(finder)
                                           : cli::find_targets(finder, options.target, options.timeout);
     if (!targets) {
-        std::cerr << cli::render_error("gpu-ps", "", targets.error());
+        cli::complain(cli::render_error("gpu-ps", "", targets.error()));
         const auto text =
             options.output.json ? cli::to_json("gpu-ps", targets.error(), indent) + '\n' : std::string();
-        return write(opening + text, traits(targets.error().code).exit_status);
+        if (redraws) cli::clear_screen();
+        return write(text, traits(targets.error().code).exit_status);
     }
     auto outcomes = cli::ask_status(finder, *std::move(targets), options.timeout);
     if (options.target.empty()) cli::drop_ended(outcomes);
     const auto text = options.output.json ? cli::to_json("gpu-ps", outcomes, indent) + '\n'
                       : outcomes.empty()  ? "no process with an agent\n"
                                           : cli::render_listing(outcomes);
-    const auto listed = write(opening + text, cli::exit_status_of(outcomes));
+    if (redraws) cli::clear_screen();
+    const auto listed = write(text, cli::exit_status_of(outcomes));
     complain(outcomes);
     return listed;
 }
 
 /// Lists again and again, until the command is ended or nobody reads any more.
 int watch(const Options& options, Milliseconds interval) {
-    constexpr const char* k_clear_screen = "\033[H\033[2J";
     constexpr Milliseconds k_shortest{100};
     const bool redraws = !options.output.json && ::isatty(STDOUT_FILENO) == 1;
     for (;;) {
-        const auto listed = list(options, redraws ? k_clear_screen : "");
+        const auto listed = list(options, redraws);
         if (listed.is_lost) return listed.status;
         std::this_thread::sleep_for(std::max(interval, k_shortest));
     }

@@ -2,11 +2,12 @@
 // Copyright the gpu-sleep authors.
 // gpu-run: starts a command with the agent inside, by preloading it.
 
+#include "base/text.hpp"
 #include "cli/options.hpp"
+#include "cli/output.hpp"
 #include "cli/preload.hpp"
 #include "cli/program_file.hpp"
 #include "cli/rules_file.hpp"
-#include "cli/table.hpp"
 #include "model/environment.hpp"
 
 #include <unistd.h>
@@ -16,7 +17,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <iostream>
 #include <map>
 
 using namespace gpu_sleep;
@@ -133,7 +133,7 @@ Result<std::map<const char*, std::string>> agent_environment(const Options& opti
 }
 
 int complain(std::string_view message, int status) {
-    std::cerr << "gpu-run: " << cli::printable(message) << '\n';
+    cli::complain(fmt::format("gpu-run: {}\n", printable(message)));
     return status;
 }
 

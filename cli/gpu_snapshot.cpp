@@ -8,14 +8,12 @@
 #include "cli/output.hpp"
 #include "cli/render.hpp"
 #include "cli/snapshot_listing.hpp"
-#include "cli/table.hpp"
 #include "store/snapshot_reader.hpp"
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <iostream>
 #include <variant>
 
 using namespace gpu_sleep;
@@ -43,7 +41,7 @@ struct Options {
 };
 
 int complain(const std::string& purpose, const Error& error) {
-    std::cerr << cli::render_error(k_program, purpose, error);
+    cli::complain(cli::render_error(k_program, purpose, error));
     return traits(error.code).exit_status;
 }
 
@@ -90,7 +88,7 @@ int list(const Options& options) {
         found.push_back(cli::look_at(file));
         // One that is being written, or was given up, has no header; that is no damage.
         if (const auto& facts = found.back(); facts.error && !facts.is_partial)
-            keep_first(status, complain("read " + cli::printable(file.string()), *facts.error));
+            keep_first(status, complain("read " + file.string(), *facts.error));
     }
     const auto text = options.json ? cli::to_json(found, status, removed) + '\n'
                                    : cli::render_removed(removed.value_or(cli::Removed())) +
@@ -140,7 +138,7 @@ int verify(const Options& options) {
         if (!facts.error)
             if (const auto read = read_all(file); !read) facts.error = read.error();
         facts.is_good = !facts.error;
-        const auto name = cli::printable(file.string());
+        const auto name = file.string();
         if (facts.error)
             keep_first(status, complain("verify " + name, *facts.error));
         else if (!options.json)
@@ -206,8 +204,7 @@ int extract(const Options& options) {
     if (options.json && options.output == "-")
         return cli::usage_error(k_program, "--json and --output - both write to standard output", true);
     const auto bytes = extract_to_output(options);
-    int status =
-        bytes ? exit_status::done : complain("extract from " + cli::printable(options.path), bytes.error());
+    int status = bytes ? exit_status::done : complain("extract from " + options.path, bytes.error());
     if (!options.json) return status;
     auto facts = cli::look_at(options.path);
     if (bytes)

@@ -4,6 +4,7 @@
 
 #include "cli/json.hpp"
 
+#include "base/text.hpp"
 #include "cli/advice.hpp"
 #include "cli/json_value.hpp"
 
@@ -108,6 +109,30 @@ OrderedJson to_value(std::string_view program, const Outcome& outcome) {
     return value;
 }
 
+void append_escaped(std::string& json, char32_t code) {
+    constexpr char32_t k_one_unit = 0x10000;
+    const auto number = static_cast<std::uint32_t>(code);
+    if (code < k_one_unit)
+        json += fmt::format("\\u{:04x}", number);
+    else
+        json += fmt::format("\\u{:04x}\\u{:04x}", 0xD7C0 + (number >> 10U), 0xDC00 + (number & 0x3FFU));
+}
+
+/// The same JSON with escapes for what a terminal would not show, so that a person may read it there.
+std::string escaped(std::string_view json) {
+    std::string safe;
+    safe.reserve(json.size());
+    while (!json.empty()) {
+        const auto next = first_character(json);
+        if (next.is_shown || json.front() == '\n')
+            safe += json.substr(0, next.bytes);
+        else
+            append_escaped(safe, next.code);
+        json.remove_prefix(next.bytes);
+    }
+    return safe;
+}
+
 } // namespace
 
 OrderedJson error_value(std::string_view program, const Error& error, bool has_waited) {
@@ -127,7 +152,7 @@ OrderedJson document(std::string_view program, int exit_status) {
 }
 
 std::string written(const OrderedJson& value, int indent) {
-    return value.dump(indent, ' ', false, OrderedJson::error_handler_t::replace);
+    return escaped(value.dump(indent, ' ', false, OrderedJson::error_handler_t::replace)); // UTF-8 by then
 }
 
 std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, int indent) {

@@ -22,7 +22,7 @@ using OrderedJson = nlohmann::ordered_json;
 /// "processes" for all others.
 [[nodiscard]] OrderedJson document(std::string_view program, int exit_status);
 
-/// Text that is not UTF-8 is made so.
+/// Text that is not UTF-8 is made so, and what a terminal would not show is escaped.
 [[nodiscard]] std::string written(const OrderedJson& value, int indent);
 
 } // namespace gpu_sleep::cli

@@ -11,8 +11,6 @@
 
 #include <unistd.h>
 
-#include <iostream>
-
 namespace gpu_sleep::cli {
 namespace {
 
@@ -59,8 +57,8 @@ std::vector<Outcome> ask(const CommandRun& operation, Targets found) {
 /// Says what failed on standard error. Returns what standard output is to say of `outcome`.
 std::string show(const CommandRun& operation, const Outcome& outcome) {
     const auto complain = [&](const Error& error) {
-        std::cerr << render_error(operation.program, purpose(operation, title(outcome.process)), error,
-                                  outcome.has_waited);
+        cli::complain(render_error(operation.program, purpose(operation, title(outcome.process)), error,
+                                   outcome.has_waited));
         return std::string();
     };
     if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) return complain(failure->error);
@@ -72,8 +70,8 @@ std::string show(const CommandRun& operation, const Outcome& outcome) {
 /// The status says how the processes are, so it stays what it is if nobody gets to read the result.
 int finish(const CommandRun& operation, const std::string& text, int status) {
     if (const auto written = write_result(text); !written)
-        std::cerr << fmt::format("{}: cannot write the result: {}; the exit status holds all the same\n",
-                                 operation.program, written.error().message);
+        complain(fmt::format("{}: cannot write the result: {}; the exit status holds all the same\n",
+                             operation.program, written.error().message));
     return status;
 }
 
@@ -115,7 +113,7 @@ int run(const CommandRun& operation) {
     Finder finder;
     auto targets = find_targets(finder, operation.target);
     if (!targets) {
-        std::cerr << render_error(operation.program, "", targets.error());
+        complain(render_error(operation.program, "", targets.error()));
         const auto text =
             operation.output.json ? to_json(operation.program, targets.error()) + '\n' : std::string();
         return finish(operation, text, traits(targets.error().code).exit_status);

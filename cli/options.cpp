@@ -9,7 +9,6 @@
 #include "cli/render.hpp"
 
 #include <algorithm>
-#include <iostream>
 #include <sstream>
 #include <string_view>
 
@@ -138,7 +137,7 @@ void add_output(CLI::App& app, OutputOptions& output, bool quiet_too) {
 
 int usage_error(std::string_view program, const std::string& trouble, bool json) {
     const auto error = make_error(ErrorCode::invalid_argument, "{}", trouble);
-    std::cerr << render_error(program, "", error);
+    complain(render_error(program, "", error));
     const auto text = json ? to_json(program, error) + '\n' : std::string();
     [[maybe_unused]] const int written = print_result(program, text); // it is wrong usage in any case
     return exit_status::usage;

@@ -4,6 +4,7 @@
 
 #include "cli/output.hpp"
 
+#include "base/text.hpp"
 #include "cli/render.hpp"
 
 #include <poll.h>
@@ -15,8 +16,9 @@
 #include <iostream>
 
 namespace gpu_sleep::cli {
+namespace {
 
-Result<void> write_result(std::string_view text) {
+Result<void> write_all(std::string_view text) {
     std::signal(SIGPIPE, SIG_IGN); // a reader that has gone is no reason to end without a status
     while (!text.empty()) {
         const auto written = ::write(STDOUT_FILENO, text.data(), text.size());
@@ -33,11 +35,26 @@ Result<void> write_result(std::string_view text) {
     return {};
 }
 
+} // namespace
+
+Result<void> write_result(std::string_view text) {
+    return write_all(printable_lines(text));
+}
+
 int print_result(std::string_view program, std::string_view text) {
     const auto written = write_result(text);
     if (written) return exit_status::done;
-    std::cerr << render_error(program, "write the result", written.error());
+    complain(render_error(program, "write the result", written.error()));
     return traits(written.error().code).exit_status;
+}
+
+void complain(std::string_view text) {
+    std::cerr << printable_lines(text);
+}
+
+void clear_screen() {
+    // The listing that follows tells what becomes of standard output.
+    static_cast<void>(write_all("\033[H\033[2J"));
 }
 
 } // namespace gpu_sleep::cli

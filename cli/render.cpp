@@ -4,6 +4,7 @@
 
 #include "cli/render.hpp"
 
+#include "base/text.hpp"
 #include "cli/advice.hpp"
 #include "cli/table.hpp"
 
@@ -45,10 +46,6 @@ std::string joined(const std::vector<std::string>& words) {
     return printable(fmt::format("{}", fmt::join(words, ", ")));
 }
 
-std::string counted(std::size_t count, std::string_view noun) {
-    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
-
 // ---- The gate, and what stays
 // ----------------------------------------------------------------------------------------------------
 
@@ -84,9 +81,10 @@ std::string gate_line(const Report& report) {
 
 /// "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)".
 std::string residual_line(const model::Residual& residual) {
-    auto text = fmt::format("stays on GPU {}: {} {} in {}", residual.device, printable(residual.kind),
+    auto text = fmt::format("stays on GPU {}: {} {} in {}", residual.device, residual.kind,
                             format_bytes(residual.bytes), counted(residual.count, "allocation"));
-    return residual.reason.empty() ? text : text + fmt::format(" ({})", printable(residual.reason));
+    if (!residual.reason.empty()) text += fmt::format(" ({})", residual.reason);
+    return printable(text);
 }
 
 // ---- The listing
@@ -150,13 +148,13 @@ void add_process(Table& table, const Process& process, const Report& report) {
                counted(sums.tags.size(), "tag"), counted(sums.devices.size(), "GPU"),
                format_bytes(sums.bytes), sums.needs_refill ? places + " (needs refill)" : places});
     for (const auto& tag : report.tags)
-        table.add({"", "", "", std::string(words_for(tag.state)), printable(tag.tag),
-                   fmt::format("GPU {}", tag.device), format_bytes(tag.bytes), where(tag), policy(tag)});
+        table.add({"", "", "", std::string(words_for(tag.state)), tag.tag, fmt::format("GPU {}", tag.device),
+                   format_bytes(tag.bytes), where(tag), policy(tag)});
     if (report.captures || report.gate != GateState::open || report.touches != 0)
         table.add_line(gate_line(report));
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));
     if (report.operation == Operation::status)
-        for (const auto& note : report.notes) table.add_line(printable(note));
+        for (const auto& note : report.notes) table.add_line(note);
 }
 
 // ---- A sleep or a wake
@@ -183,7 +181,7 @@ Table device_table(const Report& report) {
         const Bytes left = sleeps ? device.total - free : free;
         const Bytes amount = sleeps ? moved(device, device.free_before, device.free_after)
                                     : moved(device, device.free_after, device.free_before);
-        table.add({fmt::format("GPU {} {}", device.device, printable(device.name)),
+        table.add({fmt::format("GPU {} {}", device.device, device.name),
                    format_bytes(report.dry_run ? device.released : amount), format_bytes(device.kept),
                    format_bytes(device.dropped), device.total == 0 ? "-" : format_bytes(left)});
     }
@@ -246,10 +244,10 @@ std::string render_error(std::string_view program, std::string_view purpose, con
                          bool has_waited) {
     auto text = fmt::format("{}: ", program);
     if (!purpose.empty()) text += fmt::format("cannot {}: ", purpose);
-    text += printable(error.message);
+    text += error.message;
     if (const auto advice = advice_from(program, error.code, has_waited); !advice.empty())
         text += fmt::format("; {}", advice);
-    return text + '\n';
+    return printable(text) + '\n';
 }
 
 } // namespace gpu_sleep::cli

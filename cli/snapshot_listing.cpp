@@ -4,6 +4,7 @@
 
 #include "cli/snapshot_listing.hpp"
 
+#include "base/text.hpp"
 #include "cli/json_value.hpp"
 #include "cli/table.hpp"
 #include "store/snapshot_reader.hpp"
@@ -59,7 +60,7 @@ std::string render_extents(const store::SnapshotHeader& header) {
     for (std::size_t i = 0; i < stored.size(); ++i) {
         const auto& extent = header.description.extents[i];
         table.add({std::to_string(i), fmt::format("{:#x}", extent.address), std::to_string(extent.device),
-                   printable(extent.tag), format_bytes(extent.bytes), format_bytes(stored[i]),
+                   extent.tag, format_bytes(extent.bytes), format_bytes(stored[i]),
                    part(stored[i], extent.bytes)});
     }
     return table.text(2);
@@ -156,7 +157,7 @@ std::string render(const std::vector<SnapshotFacts>& snapshots, bool extents) {
                  {"PART", Align::right}});
     std::string details;
     for (const auto& facts : snapshots) {
-        const auto name = printable(facts.path.filename().string());
+        const auto name = facts.path.filename().string();
         if (!facts.header) {
             table.add({name, "", state_of(facts)});
             continue;
@@ -164,8 +165,8 @@ std::string render(const std::vector<SnapshotFacts>& snapshots, bool extents) {
         const auto& header = *facts.header;
         const auto contents = header.description.content_bytes();
         table.add({name, std::to_string(header.description.owner.pid), state_of(facts),
-                   printable(header.description.created), format_bytes(contents),
-                   format_bytes(header.file_bytes), part(header.file_bytes, contents)});
+                   header.description.created, format_bytes(contents), format_bytes(header.file_bytes),
+                   part(header.file_bytes, contents)});
         if (extents) details += "\n" + render_extents(header);
     }
     return table.text() + details;
@@ -178,7 +179,8 @@ std::string render_good(const SnapshotFacts& snapshot) {
 
 std::string render_removed(const Removed& removed) {
     std::string text;
-    for (const auto& name : removed) text += fmt::format("removed {}: its process has let go of it\n", name);
+    for (const auto& name : removed)
+        text += fmt::format("removed {}: its process has let go of it\n", printable(name));
     return text;
 }
 

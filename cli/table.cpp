@@ -4,44 +4,37 @@
 
 #include "cli/table.hpp"
 
+#include "base/text.hpp"
+
 #include <algorithm>
 
 namespace gpu_sleep::cli {
-namespace {
 
-constexpr bool is_continuation(char byte) noexcept {
-    return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80U;
-}
-
-/// Characters, as a terminal counts them; wide ones are counted once.
-std::size_t width_of(std::string_view text) {
-    return static_cast<std::size_t>(
-        std::count_if(text.begin(), text.end(), [](char c) { return !is_continuation(c); }));
-}
-
-} // namespace
-
-std::string printable(std::string_view text) {
-    std::string safe;
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        const auto byte = static_cast<unsigned char>(text[i]);
-        const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0U;
-        const bool is_control = byte < 0x20 || byte == 0x7F;
-        const bool is_control_beyond_ascii = byte == 0xC2 && next >= 0x80 && next < 0xA0;
-        safe += is_control || is_control_beyond_ascii ? '?' : text[i];
-        if (is_control_beyond_ascii) ++i;
+std::string shortened(std::string_view text, std::size_t columns) {
+    constexpr std::string_view k_ellipsis = "...";
+    const auto most_characters = 2 * columns; // marks take no column, and are as many as a stranger likes
+    const auto safe = printable(text);
+    std::size_t characters = 0;
+    std::size_t width = 0;
+    std::size_t end = 0; // of what stays beside the ellipsis
+    for (std::size_t at = 0; at < safe.size();) {
+        const auto next = first_character(std::string_view(safe).substr(at));
+        at += next.bytes;
+        width += next.columns;
+        if (width > columns || ++characters > most_characters) return safe.substr(0, end).append(k_ellipsis);
+        if (width + k_ellipsis.size() <= columns) end = at;
     }
     return safe;
 }
 
-std::string shortened(std::string_view text, std::size_t columns) {
-    constexpr std::string_view k_ellipsis = "...";
-    auto safe = printable(text);
-    if (width_of(safe) <= columns) return safe;
-    std::size_t end = 0;
-    for (std::size_t kept = 0; end < safe.size(); ++end)
-        if (!is_continuation(safe[end]) && kept++ == columns - k_ellipsis.size()) break;
-    return safe.substr(0, end).append(k_ellipsis);
+void Table::add(std::vector<std::string> cells) {
+    for (auto& cell : cells) cell = printable(cell);
+    rows_.push_back(std::move(cells));
+}
+
+void Table::add_line(std::string_view text) {
+    rows_.push_back({std::string(), printable(text)});
+    spanning_.insert(rows_.size() - 1);
 }
 
 std::string Table::text(std::size_t indent) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Columns of text that line up, and foreign text made safe for a terminal.
+// Columns of text that line up.
 
 #pragma once
 
@@ -12,14 +12,12 @@
 
 namespace gpu_sleep::cli {
 
-/// `text` with every control character replaced: a process chooses its own name, and must not steer the
-/// terminal of whoever lists it.
-[[nodiscard]] std::string printable(std::string_view text);
-
-/// At most `columns` characters of printable(text), the last three of them "..." if some are missing.
+/// At most `columns` columns of printable(text), and 3 at least; the last three of them "..." if some are
+/// missing.
 [[nodiscard]] std::string shortened(std::string_view text, std::size_t columns);
 
-/// Rows of cells under headings, each column as wide as its widest cell. Cells are UTF-8 and printable.
+/// Rows of cells under headings, each column as wide as its widest cell. Cells may come from strangers: they
+/// are made printable.
 class Table {
 public:
     enum class Align { left, right };
@@ -31,13 +29,10 @@ public:
     explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
     /// Adds a row; cells that are missing at its end are empty.
-    void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+    void add(std::vector<std::string> cells);
 
     /// Adds a line of text that starts in the second column and widens none.
-    void add_line(std::string text) {
-        rows_.push_back({std::string(), std::move(text)});
-        spanning_.insert(rows_.size() - 1);
-    }
+    void add_line(std::string_view text);
 
     /// All lines, each begun with `indent` spaces and ended by a newline; nothing is left at the ends of
     /// lines.

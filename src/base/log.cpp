@@ -5,6 +5,7 @@
 #include "base/log.hpp"
 
 #include "base/cancellation.hpp"
+#include "base/text.hpp"
 
 #include <poll.h>
 #include <pthread.h>
@@ -81,9 +82,11 @@ void write(Severity, std::string_view message) noexcept {
     const int errno_before = errno;
     // What a pipe takes in one piece, and at once if it takes anything. Source: pipe(7).
     std::array<char, PIPE_BUF> line{};
-    const auto end = fmt::format_to_n(line.data(), line.size() - 1, "gpu-sleep[{}]: {}", ::getpid(), message);
-    *end.out = '\n';
-    const auto size = static_cast<std::size_t>(end.out + 1 - line.data());
+    auto* end = fmt::format_to_n(line.data(), line.size() - 1, "gpu-sleep[{}]: ", ::getpid()).out;
+    end += print_into({end, line.data() + line.size() - 1},
+                      message); // it may quote the environment, or the program
+    *end = '\n';
+    const auto size = static_cast<std::size_t>(end + 1 - line.data());
     if (can_write()) {
         const PipeSignalHold signal;
         // One write: a short or failed one has nobody left to be told.

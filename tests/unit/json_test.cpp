@@ -5,6 +5,7 @@
 #include "cli/json.hpp"
 
 #include "support/catch.hpp"
+#include "support/hostile_text.hpp"
 #include "support/man_page.hpp"
 #include "support/sample_reports.hpp"
 
@@ -106,6 +107,22 @@ TEST_CASE("JSON: any bytes in a name give valid JSON, on one line if asked", "[j
     CHECK(text.find('\n') == std::string::npos);
     CHECK(text.find('\033') == std::string::npos);
     CHECK(json::accept(text));
+}
+
+TEST_CASE("JSON: every text of a stranger is UTF-8, harmless on a terminal, and told as it is", "[json]") {
+    auto process = sample_process();
+    process.command = test::hostile_text();
+    for (const auto& answer : {Answer(test::hostile_report(model::Operation::sleep)),
+                               Answer(test::hostile_failure(ErrorCode::internal))})
+        for (const int indent : {-1, 2}) {
+            const auto text = to_json("gpu-sleep", {{process, answer}}, indent);
+            CHECK(test::is_safe(text));
+            CHECK(json::accept(text));
+        }
+    process.command = "\x7F\xC2\x9B\xE2\x80\xAE\xF3\xA0\x81\x81 gr\xC3\xBC\xC3\x9F"; // all of it UTF-8
+    const auto text = to_json("gpu-ps", {{process, test::sample_status()}});
+    CHECK(json::parse(text)["processes"][0]["command"] == process.command);
+    CHECK(text.find(R"("\u007f\u009b\u202e\udb40\udc41 gr)") != std::string::npos);
 }
 
 TEST_CASE("JSON: the manual page names every member, and no other", "[json]") {

@@ -43,6 +43,16 @@ TEST_CASE("Log: a line goes to standard error whole, up to what a pipe takes in 
     CHECK(cut.ends_with("x\n"));
 }
 
+TEST_CASE("Log: what is quoted can neither steer the terminal nor write a line of its own", "[log]") {
+    const PipeAsError pipe;
+    log::error("'{}' is not {}",
+               "\033[2J\x9B"
+               "31m\ngpu-sleep[1]: all is well",
+               "a tag");
+    const auto start = "gpu-sleep[" + std::to_string(::getpid()) + "]: ";
+    CHECK(pipe.read() == start + "'?[2J?31m?gpu-sleep[1]: all is well' is not a tag\n");
+}
+
 TEST_CASE("Log: a line that nobody will read raises no signal", "[log]") {
     PipeAsError pipe;
     pipe.close_reader();

@@ -8,6 +8,7 @@
 #include "cli/table.hpp"
 
 #include "support/catch.hpp"
+#include "support/hostile_text.hpp"
 #include "support/sample_reports.hpp"
 #include "support/skip.hpp"
 
@@ -188,29 +189,37 @@ TEST_CASE("Render: advice fits the command", "[render]") {
           "gpu-snapshot: cannot verify x: no\n");
 }
 
-TEST_CASE("Render: a process cannot steer the terminal by what it calls itself", "[render]") {
-    CHECK(printable("a\033[31mb\r\n\tc\x7F") == "a?[31mb???c?");
-    CHECK(printable("\xC2\x9B"
-                    "31m") == "?31m");
-    CHECK(printable("gr\xC3\xBC\xC3\x9F") == "gr\xC3\xBC\xC3\x9F");
-    auto status = test::sample_status();
-    status.name = "\033]0;x\007";
-    status.notes = {"\033[2J"};
-    status.tags[0].tag = "\033c";
-    status.gate = model::GateState::shut;
-    status.touches = 1;
-    status.last_touch = "\033c";
-    status.residual = {{"\033c", 0, 1, 1, "\033c"}};
-    CHECK(render_listing({{listed_process(), status}}).find('\033') == std::string::npos);
-    CHECK(render_operation(listed_process(), status).find('\033') == std::string::npos);
-    CHECK(render_error("gpu-ps", "", make_error(ErrorCode::internal, "\033c")).find('\033') ==
-          std::string::npos);
+TEST_CASE("Render: a process cannot steer the terminal by what it calls itself, nor add lines", "[render]") {
+    auto process = listed_process();
+    process.command = test::hostile_text();
+    auto unnamed = test::sample_status();
+    unnamed.name.clear();
+    const auto failure = test::hostile_failure(ErrorCode::internal);
+    const auto lines = [](const std::string& text) { return std::count(text.begin(), text.end(), '\n'); };
+    for (const auto operation : {model::Operation::status, model::Operation::sleep, model::Operation::wake}) {
+        auto report = test::hostile_report(operation);
+        const auto listing = render_listing({{process, report}, {process, unnamed}, {process, failure}});
+        CHECK(test::is_safe(listing));
+        CHECK(lines(listing) == (operation == model::Operation::status ? 13 : 11));
+        report.dry_run = GENERATE(false, true);
+        const auto text = render_operation(process, report);
+        CHECK(test::is_safe(text));
+        CHECK(lines(text) == (operation == model::Operation::sleep ? 10 : 8));
+    }
+    const auto line = render_error("gpu-sleep", "wake " + title(process), failure.error);
+    CHECK(test::is_safe(line));
+    CHECK(lines(line) == 1);
+    CHECK(test::is_safe(progress_line({model::Progress::Phase::transfer, 1, ~0ULL})));
 }
 
 TEST_CASE("Render: long commands are shortened by characters, not bytes", "[render]") {
     CHECK(shortened("0123456789", 10) == "0123456789");
     CHECK(shortened("0123456789a", 10) == "0123456...");
     CHECK(shortened("\xC3\xBC\xC3\xBC\xC3\xBC\xC3\xBC\xC3\xBC", 4) == "\xC3\xBC...");
+    CHECK(shortened("\xE6\xA8\xA1\xE5\x9E\x8B\xE6\xA8\xA1", 5) == "\xE6\xA8\xA1..."); // two columns each
+    std::string heap = "a";
+    for (int i = 0; i < 1000; ++i) heap += "\xCC\x81"; // accents on one letter
+    CHECK(shortened(heap, 10).size() < 50);
 }
 
 TEST_CASE("Render: columns line up, and nothing is left at the ends of lines", "[render]") {
@@ -220,6 +229,14 @@ TEST_CASE("Render: columns line up, and nothing is left at the ends of lines", "
     CHECK(table.text(1) == " A   LONG  C\n"
                            " \xC3\xBC\xC3\xBC     1  x\n"
                            " v\n");
+    Table foreign({{"NAME", Table::Align::left}, {"B", Table::Align::left}});
+    foreign.add({"\xE6\xA8\xA1\xE5\x9E\x8B\xE6\xA8\xA1", "1"}); // three ideographs
+    foreign.add({"e\xCC\x81", "2"});
+    foreign.add({"\x9B"
+                 "2J",
+                 "3"});
+    CHECK(foreign.text() == "NAME    B\n\xE6\xA8\xA1\xE5\x9E\x8B\xE6\xA8\xA1  1\n"
+                            "e\xCC\x81       2\n?2J     3\n");
 }
 
 TEST_CASE("Progress: the line shows how much of it is done", "[render]") {

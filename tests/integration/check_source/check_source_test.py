@@ -75,8 +75,14 @@ class CheckSource(unittest.TestCase):
             with self.subTest(body=body):
                 self.assert_clean("agent/x.cpp", body)
 
-    def test_commands_may_print_and_exit(self):
-        self.assert_clean("cli/x.cpp", 'int main() { std::puts("x"); std::exit(3); }')
+    def test_commands_may_exit(self):
+        self.assert_clean("cli/x.cpp", "int main() { std::exit(3); }")
+
+    def test_commands_print_through_one_file(self):
+        for body in ('void f() { std::cerr << "x"; }', 'void f() { std::puts("x"); }', 'void f() { fprintf(f, "x"); }'):
+            with self.subTest(body=body):
+                self.assert_found("cli/x.cpp", body, "prints past cli/output.cpp")
+                self.assert_clean("cli/output.cpp", body)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Foreign text made safe for a person's terminal, and how wide it is there; numbers with their nouns.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace gpu_sleep {
+
+/// The beginning of a text.
+struct Character {
+    char32_t code = 0;     ///< means nothing unless it is valid
+    std::size_t bytes = 1; ///< 1 for a byte that is not UTF-8 with what follows it
+    bool is_valid = false; ///< UTF-8: neither too long a form, nor a surrogate, nor beyond U+10FFFF
+    /// Valid, and a person sees it where it stands: no control character (C0, DEL, C1), no separator of
+    /// lines, nothing that turns the direction of text, and nothing that is not shown at all, joiners and
+    /// selectors of emoji among it: two names that differ must not look alike. Source: Unicode,
+    /// Default_Ignorable_Code_Point, Bidi_Control.
+    bool is_shown = false;
+    /// 2 for East Asian wide ones and pictures, 0 for marks on the character before, else 1. Source: UAX #11.
+    std::size_t columns = 1;
+};
+
+/// The first character of `text`, which is not empty.
+[[nodiscard]] Character first_character(std::string_view text) noexcept;
+
+/// `text` with '?' for every character that is not shown, for every byte that is not UTF-8, and for newlines:
+/// a process chooses its own name, and must not steer the terminal of whoever lists it, nor write lines of
+/// its own.
+[[nodiscard]] std::string printable(std::string_view text);
+
+/// The same, of text that consists of lines: newlines stay.
+[[nodiscard]] std::string printable_lines(std::string_view text);
+
+/// Copies printable(text) to `out`, as many whole characters as there is room for. Returns the number of
+/// bytes. Takes no memory.
+[[nodiscard]] std::size_t print_into(std::span<char> out, std::string_view text) noexcept;
+
+/// Columns of a terminal that printable text takes.
+[[nodiscard]] std::size_t width_of(std::string_view text) noexcept;
+
+/// "1 byte", "2 bytes". The noun's plural is formed by an s.
+[[nodiscard]] std::string counted(std::uint64_t count, std::string_view noun);
+
+} // namespace gpu_sleep
