@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Reserving, populating and pinning host memory.
+// Reserving, populating and pinning host memory, and giving it back.
 
 #include "store/host_arena.hpp"
 
@@ -47,6 +47,19 @@ std::byte* reserve(Bytes bytes) {
     return begin + head;
 }
 
+void unmap(std::byte* begin, std::byte* end) noexcept {
+    if (begin != end) ::munmap(begin, static_cast<std::size_t>(end - begin));
+}
+
+/// Gives back the pages between the two; the addresses stay. Returns how much that was.
+Bytes drop(std::byte* begin, std::byte* end) noexcept {
+    const auto bytes = static_cast<Bytes>(end - begin);
+    if (bytes == 0) return 0;
+    if (::madvise(begin, bytes, MADV_DONTNEED) == 0) return bytes;
+    // A program that locks all its memory (mlockall) has locked this, too.
+    return ::munlock(begin, bytes) == 0 && ::madvise(begin, bytes, MADV_DONTNEED) == 0 ? bytes : 0;
+}
+
 /// Gives `memory` pages by writing to each: for kernels that cannot do it at once.
 void touch(std::span<std::byte> memory) {
     for (std::size_t at = 0; at < memory.size(); at += page_bytes())
@@ -71,7 +84,9 @@ int populate(std::span<std::byte> memory) {
 } // namespace
 
 HostArena::HostArena(Bytes bytes, Pinner* pinner, std::byte* data)
-    : bytes_(bytes), pinner_(pinner), data_(data), pinned_((bytes + k_piece_bytes - 1) / k_piece_bytes) {}
+    : bytes_(bytes), pinner_(pinner), data_(data), pieces_((bytes + k_piece_bytes - 1) / k_piece_bytes) {
+    for (std::size_t i = 0; i < piece_count(); ++i) pieces_[i].push_back({piece(i)});
+}
 
 Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner) {
     constexpr Bytes k_most_bytes = std::numeric_limits<Bytes>::max() / 2; // rounding up must not overflow
@@ -94,22 +109,30 @@ HostArena::~HostArena() {
     // moment, and this way it does so at the end only, not all along its first work after waking.
     while (unpin_next()) {
     }
-    // If the driver still holds a piece, whatever came to lie there would be taken for pinned: it must stay.
-    for (std::size_t i = 0; i < piece_count(); ++i)
-        if (!is_pinned(i)) ::munmap(piece(i).data(), piece(i).size());
-    if (stuck_ > 0)
-        log::warning("{} of host memory could not be unpinned and stay in use", format_bytes(stuck_));
+    // If the driver still holds a part, whatever came to lie there would be taken for pinned: it must stay.
+    Bytes stuck = 0;
+    auto* at = data_;
+    for (const auto& parts : pieces_) {
+        for (const auto& part : parts) {
+            if (!part.is_pinned) continue;
+            unmap(at, part.memory.data());
+            at = part.memory.data() + round_up(part.memory.size(), page_bytes());
+            stuck += part.memory.size();
+        }
+    }
+    unmap(at, data_ + round_up(bytes_, page_bytes()));
+    if (stuck > 0)
+        log::warning("{} of host memory could not be unpinned and stay in use", format_bytes(stuck));
 }
 
 bool HostArena::unpin_next() noexcept {
-    for (; unpinned_ < piece_count(); ++unpinned_) {
-        if (!is_pinned(unpinned_)) continue;
-        if (pinner_->unpin(piece(unpinned_)))
-            pinned_[unpinned_] = false;
-        else
-            stuck_ += piece(unpinned_).size();
-        ++unpinned_;
-        return true;
+    while (unpinned_ < piece_count()) {
+        bool was_pinned = false;
+        for (auto& part : pieces_[unpinned_++]) {
+            was_pinned |= part.is_pinned;
+            unpin(part);
+        }
+        if (was_pinned) return true;
     }
     return false;
 }
@@ -120,7 +143,8 @@ std::span<std::byte> HostArena::piece(std::size_t index) const noexcept {
 }
 
 bool HostArena::is_pinned(std::size_t index) const noexcept {
-    return pinned_[index].load(std::memory_order_acquire);
+    const auto& parts = pieces_[index];
+    return std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.is_pinned; });
 }
 
 Result<void> HostArena::populate(std::size_t index) {
@@ -132,12 +156,76 @@ Result<void> HostArena::populate(std::size_t index) {
     return {};
 }
 
-void HostArena::pin(std::size_t index) {
+void HostArena::pin(Part& part) {
     if (pinner_ == nullptr) return;
-    const auto pinned = pinner_->pin(piece(index));
-    pinned_[index].store(pinned.has_value(), std::memory_order_release);
+    const auto pinned = guarded([&] { return pinner_->pin(part.memory); });
+    part.is_pinned = pinned.has_value();
     if (!pinned && !has_complained_.exchange(true))
         log::info("copies will be slower: host memory could not be pinned: {}", pinned.error().message);
+}
+
+bool HostArena::unpin(Part& part) noexcept {
+    if (part.is_pinned) part.is_pinned = !pinner_->unpin(part.memory);
+    return !part.is_pinned;
+}
+
+std::vector<HostArena::Part> HostArena::rest_of(const Part& part,
+                                                std::span<const std::span<const std::byte>> needed) {
+    const auto begin = reinterpret_cast<Bytes>(part.memory.data());
+    const auto offset_of = [=](const std::byte* at) {
+        return std::clamp(reinterpret_cast<Bytes>(at), begin, begin + part.memory.size()) - begin;
+    };
+    std::vector<Part> rest;
+    for (const auto& span : needed) {
+        const auto first = offset_of(span.data()) / k_huge_page_bytes * k_huge_page_bytes;
+        const auto last = offset_of(span.data() + span.size());
+        if (offset_of(span.data()) == last) continue; // it lies elsewhere
+        const auto end = std::min(round_up(last, k_huge_page_bytes), part.memory.size());
+        auto* const data = part.memory.data() + first;
+        if (!rest.empty() && rest.back().memory.data() + rest.back().memory.size() >= data)
+            rest.back().memory = {rest.back().memory.data(), part.memory.data() + end};
+        else
+            rest.push_back({part.memory.subspan(first, end - first)});
+    }
+    return rest;
+}
+
+Bytes HostArena::drop_but(const Part& part, std::span<const Part> rest) noexcept {
+    Bytes dropped = 0;
+    auto* at = part.memory.data();
+    for (const auto& kept : rest) {
+        dropped += drop(at, kept.memory.data());
+        at = kept.memory.data() + kept.memory.size();
+    }
+    dropped += drop(at, part.memory.data() + part.memory.size());
+    populated_bytes_ -= dropped;
+    return dropped;
+}
+
+Bytes HostArena::shrink(std::size_t index, std::span<const std::span<const std::byte>> needed) {
+    auto& parts = pieces_[index];
+    // What takes memory comes first: behind the first unpinning nothing may fail.
+    std::vector<std::vector<Part>> rests;
+    std::size_t most = 0;
+    for (const auto& part : parts) {
+        rests.push_back(rest_of(part, needed));
+        most += std::max<std::size_t>(1, rests.back().size());
+    }
+    std::vector<Part> left;
+    left.reserve(most);
+    Bytes dropped = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+        const bool is_whole =
+            rests[i].size() == 1 && rests[i].front().memory.size() == parts[i].memory.size();
+        if (is_whole || !unpin(parts[i])) {
+            left.push_back(parts[i]);
+            continue;
+        }
+        dropped += drop_but(parts[i], rests[i]);
+        for (auto& part : rests[i]) pin(left.emplace_back(part));
+    }
+    parts = std::move(left);
+    return dropped;
 }
 
 ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
@@ -192,7 +280,7 @@ Result<void> ArenaPreparer::fill(const Task& task) {
         if (!claim) return claim.error();
         GPU_SLEEP_TRY(task.arena->populate(task.piece));
     }
-    task.arena->pin(task.piece);
+    task.arena->pin(task.arena->pieces_[task.piece].front());
     return {};
 }
 

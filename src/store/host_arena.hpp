@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Host memory that keeps contents: reserved at once, filled with pages and pinned piece by piece on several
-// threads, so that copying can start when the first piece is there.
+// threads, so that copying can start when the first piece is there, and given back as contents die.
 
 #pragma once
 
@@ -52,36 +52,55 @@ public:
     /// Unpins one more piece, which takes 1.5 ms; false when none is left to unpin. For whoever gives an
     /// arena back and has something else to do in between. No ArenaPreparer may still work on it.
     [[nodiscard]] bool unpin_next() noexcept;
-    /// Unpins and returns all memory, but for pieces that cannot be unpinned: those stay for good, with a
+    /// Gives back what of the piece lies in none of `needed`, parts of the arena in their order, by whole
+    /// huge pages: one of which only a part went would be split, and would come back under pressure alone.
+    /// Returns how much that was; what the driver does not let go stays. What is needed is pinned again,
+    /// which takes 2 ms for a whole piece: to wait for the next wake with that, or to copy unpinned, would
+    /// make the wake up to five times as long. What cannot be pinned is copied unpinned. While nobody copies
+    /// from or to the arena. Where there is no memory for it (which is thrown) nothing has changed.
+    [[nodiscard]] Bytes shrink(std::size_t index, std::span<const std::span<const std::byte>> needed);
+    /// Unpins and returns all memory, but for parts that cannot be unpinned: those stay for good, with a
     /// warning. No ArenaPreparer may still work on it. Takes 12 ms a GiB when pinned.
     ~HostArena();
 
     [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
     [[nodiscard]] std::byte* data() const noexcept { return data_; }
-    [[nodiscard]] std::size_t piece_count() const noexcept { return pinned_.size(); }
+    [[nodiscard]] std::size_t piece_count() const noexcept { return pieces_.size(); }
     [[nodiscard]] std::span<std::byte> piece(std::size_t index) const noexcept;
-    /// Whether the piece could be pinned; false means copies to and from it go through the driver's own
-    /// staging.
+    /// Whether all that is left of the piece is pinned; false means that copies to and from it go through the
+    /// driver's own staging. Once the piece has been waited for, and not while it is shrunk.
     [[nodiscard]] bool is_pinned(std::size_t index) const noexcept;
-    /// Memory that has been given pages so far.
+    /// Memory that has pages.
     [[nodiscard]] Bytes populated_bytes() const noexcept { return populated_bytes_; }
 
 private:
     friend class ArenaPreparer;
 
+    /// A registration with the driver, which knows whole ones only. Begins on a huge page.
+    struct Part {
+        std::span<std::byte> memory;
+        bool is_pinned = false;
+    };
+
     HostArena(Bytes bytes, Pinner* pinner, std::byte* data);
     /// Gives pages to the piece. For each piece once; different pieces on different threads. Errors:
     /// out_of_host_memory.
     [[nodiscard]] Result<void> populate(std::size_t index);
-    /// Pins the piece, which has its pages, if that can be done.
-    void pin(std::size_t index);
+    /// Pins the part, which has its pages, if that can be done.
+    void pin(Part& part);
+    /// Returns false if the part is still pinned.
+    bool unpin(Part& part) noexcept;
+    /// What of `part` is `needed`, on whole huge pages.
+    [[nodiscard]] static std::vector<Part> rest_of(const Part& part,
+                                                   std::span<const std::span<const std::byte>> needed);
+    /// Drops the pages of `part`, which is not pinned, but for those of `rest`. Returns how much.
+    Bytes drop_but(const Part& part, std::span<const Part> rest) noexcept;
 
     Bytes bytes_;
     Pinner* pinner_;
     std::byte* data_;
-    std::vector<std::atomic<bool>> pinned_; ///< for each piece
+    std::vector<std::vector<Part>> pieces_; ///< what of each is left, in order
     std::size_t unpinned_ = 0;              ///< pieces that unpin_next() has gone through
-    Bytes stuck_ = 0;                       ///< bytes that could not be unpinned
     std::atomic<Bytes> populated_bytes_{0};
     std::atomic<bool> has_complained_{false}; ///< of memory that cannot be pinned
 };

@@ -28,6 +28,7 @@ public:
     bool unpin(std::span<std::byte> memory) noexcept override {
         const std::lock_guard lock(mutex_);
         if (memory.data() == stuck) return false;
+        was_populated = was_populated && is_populated(memory);
         pinned -= memory.size();
         return true;
     }
@@ -35,7 +36,7 @@ public:
     bool fails = false;
     const std::byte* stuck = nullptr; ///< memory that cannot be unpinned
 
-    bool was_populated = true;           ///< whether all memory had its pages when it was pinned
+    bool was_populated = true;           ///< whether all memory had its pages all the time that it was pinned
     std::vector<const std::byte*> order; ///< in which memory was pinned
     Bytes pinned = 0;                    ///< and not unpinned
 

@@ -58,6 +58,12 @@ struct Mapping {
     return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
+/// Whether anything is mapped at `address`, a page's.
+[[nodiscard]] inline bool is_mapped(std::byte* address) {
+    unsigned char page = 0;
+    return ::mincore(address, 1, &page) == 0;
+}
+
 /// Whether every page of `memory`, which begins with a page, is there.
 [[nodiscard]] inline bool is_populated(std::span<std::byte> memory) {
     const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));

@@ -76,12 +76,6 @@ Bytes populated(const Arenas& arenas) {
     return sum;
 }
 
-/// Whether anything is mapped at `address`, a page's.
-bool is_mapped(std::byte* address) {
-    unsigned char page = 0;
-    return ::mincore(address, 1, &page) == 0;
-}
-
 bool has_flag(const test::Mapping& mapping, const std::string& flag) {
     return mapping.flags.find(' ' + flag + ' ') != std::string::npos;
 }
@@ -174,7 +168,7 @@ TEST_CASE("Host arena: pieces are populated, then pinned, and unpinned at the en
     auto* const first = arenas.front()->data();
     arenas.clear();
     CHECK(pinner.pinned == 0);
-    CHECK_FALSE(is_mapped(first));
+    CHECK_FALSE(test::is_mapped(first));
 }
 
 TEST_CASE("Host arena: memory that cannot be pinned is used all the same", "[host_arena]") {
@@ -203,8 +197,8 @@ TEST_CASE("Host arena: a piece that cannot be unpinned stays mapped, the others 
     }
     arenas.clear();
     CHECK(pinner.pinned == second.size());
-    CHECK_FALSE(is_mapped(first));
-    CHECK(is_mapped(second.data()));
+    CHECK_FALSE(test::is_mapped(first));
+    CHECK(test::is_mapped(second.data()));
     REQUIRE(::munmap(second.data(), second.size()) == 0);
 }
 
@@ -316,7 +310,7 @@ TEST_CASE("Arena preparer: a piece without headroom fails itself and all later o
     preparer.reset();
     arenas.clear();
     CHECK(pinner.pinned == 0);
-    for (auto* address : addresses) CHECK_FALSE(is_mapped(address));
+    for (auto* address : addresses) CHECK_FALSE(test::is_mapped(address));
 }
 
 TEST_CASE("Arena preparer: the reserve is left to others", "[host_arena]") {

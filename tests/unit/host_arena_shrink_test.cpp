@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Giving back what is dead of an arena: which pages go, which stay pinned, and that the rest is untouched.
+
+#include "store/host_arena.hpp"
+
+#include "support/catch.hpp"
+#include "support/fake_pinner.hpp"
+#include "support/mapping.hpp"
+#include "support/result_printing.hpp"
+#include "support/skip.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <span>
+#include <vector>
+
+using namespace gpu_sleep;
+using store::ArenaPreparer;
+using store::HostArena;
+using test::FakePinner;
+
+namespace {
+
+using Needed = std::vector<std::span<const std::byte>>;
+
+constexpr Bytes k_huge = 2 * k_mib;
+constexpr std::byte k_content{0x5a};
+
+/// An arena that is ready and full.
+struct Full {
+    explicit Full(Bytes bytes) {
+        auto made = HostArena::create(bytes, &pinner);
+        REQUIRE(made);
+        arena = *std::move(made);
+        ArenaPreparer::Options options;
+        options.headroom = [] { return store::Headroom{std::numeric_limits<Bytes>::max(), "nothing"}; };
+        const auto preparer = ArenaPreparer::start({arena.get()}, std::move(options));
+        REQUIRE(preparer);
+        for (std::size_t i = 0; i < arena->piece_count(); ++i) REQUIRE((*preparer)->wait(*arena, i));
+        std::fill_n(arena->data(), bytes, k_content);
+    }
+
+    [[nodiscard]] std::span<std::byte> part(Bytes offset, Bytes bytes) const {
+        return {arena->data() + offset, bytes};
+    }
+    [[nodiscard]] bool is_intact(Bytes offset, Bytes bytes) const {
+        const auto memory = part(offset, bytes);
+        return test::is_populated(memory) &&
+               std::all_of(memory.begin(), memory.end(), [](std::byte each) { return each == k_content; });
+    }
+    [[nodiscard]] Bytes resident() const { return test::mapping_at(arena->data())->resident; }
+
+    FakePinner pinner;
+    std::unique_ptr<HostArena> arena;
+};
+
+} // namespace
+
+TEST_CASE("Host arena: what is dead goes by huge pages, and the rest stays pinned", "[host_arena]") {
+    Full full(10 * k_mib);
+    const Needed needed{full.part(3 * k_mib, 1), full.part(8 * k_mib, 256)};
+    CHECK(full.arena->shrink(0, needed) == 6 * k_mib);
+    CHECK(full.resident() == 2 * k_huge);
+    CHECK(full.arena->populated_bytes() == 2 * k_huge);
+    CHECK(full.is_intact(2 * k_mib, k_huge));
+    CHECK(full.is_intact(8 * k_mib, k_huge));
+    CHECK(full.arena->is_pinned(0));
+    CHECK(full.pinner.pinned == 2 * k_huge);
+    CHECK(full.pinner.was_populated);
+
+    CHECK(full.arena->shrink(0, {needed.data() + 1, 1}) == k_huge);
+    CHECK(full.resident() == k_huge);
+    CHECK(full.is_intact(8 * k_mib, k_huge));
+    CHECK(full.pinner.pinned == k_huge);
+
+    auto* const data = full.arena->data();
+    full.arena.reset();
+    CHECK(full.pinner.pinned == 0);
+    CHECK_FALSE(test::is_mapped(data));
+    CHECK_FALSE(test::is_mapped(data + 8 * k_mib));
+}
+
+TEST_CASE("Host arena: a piece of which nothing is needed goes whole", "[host_arena]") {
+    const auto bytes = GENERATE(Bytes{1}, 4 * k_kib + 1, 2 * k_mib, 5 * k_mib + 4 * k_kib + 1);
+    Full full(bytes);
+    CHECK(full.arena->shrink(0, {}) == bytes);
+    CHECK(full.resident() == 0);
+    CHECK(full.arena->populated_bytes() == 0);
+    CHECK(full.pinner.pinned == 0);
+    CHECK(full.arena->shrink(0, {}) == 0);
+}
+
+TEST_CASE("Host arena: a piece of which no huge page is dead is left as it is", "[host_arena]") {
+    Full full(4 * k_mib + 5);
+    const Needed needed{full.part(k_huge - 1, 1), full.part(k_huge, 1), full.part(4 * k_mib + 4, 1)};
+    const auto pinned = full.pinner.order;
+    CHECK(full.arena->shrink(0, needed) == 0);
+    CHECK(full.pinner.order == pinned);
+    CHECK(full.is_intact(0, 4 * k_mib + 5));
+}
+
+TEST_CASE("Host arena: each piece is shrunk alone, with what lies in it of a longer part", "[host_arena]") {
+    constexpr auto k_piece = HostArena::k_piece_bytes;
+    Full full(k_piece + 4 * k_mib);
+    const Needed needed{full.part(k_piece - 3 * k_mib, 4 * k_mib)};
+    CHECK(full.arena->shrink(1, needed) == 2 * k_mib);
+    CHECK(full.pinner.pinned == k_piece + 2 * k_mib);
+    CHECK(full.arena->shrink(0, needed) == k_piece - 4 * k_mib);
+    CHECK(full.is_intact(k_piece - 4 * k_mib, 6 * k_mib));
+    CHECK(full.resident() == 6 * k_mib);
+    CHECK(full.pinner.pinned == 6 * k_mib);
+}
+
+TEST_CASE("Host arena: what the driver does not let go stays, with all that is in it", "[host_arena]") {
+    Full full(8 * k_mib);
+    full.pinner.stuck = full.arena->data();
+    CHECK(full.arena->shrink(0, {}) == 0);
+    CHECK(full.is_intact(0, 8 * k_mib));
+    CHECK(full.arena->is_pinned(0));
+
+    full.pinner.stuck = nullptr; // of two parts, one
+    const Needed needed{full.part(0, 1), full.part(6 * k_mib, 1)};
+    CHECK(full.arena->shrink(0, needed) == 4 * k_mib);
+    auto* const data = full.arena->data();
+    full.pinner.stuck = data + 6 * k_mib;
+    CHECK(full.arena->shrink(0, {}) == k_huge);
+    CHECK(full.is_intact(6 * k_mib, k_huge));
+    CHECK(full.pinner.pinned == k_huge);
+    full.arena.reset();
+    CHECK_FALSE(test::is_mapped(data));
+    CHECK_FALSE(test::is_mapped(data + 4 * k_mib));
+    REQUIRE(test::is_mapped(data + 6 * k_mib));
+    REQUIRE(::munmap(data + 6 * k_mib, k_huge) == 0);
+}
+
+TEST_CASE("Host arena: what cannot be pinned again is kept unpinned", "[host_arena]") {
+    Full full(8 * k_mib);
+    full.pinner.fails = true;
+    const Needed needed{full.part(0, 1), full.part(6 * k_mib, 1)};
+    CHECK(full.arena->shrink(0, needed) == 4 * k_mib);
+    CHECK_FALSE(full.arena->is_pinned(0));
+    CHECK(full.pinner.pinned == 0);
+    CHECK(full.is_intact(0, k_huge));
+    CHECK(full.is_intact(6 * k_mib, k_huge));
+    full.pinner.fails = false;
+    CHECK(full.arena->shrink(0, {needed.data(), 1}) == k_huge);
+    CHECK(full.resident() == k_huge);
+}
+
+TEST_CASE("Host arena: memory that the program has locked goes, too", "[host_arena]") {
+    Full full(4 * k_mib);
+    if (::mlock(full.arena->data(), 4 * k_mib) != 0) return test::skip_without_right("lock memory");
+    const Needed needed{full.part(0, 1)};
+    CHECK(full.arena->shrink(0, needed) == k_huge);
+    CHECK(full.resident() == k_huge);
+    CHECK(full.is_intact(0, k_huge));
+}
