@@ -31,8 +31,9 @@ namespace gpu_sleep::agent {
 /// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then the gate
 /// (no mutex either: threads are inside while they call the driver), then the mutex of the program's pools,
 /// then memory_mutex_, then those of the program's handles and of what it shares, then those of the index of
-/// allocations and of the gate itself, under which nobody waits. None is held across socket work or
-/// callbacks. Nobody waits for anything but the driver and the files of snapshots under memory_mutex_.
+/// allocations, of the gate itself and of the server's queue, under which nobody waits. None is held across
+/// socket work or callbacks. Nobody waits for anything but the driver and the files of snapshots under
+/// memory_mutex_.
 class Agent final : public server::Operations {
 public:
     /// Makes it on first use, without CUDA, threads or files. Never destroyed.
@@ -105,9 +106,11 @@ private:
 
     /// Has what the engine retired given back.
     void reap();
+    /// Gives back dead contents of one piece of host memory. Returns whether there was one.
+    [[nodiscard]] bool shrink_one();
     /// Closes retired files, whose room on the disk is free then. Returns whether there were any.
     [[nodiscard]] bool give_back_files();
-    /// Gives back all that is retired, at once. Returns whether there was any.
+    /// Gives back all that is retired or wasted, at once. Returns whether there was any.
     [[nodiscard]] bool give_back_all();
     [[nodiscard]] Result<model::Report> sleep(const model::SleepRequest& request,
                                               const server::ProgressSink& progress, bool is_own);
@@ -193,8 +196,9 @@ private:
 
     Turnstile turnstile_;
     Callbacks callbacks_;
-    TorchTrim torch_trim_;              ///< used by one operation at a time
-    std::vector<sleep::Vault> retired_; ///< being given back; used on the operations thread alone
+    TorchTrim torch_trim_;                ///< used by one operation at a time
+    std::vector<sleep::Vault> retired_;   ///< being given back; used on the operations thread alone
+    std::atomic<Bytes> retired_bytes_{0}; ///< of host memory that they hold
     server::Server server_;
     TouchRule default_rule_; ///< of the environment; not changed later
     TouchRule rule_;         ///< of the sleep under way or last done; changed by one operation at a time,

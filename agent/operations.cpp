@@ -106,7 +106,24 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
 
 void Agent::reap() {
     const std::lock_guard lock(memory_mutex_);
-    for (auto& [id, vault] : running_.load()->engine.vaults().reap()) retired_.push_back(std::move(vault));
+    auto& vaults = running_.load()->engine.vaults();
+    for (auto& [id, vault] : vaults.reap()) retired_.push_back(std::move(vault));
+    Bytes held = 0;
+    for (const auto& vault : retired_) held += vault.host_bytes();
+    retired_bytes_ = held;
+}
+
+bool Agent::shrink_one() {
+    auto& vaults = running_.load()->engine.vaults();
+    std::unique_lock lock(memory_mutex_);
+    const auto waste = vaults.find_waste(ledger_);
+    if (!waste) return false;
+    // The driver may take its time. No operation runs beside this one, and nobody else reads the contents.
+    lock.unlock();
+    const auto given_back = waste->arena->shrink(waste->piece, waste->needed);
+    lock.lock();
+    vaults.note_shrunk(*waste, given_back);
+    return true;
 }
 
 bool Agent::tidy() {
@@ -117,7 +134,8 @@ bool Agent::tidy() {
     const std::shared_lock contexts(caught::contexts_mutex(), std::try_to_lock);
     if (!contexts) {
         std::this_thread::sleep_for(Milliseconds(1));
-        return !retired_.empty();
+        const std::lock_guard lock(memory_mutex_);
+        return !retired_.empty() || running_.load()->engine.vaults().has_waste();
     }
     // One piece after another and without the mutex: more threads, or haste, would slow the program's first
     // work after waking. All are unpinned before the first is unmapped, which stops every thread of the
@@ -125,7 +143,8 @@ bool Agent::tidy() {
     for (auto& vault : retired_)
         if (vault.arena && vault.arena->unpin_next()) return true;
     retired_.clear();
-    return false;
+    retired_bytes_ = 0;
+    return shrink_one();
 }
 
 bool Agent::give_back_files() {
@@ -137,9 +156,8 @@ bool Agent::give_back_files() {
 bool Agent::give_back_all() {
     if (exiting_) return false;
     reap();
-    const bool has_any = !retired_.empty();
-    while (tidy()) {
-    }
+    bool has_any = !retired_.empty();
+    while (tidy()) has_any = true;
     return has_any;
 }
 

@@ -39,6 +39,9 @@ Report Agent::status() {
         return before;
     }
     complete(report);
+    // What nothing needs any more, too, until it is given back: a moment later.
+    if (auto* const running = running_.load())
+        report.host_bytes += running->engine.vaults().retired_bytes() + retired_bytes_;
     note_touch_trouble(report);
     return report;
 }

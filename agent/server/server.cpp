@@ -100,6 +100,14 @@ void Server::enqueue(Job job) {
     job_added_.notify_one();
 }
 
+void Server::rouse() noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        is_roused_ = true;
+    }
+    job_added_.notify_one();
+}
+
 bool Server::has_jobs() {
     const std::lock_guard lock(mutex_);
     return !jobs_.empty();
@@ -114,7 +122,9 @@ void Server::operate_for_ever() {
             is_tidy = !is_more || !*is_more;
             continue;
         }
-        job_added_.wait(lock, [this] { return !jobs_.empty(); });
+        job_added_.wait(lock, [this] { return !jobs_.empty() || is_roused_; });
+        is_tidy = !std::exchange(is_roused_, false);
+        if (jobs_.empty()) continue;
         auto job = std::move(jobs_.front());
         jobs_.pop_front();
         lock.unlock();

@@ -62,6 +62,10 @@ public:
     /// The same without waiting: `done` is told the outcome on one of the two threads.
     void submit(Operation operation, std::function<void(const Outcome&)> done);
 
+    /// Has the operations thread tidy up, once it has no operation to run. Takes no memory, and waits for
+    /// nobody who does anything else meanwhile: it is called where the program frees memory. Thread-safe.
+    void rouse() noexcept;
+
     /// Shows to those who cannot ask that the process has another name than its environment gave it.
     /// Thread-safe.
     void show_renamed();
@@ -113,9 +117,10 @@ private:
     std::optional<pthread_t> listener_;
     bool is_renamed_ = false;
 
-    std::mutex mutex_; ///< guards jobs_
+    std::mutex mutex_; ///< guards all below
     std::condition_variable job_added_;
     std::deque<Job> jobs_;
+    bool is_roused_ = false; ///< there is something to tidy up
 };
 
 } // namespace gpu_sleep::agent::server

@@ -73,6 +73,7 @@ Result<void> SleepTransaction::draft(DeviceSleep& device) {
             auto arena = store::HostArena::create(draft.bytes, &pinner_);
             if (!arena) return std::move(arena).error();
             draft.vault.arena = *std::move(arena);
+            for (const auto& extent : draft.extents) draft.vault.note_live(extent.place);
         }
         for (const auto& extent : draft.extents) add_blocks(device.blocks, device_span(extent));
         device.report.kept += draft.vault.live;

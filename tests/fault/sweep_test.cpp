@@ -279,6 +279,72 @@ TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver
     CHECK(sweep.failures() > 10 / sweep_stride());
 }
 
+TEST_CASE("Sweep: giving back what died asleep survives the failure of every driver call", "[sweep][wake]") {
+    constexpr int k_count = 6;
+    constexpr Bytes k_each = 2 * k_mib;
+    const bool for_good = GENERATE(false, true); // until the wake
+    EngineFixture fixture;
+    std::uint64_t lost = 0;
+    int stuck = 0;
+    for_each_call([&](int call) {
+        for (int i = 0; i < k_count; ++i) fixture.add(0, "weights", k_each);
+        const auto awake = sim_live_objects();
+        REQUIRE(fixture.sleep(level(1)));
+        for (const std::size_t i : {4U, 2U, 0U}) fixture.remove(i); // what stays lies in three parts
+        sim_reset_counts();
+        sim_fail("*", static_cast<std::uint64_t>(call), CUDA_ERROR_UNKNOWN,
+                 for_good ? SIM_FOREVER : SIM_ONCE);
+        const auto given_back = fixture.shrink();
+        const bool reached = sim_fault_counts().injected_failures != 0;
+        const std::string_view failed = sim_last_failed();
+        sim_clear();
+        INFO("after " << failed << " failed");
+        if (reached) lost += lost_by(failed);
+        // All of it, or nothing where the driver does not let go.
+        CHECK((given_back == 3 * k_each || given_back == 0));
+        stuck += given_back == 0;
+        CHECK(fixture.engine().vaults().host_bytes() == k_count * k_each - given_back);
+        CHECK(fixture.state() == State::asleep);
+        REQUIRE(fixture.wake());
+        CHECK(fixture.all_intact());
+        CHECK(sim_fault_counts().illegal_accesses == 0);
+        CHECK(helpers(sim_live_objects()) <= helpers(awake) + lost);
+        while (!fixture.allocations().empty()) fixture.remove(0);
+        return reached;
+    });
+    CHECK((!for_good || stuck > 0 || sweep_stride() > 1)); // unpinning is tried twice
+}
+
+TEST_CASE("Sweep: contents freed while they sleep give their host memory back, and the rest wakes whole",
+          "[sweep][wake]") {
+    EngineFixture fixture;
+    std::uint64_t seed = 7;
+    const auto random = [&](std::size_t below) {
+        seed = seed * 6364136223846793005U + 1442695040888963407U;
+        return static_cast<std::size_t>(seed >> 33) % below;
+    };
+    for (int round = 0; round < 8; ++round) {
+        while (fixture.allocations().size() < 24)
+            fixture.add(random(2) == 0 ? 0 : 1, random(2) == 0 ? "weights" : "kv_cache",
+                        (1 + random(5)) * k_mib + random(2) * 70'000);
+        REQUIRE(fixture.sleep(level(1)));
+        const auto full = fixture.engine().vaults().host_bytes();
+        const auto stay = random(24);
+        while (fixture.allocations().size() > stay) {
+            fixture.remove(random(fixture.allocations().size()));
+            if (random(3) != 0) continue;
+            fixture.shrink();
+            Bytes live = 0;
+            for (const auto& [address, backing] : fixture.ledger().backings()) live += backing.kept_bytes();
+            CHECK(fixture.engine().vaults().host_bytes() <= live + live / 3 + 1);
+        }
+        CHECK(fixture.engine().vaults().host_bytes() <= full);
+        REQUIRE(fixture.wake());
+        CHECK(fixture.all_intact());
+        CHECK(sim_fault_counts().illegal_accesses == 0);
+    }
+}
+
 TEST_CASE("Sweep: a sleep that can be neither finished nor undone leaves asleep what it cannot map",
           "[sweep][sleep]") {
     const auto& way = k_ways.at(GENERATE(0U, 1U));

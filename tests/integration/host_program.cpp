@@ -363,6 +363,7 @@ const Commands& commands() {
         {"corrupt", [](Words& w) { return set_fault("corrupt", w); }},
         {"fail", [](Words& w) { return set_fault("fail", w); }},
         {"reads", set_reads},
+        {"pinned", [](Words&) { return Answer(std::to_string(sim_live_objects().host_bytes)); }},
         {"faults", [](Words&) { return Answer(std::to_string(sim_fault_counts().illegal_accesses)); }},
     };
     return table;

@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -39,6 +41,19 @@ private:
     std::string file_;
     std::string bytes_;
 };
+
+/// Memory of the process alone: the simulated devices are shared memory.
+Bytes anonymous_bytes(const Host& host) {
+    std::ifstream status(fmt::format("/proc/{}/status", host.pid()));
+    std::ostringstream text;
+    text << status.rdbuf();
+    return std::stoull(text.str().substr(text.str().find("RssAnon:") + 8)) * k_kib;
+}
+
+/// Host memory that holds contents of it, as it says.
+Bytes host_bytes(const Host& host) {
+    return std::stoull(host.command("gpu-ps", {"--json"}).json("/processes/0/report/host_bytes"));
+}
 
 } // namespace
 
@@ -71,6 +86,42 @@ TEST_CASE("Memory: what is freed asleep does not come back", "[memory]") {
     const auto woken = host.command("gpu-wake", {"--json"});
     CHECK(woken.json("/processes/0/report/devices/0/moved_bytes") == "4194304");
     CHECK(woken.json("/processes/0/report/host_bytes") == "0");
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Memory: host memory goes back as contents are freed asleep", "[memory]") {
+    constexpr Bytes k_each = 20 * k_mib;
+    constexpr int k_stays = 6; // in two pieces of host memory
+    Host host({"GPU_SLEEP_SIM_POISON=0"});
+    for (int i = 0; i < 8; ++i) host.tell(fmt::format("alloc weights {} 0", k_each));
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    CHECK(host_bytes(host) == 8 * k_each);
+    const auto before = anonymous_bytes(host);
+    for (int i = 0; i < 8; ++i)
+        if (i != k_stays) host.tell(fmt::format("free {}", i));
+    CHECK(becomes_true([&] { return host_bytes(host) == k_each; }, Milliseconds(1000)));
+    CHECK(anonymous_bytes(host) + 6 * k_each < before);
+    CHECK(host.tell("pinned") == std::to_string(k_each)); // the wake is as fast as ever
+    CHECK(host.state() == "asleep");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(host.tell("faults") == "0");
+    CHECK(becomes_true([&] { return host.tell("pinned") == "0"; }));
+}
+
+TEST_CASE("Memory: a whole tag that is freed asleep gives all its host memory back at once", "[memory]") {
+    constexpr Bytes k_each = 40 * k_mib;
+    Host host({"GPU_SLEEP_SIM_POISON=0"});
+    host.tell("alloc weights 4194304 0");
+    for (int i = 0; i < 2; ++i) host.tell(fmt::format("alloc kv_cache {} 0", k_each));
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    const auto before = anonymous_bytes(host);
+    host.tell("free 1");
+    host.tell("free 2");
+    CHECK(becomes_true([&] { return anonymous_bytes(host) + k_each < before; }, Milliseconds(1000)));
+    CHECK(becomes_true([&] { return host_bytes(host) == 4 * k_mib; }, Milliseconds(1000)));
+    CHECK(host.tell("pinned") == std::to_string(4 * k_mib));
+    REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check_all") == "intact");
 }
 

@@ -11,6 +11,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <string>
@@ -51,6 +52,27 @@ TEST_CASE("Store: contents in files come back whole, and no host memory is kept"
         CHECK(place.files().empty());
     }
     CHECK(host.tell("faults") == "0");
+}
+
+TEST_CASE("Store: the file of a tag that is freed asleep goes at once, with its room on the disk",
+          "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+    const auto count_open = [&] {
+        const fs::directory_iterator all(fmt::format("/proc/{}/fd", host.pid()));
+        return std::count_if(begin(all), end(all), [&](const fs::directory_entry& each) {
+            std::error_code ignored;
+            return fs::read_symlink(each, ignored).string().starts_with(place.path().string());
+        });
+    };
+    const auto before = count_open();
+    host.tell("free 1");
+    CHECK(place.files().size() == 1);
+    CHECK(becomes_true([&] { return count_open() < before; }, Milliseconds(1000)));
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
 }
 
 TEST_CASE("Store: each tag goes where it is told to", "[store]") {

@@ -83,6 +83,17 @@ public:
         allocations_.erase(allocations_.begin() + static_cast<std::ptrdiff_t>(index));
     }
 
+    /// Gives back what has died of contents in host memory. Returns how much that was.
+    Bytes shrink() {
+        Bytes sum = 0;
+        while (const auto waste = engine_.vaults().find_waste(ledger_)) {
+            const auto bytes = waste->arena->shrink(waste->piece, waste->needed);
+            engine_.vaults().note_shrunk(*waste, bytes);
+            sum += bytes;
+        }
+        return sum;
+    }
+
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, model::Report* report = nullptr) {
         model::Report own;
         auto done = engine_.sleep(request, control_, report ? *report : own);
