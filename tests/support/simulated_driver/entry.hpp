@@ -9,7 +9,10 @@
 #include "support/simulated_driver/entry_points.hpp"
 
 #include <chrono>
+#include <exception>
 #include <mutex>
+#include <new>
+#include <system_error>
 
 namespace gpu_sleep::sim {
 
@@ -58,20 +61,36 @@ public:
 /// the calling thread; it breaks them. Source: CUDA Driver API, cuThreadExchangeStreamCaptureMode.
 CUresult refuse_during_capture(Driver& driver);
 
+/// The status for what `body` throws where memory or threads run out: nothing crosses the C interface.
+template <class Body>
+CUresult without_exceptions(Body&& body) noexcept {
+    try {
+        return body();
+    } catch (const std::bad_alloc&) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    } catch (const std::system_error&) { // a thread, a lock
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    } catch (const std::exception&) {
+        return CUDA_ERROR_UNKNOWN;
+    }
+}
+
 /// Runs the `body` of a driver function: CUresult(Call&).
 template <class Body>
 CUresult call(Entry entry, Body&& body) noexcept {
     const CallRecord record(entry);
-    if (const auto refusal = record.admit(); refusal != CUDA_SUCCESS) return record.finish(refusal);
-    if (entry_point(entry).trait == Trait::early) {
-        Call unlocked{entry, Driver::instance(), {}};
-        return record.finish(body(unlocked));
-    }
-    Call locked{entry, Driver::instance(), std::unique_lock(Driver::instance().mutex)};
-    if (entry_point(entry).trait == Trait::unsafe)
-        if (const auto refusal = refuse_during_capture(locked.driver); refusal != CUDA_SUCCESS)
-            return record.finish(refusal);
-    return record.finish(body(locked));
+    return record.finish(without_exceptions([&]() -> CUresult {
+        if (const auto refusal = record.admit(); refusal != CUDA_SUCCESS) return refusal;
+        if (entry_point(entry).trait == Trait::early) {
+            Call unlocked{entry, Driver::instance(), {}};
+            return body(unlocked);
+        }
+        Call locked{entry, Driver::instance(), std::unique_lock(Driver::instance().mutex)};
+        if (entry_point(entry).trait == Trait::unsafe)
+            if (const auto refusal = refuse_during_capture(locked.driver); refusal != CUDA_SUCCESS)
+                return refusal;
+        return body(locked);
+    }));
 }
 
 /// The same for a function that needs a current context: CUresult(Call&, Context&).

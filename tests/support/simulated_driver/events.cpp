@@ -38,11 +38,13 @@ CUresult record_event(Call& c, Context& context, CUevent handle, CUstream stream
     if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
         return status;
     if (stream->capture) return record_captured(*stream, *event);
-    forget_capture(*event);
-    event->stamp = make_stamp(*event);
-    event->tickets = {enqueue(*stream, {}, [stamp = event->stamp] {
+    const auto stamp = make_stamp(*event);
+    auto ticket = enqueue(*stream, {}, [stamp] {
         if (stamp) set_to_now(*stamp);
-    })};
+    });
+    forget_capture(*event);
+    event->stamp = stamp;
+    event->tickets = {std::move(ticket)};
     return CUDA_SUCCESS;
 }
 

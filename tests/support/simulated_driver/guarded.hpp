@@ -6,12 +6,10 @@
 
 namespace gpu_sleep::sim {
 
-/// Takes SIGSEGV and SIGBUS for guarded code; any other fault goes to the handler that was there before.
-/// Once.
-void install_fault_handler();
-
-/// Runs `body(argument)`; false if it faulted or called abandon_guarded(). Objects that lived in it then are
-/// not destroyed, so it holds no lock and owns nothing. Does not nest.
+/// Runs `body(argument)`; false if it faulted or called abandon_guarded(). Any other fault, and a SIGSEGV or
+/// SIGBUS that somebody sends, goes to the handler that the program has, or does what it does by default.
+/// Objects that lived in `body` when it was left are not destroyed, so it holds no lock and owns nothing.
+/// Does not nest.
 [[nodiscard]] bool run_guarded(void (*body)(void*), void* argument);
 
 /// The same for a callable that takes nothing.

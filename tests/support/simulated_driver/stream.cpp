@@ -8,6 +8,27 @@
 #include <utility>
 
 namespace gpu_sleep::sim {
+namespace {
+
+/// A thread that is started meanwhile takes no signals of the program, which are for its own threads; faults
+/// are the guarded code's.
+class OwnSignalsOnly {
+public:
+    OwnSignalsOnly() noexcept {
+        sigset_t all;
+        sigfillset(&all);
+        for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) sigdelset(&all, fault);
+        ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~OwnSignalsOnly() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    OwnSignalsOnly(const OwnSignalsOnly&) = delete;
+    OwnSignalsOnly& operator=(const OwnSignalsOnly&) = delete;
+
+private:
+    sigset_t before_{};
+};
+
+} // namespace
 
 void Timeline::complete(std::uint64_t number) {
     {
@@ -32,27 +53,20 @@ Stream::~Stream() {
     join();
 }
 
-void Stream::start_thread() {
-    // The program's signals are for its own threads; faults are the guarded code's.
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) sigdelset(&all, fault);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+void Stream::start() {
+    if (thread_.joinable()) return;
+    const OwnSignalsOnly scope;
     thread_ = std::thread([this] { work(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Ticket Stream::submit(std::vector<Ticket> after, Task task) {
-    ++submitted_;
+    start(); // what is queued without a thread would never be done
     {
         const std::lock_guard lock(mutex_);
         queue_.push_back({std::move(after), std::move(task)});
     }
-    if (thread_.joinable())
-        queued_.notify_one();
-    else
-        start_thread();
+    ++submitted_;
+    queued_.notify_one();
     return last();
 }
 

@@ -58,7 +58,10 @@ public:
     Stream& operator=(const Stream&) = delete;
     ~Stream();
 
+    /// Starts the thread unless it runs. Throws std::system_error where none can be had; nothing has changed.
+    void start();
     /// Queues `task`, to run once everything submitted before and all of `after` is done. It may be empty.
+    /// Throws as start() does.
     Ticket submit(std::vector<Ticket> after, Task task);
     /// The newest work.
     [[nodiscard]] Ticket last() const { return {timeline_, submitted_}; }
@@ -89,7 +92,6 @@ private:
         std::vector<Ticket> after;
         Task task;
     };
-    void start_thread();
     void work();
 
     const Kind kind_;

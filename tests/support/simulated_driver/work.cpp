@@ -53,6 +53,12 @@ CUresult submit(Call& call, Stream& stream, std::shared_ptr<const Work> work, Su
         if (submitted) submitted->captured = true;
         return record(call.driver, stream, std::move(work));
     }
+    // Before anything is taken for the work, and in those words: callers take back what they did for it.
+    const auto started = without_exceptions([&] {
+        stream.start();
+        return CUDA_SUCCESS;
+    });
+    if (started != CUDA_SUCCESS) return started;
     if (const auto status = work->prepare(call.driver, false); status != CUDA_SUCCESS) return status;
     const auto execution = execution_now(call, stream);
     auto ticket = enqueue(stream, {}, [work = std::move(work), execution] { run(*work, execution); });

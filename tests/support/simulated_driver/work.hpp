@@ -42,7 +42,8 @@ struct Submitted {
 
 /// Gives `work` to `stream`: queues it behind what must come first, or records it if the stream captures.
 /// Work in the legacy stream while a blocking stream of its context captures breaks that capture. Errors:
-/// STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED; those of Work::prepare().
+/// STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED, OUT_OF_MEMORY (no thread can be had); those of
+/// Work::prepare().
 CUresult submit(Call& call, Stream& stream, std::shared_ptr<const Work> work, Submitted* submitted = nullptr);
 
 /// Queues `task` in `stream`, which does not capture: after all earlier work of it, `after`, and what the
