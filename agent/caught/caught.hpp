@@ -182,6 +182,15 @@ void peer_access_enabled(CUcontext peer) noexcept;
 void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept;
 void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept;
 void forget_residual(CUdeviceptr address) noexcept;
+/// The driver made an array, or a mipmapped one of so many levels. `array` is the handle: no address in
+/// memory of the program's.
+void array_created(const void* array, const CUDA_ARRAY3D_DESCRIPTOR& wanted, unsigned levels) noexcept;
+/// The driver gave out a handle for memory of another process, or took a reference to it back.
+void handle_imported(CUmemGenericAllocationHandle handle) noexcept;
+void imported_handle_released(CUmemGenericAllocationHandle handle) noexcept;
+/// The driver mapped memory behind a handle that is none of ours, or unmapped whatever was there.
+void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept;
+void unmapped_by_driver(CUdeviceptr address, std::size_t bytes) noexcept;
 /// After the driver allocated what was left to it.
 void left_to_driver(CUdeviceptr address, std::size_t bytes, const Left& left) noexcept;
 /// Runs the driver's `free` of the allocation, which need not be one of those.

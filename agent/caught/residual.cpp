@@ -25,8 +25,10 @@ struct Residents {
         int device;
         CUcontext context; ///< whose end takes it; null: none that is known
     };
-    std::mutex mutex; ///< guards by_address
+    std::mutex mutex; ///< guards all below
     std::map<CUdeviceptr, Resident> by_address;
+    std::map<CUmemGenericAllocationHandle, unsigned>
+        imported; ///< the driver's handles, with their references
     static Residents& instance() {
         static Immortal<Residents> s_residents;
         return *s_residents;
@@ -45,15 +47,18 @@ void add_resident(CUdeviceptr address, Residents::Resident resident) noexcept {
 
 } // namespace
 
-void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept {
+void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const char* reason) noexcept {
     noted([&] {
         const auto with = memory();
         CUcontext context = nullptr;
         if (with && with->api.cuCtxGetCurrent(&context) == CUDA_SUCCESS)
             context = owner_of_memory_in(context);
-        add_resident(address,
-                     {bytes, "managed", "the driver moves it between host and device itself", 0, context});
+        add_resident(address, {bytes, kind, reason, 0, context});
     });
+}
+
+void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept {
+    stays_in_context(address, bytes, "managed", "the driver moves it between host and device itself");
 }
 
 void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept {
@@ -66,6 +71,37 @@ void forget_residual(CUdeviceptr address) noexcept {
         const std::lock_guard lock(residents.mutex);
         residents.by_address.erase(address);
     });
+}
+
+void handle_imported(CUmemGenericAllocationHandle handle) noexcept {
+    noted([&] {
+        auto& residents = Residents::instance();
+        const std::lock_guard lock(residents.mutex);
+        ++residents.imported[handle];
+    });
+}
+
+void imported_handle_released(CUmemGenericAllocationHandle handle) noexcept {
+    auto& residents = Residents::instance();
+    const std::lock_guard lock(residents.mutex);
+    const auto found = residents.imported.find(handle);
+    if (found != residents.imported.end() && --found->second == 0) residents.imported.erase(found);
+}
+
+void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept {
+    {
+        auto& residents = Residents::instance();
+        const std::lock_guard lock(residents.mutex);
+        if (!residents.imported.contains(handle)) return;
+    }
+    imported(address, bytes, "virtual");
+}
+
+void unmapped_by_driver(CUdeviceptr address, std::size_t bytes) noexcept {
+    auto& residents = Residents::instance();
+    const std::lock_guard lock(residents.mutex);
+    residents.by_address.erase(residents.by_address.lower_bound(address),
+                               residents.by_address.lower_bound(address + bytes));
 }
 
 Taken take_managed_of(CUcontext context) {

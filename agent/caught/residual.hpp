@@ -16,6 +16,9 @@ void add_pinned_handles(std::vector<Residual>& rows);
 void add_left(std::vector<Residual>& rows);
 /// Adds `row` to the one of its kind, device and reason.
 void add_to_sum(std::vector<Residual>& sums, const Residual& row);
+/// Memory of the current context that the driver keeps to itself, until forget_residual() or the context's
+/// end.
+void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const char* reason) noexcept;
 /// What the driver holds for the memory nodes of graphs.
 void add_graph_memory(std::vector<Residual>& rows);
 

@@ -80,7 +80,7 @@ struct Taken {
 [[nodiscard]] Taken take_pools_of(const Agent::Memory& memory, CUcontext context);
 /// What was left to the driver in the context, to be counted.
 [[nodiscard]] Taken take_left_of(CUcontext context, bool is_primary);
-/// What it has of managed memory, to be counted.
+/// What it has of managed memory and arrays, to be counted.
 [[nodiscard]] Taken take_managed_of(CUcontext context);
 /// The allocations of free_later() that die with the context.
 [[nodiscard]] Taken take_waiting_of(const Agent::Memory& memory,

@@ -10,6 +10,8 @@
 /// Handled by a hook of its own: it makes, frees, shares or describes memory, tracks captures and contexts, or
 /// looks symbols up.
 #define GPU_SLEEP_OWN_HOOKS(X) \
+    X(cuArray3DCreate_v2) X(cuArrayCreate_v2) X(cuArrayDestroy) X(cuMipmappedArrayCreate)                    \
+    X(cuMipmappedArrayDestroy)                                                                               \
     X(cuCtxCreate) X(cuCtxCreate_v2) X(cuCtxCreate_v3) X(cuCtxCreate_v4) X(cuCtxDestroy) X(cuCtxDestroy_v2)  \
     X(cuCtxDetach) X(cuCtxDisablePeerAccess) X(cuCtxEnablePeerAccess) X(cuCtxSynchronize)                    \
     X(cuCtxSynchronize_v2) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxRelease_v2)                      \
@@ -84,7 +86,7 @@
 
 /// May take GPU memory: passes the gate.
 #define GPU_SLEEP_TAKING(X) \
-    X(cuArray3DCreate) X(cuArray3DCreate_v2) X(cuArrayCreate) X(cuArrayCreate_v2) X(cuCtxFromGreenCtx)       \
+    X(cuArray3DCreate) X(cuArrayCreate) X(cuCtxFromGreenCtx)                                                 \
     X(cuCtxSetLimit) X(cuExternalMemoryGetMappedBuffer) X(cuExternalMemoryGetMappedMipmappedArray)           \
     X(cuFuncLoad) X(cuFuncSetAttribute) X(cuGraphAddMemAllocNode)                                            \
     X(cuGraphExecExternalSemaphoresSignalNodeSetParams) X(cuGraphExecExternalSemaphoresWaitNodeSetParams)    \
@@ -93,13 +95,13 @@
     X(cuLibraryGetManaged) X(cuLibraryGetModule) X(cuLibraryGetUnifiedFunction) X(cuLibraryLoadData)         \
     X(cuLibraryLoadFromFile) X(cuLinkAddData) X(cuLinkAddData_v2) X(cuLinkAddFile) X(cuLinkAddFile_v2)       \
     X(cuLinkComplete) X(cuMemAlloc) X(cuMemAllocPitch) X(cuMemPoolImportFromShareableHandle)                 \
-    X(cuMemPoolImportPointer) X(cuMipmappedArrayCreate) X(cuModuleGetFunction) X(cuModuleGetGlobal_v2)       \
+    X(cuMemPoolImportPointer) X(cuModuleGetFunction) X(cuModuleGetGlobal_v2)                                 \
     X(cuModuleLoad) X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary)                       \
     X(cuMulticastAddDevice) X(cuMulticastCreate) X(cuStreamCreate) X(cuStreamCreateWithPriority)
 
 /// Touches nothing: asks, orders, destroys, describes, or works on the host. Not caught.
 #define GPU_SLEEP_HARMLESS(X) \
-    X(cuArray3DGetDescriptor) X(cuArray3DGetDescriptor_v2) X(cuArrayDestroy) X(cuArrayGetDescriptor)         \
+    X(cuArray3DGetDescriptor) X(cuArray3DGetDescriptor_v2) X(cuArrayGetDescriptor)                           \
     X(cuArrayGetDescriptor_v2) X(cuArrayGetMemoryRequirements) X(cuArrayGetPlane)                            \
     X(cuArrayGetSparseProperties) X(cuCheckpointProcessCheckpoint) X(cuCheckpointProcessGetRestoreThreadId)  \
     X(cuCheckpointProcessGetState) X(cuCheckpointProcessLock) X(cuCheckpointProcessRestore)                  \
@@ -161,7 +163,7 @@
     X(cuMemHostGetDevicePointer_v2) X(cuMemHostGetFlags) X(cuMemHostRegister) X(cuMemHostRegister_v2)        \
     X(cuMemHostUnregister) X(cuMemPoolExportPointer) X(cuMemPoolExportToShareableHandle)                     \
     X(cuMemPoolGetAccess) X(cuMemRangeGetAttribute) X(cuMemRangeGetAttributes) X(cuMemSetMemPool)            \
-    X(cuMipmappedArrayDestroy) X(cuMipmappedArrayGetLevel) X(cuMipmappedArrayGetMemoryRequirements)          \
+    X(cuMipmappedArrayGetLevel) X(cuMipmappedArrayGetMemoryRequirements)                                     \
     X(cuMipmappedArrayGetSparseProperties) X(cuModuleEnumerateFunctions) X(cuModuleGetFunctionCount)         \
     X(cuModuleGetGlobal) X(cuModuleGetLoadingMode) X(cuModuleGetSurfRef) X(cuModuleGetTexRef)                \
     X(cuModuleUnload) X(cuMulticastGetGranularity) X(cuMulticastUnbind)                                      \

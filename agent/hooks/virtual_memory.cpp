@@ -40,6 +40,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     if (catches())
         if (const auto answer = agent::caught::release(handle)) return *answer;
+    if (catches()) agent::caught::imported_handle_released(handle); // first: another may have it at once
     return real<Entry::cuMemRelease>()(handle);
 }
 
@@ -52,16 +53,19 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
     if (!passage.admitted()) return refused();
     if (catches())
         if (const auto answer = agent::caught::map(address, bytes, offset, handle, flags)) return *answer;
-    return real<Entry::cuMemMap>()(address, bytes, offset, handle, flags);
+    const auto status = real<Entry::cuMemMap>()(address, bytes, offset, handle, flags);
+    if (status == CUDA_SUCCESS && catches()) agent::caught::mapped_by_driver(address, bytes, handle);
+    return status;
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
     const auto inspector = inspector_of<Entry::cuMemUnmap>(address, bytes);
     const Passage passage(Touch::takes, k_name<Entry::cuMemUnmap>, &inspector);
     if (!passage.admitted()) return refused();
-    if (catches())
-        if (const auto answer = agent::caught::unmap(address, bytes)) return *answer;
-    return real<Entry::cuMemUnmap>()(address, bytes);
+    const auto answer = catches() ? agent::caught::unmap(address, bytes) : std::nullopt;
+    const auto status = answer ? *answer : real<Entry::cuMemUnmap>()(address, bytes);
+    if (status == CUDA_SUCCESS && catches()) agent::caught::unmapped_by_driver(address, bytes);
+    return status;
 }
 
 CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
@@ -107,7 +111,9 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
                                         CUmemAllocationHandleType type) {
     const Passage passage(Touch::takes, k_name<Entry::cuMemImportFromShareableHandle>);
     if (!passage.admitted()) return refused();
-    return real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type);
+    const auto status = real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type);
+    if (status == CUDA_SUCCESS && catches()) agent::caught::handle_imported(*handle);
+    return status;
 }
 
 CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t group_offset,

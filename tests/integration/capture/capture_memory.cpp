@@ -28,6 +28,13 @@ Result<void> grant(CUdeviceptr address, std::size_t bytes) {
     return {};
 }
 
+Result<void> map(Segments& segments, CUmemGenericAllocationHandle handle) {
+    segments.handles.push_back(handle);
+    GPU_SLEEP_TEST_CALL(cuMemAddressReserve, &segments.begin, segments.reserved, 0, 0, 0);
+    GPU_SLEEP_TEST_CALL(cuMemMap, segments.begin, segments.handle_bytes, 0, handle, 0);
+    return grant(segments.begin, segments.handle_bytes);
+}
+
 /// Grows `segments` until `bytes` are mapped, a handle at a time, as expandable segments do.
 Result<void> grow(Segments& segments, std::size_t bytes) {
     const auto wanted = properties();
@@ -57,17 +64,25 @@ Result<Segments> map_again(const Segments& first) {
     made.handle_bytes = made.reserved = first.handle_bytes;
     CUmemGenericAllocationHandle handle = 0;
     GPU_SLEEP_TEST_CALL(cuMemRetainAllocationHandle, &handle, reinterpret_cast<void*>(first.begin));
-    made.handles.push_back(handle);
-    GPU_SLEEP_TEST_CALL(cuMemAddressReserve, &made.begin, made.reserved, 0, 0, 0);
-    GPU_SLEEP_TEST_CALL(cuMemMap, made.begin, made.handle_bytes, 0, handle, 0);
-    GPU_SLEEP_TRY(grant(made.begin, made.handle_bytes));
+    GPU_SLEEP_TRY(map(made, handle));
     return made;
 }
 
-Result<void> give_back(const Segments& segments) {
+Result<Segments> make_shareable(std::size_t bytes) {
+    Segments made;
+    made.handle_bytes = made.reserved = round_up(bytes, 2 * k_MiB);
+    auto wanted = properties();
+    wanted.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    CUmemGenericAllocationHandle handle = 0;
+    GPU_SLEEP_TEST_CALL(cuMemCreate, &handle, made.handle_bytes, &wanted, 0);
+    GPU_SLEEP_TRY(map(made, handle));
+    return made;
+}
+
+Result<void> give_back(Segments& segments) {
     if (segments.begin == 0) return {};
     GPU_SLEEP_TEST_CALL(cuMemUnmap, segments.begin, segments.handles.size() * segments.handle_bytes);
-    for (const auto handle : segments.handles) GPU_SLEEP_TEST_CALL(cuMemRelease, handle);
+    GPU_SLEEP_TRY(release_handles(segments));
     GPU_SLEEP_TEST_CALL(cuMemAddressFree, segments.begin, segments.reserved);
     return {};
 }
@@ -93,7 +108,9 @@ Result<void> allocate_segments(Memory& memory) {
     const auto reserved = memory.kind == "segments" ? 1024 * k_MiB : mapped;
     const bool alias = memory.kind == "alias";
     const auto one = round_up(memory.bytes, 2 * k_MiB);
-    auto made = alias ? make_segments(one, one, one) : make_segments(mapped, handle_bytes, reserved);
+    auto made = memory.kind == "shared" ? make_shareable(memory.bytes)
+                : alias                 ? make_segments(one, one, one)
+                                        : make_segments(mapped, handle_bytes, reserved);
     if (!made) return made.error();
     memory.segments = *std::move(made);
     memory.address = memory.segments.begin;
@@ -113,6 +130,22 @@ Result<void> checked(CUresult result, const char* call) {
     return Error{ErrorCode::driver_failed, fmt::format("{}: {}", call, name), call, static_cast<int>(result)};
 }
 
+Result<Memory> map_handle(CUmemGenericAllocationHandle handle, std::size_t bytes) {
+    Memory memory;
+    memory.kind = "imported";
+    memory.bytes = bytes;
+    memory.segments.handle_bytes = memory.segments.reserved = round_up(bytes, 2 * k_MiB);
+    GPU_SLEEP_TRY(map(memory.segments, handle));
+    memory.address = memory.segments.begin;
+    return memory;
+}
+
+Result<void> release_handles(Segments& segments) {
+    if (!std::exchange(segments.has_handles, false)) return {};
+    for (const auto handle : segments.handles) GPU_SLEEP_TEST_CALL(cuMemRelease, handle);
+    return {};
+}
+
 Result<Memory> allocate(const std::string& kind, std::size_t bytes, CUstream stream) {
     Memory memory;
     memory.kind = kind;
@@ -130,8 +163,13 @@ Result<Memory> allocate(const std::string& kind, std::size_t bytes, CUstream str
         const auto& pool = own_pool();
         if (!pool) return pool.error();
         GPU_SLEEP_TEST_CALL(cuMemAllocFromPoolAsync, &memory.address, bytes, *pool, stream);
-    } else if (kind == "vmm2" || kind == "vmm20" || kind == "segments" || kind == "alias") {
+    } else if (kind == "vmm2" || kind == "vmm20" || kind == "segments" || kind == "alias" ||
+               kind == "shared") {
         GPU_SLEEP_TRY(allocate_segments(memory));
+    } else if (kind == "array") {
+        const CUDA_ARRAY_DESCRIPTOR wanted{bytes, 0, CU_AD_FORMAT_UNSIGNED_INT8, 1};
+        GPU_SLEEP_TEST_CALL(cuArrayCreate, &memory.array, &wanted);
+        memory.address = reinterpret_cast<CUdeviceptr>(memory.array);
     } else {
         return make_error(ErrorCode::invalid_argument, "there is no kind '{}'", kind);
     }
@@ -144,6 +182,8 @@ Result<void> release(Memory& memory, CUstream stream) {
         GPU_SLEEP_TEST_CALL(cuMemFreeAsync, address, stream);
     } else if (memory.kind == "opened") {
         GPU_SLEEP_TEST_CALL(cuIpcCloseMemHandle, address);
+    } else if (memory.array) {
+        GPU_SLEEP_TEST_CALL(cuArrayDestroy, memory.array);
     } else if (memory.segments.begin != 0) {
         GPU_SLEEP_TRY(give_back(memory.second));
         GPU_SLEEP_TRY(give_back(memory.segments));

@@ -25,14 +25,16 @@ struct Segments {
     std::size_t reserved = 0;
     std::size_t handle_bytes = 0;
     std::vector<CUmemGenericAllocationHandle> handles;
+    bool has_handles = true; ///< they are not yet released
 };
 
 struct Memory {
     std::string kind;
     CUdeviceptr address = 0; ///< 0 once it was freed
     std::size_t bytes = 0;
-    Segments segments; ///< of the kinds that make their own
-    Segments second;   ///< another mapping of the first handle
+    Segments segments;       ///< of the kinds that make their own
+    Segments second;         ///< another mapping of the first handle
+    CUarray array = nullptr; ///< of the kind that has no address to speak of
 };
 
 /// Allocates `bytes` (a multiple of 8). KIND is
@@ -45,9 +47,17 @@ struct Memory {
 ///   vmm20      a reservation, and handles of 20 MiB
 ///   segments   a reservation of 1 GiB, of which only the beginning is mapped, by handles of 20 MiB
 ///   alias      one handle, mapped at two places
+///   shared     one handle that can be exported
+///   array      cuArrayCreate, one row of bytes
 /// Memory of another process, opened, is of the kind "opened".
 /// Errors: driver_failed, invalid_argument.
 [[nodiscard]] Result<Memory> allocate(const std::string& kind, std::size_t bytes, CUstream stream);
+
+/// Maps the one handle of memory of another process; it is of the kind "imported". Errors: driver_failed.
+[[nodiscard]] Result<Memory> map_handle(CUmemGenericAllocationHandle handle, std::size_t bytes);
+
+/// Releases the handles of the program's own virtual memory, which its mappings keep. Errors: driver_failed.
+[[nodiscard]] Result<void> release_handles(Segments& segments);
 
 /// Frees it; asynchronous kinds in `stream`. Errors: driver_failed.
 [[nodiscard]] Result<void> release(Memory& memory, CUstream stream);

@@ -4,6 +4,7 @@
 // makes no call of the driver.
 
 #include "capture_memory.hpp"
+#include "capture_share.hpp"
 #include "capture_work.hpp"
 #include "support/commanded.hpp"
 
@@ -60,17 +61,35 @@ Result<void> synchronize() {
     return {};
 }
 
-Result<std::uint64_t> hash_at(CUdeviceptr address, std::size_t bytes) {
-    std::vector<std::uint64_t> contents(bytes / sizeof(std::uint64_t));
-    GPU_SLEEP_TEST_CALL(cuMemcpyDtoH, contents.data(), address, bytes);
+std::uint64_t hash_of(const std::vector<std::uint64_t>& contents) {
     std::uint64_t hash = 0xCBF29CE484222325U;
     for (const auto word : contents) hash = (hash ^ word) * 0x100000001B3U;
     return hash;
 }
 
+Result<std::uint64_t> hash_at(CUdeviceptr address, std::size_t bytes) {
+    std::vector<std::uint64_t> contents(bytes / sizeof(std::uint64_t));
+    GPU_SLEEP_TEST_CALL(cuMemcpyDtoH, contents.data(), address, bytes);
+    return hash_of(contents);
+}
+
+Answer hash_of_array(const Memory& which) {
+    std::vector<std::uint64_t> contents(which.bytes / sizeof(std::uint64_t));
+    GPU_SLEEP_TEST_CALL(cuMemcpyAtoH, contents.data(), which.array, 0, which.bytes);
+    return fmt::format("{:016x}", hash_of(contents));
+}
+
+Result<void> fill_array(const Memory& which, std::uint64_t seed) {
+    std::vector<std::uint64_t> contents(which.bytes / sizeof(std::uint64_t));
+    for (std::size_t i = 0; i < contents.size(); ++i) contents[i] = noise_at(seed, i);
+    GPU_SLEEP_TEST_CALL(cuMemcpyHtoA, which.array, 0, contents.data(), which.bytes);
+    return {};
+}
+
 /// The hash of the contents; through both mappings, if there are two.
 Answer hash_of(const Memory& which) {
     GPU_SLEEP_TRY(synchronize());
+    if (which.array) return hash_of_array(which);
     const auto hash = hash_at(which.address, which.bytes);
     if (!hash) return hash.error();
     if (which.second.begin != 0) {
@@ -94,13 +113,17 @@ Answer do_allocate(Words& words) {
     return fmt::format("{} {:#x}", program().memories.size() - 1, program().memories.back().address);
 }
 
-/// fill NUMBER SEED: random bytes, by a kernel
+/// fill NUMBER SEED: random bytes, by a kernel, or by a copy into an array
 Answer do_fill(Words& words) {
     const auto which = memory(words);
     if (!which) return which.error();
     const auto count = std::uint64_t{(*which)->bytes / sizeof(std::uint64_t)};
     const auto seed = next<std::uint64_t>(words);
-    GPU_SLEEP_TRY(launch(program().module, k_noise_kernel, program().stream, (*which)->address, count, seed));
+    if ((*which)->array)
+        GPU_SLEEP_TRY(fill_array(**which, seed));
+    else
+        GPU_SLEEP_TRY(
+            launch(program().module, k_noise_kernel, program().stream, (*which)->address, count, seed));
     return hash_of(**which);
 }
 
@@ -241,6 +264,32 @@ Answer do_open(Words& words) {
     return fmt::format("{} {:#x}", program().memories.size() - 1, made.address);
 }
 
+/// export NUMBER PATH: a descriptor, to who imports there
+Answer do_export(Words& words) {
+    const auto which = memory(words);
+    if (!which) return which.error();
+    GPU_SLEEP_TRY(export_memory(**which, next<std::string>(words)));
+    return std::string();
+}
+
+/// import PATH BYTES: as alloc
+Answer do_import(Words& words) {
+    GPU_SLEEP_TRY(start());
+    const auto path = next<std::string>(words);
+    auto made = import_memory(path, next<std::size_t>(words));
+    if (!made) return made.error();
+    program().memories.push_back(*std::move(made));
+    return fmt::format("{} {:#x}", program().memories.size() - 1, program().memories.back().address);
+}
+
+/// release NUMBER: its handles; it stays mapped
+Answer do_release(Words& words) {
+    const auto which = memory(words);
+    if (!which) return which.error();
+    GPU_SLEEP_TRY(release_handles((*which)->segments));
+    return std::string();
+}
+
 /// close NUMBER: memory of another process, and waits for nothing
 Answer do_close(Words& words) {
     const auto which = memory(words);
@@ -315,6 +364,9 @@ const Commands& commands() {
         {"open", do_open},
         {"close", do_close},
         {"share", do_share},
+        {"export", do_export},
+        {"import", do_import},
+        {"release", do_release},
         {"faults", do_faults},
         {"free_bytes", [](Words&) { return Answer(std::to_string(control().free_bytes(0))); }},
         {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},

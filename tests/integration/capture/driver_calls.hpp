@@ -48,6 +48,12 @@ namespace gpu_sleep::test {
     X(cuMemUnmap)                                                                                            \
     X(cuMemSetAccess)                                                                                        \
     X(cuMemRetainAllocationHandle)                                                                           \
+    X(cuMemExportToShareableHandle)                                                                          \
+    X(cuMemImportFromShareableHandle)                                                                        \
+    X(cuArrayCreate)                                                                                         \
+    X(cuArrayDestroy)                                                                                        \
+    X(cuMemcpyHtoA)                                                                                          \
+    X(cuMemcpyAtoH)                                                                                          \
     X(cuMemGetAddressRange)                                                                                  \
     X(cuPointerGetAttribute)                                                                                 \
     X(cuIpcGetMemHandle)                                                                                     \

@@ -28,7 +28,8 @@
  * when it is launched and given back when it is freed, with nothing kept in between; graphs have an order and
  * no edges.
  *
- * Not simulated: what green contexts have of a device, arrays and textures, global variables of modules,
+ * Not simulated: what green contexts have of a device, textures, levels of mipmapped arrays, what is no whole row of an
+ * array, sparse arrays, global variables of modules,
  * multicast objects, memory pools of other processes, IPC of events, external semaphores, child and conditional
  * graph nodes.
  */

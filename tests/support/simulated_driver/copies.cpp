@@ -99,7 +99,7 @@ CUresult call_peer_copy(Entry entry, CUdeviceptr to, CUcontext to_context, CUdev
     });
 }
 
-/// A side of a 2D copy; nothing for arrays, which are not simulated.
+/// A side of a 2D copy; nothing for arrays, which only copies of their own reach.
 std::optional<Side> side_of(CUmemorytype type, const void* host, CUdeviceptr device, std::size_t x,
                             std::size_t y, std::size_t pitch, Accessor who) {
     if (type == CU_MEMORYTYPE_ARRAY) return std::nullopt;
@@ -224,6 +224,16 @@ CUresult CUDAAPI cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, std::size_t byte
 CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
     return call_copy(Entry::cuMemcpyDtoDAsync, to, Expect::device, from, Expect::device, bytes, stream,
                      Wait::no);
+}
+
+CUresult CUDAAPI cuMemcpyHtoA(CUarray to, std::size_t offset, const void* from, std::size_t bytes) {
+    return call_copy(Entry::cuMemcpyHtoA, to_address(to) + offset, Expect::device, to_address(from),
+                     Expect::host, bytes, nullptr, Wait::yes);
+}
+
+CUresult CUDAAPI cuMemcpyAtoH(void* to, CUarray from, std::size_t offset, std::size_t bytes) {
+    return call_copy(Entry::cuMemcpyAtoH, to_address(to), Expect::host, to_address(from) + offset,
+                     Expect::device, bytes, nullptr, Wait::yes);
 }
 
 CUresult CUDAAPI cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,

@@ -127,7 +127,7 @@ struct Allocation {
 };
 
 struct PlainAllocation {
-    enum class Kind : std::uint8_t { allocated, managed, imported };
+    enum class Kind : std::uint8_t { allocated, managed, imported, array };
     std::uint64_t bytes = 0;    ///< as asked for
     std::uint64_t reserved = 0; ///< in whole pages
     const Context* context = nullptr;

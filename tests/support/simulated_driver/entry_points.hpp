@@ -135,6 +135,11 @@ enum class Trait : std::uint8_t {
     X(cuMemAllocPitch, 3020, unsafe)                                                                         \
     X(cuMemAllocManaged, 6000, unsafe)                                                                       \
     X(cuMemFree, 3020, unsafe)                                                                               \
+    X(cuArrayCreate, 3020, unsafe)                                                                           \
+    X(cuArray3DCreate, 3020, unsafe)                                                                         \
+    X(cuArrayDestroy, 2000, unsafe)                                                                          \
+    X(cuMipmappedArrayCreate, 5000, unsafe)                                                                  \
+    X(cuMipmappedArrayDestroy, 5000, unsafe)                                                                 \
     X(cuMemAdvise, 12020, safe)                                                                              \
     X(cuMemPrefetchAsync, 12020, queued)                                                                     \
     X(cuMemAllocAsync, 11020, queued)                                                                        \
@@ -179,6 +184,8 @@ enum class Trait : std::uint8_t {
     X(cuMemcpyHtoD, 3020, unsafe)                                                                            \
     X(cuMemcpyDtoH, 3020, unsafe)                                                                            \
     X(cuMemcpyDtoD, 3020, unsafe)                                                                            \
+    X(cuMemcpyHtoA, 3020, unsafe)                                                                            \
+    X(cuMemcpyAtoH, 3020, unsafe)                                                                            \
     X(cuMemcpyPeer, 4000, unsafe)                                                                            \
     X(cuMemcpy2D, 3020, unsafe)                                                                              \
     X(cuMemcpy2DUnaligned, 3020, unsafe)                                                                     \

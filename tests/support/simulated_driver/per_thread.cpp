@@ -36,6 +36,8 @@ CUresult call_per_thread(Function& function, Arguments... arguments) noexcept {
     X(cuMemcpyHtoD, _ptds, 7000, 3)                                                                          \
     X(cuMemcpyDtoH, _ptds, 7000, 3)                                                                          \
     X(cuMemcpyDtoD, _ptds, 7000, 3)                                                                          \
+    X(cuMemcpyHtoA, _ptds, 7000, 4)                                                                          \
+    X(cuMemcpyAtoH, _ptds, 7000, 4)                                                                          \
     X(cuMemcpyPeer, _ptds, 7000, 5)                                                                          \
     X(cuMemcpy2D, _ptds, 7000, 1)                                                                            \
     X(cuMemcpy2DUnaligned, _ptds, 7000, 1)                                                                   \

@@ -230,7 +230,9 @@ CUresult CUDAAPI cuMemFree(CUdeviceptr address) {
     return call_in_context(Entry::cuMemFree, [&](Call& c, Context& context) {
         if (address == 0) return CUDA_SUCCESS;
         if (!c.driver.plain.contains(address)) return free_unordered(c.driver, address);
-        if (c.driver.plain[address].kind == PlainAllocation::Kind::imported) return CUDA_ERROR_INVALID_VALUE;
+        const auto kind = c.driver.plain[address].kind;
+        if (kind == PlainAllocation::Kind::imported || kind == PlainAllocation::Kind::array)
+            return CUDA_ERROR_INVALID_VALUE;
         // Like the real one, it waits for work that may still use the memory.
         if (const auto status = wait_for(c, context, all_work(context)); status != CUDA_SUCCESS)
             return status;

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What cannot sleep: virtual memory that processes share by its descriptors, and arrays. It stays, is
+// reported with its reason, and all else sleeps.
+
+#include "capture_host.hpp"
+
+#include "support/catch.hpp"
+#include "support/scratch.hpp"
+
+#include <fmt/format.h>
+
+#include <csignal>
+#include <sstream>
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+/// `piece` of `giver` in `taker`, mapped there.
+Piece import(Host& giver, Host& taker, const Piece& piece, std::uint64_t bytes) {
+    const Scratch scratch;
+    const auto path = scratch.file("socket");
+    taker.process().send(fmt::format("import {} {}", path, bytes));
+    giver.tell(fmt::format("export {} {}", piece.number, path));
+    const auto answer = taker.process().read_line();
+    INFO(answer);
+    REQUIRE(answer.substr(0, 3) == "ok ");
+    Piece made;
+    std::istringstream(answer.substr(3)) >> made.number >> made.address;
+    made.hash = taker.tell("hash " + made.number);
+    return made;
+}
+
+/// What `field` of the row of `kind` says; "none" without one.
+std::string residual(Host& host, const std::string& kind, const std::string& field) {
+    const auto told = host.command("gpu-ps", {"--json"});
+    for (int i = 0;; ++i) {
+        const auto row = fmt::format("/processes/0/report/residual/{}/", i);
+        const auto found = told.json(row + "kind");
+        if (found == kind || found == "none") return told.json(row + field);
+    }
+}
+
+void put_to_sleep(Host& host) {
+    const auto slept = host.command("gpu-sleep");
+    INFO(slept.err);
+    REQUIRE(slept.status == 0);
+    CHECK(host.state() == "asleep");
+}
+
+void wake(Host& host) {
+    const auto woken = host.command("gpu-wake");
+    INFO(woken.err);
+    REQUIRE(woken.status == 0);
+}
+
+} // namespace
+
+TEST_CASE("Stays: memory shared by a descriptor, whichever of its processes sleeps", "[stays]") {
+    const auto way = GENERATE(k_linked, k_runtime);
+    INFO(way.name);
+    Host giver(captured_launch(way));
+    Host taker(captured_launch(way));
+    auto given = make_piece(giver, "shared", k_piece_bytes);
+    const auto of_giver = make_piece(giver, "vmm2", k_piece_bytes);
+    const auto of_taker = make_piece(taker, "plain", k_piece_bytes);
+    CHECK(residual(giver, "virtual", "kind") == "none"); // until it is shared it is as any other
+    const auto taken = import(giver, taker, given, k_piece_bytes);
+    CHECK(taken.hash == given.hash);
+    CHECK(residual(giver, "virtual", "reason") == "shared with others");
+    CHECK(residual(giver, "virtual", "bytes") == "6291456");
+    CHECK(residual(taker, "virtual", "reason") == "it belongs to another process");
+    CHECK(residual(taker, "virtual", "bytes") == "6291456");
+
+    put_to_sleep(giver);
+    given.hash = taker.tell("launch " + taken.number + " 3"); // works on it meanwhile
+    wake(giver);
+    put_to_sleep(taker);
+    CHECK(giver.tell("hash " + given.number) == given.hash);
+    wake(taker);
+    put_to_sleep(giver);
+    put_to_sleep(taker);
+    wake(giver);
+    wake(taker);
+    check_intact(giver, given);
+    check_intact(giver, of_giver);
+    check_intact(taker, of_taker);
+    CHECK(taker.tell("hash " + taken.number) == given.hash);
+
+    taker.tell("free " + taken.number);
+    CHECK(residual(taker, "virtual", "kind") == "none");
+    put_to_sleep(giver);
+    wake(giver);
+    check_intact(giver, given);
+    check_no_harm(giver);
+    check_no_harm(taker);
+}
+
+TEST_CASE("Stays: memory is exported after a sleep as before it", "[stays]") {
+    Host giver(captured_launch(k_runtime));
+    Host taker(captured_launch(k_runtime));
+    const auto given = make_piece(giver, "shared", k_piece_bytes);
+    const auto before = free_bytes(giver);
+    put_to_sleep(giver);
+    CHECK(free_bytes(taker) > before); // it slept, too
+    wake(giver);
+    const auto taken = import(giver, taker, given, k_piece_bytes);
+    CHECK(taken.hash == given.hash);
+    check_intact(giver, given);
+}
+
+TEST_CASE("Stays: memory is exported once it is awake", "[stays]") {
+    Host giver(captured_launch(k_runtime));
+    Host taker(captured_launch(k_runtime));
+    const Scratch scratch;
+    const auto path = scratch.file("socket");
+    const auto given = make_piece(giver, "shared", k_piece_bytes);
+    const auto private_to_giver = make_piece(giver, "plain", k_piece_bytes);
+    put_to_sleep(giver);
+    taker.process().send(fmt::format("import {} {}", path, k_piece_bytes));
+    giver.process().send(fmt::format("export {} {}", given.number, path));
+    CHECK(becomes_true([&] {
+        return giver.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/waiting_threads") == "1";
+    }));
+    wake(giver);
+    CHECK(giver.process().read_line() == "ok ");
+    REQUIRE(taker.process().read_line().substr(0, 5) == "ok 0 ");
+    CHECK(taker.tell("hash 0") == given.hash);
+    put_to_sleep(giver);
+    CHECK(taker.tell("hash 0") == given.hash);
+    wake(giver);
+    check_intact(giver, given);
+    check_intact(giver, private_to_giver);
+}
+
+TEST_CASE("Stays: handles of shared memory are released while it sleeps", "[stays]") {
+    Host giver(captured_launch(k_runtime));
+    Host taker(captured_launch(k_runtime));
+    const auto given = make_piece(giver, "shared", k_piece_bytes);
+    const auto private_to_giver = make_piece(giver, "plain", k_piece_bytes);
+    const auto private_to_taker = make_piece(taker, "plain", k_piece_bytes);
+    const auto taken = import(giver, taker, given, k_piece_bytes);
+    put_to_sleep(giver);
+    put_to_sleep(taker);
+    giver.tell("release " + given.number);
+    taker.tell("release " + taken.number);
+    wake(taker);
+    wake(giver);
+    CHECK(taker.tell("hash " + taken.number) == given.hash);
+    check_intact(giver, given);
+    check_intact(giver, private_to_giver);
+    check_intact(taker, private_to_taker);
+    CHECK(residual(giver, "virtual", "reason") == "shared with others"); // the mappings keep it
+    CHECK(residual(taker, "virtual", "reason") == "it belongs to another process");
+    taker.tell("free " + taken.number);
+    giver.tell("free " + given.number);
+    CHECK(residual(giver, "virtual", "kind") == "none");
+    CHECK(residual(taker, "virtual", "kind") == "none");
+}
+
+TEST_CASE("Stays: shared memory outlives either of its processes", "[stays]") {
+    const bool kills_giver = GENERATE(false, true);
+    Host giver(captured_launch(k_runtime));
+    Host taker(captured_launch(k_runtime));
+    const auto given = make_piece(giver, "shared", k_piece_bytes);
+    const auto private_to_giver = make_piece(giver, "plain", k_piece_bytes);
+    const auto private_to_taker = make_piece(taker, "plain", k_piece_bytes);
+    const auto taken = import(giver, taker, given, k_piece_bytes);
+    auto& survivor = kills_giver ? taker : giver;
+    auto& killed = kills_giver ? giver : taker;
+    put_to_sleep(survivor);
+    killed.process().signal(SIGKILL);
+    static_cast<void>(killed.wait());
+    wake(survivor);
+    check_intact(survivor, kills_giver ? private_to_taker : private_to_giver);
+    CHECK(survivor.tell("hash " + (kills_giver ? taken : given).number) == given.hash);
+    check_no_harm(survivor);
+}
+
+TEST_CASE("Stays: an array keeps what is in it, and is counted until it goes", "[stays]") {
+    Host host(captured_launch(k_runtime));
+    const auto plain = make_piece(host, "plain", k_piece_bytes);
+    const auto array = make_piece(host, "array", k_piece_bytes);
+    CHECK(residual(host, "array", "bytes") == std::to_string(k_piece_bytes));
+    CHECK(residual(host, "array", "count") == "1");
+    put_to_sleep(host);
+    CHECK(residual(host, "array", "reason") == "the driver alone knows where an array lies");
+    wake(host);
+    check_intact(host, array);
+    check_intact(host, plain);
+    const auto another = make_piece(host, "array", k_piece_bytes);
+    CHECK(residual(host, "array", "count") == "2");
+    host.tell("free " + array.number);
+    CHECK(residual(host, "array", "count") == "1");
+    check_intact(host, another);
+    host.tell("reset");
+    CHECK(residual(host, "array", "kind") == "none"); // it went with its context
+    check_no_harm(host);
+}
