@@ -120,10 +120,9 @@ private:
     /// Holds every touch, and waits for those that a gate of a process in part asleep let through.
     [[nodiscard]] static Result<void> shut_gate_to_wake(const server::ProgressSink& progress,
                                                         Clock::time_point deadline);
+    /// Whether a wake could be begun now. Errors: those of Engine::check_room().
+    [[nodiscard]] Result<void> check_room(const model::WakeRequest& request);
     [[nodiscard]] Result<sleep::Woken> try_to_wake(const model::WakeRequest& request,
-                                                   const server::ProgressSink& progress,
-                                                   Clock::time_point deadline, model::Report& report);
-    [[nodiscard]] Result<sleep::Woken> wake_within(const model::WakeRequest& request,
                                                    const server::ProgressSink& progress,
                                                    Clock::time_point deadline, model::Report& report);
     /// What a sleep would do: what callbacks are told of it, with no tags where all of it sleeps already.

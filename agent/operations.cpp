@@ -44,9 +44,9 @@ model::SleepRequest all_in_files(model::SleepRequest request) {
     return request;
 }
 
-/// A dry run finds the gate open, and contexts must not end while it looks at them.
-std::shared_lock<std::shared_mutex> keep_contexts(bool is_dry_run) {
-    return is_dry_run ? std::shared_lock(caught::contexts_mutex()) : std::shared_lock<std::shared_mutex>();
+/// Who only looks finds the gate open, and contexts must not end meanwhile.
+std::shared_lock<std::shared_mutex> keep_contexts(bool only_looks) {
+    return only_looks ? std::shared_lock(caught::contexts_mutex()) : std::shared_lock<std::shared_mutex>();
 }
 
 } // namespace
@@ -164,19 +164,20 @@ bool Agent::give_back_all() {
 void Agent::wake_on_touch() {
     if (wake_wanted_.exchange(true)) return;
     static std::atomic<bool> s_said{false};
-    const auto hear = [this](const server::Outcome& outcome) {
-        wake_wanted_ = false;
-        const auto* failure = std::get_if<model::Failure>(&outcome);
-        const auto trouble =
-            failure ? "a touch could not wake this process yet: " + failure->error.message : std::string();
-        if (!failure)
-            s_said = false;
-        else if (!s_said.exchange(true))
-            log::warning("{}", trouble);
+    const auto tell = [this](const Error& error) {
+        const auto trouble = "a touch could not wake this process yet: " + error.message;
+        if (!s_said.exchange(true)) log::warning("{}", trouble);
         set_touch_trouble(trouble);
     };
+    const auto hear = [this, tell](const server::Outcome& outcome) {
+        wake_wanted_ = false;
+        const auto* failure = std::get_if<model::Failure>(&outcome);
+        if (!failure) s_said = false;
+        if (failure && failure->error.code != ErrorCode::cancelled) return tell(failure->error);
+        set_touch_trouble({});
+    };
     const auto asked = guarded([&]() -> Result<void> {
-        server_.submit(model::WakeRequest{}, hear);
+        server_.submit_for_touch([] { return gate::Gate::instance().wants_waking(); }, tell, hear);
         return {};
     });
     if (!asked) wake_wanted_ = false; // the touch still waits, and asks again
@@ -275,6 +276,12 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     return report;
 }
 
+Result<void> Agent::check_room(const model::WakeRequest& request) {
+    const auto contexts = keep_contexts(true);
+    const std::lock_guard lock(memory_mutex_);
+    return guarded([&] { return running_.load()->engine.check_room(request); });
+}
+
 Result<sleep::Woken> Agent::try_to_wake(const model::WakeRequest& request,
                                         const server::ProgressSink& progress, Clock::time_point deadline,
                                         Report& report) {
@@ -288,22 +295,6 @@ Result<sleep::Woken> Agent::try_to_wake(const model::WakeRequest& request,
     return woken;
 }
 
-Result<sleep::Woken> Agent::wake_within(const model::WakeRequest& request,
-                                        const server::ProgressSink& progress, Clock::time_point deadline,
-                                        Report& report) {
-    constexpr Milliseconds k_pause{50};
-    const auto last_try = std::min(Clock::now() + request.wait, deadline);
-    for (;;) {
-        auto woken = try_to_wake(request, progress, deadline, report);
-        const bool is_short = !woken && woken.error().code == ErrorCode::out_of_device_memory;
-        if (!is_short || Clock::now() + k_pause > last_try) return woken;
-        settle_gate();
-        if (!progress({Progress::Phase::waiting, 0, 0}))
-            return make_error(ErrorCode::cancelled, "the request was withdrawn while waiting for GPU memory");
-        std::this_thread::sleep_for(k_pause);
-    }
-}
-
 void Agent::require_refill(const std::vector<std::string>& tags) {
     const std::lock_guard lock(memory_mutex_);
     for (auto& [address, backing] : ledger_.backings())
@@ -315,7 +306,9 @@ void Agent::require_refill(const std::vector<std::string>& tags) {
 Result<Report> Agent::wake(const model::WakeRequest& request, const server::ProgressSink& progress,
                            Clock::time_point since) {
     const auto start = Clock::now();
-    const auto deadline = (request.bounds_all ? since : start) + request.timeout + request.wait;
+    // Of one try; what was asked to bound all bounds the wait for GPU memory, too.
+    const auto deadline =
+        request.bounds_all ? since + request.timeout + request.wait : start + request.timeout;
     GPU_SLEEP_TRY(turnstile_.enter(false, deadline, [&] {
         return progress({Progress::Phase::waiting, 0, 0});
     }));
@@ -326,11 +319,13 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
     report.operation = model::Operation::wake;
     report.dry_run = request.dry_run;
     if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
+    // Without room nothing is begun, so that the program hears nothing of a wake that is tried often.
+    if (!request.dry_run) GPU_SLEEP_TRY(check_room(request));
     const GateSettler settler(*this);
     // What callbacks take comes first: once memory is awake they must run.
     const auto event = std::make_shared<Event>();
     auto jobs = callbacks_.draft_after_wake();
-    auto woken = wake_within(request, progress, deadline, report);
+    auto woken = try_to_wake(request, progress, deadline, report);
     if (!woken) {
         settle_gate();
         return std::move(woken).error();

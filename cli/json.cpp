@@ -57,6 +57,11 @@ OrderedJson to_value(const model::Residual& residual) {
             {"reason", residual.reason}};
 }
 
+OrderedJson to_value(const model::WaitingWake& wake) {
+    return {
+        {"tags", wake.tags}, {"by_touch", wake.by_touch}, {"seconds", wake.seconds}, {"reason", wake.reason}};
+}
+
 OrderedJson gate_of(const model::Report& report) {
     return {{"state", model::to_string(report.gate)},
             {"on_touch", model::to_string(report.on_touch)},
@@ -86,6 +91,7 @@ OrderedJson to_value(const model::Report& report) {
     value["captures"] = report.captures;
     value["gate"] = gate_of(report);
     value["residual"] = to_array(report.residual);
+    value["wakes_waiting"] = to_array(report.wakes_waiting);
     value["dropped_without_refill"] = report.dropped_without_refill;
     value["notes"] = report.notes;
     return value;

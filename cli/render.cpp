@@ -87,6 +87,13 @@ std::string residual_line(const model::Residual& residual) {
     return printable(text);
 }
 
+/// "a wake of weights waits for GPU memory, for 12.50 s: waking needs 32.0 MiB on GPU 0, ...".
+std::string waiting_line(const model::WaitingWake& wake) {
+    auto text = fmt::format("a wake of {} waits for GPU memory, for {}",
+                            wake.tags.empty() ? "all tags" : joined(wake.tags), format_seconds(wake.seconds));
+    return wake.reason.empty() ? text : text + fmt::format(": {}", printable(wake.reason));
+}
+
 // ---- The listing
 // ----------------------------------------------------------------------------------------------------
 
@@ -153,6 +160,8 @@ void add_process(Table& table, const Process& process, const Report& report) {
     if (report.captures || report.gate != GateState::open || report.touches != 0)
         table.add_line(gate_line(report));
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));
+    for (const auto& wake : report.wakes_waiting)
+        if (!wake.by_touch) table.add_line(waiting_line(wake)); // of a touch's a note tells
     if (report.operation == Operation::status)
         for (const auto& note : report.notes) table.add_line(note);
 }

@@ -65,6 +65,11 @@ Waiting Gate::waiting() const {
     return {held_now_, held_ever_, last_held_};
 }
 
+bool Gate::wants_waking() const {
+    const std::lock_guard lock(mutex_);
+    return waiters_ && rule_.on_touch == model::OnTouch::wake;
+}
+
 void Gate::set_waker(std::function<void()> waker) {
     std::shared_ptr<const std::function<void()>> shared;
     if (waker) shared = std::make_shared<const std::function<void()>>(std::move(waker));

@@ -118,6 +118,8 @@ public:
     [[nodiscard]] bool is_abandoned() const;
     [[nodiscard]] bool is_checked() const;
     [[nodiscard]] Waiting waiting() const;
+    /// Whether touches wait for the process to be woken, as they asked.
+    [[nodiscard]] bool wants_waking() const;
 
     /// What is called, outside of any lock, when a touch wants the process woken; again at most once a
     /// second, or twice within the limit of a touch. It returns at once.

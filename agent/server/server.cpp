@@ -16,6 +16,7 @@
 #include <future>
 #include <optional>
 #include <thread>
+#include <utility>
 
 namespace gpu_sleep::agent::server {
 namespace {
@@ -28,14 +29,6 @@ constexpr Milliseconds k_look_at_jobs{100};
 constexpr Milliseconds k_silence{1'000}; ///< after which a connection makes room where there is none
 
 } // namespace
-
-Milliseconds Server::time_left(const Job& job) {
-    const auto* sleep = std::get_if<model::SleepRequest>(&job.operation);
-    const auto* wake = std::get_if<model::WakeRequest>(&job.operation);
-    if (wake && job.is_own) return Milliseconds::max();
-    const auto limit = sleep ? sleep->timeout : wake->timeout + wake->wait;
-    return limit - std::chrono::duration_cast<Milliseconds>(Clock::now() - job.since);
-}
 
 Result<void> Server::start() {
     if (!is_operating_) { // not yet by an earlier start that failed
@@ -79,8 +72,14 @@ Outcome Server::post(Operation operation) {
     return outcome.get();
 }
 
-void Server::submit(Operation operation, std::function<void(const Outcome&)> done) {
-    enqueue({std::move(operation), [](const model::Progress&) { return true; }, std::move(done), true});
+void Server::submit_for_touch(std::function<bool()> is_wanted, std::function<void(const Error&)> on_shortage,
+                              std::function<void(const Outcome&)> done) {
+    constexpr std::chrono::hours k_for_good{24 * 365};
+    model::WakeRequest request;
+    request.wait = k_for_good;
+    enqueue({std::move(request),
+             [is_wanted = std::move(is_wanted)](const model::Progress&) { return is_wanted(); },
+             std::move(done), true, true, std::move(on_shortage)});
 }
 
 void Server::remove_endpoint() noexcept {
@@ -95,7 +94,7 @@ void Server::close_in_child() noexcept {
 void Server::enqueue(Job job) {
     {
         const std::lock_guard lock(mutex_);
-        jobs_.push_back(std::move(job));
+        line_.add(std::move(job));
     }
     job_added_.notify_one();
 }
@@ -110,36 +109,66 @@ void Server::rouse() noexcept {
 
 bool Server::has_jobs() {
     const std::lock_guard lock(mutex_);
-    return !jobs_.empty();
+    return !line_.is_empty();
 }
 
 void Server::operate_for_ever() {
     for (bool is_tidy = true;;) {
         std::unique_lock lock(mutex_);
-        if (!is_tidy && jobs_.empty()) {
+        if (std::exchange(is_roused_, false)) is_tidy = false;
+        if (auto* const place = line_.next(Clock::now())) {
+            lock.unlock();
+            operate(*place);
+            is_tidy = false;
+        } else if (!is_tidy) {
             lock.unlock();
             const auto is_more = guarded([&]() -> Result<bool> { return operations_.tidy(); });
             is_tidy = !is_more || !*is_more;
-            continue;
+        } else if (const auto time = line_.next_time(); time != Clock::time_point::max()) {
+            job_added_.wait_until(lock, time);
+        } else {
+            job_added_.wait(lock);
         }
-        job_added_.wait(lock, [this] { return !jobs_.empty() || is_roused_; });
-        is_tidy = !std::exchange(is_roused_, false);
-        if (jobs_.empty()) continue;
-        auto job = std::move(jobs_.front());
-        jobs_.pop_front();
-        lock.unlock();
-        // What it has waited for is off its time. A wake that has begun is carried through: callbacks that
-        // got no time would leave its tags without a refill.
-        if (auto* sleep = std::get_if<model::SleepRequest>(&job.operation))
-            sleep->timeout = std::max(time_left(job), Milliseconds(0));
-        std::optional<Outcome> outcome;
-        auto run = guarded([&]() -> Result<void> {
-            outcome = operations_.run(job.operation, job.progress, job.is_own, job.since);
-            return {};
-        });
-        answer(job, run ? *std::move(outcome) : failure(std::move(run).error()));
-        is_tidy = false;
     }
+}
+
+void Server::operate(Line::Place& place) {
+    auto& job = place.job();
+    const auto begun = Clock::now();
+    auto outcome = outcome_of(place);
+    if (auto* const failed = std::get_if<model::Failure>(&outcome)) {
+        if (job.on_shortage && failed->error.code == ErrorCode::out_of_device_memory)
+            noted([&] { job.on_shortage(failed->error); });
+        const std::lock_guard lock(mutex_);
+        if (line_.waits(place, *failed, begun, Clock::now())) return;
+    }
+    std::unique_lock lock(mutex_);
+    const auto done = line_.leave(place, Clock::now());
+    lock.unlock();
+    answer(done, std::move(outcome));
+}
+
+Outcome Server::outcome_of(Line::Place& place) noexcept {
+    auto& job = place.job();
+    // What it has waited for is off its time. A wake that has begun is carried through: callbacks that got no
+    // time would leave its tags without a refill.
+    if (auto* sleep = std::get_if<model::SleepRequest>(&job.operation))
+        sleep->timeout = std::max(place.time_left(Clock::now()), Milliseconds(0));
+    std::optional<Outcome> outcome;
+    auto run = guarded([&]() -> Result<void> {
+        if (place.has_waited() && !job.progress({model::Progress::Phase::waiting, 0, 0}))
+            return make_error(ErrorCode::cancelled, "the request was withdrawn while waiting for GPU memory");
+        outcome = operations_.run(job.operation, job.progress, job.is_own, job.since);
+        return {};
+    });
+    return run ? *std::move(outcome) : failure(std::move(run).error());
+}
+
+model::Report Server::status() {
+    auto report = operations_.status();
+    const std::lock_guard lock(mutex_);
+    report.wakes_waiting = line_.waiting(Clock::now());
+    return report;
 }
 
 Outcome Server::failure(Error error) noexcept {
@@ -157,18 +186,18 @@ void Server::answer(const Job& job, Outcome outcome) noexcept {
 void Server::expire_jobs(bool own_alone) {
     for (;;) {
         std::unique_lock lock(mutex_);
-        const auto late = std::find_if(jobs_.begin(), jobs_.end(), [=](const Job& job) {
-            return (job.is_own || !own_alone) && time_left(job) <= Milliseconds(0);
-        });
-        if (late == jobs_.end()) return;
-        const auto job = std::move(*late);
-        jobs_.erase(late);
+        auto late = line_.take_late(Clock::now(), own_alone);
         lock.unlock();
-        auto late_because = guarded([]() -> Result<void> {
+        if (!late) return;
+        if (late->why) {
+            answer(late->job, *std::move(late->why));
+            continue;
+        }
+        auto because = guarded([]() -> Result<void> {
             return make_error(ErrorCode::timed_out,
                               "another sleep or wake of the process is still under way");
         });
-        answer(job, failure(std::move(late_because).error()));
+        answer(late->job, failure(std::move(because).error()));
     }
 }
 
@@ -252,7 +281,7 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
     }
     if (!request->has_value()) return true;
     if (std::holds_alternative<model::StatusRequest>(**request)) {
-        connection->answer(operations_.status());
+        connection->answer(status());
         return false;
     }
     if (const auto* wanted = std::get_if<model::ShareRequest>(&**request)) {

@@ -6,27 +6,20 @@
 
 #include "connection.hpp"
 #include "endpoint.hpp"
+#include "line.hpp"
 #include "model/model.hpp"
 #include "peer.hpp"
 
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <pthread.h>
-#include <variant>
 #include <vector>
 
 namespace gpu_sleep::agent::server {
-
-using Operation = std::variant<model::SleepRequest, model::WakeRequest>;
-using Outcome = std::variant<model::Report, model::Failure>;
-/// Told how far an operation is; false means that the asker has gone, or cannot be told of the point of no
-/// return (Progress::Phase::release).
-using ProgressSink = std::function<bool(const model::Progress&)>;
 
 /// What the server asks of the agent.
 class Operations {
@@ -39,7 +32,8 @@ public:
     /// Called on the listening thread: gives memory to another process of this user that has its handle.
     [[nodiscard]] virtual Result<SharedMemory> share(const model::ShareRequest& request) = 0;
     /// Called on the operations thread, one at a time. `is_own`: the program asks, or a touch of it. `since`:
-    /// when it was asked for.
+    /// when it was asked for. A wake is tried once: one that fails for want of GPU memory is called again
+    /// while it may wait for it.
     [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress, bool is_own,
                                       Clock::time_point since) = 0;
     /// Called on the operations thread while nobody waits for an operation: does a little of the work that
@@ -59,8 +53,10 @@ public:
     /// Runs `operation` on the operations thread and waits for it. Thread-safe.
     [[nodiscard]] Outcome post(Operation operation);
 
-    /// The same without waiting: `done` is told the outcome on one of the two threads.
-    void submit(Operation operation, std::function<void(const Outcome&)> done);
+    /// A wake for touches, without waiting for it. It is tried as long as GPU memory is short and `is_wanted`
+    /// says so: it is told of each shortage, then the outcome, on one of the two threads.
+    void submit_for_touch(std::function<bool()> is_wanted, std::function<void(const Error&)> on_shortage,
+                          std::function<void(const Outcome&)> done);
 
     /// Has the operations thread tidy up, once it has no operation to run. Takes no memory, and waits for
     /// nobody who does anything else meanwhile: it is called where the program frees memory. Thread-safe.
@@ -76,19 +72,15 @@ public:
     void close_in_child() noexcept;
 
 private:
-    struct Job {
-        Operation operation;
-        ProgressSink progress;
-        std::function<void(Outcome)> answer;
-        bool is_own = false; ///< the program's, or of a touch: a wake waits in line as long as it takes
-        Clock::time_point since = Clock::now();
-    };
-
     void listen_for_ever();
     /// Waits for something to do, for k_tick at most, and does it. Looks after the socket's file at
     /// `next_look`.
     void listen_once(Clock::time_point& next_look);
     void operate_for_ever();
+    void operate(Line::Place& place);
+    [[nodiscard]] Outcome outcome_of(Line::Place& place) noexcept;
+    /// What the agent says of the process, and the wakes that wait.
+    [[nodiscard]] model::Report status();
     void keep_in_place();
     void accept_all();
     /// Where there are no descriptors, or no memory, for those in line.
@@ -97,8 +89,6 @@ private:
     [[nodiscard]] bool attend(std::unique_ptr<Connection>& connection);
     void enqueue(Job job);
     [[nodiscard]] bool has_jobs();
-    /// Of the job's own time limit.
-    [[nodiscard]] static Milliseconds time_left(const Job& job);
     /// Takes no memory.
     [[nodiscard]] Outcome failure(Error error) noexcept;
     /// Says so where there is no memory for it: who waits in the process is always told.
@@ -119,7 +109,7 @@ private:
 
     std::mutex mutex_; ///< guards all below
     std::condition_variable job_added_;
-    std::deque<Job> jobs_;
+    Line line_;
     bool is_roused_ = false; ///< there is something to tidy up
 };
 

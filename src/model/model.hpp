@@ -120,7 +120,7 @@ struct WakeRequest {
     bool dry_run = false;
     Milliseconds timeout{30'000}; ///< for callbacks; and, with `wait`, for the requests before it
     bool bounds_all = false;      ///< with `wait`, for all until the point of no return, copying included
-    Milliseconds wait{0};         ///< how long to try again when GPU memory is short
+    Milliseconds wait{0};         ///< how long to try again when GPU memory is short; others go past it
 };
 
 struct StatusRequest {};
@@ -162,6 +162,14 @@ struct Residual {
     std::string reason;      ///< for a person: why it stays
 };
 
+/// A wake that found too little GPU memory, and is tried again until there is enough or its time is over.
+struct WaitingWake {
+    std::vector<std::string> tags; ///< as it was asked for; empty means every tag
+    bool by_touch = false;         ///< work that the gate holds asked for it, and no request
+    double seconds = 0;            ///< since it was tried first
+    std::string reason;            ///< for a person: what the last try lacked
+};
+
 enum class Operation : std::uint8_t { status = 0, sleep = 1, wake = 2 };
 
 /// Seconds spent in each phase of an operation; phases overlap only where noted.
@@ -197,6 +205,7 @@ struct Report {
     std::uint64_t touches = 0;        ///< touches that it has held since the process started
     std::string last_touch; ///< the entry point that was held last, such as cuLaunchKernel; may be empty
     std::vector<Residual> residual;
+    std::vector<WaitingWake> wakes_waiting; ///< for GPU memory; of a status alone
 };
 
 /// How far an operation is. Sent often; losing one is harmless.

@@ -12,6 +12,7 @@ Result<std::vector<std::byte>> encode_what_fits(const Reply& reply) {
     if (bytes || !whole) return bytes;
     auto cut = *whole;
     cut.dropped_without_refill.clear(); // as long as the rows, and said in them
+    cut.wakes_waiting.clear();          // each may name as many tags
     const auto notes = cut.notes.size();
     while (!bytes && !cut.tags.empty()) {
         cut.tags.resize(cut.tags.size() / 2);

@@ -120,6 +120,13 @@ void write_residual(Writer& out, const Residual& residual) {
     out.string(residual.reason);
 }
 
+void write_waiting(Writer& out, const WaitingWake& wake) {
+    out.strings(wake.tags);
+    out.boolean(wake.by_touch);
+    out.number(wake.seconds);
+    out.string(wake.reason);
+}
+
 Type write(Writer& out, const Report& report) {
     out.number(report.operation);
     out.number(report.level);
@@ -145,6 +152,7 @@ Type write(Writer& out, const Report& report) {
     out.number(report.touches);
     out.string(report.last_touch);
     out.list(report.residual, [&](const Residual& residual) { write_residual(out, residual); });
+    out.list(report.wakes_waiting, [&](const WaitingWake& wake) { write_waiting(out, wake); });
     return Type::report;
 }
 
@@ -263,10 +271,20 @@ Residual read_residual(Reader& in) {
     return residual;
 }
 
+WaitingWake read_waiting(Reader& in) {
+    WaitingWake wake;
+    wake.tags = in.strings();
+    wake.by_touch = in.boolean();
+    wake.seconds = in.seconds();
+    wake.reason = in.string();
+    return wake;
+}
+
 Report read_report(Reader& in) {
     constexpr std::size_t k_least_tag_bytes = 76;
     constexpr std::size_t k_least_device_bytes = 56;
     constexpr std::size_t k_least_residual_bytes = 28;
+    constexpr std::size_t k_least_waiting_bytes = 17;
     Report report;
     report.operation = in.enumerator(model::Operation::wake);
     report.level = in.enumerator(Level::drop, Level::keep);
@@ -292,6 +310,7 @@ Report read_report(Reader& in) {
     report.touches = in.number<std::uint64_t>();
     report.last_touch = in.string();
     report.residual = in.list<Residual>(k_least_residual_bytes, [&] { return read_residual(in); });
+    report.wakes_waiting = in.list<WaitingWake>(k_least_waiting_bytes, [&] { return read_waiting(in); });
     return report;
 }
 

@@ -7,6 +7,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "driver/context.hpp"
+#include "sleep/room.hpp"
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
 #include "store/host_memory.hpp"
@@ -343,6 +344,12 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
     report.changed = transaction.has_changed();
     transaction.describe(report);
     return woken;
+}
+
+Result<void> Engine::check_room(const model::WakeRequest& request) {
+    const auto plan = plan_wake(ledger_, request);
+    if (!plan) return plan.error();
+    return sleep::check_room(api_, *plan);
 }
 
 Woken Engine::woken_but(const Spoiled& spoiled, const WakePlan& plan) const {

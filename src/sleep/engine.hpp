@@ -69,6 +69,10 @@ public:
     [[nodiscard]] Result<Woken> wake(const model::WakeRequest& request, const Control& control,
                                      model::Report& report);
 
+    /// Whether the devices have room for that now; asks, and changes nothing. Errors: those of plan_wake();
+    /// out_of_device_memory, driver_failed, context_lost.
+    [[nodiscard]] Result<void> check_room(const model::WakeRequest& request);
+
     /// After a sleep that may have found some asleep already: has the files of that kept too, if `request`
     /// asks for it, and notes in `report` what lies in another store than it asks for, and stays there.
     void adjust_asleep(const model::SleepRequest& request, model::Report& report);

@@ -24,7 +24,9 @@ enum class Action : std::uint8_t {
 };
 
 /// What a sleep does to a backing that is `residence`, when the request means to `keep` its tag or not. This
-/// table and the one below are the whole meaning of requests in states:
+/// table and the one below are the whole meaning of requests in states. A wake that waits for GPU memory is
+/// no state: what it is to wake is host or dropped, every request does to that what it does without the wake,
+/// and each try of the wake is a new wake.
 ///
 ///     residence   keep       drop
 ///     device      keep       drop

@@ -5,6 +5,7 @@
 #include "sleep/wake_transaction.hpp"
 
 #include "base/log.hpp"
+#include "sleep/room.hpp"
 
 #include <algorithm>
 #include <set>
@@ -62,12 +63,6 @@ bool is_about_file(ErrorCode code) noexcept {
            code == ErrorCode::protocol_mismatch;
 }
 
-Bytes memory_needed(const std::vector<Backing*>& backings) noexcept {
-    Bytes sum = 0;
-    for (const auto* backing : backings) sum += backing->handle == 0 ? backing->bytes : 0;
-    return sum;
-}
-
 } // namespace
 
 Result<void> WakeTransaction::open(DeviceWake& device, const std::vector<Backing*>& backings) {
@@ -75,13 +70,7 @@ Result<void> WakeTransaction::open(DeviceWake& device, const std::vector<Backing
     if (!session) return std::move(session).error();
     device.session = *std::move(session);
     device.runs = make_wake_runs(backings);
-    const auto needed = memory_needed(backings);
-    const auto free = device.report.free_before;
-    if (needed > free)
-        return make_error(ErrorCode::out_of_device_memory, "waking needs {} on GPU {}, and {} of {} are free",
-                          format_bytes(needed), device.device, format_bytes(free),
-                          format_bytes(device.report.total));
-    return {};
+    return check_room(backings, device.device, {device.report.free_before, device.report.total});
 }
 
 Result<void> WakeTransaction::prepare(const WakePlan& plan, const Control& control) {

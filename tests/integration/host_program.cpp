@@ -194,7 +194,8 @@ Answer sleep_self(Words& words) {
 
 Answer wake_self(Words& words) {
     const auto tags = next<std::string>(words);
-    return ok(checked(gpu_sleep_wake(tags.empty() ? nullptr : tags.c_str(), 0)));
+    const auto wait_ms = next<std::uint32_t>(words);
+    return ok(checked(gpu_sleep_wake(tags.empty() ? nullptr : tags.c_str(), wait_ms)));
 }
 
 // ---- Life and death

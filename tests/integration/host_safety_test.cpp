@@ -391,6 +391,8 @@ TEST_CASE("Host safety: a touch that cannot wake the process waits for memory, a
     // Whoever looks learns it too, and what is short.
     CHECK_THAT(sleeper.status(k_first_note), mentions(k_touch_trouble) && mentions("GPU 0"));
     CHECK_THAT(sleeper.command("gpu-ps").out, mentions(k_touch_trouble) && mentions("1 thread waits"));
+    CHECK(sleeper.status("report/wakes_waiting/0/by_touch") == "true");
+    CHECK(sleeper.status("report/wakes_waiting/1") == "none");
     holder.go_on();
     REQUIRE(holder.line() == "freed");
     CHECK(sleeper.line() == "touched 0");
@@ -413,6 +415,7 @@ TEST_CASE("Host safety: a touch that cannot wake the process fails after its lim
     CHECK(sleeper.line() == "touched 802"); // CUDA_ERROR_SYSTEM_NOT_READY
     CHECK(sleeper.status("state") == "asleep");
     CHECK(sleeper.status(k_first_note) == "none"); // for nobody waits any more
+    CHECK(becomes_true([&] { return sleeper.status("report/wakes_waiting/0") == "none"; }));
     holder.go_on();
     REQUIRE(holder.line() == "freed");
     sleeper.go_on("touch");

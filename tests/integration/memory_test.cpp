@@ -7,10 +7,9 @@
 #include "control_group.hpp"
 #include "host.hpp"
 #include "mentions.hpp"
+#include "shared_devices.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
-
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -20,27 +19,6 @@ using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
-
-/// Two devices' worth of memory that several host programs share.
-class SharedDevices {
-public:
-    explicit SharedDevices(const std::string& bytes)
-        : file_(fmt::format("/tmp/gpu-sleep-devices-{}", ::getpid())), bytes_(bytes) {}
-    SharedDevices(const SharedDevices&) = delete;
-    SharedDevices& operator=(const SharedDevices&) = delete;
-    ~SharedDevices() {
-        std::error_code ignored;
-        std::filesystem::remove(file_, ignored);
-    }
-
-    [[nodiscard]] Arguments environment() const {
-        return {"GPU_SLEEP_SIM_STATE=" + file_, "GPU_SLEEP_SIM_MEMORY=" + bytes_};
-    }
-
-private:
-    std::string file_;
-    std::string bytes_;
-};
 
 /// Memory of the process alone: the simulated devices are shared memory.
 Bytes anonymous_bytes(const Host& host) {

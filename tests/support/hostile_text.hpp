@@ -41,6 +41,7 @@ inline model::Report hostile_report(model::Operation operation) {
     for (auto& device : report.devices) device.name = text;
     report.dropped_without_refill = report.notes = {text, text};
     for (auto& residual : report.residual) residual.kind = residual.reason = text;
+    report.wakes_waiting = {{{text, text}, false, 1, text}};
     return report;
 }
 

@@ -78,6 +78,8 @@ inline model::Report sample_captured_sleep() {
     report.waiting = 2;
     report.touches = 17;
     report.last_touch = "cuLaunchKernel";
+    report.wakes_waiting = {{{"weights", "kv_cache"}, false, 12.5, "too little"},
+                            {{}, true, 3, "too little"}};
     report.residual = {{"managed", 0, k_gib, 3, "the driver moves it by itself"}, {"array", 1, 4096, 1, ""}};
     return report;
 }

@@ -68,6 +68,9 @@ TEST_CASE("JSON: a report says how the gate stands and what stays with the drive
     REQUIRE(report["residual"].size() == 2);
     CHECK(report["residual"][0] == json::parse(R"({"kind": "managed", "device": 0, "bytes": 1073741824,
         "count": 3, "reason": "the driver moves it by itself"})"));
+    REQUIRE(report["wakes_waiting"].size() == 2);
+    CHECK(report["wakes_waiting"][0] == json::parse(R"({"tags": ["weights", "kv_cache"], "by_touch": false,
+        "seconds": 12.5, "reason": "too little"})"));
 }
 
 TEST_CASE("JSON: failures have a code, a sentence, advice and the state", "[json]") {

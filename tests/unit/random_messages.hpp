@@ -115,6 +115,8 @@ inline model::Report random_report(Dice& dice) {
     report.touches = dice.number();
     report.last_touch = dice.text();
     for (auto count = dice.number(4); count-- > 0;) report.residual.push_back(random_residual(dice));
+    for (auto count = dice.number(4); count-- > 0;)
+        report.wakes_waiting.push_back({dice.texts(), dice.boolean(), dice.seconds(), dice.text()});
     return report;
 }
 
@@ -168,6 +170,9 @@ inline auto fields_of(const model::DeviceReport& d) {
 inline auto fields_of(const model::Residual& r) {
     return std::tuple(r.kind, r.device, r.bytes, r.count, r.reason);
 }
+inline auto fields_of(const model::WaitingWake& w) {
+    return std::tuple(w.tags, w.by_touch, w.seconds, w.reason);
+}
 template <class T>
 auto fields_of(const std::vector<T>& items) {
     std::vector<decltype(fields_of(items.front()))> all;
@@ -179,7 +184,7 @@ inline auto fields_of(const model::Report& r) {
                       r.file_bytes, r.state_seconds, r.times.callbacks, r.times.drain, r.times.transfer,
                       r.times.release, r.times.total, fields_of(r.tags), fields_of(r.devices),
                       r.dropped_without_refill, r.notes, r.captures, r.gate, r.on_touch, r.waiting, r.touches,
-                      r.last_touch, fields_of(r.residual));
+                      r.last_touch, fields_of(r.residual), fields_of(r.wakes_waiting));
 }
 
 template <class Message>

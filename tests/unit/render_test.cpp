@@ -90,6 +90,7 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
       gate shut: work on the GPU wakes the process; 2 threads wait; held 17 times so far, last cuLaunchKernel
       stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)
       stays on GPU 1: array 4.00 KiB in 1 allocation
+      a wake of weights, kv_cache waits for GPU memory, for 12.50 s: too little
 4242  root  llama  awake 1 h 0 min   1 tag    1 GPU   15.0 GiB  GPU
                    awake             weights  GPU 0   15.0 GiB  GPU    offload, refillable
       gate open; once asleep, work on the GPU waits
@@ -189,6 +190,17 @@ TEST_CASE("Render: advice fits the command", "[render]") {
           "gpu-snapshot: cannot verify x: no\n");
 }
 
+TEST_CASE("Render: a wake that waits is listed, and that of a touch is left to its note", "[render]") {
+    auto status = test::sample_status();
+    status.wakes_waiting = {
+        {{"weights"}, false, 12.5, "needs more"}, {{}, false, 3, ""}, {{"x"}, true, 1, ""}};
+    const auto text = render_listing({{listed_process(), status}});
+    CHECK(text.find("a wake of weights waits for GPU memory, for 12.50 s: needs more\n") !=
+          std::string::npos);
+    CHECK(text.find("a wake of all tags waits for GPU memory, for 3") != std::string::npos);
+    CHECK(text.find("of x") == std::string::npos);
+}
+
 TEST_CASE("Render: a process cannot steer the terminal by what it calls itself, nor add lines", "[render]") {
     auto process = listed_process();
     process.command = test::hostile_text();
@@ -200,7 +212,7 @@ TEST_CASE("Render: a process cannot steer the terminal by what it calls itself, 
         auto report = test::hostile_report(operation);
         const auto listing = render_listing({{process, report}, {process, unnamed}, {process, failure}});
         CHECK(test::is_safe(listing));
-        CHECK(lines(listing) == (operation == model::Operation::status ? 13 : 11));
+        CHECK(lines(listing) == (operation == model::Operation::status ? 14 : 12));
         report.dry_run = GENERATE(false, true);
         const auto text = render_operation(process, report);
         CHECK(test::is_safe(text));

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Whose turn it is.
+
+#include "line.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace gpu_sleep::agent::server {
+namespace {
+
+constexpr Milliseconds k_between_tries{50};
+
+} // namespace
+
+Milliseconds Line::Place::time_left(Clock::time_point now) const noexcept {
+    if (shortage_) return std::chrono::duration_cast<Milliseconds>(shortage_->until - now);
+    const auto* const sleep = std::get_if<model::SleepRequest>(&job_.operation);
+    const auto* const wake = std::get_if<model::WakeRequest>(&job_.operation);
+    if (wake && job_.is_own) return Milliseconds::max();
+    const auto limit = sleep ? sleep->timeout : wake->timeout + wake->wait;
+    return limit - std::chrono::duration_cast<Milliseconds>(now - job_.since);
+}
+
+void Line::add(Job job) {
+    places_.emplace_back(std::move(job));
+}
+
+Line::Place* Line::first_untried() noexcept {
+    const auto found = std::find_if(places_.begin(), places_.end(), [](const Place& place) {
+        return !place.runs_ && place.shortage_ && !place.shortage_->is_tried;
+    });
+    return found == places_.end() ? nullptr : &*found;
+}
+
+Line::Place* Line::due(Clock::time_point now) noexcept {
+    if (auto* const place = first_untried()) return place;
+    if (now < next_round_) return nullptr;
+    for (auto& place : places_)
+        if (place.shortage_) place.shortage_->is_tried = false;
+    return first_untried();
+}
+
+Line::Place* Line::next(Clock::time_point now) noexcept {
+    const auto in_line = [](const Place& place) { return !place.runs_ && !place.shortage_; };
+    const auto found = std::find_if(places_.begin(), places_.end(), in_line);
+    auto* const fresh = found == places_.end() ? nullptr : &*found;
+    auto* const tried = fresh && has_tried_last_ ? nullptr : due(now);
+    auto* const chosen = tried ? tried : fresh;
+    if (!chosen) return nullptr;
+    has_tried_last_ = chosen == tried;
+    chosen->runs_ = true;
+    return chosen;
+}
+
+Clock::time_point Line::next_time() const noexcept {
+    auto time = Clock::time_point::max();
+    for (const auto& place : places_) {
+        if (place.runs_) continue;
+        const bool waits = place.shortage_ && place.shortage_->is_tried;
+        time = std::min(time, waits ? next_round_ : Clock::time_point::min());
+    }
+    return time;
+}
+
+bool Line::waits(Place& place, model::Failure& why, Clock::time_point begun, Clock::time_point now) noexcept {
+    const auto* const wake = std::get_if<model::WakeRequest>(&place.job_.operation);
+    if (!wake || why.error.code != ErrorCode::out_of_device_memory) return false;
+    const auto since = place.shortage_ ? place.shortage_->since : begun;
+    // In all no longer than it was to take: others that came before may have taken some of that.
+    const auto& job = place.job_;
+    const auto limit = job.is_own ? begun + wake->wait
+                                  : std::min(begun + wake->wait, job.since + wake->timeout + wake->wait);
+    const auto until = place.shortage_ ? place.shortage_->until : limit;
+    if (now + k_between_tries > until) return false;
+    place.shortage_ = Place::Shortage{since, until, true, std::move(why)};
+    place.runs_ = false;
+    if (!first_untried()) next_round_ = std::exchange(has_ended_, false) ? now : now + k_between_tries;
+    return true;
+}
+
+Job Line::leave(Place& place, Clock::time_point now) noexcept {
+    // Now there may be room, or nothing left to do: whoever waits need not wait for its time.
+    if (first_untried())
+        has_ended_ = true;
+    else
+        next_round_ = now;
+    auto job = std::move(place.job_);
+    places_.remove_if([&](const Place& each) { return &each == &place; });
+    return job;
+}
+
+std::optional<Line::Late> Line::take_late(Clock::time_point now, bool own_alone) noexcept {
+    const auto late = std::find_if(places_.begin(), places_.end(), [=](const Place& place) {
+        return !place.runs_ && (place.job_.is_own || !own_alone) && place.time_left(now) <= Milliseconds(0);
+    });
+    if (late == places_.end()) return std::nullopt;
+    Late taken{std::move(late->job_), std::nullopt};
+    if (late->shortage_) taken.why = std::move(late->shortage_->why);
+    places_.erase(late);
+    return taken;
+}
+
+std::vector<model::WaitingWake> Line::waiting(Clock::time_point now) const {
+    std::vector<model::WaitingWake> wakes;
+    for (const auto& place : places_) {
+        if (!place.shortage_) continue;
+        const auto& shortage = *place.shortage_;
+        wakes.push_back({std::get<model::WakeRequest>(place.job_.operation).tags, place.job_.is_touch,
+                         std::chrono::duration<double>(now - shortage.since).count(),
+                         shortage.why.error.message});
+    }
+    return wakes;
+}
+
+} // namespace gpu_sleep::agent::server

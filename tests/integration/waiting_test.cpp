@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A wake that waits for GPU memory: others go past it, it is seen, and it ends with what is true.
+
+#include "host.hpp"
+#include "mentions.hpp"
+#include "shared_devices.hpp"
+
+#include <fmt/ranges.h>
+
+#include <optional>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr const char* k_first = "/processes/0/report/wakes_waiting/0";
+constexpr const char* k_second = "/processes/0/report/wakes_waiting/1";
+
+/// A process that sleeps, and whose weights somebody else's memory keeps from waking; its other tags fit.
+struct Short {
+    const SharedDevices devices{"67108864"};
+    Host host{devices.environment()};
+    Host rival{devices.environment()};
+
+    Short() {
+        host.tell("alloc weights 33554432 0");
+        host.tell("alloc small 4194304 0");
+        host.tell("alloc awake 2097152 0");
+        REQUIRE(host.command("gpu-sleep", {"--tags", "weights,small"}).status == 0);
+        rival.tell("alloc weights 41943040 0");
+    }
+
+    [[nodiscard]] std::string shown(const std::string& pointer) const {
+        return host.command("gpu-ps", {"--json"}).json(pointer);
+    }
+    [[nodiscard]] bool shows(const std::string& pointer) const {
+        return becomes_true([&] { return shown(pointer) != "none"; });
+    }
+    [[nodiscard]] bool shows_none() const {
+        return becomes_true([&] { return shown(k_first) == "none"; });
+    }
+    [[nodiscard]] Process wait_for_weights(const std::string& limit = "60s", bool is_json = false) const {
+        Arguments arguments{"--tags", "weights", "--wait", limit};
+        if (is_json) arguments.emplace_back("--json");
+        return host.start("gpu-wake", arguments);
+    }
+    void make_room() { rival.tell("free 0"); }
+};
+
+/// A request that comes while a wake of `weights` waits, and what it leads to.
+struct Row {
+    const char* command;
+    Arguments arguments;
+    int status;
+    const char* says;    ///< on either stream
+    const char* small;   ///< the state of the other tag afterwards
+    const char* weights; ///< what they hold when the wake has ended: "intact" or "zero"
+};
+
+const std::vector<Row>& table() {
+    static const std::vector<Row> rows = {
+        {"gpu-ps", {}, 0, "waits for GPU memory", "asleep", "intact"},
+        {"gpu-wake", {"--tags", "small"}, 0, "partly asleep", "awake", "intact"},
+        {"gpu-wake", {"--tags", "awake"}, 0, "nothing to do", "asleep", "intact"},
+        {"gpu-wake", {"--tags", "weights"}, 7, "32.0 MiB", "asleep", "intact"},
+        {"gpu-wake", {}, 7, "36.0 MiB", "asleep", "intact"},
+        {"gpu-wake", {"--dry-run"}, 0, "it would fail", "asleep", "intact"},
+        {"gpu-sleep", {"--tags", "weights"}, 0, "nothing to do", "asleep", "intact"},
+        {"gpu-sleep", {"--tags", "awake"}, 0, "is asleep", "asleep", "intact"},
+        {"gpu-sleep", {"--tags", "weights", "--level", "2"}, 0, "is partly asleep", "asleep", "zero"},
+        {"gpu-sleep", {"--discard", "weights"}, 0, "is asleep", "asleep", "zero"},
+        {"gpu-sleep", {"--tags", "small", "--level", "2", "--dry-run"}, 0, "would sleep", "asleep", "intact"},
+    };
+    return rows;
+}
+
+} // namespace
+
+TEST_CASE("Waiting: every request goes past a wake that waits for GPU memory", "[waiting]") {
+    const auto& row = table()[GENERATE(range(std::size_t{0}, std::size_t{11}))];
+    INFO(row.command << " " << fmt::format("{}", fmt::join(row.arguments, " ")));
+    REQUIRE(table().size() == 11);
+    Short process;
+    auto waiting = process.wait_for_weights();
+    REQUIRE(process.shows(k_first));
+    auto arguments = row.arguments;
+    if (row.command != std::string_view("gpu-ps")) arguments.insert(arguments.end(), {"--timeout", "5s"});
+    const auto output = process.host.command(row.command, arguments);
+    CHECK(output.status == row.status);
+    CHECK_THAT(output.out + output.err, mentions(row.says));
+    CHECK(process.host.command("gpu-ps", {"--json"}).tag("small", "state") == row.small);
+    CHECK(process.shown(k_first) != "none"); // it waits still
+    process.make_room();
+    CHECK(waiting.finish().status == 0);
+    CHECK(process.shows_none());
+    CHECK(process.host.tell("check 0") == row.weights);
+    REQUIRE(process.host.command("gpu-wake").status == 0);
+    CHECK(process.host.tell("check 1") == "intact");
+    CHECK(process.host.tell("check 2") == "intact");
+}
+
+TEST_CASE("Waiting: gpu-ps tells what waits, for how long and why", "[waiting]") {
+    Short process;
+    auto waiting = process.wait_for_weights();
+    REQUIRE(process.shows(k_first));
+    const auto json = process.host.command("gpu-ps", {"--json"});
+    CHECK(json.json(std::string(k_first) + "/tags/0") == "weights");
+    CHECK(json.json(std::string(k_first) + "/by_touch") == "false");
+    CHECK_THAT(json.json(std::string(k_first) + "/reason"), mentions("32.0 MiB on GPU 0"));
+    CHECK(std::stod(json.json(std::string(k_first) + "/seconds")) < 60);
+    CHECK_THAT(process.host.command("gpu-ps").out, mentions("a wake of weights waits for GPU memory"));
+    process.make_room();
+    CHECK(waiting.finish().status == 0);
+    CHECK(process.shows_none());
+}
+
+TEST_CASE("Waiting: a wake whose command is gone waits no more", "[waiting]") {
+    Short process;
+    {
+        const auto killed = process.wait_for_weights();
+        REQUIRE(process.shows(k_first));
+    }
+    CHECK(process.shows_none());
+    process.make_room();
+    pause_for(Milliseconds(200));
+    CHECK(process.host.state() == "partial");
+    REQUIRE(process.host.command("gpu-wake").status == 0);
+    CHECK(process.host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Waiting: a wake gives up in its time, even while another request is under way", "[waiting]") {
+    Short process;
+    const bool is_busy = GENERATE(false, true);
+    std::optional<Process> busy;
+    const auto start = Clock::now();
+    auto waiting = process.wait_for_weights("2s", true);
+    REQUIRE(process.shows(k_first));
+    if (is_busy) {
+        process.host.tell("hold");
+        busy.emplace(process.host.start("gpu-sleep", {"--tags", "awake", "--timeout", "60s"}));
+    }
+    const auto output = waiting.finish();
+    CHECK(Clock::now() - start < Milliseconds(20'000));
+    CHECK(output.status == 7);
+    CHECK(output.json("/processes/0/state") == "asleep");
+    CHECK_THAT(output.err, mentions("32.0 MiB"));
+    CHECK(process.shows_none());
+    if (busy) {
+        process.host.tell("resume");
+        CHECK(busy->finish().status == 0);
+    }
+    process.make_room();
+    REQUIRE(process.host.command("gpu-wake").status == 0);
+    CHECK(process.host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Waiting: two wakes of the same both succeed, and one has nothing to do", "[waiting]") {
+    Short process;
+    auto first = process.wait_for_weights("60s", true);
+    REQUIRE(process.shows(k_first));
+    auto second = process.wait_for_weights("60s", true);
+    REQUIRE(process.shows(k_second));
+    process.make_room();
+    const auto one = first.finish();
+    const auto other = second.finish();
+    CHECK(one.status == 0);
+    CHECK(other.status == 0);
+    CHECK(one.json("/processes/0/report/changed") != other.json("/processes/0/report/changed"));
+    CHECK(process.host.tell("check 0") == "intact");
+}
+
+TEST_CASE("Waiting: the program's own wake waits in the same way", "[waiting]") {
+    Short process;
+    process.host.tell("callback note");
+    process.host.process().send("wake weights 60000");
+    REQUIRE(process.shows(k_first));
+    REQUIRE(process.host.command("gpu-wake", {"--tags", "small", "--timeout", "5s"}).status == 0);
+    CHECK(process.shown(k_first) != "none");
+    process.make_room();
+    CHECK(process.host.process().read_line() == "ok ");
+    CHECK(process.host.tell("check_all") == "intact");
+    CHECK_THAT(process.host.tell("calls"), mentions("0 2 ")); // before and after
+}
