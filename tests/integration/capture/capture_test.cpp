@@ -256,7 +256,12 @@ TEST_CASE("Capture: what is freed while asleep is gone", "[capture]") {
     const auto own = make_piece(host, "vmm2", k_piece_bytes);
     const auto kept = make_piece(host, "plain", k_piece_bytes);
     sleep(host);
+    const auto host_bytes = [&] {
+        return std::stoull(host.command("gpu-ps", {"--json"}).json("/processes/0/report/host_bytes"));
+    };
+    const auto before = host_bytes();
     for (const auto& piece : pieces) host.tell("free " + piece.number);
+    CHECK(becomes_true([&] { return host_bytes() + pieces.size() * k_piece_bytes <= before; }));
     host.process().send("free " + own.number); // may wait: the program unmaps that itself
     CHECK(host.state() == "asleep");
     wake(host);
