@@ -72,6 +72,8 @@ ALL = [
     cuda_program("runtime_static", "runtime_program.cu", "-cudart", "static"),
     cuda_program("runtime_shared", "runtime_program.cu", "-cudart", "shared"),
     cuda_program("driver", "driver_program.cpp", libraries=("-lcuda",)),
+    cuda_program("textures", "textures.cu", "-cudart", "static"),
+    cuda_program("shared_memory", "shared_memory.cpp", libraries=("-lcuda",)),
     torch_program("torch_ddp", gpus=2, quiet=True),
     torch_program("torch_nccl_one_process", gpus=2),
     cuda_program("green_contexts", "green_contexts.cu", "-cudart", "static", libraries=("-lcuda",)),
