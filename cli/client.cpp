@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Conversations with agents, driven by one poll loop.
+// Conversations with agents.
 
 #include "cli/client.hpp"
 
@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <limits>
 #include <optional>
+#include <utility>
 
 namespace gpu_sleep::cli {
 namespace {
@@ -20,11 +21,14 @@ Error lost(std::string_view when) {
     return make_error(ErrorCode::connection_lost, "the connection to the agent was lost {}", when);
 }
 
+/// How long an agent may take to say that it has heard of a withdrawal.
+constexpr Milliseconds k_farewell{1'000};
+
 /// One question on its way: bytes still to send, bytes received so far, the answer once it is there.
 class Conversation {
 public:
     explicit Conversation(Question question)
-        : question_(std::move(question)), deadline_(Clock::now() + question_.patience) {
+        : question_(std::move(question)), start_(Clock::now()), patience_(question_.patience, start_) {
         auto bytes = protocol::encode(question_.request);
         if (bytes)
             unsent_ = *std::move(bytes);
@@ -33,8 +37,14 @@ public:
     }
 
     [[nodiscard]] bool is_over() const noexcept { return answer_.has_value(); }
+    [[nodiscard]] bool is_past_return() const noexcept { return patience_.is_past_return(); }
+    [[nodiscard]] const Answer& answer() const noexcept { return *answer_; }
     [[nodiscard]] Answer take_answer() { return *std::move(answer_); }
-    [[nodiscard]] Clock::time_point deadline() const noexcept { return deadline_; }
+    /// When to call keep_time().
+    [[nodiscard]] Clock::time_point next_time() const noexcept {
+        if (is_withdrawn_ && !is_past_return()) return withdrawn_until_;
+        return std::min(patience_.end(), next_look());
+    }
     [[nodiscard]] pollfd interest() const noexcept {
         const auto events = static_cast<short>(unsent_.empty() ? POLLIN : POLLIN | POLLOUT);
         return {is_over() ? -1 : question_.socket.get(), events, 0};
@@ -43,12 +53,43 @@ public:
     /// Goes on after `interest` has come true.
     void advance(const std::function<void(const model::Progress&)>& on_progress) {
         if (!unsent_.empty()) send();
-        if (!is_over()) receive(on_progress);
+        if (!is_over()) static_cast<void>(receive(on_progress));
     }
 
-    void give_up() {
-        answer_ = make_error(ErrorCode::timed_out, "the agent has not answered for {}",
-                             format_seconds(static_cast<double>(question_.patience.count()) / 1000));
+    /// Withdraws the request, unless that is too late.
+    void withdraw() {
+        if (is_past_return()) return;
+        is_withdrawn_ = true;
+        withdrawn_until_ = Clock::now() + k_farewell;
+        unsent_.clear();
+        ::shutdown(question_.socket.get(), SHUT_WR);
+    }
+
+    /// Gives up when it is time to.
+    void keep_time() {
+        const auto now = Clock::now();
+        if (now < next_time()) return;
+        if (is_withdrawn_ && !is_past_return()) return give_up({});
+        const bool is_stopped = question_.is_stopped();
+        looked_ = now;
+        if (!is_stopped && now < patience_.end()) return;
+        give_up(fmt::format("{} has not answered for {}", is_stopped ? "it is stopped, and" : "the agent",
+                            format_seconds(seconds_since(start_))));
+    }
+
+    /// Stops waiting, for that `reason`. Nothing that the agent sends from here on arrives, nor can it be
+    /// sent: if it has not passed the point of no return by now, it never will.
+    void give_up(const std::string& reason) {
+        const auto nobody = [](const model::Progress&) {};
+        const bool was_past_return = is_past_return();
+        ::shutdown(question_.socket.get(), SHUT_WR);
+        while (!is_over() && receive(nobody)) {
+        }
+        if (!is_over() && is_past_return() && !was_past_return) return; // just so: it is worth waiting for
+        ::shutdown(question_.socket.get(), SHUT_RDWR);
+        while (!is_over() && receive(nobody)) {
+        }
+        if (!has_last_word_) answer_ = unanswered(reason);
     }
 
 private:
@@ -59,49 +100,82 @@ private:
         else if (errno == EPIPE || errno == ECONNRESET)
             unsent_.clear(); // it may have said why before it closed
         else if (errno != EINTR && errno != EAGAIN)
-            answer_ = lost("while sending");
+            end(lost("while sending"));
     }
 
-    void receive(const std::function<void(const model::Progress&)>& on_progress) {
+    /// Takes what has come. False when there was nothing.
+    bool receive(const std::function<void(const model::Progress&)>& on_progress) {
         std::array<std::byte, 16384> buffer;
         const auto got = ::recv(question_.socket.get(), buffer.data(), buffer.size(), 0);
-        if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
+        if (got < 0 && (errno == EINTR || errno == EAGAIN)) return errno == EINTR;
         if (got <= 0) {
-            answer_ = lost("before it had answered");
-            return;
+            end(lost("before it had answered"));
+            return false;
         }
         reader_.append(std::span(buffer).first(static_cast<std::size_t>(got)));
         while (!is_over()) {
             auto frame = reader_.next();
             if (!frame)
-                answer_ = std::move(frame).error();
+                end(std::move(frame).error());
             else if (!frame->has_value())
-                return;
+                break;
             else
                 accept(**frame, on_progress);
         }
+        return true;
     }
 
     void accept(const protocol::FrameReader::Frame& frame,
                 const std::function<void(const model::Progress&)>& on_progress) {
         auto reply = protocol::decode_reply(frame);
         if (!reply) {
-            answer_ = std::move(reply).error();
+            end(std::move(reply).error());
         } else if (auto* report = std::get_if<model::Report>(&*reply)) {
             answer_ = std::move(*report);
+            has_last_word_ = true;
         } else if (auto* failure = std::get_if<model::Failure>(&*reply)) {
             answer_ = std::move(*failure);
+            has_last_word_ = true;
         } else if (const auto* progress = std::get_if<model::Progress>(&*reply);
                    progress && !std::holds_alternative<model::StatusRequest>(question_.request)) {
-            deadline_ = Clock::now() + question_.patience;
+            patience_.hear(*progress, Clock::now());
             on_progress(*progress);
         }
+    }
+
+    /// Ends without the agent's word on how it ended.
+    void end(Error error) {
+        answer_ = is_past_return() ? unknown(error.message) : is_withdrawn_ ? withdrawn() : std::move(error);
+    }
+
+    /// When to look whether the process is stopped.
+    [[nodiscard]] Clock::time_point next_look() const noexcept {
+        constexpr Milliseconds k_between{1'000};
+        return std::max(patience_.end_if_stopped(), looked_ + k_between);
+    }
+
+    [[nodiscard]] Error unanswered(const std::string& reason) const {
+        if (is_past_return()) return unknown(reason);
+        if (reason.empty()) return withdrawn();
+        return make_error(ErrorCode::timed_out, "{}", reason);
+    }
+    [[nodiscard]] static Error withdrawn() {
+        return make_error(ErrorCode::cancelled, "the request was withdrawn");
+    }
+    [[nodiscard]] static Error unknown(const std::string& reason) {
+        return make_error(ErrorCode::outcome_unknown, "it is past the point of no return; {}",
+                          reason.empty() ? "its end was not waited for" : reason);
     }
 
     Question question_;
     std::vector<std::byte> unsent_;
     protocol::FrameReader reader_;
-    Clock::time_point deadline_;
+    Clock::time_point start_;
+    Patience patience_;
+    Clock::time_point looked_{}; ///< at whether it is stopped
+    bool is_withdrawn_ = false;
+    Clock::time_point withdrawn_until_{};
+    bool has_last_word_ = false;
     std::optional<Answer> answer_;
 };
 
@@ -111,34 +185,81 @@ int milliseconds_until(Clock::time_point deadline) {
     return static_cast<int>(std::clamp<Milliseconds::rep>(left, 0, std::numeric_limits<int>::max()));
 }
 
-} // namespace
+/// All questions of a command, driven by one poll loop.
+class Conversations {
+public:
+    Conversations(std::vector<Question> questions, const Follower& follower) : follower_(follower) {
+        all_.reserve(questions.size());
+        for (auto& question : questions) all_.push_back({Conversation(std::move(question))});
+    }
 
-std::vector<Answer> ask_all(std::vector<Question> questions, const ProgressSink& sink) {
-    std::vector<Conversation> conversations;
-    conversations.reserve(questions.size());
-    for (auto& question : questions) conversations.emplace_back(std::move(question));
+    [[nodiscard]] std::vector<Answer> run() {
+        const auto is_open = [](const Followed& each) { return !each.conversation.is_over(); };
+        for (tell(); std::any_of(all_.begin(), all_.end(), is_open); tell()) step();
+        std::vector<Answer> answers;
+        answers.reserve(all_.size());
+        for (auto& each : all_) answers.push_back(each.conversation.take_answer());
+        return answers;
+    }
 
-    for (;;) {
-        std::vector<pollfd> polled;
-        auto next_deadline = Clock::time_point::max();
-        for (const auto& conversation : conversations) {
+private:
+    struct Followed {
+        Conversation conversation;
+        bool has_told_end = false;
+        bool has_told_past_return = false;
+    };
+
+    void step() {
+        std::vector<pollfd> polled{{follower_.interruptions, POLLIN, 0}};
+        auto next_time = Clock::time_point::max();
+        for (const auto& [conversation, told, warned] : all_) {
             polled.push_back(conversation.interest());
-            if (!conversation.is_over()) next_deadline = std::min(next_deadline, conversation.deadline());
+            if (!conversation.is_over()) next_time = std::min(next_time, conversation.next_time());
         }
-        if (next_deadline == Clock::time_point::max()) break;
-        if (::poll(polled.data(), polled.size(), milliseconds_until(next_deadline)) < 0) continue;
-        for (std::size_t i = 0; i < conversations.size(); ++i) {
-            auto& conversation = conversations[i];
-            if (polled[i].revents != 0)
-                conversation.advance([&](const model::Progress& progress) { sink(i, progress); });
-            if (!conversation.is_over() && Clock::now() >= conversation.deadline()) conversation.give_up();
+        if (::poll(polled.data(), polled.size(), milliseconds_until(next_time)) < 0) return;
+        if (polled[0].revents != 0) interrupt();
+        for (std::size_t i = 0; i < all_.size(); ++i) {
+            auto& conversation = all_[i].conversation;
+            if (!conversation.is_over() && polled[i + 1].revents != 0)
+                conversation.advance(
+                    [&](const model::Progress& progress) { follower_.progress(i, progress); });
+            if (!conversation.is_over()) conversation.keep_time();
         }
     }
 
-    std::vector<Answer> answers;
-    answers.reserve(conversations.size());
-    for (auto& conversation : conversations) answers.push_back(conversation.take_answer());
-    return answers;
+    void interrupt() {
+        follower_.take_interruption();
+        const bool is_first = !std::exchange(is_interrupted_, true);
+        for (auto& [conversation, told, warned] : all_) {
+            if (conversation.is_over()) continue;
+            if (is_first)
+                conversation.withdraw();
+            else
+                conversation.give_up({});
+        }
+    }
+
+    /// Tells what has ended, and what an interruption comes too late for.
+    void tell() {
+        for (std::size_t i = 0; i < all_.size(); ++i) {
+            auto& [conversation, has_told_end, has_told_past_return] = all_[i];
+            if (conversation.is_over()) {
+                if (!std::exchange(has_told_end, true)) follower_.answered(i, conversation.answer());
+            } else if (is_interrupted_ && conversation.is_past_return()) {
+                if (!std::exchange(has_told_past_return, true)) follower_.past_return(i);
+            }
+        }
+    }
+
+    const Follower& follower_;
+    std::vector<Followed> all_;
+    bool is_interrupted_ = false;
+};
+
+} // namespace
+
+std::vector<Answer> ask_all(std::vector<Question> questions, const Follower& follower) {
+    return Conversations(std::move(questions), follower).run();
 }
 
 } // namespace gpu_sleep::cli

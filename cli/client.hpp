@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/fd.hpp"
+#include "cli/patience.hpp"
 #include "protocol/messages.hpp"
 
 #include <cstddef>
@@ -21,18 +22,28 @@ using Answer = std::variant<model::Report, model::Failure, Error>;
 struct Question {
     UniqueFd socket; ///< connected and non-blocking
     protocol::Request request;
-    /// How long the agent may be silent. Progress counts as a sign of life, except in answer to a status
-    /// request, which has none to report.
-    Milliseconds patience{10'000};
+    Patience::Limits patience;
+    std::function<bool()> is_stopped = [] { return false; }; ///< whether the agent's process is
 };
 
-/// Is told how far the question of that index has come.
-using ProgressSink = std::function<void(std::size_t index, const model::Progress& progress)>;
+/// Is told of questions, each by its index, what becomes of them.
+struct Follower {
+    std::function<void(std::size_t, const model::Progress&)> progress = [](auto, const auto&) {};
+    /// Told once of each, as it ends.
+    std::function<void(std::size_t, const Answer&)> answered = [](auto, const auto&) {};
+    /// Told of each that an interruption comes too late for.
+    std::function<void(std::size_t)> past_return = [](auto) {};
+    int interruptions = -1;                          ///< readable: there is one; or negative
+    std::function<void()> take_interruption = [] {}; ///< takes one from there
+};
 
 /// Sends all questions, then waits until each is answered or out of patience; the answers are in the same
-/// order. Closes the sockets, by which an agent that is still at work learns that nobody waits any more and
-/// undoes what it did. An Error in place of an answer: connection_lost, timed_out, protocol_mismatch,
-/// invalid_argument.
-[[nodiscard]] std::vector<Answer> ask_all(std::vector<Question> questions, const ProgressSink& sink);
+/// order. Closes the sockets. The first interruption withdraws all requests: an agent undoes what it did,
+/// unless it is past the point of no return; that is waited for, until a second one.
+///
+/// An Error in place of an answer: invalid_argument, protocol_mismatch, connection_lost, timed_out,
+/// cancelled: the agent has not passed the point of no return, and will not. outcome_unknown: it has, and did
+/// not say how it ended.
+[[nodiscard]] std::vector<Answer> ask_all(std::vector<Question> questions, const Follower& follower = {});
 
 } // namespace gpu_sleep::cli

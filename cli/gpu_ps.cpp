@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 
 using namespace gpu_sleep;
@@ -23,6 +24,7 @@ constexpr const char* k_examples =
 
 struct Options {
     std::string target;
+    std::optional<uid_t> user;
     cli::OutputOptions output;
     Milliseconds timeout{5'000};
     std::string watch; ///< the interval; empty to list once
@@ -53,8 +55,9 @@ Listed write(const std::string& text, int status) {
 Listed list(const Options& options, bool redraws = false) {
     const int indent = options.watch.empty() ? 2 : -1;
     cli::Finder finder;
-    auto targets = options.target.empty() ? cli::find_all(finder)
-                                          : cli::find_targets(finder, options.target, options.timeout);
+    auto targets = options.target.empty()
+                       ? cli::find_all(finder, options.user)
+                       : cli::find_targets(finder, options.target, {options.user, true, options.timeout});
     if (!targets) {
         cli::complain(cli::render_error("gpu-ps", "", targets.error()));
         const auto text =
@@ -93,6 +96,7 @@ int main(int argc, char** argv) {
     Options options;
     cli::add_basics(app, k_examples);
     cli::add_target(app, options.target);
+    cli::add_user(app, options.user);
     app.add_flag("--watch{2s}", options.watch, "Repeat every two seconds, or as given: --watch=500ms");
     cli::add_duration(app, "--timeout", options.timeout, "How long a process may take to answer");
     cli::add_output(app, options.output, false);

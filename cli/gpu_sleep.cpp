@@ -23,6 +23,7 @@ constexpr const char* k_examples =
 /// What was typed, where the request has no place for it as it is.
 struct Typed {
     int level = 1;
+    std::optional<Milliseconds> timeout;
     std::optional<model::GateMode> gate;
     std::vector<std::string> stores;
     std::string directory;
@@ -45,8 +46,9 @@ void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
     app.add_flag("--require-refill", request.require_refill,
                  "Fail rather than drop what the program cannot refill");
     app.add_flag("--dry-run", request.dry_run, "Change nothing; say what would be freed, kept and dropped");
-    cli::add_duration(app, "--timeout", request.timeout,
-                      "How long the program's callbacks and the GPU's running work may take");
+    cli::add_limit(app, "--timeout", typed.timeout,
+                   "How long all may take until GPU memory is released (default: 30 s for the program's\n"
+                   "callbacks and the GPU's running work, and copying takes as long as it advances)");
     app.add_option("--store", typed.stores,
                    "Where contents go: host or file, or for some tags, as in weights=file,kv_cache=host")
         ->delimiter(',')
@@ -124,6 +126,7 @@ int main(int argc, char** argv) {
     Typed typed;
     cli::add_basics(app, k_examples);
     cli::add_target(app, operation.target)->required();
+    cli::add_user(app, operation.user);
     add_request(app, request, typed);
     cli::add_output(app, operation.output);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
@@ -132,7 +135,8 @@ int main(int argc, char** argv) {
     if (!text.empty()) return cli::usage_error("gpu-sleep", text, operation.output.json);
     request.level = static_cast<model::Level>(typed.level);
     request.gate = typed.gate;
-    operation.limit = request.timeout;
+    request.bounds_all = typed.timeout.has_value();
+    request.timeout = typed.timeout.value_or(request.timeout);
     operation.request = std::move(request);
     return cli::run(operation);
 }

@@ -21,14 +21,19 @@ int main(int argc, char** argv) {
     cli::CommandRun operation{"gpu-wake", {}, {}, {}, {}};
     model::WakeRequest request;
     cli::add_basics(app, k_examples);
+    std::optional<Milliseconds> timeout;
     cli::add_target(app, operation.target)->required();
+    cli::add_user(app, operation.user);
     cli::add_tags(app, "--tags", request.tags, "Only these tags (default: all)");
     cli::add_duration(app, "--wait", request.wait, "How long to try again while GPU memory is short");
-    cli::add_duration(app, "--timeout", request.timeout, "How long the program's callbacks may take");
+    cli::add_limit(app, "--timeout", timeout,
+                   "How long all may take, besides --wait, until memory is back, and then callbacks again\n"
+                   "(default: 30 s for callbacks, and copying takes as long as it advances)");
     app.add_flag("--dry-run", request.dry_run, "Change nothing; say what would be taken and brought back");
     cli::add_output(app, operation.output);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
-    operation.limit = request.timeout + request.wait;
+    request.bounds_all = timeout.has_value();
+    request.timeout = timeout.value_or(request.timeout);
     operation.request = std::move(request);
     return cli::run(operation);
 }

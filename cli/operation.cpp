@@ -4,6 +4,7 @@
 
 #include "cli/operation.hpp"
 
+#include "cli/interruptions.hpp"
 #include "cli/json.hpp"
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
@@ -11,68 +12,146 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 namespace gpu_sleep::cli {
 namespace {
 
-/// The agent keeps the request's own limit; a command waits for longer before it calls the agent
-/// unresponsive.
-constexpr Milliseconds k_grace{10'000};
+/// The agent keeps the request's own limit, and then undoes what it did; a command waits for longer before it
+/// calls the agent unresponsive.
+constexpr Milliseconds k_grace{5'000};
 
 /// Whether `code` says that the process is gone, or its agent is.
 bool is_gone(ErrorCode code) noexcept {
     return code == ErrorCode::no_process || code == ErrorCode::no_agent;
 }
 
-std::string purpose(const CommandRun& operation, const std::string& subject) {
-    if (std::holds_alternative<model::SleepRequest>(operation.request))
-        return fmt::format("put {} to sleep", subject);
-    return fmt::format("wake {}", subject);
+/// Whether the agent has not had the last word.
+bool is_lost(const Answer& answer) noexcept {
+    const auto* error = std::get_if<Error>(&answer);
+    return error && (error->code == ErrorCode::connection_lost || error->code == ErrorCode::timed_out ||
+                     error->code == ErrorCode::outcome_unknown);
 }
 
-std::vector<Outcome> ask(const CommandRun& operation, Targets found) {
-    auto& targets = found.reached;
+bool is_sleep(const CommandRun& operation) noexcept {
+    return std::holds_alternative<model::SleepRequest>(operation.request);
+}
+
+Patience::Limits limits_of(const CommandRun& operation) {
+    if (const auto* sleep = std::get_if<model::SleepRequest>(&operation.request))
+        return {sleep->timeout, k_grace, !sleep->bounds_all, {}};
+    const auto& wake = std::get<model::WakeRequest>(operation.request);
+    return {wake.timeout + wake.wait, k_grace, !wake.bounds_all, wake.timeout};
+}
+
+/// What could not be done.
+std::string purpose(const CommandRun& operation, const std::string& subject, ErrorCode failure) {
+    if (failure == ErrorCode::outcome_unknown)
+        return fmt::format("say whether {} is {}", subject, is_sleep(operation) ? "asleep" : "awake");
+    return is_sleep(operation) ? fmt::format("put {} to sleep", subject) : fmt::format("wake {}", subject);
+}
+
+/// Tells a person what becomes of each process.
+class Teller {
+public:
+    explicit Teller(const CommandRun& operation) noexcept : operation_(operation) {}
+
+    /// Says what failed on standard error, and what was done on standard output.
+    void tell(const Outcome& outcome) {
+        if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
+            complain(outcome, failure->error);
+        else if (const auto* error = std::get_if<Error>(&outcome.answer))
+            complain(outcome, *error);
+        else if (!operation_.output.json && !operation_.output.quiet)
+            print(render_operation(outcome.process, std::get<model::Report>(outcome.answer)));
+    }
+
+    /// The status says how the processes are, so it stays what it is if nobody gets to read the result.
+    void print(const std::string& text) {
+        const auto written = write_result(text);
+        if (written || std::exchange(has_complained_, true)) return;
+        cli::complain(fmt::format("{}: cannot write the result: {}; the exit status holds all the same\n",
+                                  operation_.program, written.error().message));
+    }
+
+    /// Says that an interruption comes too late.
+    void tell_past_return(const Process& process) const {
+        cli::complain(fmt::format("{}: {} is past the point of no return; waiting for it to end\n",
+                                  operation_.program, title(process)));
+    }
+
+private:
+    void complain(const Outcome& outcome, const Error& error) const {
+        cli::complain(render_error(operation_.program, purpose(operation_, title(outcome.process), error.code),
+                                   error, outcome.has_waited));
+    }
+
+    const CommandRun& operation_;
+    bool has_complained_ = false; ///< of standard output
+};
+
+Outcome outcome_of(const CommandRun& operation, Process process, Answer answer) {
+    const auto* const wake = std::get_if<model::WakeRequest>(&operation.request);
+    return {std::move(process), std::move(answer), wake ? model::Operation::wake : model::Operation::sleep,
+            wake && wake->wait.count() > 0};
+}
+
+/// Asks all, and tells of each what it answers as it comes: one that takes its time keeps nobody from hearing
+/// of the others.
+std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>& targets,
+                               const Finder& finder, Teller& teller, Interruptions& interruptions) {
     const bool visible = !operation.output.quiet && ::isatty(STDERR_FILENO) == 1;
     ProgressBar bar(STDERR_FILENO, visible, targets.size());
     std::vector<Question> questions;
     questions.reserve(targets.size());
     for (auto& target : targets)
-        questions.push_back({std::move(target.socket), operation.request, operation.limit + k_grace});
-    auto answers = ask_all(std::move(questions), [&](std::size_t index, const model::Progress& progress) {
+        questions.push_back({std::move(target.socket), operation.request, limits_of(operation),
+                             [&] { return finder.proc().is_stopped(target.process); }});
+    Follower follower;
+    follower.progress = [&](std::size_t index, const model::Progress& progress) {
         bar.show(index, progress);
-    });
+    };
+    follower.answered = [&](std::size_t index, const Answer& answer) {
+        bar.end(index);
+        if (!is_lost(answer)) teller.tell(outcome_of(operation, targets[index].process, answer));
+    };
+    follower.past_return = [&](std::size_t index) {
+        bar.wipe();
+        teller.tell_past_return(targets[index].process);
+    };
+    follower.interruptions = interruptions.fd();
+    follower.take_interruption = [&] { interruptions.take(); };
+    return ask_all(std::move(questions), follower);
+}
 
-    const auto* const wake = std::get_if<model::WakeRequest>(&operation.request);
-    const auto asked = wake ? model::Operation::wake : model::Operation::sleep;
-    const bool has_waited = wake && wake->wait.count() > 0;
+std::vector<Outcome> ask(const CommandRun& operation, Targets found, Teller& teller,
+                         Interruptions& interruptions) {
+    std::vector<Outcome> unreached;
+    for (auto& outcome : found.unreached) {
+        unreached.push_back(outcome_of(operation, std::move(outcome.process), std::move(outcome.answer)));
+        teller.tell(unreached.back());
+    }
+    auto& targets = found.reached;
+    Finder finder; // sockets may be made again
+    auto answers = follow_all(operation, targets, finder, teller, interruptions);
     std::vector<Outcome> outcomes;
-    for (std::size_t i = 0; i < targets.size(); ++i)
-        outcomes.push_back({std::move(targets[i].process), std::move(answers[i]), asked, has_waited});
-    Finder finder; // sockets may have been made again
+    std::vector<std::size_t> lost;
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+        if (is_lost(answers[i])) lost.push_back(i);
+        outcomes.push_back(outcome_of(operation, std::move(targets[i].process), std::move(answers[i])));
+    }
     settle(finder, outcomes);
-    for (auto& outcome : found.unreached)
-        outcomes.push_back({std::move(outcome.process), std::move(outcome.answer), asked, has_waited});
+    for (const auto i : lost) teller.tell(outcomes[i]);
+    std::move(unreached.begin(), unreached.end(), std::back_inserter(outcomes));
     return outcomes;
 }
 
-/// Says what failed on standard error. Returns what standard output is to say of `outcome`.
-std::string show(const CommandRun& operation, const Outcome& outcome) {
-    const auto complain = [&](const Error& error) {
-        cli::complain(render_error(operation.program, purpose(operation, title(outcome.process)), error,
-                                   outcome.has_waited));
-        return std::string();
-    };
-    if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) return complain(failure->error);
-    if (const auto* error = std::get_if<Error>(&outcome.answer)) return complain(*error);
-    if (operation.output.json || operation.output.quiet) return {};
-    return render_operation(outcome.process, std::get<model::Report>(outcome.answer));
-}
-
-/// The status says how the processes are, so it stays what it is if nobody gets to read the result.
-int finish(const CommandRun& operation, const std::string& text, int status) {
-    if (const auto written = write_result(text); !written)
-        complain(fmt::format("{}: cannot write the result: {}; the exit status holds all the same\n",
-                             operation.program, written.error().message));
-    return status;
+bool is_withdrawn(const Outcome& outcome) noexcept {
+    const auto* failure = std::get_if<model::Failure>(&outcome.answer);
+    const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
+    return error && error->code == ErrorCode::cancelled;
 }
 
 } // namespace
@@ -82,21 +161,21 @@ void settle(Finder& finder, std::vector<Outcome>& outcomes) {
     std::vector<Target> targets;
     std::vector<Outcome*> asked;
     for (auto& outcome : outcomes) {
-        const auto* error = std::get_if<Error>(&outcome.answer);
-        const bool is_lost =
-            error && (error->code == ErrorCode::connection_lost || error->code == ErrorCode::timed_out);
-        if (!is_lost) continue;
+        if (!is_lost(outcome.answer)) continue;
         if (!finder.proc().is_running(outcome.process)) {
             outcome.answer = make_error(ErrorCode::no_process, "the process has ended meanwhile");
             continue;
         }
         auto socket = finder.connect(outcome.process);
-        if (socket) {
-            targets.push_back({outcome.process, *std::move(socket)});
-            asked.push_back(&outcome);
-        } else if (is_gone(socket.error().code)) {
+        if (!socket && is_gone(socket.error().code)) {
             outcome.answer = std::move(socket).error();
+            continue;
         }
+        // What an agent says while it is still at work is how all was before.
+        const bool is_unknown = std::get<Error>(outcome.answer).code == ErrorCode::outcome_unknown;
+        if (!socket || is_unknown || finder.proc().is_stopped(outcome.process)) continue;
+        targets.push_back({outcome.process, *std::move(socket)});
+        asked.push_back(&outcome);
     }
     const auto found = ask_status(finder, std::move(targets), k_patience);
     for (std::size_t i = 0; i < asked.size(); ++i) {
@@ -110,19 +189,19 @@ void settle(Finder& finder, std::vector<Outcome>& outcomes) {
 
 int run(const CommandRun& operation) {
     raise_descriptor_limit();
+    Teller teller(operation);
     Finder finder;
-    auto targets = find_targets(finder, operation.target);
+    auto targets = find_targets(finder, operation.target, {.user = operation.user});
     if (!targets) {
         complain(render_error(operation.program, "", targets.error()));
-        const auto text =
-            operation.output.json ? to_json(operation.program, targets.error()) + '\n' : std::string();
-        return finish(operation, text, traits(targets.error().code).exit_status);
+        if (operation.output.json) teller.print(to_json(operation.program, targets.error()) + '\n');
+        return traits(targets.error().code).exit_status;
     }
-    const auto outcomes = ask(operation, *std::move(targets));
-    std::string text;
-    for (const auto& outcome : outcomes) text += show(operation, outcome);
-    if (operation.output.json) text = to_json(operation.program, outcomes) + '\n';
-    return finish(operation, text, exit_status_of(outcomes));
+    Interruptions interruptions;
+    const auto outcomes = ask(operation, *std::move(targets), teller, interruptions);
+    if (operation.output.json) teller.print(to_json(operation.program, outcomes) + '\n');
+    if (std::any_of(outcomes.begin(), outcomes.end(), is_withdrawn)) interruptions.end_by_first();
+    return exit_status_of(outcomes);
 }
 
 } // namespace gpu_sleep::cli

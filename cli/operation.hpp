@@ -16,17 +16,18 @@ namespace gpu_sleep::cli {
 struct CommandRun {
     std::string program;
     std::string target;
+    std::optional<uid_t> user; ///< whose processes alone are meant
     protocol::Request request;
-    Milliseconds limit{0}; ///< the time that the request itself allows
     OutputOptions output;
 };
 
-/// Runs it to the end: results on standard output, progress and errors on standard error. Returns the exit
-/// status.
+/// Runs it to the end: results on standard output as they come, in JSON all together, progress and errors on
+/// standard error. Returns the exit status; or a signal that has withdrawn a request ends the command.
 [[nodiscard]] int run(const CommandRun& operation);
 
 /// Of processes whose connection was lost, or that did not answer in time, finds out how they are: ended,
-/// without an agent by now, or in which state. Asks all at once.
+/// without an agent by now, or in which state. Asks all at once, but for those that are stopped, or whose
+/// outcome is unknown: they could not say.
 void settle(Finder& finder, std::vector<Outcome>& outcomes);
 
 } // namespace gpu_sleep::cli

@@ -6,6 +6,7 @@
 
 #include "cli/json.hpp"
 #include "cli/output.hpp"
+#include "cli/process_info.hpp"
 #include "cli/render.hpp"
 
 #include <algorithm>
@@ -75,6 +76,17 @@ CLI::Option* add_target(CLI::App& app, std::string& target) {
                     "Process id, or the name that the program has; the id of a parent that has no agent\n"
                     "stands for its descendants that have one")
         ->type_name("");
+}
+
+void add_user(CLI::App& app, std::optional<uid_t>& user) {
+    const auto check = [](const std::string& text) {
+        const auto found = parse_user(text);
+        return found ? std::string() : found.error().message;
+    };
+    const auto assign = [&user](const std::string& text) { user = *parse_user(text); };
+    app.add_option_function<std::string>("--user", assign, "Only processes of this user (default: all)")
+        ->type_name("NAME|UID")
+        ->check(check);
 }
 
 void add_tags(CLI::App& app, const std::string& name, std::vector<std::string>& tags,

@@ -8,6 +8,7 @@
 #include "model/model.hpp"
 
 #include <CLI/CLI.hpp>
+#include <sys/types.h>
 
 #include <functional>
 #include <optional>
@@ -26,7 +27,8 @@ struct OutputOptions {
 /// What the commands that ask processes exit with.
 inline constexpr const char* k_exit_statuses =
     "\nExit status: 0 done, 1 failed and awake, 2 wrong usage, 3 no such process or no agent in it,\n"
-    "4 timed out, 5 not permitted, 6 damaged, 7 failed and asleep, 8 not enough host memory or disk space.";
+    "4 timed out, 5 not permitted, 6 damaged, 7 failed and asleep, 8 not enough host memory or disk space,\n"
+    "9 not known how it ended.";
 
 /// Gives `app` --help, which ends with `examples` and `exit_statuses`, and --version.
 void add_basics(CLI::App& app, const std::string& examples,
@@ -34,6 +36,9 @@ void add_basics(CLI::App& app, const std::string& examples,
 
 /// The positional PID, which may be a name; see find_targets.
 CLI::Option* add_target(CLI::App& app, std::string& target);
+
+/// --user: whose processes alone are meant.
+void add_user(CLI::App& app, std::optional<uid_t>& user);
 
 /// An option that takes tags, separated by commas or given again. A bad tag is wrong usage.
 void add_tags(CLI::App& app, const std::string& name, std::vector<std::string>& tags,

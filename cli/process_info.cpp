@@ -53,6 +53,13 @@ std::string read_file(const std::filesystem::path& path) {
     return std::move(text).str();
 }
 
+/// The letter of the state in a status file, or 0.
+char state_in(std::string_view status) noexcept {
+    constexpr std::string_view k_key = "\nState:\t";
+    const auto at = status.find(k_key);
+    return at == std::string_view::npos ? '\0' : status.substr(at + k_key.size(), 1).front();
+}
+
 std::string read_command(const std::filesystem::path& directory) {
     auto text = read_file(directory / "cmdline");
     while (!text.empty() && text.back() == '\0') text.pop_back();
@@ -120,6 +127,17 @@ bool ProcFs::is_running(const Process& process) const {
     };
     const auto all = threads(process.pid);
     return std::any_of(all.begin(), all.end(), has_memory);
+}
+
+bool ProcFs::is_stopped(const Process& process) const {
+    bool has_stopped = false;
+    for (const auto& thread : threads(process.pid)) {
+        const auto state = state_in(read_file(thread / "status"));
+        if (state == 'Z' || state == 'X') continue; // it has ended, as the first may before the others
+        if (state != 'T' && state != 't') return false;
+        has_stopped = true;
+    }
+    return has_stopped;
 }
 
 bool ProcFs::has_thread(pid_t pid, std::string_view name) const {
@@ -190,6 +208,18 @@ std::string user_name(uid_t uid) {
     passwd* found = nullptr;
     if (::getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) == 0 && found) return found->pw_name;
     return std::to_string(uid);
+}
+
+Result<uid_t> parse_user(const std::string& text) {
+    std::array<char, 4096> buffer;
+    passwd entry{};
+    passwd* found = nullptr;
+    if (::getpwnam_r(text.c_str(), &entry, buffer.data(), buffer.size(), &found) == 0 && found)
+        return found->pw_uid;
+    uid_t uid = 0;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), uid);
+    if (failure == std::errc{} && end == text.data() + text.size()) return uid;
+    return make_error(ErrorCode::invalid_argument, "there is no user '{}'", text);
 }
 
 } // namespace gpu_sleep::cli

@@ -48,6 +48,9 @@ public:
     /// proc_pid_exe(5).
     [[nodiscard]] bool is_running(const Process& process) const;
 
+    /// Whether all of the process has been stopped, by a signal or a debugger. Source: proc_pid_status(5).
+    [[nodiscard]] bool is_stopped(const Process& process) const;
+
     /// Whether a thread of the process has this name. Source: proc_pid_comm(5).
     [[nodiscard]] bool has_thread(pid_t pid, std::string_view name) const;
 
@@ -79,5 +82,8 @@ void raise_descriptor_limit() noexcept;
 
 /// The name of a user, or the number where the system knows none. Thread-safe; may ask the network.
 [[nodiscard]] std::string user_name(uid_t uid);
+
+/// The user of that name, or of that number if nobody has it for a name. The same. Errors: invalid_argument.
+[[nodiscard]] Result<uid_t> parse_user(const std::string& text);
 
 } // namespace gpu_sleep::cli

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 namespace gpu_sleep::cli {
 namespace {
@@ -60,7 +61,16 @@ std::string progress_line(const model::Progress& progress, std::size_t columns) 
 }
 
 ProgressBar::~ProgressBar() {
-    if (drawn_) write(std::string(k_start_of_line));
+    wipe();
+}
+
+void ProgressBar::wipe() noexcept {
+    if (std::exchange(drawn_, false)) write(k_start_of_line);
+}
+
+void ProgressBar::end(std::size_t index) {
+    latest_[index] = {};
+    wipe();
 }
 
 void ProgressBar::show(std::size_t index, const model::Progress& progress) {
@@ -79,7 +89,7 @@ void ProgressBar::show(std::size_t index, const model::Progress& progress) {
     drawn_ = true;
 }
 
-void ProgressBar::write(const std::string& text) const noexcept {
+void ProgressBar::write(std::string_view text) const noexcept {
     // A bar that cannot be drawn is no reason to fail.
     [[maybe_unused]] const auto written = ::write(fd_, text.data(), text.size());
 }

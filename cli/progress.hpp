@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace gpu_sleep::cli {
@@ -28,9 +29,12 @@ public:
 
     /// Takes what agent `index` reports. Nothing is drawn for operations that are over in an instant.
     void show(std::size_t index, const model::Progress& progress);
+    /// Leaves out agent `index`, which has ended, and wipes the line: there is something else to be told.
+    void end(std::size_t index);
+    void wipe() noexcept;
 
 private:
-    void write(const std::string& text) const noexcept;
+    void write(std::string_view text) const noexcept;
 
     int fd_;
     bool visible_;

@@ -34,9 +34,12 @@ Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process
     return targets;
 }
 
-Result<Targets> find_by_pid(Finder& finder, pid_t pid) {
+Result<Targets> find_by_pid(Finder& finder, pid_t pid, std::optional<uid_t> user) {
     auto process = finder.proc().read(pid);
     if (!process) return std::move(process).error();
+    if (user && process->uid != *user)
+        return make_error(ErrorCode::no_process, "process {} belongs to {}, not to {}", title(*process),
+                          user_name(process->uid), user_name(*user));
     auto socket = finder.connect(*process);
     if (socket) {
         Targets targets;
@@ -46,7 +49,9 @@ Result<Targets> find_by_pid(Finder& finder, pid_t pid) {
     if (socket.error().code != ErrorCode::no_agent) return std::move(socket).error();
     const auto processes = finder.proc().list();
     if (!processes) return processes.error();
-    auto targets = connect_to_those_with_agents(finder, descendants_of(pid, *processes));
+    auto descendants = descendants_of(pid, *processes);
+    if (user) std::erase_if(descendants, [=](const Process& each) { return each.uid != *user; });
+    auto targets = connect_to_those_with_agents(finder, std::move(descendants));
     if (targets && is_empty(*targets)) return std::move(socket).error();
     return targets;
 }
@@ -77,12 +82,24 @@ Error unnamed(std::string_view name, const Error& reason) {
     return error;
 }
 
-Result<Targets> find_by_name(Finder& finder, std::string_view name, Milliseconds patience) {
+/// A name is anybody's to take, so it does not choose between users. Errors: ambiguous_name.
+Result<void> check_of_one_user(std::string_view name, const std::vector<Process>& named) {
+    const auto is_of_another = [&](const Process& each) { return each.uid != named.front().uid; };
+    if (std::none_of(named.begin(), named.end(), is_of_another)) return {};
+    constexpr std::size_t k_most = 10;
+    std::string list;
+    for (std::size_t i = 0; i < std::min(named.size(), k_most); ++i)
+        list += fmt::format("{}{} of {}", i == 0 ? "" : ", ", title(named[i]), user_name(named[i].uid));
+    if (named.size() > k_most) list += fmt::format(", and {} more", named.size() - k_most);
+    return make_error(ErrorCode::ambiguous_name, "processes of several users are named '{}': {}", name, list);
+}
+
+Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search& search) {
     std::vector<Process> named;
     std::vector<Outcome> doubtful;
-    auto all = find_all(finder);
+    auto all = find_all(finder, search.user);
     if (!all) return std::move(all).error();
-    auto outcomes = ask_status(finder, *std::move(all), patience);
+    auto outcomes = ask_status(finder, *std::move(all), search.name_patience);
     drop_ended(outcomes);
     for (auto& outcome : outcomes) {
         if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
@@ -96,30 +113,34 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, Milliseconds
         else if (was_named(finder, outcome.process, name))
             named.push_back(std::move(outcome.process));
     }
+    if (!search.takes_several_users) GPU_SLEEP_TRY(check_of_one_user(name, named));
     auto targets = connect_to_those_with_agents(finder, std::move(named));
     if (!targets) return targets;
     std::move(doubtful.begin(), doubtful.end(), std::back_inserter(targets->unreached));
-    if (is_empty(*targets)) return make_error(ErrorCode::no_process, "there is no process named '{}'", name);
-    return targets;
+    if (!is_empty(*targets)) return targets;
+    const auto whose = search.user ? " of " + user_name(*search.user) : std::string();
+    return make_error(ErrorCode::no_process, "there is no process{} named '{}'", whose, name);
 }
 
 } // namespace
 
-Result<Targets> find_targets(Finder& finder, std::string_view text, Milliseconds name_patience) {
+Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search) {
     if (text.empty())
         return make_error(ErrorCode::invalid_argument, "a pid or a name is needed, and it is empty");
-    if (!model::is_number(text)) return find_by_name(finder, text, name_patience);
+    if (!model::is_number(text)) return find_by_name(finder, text, search);
     pid_t pid = 0;
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), pid);
     if (failure != std::errc{}) return make_error(ErrorCode::no_process, "there is no process {}", text);
-    return find_by_pid(finder, pid);
+    return find_by_pid(finder, pid, search.user);
 }
 
-Result<Targets> find_all(Finder& finder) {
-    const auto user = ::geteuid();
+Result<Targets> find_all(Finder& finder, std::optional<uid_t> user) {
+    const auto own = ::geteuid();
     auto processes = finder.proc().list();
     if (!processes) return std::move(processes).error();
-    std::erase_if(*processes, [=](const Process& process) { return user != 0 && process.uid != user; });
+    std::erase_if(*processes, [=](const Process& process) {
+        return (own != 0 && process.uid != own) || (user && process.uid != *user);
+    });
     return connect_to_those_with_agents(finder, *std::move(processes));
 }
 
@@ -127,8 +148,8 @@ std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets, Mil
     std::vector<Question> questions;
     questions.reserve(targets.size());
     for (auto& target : targets)
-        questions.push_back({std::move(target.socket), model::StatusRequest{}, patience});
-    auto answers = ask_all(std::move(questions), [](std::size_t, const model::Progress&) {});
+        questions.push_back({std::move(target.socket), model::StatusRequest{}, {.answer = patience}});
+    auto answers = ask_all(std::move(questions));
     std::vector<Outcome> outcomes;
     for (std::size_t i = 0; i < targets.size(); ++i) {
         if (const auto* error = std::get_if<Error>(&answers[i]))

@@ -7,6 +7,9 @@
 #include "cli/client.hpp"
 #include "cli/find.hpp"
 
+#include <sys/types.h>
+
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -35,16 +38,22 @@ struct Targets {
 /// For each process to say its name, before a sleep or a wake.
 inline constexpr Milliseconds k_name_patience{2'000};
 
+/// Where to look for them.
+struct Search {
+    std::optional<uid_t> user = {};   ///< whose processes alone are meant; none for everybody's
+    bool takes_several_users = false; ///< a name may be that of processes of several users
+    Milliseconds name_patience = k_name_patience;
+};
+
 /// The processes that `text` names. A number is a pid: that process or, if it has no agent, its descendants
 /// that have one. Anything else is a name: all that bear it (Report.name). Of a process that does not say its
-/// name within `name_patience`, the environment decides; if it has named itself since, it is unreached, for
-/// it may bear that name. Never both lists are empty. Errors: no_process, no_agent, not_permitted, timed_out,
-/// io_failed.
-[[nodiscard]] Result<Targets> find_targets(Finder& finder, std::string_view text,
-                                           Milliseconds name_patience = k_name_patience);
+/// name within the search's patience, the environment decides; if it has named itself since, it is unreached,
+/// for it may bear that name. Never both lists are empty. Errors: no_process, no_agent, ambiguous_name,
+/// not_permitted, timed_out, io_failed.
+[[nodiscard]] Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search = {});
 
-/// All processes with an agent that this user may ask. Errors: io_failed.
-[[nodiscard]] Result<Targets> find_all(Finder& finder);
+/// All processes with an agent that this user may ask, of everybody or of `user`. Errors: io_failed.
+[[nodiscard]] Result<Targets> find_all(Finder& finder, std::optional<uid_t> user = {});
 
 /// Asks each target for its status; the outcomes are in the same order. no_process stands for one that has
 /// ended meanwhile, no_agent for one that runs another program now.

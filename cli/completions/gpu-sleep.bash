@@ -13,14 +13,15 @@ _gpu_sleep_values() {
 
 # The first word that is neither the command nor an option, if there is one.
 _gpu_sleep_target() {
-    local word
+    local word previous=''
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-        [[ $word =~ ^[0-9]+$ ]] && { printf '%s\n' "$word"; return; }
+        [[ $word =~ ^[0-9]+$ && $previous != --user ]] && { printf '%s\n' "$word"; return; }
+        previous=$word
     done
 }
 
 _gpu_sleep() {
-    local current=$2 previous=$3 options='--help --version --json --timeout' target words=''
+    local current=$2 previous=$3 options='--help --version --json --timeout --user' target words=''
     case $1 in
     *gpu-sleep) options+=' --level --tags --keep --discard --require-refill --on-touch --touch-limit --gate --force --store --dir --spill
             --keep-files --dry-run --quiet' ;;
@@ -34,6 +35,7 @@ _gpu_sleep() {
     --store) words='host file' ;;
     --dir | --spill) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;
+    --user) mapfile -t COMPREPLY < <(compgen -u -- "$current"); return ;;
     --tags | --keep | --discard)
         target=$(_gpu_sleep_target)
         words=$(_gpu_sleep_values tag ${target:+"$target"})

@@ -57,6 +57,10 @@ constexpr std::array k_errors = {
                 "free disk space, or name another directory"},
     ErrorTraits{ErrorCode::out_of_threads, "out_of_threads", failed_awake, failed_asleep,
                 "its user or its control group has as many threads as it may: ulimit -u, pids.max"},
+    ErrorTraits{ErrorCode::outcome_unknown, "outcome_unknown", outcome_unknown, outcome_unknown,
+                "gpu-ps PID shows how it is, once it answers"},
+    ErrorTraits{ErrorCode::ambiguous_name, "ambiguous_name", usage, usage,
+                "name one by its pid, or a user's by --user"},
 };
 
 } // namespace

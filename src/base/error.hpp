@@ -37,6 +37,8 @@ enum class ErrorCode : std::uint16_t {
     unseen_library = 22,
     out_of_disk = 23,
     out_of_threads = 24,
+    outcome_unknown = 25,
+    ambiguous_name = 26,
 };
 
 /// Exit statuses of every command; what they mean to a person is in README.md and gpu-sleep(1).
@@ -50,6 +52,7 @@ inline constexpr int not_permitted = 5;
 inline constexpr int damaged = 6;
 inline constexpr int failed_asleep = 7;
 inline constexpr int no_host_memory = 8;
+inline constexpr int outcome_unknown = 9;
 } // namespace exit_status
 
 struct Error {

@@ -64,6 +64,7 @@ int HostCallbacks::after_wake(const gpu_sleep_event* event, void* self) {
     auto& callbacks = *static_cast<HostCallbacks*>(self);
     callbacks.note(*event, callbacks.after_);
     if (callbacks.kind_ == "fail") return 4;
+    if (callbacks.kind_ == "dwell") return callbacks.linger();
     if (callbacks.kind_ == "relapse") return callbacks.refill(*event) == 0 ? 5 : 6;
     return callbacks.kind_ == "refill" ? callbacks.refill(*event) : 0;
 }

@@ -30,10 +30,11 @@ public:
     ///   refill    after a wake: fills the dropped tags again and says so
     ///   relapse   the same, and then fails: 5
     ///   fail      after a wake: 4
+    ///   dwell     after a wake: as linger before a sleep
     ///   reenter   before a sleep: tries to wake the process, and refuses if that was not refused
     [[nodiscard]] Result<std::string> install(std::istream& words);
 
-    /// Ends the waiting of `linger`.
+    /// Ends the waiting of `linger` and `dwell`.
     [[nodiscard]] Result<std::string> let_go();
 
     /// "BEFORE AFTER LEVEL DROPPED": how often each was called, and what the last one was told.

@@ -189,7 +189,8 @@ Answer use_own_context(Words&) {
 Answer sleep_self(Words& words) {
     const auto level = next<int>(words);
     const auto tags = next<std::string>(words);
-    return ok(checked(gpu_sleep_sleep(level, tags.empty() ? nullptr : tags.c_str(), 10'000)));
+    const auto timeout_ms = next<std::uint32_t>(words, 10'000);
+    return ok(checked(gpu_sleep_sleep(level, tags.empty() ? nullptr : tags.c_str(), timeout_ms)));
 }
 
 Answer wake_self(Words& words) {

@@ -10,7 +10,12 @@
 #include "support/proc_tree.hpp"
 #include "support/sample_reports.hpp"
 
+#include <fcntl.h>
+#include <sys/socket.h>
 #include <unistd.h>
+
+#include <atomic>
+#include <future>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
@@ -34,13 +39,13 @@ public:
     [[nodiscard]] const test::ProcTree& tree() const { return tree_; }
 
     [[nodiscard]] Question question(protocol::Request request, Milliseconds patience = k_patience) const {
-        return {*finder().connect(process()), std::move(request), patience};
+        return {*finder().connect(process()), std::move(request), {.answer = patience}};
     }
 
     [[nodiscard]] Answer ask(protocol::Request request, Milliseconds patience = k_patience) const {
         std::vector<Question> questions;
         questions.push_back(question(std::move(request), patience));
-        return ask_all(std::move(questions), [](std::size_t, const model::Progress&) {}).front();
+        return ask_all(std::move(questions)).front();
     }
 
     [[nodiscard]] const test::FakeAgent& agent() const { return agent_; }
@@ -48,6 +53,39 @@ public:
 private:
     test::ProcTree tree_;
     test::FakeAgent agent_;
+};
+
+constexpr model::Progress k_release{model::Progress::Phase::release, 0, 0};
+
+/// A command that asks one agent and can be interrupted from the agent's script.
+class Interrupting {
+public:
+    Interrupting() {
+        int ends[2] = {-1, -1};
+        REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+        read_.reset(ends[0]);
+        write_.reset(ends[1]);
+    }
+
+    void interrupt() const { [[maybe_unused]] const auto written = ::write(write_.get(), "!", 1); }
+    [[nodiscard]] Answer ask(const Stage& stage) {
+        std::vector<Question> questions;
+        questions.push_back(stage.question(model::SleepRequest{}));
+        Follower follower;
+        follower.interruptions = read_.get();
+        follower.take_interruption = [&] {
+            char taken = 0;
+            REQUIRE(::read(read_.get(), &taken, 1) == 1);
+        };
+        follower.past_return = [&](std::size_t) { ++warnings_; };
+        return ask_all(std::move(questions), follower).front();
+    }
+    [[nodiscard]] int warnings() const { return warnings_; }
+
+private:
+    UniqueFd read_;
+    UniqueFd write_;
+    int warnings_ = 0;
 };
 
 ErrorCode error_code(const Answer& answer) {
@@ -68,11 +106,12 @@ TEST_CASE("Client: a request arrives as it was made, progress and the report com
     std::vector<Bytes> seen;
     std::vector<Question> questions;
     questions.push_back(stage.question(request));
-    const auto answers =
-        ask_all(std::move(questions), [&](std::size_t index, const model::Progress& progress) {
-            CHECK(index == 0);
-            seen.push_back(progress.done);
-        });
+    Follower follower;
+    follower.progress = [&](std::size_t index, const model::Progress& progress) {
+        CHECK(index == 0);
+        seen.push_back(progress.done);
+    };
+    const auto answers = ask_all(std::move(questions), follower);
     REQUIRE(answers.size() == 1);
     REQUIRE(std::holds_alternative<model::Report>(answers[0]));
     CHECK(std::get<model::Report>(answers[0]).name == "llama");
@@ -90,16 +129,138 @@ TEST_CASE("Client: an agent that says nothing is given up after the time allowed
     CHECK(Clock::now() - start >= 50ms);
 }
 
-TEST_CASE("Client: progress is a sign of life in a sleep, and none in a status", "[client]") {
-    const Stage stage([](const protocol::Request&, test::FakeConnection& connection) {
-        for (int i = 0; i < 8; ++i) {
-            std::this_thread::sleep_for(50ms);
-            connection.send(model::Progress{});
-        }
+TEST_CASE("Client: an agent that makes progress for ever is given up, and learns of it", "[client]") {
+    std::atomic<bool> could_not_send{false};
+    const Stage stage([&](const protocol::Request&, test::FakeConnection& connection) {
+        const auto progress = *protocol::encode(protocol::Reply(model::Progress{}));
+        while (::send(connection.fd(), progress.data(), progress.size(), MSG_NOSIGNAL) > 0)
+            std::this_thread::sleep_for(20ms);
+        could_not_send = true;
+    });
+    const auto start = Clock::now();
+    CHECK(error_code(stage.ask(model::SleepRequest{}, 300ms)) == ErrorCode::timed_out);
+    CHECK(error_code(stage.ask(model::StatusRequest{}, 300ms)) == ErrorCode::timed_out);
+    CHECK(Clock::now() - start < 5s);
+    CHECK(could_not_send);
+}
+
+TEST_CASE("Client: each answer is told as it comes", "[client]") {
+    std::promise<void> first_is_told;
+    const Stage late([&](const protocol::Request&, test::FakeConnection& connection) {
+        if (first_is_told.get_future().wait_for(k_patience) == std::future_status::ready)
+            connection.send(test::sample_sleep());
+    });
+    const Stage early([](const protocol::Request&, test::FakeConnection& connection) {
         connection.send(test::sample_sleep());
     });
-    CHECK(std::holds_alternative<model::Report>(stage.ask(model::SleepRequest{}, 300ms)));
-    CHECK(error_code(stage.ask(model::StatusRequest{}, 300ms)) == ErrorCode::timed_out);
+    std::vector<Question> questions;
+    questions.push_back(late.question(model::SleepRequest{}));
+    questions.push_back(early.question(model::SleepRequest{}));
+    std::vector<std::size_t> order;
+    Follower follower;
+    follower.answered = [&](std::size_t index, const Answer& answer) {
+        CHECK(std::holds_alternative<model::Report>(answer));
+        if (order.empty()) first_is_told.set_value();
+        order.push_back(index);
+    };
+    static_cast<void>(ask_all(std::move(questions), follower));
+    CHECK(order == std::vector<std::size_t>{1, 0});
+}
+
+TEST_CASE("Client: a process that is stopped is given up sooner, and named so", "[client]") {
+    const Stage stage(
+        [](const protocol::Request&, test::FakeConnection& connection) { connection.wait_for_close(); });
+    std::vector<Question> questions;
+    questions.push_back(stage.question(model::SleepRequest{}));
+    questions.front().patience = {.answer = 100ms, .grace = 60s};
+    questions.front().is_stopped = [] { return true; };
+    const auto start = Clock::now();
+    const auto answers = ask_all(std::move(questions));
+    CHECK(Clock::now() - start < 30s);
+    CHECK(error_code(answers[0]) == ErrorCode::timed_out);
+    CHECK(std::get<Error>(answers[0]).message.find("it is stopped") == 0);
+}
+
+TEST_CASE("Client: an interruption withdraws what is not past the point of no return", "[client]") {
+    Interrupting asking;
+    SECTION("and hears how that ended") {
+        const Stage stage([&](const protocol::Request&, test::FakeConnection& connection) {
+            asking.interrupt();
+            connection.wait_for_close();
+            connection.send(model::Failure{make_error(ErrorCode::cancelled, "undone"), model::State::awake});
+        });
+        const auto answer = asking.ask(stage);
+        REQUIRE(std::holds_alternative<model::Failure>(answer));
+        CHECK(std::get<model::Failure>(answer).error.message == "undone");
+    }
+    SECTION("and does not wait for long to hear it") {
+        std::atomic<bool> could_send{true};
+        {
+            const Stage stage([&](const protocol::Request&, test::FakeConnection& connection) {
+                asking.interrupt();
+                std::this_thread::sleep_for(2s);
+                const auto release = *protocol::encode(protocol::Reply(k_release));
+                could_send = ::send(connection.fd(), release.data(), release.size(), MSG_NOSIGNAL) > 0;
+            });
+            CHECK(error_code(asking.ask(stage)) == ErrorCode::cancelled);
+        }
+        CHECK_FALSE(could_send);
+    }
+    SECTION("an agent that closes without a word has not gone on") {
+        const Stage stage([&](const protocol::Request&, test::FakeConnection& connection) {
+            asking.interrupt();
+            connection.wait_for_close();
+        });
+        CHECK(error_code(asking.ask(stage)) == ErrorCode::cancelled);
+    }
+    CHECK(asking.warnings() == 0);
+}
+
+TEST_CASE("Client: what is past the point of no return is waited for, and told", "[client]") {
+    Interrupting asking;
+    SECTION("when it was past it before the interruption") {
+        const Stage stage([&](const protocol::Request&, test::FakeConnection& connection) {
+            connection.send(k_release);
+            asking.interrupt();
+            std::this_thread::sleep_for(200ms);
+            connection.send(test::sample_sleep());
+        });
+        CHECK(std::holds_alternative<model::Report>(asking.ask(stage)));
+        CHECK(asking.warnings() == 1);
+    }
+    SECTION("when the interruption came just too late") {
+        const Stage stage([&](const protocol::Request&, test::FakeConnection& connection) {
+            asking.interrupt();
+            connection.wait_for_close();
+            connection.send(k_release);
+            std::this_thread::sleep_for(1500ms); // longer than a withdrawal may take
+            connection.send(test::sample_sleep());
+        });
+        CHECK(std::holds_alternative<model::Report>(asking.ask(stage)));
+        CHECK(asking.warnings() == 1);
+    }
+    SECTION("a second interruption ends that, and the outcome is not known") {
+        const Stage stage([&](const protocol::Request&, test::FakeConnection& connection) {
+            connection.send(k_release);
+            asking.interrupt();
+            std::this_thread::sleep_for(200ms);
+            asking.interrupt();
+            connection.wait_for_close();
+        });
+        CHECK(error_code(asking.ask(stage)) == ErrorCode::outcome_unknown);
+    }
+    SECTION("a connection that is lost there leaves it unknown") {
+        const Stage stage(
+            [&](const protocol::Request&, test::FakeConnection& connection) { connection.send(k_release); });
+        CHECK(error_code(asking.ask(stage)) == ErrorCode::outcome_unknown);
+    }
+    SECTION("and so does garbage") {
+        const Stage stage([&](const protocol::Request&, test::FakeConnection& connection) {
+            connection.send(k_release);
+            connection.send_bytes(std::vector<std::byte>(100, std::byte{'x'}));
+        });
+        CHECK(error_code(asking.ask(stage)) == ErrorCode::outcome_unknown);
+    }
 }
 
 TEST_CASE("Client: a connection that closes early is lost, wherever it closes", "[client]") {
@@ -127,7 +288,7 @@ TEST_CASE("Client: one silent agent does not keep the others' answers", "[client
     std::vector<Question> questions;
     questions.push_back(silent.question(model::StatusRequest{}, 100ms));
     questions.push_back(good.question(model::StatusRequest{}, 100ms));
-    const auto answers = ask_all(std::move(questions), [](std::size_t, const model::Progress&) {});
+    const auto answers = ask_all(std::move(questions));
     CHECK(error_code(answers[0]) == ErrorCode::timed_out);
     CHECK(std::holds_alternative<model::Report>(answers[1]));
 }
@@ -188,6 +349,7 @@ TEST_CASE("Exit status: each failure has its own, for a process awake and for on
         {ErrorCode::connection_lost, 1, 7}, {ErrorCode::io_failed, 1, 7},
         {ErrorCode::no_refill, 1, 7},       {ErrorCode::no_driver, 1, 7},
         {ErrorCode::not_owned, 1, 7},       {ErrorCode::context_lost, 1, 7},
+        {ErrorCode::outcome_unknown, 9, 9}, {ErrorCode::ambiguous_name, 2, 2},
     }));
     const Error error{row.code, "", "", 0};
     CHECK(exit_status_of(Outcome{{}, model::Failure{error, model::State::awake}}) == row.awake);

@@ -21,7 +21,7 @@ TEST_CASE("Errors: each code has one row, one number and one name", "[error]") {
         CHECK(names.insert(row.name).second);
         CHECK(&traits(row.code) == &row);
     }
-    CHECK(numbers.size() == 24);
+    CHECK(numbers.size() == 26);
     CHECK(traits(static_cast<ErrorCode>(999)).name == "internal");
 }
 
@@ -54,6 +54,9 @@ TEST_CASE("Errors: exit statuses are those of the table, by the state afterwards
         CHECK(model::exit_status_of(failure, model::Operation::wake) == 7);
     }
     CHECK(status(ErrorCode::unseen_library, State::awake) == 1);
+    CHECK(status(ErrorCode::outcome_unknown, State::awake) == 9);
+    CHECK(status(ErrorCode::outcome_unknown, State::asleep) == 9);
+    CHECK(status(ErrorCode::ambiguous_name, State::awake) == 2);
 }
 
 TEST_CASE("Errors: what fails for want of memory has words all the same", "[error]") {

@@ -231,6 +231,49 @@ TEST_CASE("Targets: a pid, a parent without an agent, a name", "[find]") {
     CHECK(find_all(finder)->reached.size() == 1);
 }
 
+TEST_CASE("Targets: those of one user alone are looked for, where one is named", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
+    tree.add({.pid = 20});
+    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
+                                answer_status);
+    auto finder = finder_of(tree);
+    const auto own = ::geteuid();
+    for (const auto& text : {std::to_string(::getpid()), "20"s, "llama"s}) {
+        CHECK(find_targets(finder, text, {.user = own})->reached.size() == 1);
+        CHECK(code_of(find_targets(finder, text, {.user = own + 1})) == ErrorCode::no_process);
+    }
+    CHECK(find_all(finder, own)->reached.size() == 1);
+    CHECK(find_all(finder, own + 1)->reached.empty());
+}
+
+TEST_CASE("Find: a user is named, or numbered", "[find]") {
+    CHECK(*parse_user("root") == 0);
+    CHECK(*parse_user("0") == 0);
+    CHECK(*parse_user("61234") == 61'234);
+    for (const auto& text : {""s, "-1"s, "61234x"s, "4294967296"s, "no-such-user-here"s})
+        CHECK_FALSE(parse_user(text));
+}
+
+TEST_CASE("Find: a process is stopped when all of it is, but for what has ended", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = 40});
+    const ProcFs proc(tree.proc());
+    const auto is_stopped = [&](const std::string& first, const std::string& second) {
+        tree.write("proc/40/task/40/status", "Name:\tState:\tT\nState:\t" + first + "\nPPid:\t1\n");
+        tree.write("proc/40/task/41/status", "Name:\tx\nState:\t" + second + "\nPPid:\t1\n");
+        return proc.is_stopped(*proc.read(40));
+    };
+    CHECK(is_stopped("T (stopped)", "T (stopped)"));
+    CHECK(is_stopped("t (tracing stop)", "t (tracing stop)"));
+    CHECK(is_stopped("Z (zombie)", "T (stopped)"));
+    CHECK_FALSE(is_stopped("T (stopped)", "S (sleeping)"));
+    CHECK_FALSE(is_stopped("Z (zombie)", "Z (zombie)"));
+    CHECK_FALSE(is_stopped("", ""));
+    fs::remove_all(tree.proc() / "40" / "task");
+    CHECK_FALSE(proc.is_stopped(*proc.read(40)));
+}
+
 TEST_CASE("Targets: of a process that does not say its name, the environment says it, or nothing does",
           "[find]") {
     constexpr Milliseconds k_patience{50};
@@ -248,7 +291,7 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
     SECTION("it was started under the name") {
         tree.write(thread + "/comm", "gpu-sleep-ctl\n");
         tree.write(environment, "GPU_SLEEP_NAMES=no\0GPU_SLEEP_NAME=llama\0HOME=/root\0"s);
-        const auto targets = find_targets(finder, "llama", k_patience);
+        const auto targets = find_targets(finder, "llama", {.name_patience = k_patience});
         REQUIRE(targets);
         CHECK(targets->unreached.empty());
         REQUIRE(targets->reached.size() == 1);
@@ -258,7 +301,7 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
         const auto text = GENERATE(""s, "GPU_SLEEP_NAME=lama\0"s, "GPU_SLEEP_NAME=llama\0"s);
         tree.write(environment, text);
         tree.write(thread + "/comm", "gpu-sleep-ctl+\n");
-        const auto targets = find_targets(finder, "llama", k_patience);
+        const auto targets = find_targets(finder, "llama", {.name_patience = k_patience});
         REQUIRE(targets);
         CHECK(targets->reached.empty());
         REQUIRE(targets->unreached.size() == 1);
@@ -271,28 +314,28 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
         const auto text = GENERATE(""s, "GPU_SLEEP_NAME=lama\0"s);
         tree.write(environment, text);
         tree.write(thread + "/comm", "gpu-sleep-ctl\n");
-        CHECK(code_of(find_targets(finder, "llama", k_patience)) == ErrorCode::no_process);
+        CHECK(code_of(find_targets(finder, "llama", {.name_patience = k_patience})) == ErrorCode::no_process);
     }
     const auto directory = tree.proc() / std::to_string(::getpid());
     SECTION("it has ended meanwhile") {
         ends = [&] { fs::remove(directory / "stat"); };
-        CHECK(code_of(find_targets(finder, "llama", k_patience)) == ErrorCode::no_process);
+        CHECK(code_of(find_targets(finder, "llama", {.name_patience = k_patience})) == ErrorCode::no_process);
     }
     SECTION("another process has its pid by now") {
         ends = [&] { tree.add({.pid = ::getpid(), .start_time = 100}); };
-        CHECK(code_of(find_targets(finder, "llama", k_patience)) == ErrorCode::no_process);
+        CHECK(code_of(find_targets(finder, "llama", {.name_patience = k_patience})) == ErrorCode::no_process);
     }
     SECTION("it is about to end") {
         ends = [&] { fs::remove(directory / "task" / std::to_string(::getpid()) / "exe"); };
-        CHECK(code_of(find_targets(finder, "llama", k_patience)) == ErrorCode::no_process);
+        CHECK(code_of(find_targets(finder, "llama", {.name_patience = k_patience})) == ErrorCode::no_process);
     }
     SECTION("it runs another program now") {
         ends = [&] { fs::remove(socket); };
-        CHECK(code_of(find_targets(finder, "llama", k_patience)) == ErrorCode::no_process);
+        CHECK(code_of(find_targets(finder, "llama", {.name_patience = k_patience})) == ErrorCode::no_process);
     }
     SECTION("it only lost the connection") {
         ends = [] {};
-        const auto targets = find_targets(finder, "llama", k_patience);
+        const auto targets = find_targets(finder, "llama", {.name_patience = k_patience});
         REQUIRE(targets);
         REQUIRE(targets->unreached.size() == 1);
         CHECK(std::get<Error>(targets->unreached.front().answer).code == ErrorCode::connection_lost);

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Signals as a descriptor.
+
+#include "cli/interruptions.hpp"
+
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <csignal>
+
+namespace gpu_sleep::cli {
+namespace {
+
+/// Of the signals that ask to end, those that would. Blocked ones that are ignored could be taken, too.
+sigset_t wanted_signals() noexcept {
+    sigset_t wanted;
+    ::sigemptyset(&wanted);
+    for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+        struct sigaction now {};
+        if (::sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_DFL)
+            ::sigaddset(&wanted, number);
+    }
+    return wanted;
+}
+
+} // namespace
+
+Interruptions::Interruptions() noexcept {
+    const auto wanted = wanted_signals();
+    fd_.reset(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (fd_) ::sigprocmask(SIG_BLOCK, &wanted, nullptr);
+}
+
+Interruptions::~Interruptions() {
+    restore();
+}
+
+void Interruptions::restore() noexcept {
+    const auto wanted = wanted_signals();
+    if (fd_) ::sigprocmask(SIG_UNBLOCK, &wanted, nullptr);
+}
+
+void Interruptions::take() noexcept {
+    signalfd_siginfo taken{};
+    if (::read(fd_.get(), &taken, sizeof(taken)) != sizeof(taken)) return;
+    if (first_ == 0) first_ = static_cast<int>(taken.ssi_signo);
+}
+
+void Interruptions::end_by_first() noexcept {
+    if (first_ == 0) return;
+    restore();
+    ::raise(first_);
+}
+
+} // namespace gpu_sleep::cli

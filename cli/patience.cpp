@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What moves the end of waiting, and what does not.
+
+#include "cli/patience.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::cli {
+
+Patience::Patience(const Limits& limits, Clock::time_point now) noexcept
+    : limits_(limits), end_(now + limits.answer + limits.grace),
+      end_if_stopped_(std::min(end_, now + limits.answer + k_grace_if_stopped)) {}
+
+void Patience::hear(const model::Progress& progress, Clock::time_point now) noexcept {
+    using Phase = model::Progress::Phase;
+    if (is_past_return_) return;
+    if (progress.phase == Phase::release) {
+        is_past_return_ = true;
+        end_ = now + k_release + limits_.afterwards;
+        end_if_stopped_ = now + k_release_if_stopped;
+    } else if (progress.phase == Phase::transfer && limits_.copies_freely) {
+        hear_of_copying(progress.done, progress.total, now);
+    }
+}
+
+void Patience::hear_of_copying(Bytes done, Bytes total, Clock::time_point now) noexcept {
+    if (total > k_most_bytes || done > total) return;
+    const bool begins = attempts_ == 0 || total != total_ || done < done_;
+    if (begins && attempts_ == k_most_attempts) return;
+    if (begins) {
+        ++attempts_;
+        total_ = total;
+        rewarded_ = done;
+    }
+    done_ = done;
+    if (!begins && done - rewarded_ < k_least_advance) return;
+    rewarded_ = done;
+    const auto due = now + k_stall;
+    end_ = std::max(end_, due + limits_.grace);
+    end_if_stopped_ = std::max(end_if_stopped_, due + k_grace_if_stopped);
+}
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What an agent may say without end, and how soon it is given up all the same.
+
+#include "cli/patience.hpp"
+
+#include "support/catch.hpp"
+
+#include <algorithm>
+#include <utility>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr Clock::time_point k_start{1h};
+constexpr Patience::Limits k_strict{30s, 5s, false, 0s};
+constexpr Patience::Limits k_free{30s, 5s, true, 0s};
+
+model::Progress copying(Bytes done, Bytes total) {
+    return {model::Progress::Phase::transfer, done, total};
+}
+
+/// Hears what `say(n)` says at the n-th second, until it is out of patience or a day has passed.
+template <class Say>
+Clock::duration heard_for(const Patience::Limits& limits, Say&& say) {
+    Patience patience(limits, k_start);
+    auto now = k_start;
+    for (Bytes n = 0; now < patience.end() && now < k_start + 24h; ++n, now += 1s) patience.hear(say(n), now);
+    return patience.end() - k_start;
+}
+
+} // namespace
+
+TEST_CASE("Patience: what has no figures moves nothing", "[patience]") {
+    const auto limits = GENERATE(k_strict, k_free);
+    using Phase = model::Progress::Phase;
+    const auto phase = GENERATE(Phase::callbacks, Phase::drain, Phase::verify, Phase::waiting);
+    CHECK(heard_for(limits, [=](Bytes) { return model::Progress{phase, 0, 0}; }) == 35s);
+    CHECK(heard_for(limits, [=](Bytes n) { return model::Progress{phase, n * k_gib, 4000 * k_gib}; }) == 35s);
+}
+
+TEST_CASE("Patience: copying takes as long as it advances, unless its time was asked for", "[patience]") {
+    const auto fast = [](Bytes n) { return copying(n * k_gib / 20, 500 * k_gib); };
+    CHECK(heard_for(k_strict, fast) == 35s);
+    CHECK(heard_for(k_free, fast) == 10'000s + 65s); // and no longer than until all is there
+    const auto slow = [](Bytes n) { return copying(n * 10 * k_mib, 500 * k_gib); };
+    CHECK(heard_for(k_free, slow) == 65s); // less than a GiB a minute
+}
+
+TEST_CASE("Patience: figures that nobody can have are not believed", "[patience]") {
+    const auto heard = [](auto&& figures) {
+        return heard_for(k_free, [&](Bytes n) {
+            const auto [done, total] = figures(n);
+            return copying(done, total);
+        });
+    };
+    using Figures = std::pair<Bytes, Bytes>;
+    const auto most = ~Bytes{0};
+    CHECK(heard([=](Bytes n) { return Figures{n * k_gib, most}; }) == 35s);
+    CHECK(heard([](Bytes n) { return Figures{(n + 2) * k_gib, k_gib}; }) == 35s);
+    CHECK(heard([](Bytes) { return Figures{0, k_gib}; }) == 65s);
+    CHECK(heard([](Bytes n) { return Figures{n, 4000 * k_gib}; }) == 65s);
+    // Beginning anew every second, by another total or from the start, is worth some minutes at most.
+    CHECK(heard([](Bytes n) { return Figures{0, k_gib + n}; }) < 5min);
+    CHECK(heard([](Bytes n) { return Figures{n % 2 * k_gib, 2 * k_gib}; }) < 5min);
+    CHECK(heard([](Bytes n) { return Figures{n / 60 % 2 * k_gib, 2 * k_gib}; }) < 20min);
+}
+
+TEST_CASE("Patience: an attempt that was given up, as for a spill to files, counts anew", "[patience]") {
+    const auto spills = [](Bytes n) {
+        const auto done = n < 100 ? n * k_gib : (n - 100) * k_gib / 10;
+        return copying(std::min(done, 200 * k_gib), 200 * k_gib);
+    };
+    CHECK(heard_for(k_free, spills) == 100s + 2'000s + 65s);
+}
+
+TEST_CASE("Patience: behind the point of no return there is a limit of its own", "[patience]") {
+    const model::Progress release{model::Progress::Phase::release, 0, 0};
+    Patience patience({1s, 5s, false, 30s}, k_start);
+    CHECK_FALSE(patience.is_past_return());
+    CHECK(patience.end_if_stopped() == k_start + 2s);
+    patience.hear(release, k_start + 1s);
+    CHECK(patience.is_past_return());
+    CHECK(patience.end() == k_start + 1s + Patience::k_release + 30s);
+    CHECK(patience.end_if_stopped() == k_start + 1s + Patience::k_release_if_stopped);
+    patience.hear(release, k_start + 40s); // once
+    patience.hear(copying(k_gib, k_gib), k_start + 41s);
+    CHECK(patience.end() == k_start + 1s + Patience::k_release + 30s);
+}
