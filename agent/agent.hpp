@@ -135,11 +135,11 @@ private:
     /// After a refill that may have failed: what was dropped counts as not refilled, whatever was said
     /// meanwhile.
     void require_refill(const std::vector<std::string>& tags);
-    /// Refuses a sleep, unless forced, while a library is loaded whose work no gate holds; notes it
-    /// otherwise. Only where all the program's work is caught: a program that hands its memory over promises
-    /// by itself to leave it alone. Errors: unseen_library, io_failed.
-    [[nodiscard]] static Result<void> check_libraries(const model::SleepRequest& request,
-                                                      model::Report& report);
+    /// Refuses a sleep, unless forced, while a library is loaded whose work no gate holds, or once the
+    /// program has called an entry point of the driver that this build does not know; notes it otherwise.
+    /// Only where all the program's work is caught: a program that hands its memory over promises by itself
+    /// to leave it alone. Errors: unseen_library, io_failed.
+    [[nodiscard]] static Result<void> check_unseen(const model::SleepRequest& request, model::Report& report);
     /// Asks the callbacks, shuts the gate and waits for the device. False: there is nothing to do, and
     /// nothing was done.
     [[nodiscard]] Result<bool> quiesce(const model::SleepRequest& request,

@@ -15,6 +15,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -24,17 +25,30 @@ namespace gpu_sleep::agent {
 using model::Progress;
 using model::Report;
 
-Result<void> Agent::check_libraries(const model::SleepRequest& request, Report& report) {
+namespace {
+
+constexpr std::string_view k_unseen = "use of the GPU that cannot be seen: ";
+
+/// What was called for the first time just before the gate was shut.
+Result<void> check_late_calls(const model::SleepRequest& request) {
+    const auto calls = find_unseen_calls();
+    if (request.force || calls.empty()) return {};
+    return make_error(ErrorCode::unseen_library, "{}{}", k_unseen, model::list_of(calls));
+}
+
+} // namespace
+
+Result<void> Agent::check_unseen(const model::SleepRequest& request, Report& report) {
     if (!hooks::catches()) return {};
-    const auto loaded = find_unseen_libraries();
+    const auto uses = find_unseen_uses();
     std::string trouble;
-    if (!loaded)
-        trouble = "it is not known which libraries are loaded: " + loaded.error().message;
-    else if (!loaded->empty())
-        trouble = "use of the GPU that cannot be seen: " + model::list_of(*loaded);
+    if (!uses)
+        trouble = "it is not known which libraries are loaded: " + uses.error().message;
+    else if (!uses->empty())
+        trouble = std::string(k_unseen) + model::list_of(*uses);
     if (trouble.empty()) return {};
     if (!request.force && !request.dry_run)
-        return make_error(loaded ? ErrorCode::unseen_library : loaded.error().code, "{}", trouble);
+        return make_error(uses ? ErrorCode::unseen_library : uses.error().code, "{}", trouble);
     report.notes.push_back(std::move(trouble) +
                            (request.force ? "; its work is not held back" : "; refused without --force"));
     return {};
@@ -63,7 +77,7 @@ Result<bool> Agent::quiesce(const model::SleepRequest& request, const server::Pr
                         "be parted; wake it first",
                         tag));
     if (preview->is_empty) return false;
-    GPU_SLEEP_TRY(check_libraries(request, report));
+    GPU_SLEEP_TRY(check_unseen(request, report));
     if (request.dry_run) return false;
     auto start = Clock::now();
     if (!progress({Progress::Phase::callbacks, 0, 0}))
@@ -74,6 +88,7 @@ Result<bool> Agent::quiesce(const model::SleepRequest& request, const server::Pr
     start = Clock::now();
     const auto keep_going = [&] { return progress({Progress::Phase::drain, 0, 0}); };
     GPU_SLEEP_TRY(shut_gate(deadline, keep_going));
+    GPU_SLEEP_TRY(check_late_calls(request));
     GPU_SLEEP_TRY(drain(deadline, keep_going));
     report.times.drain = seconds_since(start);
     return true;

@@ -22,8 +22,8 @@ Report Agent::status() {
     constexpr Milliseconds k_look{1};
     Report report;
     if (hooks::catches())
-        if (const auto loaded = find_unseen_libraries(); loaded && !loaded->empty())
-            report.notes.push_back("use of the GPU that cannot be seen: " + model::list_of(*loaded));
+        if (const auto uses = find_unseen_uses(); uses && !uses->empty())
+            report.notes.push_back("use of the GPU that cannot be seen: " + model::list_of(*uses));
     std::unique_lock lock(memory_mutex_, std::defer_lock);
     for (const auto deadline = Clock::now() + k_patience; !lock.try_lock();
          std::this_thread::sleep_for(k_look)) {

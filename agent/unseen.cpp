@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Reading this process's mappings.
+// Reading this process's mappings, and which calls were noted.
 
 #include "unseen.hpp"
 
 #include "base/fd.hpp"
+#include "hooks/unknown_calls.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <string>
+#include <utility>
 
 namespace gpu_sleep::agent {
 namespace {
@@ -33,10 +35,19 @@ Result<std::string> read_mappings() {
 
 } // namespace
 
-Result<std::vector<model::UnseenLibrary>> find_unseen_libraries() {
+Result<std::vector<model::UnseenUse>> find_unseen_uses() {
     const auto mappings = read_mappings();
     if (!mappings) return mappings.error();
-    return model::unseen_libraries(*mappings);
+    auto uses = model::unseen_libraries(*mappings);
+    for (auto& call : find_unseen_calls()) uses.push_back(std::move(call));
+    return uses;
+}
+
+std::vector<model::UnseenUse> find_unseen_calls() {
+    std::vector<model::UnseenUse> uses;
+    for (auto& name : hooks::called_unknown())
+        uses.push_back({"calls of the driver that this version does not know", std::move(name)});
+    return uses;
 }
 
 } // namespace gpu_sleep::agent

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Looking for libraries of this process whose use of the GPU cannot be seen.
+// Looking for what of this process's use of the GPU cannot be seen.
 
 #pragma once
 
@@ -11,9 +11,13 @@
 
 namespace gpu_sleep::agent {
 
-/// What is loaded now, in whichever of the loader's namespaces. Reads the kernel's list of mappings and not
-/// the loader's of libraries: the loader's lock may be held by a thread that waits at the gate. Thread-safe.
+/// The libraries that are loaded now, in whichever of the loader's namespaces, and then as
+/// find_unseen_calls(). Reads the kernel's list of mappings and not the loader's of libraries: the loader's
+/// lock may be held by a thread that waits at the gate. Thread-safe.
 /// Errors: io_failed.
-[[nodiscard]] Result<std::vector<model::UnseenLibrary>> find_unseen_libraries();
+[[nodiscard]] Result<std::vector<model::UnseenUse>> find_unseen_uses();
+
+/// The entry points of the driver that were called and that this build does not know. Thread-safe.
+[[nodiscard]] std::vector<model::UnseenUse> find_unseen_calls();
 
 } // namespace gpu_sleep::agent

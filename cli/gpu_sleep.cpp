@@ -65,7 +65,7 @@ void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
     cli::add_limit(app, "--touch-limit", request.touch_limit,
                    "How long work that wakes the process may wait for GPU memory (default: for ever)");
     app.add_flag("--force", request.force,
-                 "Sleep although a library is loaded whose use of the GPU cannot be seen");
+                 "Sleep although the process uses the GPU in a way that cannot be seen");
 }
 
 /// The first tag that is to be both kept and dropped, or null.

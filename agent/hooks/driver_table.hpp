@@ -13,6 +13,7 @@
 #endif
 #include "hooks/entry_points.hpp"
 
+#include "declared_entry_points.hpp" // made by the build: those that this cuda.h has
 #include "gate/gate.hpp"
 #include "hooks/catches.hpp"
 
@@ -23,8 +24,13 @@
 #include <cstddef>
 #include <cstdint>
 
+/// All that are caught by this build. GPU_SLEEP_HAS_name is defined for each.
+#define GPU_SLEEP_DECLARED(X)                                                                                \
+    GPU_SLEEP_DECLARED_OWN_HOOKS(X) GPU_SLEEP_DECLARED_SUBMITTING(X) GPU_SLEEP_DECLARED_TAKING(X)
+
 namespace gpu_sleep::hooks {
 
+/// All of the list, so that what is said of one needs no question whether cuda.h has it.
 enum class Entry : std::uint16_t {
 #define GPU_SLEEP_ENUMERATOR(name) name,
     GPU_SLEEP_CAUGHT(GPU_SLEEP_ENUMERATOR)
@@ -46,7 +52,7 @@ struct Signature;
     struct Signature<Entry::name> {                                                                          \
         using Type = decltype(::name);                                                                       \
     };
-GPU_SLEEP_CAUGHT(GPU_SLEEP_SIGNATURE)
+GPU_SLEEP_DECLARED(GPU_SLEEP_SIGNATURE)
 #undef GPU_SLEEP_SIGNATURE
 
 /// The addresses in libcuda; null until they are needed, or where the driver has no such entry point.
@@ -70,17 +76,18 @@ inline constexpr const char* k_name = k_symbols[static_cast<std::size_t>(entry)]
 /// libcuda if it is loaded, else null. Never loads it.
 [[nodiscard]] void* loaded_driver() noexcept;
 
-/// What stands in for the function of libcuda at `address`; `address` itself when nothing does.
-[[nodiscard]] void* stand_in_for(void* address) noexcept;
+/// What stands in for the function of libcuda at `address`, for which the program asked as `name`; `address`
+/// itself when nothing does.
+[[nodiscard]] void* stand_in_for(void* address, const char* name) noexcept;
 
 /// What a caught call returns when the gate refuses it: what the driver itself would once the process is
 /// ending.
 [[nodiscard]] CUresult refused() noexcept;
 
-// The hooks of their own, one for each entry point of GPU_SLEEP_OWN_HOOKS.
+// The hooks of their own, one for each entry point of GPU_SLEEP_DECLARED_OWN_HOOKS.
 namespace own {
 #define GPU_SLEEP_DECLARE(name) decltype(::name) name;
-GPU_SLEEP_OWN_HOOKS(GPU_SLEEP_DECLARE)
+GPU_SLEEP_DECLARED_OWN_HOOKS(GPU_SLEEP_DECLARE)
 #undef GPU_SLEEP_DECLARE
 } // namespace own
 

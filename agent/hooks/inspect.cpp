@@ -72,6 +72,7 @@ void add_copy(gate::Named& named, const CUDA_MEMCPY3D_PEER& copy) {
     add_boxes(named, copy);
 }
 
+#ifdef GPU_SLEEP_HAS_cuMemcpy3DBatchAsync
 void add_copy(gate::Named& named, const CUDA_MEMCPY3D_BATCH_OP& copy) {
     const auto& extent = copy.extent;
     if (extent.width == 0 || extent.height == 0 || extent.depth == 0) return;
@@ -86,6 +87,7 @@ void add_copy(gate::Named& named, const CUDA_MEMCPY3D_BATCH_OP& copy) {
         add_span(named, memory.ptr, ((extent.depth - 1) * layer + extent.height - 1) * row + extent.width);
     }
 }
+#endif
 
 void add_rows(gate::Named& named, CUdeviceptr address, std::size_t pitch, std::size_t width,
               std::size_t height) {
@@ -107,11 +109,13 @@ void add_operations(gate::Named& named, const CUstreamBatchMemOpParams* operatio
     }
 }
 
+#ifdef GPU_SLEEP_HAS_cuMemBatchDecompressAsync
 void add_decompressed(gate::Named& named, const CUmemDecompressParams& operation) {
     add_span(named, operation.src, operation.srcNumBytes);
     add_span(named, operation.dst, std::max<std::size_t>(operation.dstNumBytes, 1)); // it may not be said
     add_span(named, operation.dstActBytes, sizeof *operation.dstActBytes);
 }
+#endif
 
 void add_resource(gate::Named& named, const CUDA_RESOURCE_DESC& resource) {
     const auto& linear = resource.res.linear;

@@ -18,13 +18,18 @@ inline void add_span(gate::Named& named, const void* address, std::size_t bytes)
 void add_copy(gate::Named& named, const CUDA_MEMCPY2D& copy);
 void add_copy(gate::Named& named, const CUDA_MEMCPY3D& copy);
 void add_copy(gate::Named& named, const CUDA_MEMCPY3D_PEER& copy);
-void add_copy(gate::Named& named, const CUDA_MEMCPY3D_BATCH_OP& copy);
 /// Adds what `height` rows of `width` bytes take.
 void add_rows(gate::Named& named, CUdeviceptr address, std::size_t pitch, std::size_t width,
               std::size_t height);
 /// Adds the numbers in memory that a stream sets or waits for.
 void add_operations(gate::Named& named, const CUstreamBatchMemOpParams* operations, unsigned count);
+// The types of entry points that an older cuda.h lacks.
+#ifdef GPU_SLEEP_HAS_cuMemcpy3DBatchAsync
+void add_copy(gate::Named& named, const CUDA_MEMCPY3D_BATCH_OP& copy);
+#endif
+#ifdef GPU_SLEEP_HAS_cuMemBatchDecompressAsync
 void add_decompressed(gate::Named& named, const CUmemDecompressParams& operation);
+#endif
 /// Adds the memory that a texture is made of.
 void add_resource(gate::Named& named, const CUDA_RESOURCE_DESC& resource);
 /// Adds every word among a kernel's parameters that may be an address. Source: CUDA Driver API,

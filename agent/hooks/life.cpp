@@ -80,9 +80,11 @@ CUresult cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* parameters, int
                         CUdevice device) {
     return create_context<Entry::cuCtxCreate_v3>(context, parameters, count, flags, device);
 }
+#ifdef GPU_SLEEP_HAS_cuCtxCreate_v4
 CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsigned flags, CUdevice device) {
     return create_context<Entry::cuCtxCreate_v4>(context, parameters, flags, device);
 }
+#endif
 
 CUresult cuCtxDestroy(CUcontext context) {
     return end_with<Entry::cuCtxDestroy>(agent::caught::end_context, context);
@@ -198,8 +200,10 @@ CUresult cuEventSynchronize(CUevent event) {
 CUresult cuCtxSynchronize() {
     return after_wait(real<Entry::cuCtxSynchronize>()());
 }
+#ifdef GPU_SLEEP_HAS_cuCtxSynchronize_v2
 CUresult cuCtxSynchronize_v2(CUcontext context) {
     return after_wait(real<Entry::cuCtxSynchronize_v2>()(context));
 }
+#endif
 
 } // namespace gpu_sleep::hooks::own

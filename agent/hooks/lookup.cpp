@@ -5,6 +5,7 @@
 #include "base/symbols.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/forward.hpp"
+#include "hooks/unknown_calls.hpp"
 #include "model/environment.hpp"
 #include "settings.hpp"
 
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <string_view>
 
 namespace gpu_sleep::hooks {
 
@@ -22,28 +24,40 @@ namespace {
 
 using gate::Touch;
 
-/// What stands in for each entry point, in their order.
-constexpr std::array<void* (*)(), k_entries> k_stand_ins = {
-#define GPU_SLEEP_OWN(name) [] { return reinterpret_cast<void*>(&own::name); },
-#define GPU_SLEEP_SUBMITS(name)                                                                              \
-    [] { return reinterpret_cast<void*>(&Forward<Entry::name, Touch::submits>::call); },
-#define GPU_SLEEP_TAKES(name)                                                                                \
-    [] { return reinterpret_cast<void*>(&Forward<Entry::name, Touch::takes>::call); },
-    GPU_SLEEP_OWN_HOOKS(GPU_SLEEP_OWN) GPU_SLEEP_SUBMITTING(GPU_SLEEP_SUBMITS)
-        GPU_SLEEP_TAKING(GPU_SLEEP_TAKES)
+/// What stands in for each entry point, in their order; null for those that cuda.h lacks.
+constexpr auto k_stand_ins = [] {
+    std::array<void* (*)(), k_entries> made{};
+#define GPU_SLEEP_STAND_IN(name, hook)                                                                       \
+    made[static_cast<std::size_t>(Entry::name)] = [] { return reinterpret_cast<void*>(hook); };
+#define GPU_SLEEP_OWN(name) GPU_SLEEP_STAND_IN(name, (&own::name))
+#define GPU_SLEEP_SUBMITS(name) GPU_SLEEP_STAND_IN(name, (&Forward<Entry::name, Touch::submits>::call))
+#define GPU_SLEEP_TAKES(name) GPU_SLEEP_STAND_IN(name, (&Forward<Entry::name, Touch::takes>::call))
+    GPU_SLEEP_DECLARED_OWN_HOOKS(GPU_SLEEP_OWN)
+    GPU_SLEEP_DECLARED_SUBMITTING(GPU_SLEEP_SUBMITS)
+    GPU_SLEEP_DECLARED_TAKING(GPU_SLEEP_TAKES)
 #undef GPU_SLEEP_OWN
 #undef GPU_SLEEP_SUBMITS
 #undef GPU_SLEEP_TAKES
+#undef GPU_SLEEP_STAND_IN
+    return made;
+}();
+
+/// What passes as it is.
+constexpr std::array k_harmless = {
+#define GPU_SLEEP_SYMBOL(name) #name,
+    GPU_SLEEP_HARMLESS(GPU_SLEEP_SYMBOL)
+#undef GPU_SLEEP_SYMBOL
 };
 
-/// Both sides of every entry point that this libcuda has, by its address there. Never changed once made.
+/// Both sides of every entry point of the lists that this libcuda has, by its address there; one that passes
+/// as it is stands in for itself. Never changed once made.
 struct Table {
     struct Row {
         void* real;
         void* stand_in;
         friend bool operator<(const Row& a, const Row& b) noexcept { return a.real < b.real; }
     };
-    std::array<Row, k_entries> rows{};
+    std::array<Row, k_entries + k_harmless.size()> rows{};
     std::size_t count = 0;
 };
 
@@ -53,11 +67,13 @@ std::atomic<const Table*> g_table{nullptr};
 Table make_table(void* driver) noexcept {
     Table made;
     for (std::size_t i = 0; i < k_entries; ++i) {
-        void* const address = find_symbol(driver, k_symbols[i]);
-        if (!address) continue; // an older driver
+        void* const address = k_stand_ins[i] ? find_symbol(driver, k_symbols[i]) : nullptr;
+        if (!address) continue; // an older driver, or an older cuda.h
         g_real[i].store(address, std::memory_order_relaxed);
         made.rows[made.count++] = {address, k_stand_ins[i]()};
     }
+    for (const char* symbol : k_harmless)
+        if (void* const address = find_symbol(driver, symbol)) made.rows[made.count++] = {address, address};
     // Stable, so that of two names for one address the first of the list counts.
     std::stable_sort(made.rows.begin(), made.rows.begin() + static_cast<std::ptrdiff_t>(made.count));
     return made;
@@ -88,12 +104,32 @@ CUresult answer_for_missing() noexcept {
     return CUDA_ERROR_NOT_FOUND;
 }
 
-/// Whether `address` lies in this library.
-bool is_ours(const void* address) noexcept {
+/// Whether both addresses lie in the same library.
+bool are_together(const void* one, const void* other) noexcept {
     Dl_info here{};
     Dl_info there{};
-    return ::dladdr(reinterpret_cast<const void*>(&catches), &here) != 0 && ::dladdr(address, &there) != 0 &&
-           here.dli_fbase == there.dli_fbase;
+    return ::dladdr(one, &here) != 0 && ::dladdr(other, &there) != 0 && here.dli_fbase == there.dli_fbase;
+}
+
+bool is_ours(const void* address) noexcept {
+    return are_together(reinterpret_cast<const void*>(&catches), address);
+}
+
+/// A symbol as it is documented, without its version or that of the default stream.
+constexpr std::string_view documented(std::string_view symbol) noexcept {
+    return symbol.substr(0, symbol.find('_'));
+}
+
+/// Whether it is the name of an entry point of which no version that is known touches anything: one more
+/// version will not either.
+bool is_harmless(std::string_view name) noexcept {
+    const auto is_meant = [&](const char* symbol) { return documented(symbol) == documented(name); };
+    return std::none_of(k_symbols.begin(), k_symbols.end(), is_meant) &&
+           std::any_of(k_harmless.begin(), k_harmless.end(), is_meant);
+}
+
+bool is_entry_point(std::string_view name) noexcept {
+    return name.size() > 2 && name.starts_with("cu") && name[2] >= 'A' && name[2] <= 'Z';
 }
 
 bool is_name(const char* name, const char* wanted) noexcept {
@@ -141,12 +177,15 @@ void* find_real(Entry entry) noexcept {
     return address ? address : reinterpret_cast<void*>(&answer_for_missing);
 }
 
-void* stand_in_for(void* address) noexcept {
+void* stand_in_for(void* address, const char* name) noexcept {
     const auto* known = catches() ? table() : nullptr;
     if (!known) return address;
     const auto* const end = known->rows.data() + known->count;
     const auto* const row = std::lower_bound(known->rows.data(), end, Table::Row{address, nullptr});
-    return row != end && row->real == address ? row->stand_in : address;
+    if (row != end && row->real == address) return row->stand_in;
+    const bool is_unknown = is_entry_point(name) && !is_harmless(name) && known->count != 0 &&
+                            are_together(known->rows.front().real, address);
+    return is_unknown ? stand_in_for_unknown(address, name) : address;
 }
 
 // The answer to a look-up: `is_final` false means that the real dlsym is to be asked, by a jump to it, so
@@ -172,7 +211,7 @@ __attribute__((visibility("hidden"), used)) Answer gpu_sleep_look_up(void* handl
     if (!catches() || !gpu_sleep_real_dlsym) return k_ask_the_real_one;
     void* const address = gpu_sleep_real_dlsym(handle, name);
     if (!address) return k_ask_the_real_one;
-    void* const stand_in = stand_in_for(address);
+    void* const stand_in = stand_in_for(address, name);
     if (stand_in != address) return {stand_in, 1};
     // Our own exported symbols must not make a program believe that there is a driver, or that it is newer
     // than it is. The look-up that fails leaves the message that dlerror() gives.
@@ -286,13 +325,13 @@ namespace own {
 CUresult cuGetProcAddress_v2(const char* symbol, void** function, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult* found) {
     const auto status = real<Entry::cuGetProcAddress_v2>()(symbol, function, version, flags, found);
-    if (status == CUDA_SUCCESS && function && *function) *function = stand_in_for(*function);
+    if (status == CUDA_SUCCESS && function && *function) *function = stand_in_for(*function, symbol);
     return status;
 }
 
 CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuuint64_t flags) {
     const auto status = real<Entry::cuGetProcAddress>()(symbol, function, version, flags);
-    if (status == CUDA_SUCCESS && function && *function) *function = stand_in_for(*function);
+    if (status == CUDA_SUCCESS && function && *function) *function = stand_in_for(*function, symbol);
     return status;
 }
 
@@ -305,9 +344,9 @@ CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuui
 #define GPU_SLEEP_OWN(name) GPU_SLEEP_SLOT(name, (&own::name))
 #define GPU_SLEEP_SUBMITS(name) GPU_SLEEP_SLOT(name, (&Forward<Entry::name, gate::Touch::submits>::call))
 #define GPU_SLEEP_TAKES(name) GPU_SLEEP_SLOT(name, (&Forward<Entry::name, gate::Touch::takes>::call))
-GPU_SLEEP_OWN_HOOKS(GPU_SLEEP_OWN)
-GPU_SLEEP_SUBMITTING(GPU_SLEEP_SUBMITS)
-GPU_SLEEP_TAKING(GPU_SLEEP_TAKES)
+GPU_SLEEP_DECLARED_OWN_HOOKS(GPU_SLEEP_OWN)
+GPU_SLEEP_DECLARED_SUBMITTING(GPU_SLEEP_SUBMITS)
+GPU_SLEEP_DECLARED_TAKING(GPU_SLEEP_TAKES)
 
 #if defined(__x86_64__)
 #define GPU_SLEEP_JUMP(name) "jmp *gpu_sleep_hook_" #name "(%rip)\n"
@@ -320,6 +359,6 @@ GPU_SLEEP_TAKING(GPU_SLEEP_TAKES)
 #define GPU_SLEEP_EXPORT(name)                                                                               \
     asm(".text\n.globl " #name "\n.type " #name ", " GPU_SLEEP_FUNCTION_TYPE "\n" #name                      \
         ":\n.cfi_startproc\n" GPU_SLEEP_JUMP(name) ".cfi_endproc\n.size " #name ", .-" #name "\n");
-GPU_SLEEP_CAUGHT(GPU_SLEEP_EXPORT)
+GPU_SLEEP_DECLARED(GPU_SLEEP_EXPORT)
 
 } // namespace gpu_sleep::hooks

@@ -98,9 +98,8 @@ struct NamesBatch : CopiedNames {
             add_span(named, from[i], bytes[i]);
         }
     }
-    template <class... Rest>
-    static void add(gate::Named& named, std::size_t count, const CUDA_MEMCPY3D_BATCH_OP* copies,
-                    const Rest&...) {
+    template <class Copy, class... Rest>
+    static void add(gate::Named& named, std::size_t count, const Copy* copies, const Rest&...) {
         if (!copies) return;
         for (std::size_t i = 0; i < count; ++i) add_copy(named, copies[i]);
     }
@@ -130,9 +129,8 @@ struct NamesOperations : KnownNames {
 };
 
 struct NamesDecompressed : KnownNames {
-    template <class... Rest>
-    static void add(gate::Named& named, const CUmemDecompressParams* operations, std::size_t count,
-                    const Rest&...) {
+    template <class Operation, class... Rest>
+    static void add(gate::Named& named, const Operation* operations, std::size_t count, const Rest&...) {
         for (std::size_t i = 0; operations && i < count; ++i) add_decompressed(named, operations[i]);
     }
 };

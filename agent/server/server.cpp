@@ -65,10 +65,11 @@ Outcome Server::post(Operation operation) {
     Job job{std::move(operation), [](const model::Progress&) { return true; },
             [&promise](Outcome done) { promise.set_value(std::move(done)); }, true};
     const auto* const sleep = std::get_if<model::SleepRequest>(&job.operation);
-    const auto limit = sleep ? std::optional(job.since + sleep->timeout) : std::nullopt;
+    const bool is_limited = sleep != nullptr;
+    const auto limit = is_limited ? job.since + sleep->timeout : job.since;
     enqueue(std::move(job));
     // The listening thread may be waiting, and has no descriptor by which to tell it of this job's time.
-    if (limit && outcome.wait_until(*limit) == std::future_status::timeout) expire_jobs(true);
+    if (is_limited && outcome.wait_until(limit) == std::future_status::timeout) expire_jobs(true);
     return outcome.get();
 }
 

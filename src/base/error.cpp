@@ -52,7 +52,7 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::context_lost, "context_lost", failed_awake, failed_asleep,
                 "the program's CUDA context has failed; restart the program"},
     ErrorTraits{ErrorCode::unseen_library, "unseen_library", failed_awake, failed_asleep,
-                "stop that library's work yourself, then use gpu-sleep --force"},
+                "stop that work yourself, then use gpu-sleep --force"},
     ErrorTraits{ErrorCode::out_of_disk, "out_of_disk", no_host_memory, failed_asleep,
                 "free disk space, or name another directory"},
     ErrorTraits{ErrorCode::out_of_threads, "out_of_threads", failed_awake, failed_asleep,

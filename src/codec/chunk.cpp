@@ -160,7 +160,7 @@ std::size_t ChunkEncoder::encode_as(Shape& shape, std::span<const std::byte> con
             std::memcpy(out.data() + index, entries.data(), entries.size() * sizeof(BlockEntry));
             index += entries.size() * sizeof(BlockEntry);
         } else {
-            std::memcpy(out.data() + at, plane.data(), bytes);
+            std::memcpy(out.data() + at, plane.data(), plane.size());
         }
         std::memset(out.data() + at + bytes, 0, aligned(bytes) - bytes);
         at += aligned(bytes);

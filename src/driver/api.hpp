@@ -8,6 +8,9 @@
 
 #include <cuda.h>
 
+// An optional function that cuda.h lacks before CUDA 12.5, declared as there.
+extern "C" CUresult CUDAAPI cuCtxRecordEvent(CUcontext context, CUevent event);
+
 namespace gpu_sleep::driver {
 
 /// The driver functions that the product calls. Names are cuda.h's, so the versioned symbol behind each

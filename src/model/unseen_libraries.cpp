@@ -65,8 +65,8 @@ bool is_meant(const Row& row, const Mapping& mapping) {
 
 } // namespace
 
-std::vector<UnseenLibrary> unseen_libraries(std::string_view mappings) {
-    std::array<std::vector<UnseenLibrary>, k_rows.size()> found;
+std::vector<UnseenUse> unseen_libraries(std::string_view mappings) {
+    std::array<std::vector<UnseenUse>, k_rows.size()> found;
     while (!mappings.empty()) {
         const auto end = std::min(mappings.find('\n'), mappings.size());
         const auto mapping = parse_line(mappings.substr(0, end));
@@ -74,19 +74,19 @@ std::vector<UnseenLibrary> unseen_libraries(std::string_view mappings) {
         if (mapping.file.empty()) continue;
         for (std::size_t i = 0; i < k_rows.size(); ++i) {
             if (!is_meant(k_rows[i], mapping)) continue;
-            UnseenLibrary library{k_rows[i].use, std::string(name_of(mapping.file))};
+            UnseenUse library{k_rows[i].use, std::string(name_of(mapping.file))};
             if (std::find(found[i].begin(), found[i].end(), library) == found[i].end())
                 found[i].push_back(std::move(library));
         }
     }
-    std::vector<UnseenLibrary> all;
+    std::vector<UnseenUse> all;
     for (auto& row : found) all.insert(all.end(), row.begin(), row.end());
     return all;
 }
 
-std::string list_of(std::span<const UnseenLibrary> libraries) {
+std::string list_of(std::span<const UnseenUse> uses) {
     constexpr std::size_t k_max_named = 12;
-    const auto named = libraries.first(std::min(libraries.size(), k_max_named));
+    const auto named = uses.first(std::min(uses.size(), k_max_named));
     std::string text;
     for (std::size_t i = 0; i < named.size(); ++i) {
         const bool goes_on = i > 0 && named[i].use == named[i - 1].use;
@@ -94,7 +94,7 @@ std::string list_of(std::span<const UnseenLibrary> libraries) {
         text += goes_on ? named[i].name : fmt::format("{} ({}", named[i].use, named[i].name);
     }
     if (!text.empty()) text += ')';
-    if (libraries.size() > k_max_named) text += " and others";
+    if (uses.size() > k_max_named) text += " and others";
     return text;
 }
 

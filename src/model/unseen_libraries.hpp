@@ -12,19 +12,20 @@
 
 namespace gpu_sleep::model {
 
-/// A loaded library whose use of the GPU cannot be seen, so that no gate holds it back.
-struct UnseenLibrary {
+/// A loaded library, or an entry point of the driver that was called, whose use of the GPU cannot be seen, so
+/// that no gate holds it back.
+struct UnseenUse {
     std::string_view use; ///< such as "video decoding"; static
-    std::string name;     ///< its file's, without directories
-    friend bool operator==(const UnseenLibrary&, const UnseenLibrary&) = default;
+    std::string name;     ///< the library's file, without directories; or the entry point
+    friend bool operator==(const UnseenUse&, const UnseenUse&) = default;
 };
 
 /// Those among `mappings`, each once, in the order of the table and then of the addresses.
 /// Source: proc_pid_maps(5).
-[[nodiscard]] std::vector<UnseenLibrary> unseen_libraries(std::string_view mappings);
+[[nodiscard]] std::vector<UnseenUse> unseen_libraries(std::string_view mappings);
 
 /// "video decoding (libnvcuvid.so.1), OpenGL or Vulkan (libGLX_nvidia.so.0, libnvidia-glcore.so.1)". Names a
 /// dozen at most.
-[[nodiscard]] std::string list_of(std::span<const UnseenLibrary> libraries);
+[[nodiscard]] std::string list_of(std::span<const UnseenUse> uses);
 
 } // namespace gpu_sleep::model

@@ -39,9 +39,10 @@ void* operator new(std::size_t bytes) {
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
     return gpu_sleep::test::allocate(bytes, __builtin_return_address(0));
 }
-void operator delete(void* memory) noexcept {
+// Not inlined: compilers that see free() take it for a mistake.
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
     std::free(memory);
 }
-void operator delete(void* memory, std::size_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
     std::free(memory);
 }

@@ -14,6 +14,7 @@
 
 #include <cstdlib>
 #include <deque>
+#include <utility>
 
 namespace gpu_sleep::test {
 namespace {
@@ -332,6 +333,57 @@ Answer do_load(Words& words) {
     return make_error(ErrorCode::invalid_argument, "{}", ::dlerror());
 }
 
+/// As the simulated driver has it; no cuda.h does.
+using FutureSubmit = CUresult (*)(float, CUdeviceptr, std::size_t, double, CUstream, std::uint64_t,
+                                  std::uint64_t, std::uint64_t, std::uint64_t);
+
+FutureSubmit& future_submit() {
+    static FutureSubmit function = nullptr;
+    return function;
+}
+
+/// look_up WAY: cuFutureSubmit, as a symbol, or by the driver's own look-up; "same" if it was found before
+Answer do_look_up(Words& words) {
+    GPU_SLEEP_TRY(start());
+    void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    void* found = nullptr;
+    if (next<std::string>(words) == "symbol") {
+        found = find_or_die(library, "cuFutureSubmit");
+    } else {
+        auto* const ask =
+            reinterpret_cast<decltype(&::cuGetProcAddress)>(find_or_die(library, "cuGetProcAddress_v2"));
+        if (ask("cuFutureSubmit", &found, 13000, 0, nullptr) != CUDA_SUCCESS)
+            return make_error(ErrorCode::internal, "the driver does not find it");
+    }
+    const auto before = std::exchange(future_submit(), reinterpret_cast<FutureSubmit>(found));
+    return std::string(before == future_submit() ? "same" : "");
+}
+
+/// ask_version: by a later version of a function that only asks
+Answer do_ask_version(Words&) {
+    void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    int version = 0;
+    reinterpret_cast<decltype(&::cuDriverGetVersion)>(find_or_die(library, "cuDriverGetVersion_v9"))(
+        &version);
+    return std::to_string(version);
+}
+
+/// submit NUMBER: sets every byte to 36 by what was looked up; arguments come by registers and by the stack
+Answer do_submit(Words& words) {
+    const auto which = memory(words);
+    if (!which) return which.error();
+    const auto status =
+        future_submit()(2.5F, (*which)->address, (*which)->bytes, 0.5, program().stream, 3, 6, 9, 12);
+    if (status != CUDA_SUCCESS)
+        return make_error(ErrorCode::driver_failed, "cuFutureSubmit gave {}", static_cast<int>(status));
+    std::vector<unsigned char> contents((*which)->bytes);
+    GPU_SLEEP_TRY(synchronize());
+    GPU_SLEEP_TEST_CALL(cuMemcpyDtoH, contents.data(), (*which)->address, contents.size());
+    for (const auto byte : contents)
+        if (byte != 36) return make_error(ErrorCode::internal, "a byte is {}", byte);
+    return hash_of(**which);
+}
+
 /// faults: "ILLEGAL BROKEN", what the driver was asked to do wrong
 Answer do_faults(Words&) {
     const auto counts = control().fault_counts();
@@ -361,6 +413,9 @@ const Commands& commands() {
         {"reset", do_reset},
         {"fork", do_fork},
         {"load", do_load},
+        {"look_up", do_look_up},
+        {"ask_version", do_ask_version},
+        {"submit", do_submit},
         {"open", do_open},
         {"close", do_close},
         {"share", do_share},

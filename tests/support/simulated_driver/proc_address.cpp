@@ -115,6 +115,20 @@ SIM_OLDER_SYMBOL cuEventElapsedTime(float* milliseconds, CUevent start, CUevent 
     return cuEventElapsedTime_v2(milliseconds, start, end);
 }
 
+/// Stands for an entry point of a later driver, which no cuda.h declares yet: a memset under another name.
+/// It takes more arguments than there are registers, of both kinds.
+SIM_OLDER_SYMBOL cuFutureSubmit(float half, CUdeviceptr address, std::size_t bytes, double other_half,
+                                CUstream stream, std::uint64_t a, std::uint64_t b, std::uint64_t c,
+                                std::uint64_t d) {
+    const auto value = 2.0 * half + 2.0 * other_half + static_cast<double>(a + b + c + d);
+    return cuMemsetD8Async(address, static_cast<unsigned char>(value), bytes, stream);
+}
+
+/// The same, of one that only asks: a later version of one that is known.
+SIM_OLDER_SYMBOL cuDriverGetVersion_v9(int* version) {
+    return cuDriverGetVersion(version);
+}
+
 #undef cuGetProcAddress
 SIM_OLDER_SYMBOL cuGetProcAddress(const char* name, void** function, int version, cuuint64_t flags) {
     return cuGetProcAddress_v2(name, function, version, flags, nullptr);
@@ -134,6 +148,8 @@ std::span<const Symbol> other_symbols() {
         Symbol{"cuMemcpyBatchAsync", reinterpret_cast<void*>(&::cuMemcpyBatchAsync), 12080},
         Symbol{"cuMemPrefetchAsync", reinterpret_cast<void*>(&::cuMemPrefetchAsync), 8000},
         Symbol{"cuIpcOpenMemHandle", reinterpret_cast<void*>(&cuIpcOpenMemHandle), 4010},
+        Symbol{"cuFutureSubmit", reinterpret_cast<void*>(&cuFutureSubmit), 13000},
+        Symbol{"cuDriverGetVersion", reinterpret_cast<void*>(&cuDriverGetVersion_v9), 99000},
     };
     return k_symbols;
 }

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Programs that call an entry point of the driver which this build does not know: a sleep refuses, unless
+// forced.
+
+#include "../mentions.hpp"
+#include "capture_host.hpp"
+
+#include "support/catch.hpp"
+
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+const std::string k_called = "calls of the driver that this version does not know (cuFutureSubmit)";
+
+/// Puts it to sleep, or wakes it, which must do.
+void change(const Host& host, const std::string& command, const Arguments& arguments = {}) {
+    const auto done = host.command(command, arguments);
+    INFO(done.err);
+    REQUIRE(done.status == 0);
+}
+
+} // namespace
+
+TEST_CASE("Unknown call: a look-up is none, and a call is named and makes a sleep refuse", "[unknown_call]") {
+    const std::string how = GENERATE("look_up symbol", "look_up driver");
+    INFO(how);
+    Host host(captured_launch(k_runtime));
+    auto piece = make_piece(host, "plain", k_piece_bytes);
+    host.tell(how);
+    CHECK(host.tell(how) == "same");
+    change(host, "gpu-sleep");
+    change(host, "gpu-wake");
+    CHECK_THAT(host.command("gpu-ps").out, !mentions("cannot be seen"));
+
+    piece.hash = host.tell("submit 0");
+    CHECK(host.tell("submit 0") == piece.hash); // the second call, which goes straight on
+    const auto before = free_bytes(host);
+    const auto refused = host.command("gpu-sleep");
+    CHECK(refused.status == 1);
+    CHECK_THAT(refused.err, mentions(k_called));
+    CHECK_THAT(refused.err, mentions("--force"));
+    CHECK(host.state() == "awake");
+    CHECK(free_bytes(host) == before);
+    CHECK_THAT(host.command("gpu-sleep", {"--dry-run"}).out,
+               mentions(k_called + "; refused without --force"));
+    CHECK_THAT(host.command("gpu-ps").out, mentions(k_called));
+
+    change(host, "gpu-sleep", {"--force"});
+    CHECK(host.state() == "asleep");
+    CHECK(free_bytes(host) > before);
+    change(host, "gpu-wake");
+    check_intact(host, piece);
+    check_no_harm(host);
+}
+
+TEST_CASE("Unknown call: the first one waits while the process sleeps, or is refused", "[unknown_call]") {
+    Host host(captured_launch(k_runtime));
+    auto piece = make_piece(host, "plain", k_piece_bytes);
+    host.tell("look_up driver");
+    change(host, "gpu-sleep", {"--on-touch", "fail"});
+    CHECK(host.ask("submit 0").substr(0, 6) == "error ");
+    CHECK(host.state() == "asleep");
+    change(host, "gpu-wake");
+    check_intact(host, piece);
+
+    change(host, "gpu-sleep"); // what was refused was not called
+    host.process().send("submit 0");
+    REQUIRE(becomes_true([&] {
+        return host.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/waiting_threads") == "1";
+    }));
+    CHECK(host.state() == "asleep");
+    change(host, "gpu-wake");
+    CHECK(host.process().read_line().substr(0, 3) == "ok ");
+    CHECK(host.command("gpu-sleep").status == 1);
+    check_no_harm(host);
+}
+
+TEST_CASE("Unknown call: a later version of what only asks, and programs that are not caught, are let be",
+          "[unknown_call]") {
+    Host host(captured_launch(k_runtime));
+    const auto piece = make_piece(host, "plain", k_piece_bytes);
+    CHECK(host.tell("ask_version") != "0");
+    change(host, "gpu-sleep");
+    change(host, "gpu-wake");
+    check_intact(host, piece);
+
+    Host uncaught(preloaded_launch(k_dlsym, {}));
+    static_cast<void>(make_piece(uncaught, "plain", k_piece_bytes));
+    uncaught.tell("look_up symbol");
+    CHECK(uncaught.tell("submit 0").size() == 16);
+}
