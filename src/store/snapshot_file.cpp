@@ -135,7 +135,7 @@ bool SnapshotFile::reserve(Bytes begin, Bytes end) noexcept {
     if (!fd_.is_held() || !passes_by_page_cache(fd_.get())) return false;
     const auto from = static_cast<off_t>(begin);
     if (::fallocate(fd_.get(), 0, from, static_cast<off_t>(end - begin)) == 0) return true;
-    static_cast<void>(::ftruncate(fd_.get(), from)); // part of it may have been there
+    [[maybe_unused]] const int cut = ::ftruncate(fd_.get(), from); // part of it may have been there
     return false;
 }
 
