@@ -38,11 +38,26 @@ void read_environment(TouchRule& rule) {
             parsed_setting(environment::k_on_touch, "wait, wake or fail", model::parse_on_touch))
         rule.on_touch = *word;
     rule.gate = parsed_setting(environment::k_gate, "shut or checked", model::parse_gate_mode);
-    if (const auto limit = parsed_setting(environment::k_touch_limit, "a number of milliseconds",
-                                          parse_count<Milliseconds::rep>))
-        rule.limit = Milliseconds(*limit);
+    const auto parse_limit = [](std::string_view text) {
+        const auto count = parse_count<Milliseconds::rep>(text);
+        return count && *count <= k_longest_duration.count() ? std::optional(Milliseconds(*count))
+                                                             : std::nullopt;
+    };
+    rule.limit = parsed_setting(environment::k_touch_limit, "a number of milliseconds, at most 10000 days",
+                                parse_limit);
     const auto releases = parsed_setting(environment::k_release_gil, "1 or 0", parse_switch);
     gate::Gate::instance().set_releases_python_lock(releases.value_or(true));
+    // The log itself has read it long since, where it could not speak of it.
+    static_cast<void>(
+        parsed_setting(environment::k_log, "error, warning, info or debug", log::parse_severity));
+}
+
+/// The name by which commands are to find the process; may be empty.
+std::string name_in_environment() {
+    const auto parse_name = [](std::string_view text) {
+        return model::is_valid_name(text) ? std::optional(std::string(text)) : std::nullopt;
+    };
+    return parsed_setting(model::environment::k_name, model::k_name_rule, parse_name).value_or(std::string());
 }
 
 /// Says once that work in a context of the program's own cannot be waited for.
@@ -95,8 +110,7 @@ Agent& Agent::instance() {
 Agent::Agent() : server_(*this) {
     read_environment(default_rule_);
     rule_ = default_rule_;
-    if (const char* name = std::getenv(model::environment::k_name))
-        name_ = std::string(name).substr(0, model::k_max_name_length);
+    name_ = name_in_environment();
 }
 
 void Agent::come_first_at_exit() noexcept {

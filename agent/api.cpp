@@ -182,11 +182,9 @@ gpu_sleep_status gpu_sleep_mark_refilled(const char* tag) {
 
 gpu_sleep_status gpu_sleep_set_name(const char* name) {
     return finish([&]() -> Result<void> {
-        if (!name || std::strlen(name) > model::k_max_name_length)
-            return invalid("a name has at most 64 bytes");
-        if (model::is_number(name))
-            return make_error(ErrorCode::invalid_argument,
-                              "'{}' would be taken for a process id; choose a name with a letter", name);
+        if (!name) return invalid("the name is NULL");
+        if (*name != '\0' && !model::is_valid_name(name))
+            return make_error(ErrorCode::invalid_argument, "'{}' is not {}", name, model::k_name_rule);
         Agent::instance().set_name(name);
         return {};
     });

@@ -68,7 +68,7 @@ Error explain(Finder& finder, const Process& process, const Error& failure) {
 /// Whether the process was started under `name`.
 bool was_named(const Finder& finder, const Process& process, std::string_view name) {
     const auto given = finder.proc().variable(process.pid, model::environment::k_name);
-    return given && std::string_view(*given).substr(0, model::k_max_name_length) == name;
+    return given && model::is_valid_name(*given) && *given == name;
 }
 
 /// Whether the process may have given itself another name since.

@@ -137,8 +137,9 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes);
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_mark_refilled(const char* tag);
 
 /** Names this process for gpu-ps, and for commands that take a name in place of a pid. Overrides the
- * environment variable GPU_SLEEP_NAME. At most 64 bytes, and not digits alone, which commands take for
- * a pid; "" for none. Errors: INVALID_ARGUMENT (any other name, NULL). */
+ * environment variable GPU_SLEEP_NAME. At most 64 bytes of UTF-8, all of which a terminal can show, and not
+ * digits alone, which commands take for a pid; "" for none. Errors: INVALID_ARGUMENT (any other name, NULL).
+ */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_name(const char* name);
 
 /* ---- Taking part in sleeping and waking ------------------------------------------------------------------

@@ -26,11 +26,7 @@ namespace {
 
 Severity threshold_from_environment() noexcept {
     const char* value = std::getenv("GPU_SLEEP_LOG");
-    const std::string_view text = value ? value : "";
-    if (text == "error") return Severity::error;
-    if (text == "info") return Severity::info;
-    if (text == "debug") return Severity::debug;
-    return Severity::warning;
+    return parse_severity(value ? value : "").value_or(Severity::warning);
 }
 
 /// Whether a line can be written at once: a pipe may be full, its reader gone. We are a guest on the
@@ -71,6 +67,14 @@ private:
 };
 
 } // namespace
+
+std::optional<Severity> parse_severity(std::string_view word) noexcept {
+    if (word == "error") return Severity::error;
+    if (word == "warning") return Severity::warning;
+    if (word == "info") return Severity::info;
+    if (word == "debug") return Severity::debug;
+    return std::nullopt;
+}
 
 bool enabled(Severity severity) noexcept {
     static const Severity threshold = threshold_from_environment();

@@ -6,11 +6,15 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <string_view>
 
 namespace gpu_sleep::log {
 
 enum class Severity { error, warning, info, debug };
+
+/// The word's value, or nothing for any other word.
+[[nodiscard]] std::optional<Severity> parse_severity(std::string_view word) noexcept;
 
 /// Reads the environment variable GPU_SLEEP_LOG ("error", "warning", "info", "debug"; default "warning")
 /// once.

@@ -48,8 +48,9 @@ std::optional<double> parse_scaled(std::string_view text, const std::array<Unit,
 
 Result<Milliseconds> parse_duration(std::string_view text) {
     const auto value = parse_scaled(text, k_durations);
-    constexpr double k_longest_ms = 1e12; // three decades; keeps deadlines within the clock's range
-    if (!value || *value > k_longest_ms)
+    if (value && *value > static_cast<double>(k_longest_duration.count()))
+        return make_error(ErrorCode::invalid_argument, "'{}' is too long; it is at most 10000d", text);
+    if (!value)
         return make_error(ErrorCode::invalid_argument,
                           "'{}' is not a duration; write it as 250ms, 30s, 15m or 2h", text);
     return Milliseconds(static_cast<Milliseconds::rep>(std::llround(*value)));
@@ -58,7 +59,9 @@ Result<Milliseconds> parse_duration(std::string_view text) {
 Result<Bytes> parse_bytes(std::string_view text) {
     const auto value = parse_scaled(text, k_sizes);
     constexpr double k_most = 0x1p63;
-    if (!value || *value >= k_most)
+    if (value && *value >= k_most)
+        return make_error(ErrorCode::invalid_argument, "'{}' is too large; it is less than 8388608TiB", text);
+    if (!value)
         return make_error(ErrorCode::invalid_argument,
                           "'{}' is not a size; write it as 512MiB, 40GiB or 1.5GB", text);
     return static_cast<Bytes>(std::llround(*value));

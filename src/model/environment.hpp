@@ -15,6 +15,7 @@ inline constexpr const char* k_on_touch = "GPU_SLEEP_ON_TOUCH"; ///< wait, wake 
 inline constexpr const char* k_touch_limit = "GPU_SLEEP_TOUCH_LIMIT"; ///< milliseconds
 inline constexpr const char* k_release_gil =
     "GPU_SLEEP_RELEASE_GIL";                            ///< 1: a thread that waits lets Python run; 0
+inline constexpr const char* k_log = "GPU_SLEEP_LOG";   ///< error, warning, info or debug; see log::enabled()
 inline constexpr const char* k_gate = "GPU_SLEEP_GATE"; ///< shut or checked
 
 } // namespace gpu_sleep::model::environment

@@ -4,6 +4,8 @@
 
 #include "model/model.hpp"
 
+#include "base/text.hpp"
+
 #include <algorithm>
 #include <initializer_list>
 
@@ -25,6 +27,10 @@ bool is_valid_tag(std::string_view tag) noexcept {
                c == '-' || c == '.' || c == ':';
     };
     return !tag.empty() && tag.size() <= k_max_tag_length && std::all_of(tag.begin(), tag.end(), allowed);
+}
+
+bool is_valid_name(std::string_view name) {
+    return !name.empty() && name.size() <= k_max_name_length && !is_number(name) && printable(name) == name;
 }
 
 bool is_number(std::string_view text) noexcept {

@@ -84,8 +84,16 @@ enum class GateState : std::uint8_t {
 inline constexpr std::string_view k_default_tag = "default";
 inline constexpr std::size_t k_max_tag_length = 64;
 
-/// Bytes of a process's name; the agent keeps no more of GPU_SLEEP_NAME.
+/// Bytes of a process's name.
 inline constexpr std::size_t k_max_name_length = 64;
+
+/// What is_valid_name() asks for, in words.
+inline constexpr std::string_view k_name_rule =
+    "a name: 1 to 64 bytes that a terminal can show, and no number, which is a process id";
+
+/// A name can be told by a person and typed: it has 1 to 64 bytes, all of them printable(), and is no number,
+/// which commands take for a pid.
+[[nodiscard]] bool is_valid_name(std::string_view name);
 
 /// Whether `text` is one digit or more: commands take it for a pid, so it can be nobody's name.
 [[nodiscard]] bool is_number(std::string_view text) noexcept;

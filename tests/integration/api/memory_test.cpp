@@ -59,6 +59,7 @@ TEST_CASE("API: a name has 64 bytes at most, and is no number", "[api]") {
     CHECK(std::string_view(gpu_sleep_last_error()).find("64 bytes") != std::string_view::npos);
     CHECK(gpu_sleep_set_name("1234") == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
     CHECK(std::string_view(gpu_sleep_last_error()).find("process id") != std::string_view::npos);
+    CHECK(gpu_sleep_set_name("a\033[2J") == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
     CHECK(gpu_sleep_set_name("1234b") == GPU_SLEEP_OK);
     CHECK(gpu_sleep_set_name("") == GPU_SLEEP_OK);
 }
