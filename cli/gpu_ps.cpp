@@ -20,14 +20,16 @@ namespace {
 constexpr const char* k_examples =
     "  gpu-ps                   all processes that this user may put to sleep\n"
     "  gpu-ps 4242 --json       one of them, for a program to read\n"
-    "  gpu-ps --watch=5s        again every five seconds\n";
+    "  gpu-ps --watch=5s        again every five seconds\n"
+    "  gpu-ps llama --watch --await   the same of one, from when it is there\n";
 
 struct Options {
     std::string target;
     std::optional<uid_t> user;
     cli::OutputOptions output;
     Milliseconds timeout{5'000};
-    std::string watch; ///< the interval; empty to list once
+    std::string watch;   ///< the interval; empty to list once
+    bool awaits = false; ///< goes on while there is no such process
 };
 
 void complain(const std::vector<cli::Outcome>& outcomes) {
@@ -41,14 +43,27 @@ void complain(const std::vector<cli::Outcome>& outcomes) {
 /// How a listing ended.
 struct Listed {
     int status = exit_status::done;
-    bool is_lost = false; ///< standard output takes no more
+    bool is_lost = false;  ///< standard output takes no more
+    bool is_empty = false; ///< of what was asked for by pid or name, nothing is there
 };
 
+bool is_absent(const cli::Outcome& outcome) {
+    const auto* error = std::get_if<Error>(&outcome.answer);
+    return error && traits(error->code).exit_status == exit_status::no_process;
+}
+
 /// Writes a listing of `status`.
-Listed write(const std::string& text, int status) {
+Listed write(const std::string& text, int status, bool is_empty) {
     const int written = cli::print_result("gpu-ps", text);
     const bool is_lost = written != exit_status::done;
-    return {status == exit_status::done ? written : status, is_lost};
+    return {status == exit_status::done ? written : status, is_lost, is_empty};
+}
+
+/// A word behind --watch is the name of a process, also where somebody means the interval.
+Error explained(const Options& options, Error error) {
+    if (!options.watch.empty() && error.code == ErrorCode::no_process && parse_duration(options.target))
+        error.message += fmt::format(" (the interval is written --watch={})", options.target);
+    return error;
 }
 
 /// Lists once, on a screen that is wiped before if `redraws`.
@@ -59,11 +74,12 @@ Listed list(const Options& options, bool redraws = false) {
                        ? cli::find_all(finder, options.user)
                        : cli::find_targets(finder, options.target, {options.user, true, options.timeout});
     if (!targets) {
-        cli::complain(cli::render_error("gpu-ps", "", targets.error()));
-        const auto text =
-            options.output.json ? cli::to_json("gpu-ps", targets.error(), indent) + '\n' : std::string();
+        const auto error = explained(options, targets.error());
+        cli::complain(cli::render_error("gpu-ps", "", error));
+        const auto text = options.output.json ? cli::to_json("gpu-ps", error, indent) + '\n' : std::string();
         if (redraws) cli::clear_screen();
-        return write(text, traits(targets.error().code).exit_status);
+        const int status = traits(error.code).exit_status;
+        return write(text, status, status == exit_status::no_process);
     }
     auto outcomes = cli::ask_status(finder, *std::move(targets), options.timeout);
     if (options.target.empty()) cli::drop_ended(outcomes);
@@ -71,18 +87,21 @@ Listed list(const Options& options, bool redraws = false) {
                       : outcomes.empty()  ? "no process with an agent\n"
                                           : cli::render_listing(outcomes);
     if (redraws) cli::clear_screen();
-    const auto listed = write(text, cli::exit_status_of(outcomes));
+    const bool is_empty = std::all_of(outcomes.begin(), outcomes.end(), is_absent);
+    const auto listed = write(text, cli::exit_status_of(outcomes), is_empty);
     complain(outcomes);
     return listed;
 }
 
-/// Lists again and again, until the command is ended or nobody reads any more.
+/// Lists again and again, until the command is ended, or nobody reads any more, or there is nothing to list
+/// of what was asked for.
 int watch(const Options& options, Milliseconds interval) {
     constexpr Milliseconds k_shortest{100};
     const bool redraws = !options.output.json && ::isatty(STDOUT_FILENO) == 1;
     for (;;) {
         const auto listed = list(options, redraws);
-        if (listed.is_lost) return listed.status;
+        const bool is_over = listed.is_empty && !options.target.empty() && !options.awaits;
+        if (listed.is_lost || is_over) return listed.status;
         std::this_thread::sleep_for(std::max(interval, k_shortest));
     }
 }
@@ -97,13 +116,21 @@ int main(int argc, char** argv) {
     cli::add_basics(app, k_examples);
     cli::add_target(app, options.target);
     cli::add_user(app, options.user);
-    app.add_flag("--watch{2s}", options.watch, "Repeat every two seconds, or as given: --watch=500ms");
+    app.add_flag("--watch{2s}", options.watch, "Repeat every two seconds, or as given: --watch=500ms")
+        ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
+    cli::add_flag(app, "--await", options.awaits,
+                  "With --watch and PID: go on while there is no such process, rather than end");
     cli::add_duration(app, "--timeout", options.timeout, "How long a process may take to answer");
     cli::add_output(app, options.output, false);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     cli::raise_descriptor_limit();
+    const auto refuse = [&](const std::string& trouble) {
+        return cli::usage_error("gpu-ps", trouble, options.output.json);
+    };
+    if (options.awaits && (options.watch.empty() || options.target.empty()))
+        return refuse("--await is for --watch and PID");
     if (options.watch.empty()) return list(options).status;
     const auto interval = parse_duration(options.watch);
-    if (!interval) return cli::usage_error("gpu-ps", interval.error().message, options.output.json);
+    if (!interval) return refuse("--watch: " + interval.error().message);
     return watch(options, *interval);
 }

@@ -36,7 +36,8 @@ constexpr const char* k_exit_statuses =
 
 /// What was typed before the command.
 struct Options {
-    std::optional<std::string> name, tag, rules_file;
+    std::optional<std::string> name, tag;
+    std::string rules_file; ///< empty for none
     std::optional<Bytes> min_size;
     std::optional<model::OnTouch> on_touch;
     std::optional<model::GateMode> gate;
@@ -45,59 +46,43 @@ struct Options {
 };
 
 std::string name_trouble(const std::string& name) {
-    const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; };
-    if (name.empty() || name.size() > model::k_max_name_length ||
-        std::any_of(name.begin(), name.end(), is_control))
-        return fmt::format("a name is 1 to {} bytes of characters that can be shown",
-                           model::k_max_name_length);
-    if (model::is_number(name))
-        return fmt::format("'{}' would be taken for a process id; choose a name with a letter", name);
-    return {};
+    if (model::is_valid_name(name)) return {};
+    return fmt::format("'{}' is not {}", name, model::k_name_rule);
 }
 
-std::string tag_trouble(const std::string& tag) {
-    if (model::is_valid_tag(tag)) return {};
-    return fmt::format("'{}' is not a tag: 1 to {} letters, digits, '_', '-', '.' and ':'", tag,
-                       model::k_max_tag_length);
-}
-
-std::string size_trouble(const std::string& text) {
-    const auto size = parse_bytes(text);
-    return size ? std::string() : size.error().message;
+/// Takes a text into `value` unless `trouble` has something against it, which is returned.
+cli::ReadText reader(std::optional<std::string>& value, std::string (*trouble)(const std::string&)) {
+    return [&value, trouble](const std::string& text) {
+        value = text;
+        return trouble(text);
+    };
 }
 
 void add_options(CLI::App& app, Options& options) {
-    app.add_option("--name", options.name, "Name by which gpu-sleep, gpu-wake and gpu-ps find the process")
-        ->type_name("NAME")
-        ->check(name_trouble);
-    auto* tag = app.add_option("--tag", options.tag, "Tag of all that is captured (default: default)")
-                    ->type_name("TAG")
-                    ->check(tag_trouble);
+    cli::add_value(app, "--name", "NAME", reader(options.name, name_trouble),
+                   "Name by which gpu-sleep, gpu-wake and gpu-ps find the process");
+    auto* tag = cli::add_value(app, "--tag", "TAG", reader(options.tag, cli::tag_trouble),
+                               "Tag of all that is captured (default: default)");
     auto* min_size =
-        app.add_option_function<std::string>(
-               "--min-size", [&options](const std::string& text) { options.min_size = *parse_bytes(text); },
-               "Leave smaller allocations to the driver")
-            ->type_name("SIZE")
-            ->check(size_trouble);
+        cli::add_size(app, "--min-size", options.min_size, "Leave smaller allocations to the driver");
     auto* rules =
-        app.add_option("--rules", options.rules_file,
-                       "JSON file that says what is captured, and under which tag; see the manual page")
-            ->type_name("FILE");
+        cli::add_path(app, "--rules", "FILE", options.rules_file,
+                      "JSON file that says what is captured, and under which tag; see the manual page");
     cli::add_gate(app, options.on_touch, options.gate, "default: wait");
     cli::add_limit(app, "--touch-limit", options.touch_limit,
                    "How long work that wakes the process may wait for GPU memory (default: for ever)");
     auto* release =
-        app.add_flag("--release-gil", options.release_gil,
-                     "A thread of Python that waits to launch or copy lets the others run meanwhile "
-                     "(the default)");
-    app.add_flag("--keep-gil", options.keep_gil, "It does not")->excludes(release);
-    app.add_flag("--no-capture", options.no_capture,
-                 "Load the agent, but leave all of the program's own allocations to the driver")
+        cli::add_flag(app, "--release-gil", options.release_gil,
+                      "A thread of Python that waits to launch or copy lets the others run meanwhile "
+                      "(the default)");
+    cli::add_flag(app, "--keep-gil", options.keep_gil, "It does not")->excludes(release);
+    cli::add_flag(app, "--no-capture", options.no_capture,
+                  "Load the agent, but leave all of the program's own allocations to the driver")
         ->excludes(tag)
         ->excludes(min_size)
         ->excludes(rules);
-    app.add_flag("--audit", options.audit,
-                 "Also catch libraries that bind their symbols to themselves first; see the manual page");
+    cli::add_flag(app, "--audit", options.audit,
+                  "Also catch libraries that bind their symbols to themselves first; see the manual page");
 }
 
 /// The index in `words` at which the command begins: after "--", or at the first word that is neither an
@@ -125,8 +110,8 @@ Result<std::map<const char*, std::string>> agent_environment(const Options& opti
         variables[environment::k_touch_limit] = std::to_string(options.touch_limit->count());
     if (options.release_gil || options.keep_gil)
         variables[environment::k_release_gil] = options.release_gil ? "1" : "0";
-    if (!options.rules_file) return variables;
-    const auto rules = cli::read_rules_file(*options.rules_file);
+    if (options.rules_file.empty()) return variables;
+    const auto rules = cli::read_rules_file(options.rules_file);
     if (!rules) return rules.error();
     variables[environment::k_rules] = rules->text();
     return variables;
@@ -167,7 +152,7 @@ int run(const Options& options, std::vector<std::string> command) {
     const auto audit = options.audit ? cli::find_audit(self.parent_path().native()) : std::string();
     if (!audit) return complain(audit.error().message, exit_status::failed_awake);
     const auto variables = agent_environment(options);
-    if (!variables) return complain(variables.error().message, exit_status::usage);
+    if (!variables) return cli::usage_error("gpu-run", "--rules: " + variables.error().message, false);
 
     const char* audited = std::getenv("LD_AUDIT");
     if (options.audit) ::setenv("LD_AUDIT", cli::with_audit(*audit, audited ? audited : "").c_str(), 1);
@@ -197,9 +182,9 @@ int main(int argc, char** argv) {
     const auto own = static_cast<int>(std::min(begin, words.size())) - (has_marker ? 1 : 0);
     if (const auto status = cli::parse(app, own, argv)) return *status;
     command.assign(words.begin() + static_cast<std::ptrdiff_t>(std::min(begin, words.size())), words.end());
-    if (command.empty()) return complain("no COMMAND was given; see gpu-run --help", exit_status::usage);
+    if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
     if (options.touch_limit && options.on_touch && options.on_touch != model::OnTouch::wake)
-        return complain("--touch-limit is for work that wakes the process: --on-touch wake",
-                        exit_status::usage);
+        return cli::usage_error("gpu-run",
+                                "--touch-limit is for work that wakes the process: --on-touch wake", false);
     return run(options, std::move(command));
 }

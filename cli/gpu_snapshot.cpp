@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <variant>
 
 using namespace gpu_sleep;
@@ -215,13 +216,29 @@ int extract(const Options& options) {
     return status;
 }
 
+/// Takes the number of an extent. Returns what is wrong with it, or nothing.
+std::string read_extent(const std::string& text, Options& options) {
+    std::size_t number = 0;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (failure != std::errc{} || end != text.data() + text.size())
+        return fmt::format("'{}' is not the number of an extent; gpu-snapshot ls FILE shows them", text);
+    options.extent = number;
+    return {};
+}
+
+void add_path(CLI::App& command, Options& options) {
+    cli::add_word(command, "PATH", options.path, "a snapshot, or a directory of them",
+                  "A snapshot, or a directory of them")
+        ->required();
+}
+
 void add_json(CLI::App& command, Options& options) {
-    command.add_flag("--json", options.json, "Print JSON, sizes in bytes");
+    cli::add_flag(command, "--json", options.json, "Print JSON, sizes in bytes");
 }
 
 void add_keep_leftovers(CLI::App& command, Options& options) {
-    command.add_flag("--keep-leftovers", options.keep_leftovers,
-                     "Only look: let stay what ended processes have left in the directory");
+    cli::add_flag(command, "--keep-leftovers", options.keep_leftovers,
+                  "Only look: let stay what ended processes have left in the directory");
 }
 
 } // namespace
@@ -234,20 +251,23 @@ int main(int argc, char** argv) {
     cli::add_basics(app, k_examples, k_exit_statuses);
     app.require_subcommand(1);
     auto* const ls = app.add_subcommand("ls", "List the snapshots of a directory, or what one of them holds");
-    ls->add_option("PATH", options.path, "A snapshot, or a directory of them")->required()->type_name("");
+    add_path(*ls, options);
     add_keep_leftovers(*ls, options);
     add_json(*ls, options);
     auto* const check =
         app.add_subcommand("verify", "Read a snapshot, or all of a directory, and check every byte");
-    check->add_option("PATH", options.path, "A snapshot, or a directory of them")->required()->type_name("");
+    add_path(*check, options);
     add_keep_leftovers(*check, options);
     add_json(*check, options);
     auto* const pull = app.add_subcommand("extract", "Write the contents of one extent to a new file");
-    pull->add_option("FILE", options.path, "A snapshot")->required()->type_name("");
-    pull->add_option("--extent", options.extent, "Its number, as ls shows it")->required()->type_name("N");
-    pull->add_option("--output,-o", options.output, "The file, which must not exist; - for standard output")
-        ->required()
-        ->type_name("FILE");
+    cli::add_word(*pull, "FILE", options.path, "a snapshot", "A snapshot")->required();
+    cli::add_value(
+        *pull, "--extent", "N", [&options](const std::string& text) { return read_extent(text, options); },
+        "Its number, as ls shows it")
+        ->required();
+    cli::add_path(*pull, "--output,-o", "FILE", options.output,
+                  "The file, which must not exist; - for standard output")
+        ->required();
     add_json(*pull, options);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     if (ls->parsed()) return list(options);

@@ -29,7 +29,8 @@ int main(int argc, char** argv) {
     cli::add_limit(app, "--timeout", timeout,
                    "How long all may take, besides --wait, until memory is back, and then callbacks again\n"
                    "(default: 30 s for callbacks, and copying takes as long as it advances)");
-    app.add_flag("--dry-run", request.dry_run, "Change nothing; say what would be taken and brought back");
+    cli::add_flag(app, "--dry-run", request.dry_run,
+                  "Change nothing; say what would be taken and brought back");
     cli::add_output(app, operation.output);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     request.bounds_all = timeout.has_value();

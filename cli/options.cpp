@@ -16,11 +16,6 @@
 namespace gpu_sleep::cli {
 namespace {
 
-std::string duration_trouble(const std::string& text) {
-    const auto duration = parse_duration(text);
-    return duration ? std::string() : duration.error().message;
-}
-
 /// Whether `word` is one of those that `words` separates by '|'.
 bool is_one_of(std::string_view word, std::string_view words) {
     while (!words.empty()) {
@@ -31,24 +26,123 @@ bool is_one_of(std::string_view word, std::string_view words) {
     return false;
 }
 
-bool is_list_of_nothing(std::string_view word) {
-    return !word.empty() && word.find_first_not_of(',') == std::string_view::npos;
+/// "--output" of "--output,-o".
+std::string long_name(const std::string& names) {
+    return names.substr(0, names.find(','));
 }
 
-/// The first option of the command line that has nothing behind it, as "--option=" or "--option ,", or null:
-/// CLI11 would take the next word for the value, whatever it is.
-const char* find_valueless(int argc, const char* const* argv) {
-    for (int i = 1; i < argc; ++i) {
-        const std::string_view word = argv[i];
-        if (word == "--") break;
-        if (!word.starts_with("--")) continue;
-        const auto equals = word.find('=');
-        if (equals == std::string_view::npos && i + 1 < argc && is_list_of_nothing(argv[i + 1]))
-            return argv[i];
-        if (equals == word.size() - 1) return argv[i];
-        if (equals != std::string_view::npos && is_list_of_nothing(word.substr(equals + 1))) return argv[i];
-    }
+/// Reads `text` by `parse`, which gives a Result, into `value`.
+template <class Parse, class Value>
+std::string read_into(Value& value, const std::string& text, Parse&& parse) {
+    const auto read = parse(text);
+    if (!read) return read.error().message;
+    value = *read;
+    return {};
+}
+
+// ---- What is wrong with a command line, in our words whatever the version of CLI11
+// ----------------------------------------------------------------------------------------------------
+
+/// `app` and its subcommands.
+std::vector<CLI::App*> all_of(CLI::App& app) {
+    auto apps = app.get_subcommands([](CLI::App*) { return true; });
+    apps.insert(apps.begin(), &app);
+    return apps;
+}
+
+const CLI::Option* find_option(CLI::App& app, const std::string& name) {
+    for (const auto* each : all_of(app))
+        if (const auto* option = each->get_option_no_throw(name)) return option;
     return nullptr;
+}
+
+/// Empty, or a list of nothing.
+bool is_nothing(std::string_view value) {
+    return value.find_first_not_of(',') == std::string_view::npos;
+}
+
+/// What is wrong with the options of a command line, one by one, or nothing: CLI11 takes the next word for
+/// the value of "--option=", and reads whatever it likes out of an empty one.
+std::string trouble_with_values(CLI::App& app, int argc, const char* const* argv) {
+    for (int i = 1; i < argc; ++i) {
+        const std::string word = argv[i];
+        if (word == "--") break;
+        if (word.size() < 2 || word.front() != '-') continue;
+        const auto equals = word.starts_with("--") ? word.find('=') : std::string::npos;
+        const auto name = word.substr(0, equals);
+        const auto* option = find_option(app, name);
+        if (!option) continue;
+        const bool takes_value = option->get_items_expected_min() > 0;
+        const bool has_value = equals != std::string::npos;
+        if (has_value && !takes_value && option->get_disable_flag_override()) return name + " takes no value";
+        if (has_value && is_nothing(std::string_view(word).substr(equals + 1))) return name + " has no value";
+        if (has_value || !takes_value) continue;
+        if (++i >= argc || is_nothing(argv[i])) return name + " has no value";
+    }
+    return {};
+}
+
+std::vector<const CLI::App*> subcommands_of(const CLI::App& app) {
+    return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
+/// "a, b or c".
+std::string listed(const std::vector<const CLI::App*>& commands) {
+    std::string text;
+    for (std::size_t i = 0; i < commands.size(); ++i)
+        text += (i == 0 ? "" : i + 1 == commands.size() ? " or " : ", ") + commands[i]->get_name();
+    return text;
+}
+
+/// The first word that nobody wants, an option if there is one among them, or nothing.
+std::string unwanted_word(const CLI::App& app) {
+    const auto words = app.remaining(true);
+    if (words.empty()) return {};
+    const auto is_option = [](const std::string& word) { return word.size() > 1 && word.front() == '-'; };
+    const auto option = std::find_if(words.begin(), words.end(), is_option);
+    const auto commands = subcommands_of(app);
+    if (option == words.end() && !commands.empty() && app.get_subcommands().empty())
+        return fmt::format("there is no subcommand '{}', but {}", words.front(), listed(commands));
+    if (option == words.end()) return fmt::format("'{}' is one word too many", words.front());
+    return fmt::format("there is no option {}", option->substr(0, option->find('=')));
+}
+
+std::string missing_word(CLI::App& app) {
+    for (const auto* each : all_of(app)) {
+        if (each != &app && !each->parsed()) continue;
+        for (const auto* option : each->get_options())
+            if (option->get_required() && option->count() == 0) return option->get_name() + " is missing";
+    }
+    return "a subcommand is missing: " + listed(subcommands_of(app));
+}
+
+std::string excluded_option(CLI::App& app) {
+    for (const auto* each : all_of(app))
+        for (const auto* option : each->get_options())
+            for (const auto* other : option->get_excludes())
+                if (option->count() > 0 && other->count() > 0)
+                    return fmt::format("{} and {} exclude each other", option->get_name(), other->get_name());
+    return {};
+}
+
+std::string repeated_option(CLI::App& app) {
+    for (const auto* each : all_of(app))
+        for (const auto* option : each->get_options())
+            if (option->count() > static_cast<std::size_t>(std::max(1, option->get_items_expected_max())))
+                return option->get_name() + " is given twice";
+    return {};
+}
+
+std::string words_for(CLI::App& app, const CLI::Error& error) {
+    std::string words;
+    if (dynamic_cast<const CLI::ArgumentMismatch*>(&error)) words = repeated_option(app);
+    if (dynamic_cast<const CLI::ExcludesError*>(&error)) words = excluded_option(app);
+    if (dynamic_cast<const CLI::ExtrasError*>(&error)) words = unwanted_word(app);
+    if (dynamic_cast<const CLI::RequiredError*>(&error)) {
+        words = unwanted_word(app);
+        if (words.empty()) words = missing_word(app);
+    }
+    return words.empty() ? error.what() : words;
 }
 
 /// Whether the answer is to be JSON, as far as a command line tells that was not understood.
@@ -66,66 +160,95 @@ bool wants_json(const CLI::App& app, int argc, const char* const* argv) {
 } // namespace
 
 void add_basics(CLI::App& app, const std::string& examples, const std::string& exit_statuses) {
-    app.set_version_flag("--version", app.get_name() + " " GPU_SLEEP_VERSION, "Print the version and exit");
+    app.set_version_flag("--version", app.get_name() + " " GPU_SLEEP_VERSION, "Print the version and exit")
+        ->disable_flag_override();
     app.footer("Examples:\n" + examples + exit_statuses);
 }
 
+CLI::Option* add_value(CLI::App& app, const std::string& name, const std::string& type, const ReadText& read,
+                       const std::string& help) {
+    const auto take = [read, name](const std::string& text) {
+        const auto trouble = read(text);
+        if (!trouble.empty()) throw CLI::ValidationError(fmt::format("{}: {}", long_name(name), trouble));
+    };
+    return app.add_option_function<std::string>(name, take, help)->type_name(type);
+}
+
+CLI::Option* add_path(CLI::App& app, const std::string& name, const std::string& type, std::string& path,
+                      const std::string& help) {
+    const auto read = [&path](const std::string& text) {
+        path = text;
+        return std::string();
+    };
+    return add_value(app, name, type, read, help);
+}
+
+CLI::Option* add_word(CLI::App& app, const std::string& name, std::string& word, const std::string& wanted,
+                      const std::string& help) {
+    const auto take = [&word, name, wanted](const std::string& text) {
+        if (text.empty())
+            throw CLI::ValidationError(fmt::format("{} is empty; it should be {}", name, wanted));
+        word = text;
+    };
+    return app.add_option_function<std::string>(name, take, help)->type_name("");
+}
+
+CLI::Option* add_flag(CLI::App& app, const std::string& name, bool& value, const std::string& help) {
+    return app.add_flag(name, value, help)->disable_flag_override();
+}
+
 CLI::Option* add_target(CLI::App& app, std::string& target) {
-    return app
-        .add_option("PID", target,
+    return add_word(app, "PID", target, "a process id, or the name that a process has",
                     "Process id, or the name that the program has; the id of a parent that has no agent\n"
-                    "stands for its descendants that have one")
-        ->type_name("");
+                    "stands for its descendants that have one");
+}
+
+std::string tag_trouble(const std::string& tag) {
+    if (model::is_valid_tag(tag)) return {};
+    return fmt::format("'{}' is not a tag: 1 to {} letters, digits, '_', '-', '.' and ':'", tag,
+                       model::k_max_tag_length);
 }
 
 void add_user(CLI::App& app, std::optional<uid_t>& user) {
-    const auto check = [](const std::string& text) {
-        const auto found = parse_user(text);
-        return found ? std::string() : found.error().message;
-    };
-    const auto assign = [&user](const std::string& text) { user = *parse_user(text); };
-    app.add_option_function<std::string>("--user", assign, "Only processes of this user (default: all)")
-        ->type_name("NAME|UID")
-        ->check(check);
+    const auto read = [&user](const std::string& text) { return read_into(user, text, parse_user); };
+    add_value(app, "--user", "NAME|UID", read, "Only processes of this user (default: all)");
 }
 
 void add_tags(CLI::App& app, const std::string& name, std::vector<std::string>& tags,
               const std::string& help) {
-    const auto check = [](const std::string& tag) {
-        if (model::is_valid_tag(tag)) return std::string();
-        return fmt::format("'{}' is not a tag: 1 to {} letters, digits, '_', '-', '.' and ':'", tag,
-                           model::k_max_tag_length);
-    };
     app.add_option(name, tags, help)
         ->delimiter(',')
         ->allow_extra_args(false)
         ->type_name("TAG[,TAG...]")
-        ->check(check);
+        ->check(tag_trouble);
 }
 
 void add_duration(CLI::App& app, const std::string& name, Milliseconds& value, const std::string& help) {
-    const auto assign = [&value](const std::string& text) { value = *parse_duration(text); };
+    const auto read = [&value](const std::string& text) { return read_into(value, text, parse_duration); };
     const auto shown = format_seconds(std::chrono::duration<double>(value).count());
-    app.add_option_function<std::string>(name, assign, fmt::format("{} (default: {})", help, shown))
-        ->type_name("DURATION")
-        ->check(duration_trouble);
+    add_value(app, name, "DURATION", read, fmt::format("{} (default: {})", help, shown));
 }
 
 CLI::Option* add_limit(CLI::App& app, const std::string& name, std::optional<Milliseconds>& value,
                        const std::string& help) {
-    const auto assign = [&value](const std::string& text) { value = *parse_duration(text); };
-    return app.add_option_function<std::string>(name, assign, help)
-        ->type_name("DURATION")
-        ->check(duration_trouble);
+    const auto read = [&value](const std::string& text) { return read_into(value, text, parse_duration); };
+    return add_value(app, name, "DURATION", read, help);
+}
+
+CLI::Option* add_size(CLI::App& app, const std::string& name, std::optional<Bytes>& value,
+                      const std::string& help) {
+    const auto read = [&value](const std::string& text) { return read_into(value, text, parse_bytes); };
+    return add_value(app, name, "SIZE", read, help);
 }
 
 CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::string& words,
                         const std::function<void(const std::string&)>& assign, const std::string& help) {
-    const auto check = [words](const std::string& word) {
-        if (is_one_of(word, words)) return std::string();
-        return fmt::format("'{}' is not one of {}", word, words);
+    const auto read = [words, assign](const std::string& word) {
+        if (!is_one_of(word, words)) return fmt::format("'{}' is not one of {}", word, words);
+        assign(word);
+        return std::string();
     };
-    return app.add_option_function<std::string>(name, assign, help)->type_name(words)->check(check);
+    return add_value(app, name, words, read, help);
 }
 
 void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optional<model::GateMode>& gate,
@@ -143,12 +266,13 @@ void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optio
 }
 
 void add_output(CLI::App& app, OutputOptions& output, bool quiet_too) {
-    app.add_flag("--json", output.json, "Print the result as JSON, sizes in bytes, times in seconds");
-    if (quiet_too) app.add_flag("--quiet,-q", output.quiet, "Print neither progress nor result, only errors");
+    add_flag(app, "--json", output.json, "Print the result as JSON, sizes in bytes, times in seconds");
+    if (quiet_too)
+        add_flag(app, "--quiet,-q", output.quiet, "Print neither progress nor result, only errors");
 }
 
 int usage_error(std::string_view program, const std::string& trouble, bool json) {
-    const auto error = make_error(ErrorCode::invalid_argument, "{}", trouble);
+    const auto error = make_error(ErrorCode::invalid_argument, "{}; see {} --help", trouble, program);
     complain(render_error(program, "", error));
     const auto text = json ? to_json(program, error) + '\n' : std::string();
     [[maybe_unused]] const int written = print_result(program, text); // it is wrong usage in any case
@@ -156,20 +280,20 @@ int usage_error(std::string_view program, const std::string& trouble, bool json)
 }
 
 std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
+    for (auto* each : all_of(app))
+        if (auto* help = each->get_option_no_throw("--help")) help->disable_flag_override();
+    auto trouble = trouble_with_values(app, argc, argv);
     try {
-        if (const char* word = find_valueless(argc, argv))
-            throw CLI::ArgumentMismatch(fmt::format("'{}' has no value", word),
-                                        CLI::ExitCodes::ArgumentMismatch);
-        app.parse(argc, argv);
+        if (trouble.empty()) app.parse(argc, argv);
     } catch (const CLI::Success& request) {
         std::ostringstream text;
         app.exit(request, text);
         return print_result(app.get_name(), text.str());
     } catch (const CLI::Error& error) {
-        const auto trouble = fmt::format("{}; see {} --help", error.what(), app.get_name());
-        return usage_error(app.get_name(), trouble, wants_json(app, argc, argv));
+        trouble = words_for(app, error);
     }
-    return std::nullopt;
+    if (trouble.empty()) return std::nullopt;
+    return usage_error(app.get_name(), trouble, wants_json(app, argc, argv));
 }
 
 } // namespace gpu_sleep::cli

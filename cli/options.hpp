@@ -34,6 +34,24 @@ inline constexpr const char* k_exit_statuses =
 void add_basics(CLI::App& app, const std::string& examples,
                 const std::string& exit_statuses = k_exit_statuses);
 
+/// What one text on the command line means: takes it, and returns what is wrong with it, or nothing.
+using ReadText = std::function<std::string(const std::string& text)>;
+
+/// An option that takes one value of the kind `type`, once.
+CLI::Option* add_value(CLI::App& app, const std::string& name, const std::string& type, const ReadText& read,
+                       const std::string& help);
+
+/// An option that takes the name of a file or a directory.
+CLI::Option* add_path(CLI::App& app, const std::string& name, const std::string& type, std::string& path,
+                      const std::string& help);
+
+/// A word that is no option, and not empty: `wanted` says what it should be.
+CLI::Option* add_word(CLI::App& app, const std::string& name, std::string& word, const std::string& wanted,
+                      const std::string& help);
+
+/// An option that is there or not. It may be there twice.
+CLI::Option* add_flag(CLI::App& app, const std::string& name, bool& value, const std::string& help);
+
 /// The positional PID, which may be a name; see find_targets.
 CLI::Option* add_target(CLI::App& app, std::string& target);
 
@@ -43,6 +61,9 @@ void add_user(CLI::App& app, std::optional<uid_t>& user);
 /// An option that takes tags, separated by commas or given again. A bad tag is wrong usage.
 void add_tags(CLI::App& app, const std::string& name, std::vector<std::string>& tags,
               const std::string& help);
+
+/// What is wrong with a tag, or nothing.
+[[nodiscard]] std::string tag_trouble(const std::string& tag);
 
 /// An option that takes a duration with its unit; what `value` holds is the default and is shown as such.
 void add_duration(CLI::App& app, const std::string& name, Milliseconds& value, const std::string& help);
@@ -60,16 +81,21 @@ void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optio
 CLI::Option* add_limit(CLI::App& app, const std::string& name, std::optional<Milliseconds>& value,
                        const std::string& help);
 
+/// An option that takes a size and has no default of its own.
+CLI::Option* add_size(CLI::App& app, const std::string& name, std::optional<Bytes>& value,
+                      const std::string& help);
+
 /// --json and, unless `quiet_too` is false, --quiet.
 void add_output(CLI::App& app, OutputOptions& output, bool quiet_too = true);
 
-/// Says on standard error what is wrong with the usage of `program`, and on standard output too if it was to
-/// answer in JSON. Returns the status to exit with.
+/// Says on standard error what is wrong with the usage of `program`, and where help is; and on standard
+/// output too if it was to answer in JSON. Returns the status to exit with.
 [[nodiscard]] int usage_error(std::string_view program, const std::string& trouble, bool json);
 
 /// Reads the command line. Returns the status to exit with when there is nothing more to do: help or the
-/// version was shown, or the usage was wrong and that was said, as by usage_error(). An option with an equals
-/// sign and no value is wrong usage. Catches what CLI11 throws.
+/// version was shown, or the usage was wrong and that was said, as by usage_error(), in words of ours that
+/// name the option. An option without its value, or with an empty one, is wrong usage. Catches what CLI11
+/// throws.
 [[nodiscard]] std::optional<int> parse(CLI::App& app, int argc, const char* const* argv);
 
 } // namespace gpu_sleep::cli

@@ -26,7 +26,7 @@ _gpu_sleep() {
     *gpu-sleep) options+=' --level --tags --keep --discard --require-refill --on-touch --touch-limit --gate --force --store --dir --spill
             --keep-files --dry-run --quiet' ;;
     *gpu-wake) options+=' --tags --wait --dry-run --quiet' ;;
-    *gpu-ps) options+=' --watch' ;;
+    *gpu-ps) options+=' --watch --await' ;;
     esac
     case $previous in
     --level) words='1 2' ;;

@@ -7,6 +7,7 @@
 
 #include <unistd.h>
 
+#include <csignal>
 #include <string>
 
 using namespace gpu_sleep;
@@ -30,13 +31,14 @@ TEST_CASE("Command line: an option with an equals sign and no value takes nothin
     const auto refuse = [](const Output& output, const std::string& option) {
         INFO(option);
         CHECK(output.status == 2);
-        CHECK_THAT(output.err, mentions("'" + option + "' has no value"));
+        const auto name = option.substr(0, option.find('='));
+        CHECK_THAT(output.err, mentions(name + (name == "--json" ? " takes no value" : " has no value")));
     };
     for (const std::string option : {"--dir=", "--spill=", "--tags=", "--timeout=", "--store=", "--json="})
         refuse(host.command("gpu-sleep", {"--store", "file", option, "--dry-run"}), option);
     const auto nothing = host.command("gpu-sleep", {"--tags", ",", "--dry-run"});
     CHECK(nothing.status == 2);
-    CHECK_THAT(nothing.err, mentions("'--tags' has no value"));
+    CHECK_THAT(nothing.err, mentions("--tags has no value"));
     refuse(host.command("gpu-wake", {"--wait=", "--dry-run"}), "--wait=");
     refuse(host.command("gpu-ps", {"--watch=", "--json"}), "--watch=");
     for (const std::string option : {"--name=", "--tag=", "--rules="})
@@ -107,4 +109,31 @@ TEST_CASE("Command line: wrong usage is said in JSON where that was asked for", 
     check(host.command("gpu-ps", {"--watch=x", "--json"}), "gpu-ps", "x");
     CHECK(host.command("gpu-sleep", {"--tags", "a b"}).out.empty());
     CHECK(host.command("gpu-sleep", {"--tags", "a b", "--", "--json"}).out.empty());
+}
+
+TEST_CASE("Command line: a listing that is repeated ends when what it is of is not there", "[command_line]") {
+    const auto mistaken = run({{command_file("gpu-ps"), "--watch", "1s"}});
+    CHECK(mistaken.status == 3);
+    CHECK_THAT(mistaken.err, mentions("there is no process named '1s' (the interval is written --watch=1s)"));
+    CHECK(run({{command_file("gpu-ps"), "--watch=50ms", "999999999"}}).status == 3);
+    CHECK(run({{command_file("gpu-ps"), "--watch=50ms", "999999999", "--json"}}).json("/error/code") ==
+          "no_process");
+    Host host;
+    host.tell("alloc weights 4096 0");
+    auto watched = host.start("gpu-ps", {"--watch=50ms", "--json"});
+    for (int i = 0; i < 3; ++i) CHECK(watched.read_line().find("\"awake\"") != std::string::npos);
+    host.process().signal(SIGKILL);
+    CHECK(host.wait() == 128 + SIGKILL);
+    CHECK(watched.finish().status == 3);
+}
+
+TEST_CASE("Command line: a listing waits for what is not there yet if it is told to", "[command_line]") {
+    Process waiting(Launch{{command_file("gpu-ps"), "--watch=50ms", "--json", "--await", "awaited"}});
+    CHECK(waiting.read_line().find("no_process") != std::string::npos);
+    {
+        Host host({"GPU_SLEEP_NAME=awaited"});
+        host.tell("alloc weights 4096 0");
+        CHECK(becomes_true([&] { return waiting.read_line().find("\"awake\"") != std::string::npos; }));
+    }
+    CHECK(becomes_true([&] { return waiting.read_line().find("no_process") != std::string::npos; }));
 }

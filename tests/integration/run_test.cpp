@@ -116,12 +116,24 @@ TEST_CASE("Run: a setting of the environment that makes no sense is named once, 
     };
     const auto right = start({"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake", "GPU_SLEEP_TOUCH_LIMIT=100",
                               "GPU_SLEEP_MIN_SIZE=1", "GPU_SLEEP_TAG=weights", "GPU_SLEEP_GATE=checked",
-                              "GPU_SLEEP_RELEASE_GIL=0", "GPU_SLEEP_RULES="});
+                              "GPU_SLEEP_RELEASE_GIL=0", "GPU_SLEEP_RULES=", "GPU_SLEEP_LOG=warning",
+                              "GPU_SLEEP_NAME=" + std::string(62, 'n') + "\xC3\xBC"});
     CHECK(right.status == 7); // its own
     CHECK(right.err.empty());
-    const std::vector<std::pair<std::string, std::string>> wrong{
-        {"ON_TOUCH", "foo"},  {"TOUCH_LIMIT", "-1"}, {"TOUCH_LIMIT", "5s"},  {"MIN_SIZE", "abc"},
-        {"TAG", "bad tag,x"}, {"GATE", "zzz"},       {"RELEASE_GIL", "yes"}, {"CAPTURE", "true"}};
+    const std::vector<std::pair<std::string, std::string>> wrong{{"ON_TOUCH", "foo"},
+                                                                 {"TOUCH_LIMIT", "-1"},
+                                                                 {"TOUCH_LIMIT", "5s"},
+                                                                 {"MIN_SIZE", "abc"},
+                                                                 {"TAG", "bad tag,x"},
+                                                                 {"GATE", "zzz"},
+                                                                 {"RELEASE_GIL", "yes"},
+                                                                 {"CAPTURE", "true"},
+                                                                 {"LOG", "warn"},
+                                                                 {"NAME", "4242"},
+                                                                 {"NAME", std::string(65, 'n')},
+                                                                 {"NAME", std::string(63, 'n') + "\xC3\xBC"},
+                                                                 {"TOUCH_LIMIT", "9223372036854775807"},
+                                                                 {"MIN_SIZE", "18446744073709551616"}};
     for (const auto& [name, value] : wrong) {
         const auto variable = "GPU_SLEEP_" + name;
         const auto done = start({variable + "=" + value, "GPU_SLEEP_CAPTURE=1"}); // the first counts
@@ -255,9 +267,9 @@ TEST_CASE("Run: wrong usage ends with 2 and says what is wrong", "[run]") {
     const Scratch scratch;
     std::ofstream(scratch.file("rules.json")) << "{\"rules\": [{\"tag\": 5}]}";
     const std::vector<std::pair<Arguments, std::string>> cases = {
-        {{}, "no COMMAND"},
-        {{"--name", "a"}, "no COMMAND"},
-        {{"--"}, "no COMMAND"},
+        {{}, "COMMAND is missing"},
+        {{"--name", "a"}, "COMMAND is missing"},
+        {{"--"}, "COMMAND is missing"},
         {{"--name", "4242", "true"}, "process id"},
         {{"--name", "", "true"}, "name"},
         {{"--name", std::string(64, 'n') + "n", "true"}, "64 bytes"},
@@ -283,7 +295,7 @@ TEST_CASE("Run: wrong usage ends with 2 and says what is wrong", "[run]") {
     for (const auto* unreadable : {"/nonexistent", "/"}) {
         const auto refused = run(gpu_run({"--rules", unreadable, "true"}));
         CHECK(refused.status == 2); // 1 would say that the agent is missing
-        CHECK_THAT(refused.err, mentions(std::string("gpu-run: ") + unreadable + ": "));
+        CHECK_THAT(refused.err, mentions(std::string("gpu-run: --rules: ") + unreadable + ": "));
     }
 }
 

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Every option of every command, as --help lists them, with every kind of value that it cannot take, and some
+// that it can.
+
+#include "host.hpp"
+#include "mentions.hpp"
+#include "support/scratch.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+/// What an option takes.
+struct Kind {
+    Arguments good;
+    Arguments bad;
+    bool may_repeat = false;
+    Arguments needs = {}; ///< other arguments, for it to make sense
+};
+
+const std::string k_beyond_64_bits = "18446744073709551616";
+const std::string k_beyond_all = "1" + std::string(30, '0');
+const std::string k_garbage = "\x9B\x1B]0;\xFF\n";
+
+Arguments with(Arguments some, const Arguments& more) {
+    some.insert(some.end(), more.begin(), more.end());
+    return some;
+}
+
+const Arguments k_never = {k_garbage, " ", "--"};
+
+Kind flag() {
+    return {};
+}
+Kind duration() {
+    return {{"0", "0s", "1", "250ms", "1.5h", "9999d"},
+            with(k_never, {"-1s", "-1", "x", "1x", "1 h 5", "0x10", "nan", "inf", "1e3", "1GiB", "10001d",
+                           "1s2s", " 1s", k_beyond_64_bits, k_beyond_all, std::string(400, '9')})};
+}
+Kind size() {
+    return {{"0", "1", "4096", "64KiB", "1.5GB", "8388607TiB"},
+            with(k_never, {"-1", "-1MiB", "x", "1s", "1MIB", "0x10", "nan", "inf", "1e3", "8388608TiB",
+                           k_beyond_64_bits, k_beyond_all, std::string(400, '9')})};
+}
+Kind tags() {
+    return {{"a", "a,b", "a,a", std::string(64, 't'), k_beyond_all},
+            {k_garbage, " ", "a b", "a,b c", "gr\xC3\xBC", "a=b", std::string(65, 't')},
+            true};
+}
+Kind choice(Arguments words) {
+    return {std::move(words),
+            with(k_never, {"x", "-1", "0", "1s", k_beyond_all, "shut|checked", "WAIT", "wait "})};
+}
+Kind directory(Arguments needs) {
+    return {{"/nonexistent", "here", std::string(300, 'd')}, {}, false, std::move(needs)};
+}
+
+/// The options that --help may list, of all commands; a name that is said for a command alone comes first.
+const std::map<std::string, Kind>& kinds() {
+    static const std::map<std::string, Kind> s_kinds = {
+        {"--version", flag()},
+        {"--help", flag()},
+        {"--json", flag()},
+        {"--quiet", flag()},
+        {"--dry-run", flag()},
+        {"--require-refill", flag()},
+        {"--force", flag()},
+        {"--keep-files", {{}, {}, false, {"--spill", "/nonexistent"}}},
+        {"--keep-leftovers", flag()},
+        {"--await", flag()}, // which is refused without --watch, and waits with it
+        {"--release-gil", flag()},
+        {"--keep-gil", flag()},
+        {"--no-capture", flag()},
+        {"--audit", flag()},
+        {"--watch", duration()},
+        {"--timeout", duration()},
+        {"--wait", duration()},
+        {"--touch-limit", duration()},
+        {"--min-size", size()},
+        {"--level", choice({"1", "2"})},
+        {"--on-touch", choice({"wait", "wake", "fail"})},
+        {"--gate", choice({"shut", "checked"})},
+        {"--tags", tags()},
+        {"--keep", tags()},
+        {"--discard", tags()},
+        {"--tag", {{"a", std::string(64, 't')}, {k_garbage, " ", "a,b", "a b", std::string(65, 't')}}},
+        {"--name",
+         {{"a", "a b", "gr\xC3\xBC\xC3\x9F"},
+          {k_garbage, "1", k_beyond_all, "a\n", "a\xE2\x80\xAE", std::string(65, 'n')}}},
+        {"--store",
+         {{"host", "a=host", "host,a=host", "a=host,b=host"},
+          with(k_never, {"x", "=", "=host", "a=", "a=x", "a b=host", "host,host", "a=host,a=host", "1s",
+                         k_beyond_all, std::string(65, 't') + "=host"}),
+          true}},
+        {"--dir", directory({"--store", "file"})},
+        {"--spill", directory({})},
+        {"--rules", {{}, {"/nonexistent", "/", k_garbage, std::string(300, 'f')}}},
+        {"--extent",
+         {{"0", "1", "18446744073709551615"},
+          with(k_never, {"-1", "x", "1x", "1.5", "0x1", "1GiB", " 1", k_beyond_64_bits, k_beyond_all})}},
+        {"--output", {{"/nonexistent/x", std::string(300, 'f')}, {}}},
+    };
+    return s_kinds;
+}
+
+/// A command or subcommand, with the arguments that make it do nothing and say so.
+struct Command {
+    Arguments words;
+    Arguments rest;
+    int status = 0; ///< of that
+
+    [[nodiscard]] Output run_with(const Arguments& options) const {
+        Launch launch{{command_file(words.front())}, environment_for_others()};
+        launch.command.insert(launch.command.end(), words.begin() + 1, words.end());
+        launch.command = with(with(std::move(launch.command), options), rest);
+        return run(launch);
+    }
+};
+
+std::vector<Command> all_commands(const std::string& place) {
+    constexpr auto k_nobody = "999999999"; // beyond any pid
+    return {{{"gpu-ps"}, {k_nobody}, 3},
+            {{"gpu-sleep"}, {k_nobody}, 3},
+            {{"gpu-wake"}, {k_nobody}, 3},
+            {{"gpu-run"}, {"--", "true"}, 0},
+            {{"gpu-snapshot", "ls"}, {place}, 0},
+            {{"gpu-snapshot", "verify"}, {place}, 0},
+            {{"gpu-snapshot", "extract"}, {place + "/none"}, 1}};
+}
+
+/// The long options in the help of a command.
+std::set<std::string> options_of(const Command& command) {
+    Launch launch{{command_file(command.words.front())}};
+    launch.command.insert(launch.command.end(), command.words.begin() + 1, command.words.end());
+    launch.command.emplace_back("--help");
+    std::istringstream help(run(launch).out);
+    const std::regex option("^  (-[a-z],)?(--[a-z-]+).*");
+    std::set<std::string> names;
+    std::smatch match;
+    for (std::string line; std::getline(help, line);)
+        if (std::regex_match(line, match, option)) names.insert(match[2]);
+    return names;
+}
+
+/// What an option of `command` cannot do without, but for itself.
+Arguments needs_of(const Command& command, const std::string& option) {
+    auto needs = kinds().at(option).needs;
+    if (command.words.back() != "extract") return needs;
+    if (option != "--extent") needs = with(needs, {"--extent", "0"});
+    if (option != "--output") needs = with(needs, {"--output", "/nonexistent/x"});
+    return needs;
+}
+
+/// Ends with status 2 and one plain sentence that names the option and begins with the command.
+void check_refused(const Output& output, const Command& command, const std::string& option) {
+    INFO(output.err);
+    CHECK(output.status == 2);
+    CHECK(output.out.empty());
+    CHECK(output.err.starts_with(command.words.front() + ": "));
+    CHECK(std::count(output.err.begin(), output.err.end(), '\n') == 1);
+    CHECK_THAT(output.err, mentions(option));
+    CHECK_THAT(output.err, mentions("see " + command.words.front() + " --help"));
+    for (const auto* const foreign :
+         {"Could not", "required but", "At Most", "Expected", "not convert", "excludes"})
+        CHECK_THAT(output.err, !mentions(foreign));
+}
+
+void check_done(const Output& output, int status) {
+    INFO(output.err);
+    CHECK(output.status == status);
+}
+
+void check_flag(const Command& command, const std::string& option, const Arguments& needs, int status) {
+    check_done(command.run_with(with(needs, {option})), status);
+    check_done(command.run_with(with(needs, {option, option})), status);
+    for (const std::string value : {"", "1", "-1", "false", "x"})
+        check_refused(command.run_with(with(needs, {option + "=" + value})), command, option);
+}
+
+void check_values(const Command& command, const std::string& option, const Arguments& needs) {
+    const auto& kind = kinds().at(option);
+    const bool is_optional = option == "--watch";
+    const auto given = [&](const std::string& value) {
+        return is_optional ? Arguments{option + "=" + value} : Arguments{option, value};
+    };
+    for (const auto& value : kind.good)
+        check_done(command.run_with(with(needs, given(value))), command.status);
+    for (const auto& value : kind.bad) {
+        INFO(value);
+        check_refused(command.run_with(with(needs, given(value))), command, option);
+    }
+    check_refused(command.run_with(with(needs, {option + "="})), command, option);
+    check_refused(command.run_with(with(needs, {option + "=,"})), command, option);
+    if (!is_optional) check_refused(command.run_with(with(needs, {option, ""})), command, option);
+    auto bare = command;
+    bare.rest.clear();
+    if (!is_optional) check_refused(bare.run_with({option}), command, option);
+    const std::string value = kind.good.empty() ? "/nonexistent" : kind.good.front();
+    const auto twice = command.run_with(with(needs, with(given(value), given(value))));
+    if (kind.may_repeat && option != "--store")
+        check_done(twice, command.status);
+    else
+        check_refused(twice, command, option);
+}
+
+} // namespace
+
+TEST_CASE("Options: each takes what it should, and refuses anything else in one sentence", "[options]") {
+    const Scratch scratch;
+    for (const auto& command : all_commands(scratch.path())) {
+        const auto options = options_of(command);
+        CHECK(options.contains("--help"));
+        for (const auto& option : options) {
+            INFO(command.words.front() << ' ' << command.words.back() << ' ' << option);
+            REQUIRE(kinds().contains(option)); // say above what it takes
+            const auto needs = needs_of(command, option);
+            const auto& kind = kinds().at(option);
+            const std::map<std::string, int> ends{{"--help", 0}, {"--version", 0}, {"--await", 2}};
+            const int status = ends.contains(option) ? ends.at(option) : command.status;
+            if (kind.good.empty() && kind.bad.empty())
+                check_flag(command, option, needs, status);
+            else
+                check_values(command, option, needs);
+        }
+    }
+}
+
+TEST_CASE("Options: every command is tried", "[options]") {
+    std::set<std::string> tried;
+    for (const auto& command : all_commands("")) tried.insert(command.words.front());
+    for (const auto& file : std::filesystem::directory_iterator(GPU_SLEEP_TEST_PROGRAMS)) {
+        const auto name = file.path().filename().string();
+        if (name.starts_with("gpu-")) CHECK(tried.contains(name));
+    }
+    std::string listed = run({{command_file("gpu-snapshot")}}).err;
+    for (const std::string word :
+         {"ls", "verify", "extract",
+          "gpu-snapshot: a subcommand is missing: ,  or ; see gpu-snapshot --help\n"}) {
+        const auto at = listed.find(word);
+        REQUIRE(at != std::string::npos);
+        listed.erase(at, word.size());
+    }
+    CHECK(listed.empty());
+}
+
+TEST_CASE("Options: what is not there, too much or too little is named", "[options]") {
+    const Scratch scratch;
+    for (const auto& command : all_commands(scratch.path())) {
+        const bool extracts = command.words.back() == "extract";
+        const Arguments needs =
+            extracts ? Arguments{"--extent", "0", "--output", "/nonexistent/x"} : Arguments{};
+        check_refused(command.run_with(with(needs, {"--frobnicate=3"})), command, "no option --frobnicate");
+        auto changed = command;
+        if (command.words.front() != "gpu-run") {
+            changed.rest = {command.rest.front(), "surplus"};
+            check_refused(changed.run_with(needs), command, "'surplus'");
+            changed.rest = {""};
+            const auto* const word = command.words.front() != "gpu-snapshot" ? "PID"
+                                     : extracts                              ? "FILE"
+                                                                             : "PATH";
+            check_refused(changed.run_with(needs), command, word);
+        }
+        changed.rest.clear();
+        if (command.words.front() != "gpu-ps") check_refused(changed.run_with(needs), command, "is missing");
+    }
+}
+
+TEST_CASE("Options: a number that is no pid is nobody's", "[options]") {
+    for (const auto* const command : {"gpu-ps", "gpu-sleep", "gpu-wake"})
+        for (const auto& word : {std::string("0"), std::string("-1"), k_beyond_64_bits, k_beyond_all,
+                                 std::string("1s"), k_garbage}) {
+            const auto output = run({{command_file(command), "--", word}});
+            INFO(output.err);
+            CHECK(output.status == 3);
+            CHECK_THAT(output.err, mentions("there is no process"));
+        }
+}
