@@ -36,7 +36,8 @@ gpu_sleep_status fail(const Error& error) noexcept {
     case ErrorCode::not_permitted:
     case ErrorCode::cancelled:
     case ErrorCode::protocol_mismatch:
-    case ErrorCode::connection_lost: return GPU_SLEEP_ERROR_INTERNAL;
+    case ErrorCode::connection_lost:
+    case ErrorCode::agent_unreachable: return GPU_SLEEP_ERROR_INTERNAL;
     case ErrorCode::out_of_threads:
         return GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY; // the nearest that callers know
     default: return static_cast<gpu_sleep_status>(error.code);

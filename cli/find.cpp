@@ -4,7 +4,6 @@
 
 #include "cli/find.hpp"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
 #include <sys/socket.h>
@@ -13,13 +12,24 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <tuple>
 
 namespace gpu_sleep::cli {
+
+namespace fs = std::filesystem;
+
 namespace {
 
-constexpr int k_directory_flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+/// Sockets of one pid in the directories of one user: of its process, and of those that were killed and had
+/// the same number.
+constexpr std::size_t k_most_candidates = 16;
+
+/// A part of the agent's file name.
+constexpr std::string_view k_agent_library = "gpu-sleep-agent";
 
 /// Opens /tmp beneath `root`: no link in another's file tree may lead out of it. Where the kernel, or a
 /// container's filter, does not know openat2, no link is followed at all.
@@ -30,19 +40,7 @@ UniqueFd open_tmp(int root) {
     const auto opened = ::syscall(SYS_openat2, root, "tmp", &how, sizeof(how));
     if (opened >= 0) return UniqueFd(static_cast<int>(opened));
     if (errno != ENOSYS && errno != EPERM) return UniqueFd();
-    return UniqueFd(::openat(root, "tmp", k_directory_flags));
-}
-
-/// Empty for a directory that cannot be read. Errors: io_failed, for want of descriptors.
-Result<std::vector<std::string>> names_in(int directory) {
-    std::vector<std::string> names;
-    UniqueFd copy(::openat(directory, ".", k_directory_flags));
-    if (!copy && lacks_descriptors(errno)) return lack_of_descriptors(errno);
-    const std::unique_ptr<DIR, int (*)(DIR*)> entries(copy ? ::fdopendir(copy.get()) : nullptr, &::closedir);
-    if (!entries) return names;
-    static_cast<void>(copy.release()); // the stream owns it now
-    while (const auto* entry = ::readdir(entries.get())) names.emplace_back(entry->d_name);
-    return names;
+    return UniqueFd(::openat(root, "tmp", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 }
 
 /// Connects to the socket `name` in `directory`, by a path short enough for a socket address. Returns an
@@ -69,75 +67,117 @@ bool is_peer(int socket, const Process& process) {
 }
 
 Error not_permitted(const Process& process) {
-    return make_error(ErrorCode::not_permitted, "process {} belongs to {}", title(process),
+    return make_error(ErrorCode::not_permitted,
+                      "process {} belongs to {}: only its owner and root may control it", title(process),
                       user_name(process.uid));
+}
+
+Error has_ended(const Process& process) {
+    return make_error(ErrorCode::no_process, "process {} has ended", title(process));
 }
 
 } // namespace
 
-Result<UniqueFd> Finder::open_root(const Process& process) const {
+Result<std::vector<UniqueFd>> Finder::open_roots(const Process& process,
+                                                 const std::optional<fs::path>& listener) const {
     constexpr int k_flags = O_PATH | O_DIRECTORY | O_CLOEXEC;
-    UniqueFd root(::open((proc_.directory(process.pid) / "root").c_str(), k_flags));
-    int reason = errno;
-    if (!root && reason == ENOENT) {
-        for (const auto& thread : proc_.threads(process.pid)) {
-            root.reset(::open((thread / "root").c_str(), k_flags));
-            if (root) break;
+    std::vector<UniqueFd> roots;
+    int reason = 0;
+    const auto add = [&](const fs::path& path) {
+        UniqueFd root(::open(path.c_str(), k_flags));
+        if (root)
+            roots.push_back(std::move(root));
+        else
             reason = errno;
-        }
-    }
-    if (root) return root;
+    };
+    if (listener) add(*listener / "root");
+    add(proc_.directory(process.pid) / "root");
+    if (roots.empty() && reason == ENOENT)
+        for (const auto& thread : proc_.threads(process.pid))
+            if (roots.empty()) add(thread / "root");
+    if (!roots.empty()) return roots;
     if (lacks_descriptors(reason)) return lack_of_descriptors(reason);
     const bool is_forbidden = reason == EACCES || reason == EPERM;
     if (is_forbidden && process.uid != ::geteuid()) return not_permitted(process);
-    if (!is_forbidden) return make_error(ErrorCode::no_process, "process {} has ended", title(process));
-    root.reset(::open(plain_root_.c_str(), k_flags));
-    if (!root) return errno_error(ErrorCode::io_failed, errno, "open", plain_root_.string());
-    return root;
+    if (!is_forbidden) return has_ended(process);
+    add(plain_root_);
+    if (roots.empty()) return errno_error(ErrorCode::io_failed, reason, "open", plain_root_.string());
+    return roots;
 }
 
-Result<const Finder::Candidates*> Finder::candidates_for(const Process& process) {
-    const auto root = open_root(process);
-    if (!root) return root.error();
-    const auto tmp = open_tmp(root->get());
+Result<Finder::Tmp*> Finder::look_into(int tmp) {
     struct stat status {};
-    if (!tmp && lacks_descriptors(errno)) return lack_of_descriptors(errno);
-    if (!tmp || ::fstat(tmp.get(), &status) != 0)
-        return make_error(ErrorCode::no_agent, "there is no agent in process {}: its /tmp cannot be read",
-                          title(process));
+    if (::fstat(tmp, &status) != 0) return errno_error(ErrorCode::io_failed, errno, "fstat", "/tmp");
     const std::pair place(status.st_dev, status.st_ino);
     if (const auto known = known_.find(place); known != known_.end()) return &known->second;
-
-    Candidates candidates;
-    const auto user_directories = names_in(tmp.get());
-    if (!user_directories) return user_directories.error();
-    for (const auto& user_directory : *user_directories) {
-        if (!user_directory.starts_with(k_agent_directory_prefix)) continue;
-        const auto directory =
-            std::make_shared<const UniqueFd>(::openat(tmp.get(), user_directory.c_str(), k_directory_flags));
-        if (!*directory && lacks_descriptors(errno)) return lack_of_descriptors(errno);
-        if (!*directory || ::fstat(directory->get(), &status) != 0 || (status.st_mode & 077) != 0) continue;
-        auto names = names_in(directory->get());
-        if (!names) return std::move(names).error();
-        for (auto& name : *names)
-            if (const auto identity = parse_agent_socket_name(name))
-                candidates.push_back({directory, status.st_uid, std::move(name), *identity});
-    }
-    return &(known_[place] = std::move(candidates));
+    auto directories = find_agent_directories(tmp);
+    if (!directories && lacks_descriptors(directories.error().driver_status))
+        return lack_of_descriptors(directories.error().driver_status);
+    if (!directories) return std::move(directories).error();
+    return &(known_[place] = Tmp{*std::move(directories), {}});
 }
 
-Result<UniqueFd> Finder::connect(const Process& process) {
-    const auto candidates = candidates_for(process);
+Result<std::vector<Finder::Candidate>> Finder::read_candidates(uid_t owner, int tmp, const Tmp& seen) {
+    std::vector<Candidate> all;
+    std::vector<std::string> directories;
+    if (const auto named = seen.directories.names.find(owner); named != seen.directories.names.end())
+        directories = named->second;
+    if (!seen.directories.is_whole) // the look ended before it, perhaps: the commonest is known
+        directories.push_back(fs::path(agent_directory(owner)).filename());
+    auto left = k_most_entries;
+    for (const auto& directory : directories) {
+        const auto opened = open_private_directory(tmp, directory, owner);
+        if (!opened && lacks_descriptors(errno)) return lack_of_descriptors(errno);
+        if (!opened) continue;
+        const auto names = names_in(opened.get(), left);
+        if (!names && lacks_descriptors(names.error().driver_status))
+            return lack_of_descriptors(names.error().driver_status);
+        if (!names) continue;
+        for (const auto& name : *names)
+            if (const auto identity = parse_agent_socket_name(name))
+                all.push_back({directory, name, *identity});
+        left -= names->size();
+    }
+    return all;
+}
+
+Result<std::vector<Finder::Candidate>> Finder::candidates_for(const Process& process, int tmp, Tmp& seen) {
+    auto known = seen.candidates.find(process.uid);
+    if (known == seen.candidates.end()) {
+        auto read = read_candidates(process.uid, tmp, seen);
+        if (!read) return read;
+        known = seen.candidates.emplace(process.uid, *std::move(read)).first;
+    }
+    std::vector<Candidate> its;
+    std::copy_if(known->second.begin(), known->second.end(), std::back_inserter(its),
+                 [&](const Candidate& each) { return each.identity.pid == process.inner_pid; });
+    std::stable_partition(its.begin(), its.end(), [&](const Candidate& each) {
+        return each.identity.start_time == process.start_time;
+    });
+    if (its.size() > k_most_candidates) its.resize(k_most_candidates);
+    return its;
+}
+
+Result<UniqueFd> Finder::connect_beneath(int root, const Process& process, std::string& reason) {
+    const auto tmp = open_tmp(root);
+    if (!tmp && lacks_descriptors(errno)) return lack_of_descriptors(errno);
+    reason = "its /tmp cannot be read";
+    if (!tmp) return UniqueFd();
+    const auto seen = look_into(tmp.get());
+    if (!seen && lacks_descriptors(seen.error().driver_status)) return seen.error();
+    if (!seen) return UniqueFd();
+    reason = (*seen)->directories.is_whole ? "it has no socket in /tmp" : "too many files lie in its /tmp";
+    const auto candidates = candidates_for(process, tmp.get(), **seen);
     if (!candidates) return candidates.error();
     const bool same_clock = proc_.shares_time_namespace(process.pid);
-    const char* reason = "it has no socket in /tmp";
-    for (const auto& candidate : **candidates) {
-        if (candidate.identity.pid != process.inner_pid || candidate.owner != process.uid) continue;
+    for (const auto& candidate : *candidates) {
+        const auto directory = open_private_directory(tmp.get(), candidate.directory, process.uid);
+        if (!directory && lacks_descriptors(errno)) return lack_of_descriptors(errno);
+        if (!directory) continue;
         const bool is_leftover = same_clock && candidate.identity.start_time != process.start_time;
         UniqueFd socket;
-        const int failure = connect_in(candidate.directory->get(), candidate.name, socket);
-        if (is_leftover && failure == ECONNREFUSED)
-            ::unlinkat(candidate.directory->get(), candidate.name.c_str(), 0);
+        const int failure = connect_in(directory.get(), candidate.name, socket);
+        if (is_leftover && failure == ECONNREFUSED) ::unlinkat(directory.get(), candidate.name.c_str(), 0);
         if (is_leftover) continue;
         if (failure == 0 && is_peer(socket.get(), process)) return socket;
         if (failure == EACCES || failure == EPERM) return not_permitted(process);
@@ -146,14 +186,39 @@ Result<UniqueFd> Finder::connect(const Process& process) {
             return make_error(ErrorCode::timed_out, "process {} does not accept connections", title(process));
         reason = failure == 0 ? "its socket belongs to another process" : "nobody listens on its socket";
     }
-    const bool has_agent = proc_.has_thread(process.pid, k_control_thread) ||
-                           proc_.has_thread(process.pid, k_control_thread_renamed);
-    if (has_agent)
+    return UniqueFd();
+}
+
+Error Finder::unreached(const Process& process, const std::optional<std::string>& listener,
+                        const std::string& reason) const {
+    const auto who = title(process);
+    if (!listener && proc_.has_mapped(process.pid, k_agent_library))
+        return make_error(ErrorCode::no_agent, "the agent in process {} has not started", who);
+    if (!listener)
         return make_error(ErrorCode::no_agent,
-                          "the agent in process {} cannot be reached: {}, and it makes that again within "
-                          "seconds, or says on the program's standard error why it cannot",
-                          title(process), reason);
-    return make_error(ErrorCode::no_agent, "there is no agent in process {}: {}", title(process), reason);
+                          "there is no agent in process {}: start the program by gpu-run", who);
+    if (*listener == k_control_thread_ending || !proc_.is_running(process)) return has_ended(process);
+    return make_error(ErrorCode::agent_unreachable,
+                      "the agent in process {} cannot be reached: {}, and it makes that again within "
+                      "seconds, or says on the program's standard error why it cannot",
+                      who, reason);
+}
+
+Result<UniqueFd> Finder::connect(const Process& process) {
+    std::optional<fs::path> thread;
+    std::optional<std::string> name;
+    if (auto listener = proc_.find_thread(process.pid, k_control_thread))
+        std::tie(thread, name) = *std::move(listener);
+    const auto roots = open_roots(process, thread);
+    if (!roots) return roots.error();
+    std::string reason;
+    for (const auto& root : *roots) {
+        std::string why_not;
+        auto socket = connect_beneath(root.get(), process, why_not);
+        if (!socket || *socket) return socket;
+        if (reason.empty()) reason = std::move(why_not); // where it should be
+    }
+    return unreached(process, name, reason);
 }
 
 } // namespace gpu_sleep::cli

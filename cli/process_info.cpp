@@ -147,6 +147,24 @@ bool ProcFs::has_thread(pid_t pid, std::string_view name) const {
     });
 }
 
+std::optional<std::pair<std::filesystem::path, std::string>>
+ProcFs::find_thread(pid_t pid, std::string_view prefix) const {
+    for (auto& thread : threads(pid)) {
+        auto name = read_file(thread / "comm");
+        if (!name.starts_with(prefix)) continue;
+        while (name.ends_with('\n')) name.pop_back();
+        return std::pair(std::move(thread), std::move(name));
+    }
+    return std::nullopt;
+}
+
+bool ProcFs::has_mapped(pid_t pid, std::string_view text) const {
+    std::ifstream maps(directory(pid) / "maps");
+    for (std::string line; std::getline(maps, line);)
+        if (line.find(text, line.rfind('/') + 1) != std::string::npos) return true;
+    return false;
+}
+
 std::optional<std::string> ProcFs::variable(pid_t pid, std::string_view variable) const {
     const auto text = read_file(directory(pid) / "environ");
     std::string_view rest = text;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::cli {
@@ -53,6 +54,15 @@ public:
 
     /// Whether a thread of the process has this name. Source: proc_pid_comm(5).
     [[nodiscard]] bool has_thread(pid_t pid, std::string_view name) const;
+
+    /// The directory of the first thread whose name begins with `prefix`, and that name; nothing if there is
+    /// none.
+    [[nodiscard]] std::optional<std::pair<std::filesystem::path, std::string>>
+    find_thread(pid_t pid, std::string_view prefix) const;
+
+    /// Whether a file with `text` in its name is mapped into the process; false also where that may not be
+    /// read. Source: proc_pid_maps(5).
+    [[nodiscard]] bool has_mapped(pid_t pid, std::string_view text) const;
 
     /// What the process's environment said of `variable` when it was started; nothing where it has no such
     /// variable or cannot be read. Source: proc_pid_environ(5).

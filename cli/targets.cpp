@@ -28,7 +28,8 @@ Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process
             targets.reached.push_back({std::move(process), *std::move(socket)});
         else if (lacks_descriptors(socket.error().driver_status))
             return std::move(socket).error(); // rather none than some, and nobody the wiser
-        else if (socket.error().code == ErrorCode::timed_out)
+        else if (socket.error().code == ErrorCode::timed_out ||
+                 socket.error().code == ErrorCode::agent_unreachable)
             targets.unreached.push_back({std::move(process), std::move(socket).error()});
     }
     return targets;

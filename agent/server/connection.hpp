@@ -7,7 +7,7 @@
 #include "base/fd.hpp"
 #include "base/units.hpp"
 #include "protocol/messages.hpp"
-#include "server/held_socket.hpp"
+#include "server/held_file.hpp"
 
 #include <memory>
 #include <optional>
@@ -44,7 +44,7 @@ private:
     /// Whether the peer has not taken what it was told: room is left for what must arrive.
     [[nodiscard]] bool is_behind() const;
 
-    HeldSocket socket_;
+    HeldFile socket_;
     protocol::FrameReader reader_;
     Clock::time_point since_ = Clock::now();
     Clock::time_point last_told_{};

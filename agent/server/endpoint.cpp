@@ -4,52 +4,73 @@
 
 #include "endpoint.hpp"
 
+#include "base/agent_directory.hpp"
 #include "base/process.hpp"
 
-#include <dirent.h>
 #include <fcntl.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
-#include <memory>
-#include <vector>
+#include <utility>
 
 namespace gpu_sleep::agent::server {
 namespace {
 
-/// Opens `path` as a private directory of this user, made if it is missing. Errors: not_permitted (somebody
-/// else has taken the name), io_failed.
-Result<UniqueFd> open_private_directory(const std::string& path) {
-    if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
-        return errno_error(ErrorCode::io_failed, errno, "mkdir", path);
-    UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    struct stat status {};
-    if (!directory || ::fstat(directory.get(), &status) != 0) {
-        const bool is_taken = errno == ELOOP || errno == ENOTDIR || errno == EACCES;
-        return errno_error(is_taken ? ErrorCode::not_permitted : ErrorCode::io_failed, errno, "open", path);
-    }
-    if (status.st_uid != ::geteuid() || (status.st_mode & 077) != 0)
-        return make_error(ErrorCode::not_permitted, "{} belongs to somebody else or is open to others", path);
+constexpr const char* k_tmp = "/tmp";
+
+/// A directory beneath /tmp.
+struct Place {
+    UniqueFd directory;
+    std::string name;
+    bool is_spare = false; ///< its name is not the fixed one
+};
+
+/// The directory of the fixed name, made if it is missing. Empty where somebody else has taken that.
+Result<UniqueFd> open_fixed(int tmp, const std::string& name) {
+    if (::mkdirat(tmp, name.c_str(), S_IRWXU) != 0 && errno != EEXIST)
+        return errno_error(ErrorCode::io_failed, errno, "mkdir", fmt::format("{}/{}", k_tmp, name));
+    auto directory = open_private_directory(tmp, name, ::geteuid());
+    const bool is_taken = errno == ELOOP || errno == ENOTDIR || errno == EACCES || errno == EPERM;
+    if (!directory && !is_taken)
+        return errno_error(ErrorCode::io_failed, errno, "open", fmt::format("{}/{}", k_tmp, name));
     return directory;
 }
 
-/// Somebody may have taken the name first, out of malice or by accident: numbered names follow it. Any other
-/// trouble would be the same with each of them.
-Result<UniqueFd> open_agent_directory(std::string& path, bool& is_numbered) {
-    constexpr int k_tries = 10;
-    const auto name = agent_directory(::geteuid());
-    path = name;
-    auto directory = open_private_directory(path);
-    const auto is_taken = [&] { return !directory && directory.error().code == ErrorCode::not_permitted; };
-    for (int i = 1; i < k_tries && is_taken(); ++i) {
-        path = fmt::format("{}.{}", name, i);
-        directory = open_private_directory(path);
-        is_numbered = true;
+/// One that follows `fixed` in the order of names: that of another process of this user, or a new one.
+Result<Place> open_spare(int tmp, const std::string& fixed) {
+    const auto user = ::geteuid();
+    auto found = find_agent_directories(tmp);
+    if (!found) return std::move(found).error();
+    for (auto& name : found->names[user]) {
+        auto shared = name.starts_with(fixed + '.') ? open_private_directory(tmp, name, user) : UniqueFd();
+        if (shared) return Place{std::move(shared), std::move(name), true};
     }
-    return directory;
+    std::uint64_t random = 0;
+    if (::getrandom(&random, sizeof random, GRND_NONBLOCK) != static_cast<ssize_t>(sizeof random))
+        return errno_error(ErrorCode::io_failed, errno, "getrandom", "cannot name a directory");
+    auto name = fmt::format("{}.{:016x}", fixed, random);
+    if (::mkdirat(tmp, name.c_str(), S_IRWXU) != 0)
+        return errno_error(ErrorCode::io_failed, errno, "mkdir", fmt::format("{}/{}", k_tmp, name));
+    auto made = open_private_directory(tmp, name, user);
+    if (!made) return errno_error(ErrorCode::io_failed, errno, "open", fmt::format("{}/{}", k_tmp, name));
+    return Place{std::move(made), std::move(name), true};
+}
+
+/// Somebody may have taken the fixed name first, out of malice or by accident. What follows it cannot be
+/// guessed beforehand.
+Result<Place> open_place() {
+    const UniqueFd tmp(::open(k_tmp, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!tmp) return errno_error(ErrorCode::io_failed, errno, "open", k_tmp);
+    auto fixed = agent_directory(::geteuid()).substr(std::strlen(k_tmp) + 1);
+    auto directory = open_fixed(tmp.get(), fixed);
+    if (!directory) return std::move(directory).error();
+    if (*directory) return Place{*std::move(directory), std::move(fixed)};
+    return open_spare(tmp.get(), fixed);
 }
 
 Result<sockaddr_un> address_of(const std::string& path) {
@@ -82,11 +103,9 @@ bool is_stale(const std::string& path, const ProcessIdentity& owner) {
 }
 
 void remove_stale_sockets(int directory, const std::string& path) {
-    const int copy = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const std::unique_ptr<DIR, int (*)(DIR*)> entries(copy < 0 ? nullptr : ::fdopendir(copy), &::closedir);
-    if (!entries) return;
-    while (const auto* entry = ::readdir(entries.get())) {
-        const std::string name = entry->d_name;
+    const auto names = names_in(directory, k_most_entries);
+    if (!names) return;
+    for (const auto& name : *names) {
         const auto owner = parse_agent_socket_name(name);
         if (owner && is_stale(fmt::format("{}/{}", path, name), *owner))
             ::unlinkat(directory, name.c_str(), 0);
@@ -96,32 +115,41 @@ void remove_stale_sockets(int directory, const std::string& path) {
 } // namespace
 
 Result<void> Endpoint::open() {
-    std::string directory_path;
-    bool is_numbered = false;
-    const auto directory = open_agent_directory(directory_path, is_numbered);
-    if (!directory) return directory.error();
-    remove_stale_sockets(directory->get(), directory_path);
+    constexpr int k_tries = 3; // a directory that was shared goes with the last socket in it
+    for (int i = 1;; ++i) {
+        auto opened = try_to_open();
+        if (opened || opened.error().driver_status != ENOENT || i == k_tries) return opened;
+    }
+}
+
+Result<void> Endpoint::try_to_open() {
+    auto place = open_place();
+    if (!place) return std::move(place).error();
+    const int directory = place->directory.get();
+    auto directory_path = fmt::format("{}/{}", k_tmp, place->name);
+    remove_stale_sockets(directory, directory_path);
     const auto started = own_start_time();
     if (!started) return started.error();
-    const auto name = agent_socket_name(::getpid(), *started);
-    path_ = directory_path + "/" + name;
+    name_ = agent_socket_name(::getpid(), *started);
+    path_ = directory_path + "/" + name_;
 
     const auto address = address_of(path_);
     if (!address) return address.error();
     auto socket = new_socket(path_);
     if (!socket) return std::move(socket).error();
-    ::unlinkat(directory->get(), name.c_str(), 0);
+    ::unlinkat(directory, name_.c_str(), 0);
     if (::bind(socket->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0)
         return errno_error(ErrorCode::io_failed, errno, "bind", path_);
     struct stat status {};
-    if (::fchmodat(directory->get(), name.c_str(), 0600, 0) != 0 || ::listen(socket->get(), SOMAXCONN) != 0 ||
-        ::fstatat(directory->get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
+    if (::fchmodat(directory, name_.c_str(), 0600, 0) != 0 || ::listen(socket->get(), SOMAXCONN) != 0 ||
+        ::fstatat(directory, name_.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
         return errno_error(ErrorCode::io_failed, errno, "listen", path_);
     device_ = status.st_dev;
     inode_ = status.st_ino;
-    numbered_directory_ = is_numbered ? std::move(directory_path) : std::string();
-    spare_ = HeldSocket(); // of the socket that was
-    socket_ = HeldSocket(*std::move(socket));
+    spare_directory_ = place->is_spare ? std::move(directory_path) : std::string();
+    directory_ = HeldFile(std::move(place->directory));
+    spare_ = HeldFile(); // of the socket that was
+    socket_ = HeldFile(*std::move(socket));
     keep_spare();
     return {};
 }
@@ -134,14 +162,19 @@ bool Endpoint::is_in_place() const {
 
 void Endpoint::remove() const noexcept {
     if (socket_.get() < 0) return;
-    ::unlink(path_.c_str());
-    if (!numbered_directory_.empty()) ::rmdir(numbered_directory_.c_str()); // which stays if others are in it
+    // The program may have another root directory by now.
+    if (directory_.is_held())
+        ::unlinkat(directory_.get(), name_.c_str(), 0);
+    else
+        ::unlink(path_.c_str());
+    if (!spare_directory_.empty()) ::rmdir(spare_directory_.c_str()); // which stays if others are in it
 }
 
 void Endpoint::shut() noexcept {
     remove();
-    spare_ = HeldSocket();
-    socket_ = HeldSocket();
+    directory_ = HeldFile();
+    spare_ = HeldFile();
+    socket_ = HeldFile();
 }
 
 UniqueFd Endpoint::accept() noexcept {
@@ -149,16 +182,16 @@ UniqueFd Endpoint::accept() noexcept {
     for (int i = 1;; ++i) {
         UniqueFd connection(::accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC));
         if (connection || (errno != EMFILE && errno != ENFILE) || i == k_tries) return connection;
-        spare_ = HeldSocket();
+        spare_ = HeldFile();
     }
 }
 
 void Endpoint::keep_spare() noexcept {
-    if (is_held() && !spare_.is_held()) spare_ = HeldSocket(UniqueFd(::fcntl(fd(), F_DUPFD_CLOEXEC, 0)));
+    if (is_held() && !spare_.is_held()) spare_ = HeldFile(UniqueFd(::fcntl(fd(), F_DUPFD_CLOEXEC, 0)));
 }
 
 void Endpoint::close_in_child() const noexcept {
-    for (const auto* each : {&socket_, &spare_})
+    for (const auto* each : {&socket_, &spare_, &directory_})
         if (each->is_held()) ::close(each->get());
 }
 

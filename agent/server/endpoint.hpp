@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/result.hpp"
-#include "server/held_socket.hpp"
+#include "server/held_file.hpp"
 
 #include <sys/types.h>
 
@@ -18,8 +18,8 @@ namespace gpu_sleep::agent::server {
 class Endpoint {
 public:
     /// Makes the directory if need be (private, owned by this user, not a link; when somebody else took its
-    /// name, one with a number), removes sockets there on which nobody listens any more, binds and listens.
-    /// Errors: io_failed, not_permitted.
+    /// name, one whose name nobody can guess beforehand), removes sockets there on which nobody listens any
+    /// more, binds and listens. Errors: io_failed.
     [[nodiscard]] Result<void> open();
 
     [[nodiscard]] int fd() const noexcept { return socket_.get(); }
@@ -38,8 +38,8 @@ public:
     /// Has a spare descriptor again, if one can be had.
     void keep_spare() noexcept;
 
-    /// Removes the file, and the directory if its name has a number and it is empty now. At the end of the
-    /// process; async-signal-safe.
+    /// Removes the file, and the directory if its name is not the fixed one and it is empty now. At the end
+    /// of the process; async-signal-safe.
     void remove() const noexcept;
     /// The same, and stops listening: nobody is there to answer.
     void shut() noexcept;
@@ -47,11 +47,15 @@ public:
     void close_in_child() const noexcept;
 
 private:
-    HeldSocket socket_;
-    HeldSocket spare_; ///< the same socket once more: who waits at the gate may hold all other descriptors
+    [[nodiscard]] Result<void> try_to_open();
+
+    HeldFile socket_;
+    HeldFile spare_;     ///< the same socket once more: who waits at the gate may hold all other descriptors
+    HeldFile directory_; ///< the socket's
+    std::string name_;   ///< of the socket in it
     std::string path_;
-    std::string numbered_directory_; ///< the socket's, if its name has a number
-    dev_t device_ = 0;               ///< identity of the file that we made
+    std::string spare_directory_; ///< the socket's, if its name is not the fixed one
+    dev_t device_ = 0;            ///< identity of the file that we made
     ino_t inode_ = 0;
 };
 

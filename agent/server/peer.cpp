@@ -4,8 +4,10 @@
 
 #include "peer.hpp"
 
+#include "base/agent_directory.hpp"
 #include "protocol/messages.hpp"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -38,27 +40,40 @@ Result<void> wait_for(int socket, short events, Clock::time_point deadline) {
     }
 }
 
+/// Connects to the socket at `path`, if `process` itself listens there. Empty if nobody does, or another.
+/// Errors: io_failed.
+Result<UniqueFd> connect_at(const std::string& path, const ProcessIdentity& process) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (path.size() >= sizeof address.sun_path) return UniqueFd();
+    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!socket) return errno_error(ErrorCode::io_failed, errno, "socket", path);
+    ucred peer{};
+    socklen_t length = sizeof peer;
+    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+        ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != ::geteuid() ||
+        peer.pid != process.pid)
+        return UniqueFd();
+    return socket;
+}
+
 Result<UniqueFd> connect_to(const ProcessIdentity& process) {
-    // The directory has a number where somebody else had taken its name: as Endpoint makes it.
-    constexpr int k_tries = 10;
-    for (int i = 0; i < k_tries; ++i) {
-        const auto path = agent_directory(::geteuid()) + (i == 0 ? "/" : fmt::format(".{}/", i)) +
-                          agent_socket_name(process.pid, process.start_time);
-        sockaddr_un address{};
-        address.sun_family = AF_UNIX;
-        if (path.size() >= sizeof address.sun_path) break;
-        std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-        UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-        if (!socket) return errno_error(ErrorCode::io_failed, errno, "socket", path);
-        if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
-            continue;
-        ucred peer{};
-        socklen_t length = sizeof peer;
-        if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
-            peer.uid != ::geteuid() || peer.pid != process.pid)
-            return make_error(ErrorCode::not_permitted, "process {} is not who listens at {}", process.pid,
-                              path);
-        return socket;
+    const auto user = ::geteuid();
+    const auto name = agent_socket_name(process.pid, process.start_time);
+    const UniqueFd tmp(::open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const auto connect_in = [&](const std::string& directory) -> Result<UniqueFd> {
+        // Who listens in another's directory may let everybody wait.
+        if (!open_private_directory(tmp.get(), directory, user)) return UniqueFd();
+        return connect_at(fmt::format("/tmp/{}/{}", directory, name), process);
+    };
+    auto socket = connect_in(agent_directory(user).substr(std::strlen("/tmp/")));
+    if (!socket || *socket) return socket;
+    auto found = find_agent_directories(tmp.get());
+    if (!found) return std::move(found).error();
+    for (const auto& directory : found->names[user]) {
+        socket = connect_in(directory);
+        if (!socket || *socket) return socket;
     }
     return make_error(ErrorCode::no_agent, "process {} has no agent here", process.pid);
 }

@@ -18,7 +18,7 @@ struct SharedMemory {
 };
 
 /// Asks the agent of `process`, which must be of this user and in the same place of the file system. It
-/// answers while it is being put to sleep or woken, too. Errors: no_agent, not_permitted, timed_out,
+/// answers while it is being put to sleep or woken, too. Errors: no_agent, io_failed, timed_out,
 /// connection_lost, protocol_mismatch; those of the peer.
 [[nodiscard]] Result<SharedMemory> ask_for_memory(const ProcessIdentity& process,
                                                   const model::ShareRequest& request,

@@ -9,7 +9,9 @@
 #include "base/quiet_thread.hpp"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -28,6 +30,13 @@ constexpr Milliseconds k_shortage_pause{100};
 constexpr Milliseconds k_look_at_jobs{100};
 constexpr Milliseconds k_silence{1'000}; ///< after which a connection makes room where there is none
 
+/// Has the calling thread stay where it is when the program takes another root directory: commands find the
+/// socket by this thread's. Takes no lock of the loader's, which the thread that waits for it may have.
+void keep_own_root() noexcept {
+    // Others may want to unmount where the program was started.
+    if (::unshare(CLONE_FS) == 0) static_cast<void>(::chdir("/"));
+}
+
 } // namespace
 
 Result<void> Server::start() {
@@ -39,10 +48,15 @@ Result<void> Server::start() {
     }
     if (auto opened = endpoint_.open(); !opened)
         log::error("this process cannot be controlled from outside: {}", opened.error().message);
+    const bool stays = !has_call_filter(); // which might end the process for a call that can be done without
     const std::lock_guard lock(thread_mutex_);
-    auto listening = guarded([this] {
-        return start_quiet_thread(is_renamed_ ? k_control_thread_renamed : k_control_thread,
-                                  [this] { listen_for_ever(); });
+    auto listening = guarded([this, stays] {
+        return start_quiet_thread(is_renamed_ ? k_control_thread_renamed : k_control_thread, [this, stays] {
+            if (stays) keep_own_root();
+            is_rooted_ = true;
+            is_rooted_.notify_all();
+            listen_for_ever();
+        });
     });
     if (!listening) {
         endpoint_.shut(); // commands would wait for an answer
@@ -50,6 +64,7 @@ Result<void> Server::start() {
     }
     listener_ = listening->native_handle();
     listening->detach();
+    is_rooted_.wait(false); // before the program can go on, and take another root directory
     return {};
 }
 
@@ -85,6 +100,8 @@ void Server::submit_for_touch(std::function<bool()> is_wanted, std::function<voi
 
 void Server::remove_endpoint() noexcept {
     is_ending_ = true; // destructors may take their time, in which it is not to be made again
+    if (const std::unique_lock lock(thread_mutex_, std::try_to_lock); lock && listener_)
+        pthread_setname_np(*listener_, k_control_thread_ending);
     endpoint_.remove();
 }
 

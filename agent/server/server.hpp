@@ -100,6 +100,7 @@ private:
     Operations& operations_;
     bool is_operating_ = false;          ///< the operations thread runs; used by start() alone
     Endpoint endpoint_;                  ///< used by the listening thread, and at fork and exit
+    std::atomic<bool> is_rooted_{false}; ///< the listening thread has its own root, or does without
     std::atomic<bool> is_ending_{false}; ///< the process
     std::vector<std::unique_ptr<Connection>> connections_; ///< used by the listening thread alone
 

@@ -21,12 +21,10 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::no_process, "no_process", no_process, no_process,
                 "gpu-ps lists the processes that can be put to sleep"},
     ErrorTraits{ErrorCode::no_agent, "no_agent", no_process, no_process,
-                "start the program by gpu-run; the agent answers once the program uses CUDA"},
+                "the agent answers once the program uses CUDA"},
     ErrorTraits{ErrorCode::timed_out, "timed_out", timed_out, timed_out,
                 "try again, or allow more time with --timeout"},
-    ErrorTraits{
-        ErrorCode::not_permitted, "not_permitted", not_permitted, not_permitted,
-        "only its owner and root may put a process to sleep, and files need a directory of its owner alone"},
+    ErrorTraits{ErrorCode::not_permitted, "not_permitted", not_permitted, not_permitted, ""},
     ErrorTraits{ErrorCode::damaged, "damaged", damaged, damaged,
                 "drop the contents with gpu-sleep --tags TAG --discard TAG, then wake and refill"},
     ErrorTraits{ErrorCode::driver_failed, "driver_failed", failed_awake, failed_asleep, ""},
@@ -61,6 +59,7 @@ constexpr std::array k_errors = {
                 "gpu-ps PID shows how it is, once it answers"},
     ErrorTraits{ErrorCode::ambiguous_name, "ambiguous_name", usage, usage,
                 "name one by its pid, or a user's by --user"},
+    ErrorTraits{ErrorCode::agent_unreachable, "agent_unreachable", no_process, no_process, ""},
 };
 
 } // namespace

@@ -39,6 +39,7 @@ enum class ErrorCode : std::uint16_t {
     out_of_threads = 24,
     outcome_unknown = 25,
     ambiguous_name = 26,
+    agent_unreachable = 27,
 };
 
 /// Exit statuses of every command; what they mean to a person is in README.md and gpu-sleep(1).

@@ -5,8 +5,10 @@
 #include "base/process.hpp"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <fstream>
@@ -105,9 +107,25 @@ std::uint64_t pid_namespace(const std::filesystem::path& proc) {
 }
 
 Result<std::uint64_t> own_start_time(const std::filesystem::path& proc) {
+    static std::atomic<std::uint64_t> s_known{0}; // written before s_pid
+    static std::atomic<pid_t> s_pid{0};
     auto line = first_line(proc / "self" / "stat");
+    if (!line && errno == ENOENT && s_pid.load() == ::getpid()) return s_known.load();
     if (!line) return cannot_read(proc / "self" / "stat");
-    return start_time_in(*line, "self");
+    const auto start_time = start_time_in(*line, "self");
+    if (start_time) {
+        s_known = *start_time;
+        s_pid = ::getpid();
+    }
+    return start_time;
+}
+
+bool has_call_filter(const std::filesystem::path& proc) {
+    constexpr std::string_view k_mode = "Seccomp:";
+    std::ifstream status(proc / "thread-self" / "status");
+    for (std::string line; std::getline(status, line);)
+        if (line.starts_with(k_mode)) return line.substr(k_mode.size()) != "\t0";
+    return status.bad() || !status.eof(); // a kernel without filters has no such line
 }
 
 } // namespace gpu_sleep

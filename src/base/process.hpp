@@ -20,7 +20,8 @@ namespace gpu_sleep {
 inline constexpr std::string_view k_agent_directory_prefix = "gpu-sleep-";
 
 /// "/tmp/gpu-sleep-UID": fixed, so that cron finds it, and outside of what a logout removes. `uid` as the
-/// process's own user namespace sees it.
+/// process's own user namespace sees it. Where somebody else has taken that name, a dot and random digits
+/// follow it.
 [[nodiscard]] std::string agent_directory(uid_t uid);
 
 /// A process that cannot be mistaken for a later one of the same number.
@@ -32,9 +33,11 @@ struct ProcessIdentity {
 
 /// The name of the agent's thread that answers: the first as long as the process bears the name that its
 /// environment gave it, the second once it has named itself. So that a process which answers nobody, because
-/// it is stopped, need not be asked for its name. At most 15 characters.
+/// it is stopped, need not be asked for its name. At most 15 characters; all begin with the first.
 inline constexpr const char* k_control_thread = "gpu-sleep-ctl";
 inline constexpr const char* k_control_thread_renamed = "gpu-sleep-ctl+";
+/// Its name once the process has begun to end, and has no socket any more.
+inline constexpr const char* k_control_thread_ending = "gpu-sleep-ctl-";
 
 /// "PID-STARTTIME.sock", as the process's own namespaces see both.
 [[nodiscard]] std::string agent_socket_name(pid_t pid, std::uint64_t start_time);
@@ -61,7 +64,13 @@ inline constexpr std::size_t k_boot_id_digits = 32;
 [[nodiscard]] std::uint64_t pid_namespace(const std::filesystem::path& proc = "/proc");
 
 /// The start time of the calling process. Right even where the proc file system belongs to another pid
-/// namespace than the process, and the process's own number means somebody else there. Errors: io_failed.
+/// namespace than the process, and the process's own number means somebody else there. Once read, it is known
+/// where there is no proc file system any more, as after chroot(2). Thread-safe. Errors: io_failed.
 [[nodiscard]] Result<std::uint64_t> own_start_time(const std::filesystem::path& proc = "/proc");
+
+/// Whether a filter (seccomp) decides upon the calling thread's system calls: it may end the process for one
+/// that it does not expect, so that only those ought to be made that nothing can do without. Also where that
+/// cannot be read. Source: proc_pid_status(5).
+[[nodiscard]] bool has_call_filter(const std::filesystem::path& proc = "/proc");
 
 } // namespace gpu_sleep

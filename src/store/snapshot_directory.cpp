@@ -92,7 +92,8 @@ Result<UniqueFd> open_private(const std::filesystem::path& path) {
     if (!fd) return failed(errno, "open", path);
     struct stat status = {};
     if (::fstat(fd.get(), &status) != 0) return failed(errno, "fstat", path);
-    if (status.st_uid != ::geteuid()) return refused(path, "it belongs to somebody else");
+    if (status.st_uid != ::geteuid())
+        return refused(path, "it belongs to somebody else; name one of the process's own user");
     if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0)
         return refused(path, "others can look into it; chmod 700 it, or name a directory in it");
     return fd;

@@ -5,6 +5,7 @@
 
 #include "base/fd.hpp"
 #include "host_callbacks.hpp"
+#include "host_confinement.hpp"
 #include "host_gpu.hpp"
 #include "host_reads.hpp"
 #include "support/commanded.hpp"
@@ -358,6 +359,10 @@ const Commands& commands() {
              g_used.clear();
              return Answer(std::string());
          }},
+        {"chroot", change_root},
+        {"own_tmp", have_own_tmp},
+        {"become", become_user},
+        {"forbid", forbid_call},
         {"block", block_signals},
         {"unblock", unblock_signals},
         {"signals", [](Words&) { return Answer(std::to_string(g_signals)); }},

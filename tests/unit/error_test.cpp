@@ -21,7 +21,7 @@ TEST_CASE("Errors: each code has one row, one number and one name", "[error]") {
         CHECK(names.insert(row.name).second);
         CHECK(&traits(row.code) == &row);
     }
-    CHECK(numbers.size() == 26);
+    CHECK(numbers.size() == 27);
     CHECK(traits(static_cast<ErrorCode>(999)).name == "internal");
 }
 
@@ -37,6 +37,7 @@ TEST_CASE("Errors: exit statuses are those of the table, by the state afterwards
     CHECK(status(ErrorCode::unknown_tag, State::asleep) == 2);
     CHECK(status(ErrorCode::no_process, State::awake) == 3);
     CHECK(status(ErrorCode::no_agent, State::awake) == 3);
+    CHECK(status(ErrorCode::agent_unreachable, State::awake) == 3);
     CHECK(status(ErrorCode::timed_out, State::awake) == 4);
     CHECK(status(ErrorCode::capture_in_progress, State::awake) == 4);
     CHECK(status(ErrorCode::not_permitted, State::awake) == 5);

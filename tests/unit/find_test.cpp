@@ -11,6 +11,8 @@
 #include "support/proc_tree.hpp"
 #include "support/sample_reports.hpp"
 
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <functional>
@@ -205,6 +207,82 @@ TEST_CASE("Find: a process whose first thread has ended is found by another", "[
     CHECK(proc.is_running(*proc.read(::getpid())));
     auto finder = finder_of(tree);
     CHECK(finder.connect(*finder.proc().read(::getpid())));
+}
+
+TEST_CASE("Find: thousands of directories with the name cost no descriptors, and hide nobody", "[find]") {
+    constexpr rlim_t k_few = 16; // besides those that are open
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .start_time = 99});
+    for (int i = 0; i < 3'000; ++i)
+        static_cast<void>(tree.add_agent_directory(fmt::format("gpu-sleep-{}.{}", ::getuid(), i)));
+    const test::FakeAgent agent(
+        tree.add_agent_directory("gpu-sleep-77.zz") / agent_socket_name(::getpid(), 99), answer_status);
+    const UniqueFd last(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+    const rlimit few{static_cast<rlim_t>(last.get()) + k_few, before.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+    auto finder = finder_of(tree);
+    const auto socket = finder.connect(*finder.proc().read(::getpid()));
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+    INFO((socket ? "" : socket.error().message));
+    CHECK(socket);
+}
+
+TEST_CASE("Find: of many leftovers of one pid, the process's own socket is tried first", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .start_time = 99});
+    const auto directory = tree.add_agent_directory(k_directory);
+    for (std::uint64_t i = 0; i < 200; ++i)
+        test::leave_stale_socket(directory / agent_socket_name(::getpid(), 1000 + i));
+    const test::FakeAgent agent(directory / agent_socket_name(::getpid(), 99), answer_status);
+    auto finder = finder_of(tree);
+    CHECK(finder.connect(*finder.proc().read(::getpid())));
+}
+
+TEST_CASE("Find: a process with another root is found by that of the thread that listens", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .start_time = 99});
+    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
+                                answer_status);
+    const auto directory = tree.proc() / std::to_string(::getpid());
+    const auto jail = tree.root() / "jail";
+    fs::create_directories(jail / "tmp");
+    fs::remove(directory / "root");
+    fs::create_directory_symlink(jail, directory / "root");
+    auto finder = finder_of(tree);
+    CHECK(code_of(finder.connect(*finder.proc().read(::getpid()))) == ErrorCode::no_agent);
+    const auto thread = "proc/" + std::to_string(::getpid()) + "/task/5";
+    tree.write(thread + "/comm", GENERATE("gpu-sleep-ctl\n", "gpu-sleep-ctl+\n"));
+    fs::create_directory_symlink(tree.root(), directory / "task" / "5" / "root");
+    CHECK(finder.connect(*finder.proc().read(::getpid())));
+}
+
+TEST_CASE("Find: why there is no connection tells an agent that cannot be reached from none", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .start_time = 99});
+    const auto directory = "proc/" + std::to_string(::getpid());
+    const auto why_not = [&] {
+        auto finder = finder_of(tree);
+        const auto socket = finder.connect(*finder.proc().read(::getpid()));
+        REQUIRE_FALSE(socket);
+        return socket.error();
+    };
+    CHECK(why_not().code == ErrorCode::no_agent);
+    CHECK(why_not().message.find("start the program by gpu-run") != std::string::npos);
+
+    tree.write(directory + "/maps", "7f00-7f01 r-xp 0 08:01 1 /usr/lib/libc.so.6\n"
+                                    "7f02-7f03 r-xp 0 08:01 2 /opt/lib/libgpu-sleep-agent.so.0\n");
+    CHECK(why_not().code == ErrorCode::no_agent); // of a parent: its children may have started theirs
+    CHECK(why_not().message.find("has not started") != std::string::npos);
+
+    tree.write(directory + "/task/5/comm", "gpu-sleep-ctl\n");
+    CHECK(why_not().code == ErrorCode::agent_unreachable);
+    CHECK(why_not().message.find("cannot be reached: it has no socket in /tmp") != std::string::npos);
+    CHECK(traits(ErrorCode::agent_unreachable).advice.empty());
+
+    tree.write(directory + "/task/5/comm", "gpu-sleep-ctl-\n");
+    CHECK(why_not().code == ErrorCode::no_process); // it is about to end
 }
 
 TEST_CASE("Targets: a pid, a parent without an agent, a name", "[find]") {

@@ -62,6 +62,7 @@ TEST_CASE("Process: the pid namespace is known where proc shows its processes", 
 
 TEST_CASE("Process: this process finds itself", "[process]") {
     const auto start_time = own_start_time();
+    CHECK(own_start_time("/nowhere")); // known by now
     REQUIRE(start_time);
     CHECK(*start_time > 0);
     CHECK(*start_time == *start_time_of(::getpid()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// A socket that knows when the program has closed it.
+// A descriptor that knows when the program has closed it.
 
 #pragma once
 
@@ -14,17 +14,17 @@ namespace gpu_sleep::agent::server {
 
 /// Owns a descriptor that the program may close, for it knows nothing of it, and use the number for a file of
 /// its own: that is not ours to use, nor to close. Move-only; empty when moved from.
-class HeldSocket {
+class HeldFile {
 public:
-    HeldSocket() noexcept = default;
-    explicit HeldSocket(UniqueFd fd) noexcept : fd_(std::move(fd)) {
+    HeldFile() noexcept = default;
+    explicit HeldFile(UniqueFd fd) noexcept : fd_(std::move(fd)) {
         struct stat status = {};
         if (::fstat(fd_.get(), &status) != 0) return;
         device_ = status.st_dev;
         inode_ = status.st_ino;
     }
-    HeldSocket(HeldSocket&& other) noexcept = default;
-    HeldSocket& operator=(HeldSocket&& other) noexcept {
+    HeldFile(HeldFile&& other) noexcept = default;
+    HeldFile& operator=(HeldFile&& other) noexcept {
         if (this == &other) return *this;
         let_go();
         fd_ = std::move(other.fd_);
@@ -32,10 +32,10 @@ public:
         inode_ = other.inode_;
         return *this;
     }
-    ~HeldSocket() { let_go(); }
+    ~HeldFile() { let_go(); }
 
     [[nodiscard]] int get() const noexcept { return fd_.get(); }
-    /// Whether the number still means the socket. Async-signal-safe.
+    /// Whether the number still means the file. Async-signal-safe.
     [[nodiscard]] bool is_held() const noexcept {
         struct stat status = {};
         return ::fstat(fd_.get(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Programs that shut themselves in, or are shut in: another root, another /tmp, names taken by strangers.
+
+#include "empty_tmp.hpp"
+#include "host.hpp"
+#include "mentions.hpp"
+#include "place.hpp"
+#include "support/scratch.hpp"
+#include "support/skip.hpp"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The host as root of a user namespace of its own, where it may do what it is told.
+Launch as_root_of_namespace() {
+    return {{"unshare", "--user", "--map-root-user", command_file("integration_host")}};
+}
+
+bool may_be_root() {
+    if (run({{"unshare", "--user", "--map-root-user", "true"}}).status == 0) return true;
+    skip_without_right("make namespaces");
+    return false;
+}
+
+void check_cycle(Host& host) {
+    const auto slept = host.command("gpu-sleep");
+    INFO(slept.err);
+    CHECK(slept.status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+std::vector<std::string> names_in_tmp(const Host& host) {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(fmt::format("/proc/{}/root/tmp", host.pid())))
+        names.push_back(entry.path().filename());
+    return names;
+}
+
+} // namespace
+
+TEST_CASE("Confinement: names of directories that were taken beforehand keep nobody from being found",
+          "[confinement]") {
+    if (!has_empty_tmp()) return;
+    Host host(with_empty_tmp("mkdir -m 755 /tmp/gpu-sleep-0 && for i in 1 2 3 4 5 6 7 8 9; do "
+                             "mkdir -m 755 /tmp/gpu-sleep-0.$i; done && exec \"$0\""));
+    host.tell("alloc weights 4194304 0");
+    check_cycle(host);
+    CHECK(names_in_tmp(host).size() == 11);
+
+    Host other(Launch{{"nsenter", "--target", std::to_string(host.pid()), "--user", "--mount",
+                       "--preserve-credentials", command_file("integration_host")}});
+    other.tell("alloc weights 4194304 0");
+    check_cycle(other);
+    CHECK(names_in_tmp(host).size() == 11); // they share it
+}
+
+TEST_CASE("Confinement: a program that takes another root while it sleeps is woken", "[confinement]") {
+    if (!may_be_root()) return;
+    const Scratch jail;
+    fs::permissions(jail.path(), fs::perms::owner_all);
+    if (GENERATE(false, true)) fs::create_directory(jail.path() / "tmp");
+    Host host(as_root_of_namespace());
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    host.tell("chroot " + jail.path().string());
+    CHECK(host.state() == "asleep");
+    const auto woken = host.command("gpu-wake");
+    INFO(woken.err);
+    CHECK(woken.status == 0);
+    check_cycle(host);
+    pause_for(Milliseconds(2'500)); // by now the agent has looked after its socket
+    check_cycle(host);
+}
+
+TEST_CASE("Confinement: files are named in the root that the program has by then", "[confinement]") {
+    if (!may_be_root()) return;
+    const Scratch jail;
+    const Place before;
+    Host host(as_root_of_namespace());
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-sleep", before.store()).status == 0);
+    host.tell("chroot " + jail.path().string());
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(before.files().empty());
+
+    REQUIRE(host.command("gpu-sleep", {"--store", "file", "--dir", "/sleep"}).status == 0);
+    CHECK_FALSE(fs::is_empty(jail.path() / "sleep"));
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(fs::is_empty(jail.path() / "sleep"));
+}
+
+TEST_CASE("Confinement: a directory that cannot be written is not taken for another's process",
+          "[confinement]") {
+    if (!has_empty_tmp()) return;
+    Host host(with_empty_tmp("mkdir /tmp/ro && mount -t tmpfs -o ro none /tmp/ro && exec \"$0\""));
+    host.tell("alloc weights 4194304 0");
+    for (const std::string directory : {"/tmp/ro", "/tmp/ro/sleep"}) {
+        const auto refused = host.command("gpu-sleep", {"--store", "file", "--dir", directory});
+        CHECK(refused.status == 5);
+        CHECK_THAT(refused.err, mentions(directory));
+        CHECK_THAT(refused.err, !mentions("owner"));
+    }
+    CHECK_THAT(host.command("gpu-sleep", {"--store", "file", "--dir", "/tmp/ro/sleep"}).err,
+               mentions("Read-only file system"));
+    check_cycle(host);
+}
+
+TEST_CASE("Confinement: a first thread with another /tmp while it sleeps is woken", "[confinement]") {
+    if (!may_be_root()) return;
+    Host host(as_root_of_namespace());
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    host.tell("own_tmp");
+    CHECK(host.command("gpu-wake").status == 0);
+    pause_for(Milliseconds(2'500));
+    check_cycle(host);
+}
