@@ -15,7 +15,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr Clock::time_point k_start{1h};
+constexpr Clock::time_point k_begin{1h};
 constexpr Patience::Limits k_strict{30s, 5s, false, 0s};
 constexpr Patience::Limits k_free{30s, 5s, true, 0s};
 
@@ -26,10 +26,10 @@ model::Progress copying(Bytes done, Bytes total) {
 /// Hears what `say(n)` says at the n-th second, until it is out of patience or a day has passed.
 template <class Say>
 Clock::duration heard_for(const Patience::Limits& limits, Say&& say) {
-    Patience patience(limits, k_start);
-    auto now = k_start;
-    for (Bytes n = 0; now < patience.end() && now < k_start + 24h; ++n, now += 1s) patience.hear(say(n), now);
-    return patience.end() - k_start;
+    Patience patience(limits, k_begin);
+    auto now = k_begin;
+    for (Bytes n = 0; now < patience.end() && now < k_begin + 24h; ++n, now += 1s) patience.hear(say(n), now);
+    return patience.end() - k_begin;
 }
 
 } // namespace
@@ -79,14 +79,14 @@ TEST_CASE("Patience: an attempt that was given up, as for a spill to files, coun
 
 TEST_CASE("Patience: behind the point of no return there is a limit of its own", "[patience]") {
     const model::Progress release{model::Progress::Phase::release, 0, 0};
-    Patience patience({1s, 5s, false, 30s}, k_start);
+    Patience patience({1s, 5s, false, 30s}, k_begin);
     CHECK_FALSE(patience.is_past_return());
-    CHECK(patience.end_if_stopped() == k_start + 2s);
-    patience.hear(release, k_start + 1s);
+    CHECK(patience.end_if_stopped() == k_begin + 2s);
+    patience.hear(release, k_begin + 1s);
     CHECK(patience.is_past_return());
-    CHECK(patience.end() == k_start + 1s + Patience::k_release + 30s);
-    CHECK(patience.end_if_stopped() == k_start + 1s + Patience::k_release_if_stopped);
-    patience.hear(release, k_start + 40s); // once
-    patience.hear(copying(k_gib, k_gib), k_start + 41s);
-    CHECK(patience.end() == k_start + 1s + Patience::k_release + 30s);
+    CHECK(patience.end() == k_begin + 1s + Patience::k_release + 30s);
+    CHECK(patience.end_if_stopped() == k_begin + 1s + Patience::k_release_if_stopped);
+    patience.hear(release, k_begin + 40s); // once
+    patience.hear(copying(k_gib, k_gib), k_begin + 41s);
+    CHECK(patience.end() == k_begin + 1s + Patience::k_release + 30s);
 }
