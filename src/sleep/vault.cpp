@@ -85,7 +85,8 @@ std::optional<Waste> Vaults::find_waste(const ledger::Ledger& ledger) {
     const auto found = std::find_if(vaults_.begin(), vaults_.end(),
                                     [](const auto& entry) { return is_any_worth_shrinking(entry.second); });
     if (found == vaults_.end()) return std::nullopt;
-    auto& [id, vault] = *found;
+    const auto id = found->first;
+    auto& vault = found->second;
     const auto use = std::find_if(vault.pieces.begin(), vault.pieces.end(),
                                   [](const PieceUse& each) { return each.is_worth_shrinking(); });
     Waste waste{id, vault.arena.get(), static_cast<std::size_t>(use - vault.pieces.begin()), {}};

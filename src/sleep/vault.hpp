@@ -27,7 +27,8 @@ struct PieceUse {
 
     /// Once nothing in it lives, or what died is a quarter of what it holds. So a quarter of the memory is
     /// wasted at most, and what is left over of huge pages; and however small the parts are that die, one
-    /// after another, a piece is shrunk some fifteen times until it is empty, at 4 ms each.
+    /// after another, a piece is shrunk some fifteen times until it is empty, at some 4 ms each
+    /// (tests/bench/host_arena_bench.cpp measures it).
     [[nodiscard]] bool is_worth_shrinking() const noexcept {
         constexpr Bytes k_least_share = 4;
         return dead > 0 && (live == 0 || dead * k_least_share >= held);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // How fast host memory is made ready for contents, by size of piece and number of threads: populated and,
-// where there is a driver, pinned. Decides HostArena::k_piece_bytes and ArenaPreparer::Options::threads.
+// where there is a driver, pinned. Decides HostArena::k_piece_bytes and ArenaPreparer::Options::threads. And
+// how long a piece takes that gives half of its memory back.
 
 #include "driver/context.hpp"
 #include "sleep/pinner.hpp"
@@ -9,9 +10,11 @@
 
 #include <benchmark/benchmark.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -92,6 +95,29 @@ void populate_and_pin(benchmark::State& state) {
     prepare(state, &Driver::get()->pinner());
 }
 
+/// Every other part of a piece has died.
+void shrink(benchmark::State& state) {
+    if (Driver::get() == nullptr) return state.SkipWithError("there is no driver, or no device");
+    const auto part_bytes = static_cast<Bytes>(state.range(0)) * k_mib;
+    for (auto _ : state) {
+        state.PauseTiming();
+        auto arena = HostArena::create(HostArena::k_piece_bytes, &Driver::get()->pinner());
+        if (!arena) return state.SkipWithError(arena.error().message.c_str());
+        std::vector<std::unique_ptr<HostArena>> arenas;
+        arenas.push_back(*std::move(arena));
+        if (!prepare_all(arenas, 1)) return state.SkipWithError("the memory could not be made ready");
+        std::vector<std::span<const std::byte>> needed;
+        for (Bytes at = 0; at < HostArena::k_piece_bytes; at += 2 * part_bytes)
+            needed.emplace_back(arenas.front()->data() + at, part_bytes);
+        state.ResumeTiming();
+        if (arenas.front()->shrink(0, needed) != HostArena::k_piece_bytes / 2)
+            return state.SkipWithError("the memory was not given back");
+        state.PauseTiming();
+        arenas.clear();
+        state.ResumeTiming();
+    }
+}
+
 void pieces_and_threads(benchmark::internal::Benchmark* run) {
     run->ArgNames({"piece_mib", "threads"})->UseRealTime()->Unit(benchmark::kMillisecond)->MinTime(0.2);
     run->ArgsProduct({{2, 8, 32, 128}, {1, 2, 4, 6, 8}});
@@ -99,6 +125,14 @@ void pieces_and_threads(benchmark::internal::Benchmark* run) {
 
 BENCHMARK(populate)->Apply(pieces_and_threads);
 BENCHMARK(populate_and_pin)->Apply(pieces_and_threads);
+BENCHMARK(shrink)
+    ->ArgName("part_mib")
+    ->Arg(2)
+    ->Arg(16)
+    ->Arg(64)
+    ->Iterations(16)
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
 
 } // namespace
 
