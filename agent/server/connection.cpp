@@ -113,11 +113,8 @@ bool Connection::tell(const model::Progress& progress) {
     last_told_ = Clock::now();
     const auto bytes = protocol::encode(protocol::Reply(progress));
     if (!bytes) return !must_arrive;
-    const int flags = must_arrive ? MSG_NOSIGNAL : MSG_NOSIGNAL | MSG_DONTWAIT;
-    ssize_t count = -1;
-    do count = ::send(peer.fd, bytes->data(), bytes->size(), flags);
-    while (count < 0 && errno == EINTR);
-    if (count < 0) return !must_arrive && (errno == EAGAIN || errno == EWOULDBLOCK);
+    const auto count = ::send(peer.fd, bytes->data(), bytes->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count < 0) return !must_arrive && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
     return static_cast<std::size_t>(count) == bytes->size();
 }
 

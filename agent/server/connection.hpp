@@ -34,8 +34,8 @@ public:
     void answer(const protocol::Reply& reply, int descriptor = -1);
 
     /// Sends progress, at most every 50 ms, and never waits. Returns false when the peer has withdrawn: it
-    /// has gone, or has shut its side. That the point of no return is passed is always sent, and waited for;
-    /// false when it could not be, and the peer, who may have withdrawn just then, will never hear of it.
+    /// has gone, or has shut its side. That the point of no return is passed is always sent; false when it
+    /// could not be, and the peer, who may have withdrawn just then, will never hear of it.
     [[nodiscard]] bool tell(const model::Progress& progress);
 
 private:

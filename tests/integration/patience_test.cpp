@@ -197,6 +197,21 @@ TEST_CASE("Patience: a process that is stopped is given up within its time, and 
     check_awake_and_whole(host);
 }
 
+TEST_CASE("Patience: a process that is stopped asleep is left as it was, too", "[patience]") {
+    Host host;
+    allocate_some_tags(host, 1);
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    host.process().signal(SIGSTOP);
+    CHECK(host.command("gpu-sleep", {"--on-touch", "fail", "--timeout", "100ms"}).status == 4);
+    CHECK(host.command("gpu-wake", {"--timeout", "100ms"}).status == 4);
+    host.process().signal(SIGCONT);
+    const auto listed = host.command("gpu-ps", {"--json"});
+    CHECK(listed.json("/processes/0/state") == "asleep");
+    CHECK(listed.json("/processes/0/report/gate/on_touch") == "wait");
+    CHECK(host.command("gpu-wake").status == 0);
+    check_awake_and_whole(host);
+}
+
 TEST_CASE("Patience: interrupted before the point of no return, a command changes nothing", "[patience]") {
     Host host;
     allocate_some_tags(host, 6);
