@@ -162,10 +162,11 @@ typedef struct gpu_sleep_event {
  * again; behind one that is late they run when it has ended, for which the sleep does not wait. Should the
  * driver refuse to undo a sleep that failed, what it left asleep is told of when it wakes.
  *
- *  It runs on a thread of the agent's own that runs nothing else, with no lock of the agent held, and may
- * call every function of this header except gpu_sleep_sleep() and gpu_sleep_wake(). Before a sleep all memory
- * that was awake is still there; after a wake all memory of the event is there again. Memory of tags that
- * sleep besides is not: under `gpu-run`, what names it fails (CUDA_ERROR_SYSTEM_NOT_READY) and does not wait.
+ *  It runs on a thread of the agent's own that runs nothing else and is not cancelled, with no lock of the
+ * agent held. It must not let an exception out, which would end the process. It may call every function of
+ * this header except gpu_sleep_sleep() and gpu_sleep_wake(). Before a sleep all memory that was awake is
+ * still there; after a wake all memory of the event is there again. Memory of tags that sleep besides is not:
+ * under `gpu-run`, what names it fails (CUDA_ERROR_SYSTEM_NOT_READY) and does not wait.
  */
 typedef int (*gpu_sleep_callback)(const gpu_sleep_event* event, void* user);
 

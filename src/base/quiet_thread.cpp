@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Starting threads that take no signals but their own.
+// Starting threads that take no signals but their own, and are not cancelled.
 
 #include "base/quiet_thread.hpp"
 
@@ -32,12 +32,22 @@ private:
     sigset_t before_{};
 };
 
+/// For good on the calling thread: a callback's thread is known to the program, which may cancel it, and
+/// unwinding our frames would end the process. Source: pthread_setcancelstate(3).
+void refuse_cancellation() noexcept {
+    int before = 0;
+    ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+}
+
 } // namespace
 
 Result<std::thread> start_quiet_thread(const char* name, std::function<void()> body) {
     const SignalsBlocked blocked; // a thread inherits the mask it is started under
     try {
-        std::thread thread(std::move(body));
+        std::thread thread([body = std::move(body)] {
+            refuse_cancellation();
+            body();
+        });
         pthread_setname_np(thread.native_handle(), name);
         return thread;
     } catch (const std::system_error& failure) {

@@ -261,3 +261,24 @@ TEST_CASE("Callbacks: a thread that is cancelled in a call finishes it first", "
     CHECK(slept.get() == GPU_SLEEP_OK);
     wake();
 }
+
+TEST_CASE("Callbacks: the thread of a callback may be cancelled by the program", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    const bool cancels_itself = GENERATE(true, false);
+    INFO("cancels itself: " << cancels_itself);
+    int calls = 0;
+    pthread_t thread{};
+    const Callbacks callbacks([&](const gpu_sleep_event*) {
+        ++calls;
+        thread = ::pthread_self();
+        if (cancels_itself) ::pthread_cancel(thread);
+        return 0;
+    });
+    sleep();
+    if (!cancels_itself) REQUIRE(::pthread_cancel(thread) == 0);
+    wake();
+    std::this_thread::sleep_for(k_moment);
+    sleep();
+    wake();
+    CHECK(calls == 2);
+}
