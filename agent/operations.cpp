@@ -165,6 +165,7 @@ void Agent::wake_on_touch() {
     if (wake_wanted_.exchange(true)) return;
     static std::atomic<bool> s_said{false};
     const auto tell = [this](const Error& error) {
+        gate::Gate::instance().wake_refused();
         const auto trouble = "a touch could not wake this process yet: " + error.message;
         if (!s_said.exchange(true)) log::warning("{}", trouble);
         set_touch_trouble(trouble);

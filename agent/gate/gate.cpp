@@ -28,6 +28,7 @@ constexpr Milliseconds k_short_wait{10};   ///< held no longer, a thread keeps P
 constexpr Milliseconds k_look_again{50};   ///< whether it may be given up by now
 constexpr Milliseconds k_say_after{3'000}; ///< a touch that waits longer says so
 constexpr Milliseconds k_wake_again{1'000};
+constexpr Milliseconds k_wake_soonest{10}; ///< again, by touches of little time
 
 int membarrier(int command) noexcept {
     return static_cast<int>(::syscall(SYS_membarrier, command, 0, 0));
@@ -75,6 +76,14 @@ void Gate::set_waker(std::function<void()> waker) {
     if (waker) shared = std::make_shared<const std::function<void()>>(std::move(waker));
     const std::lock_guard lock(mutex_);
     waker_ = std::move(shared);
+}
+
+void Gate::wake_refused() {
+    {
+        const std::lock_guard lock(mutex_);
+        ++refusals_;
+    }
+    changed_.notify_all();
 }
 
 void Gate::publish(Phase phase) {
@@ -217,6 +226,7 @@ void Gate::add(Waiter& waiter) noexcept {
     ++held_now_;
     ++held_ever_;
     last_held_ = waiter.entry_point;
+    waiter.refusals = refusals_;
 }
 
 void Gate::remove(Waiter& waiter) noexcept {
@@ -296,10 +306,13 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
     while (!moved()) {
         const auto now = Clock::now();
         const bool asks = phase_ == Phase::asleep && rule_.on_touch == model::OnTouch::wake;
-        in_time = !asks || !rule_.limit || now - waiter.since < *rule_.limit;
+        // Its limit is for what comes after the wake that it asks for: with no time at all it still has that.
+        const bool is_late = rule_.limit && now - waiter.since >= *rule_.limit;
+        in_time = !asks || !is_late || refusals_ == waiter.refusals;
         if (!in_time) break;
         // Whoever has little time asks in it, however recently another did in vain.
-        const auto again = rule_.limit ? std::min(k_wake_again, *rule_.limit / 2) : k_wake_again;
+        const auto again =
+            rule_.limit ? std::clamp(*rule_.limit / 2, k_wake_soonest, k_wake_again) : k_wake_again;
         if (asks && now - last_wake_ >= again) {
             last_wake_ = now;
             const auto waker = waker_;
@@ -319,7 +332,7 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
             continue;
         }
         auto next = now + again;
-        if (asks && rule_.limit) next = std::min(next, waiter.since + *rule_.limit);
+        if (asks && rule_.limit && !is_late) next = std::min(next, waiter.since + *rule_.limit);
         const bool is_due = unlocked && unlocked->is_due();
         if (is_due) next = std::min(next, now + k_look_again);
         changed_.wait_until(lock, next);

@@ -96,7 +96,7 @@ public:
     struct Rule {
         model::OnTouch on_touch = model::OnTouch::wait;
         std::optional<Milliseconds>
-            limit; ///< how long a touch waits for the waking that it asked for; then it fails
+            limit; ///< how long a touch asks again for a waking that was refused; then it fails
         bool checked = false;
         std::vector<Named::Span> sleeping;
         bool lists_all = true; ///< false: more sleeps than is listed, for want of memory
@@ -124,6 +124,8 @@ public:
     /// What is called, outside of any lock, when a touch wants the process woken; again at most once a
     /// second, or twice within the limit of a touch. It returns at once.
     void set_waker(std::function<void()> waker);
+    /// What the waker began has failed, and the process still sleeps. A touch whose limit is over fails then.
+    void wake_refused();
     /// Whether threads that wait give up Python's lock. Those alone that submit work do: a library may hold a
     /// mutex of its own over any other call, as PyTorch's allocator does over those that take memory, and
     /// whoever got Python's lock meanwhile might wait for that mutex and keep it. For the same reason not
@@ -153,7 +155,8 @@ private:
         Touch touch;
         Waiter* next = nullptr;
         Clock::time_point since = Clock::now();
-        std::uint64_t change = 0; ///< the gate's last when it was judged
+        std::uint64_t change = 0;   ///< the gate's last when it was judged
+        std::uint64_t refusals = 0; ///< of wakes, when it came
         bool released = false;
         bool names_sleeping = false; ///< it may, and is not let through while a transaction is under way
         bool said = false;
@@ -198,6 +201,7 @@ private:
     const char* last_held_ = "";
     std::shared_ptr<const std::function<void()>> waker_; ///< copied without taking memory
     Clock::time_point last_wake_{};
+    std::uint64_t refusals_ = 0; ///< of wakes that it asked for
     std::atomic<bool> releases_python_lock_{true};
     LoaderLock loader_lock_;
     std::atomic<std::uint64_t> passes_{0}; ///< made so far

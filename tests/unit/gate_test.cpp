@@ -163,6 +163,7 @@ TEST_CASE("Gate: asleep, touches ask to be woken, not more than once a second", 
 
 TEST_CASE("Gate: a touch that asked to be woken waits no longer than its limit", "[gate]") {
     const OpenGate open;
+    the_gate().set_waker([] { the_gate().wake_refused(); });
     fall_asleep(rule(OnTouch::wake, Milliseconds(200)));
     const auto start = Clock::now();
     CHECK_FALSE(passes(Touch::submits));
@@ -175,12 +176,39 @@ TEST_CASE("Gate: a touch that asked to be woken waits no longer than its limit",
 TEST_CASE("Gate: a touch with little time asks in it, though another has just asked", "[gate]") {
     const OpenGate open;
     std::atomic<int> wakes{0};
-    the_gate().set_waker([&] { ++wakes; });
+    the_gate().set_waker([&] {
+        ++wakes;
+        the_gate().wake_refused();
+    });
     fall_asleep(rule(OnTouch::wake, Milliseconds(200)));
     for (int touches = 1; touches <= 3; ++touches) {
         CHECK_FALSE(passes(Touch::submits));
         CHECK(wakes >= touches);
         CHECK(wakes <= 3 * touches);
+    }
+}
+
+TEST_CASE("Gate: a touch with no time has the wake that it asks for, and no other", "[gate]") {
+    const OpenGate open;
+    std::atomic<int> wakes{0};
+    const auto limit = GENERATE(Milliseconds(0), Milliseconds(1));
+    SECTION("which comes, if late") {
+        the_gate().set_waker([&] { ++wakes; });
+        fall_asleep(rule(OnTouch::wake, limit));
+        const Toucher touch;
+        REQUIRE(becomes_true([&] { return wakes > 0; }));
+        CHECK(touch.stays_out());
+        the_gate().open();
+        CHECK(touch.gets_in());
+    }
+    SECTION("which is refused") {
+        the_gate().set_waker([&] {
+            ++wakes;
+            the_gate().wake_refused();
+        });
+        fall_asleep(rule(OnTouch::wake, limit));
+        CHECK_FALSE(passes(Touch::submits));
+        CHECK(wakes == 1);
     }
 }
 
