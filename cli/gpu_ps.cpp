@@ -36,7 +36,9 @@ void complain(const std::vector<cli::Outcome>& outcomes) {
     for (const auto& outcome : outcomes) {
         const auto* failure = std::get_if<model::Failure>(&outcome.answer);
         const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
-        if (error) cli::complain(cli::render_error("gpu-ps", "ask " + cli::title(outcome.process), *error));
+        const auto subject = cli::title(outcome.process);
+        if (error)
+            cli::complain(cli::render_error("gpu-ps", "ask " + subject, cli::without(subject, *error)));
     }
 }
 

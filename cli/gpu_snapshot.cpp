@@ -89,7 +89,7 @@ int list(const Options& options) {
         found.push_back(cli::look_at(file));
         // One that is being written, or was given up, has no header; that is no damage.
         if (const auto& facts = found.back(); facts.error && !facts.is_partial)
-            keep_first(status, complain("read " + file.string(), *facts.error));
+            keep_first(status, complain("read " + file.string(), cli::without(file.string(), *facts.error)));
     }
     const auto text = options.json ? cli::to_json(found, status, removed) + '\n'
                                    : cli::render_removed(removed.value_or(cli::Removed())) +
@@ -141,13 +141,15 @@ int verify(const Options& options) {
         facts.is_good = !facts.error;
         const auto name = file.string();
         if (facts.error)
-            keep_first(status, complain("verify " + name, *facts.error));
+            keep_first(status, complain("verify " + name, cli::without(name, *facts.error)));
         else if (!options.json)
             keep_first(status, cli::print_result(k_program, cli::render_good(facts)));
         found.push_back(std::move(facts));
     }
-    if (options.json)
-        keep_first(status, cli::print_result(k_program, cli::to_json(found, status, removed) + '\n'));
+    const auto text = options.json    ? cli::to_json(found, status, removed) + '\n'
+                      : found.empty() ? cli::render(found, false)
+                                      : std::string();
+    keep_first(status, cli::print_result(k_program, text));
     return status;
 }
 
@@ -205,7 +207,8 @@ int extract(const Options& options) {
     if (options.json && options.output == "-")
         return cli::usage_error(k_program, "--json and --output - both write to standard output", true);
     const auto bytes = extract_to_output(options);
-    int status = bytes ? exit_status::done : complain("extract from " + options.path, bytes.error());
+    int status = bytes ? exit_status::done
+                       : complain("extract from " + options.path, cli::without(options.path, bytes.error()));
     if (!options.json) return status;
     auto facts = cli::look_at(options.path);
     if (bytes)

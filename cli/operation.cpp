@@ -84,8 +84,9 @@ public:
 
 private:
     void complain(const Outcome& outcome, const Error& error) const {
-        cli::complain(render_error(operation_.program, purpose(operation_, title(outcome.process), error.code),
-                                   error, outcome.has_waited));
+        const auto subject = title(outcome.process);
+        cli::complain(render_error(operation_.program, purpose(operation_, subject, error.code),
+                                   without(subject, error), outcome.has_waited));
     }
 
     const CommandRun& operation_;

@@ -25,13 +25,16 @@ Error no_such_process(pid_t pid) {
     return make_error(ErrorCode::no_process, "there is no process {}", pid);
 }
 
-/// Fills in what /proc/PID/status says. Returns false unless all that is needed was there.
-bool read_status(std::istream& file, Process& process) {
+/// Fills in what /proc/PID/status says, and the process whose thread it is. Returns false unless all that is
+/// needed was there.
+bool read_status(std::istream& file, Process& process, pid_t& leader) {
     bool has_uid = false;
+    leader = process.pid;
     for (std::string line; std::getline(file, line);) {
         const std::string_view text = line;
         const auto values = [&](std::string_view key) { return std::istringstream(line.substr(key.size())); };
         if (text.starts_with("Name:\t")) process.command = fmt::format("[{}]", text.substr(6));
+        if (text.starts_with("Tgid:")) values("Tgid:") >> leader;
         if (text.starts_with("PPid:")) values("PPid:") >> process.parent;
         if (text.starts_with("Uid:")) {
             uid_t real = 0;
@@ -76,10 +79,14 @@ Result<Process> ProcFs::read(pid_t pid) const {
     if (!status) return no_such_process(pid);
     Process process;
     process.pid = pid;
-    const bool is_whole = read_status(status, process);
+    pid_t leader = 0;
+    const bool is_whole = read_status(status, process, leader);
     if (status.bad()) return no_such_process(pid); // it ended meanwhile
     status.close();
     if (!is_whole) return make_error(ErrorCode::io_failed, "cannot read the status of process {}", pid);
+    if (leader != pid)
+        return make_error(ErrorCode::no_process, "there is no process {}: it is a thread of process {}", pid,
+                          leader);
     const auto start_time = start_time_of(pid, root_);
     if (!start_time) return start_time.error();
     process.start_time = *start_time;

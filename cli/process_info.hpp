@@ -30,7 +30,8 @@ public:
     /// `root` is where the proc file system is mounted; tests name a tree of their own.
     explicit ProcFs(std::filesystem::path root = "/proc") : root_(std::move(root)) {}
 
-    /// Errors: no_process, io_failed. Source: proc_pid_status(5), proc_pid_cmdline(5).
+    /// Errors: no_process (also for a thread's id, which no listing has), io_failed. Source:
+    /// proc_pid_status(5), proc_pid_cmdline(5).
     [[nodiscard]] Result<Process> read(pid_t pid) const;
 
     /// Every process that can be read, ordered by pid; those that end meanwhile are left out. Errors:

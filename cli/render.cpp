@@ -259,4 +259,13 @@ std::string render_error(std::string_view program, std::string_view purpose, con
     return printable(text) + '\n';
 }
 
+Error without(const std::string& subject, Error error) {
+    auto& message = error.message;
+    if (message.starts_with(subject + ": ")) message.erase(0, subject.size() + 2);
+    const auto again = "process " + subject;
+    for (auto at = message.find(again); at != std::string::npos; at = message.find(again, at))
+        message.replace(at, again.size(), "it");
+    return error;
+}
+
 } // namespace gpu_sleep::cli

@@ -24,4 +24,8 @@ namespace gpu_sleep::cli {
 [[nodiscard]] std::string render_error(std::string_view program, std::string_view purpose, const Error& error,
                                        bool has_waited = false);
 
+/// `error` for a sentence that names `subject` already, as title() names a process, or a file: "it" in its
+/// place.
+[[nodiscard]] Error without(const std::string& subject, Error error);
+
 } // namespace gpu_sleep::cli

@@ -43,7 +43,7 @@ void add_to(model::TagReport& row, const Backing& backing) {
     ++row.ranges;
     row.bytes += backing.bytes;
     row.allocated += backing.allocated;
-    row.needs_refill |= backing.needs_refill;
+    row.needs_refill |= backing.needs_refill && !backing.is_asleep();
     switch (backing.residence()) {
     case Residence::device: row.resident += backing.bytes; break;
     case Residence::host: (backing.has_damaged_file ? row.damaged : row.kept) += backing.bytes; break;

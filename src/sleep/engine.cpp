@@ -6,6 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "driver/context.hpp"
 #include "sleep/room.hpp"
 #include "sleep/sleep_transaction.hpp"
@@ -262,8 +263,8 @@ Result<Keeping> Engine::keeping_for(const model::SleepRequest& request, model::R
         log::debug("leftovers stay: {}", removed.error().message);
     if (const auto doubtful = (*directory)->doubtful(); doubtful && !doubtful->empty()) {
         auto note = fmt::format(
-            "{} snapshots in {}, {} among them, may be of processes that cannot be seen from here, and stay",
-            doubtful->size(), request.directory, doubtful->front().text());
+            "in {}, what may be of processes that cannot be seen from here stays: {}, the first {}",
+            request.directory, counted(doubtful->size(), "snapshot"), doubtful->front().text());
         // A sleep may try again.
         if (std::find(report.notes.begin(), report.notes.end(), note) == report.notes.end())
             report.notes.push_back(std::move(note));

@@ -6,6 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -254,11 +255,10 @@ Result<void> SleepTransaction::commit(const std::vector<Backing*>& give_up) {
         const auto asleep = leave_asleep();
         strike_off();
         if (asleep == 0) return std::move(unmapped).error();
-        return make_error(
-            ErrorCode::driver_failed,
-            "{}; {} ranges could not be mapped again and sleep, with what was to be kept of them: "
-            "gpu-wake brings them back",
-            unmapped.error().message, asleep);
+        return make_error(ErrorCode::driver_failed,
+                          "{}; what could not be mapped again sleeps, with what was to be kept of it ({}): "
+                          "gpu-wake brings it back",
+                          unmapped.error().message, counted(asleep, "range"));
     }
     for (auto& device : devices_) {
         release(device);
@@ -327,8 +327,8 @@ void SleepTransaction::describe(model::Report& report) const {
     for (const auto& device : devices_) report.devices.push_back(device.report);
     if (unreleased_ == 0) return;
     noted([&] {
-        report.notes.push_back(
-            fmt::format("the driver did not release {} of the ranges; waking takes them back", unreleased_));
+        report.notes.push_back(fmt::format("the driver did not release {}; waking takes back what it holds",
+                                           counted(unreleased_, "range")));
     });
 }
 

@@ -5,6 +5,7 @@
 #include "sleep/wake_transaction.hpp"
 
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "sleep/room.hpp"
 
 #include <algorithm>
@@ -248,8 +249,8 @@ Result<void> WakeTransaction::verify(DeviceWake& device, ProgressCounter& progre
     auto still = find_damage(device, *damaged);
     if (!still) return std::move(still).error();
     if (still->empty())
-        log::warning("{} blocks arrived damaged on GPU {} and were copied again", damaged->size(),
-                     device.device);
+        log::warning("copied again to GPU {}, for it had arrived damaged: {}", device.device,
+                     counted(damaged->size(), "block"));
     for (const auto index : *still) {
         auto* backing = device.kept[index].backing;
         const auto known = device.spoiled.find(backing->tag);
@@ -257,10 +258,11 @@ Result<void> WakeTransaction::verify(DeviceWake& device, ProgressCounter& progre
         if (known != device.spoiled.end() && known->second.code != ErrorCode::damaged) continue;
         device.damaged.push_back(backing);
         if (known == device.spoiled.end())
-            device.spoiled.emplace(
-                backing->tag,
-                make_error(ErrorCode::damaged, "{} of {} blocks changed while asleep, the first at {:#x}",
-                           still->size(), device.blocks.size(), device.blocks[index].address));
+            device.spoiled.emplace(backing->tag,
+                                   make_error(ErrorCode::damaged,
+                                              "{} of {} changed while asleep, the first at {:#x}",
+                                              still->size(), counted(device.blocks.size(), "block"),
+                                              device.blocks[index].address));
     }
     return {};
 }

@@ -5,6 +5,7 @@
 #include "store/snapshot.hpp"
 
 #include "base/checksum.hpp"
+#include "base/text.hpp"
 #include "store/snapshot_json.hpp"
 
 #include <sys/random.h>
@@ -131,8 +132,8 @@ Result<Bytes> read_preamble(std::span<const std::byte, k_preamble_bytes> bytes, 
                           "the snapshot is of version {}, and this program knows version {}",
                           preamble.version, k_snapshot_version);
     if (preamble.file_bytes != file_bytes)
-        return make_error(ErrorCode::damaged, "the snapshot is damaged: it has {} bytes of {}", file_bytes,
-                          preamble.file_bytes);
+        return make_error(ErrorCode::damaged, "the snapshot is damaged: it has {} of {}",
+                          counted(file_bytes, "byte"), preamble.file_bytes);
     if (preamble.header_bytes > std::min(file_bytes, k_most_header_bytes) ||
         preamble.header_bytes % k_alignment != 0 || preamble.reserved != 0 ||
         k_preamble_bytes + Bytes{preamble.json_bytes} > preamble.header_bytes)

@@ -6,6 +6,7 @@
 
 #include "base/checksum.hpp"
 #include "base/guard.hpp"
+#include "base/text.hpp"
 #include "store/buffer_pool.hpp"
 #include "store/snapshot_directory.hpp"
 #include "store/workers.hpp"
@@ -166,7 +167,7 @@ Result<Bytes> size_of(int fd) {
         return errno_error(ErrorCode::io_failed, errno, "fstat", "cannot read the snapshot");
     const auto bytes = static_cast<Bytes>(status.st_size);
     if (bytes < k_alignment)
-        return make_error(ErrorCode::damaged, "the snapshot is cut: it has {} bytes", bytes);
+        return make_error(ErrorCode::damaged, "the snapshot is cut: it has {}", counted(bytes, "byte"));
     return bytes;
 }
 
@@ -187,8 +188,8 @@ Result<void> compare_header(int fd, const SnapshotHeader& written) {
     const auto file_bytes = size_of(fd);
     if (!file_bytes) return file_bytes.error();
     if (*file_bytes != written.file_bytes)
-        return make_error(ErrorCode::damaged, "the snapshot is damaged: it has {} bytes of {}", *file_bytes,
-                          written.file_bytes);
+        return make_error(ErrorCode::damaged, "the snapshot is damaged: it has {} of {}",
+                          counted(*file_bytes, "byte"), written.file_bytes);
     const auto front = Front::read(fd, written.header_bytes);
     if (!front) return front.error();
     const auto header = encode_header(written);

@@ -98,6 +98,10 @@ TEST_CASE("Transaction: level 2 drops, wakes as zeros and says so", "[transactio
     REQUIRE(fixture.wake());
     CHECK(fixture.read(weights) == std::vector<std::uint8_t>(5 * k_mib, 0));
     CHECK(fixture.ledger().report().front().needs_refill);
+    REQUIRE(fixture.sleep(level(1)));
+    CHECK_FALSE(fixture.ledger().report().front().needs_refill); // it is not awake
+    REQUIRE(fixture.wake());
+    CHECK(fixture.ledger().report().front().needs_refill);
 }
 
 TEST_CASE("Transaction: a preserved span survives the drop of all around it", "[transaction]") {

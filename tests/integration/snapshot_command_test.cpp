@@ -149,9 +149,23 @@ TEST_CASE("gpu-snapshot verify: good, damaged, cut, and no snapshot at all", "[s
     const auto none = run("verify " + stage.path.string());
     CHECK(none.status == exit_status::damaged);
     CHECK_FALSE(has(none, "gpu-sleep --")); // it need not be a snapshot of any process
+    test::write_file(stage.path, test::random_bytes(1));
+    const auto cut = run("verify " + stage.path.string());
+    CHECK(has(cut, "it has 1 byte\n"));
+    CHECK(has(cut, "cannot verify " + stage.path.string() + ": the snapshot"));
     std::filesystem::create_symlink(stage.path, stage.elsewhere.path() / "link");
     CHECK(run("verify " + (stage.elsewhere.path() / "link").string()).status == exit_status::not_permitted);
-    CHECK(run("verify " + (stage.elsewhere.path() / "missing").string()).status == exit_status::failed_awake);
+    const auto missing = run("verify " + (stage.elsewhere.path() / "missing").string());
+    CHECK(missing.status == exit_status::failed_awake);
+    CHECK(has(missing, "missing: No such file or directory"));
+    CHECK_FALSE(has(missing, "missing: " + (stage.elsewhere.path() / "missing").string()));
+    const auto empty = stage.elsewhere.path() / "empty";
+    std::filesystem::create_directory(empty);
+    for (const auto* const command : {"ls ", "verify "}) {
+        const auto nothing = run(command + empty.string());
+        CHECK(nothing.status == exit_status::done);
+        CHECK(has(nothing, "no snapshots\n"));
+    }
 }
 
 TEST_CASE("gpu-snapshot: looking at a directory removes what ended processes have left there", "[snapshot]") {

@@ -67,6 +67,11 @@ TEST_CASE("Find: a process is read from its status, stat and cmdline", "[find]")
     tree.add({.pid = 41, .name = "kernel thread"});
     CHECK(ProcFs(tree.proc()).read(41)->command == "[kernel thread]");
     CHECK(ProcFs(tree.proc()).read(42).error().code == ErrorCode::no_process);
+    tree.write("proc/44/status", "Name:\tx\nTgid:\t40\nPPid:\t12\nUid:\t1\t1\t1\t1\nNSpid:\t44\n");
+    const auto thread = ProcFs(tree.proc()).read(44);
+    REQUIRE_FALSE(thread);
+    CHECK(thread.error().code == ErrorCode::no_process);
+    CHECK(thread.error().message == "there is no process 44: it is a thread of process 40");
     tree.write("proc/43/status", "Name:\tx\n");
     CHECK(ProcFs(tree.proc()).read(43).error().code == ErrorCode::io_failed);
     tree.write("proc/meminfo", "");

@@ -172,6 +172,22 @@ TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[
     CHECK(render_error("gpu-ps", "", make_error(ErrorCode::invalid_argument, "no")) == "gpu-ps: no\n");
 }
 
+TEST_CASE("Render: a sentence names its process or file once", "[render]") {
+    const auto subject = title(listed_process());
+    const auto said = [&](const std::string& message) {
+        return without(subject, make_error(ErrorCode::no_agent, "{}", message)).message;
+    };
+    CHECK(said("process " + subject + " has ended") == "it has ended");
+    CHECK(said("there is no agent in process " + subject + ": it has no socket") ==
+          "there is no agent in it: it has no socket");
+    CHECK(said("it may be, and cannot be asked: process " + subject + " does not accept connections") ==
+          "it may be, and cannot be asked: it does not accept connections");
+    CHECK(said("there is no process 1") == "there is no process 1");
+    const auto missing = make_error(ErrorCode::io_failed, "/x: No such file or directory (open)");
+    CHECK(without("/x", missing).message == "No such file or directory (open)");
+    CHECK(without("/y", missing).message == missing.message);
+}
+
 TEST_CASE("Render: advice fits the command", "[render]") {
     const auto advice = [](std::string_view program, ErrorCode code) {
         return std::string(advice_from(program, code));
