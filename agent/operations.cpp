@@ -346,7 +346,14 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
         return *std::move(woken->left);
     }
     const std::lock_guard lock(memory_mutex_);
-    noted([&] { complete(report); }); // a shortage only thins it
+    noted([&] {
+        for (const auto& file : running_.load()->engine.vaults().files_out_of_reach())
+            report.notes.push_back(
+                fmt::format("{} stays, and is emptied: the process may not change its directory "
+                            "any more, and gpu-snapshot ls, by one who may, removes it",
+                            file.string()));
+        complete(report);
+    }); // a shortage only thins it
     report.times.total = seconds_since(start);
     return report;
 }

@@ -137,6 +137,14 @@ Bytes Vaults::file_bytes() const noexcept {
     return sum;
 }
 
+std::vector<std::filesystem::path> Vaults::files_out_of_reach() const {
+    std::vector<std::filesystem::path> files;
+    for (const auto& [id, vault] : retired_)
+        if (vault.snapshot && vault.snapshot->file.is_out_of_reach())
+            files.push_back(vault.snapshot->file.path());
+    return files;
+}
+
 void Vaults::remove_files() noexcept {
     for (auto& [id, vault] : vaults_) let_go(vault, Files::as_asked);
 }

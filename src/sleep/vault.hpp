@@ -10,6 +10,7 @@
 #include "store/snapshot_writer.hpp"
 
 #include <cstddef>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -96,6 +97,8 @@ public:
     [[nodiscard]] Bytes retired_bytes() const noexcept;
     /// What the files of those vaults take.
     [[nodiscard]] Bytes file_bytes() const noexcept;
+    /// Files of retired vaults that could not be removed.
+    [[nodiscard]] std::vector<std::filesystem::path> files_out_of_reach() const;
     /// Removes the files of all vaults, but for those to be kept: the process is ending.
     void remove_files() noexcept;
 

@@ -5,6 +5,7 @@
 #include "store/io_queue.hpp"
 
 #include "base/guard.hpp"
+#include "base/process.hpp"
 #include "base/quiet_thread.hpp"
 #include "store/workers.hpp"
 
@@ -213,7 +214,7 @@ Result<void> move_bytes(IoRequest::Kind kind, int fd, std::byte* data, std::size
 
 Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind, IoUse use) {
 #ifdef GPU_SLEEP_HAVE_LIBURING
-    if (kind == IoKind::automatic && use == IoUse::direct)
+    if (kind == IoKind::automatic && use == IoUse::direct && !has_call_filter())
         if (auto queue = UringQueue::open()) return queue;
 #else
     static_cast<void>(kind);
@@ -224,7 +225,7 @@ Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind, IoUse use) {
 
 bool has_io_uring() {
 #ifdef GPU_SLEEP_HAVE_LIBURING
-    return UringQueue::open().has_value();
+    return !has_call_filter() && UringQueue::open().has_value();
 #else
     return false;
 #endif

@@ -38,7 +38,8 @@ public:
 };
 
 enum class IoKind {
-    automatic, ///< io_uring where it was built in and the kernel permits it, and the file is not cached
+    automatic, ///< io_uring where it was built in and the kernel permits it, no filter decides upon system
+               ///< calls, which might end the process for those, and the file is not cached
     threads,   ///< pread and pwrite
 };
 

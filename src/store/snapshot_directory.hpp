@@ -153,6 +153,10 @@ public:
     void let_stay() noexcept { fd_.reset(); }
     /// Takes its name away at once. Its space is given back when it is destroyed, which may take long.
     void unlink() noexcept;
+    /// Whether it has a name that cannot be taken away: the process has become another user, who may not
+    /// change the directory. Its space is given back all the same, and the next look at the directory by one
+    /// who may finds a leftover.
+    [[nodiscard]] bool is_out_of_reach() const noexcept;
 
 private:
     SnapshotFile(std::shared_ptr<const SnapshotDirectory> directory, SnapshotName name, std::string text,

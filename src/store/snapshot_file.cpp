@@ -160,8 +160,17 @@ void SnapshotFile::unlink() noexcept {
     if (fd_.is_named(at, text_.c_str())) ::unlinkat(at, text_.c_str(), 0);
 }
 
+bool SnapshotFile::is_out_of_reach() const noexcept {
+    struct stat status = {};
+    if (!fd_.is_held() || ::fstat(fd_.get(), &status) != 0 || status.st_nlink != 1) return false;
+    UniqueFd anew;
+    return ::faccessat(directory_->fd(anew), ".", W_OK | X_OK, AT_EACCESS) != 0 &&
+           (errno == EACCES || errno == EPERM);
+}
+
 void SnapshotFile::remove() noexcept {
     unlink();
+    if (is_out_of_reach()) static_cast<void>(::ftruncate(fd_.get(), 0));
     fd_.reset();
 }
 

@@ -6,11 +6,14 @@
 #include "host.hpp"
 #include "mentions.hpp"
 #include "place.hpp"
+#include "support/other_user.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <string>
 
@@ -118,6 +121,31 @@ TEST_CASE("Confinement: a directory that cannot be written is not taken for anot
     check_cycle(host);
 }
 
+TEST_CASE(
+    "Confinement: a program that becomes another user while it sleeps in files is woken, and says what stays",
+    "[confinement]") {
+    if (::geteuid() != 0) return skip_without_right("become another user");
+    const Place place;
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+    REQUIRE(place.files().size() == 1);
+    host.tell(fmt::format("become {} {}", k_one_user, k_one_user));
+    CHECK(becomes_true([&] { return host.command("gpu-ps").status == 0; })); // as that user's
+    const auto woken = host.command("gpu-wake");
+    INFO(woken.err);
+    CHECK(woken.status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    REQUIRE(place.files().size() == 1);
+    CHECK_THAT(woken.out, mentions(place.files().front().string() + " stays"));
+    CHECK(becomes_true([&] { return fs::file_size(place.files().front()) == 0; }));
+
+    CHECK(becomes_true([&] { // once the process has closed it
+        return run({{command_file("gpu-snapshot"), "ls", place.path()}}).status == 0 && place.files().empty();
+    }));
+    check_cycle(host);
+}
+
 TEST_CASE("Confinement: a first thread with another /tmp while it sleeps is woken", "[confinement]") {
     if (!may_be_root()) return;
     Host host(as_root_of_namespace());
@@ -127,4 +155,39 @@ TEST_CASE("Confinement: a first thread with another /tmp while it sleeps is woke
     CHECK(host.command("gpu-wake").status == 0);
     pause_for(Milliseconds(2'500));
     check_cycle(host);
+}
+
+TEST_CASE("Confinement: a filter that ends the process for calls that can be done without ends nobody",
+          "[confinement]") {
+    const Place place;
+    Host host;
+    for (const auto call : {SYS_unshare, SYS_io_uring_setup}) host.tell(fmt::format("forbid {} 0", call));
+    host.tell("alloc weights 4194304 0");
+    check_cycle(host);
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE(
+    "Confinement: a filter that fails what the agent calls leaves the program awake or asleep, and whole",
+    "[confinement]") {
+    const auto call =
+        GENERATE(SYS_membarrier, SYS_openat, SYS_newfstatat, SYS_mkdirat, SYS_unlinkat, SYS_renameat2,
+                 SYS_flock, SYS_ftruncate, SYS_fsync, SYS_getrandom, SYS_madvise, SYS_pwrite64);
+    const bool in_files = GENERATE(false, true);
+    INFO("call " << call << (in_files ? ", in files" : ""));
+    const Place place;
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    host.tell(fmt::format("forbid {} {}", call, EPERM));
+    const auto slept = host.command("gpu-sleep", in_files ? place.store() : Arguments());
+    INFO(slept.err);
+    const bool is_asleep = slept.status == 0;
+    CHECK((slept.err.empty() || !is_asleep));
+    CHECK(host.tell("asleep") == (is_asleep ? "4194304" : "0"));
+    const bool is_awake = !is_asleep || host.command("gpu-wake").status == 0;
+    CHECK(host.tell("asleep") == (is_awake ? "0" : "4194304"));
+    if (is_awake) CHECK(host.tell("check_all") == "intact");
+    CHECK(host.tell("faults") == "0");
 }
