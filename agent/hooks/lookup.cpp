@@ -13,8 +13,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <string_view>
+#include <tuple>
 
 namespace gpu_sleep::hooks {
 
@@ -43,7 +45,7 @@ constexpr auto k_stand_ins = [] {
 }();
 
 /// What passes as it is.
-constexpr std::array k_harmless = {
+constexpr const char* k_harmless[] = {
 #define GPU_SLEEP_SYMBOL(name) #name,
     GPU_SLEEP_HARMLESS(GPU_SLEEP_SYMBOL)
 #undef GPU_SLEEP_SYMBOL
@@ -54,10 +56,13 @@ constexpr std::array k_harmless = {
 struct Table {
     struct Row {
         void* real;
+        std::size_t order; ///< of two names for one address the first of the list counts
         void* stand_in;
-        friend bool operator<(const Row& a, const Row& b) noexcept { return a.real < b.real; }
+        friend bool operator<(const Row& a, const Row& b) noexcept {
+            return std::tie(a.real, a.order) < std::tie(b.real, b.order);
+        }
     };
-    std::array<Row, k_entries + k_harmless.size()> rows{};
+    std::array<Row, k_entries + std::size(k_harmless)> rows{};
     std::size_t count = 0;
 };
 
@@ -66,16 +71,19 @@ std::atomic<const Table*> g_table{nullptr};
 /// Looks all of them up, each under the loader's lock.
 Table make_table(void* driver) noexcept {
     Table made;
+    const auto add = [&](void* address, void* stand_in) {
+        made.rows[made.count] = {address, made.count, stand_in};
+        ++made.count;
+    };
     for (std::size_t i = 0; i < k_entries; ++i) {
         void* const address = k_stand_ins[i] ? find_symbol(driver, k_symbols[i]) : nullptr;
         if (!address) continue; // an older driver, or an older cuda.h
         g_real[i].store(address, std::memory_order_relaxed);
-        made.rows[made.count++] = {address, k_stand_ins[i]()};
+        add(address, k_stand_ins[i]());
     }
     for (const char* symbol : k_harmless)
-        if (void* const address = find_symbol(driver, symbol)) made.rows[made.count++] = {address, address};
-    // Stable, so that of two names for one address the first of the list counts.
-    std::stable_sort(made.rows.begin(), made.rows.begin() + static_cast<std::ptrdiff_t>(made.count));
+        if (void* const address = find_symbol(driver, symbol)) add(address, address);
+    std::sort(made.rows.begin(), made.rows.begin() + static_cast<std::ptrdiff_t>(made.count));
     return made;
 }
 
@@ -125,7 +133,7 @@ constexpr std::string_view documented(std::string_view symbol) noexcept {
 bool is_harmless(std::string_view name) noexcept {
     const auto is_meant = [&](const char* symbol) { return documented(symbol) == documented(name); };
     return std::none_of(k_symbols.begin(), k_symbols.end(), is_meant) &&
-           std::any_of(k_harmless.begin(), k_harmless.end(), is_meant);
+           std::any_of(std::begin(k_harmless), std::end(k_harmless), is_meant);
 }
 
 bool is_entry_point(std::string_view name) noexcept {
@@ -181,7 +189,7 @@ void* stand_in_for(void* address, const char* name) noexcept {
     const auto* known = catches() ? table() : nullptr;
     if (!known) return address;
     const auto* const end = known->rows.data() + known->count;
-    const auto* const row = std::lower_bound(known->rows.data(), end, Table::Row{address, nullptr});
+    const auto* const row = std::lower_bound(known->rows.data(), end, Table::Row{address, 0, nullptr});
     if (row != end && row->real == address) return row->stand_in;
     const bool is_unknown = is_entry_point(name) && !is_harmless(name) && known->count != 0 &&
                             are_together(known->rows.front().real, address);

@@ -88,7 +88,7 @@ Result<std::string> hold(const Device& device, std::istream& words) {
 Result<CUdeviceptr> allocate_plainly(Bytes bytes) {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     std::size_t granularity = 0;
     GPU_SLEEP_TRY(
         check(cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),

@@ -31,15 +31,15 @@ void* allocate(std::size_t bytes, const void* caller) noexcept {
 } // namespace
 } // namespace gpu_sleep::test
 
-void* operator new(std::size_t bytes) {
+// Not inlined: compilers that see malloc() or free() take it for a mistake.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
     auto* const memory = gpu_sleep::test::allocate(bytes, __builtin_return_address(0));
     if (memory == nullptr) throw std::bad_alloc();
     return memory;
 }
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
     return gpu_sleep::test::allocate(bytes, __builtin_return_address(0));
 }
-// Not inlined: compilers that see free() take it for a mistake.
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
     std::free(memory);
 }

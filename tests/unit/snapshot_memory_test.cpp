@@ -30,12 +30,12 @@ bool fails() noexcept {
 
 } // namespace
 
-void* operator new(std::size_t bytes) {
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
     auto* const memory = fails() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
     if (memory == nullptr) throw std::bad_alloc();
     return memory;
 }
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
     return fails() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
