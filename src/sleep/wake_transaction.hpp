@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 namespace gpu_sleep::sleep {
@@ -21,7 +22,9 @@ struct FileExtent {
     std::size_t number = 0; ///< of the extent in its snapshot
     driver::DeviceAddress address = 0;
     ledger::TagId tag = 0;
-    friend auto operator<=>(const FileExtent&, const FileExtent&) = default;
+    friend bool operator<(const FileExtent& a, const FileExtent& b) noexcept {
+        return std::tie(a.vault, a.number, a.address, a.tag) < std::tie(b.vault, b.number, b.address, b.tag);
+    }
 };
 
 /// One device's part of a wake.

@@ -131,7 +131,7 @@ CUresult add_memset_node(CUdeviceptr address) {
 }
 
 constexpr std::size_t k_one_row_bytes = k_row_bytes;
-constexpr CUmemLocation k_device{CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+constexpr CUmemLocation k_device{CU_MEM_LOCATION_TYPE_DEVICE, 0};
 
 const std::array k_calls = {
     Call{
