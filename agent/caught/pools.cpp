@@ -210,6 +210,20 @@ void freed_from_pool(const Known& allocation) {
     leave_pool(all, allocation);
 }
 
+namespace {
+
+/// Whether the memory is meant for something, such as decompression. An older cuda.h has bytes without a name
+/// there.
+template <class Properties>
+bool has_usage(const Properties& properties) noexcept {
+    if constexpr (requires { properties.usage; })
+        return properties.usage != 0;
+    else
+        return properties.reserved[0] != 0 || properties.reserved[1] != 0;
+}
+
+} // namespace
+
 void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcept {
     noted([&] {
         auto& all = Pools::instance();
@@ -219,7 +233,7 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcep
         pool.is_caught = properties.allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
                          properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
                          properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE && properties.maxSize == 0 &&
-                         properties.usage == 0;
+                         !has_usage(properties);
         all.pools.insert_or_assign(handle, std::move(pool));
     });
 }
