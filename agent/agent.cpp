@@ -30,6 +30,9 @@ namespace {
 std::atomic<Agent*> g_agent{nullptr};
 std::mutex g_agent_mutex; ///< one making at a time
 std::atomic<bool> g_moves_exit_handler{false};
+/// Held while the C library's list of exit handlers is changed, and over every fork(): the lock of that list
+/// is copied as it is, and a child that got it locked would hang when it ends.
+std::mutex g_exit_list_mutex;
 
 /// How touches are met unless a sleep says otherwise.
 void read_environment(TouchRule& rule) {
@@ -117,6 +120,7 @@ void Agent::come_first_at_exit() noexcept {
     // The handler's registration is its own, as if of one more library, so that it alone can be taken back:
     // which runs it, for nothing. Source: Itanium C++ ABI, 3.3.6.
     static char s_registration;
+    const std::lock_guard lock(g_exit_list_mutex);
     g_moves_exit_handler = true;
     abi::__cxa_finalize(&s_registration);
     g_moves_exit_handler = false;
@@ -184,8 +188,12 @@ Result<void> Agent::start() {
     gate::Gate::instance().set_waker([this] { wake_on_touch(); });
     static std::once_flag once;
     std::call_once(once, [] {
+        ::pthread_atfork([] { g_exit_list_mutex.lock(); }, [] { g_exit_list_mutex.unlock(); },
+                         [] {
+                             g_exit_list_mutex.unlock();
+                             handle_fork_in_child();
+                         });
         come_first_at_exit();
-        ::pthread_atfork(nullptr, nullptr, &Agent::handle_fork_in_child);
     });
     running_.store(running_storage_.get(), std::memory_order_release);
     return {};

@@ -235,6 +235,28 @@ Answer fork_raw(Words&) {
     return std::to_string(status);
 }
 
+/// Forks children that exit while another thread sleeps and wakes; stops at one that cannot. The answer is
+/// how many did.
+Answer fork_while_sleeping(Words& words) {
+    const auto count = next<int>(words);
+    std::atomic<bool> goes_on{true};
+    std::thread sleeper([&] {
+        while (goes_on && gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_OK) gpu_sleep_wake(nullptr, 0);
+    });
+    int ended = 0;
+    for (int status = 0; ended < count && status == 0; ended += status == 0) {
+        const auto child = ::fork();
+        if (child == 0) {
+            ::alarm(10); // ends it if it is stuck
+            std::exit(0);
+        }
+        if (::waitpid(child, &status, 0) != child) break;
+    }
+    goes_on = false;
+    sleeper.join();
+    return std::to_string(ended);
+}
+
 /// Takes so many milliseconds at the end, after what was registered to run first.
 Answer be_slow_at_exit(Words& words) {
     static std::chrono::milliseconds s_time;
@@ -348,6 +370,7 @@ const Commands& commands() {
         {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},
         {"fork", fork_child},
         {"raw_fork", fork_raw},
+        {"fork_while_sleeping", fork_while_sleeping},
         {"slow_exit", be_slow_at_exit},
         {"exec", become_another},
         {"exit", [](Words& w) -> Answer { std::exit(next<int>(w)); }},

@@ -370,3 +370,10 @@ TEST_CASE("Program: a command that comes before the agent is ready waits until i
     CHECK(host.process().read_line().substr(0, 2) == "ok");
     check_sleeps_and_wakes(host);
 }
+
+TEST_CASE("Program: a child that is forked while the process sleeps or wakes can end", "[program]") {
+    if (is_sanitized()) return skip("a sanitizer looks for leaks in the child");
+    Host host;
+    host.tell("alloc weights 4096 0");
+    CHECK(host.tell("fork_while_sleeping 500") == "500");
+}
