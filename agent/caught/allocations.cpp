@@ -82,12 +82,24 @@ std::optional<Known> Allocations::find(CUdeviceptr address) const {
     return address - allocation.address < allocation.bytes ? std::optional(allocation) : std::nullopt;
 }
 
+bool Allocations::has_ours_in(CUdeviceptr begin, std::size_t bytes) const {
+    const std::shared_lock lock(mutex_);
+    for (auto next = by_address_.lower_bound(begin); next != by_address_.end() && next->first - begin < bytes;
+         ++next)
+        if (!next->second.is_virtual || next->second.is_own) return true;
+    return false;
+}
+
 std::vector<Known> Allocations::all(const std::function<bool(const Known&)>& wanted) const {
     const std::shared_lock lock(mutex_);
     std::vector<Known> found;
     for (const auto& [address, allocation] : by_address_)
         if (wanted(allocation)) found.push_back(allocation);
     return found;
+}
+
+bool is_range_of_ours(CUdeviceptr begin, std::size_t bytes) noexcept {
+    return Allocations::instance().has_ours_in(begin, bytes);
 }
 
 bool note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {

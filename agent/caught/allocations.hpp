@@ -43,6 +43,8 @@ public:
     void change(CUdeviceptr address, const std::function<void(Known&)>& body);
     /// What holds `address`.
     [[nodiscard]] std::optional<Known> find(CUdeviceptr address) const;
+    /// Whether one begins in these bytes, and is no mapping of the program's own.
+    [[nodiscard]] bool has_ours_in(CUdeviceptr begin, std::size_t bytes) const;
     [[nodiscard]] std::vector<Known> all(const std::function<bool(const Known&)>& wanted) const;
 
 private:

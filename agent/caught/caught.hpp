@@ -123,6 +123,9 @@ struct Known {
     unsigned long long handle_types = 0; ///< as which virtual memory may be shared
 };
 [[nodiscard]] std::optional<Known> find(CUdeviceptr address) noexcept;
+/// Whether something is allocated in these bytes of a range that the agent made: mappings of the program's
+/// own are not meant.
+[[nodiscard]] bool is_range_of_ours(CUdeviceptr begin, std::size_t bytes) noexcept;
 /// cuMemGetAccess of `known`, whether it sleeps or not, where the driver answered `status` and `flags`.
 /// Source: CUDA Driver API, cuMemGetAccess; what it says of plain memory was seen.
 [[nodiscard]] CUresult access_of(const Known& known, const CUmemLocation& location, CUresult status,

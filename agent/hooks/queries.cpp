@@ -67,17 +67,29 @@ CUresult ask(void* data, CUpointer_attribute attribute, const Known& known, CUde
     return status == CUDA_ERROR_INVALID_VALUE ? answer_for_sleeping(data, attribute, known, address) : status;
 }
 
+/// Whether the address, which is in no allocation, is one that the driver knows only because it lies in a
+/// range of ours that is awake: the program asked for less.
+bool is_beyond(CUdeviceptr address) {
+    CUdeviceptr begin = 0;
+    std::size_t bytes = 0;
+    return catches() && real<Entry::cuMemGetAddressRange_v2>()(&begin, &bytes, address) == CUDA_SUCCESS &&
+           agent::caught::is_range_of_ours(begin, bytes);
+}
+
 } // namespace
 
 CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
     const auto known = catches() && data ? agent::caught::find(address) : std::nullopt;
     if (known) return ask(data, attribute, *known, address);
+    if (is_beyond(address)) return CUDA_ERROR_INVALID_VALUE;
     return real<Entry::cuPointerGetAttribute>()(data, attribute, address);
 }
 
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
                                 CUdeviceptr address) {
+    constexpr CUdeviceptr k_nobodys = 1; // of which the driver gives the answers for what nobody knows
     const auto known = catches() && attributes && data ? agent::caught::find(address) : std::nullopt;
+    if (!known && is_beyond(address)) address = k_nobodys;
     const auto status = real<Entry::cuPointerGetAttributes>()(count, attributes, data, address);
     if (!known) return status;
     // The driver's own answers for what has none are set already: zero or null.
@@ -102,6 +114,7 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address) {
     const auto known = catches() ? agent::caught::find(address) : std::nullopt;
+    if (!known && is_beyond(address)) return CUDA_ERROR_NOT_FOUND;
     if (!known) return real<Entry::cuMemGetAddressRange_v2>()(base, bytes, address);
     if (known->is_virtual && !known->is_own) {
         const auto status = real<Entry::cuMemGetAddressRange_v2>()(base, bytes, address);
@@ -114,6 +127,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdevice
 
 CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
     const auto known = catches() && flags && location ? agent::caught::find(address) : std::nullopt;
+    if (!known && is_beyond(address)) return CUDA_ERROR_INVALID_VALUE;
     const auto status = real<Entry::cuMemGetAccess>()(flags, location, address);
     return known ? agent::caught::access_of(*known, *location, status, *flags) : status;
 }

@@ -81,6 +81,50 @@ TEST_CASE("Queries: who may reach memory is told the same of what sleeps", "[api
     check(cuMemFree(plain));
 }
 
+TEST_CASE("Queries: nothing is known of what lies past an allocation, awake or asleep", "[api]") {
+    const Gpu gpu(0);
+    constexpr std::size_t k_odd_bytes = 5 * k_mib; // of a range of 6 MiB
+    CUdeviceptr plain = 0;
+    CUdeviceptr pooled = 0;
+    check(cuMemAlloc(&plain, k_odd_bytes));
+    check(cuMemAllocAsync(&pooled, k_odd_bytes, nullptr));
+    const TaggedMemory memory("weights", k_odd_bytes);
+    const auto answers = [&](CUdeviceptr address) {
+        CUdeviceptr begin = 0;
+        std::size_t bytes = 0;
+        unsigned type = 99;
+        unsigned types = 99;
+        auto attribute = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+        void* data = &types;
+        return std::vector<long long>{cuMemGetAddressRange(&begin, &bytes, address),
+                                      static_cast<long long>(begin != 0 ? address - begin : 0),
+                                      static_cast<long long>(bytes),
+                                      cuPointerGetAttribute(&type, attribute, address),
+                                      type,
+                                      cuPointerGetAttributes(1, &attribute, &data, address),
+                                      types,
+                                      access(address, 0)};
+    };
+    const std::vector<long long> beyond{CUDA_ERROR_NOT_FOUND,     0, 0, CUDA_ERROR_INVALID_VALUE, 99, 0, 0,
+                                        -CUDA_ERROR_INVALID_VALUE};
+    for (int round = 0; round < 3; ++round) {
+        INFO(round);
+        for (const auto address : {plain, pooled, memory.address()}) {
+            CHECK(answers(address + k_odd_bytes) == beyond);
+            const auto last = answers(address + k_odd_bytes - 1);
+            CHECK(last[0] == CUDA_SUCCESS);
+            CHECK(last[1] == k_odd_bytes - 1);
+            CHECK(last[2] == k_odd_bytes);
+            CHECK(last[3] == CUDA_SUCCESS);
+            CHECK(last[6] == CU_MEMORYTYPE_DEVICE);
+        }
+        if (round == 0) sleep();
+        if (round == 1) wake();
+    }
+    check(cuMemFree(pooled));
+    check(cuMemFree(plain));
+}
+
 TEST_CASE("Queries: plain memory is its context's, and a pool's is no context's", "[api]") {
     const Gpu gpu(0);
     CUcontext context = nullptr;
