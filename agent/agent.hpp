@@ -104,6 +104,8 @@ private:
     void remove_files() noexcept;
     static void handle_fork_in_child() noexcept;
 
+    /// `error` as it is told: whatever fails once the process has begun to end, that is why.
+    [[nodiscard]] Error as_it_ends(Error error) const;
     /// Has what the engine retired given back.
     void reap();
     /// Gives back dead contents of one piece of host memory. Returns whether there was one.

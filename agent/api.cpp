@@ -31,8 +31,8 @@ gpu_sleep_status fail(const Error& error) noexcept {
         t_last_error.clear();
     }
     switch (error.code) {
-    case ErrorCode::no_process: // of commands, not of calls
-    case ErrorCode::no_agent:
+    case ErrorCode::no_process: return GPU_SLEEP_ERROR_CONTEXT_LOST; // this one, which is ending
+    case ErrorCode::no_agent:                                        // of commands, not of calls
     case ErrorCode::not_permitted:
     case ErrorCode::cancelled:
     case ErrorCode::protocol_mismatch:

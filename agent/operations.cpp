@@ -101,7 +101,13 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
     if (report) return *std::move(report);
     const auto& tags = request ? request->tags : std::get<model::WakeRequest>(operation).tags;
     const std::lock_guard lock(memory_mutex_);
-    return model::Failure{std::move(report).error(), ledger_.state(tags)};
+    return model::Failure{as_it_ends(std::move(report).error()), ledger_.state(tags)};
+}
+
+Error Agent::as_it_ends(Error error) const {
+    // The driver shuts down before the process is gone, and then refuses all.
+    if (!exiting_ && error.driver_status != CUDA_ERROR_DEINITIALIZED) return error;
+    return make_error(ErrorCode::no_process, "the process is ending");
 }
 
 void Agent::reap() {

@@ -361,6 +361,30 @@ TEST_CASE("Program: a child that no handler of fork() knew of leaves the agent's
     check_sleeps_and_wakes(host);
 }
 
+TEST_CASE("Program: a process that is ending is said to be, and not to have failed", "[program]") {
+    Host host;
+    const bool is_slow = GENERATE(false, true);
+    if (is_slow) host.tell("slow_exit 3000"); // after the agent has heard of the end
+    host.tell("alloc weights 4194304 0");
+    const auto check_is_told = [](const Output& output) {
+        CHECK(output.status == 3);
+        CHECK(output.json("/processes/0/error/code") == "no_process");
+        CHECK_THAT(output.err, mentions("the process is ending") && !mentions("restart"));
+    };
+    if (!is_slow) {
+        host.tell("fail cuMemUnmap 1 4"); // CUDA_ERROR_DEINITIALIZED
+        check_is_told(host.command("gpu-sleep", {"--json"}));
+        CHECK(host.tell("check_all") == "intact");
+        return;
+    }
+    host.tell("hold");
+    auto waiting = host.start("gpu-sleep", {"--json", "--timeout", "1s"});
+    pause_for(Milliseconds(300));
+    host.process().send("exit 0");
+    check_is_told(waiting.finish());
+    CHECK(host.wait() == 0);
+}
+
 TEST_CASE("Program: a command that comes before the agent is ready waits until it is", "[program]") {
     if (is_sanitized()) return skip("a sanitizer's runtime comes first");
     Host host({std::string("LD_PRELOAD=") + GPU_SLEEP_TEST_SLOW_START});
