@@ -156,6 +156,8 @@ private:
     /// Whether an allocation of allocate() begins there: the ledger has the program's caught memory, too.
     /// Under memory_mutex_. Errors: not_owned.
     [[nodiscard]] Result<void> check_own(driver::DeviceAddress address) const;
+    /// Errors: capture_in_progress, if a capture waits for what sleeps already, and so for no sleep's end.
+    [[nodiscard]] Result<void> check_captures_may_end();
     /// Lets captures end, closes the gate and waits for the device.
     [[nodiscard]] Result<void> shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going);
     [[nodiscard]] Result<void> drain(Clock::time_point deadline, const std::function<bool()>& keep_going);

@@ -11,6 +11,8 @@
 #include "hooks/catches.hpp"
 #include "unseen.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <functional>
 #include <mutex>
@@ -108,6 +110,23 @@ std::function<bool()> Agent::coaxing(std::function<bool()> keep_going, bool& has
     };
 }
 
+Result<void> Agent::check_captures_may_end() {
+    const auto spans = caught::captures_wait_for();
+    if (!spans) return {};
+    std::vector<std::string> tags;
+    {
+        const std::lock_guard lock(memory_mutex_);
+        for (const auto& span : *spans)
+            if (const auto* backing = ledger_.find(span.begin))
+                tags.push_back(ledger_.tag(backing->tag).name);
+    }
+    std::sort(tags.begin(), tags.end());
+    tags.erase(std::unique(tags.begin(), tags.end()), tags.end());
+    const auto what = tags.empty() ? std::string("memory") : fmt::format("{}", fmt::join(tags, ", "));
+    return make_error(ErrorCode::capture_in_progress,
+                      "a CUDA graph is being captured, which waits for {} that sleeps: wake it first", what);
+}
+
 Result<void> Agent::shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going) {
     if (!hooks::catches()) return {};
     constexpr Milliseconds k_look{1};
@@ -119,6 +138,7 @@ Result<void> Agent::shut_gate(Clock::time_point deadline, const std::function<bo
         // begin, and those under way go on until they end.
         gate.hold_captures();
         while (caught::captures_open() != 0) {
+            GPU_SLEEP_TRY(check_captures_may_end());
             if (Clock::now() >= deadline)
                 return make_error(ErrorCode::capture_in_progress,
                                   "a CUDA graph is being captured and did not end in time");

@@ -25,6 +25,7 @@ struct Capture {
     std::uint64_t number = 0; ///< never used twice
     CUcontext context = nullptr;
     const gate::Seat* seat = nullptr; ///< of the thread that began it; after its end perhaps another's
+    bool any_may_end = false;         ///< and not that thread alone
 };
 
 struct Captures {
@@ -96,7 +97,7 @@ std::shared_mutex& capture_order() noexcept {
     return *s_order;
 }
 
-std::uint64_t capture_begins(CUstream stream, bool per_thread) noexcept {
+std::uint64_t capture_begins(CUstream stream, bool per_thread, bool any_may_end) noexcept {
     std::uint64_t number = 0;
     noted([&] {
         const std::unique_lock order(capture_order());
@@ -105,7 +106,7 @@ std::uint64_t capture_begins(CUstream stream, bool per_thread) noexcept {
         const std::lock_guard lock(all.mutex);
         auto [place, is_new] = all.open.try_emplace(capture_key(stream, per_thread, context));
         // One that is there already, and goes on, must not be taken for this one.
-        place->second = {++all.last_number, context, gate::t_seat};
+        place->second = {++all.last_number, context, gate::t_seat, any_may_end};
         if (is_new) number = all.last_number;
         all.count = static_cast<unsigned>(all.open.size());
     });
@@ -183,6 +184,30 @@ bool has_capture_open() noexcept {
     const std::lock_guard lock(all.mutex);
     const auto is_mine = [](const auto& capture) { return capture.second.seat == gate::t_seat; };
     return std::any_of(all.open.begin(), all.open.end(), is_mine);
+}
+
+std::size_t streams_captured_here(std::span<CUstream> streams) noexcept {
+    if (captures_open() == 0 || !gate::t_seat) return 0;
+    auto& all = Captures::instance();
+    const std::lock_guard lock(all.mutex);
+    std::size_t count = 0;
+    for (const auto& [key, capture] : all.open) {
+        if (count == streams.size()) break;
+        if (capture.seat == gate::t_seat && !capture.any_may_end) streams[count++] = std::get<0>(key);
+    }
+    return count;
+}
+
+std::optional<std::vector<gate::Named::Span>> captures_wait_for() {
+    std::vector<const gate::Seat*> seats;
+    {
+        auto& all = Captures::instance();
+        const std::lock_guard lock(all.mutex);
+        for (const auto& [key, capture] : all.open) seats.push_back(capture.seat);
+    }
+    for (const auto* seat : seats)
+        if (auto spans = gate::Gate::instance().sleeping_for(seat)) return spans;
+    return std::nullopt;
 }
 
 } // namespace gpu_sleep::agent::caught

@@ -16,6 +16,7 @@
 #include <functional>
 #include <optional>
 #include <shared_mutex>
+#include <span>
 #include <vector>
 
 /// All functions are thread-safe and let nothing cross: what fails inside returns a status of the driver. No
@@ -132,8 +133,9 @@ struct Known {
                                  unsigned long long& flags) noexcept;
 
 // Graph captures.
-/// Before the driver begins one; returns its number, for capture_failed() if it did not.
-[[nodiscard]] std::uint64_t capture_begins(CUstream stream, bool per_thread) noexcept;
+/// Before the driver begins one, which this thread alone may end or any; returns its number, for
+/// capture_failed() if it did not.
+[[nodiscard]] std::uint64_t capture_begins(CUstream stream, bool per_thread, bool any_may_end) noexcept;
 void capture_failed(CUstream stream, bool per_thread, std::uint64_t number) noexcept;
 /// The number of the stream's capture before the driver ends it, for capture_ended(); 0 without one.
 [[nodiscard]] std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept;
@@ -141,6 +143,12 @@ void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUres
 [[nodiscard]] unsigned captures_open() noexcept;
 /// Whether one is that the calling thread began.
 [[nodiscard]] bool has_capture_open() noexcept;
+/// The streams in which the calling thread began those that it alone may end: as many as fit. Returns how
+/// many.
+[[nodiscard]] std::size_t streams_captured_here(std::span<CUstream> streams) noexcept;
+/// What sleeps of that for which threads wait at the gate that have a capture open, which cannot end before.
+/// Nothing if none waits; empty if it is not known what for.
+[[nodiscard]] std::optional<std::vector<gate::Named::Span>> captures_wait_for();
 
 // Contexts.
 void context_created(CUcontext context) noexcept;

@@ -71,6 +71,17 @@ bool Gate::wants_waking() const {
     return waiters_ && rule_.on_touch == model::OnTouch::wake;
 }
 
+std::optional<std::vector<Named::Span>> Gate::sleeping_for(const Seat* seat) const {
+    const std::lock_guard lock(mutex_);
+    const auto* waiter = waiters_;
+    while (waiter && waiter->seat != seat) waiter = waiter->next;
+    if (!waiter || phase_ != Phase::asleep) return std::nullopt;
+    std::vector<Named::Span> spans;
+    for (const auto& span : waiter->named->spans)
+        if (names_sleeping({{span}, true})) spans.push_back(span);
+    return spans;
+}
+
 void Gate::set_waker(std::function<void()> waker) {
     std::shared_ptr<const std::function<void()>> shared;
     if (waker) shared = std::make_shared<const std::function<void()>>(std::move(waker));
@@ -275,7 +286,7 @@ bool Gate::may_touch_sleeping(Touch touch, const Named& named) const {
     return !named.known || !rule_.lists_all || may_name;
 }
 
-Gate::Verdict Gate::judge(Touch touch, const Named& named) const {
+Gate::Verdict Gate::judge(Touch touch, const Named& named, bool records) const {
     if (touch == Touch::captures && holds_captures_) return Verdict::hold;
     if (touch == Touch::ends && phase_ != Phase::draining) return Verdict::pass;
     switch (phase_) {
@@ -285,6 +296,7 @@ Gate::Verdict Gate::judge(Touch touch, const Named& named) const {
         return touch == Touch::takes && !may_touch_sleeping(touch, named) ? Verdict::pass : Verdict::hold;
     case Phase::asleep: break;
     }
+    if (records) return Verdict::pass; // else the capture could not end before all is awake
     if (rule_.checked) {
         if (begins_capture(touch) || !may_touch_sleeping(touch, named)) return Verdict::pass;
     }
@@ -365,8 +377,14 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
     std::unique_lock lock(mutex_);
     Named named;
     bool has_looked = false;
+    std::optional<bool> records;
     const auto judged = [&] {
         // Looking may need other locks, so ours is let go; the phase may be another afterwards.
+        if (inspector && !records && touch == Touch::submits && phase_ == Phase::asleep) {
+            lock.unlock();
+            records = inspector->records();
+            lock.lock();
+        }
         if (inspector && !has_looked && wants_names(touch)) {
             has_looked = true;
             lock.unlock();
@@ -374,10 +392,10 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
             lock.lock();
             if (found) named = *std::move(found);
         }
-        return judge(touch, named);
+        return judge(touch, named, records.value_or(false));
     };
     if (judged() == Verdict::pass) return true;
-    Waiter waiter{entry_point, touch};
+    Waiter waiter{entry_point, touch, &seat, &named};
     add(waiter);
     Verdict verdict = Verdict::hold;
     for (;;) {

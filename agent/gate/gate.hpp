@@ -51,6 +51,9 @@ public:
     virtual ~Inspector() = default;
     /// May throw for want of memory. Called without any lock of the gate.
     [[nodiscard]] virtual Named inspect() const = 0;
+    /// Whether the call, made now by this thread, gives the GPU no work but is recorded in a graph, and the
+    /// driver does not look at what it names. Called without any lock of the gate.
+    [[nodiscard]] virtual bool records() const noexcept { return false; }
 };
 
 /// How the touches stand, for a person to read.
@@ -120,6 +123,9 @@ public:
     [[nodiscard]] Waiting waiting() const;
     /// Whether touches wait for the process to be woken, as they asked.
     [[nodiscard]] bool wants_waking() const;
+    /// What sleeps of that which the touch of the thread in `seat` names, empty if that is not known; nothing
+    /// if none is held while memory sleeps.
+    [[nodiscard]] std::optional<std::vector<Named::Span>> sleeping_for(const Seat* seat) const;
 
     /// What is called, outside of any lock, when a touch wants the process woken; again at most once a
     /// second, or twice within the limit of a touch. It returns at once.
@@ -153,6 +159,8 @@ private:
     struct Waiter {
         const char* entry_point;
         Touch touch;
+        const Seat* seat;
+        const Named* named;
         Waiter* next = nullptr;
         Clock::time_point since = Clock::now();
         std::uint64_t change = 0;   ///< the gate's last when it was judged
@@ -166,7 +174,7 @@ private:
     Gate();
     void set_phase(Phase phase);
     void publish(Phase phase);
-    [[nodiscard]] Verdict judge(Touch touch, const Named& named) const;
+    [[nodiscard]] Verdict judge(Touch touch, const Named& named, bool records) const;
     /// Whether the answer depends on what the touch names.
     [[nodiscard]] bool wants_names(Touch touch) const noexcept {
         const bool depends = phase_ == Phase::asleep ? rule_.checked : something_sleeps();

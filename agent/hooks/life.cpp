@@ -6,6 +6,7 @@
 #include "hooks/driver_table.hpp"
 
 #include <functional>
+#include <tuple>
 
 namespace gpu_sleep::hooks::own {
 
@@ -40,6 +41,15 @@ CUresult end_with(CUresult (*ends)(Subject, const std::function<CUresult()>&), S
     return catches() ? ends(subject, call) : call();
 }
 
+/// The mode of a capture is the last argument; the first entry point of the kind has none.
+CUstreamCaptureMode capture_mode() {
+    return CU_STREAM_CAPTURE_MODE_GLOBAL;
+}
+template <class... Arguments>
+CUstreamCaptureMode capture_mode(Arguments... arguments) {
+    return std::get<sizeof...(Arguments) - 1>(std::tuple(arguments...));
+}
+
 template <Entry entry, class... Arguments>
 CUresult begin_capture(bool per_thread, CUstream stream, Arguments... arguments) {
     const bool is_caught = catches();
@@ -47,7 +57,8 @@ CUresult begin_capture(bool per_thread, CUstream stream, Arguments... arguments)
     const Passage passage(nests ? Touch::nests : Touch::captures, k_name<entry>);
     if (!passage.admitted()) return refused();
     // Noted first: once it has begun, no free may wait for the device.
-    const auto number = is_caught ? agent::caught::capture_begins(stream, per_thread) : 0;
+    const bool any_may_end = capture_mode(arguments...) == CU_STREAM_CAPTURE_MODE_RELAXED;
+    const auto number = is_caught ? agent::caught::capture_begins(stream, per_thread, any_may_end) : 0;
     const auto status = real<entry>()(stream, arguments...);
     if (status != CUDA_SUCCESS && is_caught) agent::caught::capture_failed(stream, per_thread, number);
     return status;

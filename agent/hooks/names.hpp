@@ -5,9 +5,12 @@
 
 #pragma once
 
+#include "hooks/capturing.hpp"
 #include "hooks/inspect.hpp"
 
+#include <string_view>
 #include <tuple>
+#include <type_traits>
 
 namespace gpu_sleep::hooks {
 
@@ -148,6 +151,13 @@ struct NamesTexture : KnownNames {
 };
 
 struct NamesKernel : KnownNames {
+    static CUstream stream_of(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                              unsigned, CUstream stream, void**, void** = nullptr) {
+        return stream;
+    }
+    static CUstream stream_of(const CUlaunchConfig* config, CUfunction, void**, void**) {
+        return config ? config->hStream : nullptr;
+    }
     static void add(gate::Named& named, CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned,
                     unsigned, unsigned, CUstream, void** parameters, void** extra = nullptr) {
         add_kernel(named, function, parameters, extra);
@@ -156,6 +166,9 @@ struct NamesKernel : KnownNames {
                     void** extra) {
         add_kernel(named, function, parameters, extra);
     }
+};
+
+struct NamesKernels : KnownNames {
     static void add(gate::Named& named, const CUDA_LAUNCH_PARAMS* launches, unsigned count, unsigned) {
         for (unsigned i = 0; launches && i < count; ++i)
             add_kernel(named, launches[i].function, launches[i].kernelParams, nullptr);
@@ -237,7 +250,7 @@ GPU_SLEEP_NAMES(NamesFirst, cuMemAdvise)
 GPU_SLEEP_NAMES(NamesFirst, cuMemAdvise_v2)
 GPU_SLEEP_NAMES(NamesFirst, cuMemUnmap)
 GPU_SLEEP_NAMES(NamesFirst, cuMemSetAccess)
-GPU_SLEEP_NAMES(NamesKernel, cuLaunchCooperativeKernelMultiDevice)
+GPU_SLEEP_NAMES(NamesKernels, cuLaunchCooperativeKernelMultiDevice)
 GPU_SLEEP_NAMES(NamesCopyNode, cuGraphAddMemcpyNode)
 GPU_SLEEP_NAMES(NamesCopyNode, cuGraphMemcpyNodeSetParams)
 GPU_SLEEP_NAMES(NamesNode, cuGraphAddMemsetNode)
@@ -326,6 +339,10 @@ inline constexpr bool k_copies = requires {
     Names<entry>::k_copies;
 };
 
+/// Whether a null stream of the entry point is the thread's own.
+template <Entry entry>
+inline constexpr bool k_per_thread = std::string_view(k_name<entry>).ends_with("_ptsz");
+
 /// The arguments of one call, looked at only when the gate asks.
 template <Entry entry, class... Arguments>
 class CallInspector final : public gate::Inspector {
@@ -337,6 +354,15 @@ public:
         named.known = true;
         std::apply([&](const auto&... each) { Names<entry>::add(named, each...); }, arguments_);
         return named;
+    }
+    /// Kernels alone: copies, fills and numbers in memory the driver looks at as soon as it has them.
+    [[nodiscard]] bool records() const noexcept override {
+        if constexpr (std::is_base_of_v<NamesKernel, Names<entry>>)
+            return is_recorded(
+                std::apply([](const auto&... each) { return Names<entry>::stream_of(each...); }, arguments_),
+                k_per_thread<entry>);
+        else
+            return false;
     }
     /// Null for a call of which nothing is known.
     [[nodiscard]] const gate::Inspector* if_known() const noexcept {

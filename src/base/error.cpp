@@ -35,7 +35,7 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::refused, "refused", failed_awake, failed_asleep,
                 "the program itself refused; ask it later"},
     ErrorTraits{ErrorCode::capture_in_progress, "capture_in_progress", timed_out, timed_out,
-                "a CUDA graph is being captured; try again when it is done"},
+                "try again when the capture is over"},
     ErrorTraits{ErrorCode::cancelled, "cancelled", failed_awake, failed_asleep, ""},
     ErrorTraits{ErrorCode::protocol_mismatch, "protocol_mismatch", failed_awake, failed_asleep,
                 "use the commands of the version that the process was started with"},
