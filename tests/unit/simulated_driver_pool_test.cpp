@@ -9,6 +9,7 @@ using namespace gpu_sleep::sim::testing;
 namespace {
 
 constexpr std::size_t k_bytes = 3 * k_granularity + 100;
+constexpr std::size_t k_chunk = std::size_t{32} << 20; ///< what a pool takes at a time
 
 CUdeviceptr allocate_async(CUstream stream, std::size_t bytes = k_bytes) {
     CUdeviceptr address = 0;
@@ -77,7 +78,8 @@ TEST_CASE("Simulated driver: stream-ordered memory is freed in its turn", "[simu
     CHECK(cuMemFreeAsync(address, stream) == CUDA_ERROR_INVALID_VALUE);
     CHECK(cuMemFreeAsync(0, stream) == CUDA_SUCCESS);
     CUdeviceptr none = 0;
-    CHECK(cuMemAllocAsync(&none, 0, stream) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuMemAllocAsync(&none, 0, stream) == CUDA_SUCCESS);
+    CHECK(none == 0);
 }
 
 TEST_CASE("Simulated driver: what may free what", "[simulated_driver]") {
@@ -138,11 +140,11 @@ TEST_CASE("Simulated driver: pools of a device", "[simulated_driver]") {
     CUmemoryPool original = nullptr;
     CUmemoryPool current = nullptr;
     REQUIRE(cuDeviceGetDefaultMemPool(&original, 0) == CUDA_SUCCESS);
-    const auto pool = make_pool(2 * k_granularity);
+    const auto pool = make_pool(k_chunk);
     REQUIRE(cuDeviceSetMemPool(0, pool) == CUDA_SUCCESS);
     const auto address = allocate_async(stream, k_granularity);
     CUdeviceptr none = 0;
-    CHECK(cuMemAllocAsync(&none, 2 * k_granularity, stream) == CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(cuMemAllocAsync(&none, k_chunk, stream) == CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(cuMemPoolDestroy(original) == CUDA_ERROR_INVALID_VALUE);
     // A destroyed pool goes when its last allocation does.
     REQUIRE(cuMemPoolDestroy(pool) == CUDA_SUCCESS);

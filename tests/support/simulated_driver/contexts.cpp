@@ -367,6 +367,8 @@ CUresult CUDAAPI cuCtxDisablePeerAccess(CUcontext peer) {
 CUresult CUDAAPI cuCtxSynchronize() {
     return call_in_context(Entry::cuCtxSynchronize, [&](Call& c, Context& context) {
         if (break_captures_of(c.driver, context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        return wait_for(c, context, all_work(context));
+        const auto status = wait_for(c, context, all_work(context));
+        if (status == CUDA_SUCCESS) synchronize_all_pools(c.driver);
+        return status;
     });
 }

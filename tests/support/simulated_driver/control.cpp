@@ -7,6 +7,7 @@
 #include "support/simulated_driver/device_budget.hpp"
 #include "support/simulated_driver/driver.hpp"
 #include "support/simulated_driver/faults.hpp"
+#include "support/simulated_driver/memory_pools.hpp"
 
 #include <mutex>
 
@@ -66,9 +67,10 @@ sim_live sim_live_objects(void) {
     live.reserved_bytes = totals.reserved_bytes;
     live.plain_allocations = driver.plain.size();
     live.plain_bytes = driver.plain_bytes;
+    driver.memory_pools.for_each(
+        [&](CUmemoryPool, const MemoryPool& pool) { live.pool_reserved_bytes += pool.reserved; });
     for (const auto& [begin, block] : driver.blocks) {
-        live.pool_reserved_bytes += block.reserved;
-        if (block.state == PoolBlock::State::kept) continue;
+        if (is_freed(block)) continue;
         ++live.pool_allocations;
         live.pool_bytes += block.bytes;
     }

@@ -148,7 +148,7 @@ enum class Trait : std::uint8_t {
     X(cuMemPoolCreate, 11020, safe)                                                                          \
     X(cuMemPoolDestroy, 11020, safe)                                                                         \
     X(cuMemPoolSetAttribute, 11020, safe)                                                                    \
-    X(cuMemPoolGetAttribute, 11020, safe)                                                                    \
+    X(cuMemPoolGetAttribute, 11020, unsafe)                                                                  \
     X(cuMemPoolTrimTo, 11020, safe)                                                                          \
     X(cuMemPoolSetAccess, 11020, safe)                                                                       \
     X(cuMemPoolGetAccess, 11020, safe)                                                                       \

@@ -4,6 +4,7 @@
 
 #include "support/simulated_driver/captures.hpp"
 #include "support/simulated_driver/contexts.hpp"
+#include "support/simulated_driver/memory_pools.hpp"
 #include "support/simulated_driver/work.hpp"
 
 #include <algorithm>
@@ -15,6 +16,13 @@ using Stamp = std::atomic<std::int64_t>;
 
 bool is_done(const Event& event) {
     return std::all_of(event.tickets.begin(), event.tickets.end(), [](const Ticket& t) { return t.done(); });
+}
+
+/// What is done when the event is.
+std::vector<Ticket> known_by(const Event& event) {
+    auto known = event.tickets;
+    for (const auto& [timeline, number] : event.waited) known.push_back({timeline, number});
+    return known;
 }
 
 void forget_capture(Event& event) {
@@ -45,6 +53,7 @@ CUresult record_event(Call& c, Context& context, CUevent handle, CUstream stream
     forget_capture(*event);
     event->stamp = stamp;
     event->tickets = {std::move(ticket)};
+    event->waited = stream->waited;
     return CUDA_SUCCESS;
 }
 
@@ -104,7 +113,10 @@ CUresult CUDAAPI cuEventQuery(CUevent handle) {
 CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
     return call_with_event(Entry::cuEventSynchronize, handle,
                            [](Call& c, const Context& context, const Event& event) {
-                               return wait_for(c, context, std::vector<Ticket>(event.tickets));
+                               const auto known = known_by(event);
+                               const auto status = wait_for(c, context, std::vector<Ticket>(event.tickets));
+                               if (status == CUDA_SUCCESS) synchronize_pools(c.driver, known);
+                               return status;
                            });
 }
 
@@ -134,6 +146,10 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream stream_handle, CUevent event_handle,
             return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
         }
         enqueue(*stream, event->tickets, nullptr);
+        for (const auto& ticket : known_by(*event)) {
+            auto& number = stream->waited[ticket.timeline];
+            number = std::max(number, ticket.number);
+        }
         return CUDA_SUCCESS;
     });
 }

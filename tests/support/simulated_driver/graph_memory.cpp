@@ -60,8 +60,6 @@ CUresult Free::run(const Execution&) const {
     const std::lock_guard lock(driver.mutex);
     if (memory_)
         release(driver, *memory_);
-    else if (driver.blocks.contains(address_))
-        free_block(driver, address_);
     else
         free_plain_memory(driver, address_);
     return CUDA_SUCCESS;

@@ -6,19 +6,36 @@
 
 #include "support/simulated_driver/driver.hpp"
 
+#include <vector>
+
 namespace gpu_sleep::sim {
 
-/// Takes `bytes` from `pool`, from what it keeps or from its device. Errors: INVALID_VALUE, OUT_OF_MEMORY.
-CUresult allocate_from(Driver& driver, const std::shared_ptr<MemoryPool>& pool, const Context& context,
+/// What a pool takes from its device at a time.
+inline constexpr std::uint64_t k_pool_chunk = std::uint64_t{32} << 20;
+
+/// Takes `bytes` from `pool` for `stream`: what was freed and it may have, else from the device. The stream
+/// may have to wait for others, and does. Errors: OUT_OF_MEMORY.
+CUresult allocate_from(Driver& driver, const std::shared_ptr<MemoryPool>& pool, Stream& stream,
                        std::uint64_t bytes, CUdeviceptr& address);
 
-/// Gives the block at `address` back to its pool, which keeps it while its threshold allows.
+/// Gives the block at `address`, which is live, back to its pool, for others once `freed` is reached.
+void free_in_order(Driver& driver, CUdeviceptr address, const Ticket& freed);
+
+/// Gives the block at `address` back to its pool; nobody uses it any more.
 void free_block(Driver& driver, CUdeviceptr address);
 
-/// Gives back to the device what `pool` keeps, until it has no more than `bytes` reserved.
-void trim(Driver& driver, const MemoryPool& pool, std::uint64_t bytes);
+/// Whether the block's stream got to where it was freed.
+[[nodiscard]] bool is_freed(const PoolBlock& block);
 
-/// Frees what was allocated in a context that is being destroyed.
+/// The program waited for the work: pools give back what was freed by then, down to their thresholds.
+void synchronize_pools(Driver& driver, const std::vector<Ticket>& known);
+/// The same for all work that is done.
+void synchronize_all_pools(Driver& driver);
+
+/// Gives back to the device what was freed and waited for, until `pool` has no more than `bytes` reserved.
+void trim(Driver& driver, MemoryPool& pool, std::uint64_t bytes);
+
+/// The context is being destroyed.
 void free_pool_memory_of(Driver& driver, const Context& context);
 
 } // namespace gpu_sleep::sim

@@ -49,7 +49,8 @@ bool add_allocation(const Driver& driver, Found& found) {
         found.bytes = plain->second.bytes;
         found.context = plain->second.context->handle;
     } else if (const auto block = driver.blocks.find(found.begin); block != driver.blocks.end()) {
-        if (block->second.state == PoolBlock::State::kept) return false;
+        if (is_freed(block->second)) return false;
+        found.id = block->second.id;
         found.bytes = block->second.bytes;
         found.pool = block->second.pool->handle;
     } else if (const auto graph = driver.graph_memory.find(found.begin); graph != driver.graph_memory.end()) {
@@ -61,6 +62,11 @@ bool add_allocation(const Driver& driver, Found& found) {
 bool find(const Driver& driver, CUdeviceptr address, Found& found) {
     if (const auto* mapping = driver.space.find(address)) {
         found = {mapping->begin, mapping->bytes, mapping, nullptr, mapping->memory->device(), mapping->since};
+        if (mapping->origin == Origin::pool && !driver.graph_memory.contains(mapping->begin)) {
+            const auto after = driver.blocks.upper_bound(address);
+            if (after == driver.blocks.begin()) return false;
+            found.begin = std::prev(after)->first;
+        }
         return add_allocation(driver, found) && address - found.begin < found.bytes;
     }
     const auto* range = driver.host.find(address);

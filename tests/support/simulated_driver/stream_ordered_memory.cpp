@@ -10,8 +10,8 @@
 namespace gpu_sleep::sim {
 namespace {
 
-/// An allocation's turn in a stream. The address is good at once; only the order counts.
-class AllocationTurn : public Work {
+/// The turn of an allocation, or of a free, in a stream. The address is good at once; only the order counts.
+class Turn : public Work {
 public:
     [[nodiscard]] CUgraphNodeType type() const noexcept override { return CU_GRAPH_NODE_TYPE_MEM_ALLOC; }
     CUresult run(const Execution&) const override { return CUDA_SUCCESS; }
@@ -33,15 +33,23 @@ CUresult allocate(Call& c, const std::shared_ptr<Stream>& stream, const std::sha
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (!address || !pool) return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture) return capture_allocation(c.driver, *stream, *pool, bytes, *address);
-    auto status = allocate_from(c.driver, pool, stream->context, bytes, *address);
-    if (status == CUDA_ERROR_OUT_OF_MEMORY) {
+    *address = 0;
+    if (bytes == 0) return CUDA_SUCCESS;
+    auto status = allocate_from(c.driver, pool, *stream, bytes, *address);
+    if (status == CUDA_ERROR_OUT_OF_MEMORY && pool->most_bytes == ~std::uint64_t{0}) {
         // It waits for frees under way before it says that there is no memory.
         const auto owner = find_context(c.driver, stream->context.handle);
         status = wait_for(c, *owner, all_work(*owner));
-        if (status == CUDA_SUCCESS) status = allocate_from(c.driver, pool, *owner, bytes, *address);
+        if (status == CUDA_SUCCESS) {
+            synchronize_all_pools(c.driver);
+            c.driver.memory_pools.for_each([&](CUmemoryPool, MemoryPool& other) {
+                if (other.device == pool->device) trim(c.driver, other, 0);
+            });
+            status = allocate_from(c.driver, pool, *stream, bytes, *address);
+        }
     }
     if (status != CUDA_SUCCESS) return status;
-    status = submit(c, *stream, std::make_shared<AllocationTurn>());
+    status = submit(c, *stream, std::make_shared<Turn>());
     if (status != CUDA_SUCCESS) free_block(c.driver, *address);
     return status;
 }
@@ -67,9 +75,9 @@ CUresult free_in_turn(Call& c, Stream& stream, CUdeviceptr address) {
         return may_be ? submit(c, stream, std::make_shared<Free>(address)) : CUDA_ERROR_INVALID_VALUE;
     }
     if (block->second.state != PoolBlock::State::live) return CUDA_ERROR_INVALID_VALUE;
-    block->second.state = PoolBlock::State::freeing;
-    const auto status = submit(c, stream, std::make_shared<Free>(address));
-    if (status != CUDA_SUCCESS) block->second.state = PoolBlock::State::live;
+    Submitted submitted;
+    const auto status = submit(c, stream, std::make_shared<Turn>(), &submitted);
+    if (status == CUDA_SUCCESS) free_in_order(c.driver, address, submitted.ticket);
     return status;
 }
 

@@ -4,6 +4,7 @@
 
 #include "support/simulated_driver/captures.hpp"
 #include "support/simulated_driver/contexts.hpp"
+#include "support/simulated_driver/memory_pools.hpp"
 #include "support/simulated_driver/work.hpp"
 
 #include <algorithm>
@@ -83,6 +84,7 @@ CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
         const auto stream = c.driver.streams.remove(handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
         if (stream->capture) break_capture(*stream);
+        if (stream->idle()) synchronize_pools(c.driver, {stream->last()});
         retire_stream(stream->context, *stream);
         return CUDA_SUCCESS;
     });
@@ -103,9 +105,14 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
                 return status;
             const auto context = c.driver.contexts.find(stream->context.handle);
             // The legacy stream is done when the blocking streams are.
-            return wait_for(
-                c, *context,
-                {stream->kind() == Stream::Kind::legacy ? enqueue(*stream, {}, nullptr) : stream->last()});
+            const bool is_legacy = stream->kind() == Stream::Kind::legacy;
+            std::vector<Ticket> known{is_legacy ? enqueue(*stream, {}, nullptr) : stream->last()};
+            for (const auto& [timeline, number] : stream->waited) known.push_back({timeline, number});
+            for (const auto& other : context->streams)
+                if (is_legacy && other->blocks_legacy()) known.push_back(other->last());
+            const auto status = wait_for(c, *context, {known.front()});
+            if (status == CUDA_SUCCESS) synchronize_pools(c.driver, known);
+            return status;
         });
 }
 
