@@ -182,7 +182,7 @@ Result<void> Agent::start() {
     if (running_.load(std::memory_order_relaxed)) return {};
     if (!running_storage_)
         running_storage_ = std::make_unique<Running>(*api, ledger_, sleep::Engine::Options{});
-    running_storage_->engine.vaults().when_wasted([this] { server_.rouse(); });
+    running_storage_->engine.vaults().when_wasted([this] { tidy_within(Milliseconds(0)); });
     pid_ = ::getpid();
     GPU_SLEEP_TRY(server_.start());
     gate::Gate::instance().set_waker([this] { wake_on_touch(); });

@@ -82,6 +82,8 @@ public:
                                       const server::ProgressSink& progress, bool is_own,
                                       Clock::time_point since) override;
     [[nodiscard]] bool tidy() override;
+    /// Has the operations thread tidy up, though nobody asks it for anything.
+    void tidy_within(Milliseconds delay) noexcept;
 
 private:
     /// For an operation that may have come before start() was over: waits until it is. Errors: refused.

@@ -135,6 +135,8 @@ bool Agent::shrink_one() {
 bool Agent::tidy() {
     if (!running_ || exiting_)
         return false; // at the end the driver takes everything back, and unpins no more
+    // The driver may be locked while all sleeps: it is called no more.
+    if (hooks::catches() && state() == model::State::awake) caught::give_back_due();
     reap();
     // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.
     const std::shared_lock contexts(caught::contexts_mutex(), std::try_to_lock);
@@ -151,6 +153,10 @@ bool Agent::tidy() {
     retired_.clear();
     retired_bytes_ = 0;
     return shrink_one();
+}
+
+void Agent::tidy_within(Milliseconds delay) noexcept {
+    server_.tidy_within(delay);
 }
 
 bool Agent::give_back_files() {

@@ -104,8 +104,8 @@ bool is_range_of_ours(CUdeviceptr begin, std::size_t bytes) noexcept {
 
 bool note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
     const auto added = guarded([&]() -> Result<void> {
-        Allocations::instance().add({address, bytes, device, nullptr, nullptr, 0, true, false,
-                                     driver::DeviceMask{1} << device, true});
+        Allocations::instance().add(
+            {address, bytes, device, nullptr, nullptr, 0, true, driver::DeviceMask{1} << device, true});
         return {};
     });
     return added.has_value();

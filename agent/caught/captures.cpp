@@ -157,6 +157,7 @@ CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) n
         forget_order_of(stream); // for good: if the stream stays, its blocks wait for their events
     });
     const auto status = destroy();
+    if (status == CUDA_SUCCESS) synchronized(); // as the driver's pools have it
     noted([&] {
         if (captures.empty()) return;
         if (status == CUDA_SUCCESS)

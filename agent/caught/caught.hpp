@@ -35,6 +35,7 @@ struct Left {
     CUcontext context = nullptr;
     int device = 0;
     bool is_pooled = false;
+    CUmemoryPool pool = nullptr; ///< of which it is, if it is
 };
 
 // Plain memory. Source: CUDA Driver API, Memory Management.
@@ -50,15 +51,17 @@ struct Left {
 [[nodiscard]] Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept;
 /// The program waited for some or all of its work: pools give back what exceeds their thresholds.
 void synchronized() noexcept;
+/// They do so now, if they have not since.
+void give_back_due() noexcept;
 void pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
 /// Runs the driver's cuMemPoolDestroy with the pool out of the books; what was allocated from it lives on.
 CUresult end_pool(CUmemoryPool pool, const std::function<CUresult()>& destroy) noexcept;
 void pool_trimmed(CUmemoryPool pool, std::size_t keep) noexcept;
-void pool_threshold(CUmemoryPool pool, cuuint64_t bytes) noexcept;
+/// After the driver set an attribute: the threshold, a switch, or a peak that begins anew.
+void pool_set(CUmemoryPool pool, CUmemPool_attribute attribute, const void* value) noexcept;
 void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t count) noexcept;
 /// Adds what we hold for the pool to what the driver answered.
 void add_pool_figures(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) noexcept;
-void pool_figures_reset(CUmemoryPool pool, CUmemPool_attribute attribute) noexcept;
 /// Runs the driver's cuStreamDestroy with the stream out of the books, for another may get its handle at
 /// once.
 CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept;
@@ -117,10 +120,9 @@ struct Known {
     CUcontext context = nullptr; ///< where it was allocated; null for virtual memory
     CUmemoryPool pool = nullptr;
     unsigned long long id = 0; ///< never used twice
-    bool is_virtual = false; ///< the program's own mapping: the driver's answers are right while it is awake
-    bool pool_is_gone = false; ///< destroyed: another may have its handle
-    std::uint64_t access = 0;  ///< of virtual memory: the devices that may read and write it, one bit each
-    bool is_own = false;       ///< from the C API: a part of a range of which the driver alone would speak
+    bool is_virtual = false;  ///< the program's own mapping: the driver's answers are right while it is awake
+    std::uint64_t access = 0; ///< of virtual memory: the devices that may read and write it, one bit each
+    bool is_own = false;      ///< from the C API: a part of a range of which the driver alone would speak
     unsigned long long handle_types = 0; ///< as which virtual memory may be shared
 };
 [[nodiscard]] std::optional<Known> find(CUdeviceptr address) noexcept;

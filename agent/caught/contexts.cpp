@@ -79,7 +79,7 @@ public:
     void gone() {
         for (const auto& [address, allocation] : allocations_) {
             if (allocation.pool) freed_from_pool(allocation);
-            give_range(memory_, address);
+            give_allocation(memory_, allocation);
         }
         captures_.gone();
         pools_.gone();

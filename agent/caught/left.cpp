@@ -56,6 +56,7 @@ void put_back(Record record) noexcept {
 
 void left_to_driver(CUdeviceptr address, std::size_t bytes, const Left& left) noexcept {
     if (left.reason == nullptr) return;
+    if (left.pool) pool_left_to_driver(left.pool);
     noted([&] {
         auto& shards = Shards::instance();
         auto& shard = shards.of(address);

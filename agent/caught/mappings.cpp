@@ -45,8 +45,8 @@ void enlist(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapp
     memory.ledger.add(std::move(backing));
     mapping.enlisted = true;
     const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
-    Allocations::instance().add({address, mapping.bytes, device, nullptr, nullptr, 0, true, false,
-                                 mapping.access, false, handle_types});
+    Allocations::instance().add(
+        {address, mapping.bytes, device, nullptr, nullptr, 0, true, mapping.access, false, handle_types});
 }
 
 /// The mappings that lie in [address, address + bytes).

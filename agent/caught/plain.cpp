@@ -46,7 +46,7 @@ public:
     }
     void give_back(const Agent::Memory& memory) {
         for (; !allocations_.empty(); allocations_.erase(allocations_.begin()))
-            give_range(memory, allocations_.begin()->first);
+            give_allocation(memory, allocations_.begin()->second);
     }
     void put_back() noexcept {
         auto& later = Later::instance();
@@ -201,7 +201,7 @@ CUresult free_now(const Agent::Memory& memory, Leaving& allocation) {
         note_work(memory, *allocation, work);
     }
     const auto status = work.wait();
-    give_range(memory, allocation->address);
+    give_allocation(memory, *allocation);
     allocation.done();
     return status;
 }

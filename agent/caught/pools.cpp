@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Stream-ordered memory on ranges: cuMemAllocAsync, cuMemFreeAsync and what the program does with pools. What
-// becomes of freed blocks is in spares.hpp.
+// becomes of freed blocks is in spares.hpp, what pools say of themselves in pool_figures.cpp.
 
 #include "caught/spares.hpp"
 #include "driver/context.hpp"
@@ -36,23 +36,21 @@ std::optional<int> device_of_pool(const Agent::Memory& memory, CUmemoryPool hand
 }
 
 /// A pool whose creation was seen, or one of a device. Null for any other: nobody knows what its memory is.
-Pool* find_pool(Pools& all, const Agent::Memory& memory, CUmemoryPool handle) {
-    if (const auto found = all.pools.find(handle); found != all.pools.end()) return &found->second;
+std::shared_ptr<Pool> find_pool(Pools& all, const Agent::Memory& memory, CUmemoryPool handle) {
+    if (const auto found = all.pools.find(handle); found != all.pools.end()) return found->second;
     const auto device = device_of_pool(memory, handle);
     if (!device) return nullptr;
-    auto& pool = all.pools[handle];
-    pool.device = *device;
-    return &pool;
+    const auto pool = std::make_shared<Pool>();
+    pool->handle = handle;
+    pool->device = *device;
+    all.pools.emplace(handle, pool);
+    return pool;
 }
 
-/// Takes an allocation out of its pool's count. Returns the pool; null when there is none, or no longer.
-Pool* leave_pool(Pools& all, const Known& allocation) {
-    if (!allocation.pool || allocation.pool_is_gone) return nullptr;
-    const auto found = all.pools.find(allocation.pool);
-    if (found == all.pools.end()) return nullptr;
-    auto& pool = found->second;
-    pool.used -= std::min(pool.used, block_size(allocation.bytes));
-    return &pool;
+/// Takes an allocation out of its pool's count.
+void leave_pool(Pools& all, const Known& allocation) noexcept {
+    const auto block = all.blocks.find(allocation.address);
+    if (block != all.blocks.end()) block->second.range->pool->figures.used -= allocation.bytes;
 }
 
 /// The stream with the handle that means the same to any call of this thread.
@@ -99,45 +97,64 @@ ledger::TagId tag_id(const Agent::Memory& memory, std::string_view name) {
     return memory.ledger.tag_id(name);
 }
 
+/// A block of a new range. Before the pool has more than the driver would keep of it, it gives back what it
+/// cannot use.
+Result<CUdeviceptr> grow(Pools& all, const Agent::Memory& memory, const std::shared_ptr<Pool>& pool,
+                         const Request& request) {
+    constexpr Bytes k_chunk = 32 * k_mib; // what the driver takes at a time (pool_rules)
+    const auto grows_by = range_size(request.bytes);
+    const auto most = round_up(std::max(pool->most_used, pool->figures.used + request.bytes), k_chunk);
+    const auto is_too_much = [&] { return pool->figures.reserved + grows_by > most; };
+    if (is_too_much())
+        if (const auto block = take_spare(all, memory, *pool, request, true)) return *block;
+    if (is_too_much() && pool->unused_ranges > 0 && captures_open() == 0) {
+        const auto most_used = pool->most_used;
+        give_back_idle(all, memory, !pool->reuses_unwaited,
+                       [&](const Range& range) { return range.pool == pool && is_too_much(); });
+        pool->most_used = most_used; // one kind of range for another: it may have as much as before
+    }
+    auto block = take_new(all, memory, pool, request);
+    if (!block && block.error().code == ErrorCode::out_of_device_memory) {
+        trim_all(all, memory);
+        block = take_new(all, memory, pool, request);
+    }
+    if (block && pool->access != 0) grant(memory, *pool, *block);
+    return block;
+}
+
 Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::size_t bytes,
                      CUmemoryPool handle, const StreamKey& key, Left& left) {
     const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
     const driver::RelaxedCaptureMode relaxed(memory.api);
     auto& all = Pools::instance();
     const std::lock_guard lock(all.mutex);
-    auto* const found = find_pool(all, memory, handle);
-    if (!found || !found->is_caught) return std::nullopt;
-    auto& pool = *found;
-    const auto size = block_size(bytes);
+    const auto pool = find_pool(all, memory, handle);
+    if (!pool || !pool->is_caught) return std::nullopt;
     // A spare too is taken only where the allocation would have been caught, and as what it would have been.
-    const auto name = choose_tag(size);
+    const auto name = choose_tag(bytes);
     if (!name) {
-        left = {TagChoice::why_not(size), owner_of_memory_in(key.context), pool.device, true};
+        left = {TagChoice::why_not(bytes), owner_of_memory_in(key.context), pool->device, true, handle};
         return std::nullopt;
     }
-    const auto tag = tag_id(memory, *name);
-    auto block = take_spare(memory, pool, size, tag, key);
+    const Request request{block_size(bytes), tag_id(memory, *name), key};
+    auto block = take_spare(all, memory, *pool, request, false);
     if (!block) {
-        const auto try_once = [&] {
-            const std::lock_guard memory_lock(memory.mutex);
-            return memory.heap.allocate(pool.device, tag, size);
-        };
-        auto range = try_once();
-        if (!range && range.error().code == ErrorCode::out_of_device_memory) {
-            trim_all(all, memory);
-            range = try_once();
-        }
-        if (!range) {
-            if (range.error().code == ErrorCode::out_of_device_memory) return CUDA_ERROR_OUT_OF_MEMORY;
-            return std::nullopt;
-        }
-        block = *range;
-        if (pool.access != 0) grant(memory, pool, *block);
+        auto taken = grow(all, memory, pool, request);
+        if (!taken && taken.error().code == ErrorCode::out_of_device_memory) return CUDA_ERROR_OUT_OF_MEMORY;
+        if (!taken) return std::nullopt;
+        block = *taken;
     }
-    pool.used += size;
-    pool.used_high = std::max(pool.used_high, pool.used);
-    pool.reserved_high = std::max(pool.reserved_high, pool.reserved());
-    Allocations::instance().add({*block, bytes, pool.device, key.context, handle, 0, false});
+    const auto added = guarded([&]() -> Result<void> {
+        Allocations::instance().add({*block, bytes, pool->device, key.context, handle, 0, false});
+        return {};
+    });
+    if (!added) {
+        make_spare(all, all.blocks.find(*block), {});
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pool->figures.used += bytes;
+    pool->most_used = std::max(pool->most_used, pool->figures.used);
+    note_peaks(memory, *pool);
     *address = *block;
     return CUDA_SUCCESS;
 }
@@ -146,7 +163,19 @@ Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::siz
 bool free_in_order(const Agent::Memory& memory, const Known& allocation, const StreamKey& key) {
     auto& all = Pools::instance();
     const std::lock_guard lock(all.mutex);
-    return keep_until_done(all, memory, leave_pool(all, allocation), allocation, key);
+    leave_pool(all, allocation);
+    const auto block = all.blocks.find(allocation.address);
+    // Plain memory is no block that anybody may have again.
+    if (block == all.blocks.end()) all.leaving.reserve(all.leaving.size() + 1);
+    const auto last_use = last_use_in(all, memory, key);
+    if (!last_use) return false;
+    if (block != all.blocks.end()) {
+        make_spare(all, block, *last_use);
+    } else {
+        all.leaving.push_back({allocation.address, *last_use});
+        all.has_excess = true;
+    }
+    return true;
 }
 
 } // namespace
@@ -210,6 +239,20 @@ void freed_from_pool(const Known& allocation) {
     leave_pool(all, allocation);
 }
 
+void give_allocation(const Agent::Memory& memory, const Known& allocation) {
+    if (!allocation.pool) return give_range(memory, allocation.address);
+    const driver::RelaxedCaptureMode relaxed(memory.api);
+    auto& all = Pools::instance();
+    const std::lock_guard lock(all.mutex);
+    const auto block = all.blocks.find(allocation.address);
+    if (block == all.blocks.end()) return;
+    const auto pool = block->second.range->pool;
+    make_spare(all, block, {});
+    // Whoever frees like this has waited.
+    give_back_idle(all, memory, true,
+                   [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
+}
+
 namespace {
 
 /// Whether the memory is meant for something, such as decompression. An older cuda.h has bytes without a name
@@ -226,32 +269,27 @@ bool has_usage(const Properties& properties) noexcept {
 
 void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcept {
     noted([&] {
+        const auto pool = std::make_shared<Pool>();
+        pool->handle = handle;
+        pool->device = properties.location.id;
+        pool->is_caught = properties.allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
+                          properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+                          properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE && properties.maxSize == 0 &&
+                          properties.usage == 0;
         auto& all = Pools::instance();
         const std::lock_guard lock(all.mutex);
-        Pool pool;
-        pool.device = properties.location.id;
-        pool.is_caught = properties.allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
-                         properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                         properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE && properties.maxSize == 0 &&
-                         !has_usage(properties);
-        all.pools.insert_or_assign(handle, std::move(pool));
+        all.pools.insert_or_assign(handle, pool);
     });
 }
 
 CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy) noexcept {
     const std::shared_lock contexts(contexts_mutex()); // none ends while its spares are out of the books
     auto& all = Pools::instance();
-    std::map<CUmemoryPool, Pool>::node_type taken;
-    const auto mark_allocations = [&](bool is_gone) {
-        Allocations::instance().change([&](Known& known) {
-            if (known.pool == handle && known.pool_is_gone != is_gone) known.pool_is_gone = is_gone;
-        });
-    };
-    noted([&] {
+    std::map<CUmemoryPool, std::shared_ptr<Pool>>::node_type taken;
+    {
         const std::lock_guard lock(all.mutex);
         taken = all.pools.extract(handle);
-        if (taken) mark_allocations(true);
-    });
+    }
     const auto status = destroy();
     if (!taken) return status;
     noted([&] {
@@ -259,12 +297,14 @@ CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy)
         const std::lock_guard lock(all.mutex);
         if (status != CUDA_SUCCESS) {
             all.pools.insert(std::move(taken));
-            mark_allocations(false);
             return;
         }
-        for (const auto& [size, spares] : taken.mapped().spares)
-            all.leaving.insert(all.leaving.end(), spares.begin(), spares.end());
-        if (with) trim_leaving(all, *with);
+        const auto pool = std::move(taken.mapped());
+        pool->is_gone = true;
+        all.has_excess = true; // what is not done yet
+        if (!with) return;
+        const driver::RelaxedCaptureMode relaxed(with->api);
+        give_back_idle(all, *with, false, [&](const Range& range) { return range.pool == pool; });
     });
     return status;
 }
@@ -273,22 +313,16 @@ void pool_trimmed(CUmemoryPool handle, std::size_t keep) noexcept {
     noted([&] {
         const auto with = memory();
         if (!with) return;
+        const driver::RelaxedCaptureMode relaxed(with->api);
         auto& all = Pools::instance();
         const std::lock_guard lock(all.mutex);
         const auto found = all.pools.find(handle);
         if (found == all.pools.end()) return;
-        auto& pool = found->second;
-        trim_pool(*with, pool, keep > pool.used ? keep - pool.used : 0);
-    });
-}
-
-void pool_threshold(CUmemoryPool handle, cuuint64_t bytes) noexcept {
-    noted([&] {
-        auto& all = Pools::instance();
-        const std::lock_guard lock(all.mutex);
-        const auto with = memory();
-        auto* const pool = with ? find_pool(all, *with, handle) : nullptr;
-        if (pool) pool->threshold = bytes;
+        const auto& pool = found->second;
+        const auto theirs = pool->is_mixed ? figures_of_driver(*with, *pool).reserved : 0;
+        give_back_idle(all, *with, true, [&](const Range& range) {
+            return range.pool == pool && pool->figures.reserved + theirs - range.bytes >= keep;
+        });
     });
 }
 
@@ -298,53 +332,39 @@ void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t
         if (!with) return;
         auto& all = Pools::instance();
         const std::lock_guard lock(all.mutex);
-        auto* const found = find_pool(all, *with, handle);
-        if (!found) return;
-        auto& pool = *found;
+        const auto pool = find_pool(all, *with, handle);
+        if (!pool) return;
         for (std::size_t i = 0; i < count; ++i) {
             const auto& granted = grants[i];
             if (granted.location.type != CU_MEM_LOCATION_TYPE_DEVICE || granted.location.id < 0 ||
                 granted.location.id >= driver::k_max_devices)
                 continue;
             const auto bit = driver::DeviceMask{1} << granted.location.id;
-            pool.access =
-                granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? pool.access | bit : pool.access & ~bit;
+            pool->access = granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? pool->access | bit
+                                                                               : pool->access & ~bit;
         }
-        const auto theirs =
-            Allocations::instance().all([&](const Known& a) { return a.pool == handle && !a.pool_is_gone; });
-        for (const auto& allocation : theirs) grant(*with, pool, allocation.address);
-        for (const auto& [size, spares] : pool.spares)
-            for (const auto& spare : spares) grant(*with, pool, spare.address);
+        for (const auto& [address, range] : all.ranges)
+            if (range.pool == pool) grant(*with, *pool, address);
     });
 }
 
-void add_pool_figures(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) noexcept {
+void pool_set(CUmemoryPool handle, CUmemPool_attribute attribute, const void* value) noexcept {
     noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        const driver::RelaxedCaptureMode relaxed(with->api);
         auto& all = Pools::instance();
         const std::lock_guard lock(all.mutex);
-        const auto found = all.pools.find(handle);
-        if (found == all.pools.end() || !value) return;
-        const auto& pool = found->second;
-        auto& figure = *static_cast<cuuint64_t*>(value);
-        switch (attribute) {
-        case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: figure += pool.reserved(); break;
-        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: figure += pool.reserved_high; break;
-        case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: figure += pool.used; break;
-        case CU_MEMPOOL_ATTR_USED_MEM_HIGH: figure += pool.used_high; break;
-        default: break;
+        const auto pool = find_pool(all, *with, handle);
+        if (!pool) return;
+        if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+            pool->threshold = *static_cast<const cuuint64_t*>(value);
+            all.has_excess = true; // perhaps: the next synchronise looks
+        } else if (attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC) {
+            pool->reuses_unwaited = *static_cast<const int*>(value) != 0;
+        } else {
+            reset_peak(all, *with, *pool, attribute);
         }
-    });
-}
-
-void pool_figures_reset(CUmemoryPool handle, CUmemPool_attribute attribute) noexcept {
-    noted([&] {
-        auto& all = Pools::instance();
-        const std::lock_guard lock(all.mutex);
-        const auto found = all.pools.find(handle);
-        if (found == all.pools.end()) return;
-        auto& pool = found->second;
-        if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) pool.reserved_high = pool.reserved();
-        if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) pool.used_high = pool.used;
     });
 }
 

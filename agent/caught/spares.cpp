@@ -1,210 +1,240 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Spares: when a freed block may be had again, and when it is given back.
+// Spares: when a freed block may be had again, and how blocks are split and joined.
 
 #include "caught/spares.hpp"
 
 #include "caught/event_cache.hpp"
-#include "driver/context.hpp"
 
+#include <algorithm>
 #include <iterator>
-#include <utility>
 
 namespace gpu_sleep::agent::caught {
 namespace {
 
-void give_event(const Spare& spare) {
-    EventCache::instance().give(spare.freed_in.context, spare.done);
+/// A spare whose event is asked, and that is not done, costs as much as a small allocation.
+constexpr int k_most_questions = 16;
+
+/// The largest range that a block may have a part of, while there are others.
+Bytes most_range(Bytes bytes) noexcept {
+    constexpr Bytes k_small_range = 2 * k_mib;
+    constexpr Bytes k_any = 64 * k_mib;
+    return bytes <= k_small_range / 2 ? k_small_range : std::max(k_any, 4 * bytes);
 }
 
-/// Whether an allocation of `tag` may have it: what backs it stays as its first owner had it, pinned if so.
-/// In part asleep a checked gate lets allocations pass: they must not be given what sleeps.
-bool suits(const Agent::Memory& memory, CUdeviceptr address, ledger::TagId tag) {
+/// Whether a range can be given out: what backs it stays as its first owner had it, pinned if so. In part
+/// asleep a checked gate lets allocations pass: they must not be given what sleeps. What was marked as
+/// preserved is somebody else's now.
+bool suits(const Agent::Memory& memory, CUdeviceptr address, Bytes bytes) {
     const std::lock_guard lock(memory.mutex);
-    const auto* backing = memory.ledger.find(address);
-    return backing && backing->tag == tag && !backing->pinned && !backing->is_asleep();
+    auto* const backing = memory.ledger.find(address);
+    if (!backing || backing->pinned || backing->is_asleep()) return false;
+    if (!backing->preserved.empty())
+        ledger::Ledger::forget_preserved(*backing, {address - backing->address, bytes});
+    return true;
 }
 
-/// Frees the spare if nobody uses it any more. The thread's capture mode is relaxed.
-bool free_if_done(const Agent::Memory& memory, const Spare& spare) {
-    if (memory.api.cuEventQuery(spare.done) != CUDA_SUCCESS) return false;
-    give_range(memory, spare.address);
-    give_event(spare);
-    return true;
+void give_event(LastUse& last_use) noexcept {
+    if (last_use.done) EventCache::instance().give(last_use.freed_in.context, last_use.done);
+    last_use.done = nullptr;
+}
+
+/// Whether the stream may have it without a question.
+bool may_have(const Pools& all, const Pool& pool, const LastUse& last_use, const StreamKey& key) noexcept {
+    if (last_use.in_order && last_use.freed_in == key) return true;
+    return !last_use.done && (pool.reuses_unwaited || last_use.free_call <= all.synchronized_to);
+}
+
+/// The smallest spare that fits. `may_ask`: those whose events say so as well.
+Blocks::iterator find_fit(Pools& all, const Agent::Memory& memory, Pool& pool, const Request& request,
+                          Bytes most, bool may_ask) {
+    int questions = 0;
+    for (auto fit = pool.spares.lower_bound({request.bytes, 0}); fit != pool.spares.end(); ++fit) {
+        if (fit->first > most) break;
+        const auto block = all.blocks.find(fit->second);
+        auto& spare = block->second;
+        if (spare.range->bytes > most || spare.range->tag != request.tag || spare.is_held) continue;
+        if (!may_have(all, pool, spare.last_use, request.key)) {
+            const bool is_waited = pool.reuses_unwaited || spare.last_use.free_call <= all.synchronized_to;
+            if (!may_ask || !is_waited || !spare.last_use.done || questions == k_most_questions) continue;
+            ++questions;
+            if (!settle(memory, spare.last_use)) continue;
+        }
+        if (suits(memory, block->first, request.bytes)) return block;
+    }
+    return all.blocks.end();
+}
+
+/// Gives out the front of a spare. Takes memory before it changes anything.
+CUdeviceptr take_front(Pools& all, Blocks::iterator at, Bytes bytes) {
+    auto& block = at->second;
+    auto& spares = block.range->pool->spares;
+    auto last_use = block.last_use;
+    if (const auto rest = block.bytes - bytes; rest > 0) {
+        Sizes size;
+        size.emplace(rest, at->first + bytes);
+        all.blocks.emplace_hint(std::next(at), at->first + bytes,
+                                Block{block.range, rest, false, false, block.last_use, {}});
+        spares.insert(size.extract(size.begin()));
+        last_use.done = nullptr; // the rest has it
+    }
+    block.size = spares.extract({block.bytes, at->first});
+    block.bytes = bytes;
+    give_event(last_use);
+    block.last_use = {};
+    block.is_live = true;
+    if (block.range->live++ == 0) --block.range->pool->unused_ranges;
+    return at->first;
+}
+
+/// Whether both are done, or become so in one stream's order, or the smaller one can do without being had by
+/// others meanwhile.
+bool may_join(const Block& left, const Block& right) noexcept {
+    constexpr Bytes k_little = 4;
+    if (left.range != right.range || left.is_live || right.is_live || left.is_held || right.is_held)
+        return false;
+    const auto& one = left.last_use;
+    const auto& other = right.last_use;
+    if (!one.done && !other.done) return true;
+    const auto is_little = [](const Block& done, const Block& pending) {
+        return !done.last_use.done && pending.last_use.in_order && done.bytes * k_little <= pending.bytes;
+    };
+    if (!one.done || !other.done) return is_little(left, right) || is_little(right, left);
+    return one.in_order && other.in_order && one.freed_in == other.freed_in;
+}
+
+/// The last use of two that are joined: events of one stream are done in order.
+LastUse later(LastUse one, LastUse other) noexcept {
+    if (!one.done || (other.done && other.free_call > one.free_call)) std::swap(one, other);
+    one.free_call = std::max(one.free_call, other.free_call);
+    give_event(other);
+    return one;
+}
+
+void join(Pools& all, Blocks::iterator left, Blocks::iterator right) noexcept {
+    auto& block = left->second;
+    auto& spares = block.range->pool->spares;
+    auto size = spares.extract({block.bytes, left->first});
+    spares.erase({right->second.bytes, right->first});
+    block.last_use = later(block.last_use, right->second.last_use);
+    block.bytes += right->second.bytes;
+    size.value() = {block.bytes, left->first};
+    spares.insert(std::move(size));
+    all.blocks.erase(right);
+}
+
+/// Joins neighbours that became done one by one: where a pool would have to grow otherwise, and so often that
+/// each free pays for a few looks.
+void join_done(Pools& all, const Agent::Memory& memory, Pool& pool) {
+    constexpr std::size_t k_looks = 16;
+    if (pool.frees_since_join == 0 || pool.spares.size() > k_looks * pool.frees_since_join) return;
+    pool.frees_since_join = 0;
+    std::vector<CUdeviceptr> spares;
+    for (const auto& [bytes, address] : pool.spares) spares.push_back(address);
+    std::sort(spares.begin(), spares.end());
+    auto left = all.blocks.end();
+    for (const auto address : spares) {
+        const auto right = all.blocks.find(address);
+        auto& block = right->second;
+        if (!block.is_held) static_cast<void>(settle(memory, block.last_use));
+        const bool are_neighbours = left != all.blocks.end() && std::next(left) == right;
+        if (are_neighbours && may_join(left->second, block))
+            join(all, left, right);
+        else
+            left = right;
+    }
 }
 
 } // namespace
 
-Bytes block_size(Bytes bytes) {
-    constexpr Bytes k_least = 512;
-    if (bytes <= k_least) return k_least;
-    if (bytes > 2 * k_mib) return round_up(bytes, 2 * k_mib);
-    Bytes power = k_least;
-    while (power * 2 < bytes) power *= 2;
-    return round_up(bytes, power / 4);
+Bytes block_size(Bytes bytes) noexcept {
+    constexpr Bytes k_least = 512; // what the driver's own blocks begin at multiples of
+    return round_up(bytes, k_least);
 }
 
-std::optional<CUdeviceptr> take_spare(const Agent::Memory& memory, Pool& pool, Bytes size, ledger::TagId tag,
-                                      const StreamKey& key) {
-    const auto found = pool.spares.find(size);
-    if (found == pool.spares.end()) return std::nullopt;
-    auto& spares = found->second;
-    // The youngest first: its contents are likeliest to be cached, and it is likeliest to be of this stream.
-    for (auto spare = spares.rbegin(); spare != spares.rend(); ++spare) {
-        if (!suits(memory, spare->address, tag)) continue;
-        const bool is_usable = (spare->in_order && spare->freed_in == key) ||
-                               (captures_open() == 0 && memory.api.cuEventQuery(spare->done) == CUDA_SUCCESS);
-        if (!is_usable) continue;
-        const auto address = spare->address;
-        give_event(*spare);
-        spares.erase(std::next(spare).base());
-        pool.spare_bytes -= size;
-        return address;
-    }
-    return std::nullopt;
-}
-
-void trim_pool(const Agent::Memory& memory, Pool& pool, Bytes keep) {
-    const driver::RelaxedCaptureMode relaxed(memory.api);
-    for (auto& [size, spares] : pool.spares) {
-        for (std::size_t i = spares.size(); i-- > 0 && pool.spare_bytes > keep;) {
-            if (!free_if_done(memory, spares[i])) continue;
-            pool.spare_bytes -= size;
-            spares.erase(spares.begin() + static_cast<std::ptrdiff_t>(i));
-        }
-    }
-}
-
-void trim_leaving(Pools& all, const Agent::Memory& memory) {
-    const driver::RelaxedCaptureMode relaxed(memory.api);
-    std::erase_if(all.leaving, [&](const Spare& spare) { return free_if_done(memory, spare); });
-    if (!all.leaving.empty()) all.has_excess = true;
-}
-
-void trim_all(Pools& all, const Agent::Memory& memory) {
-    for (auto& [handle, pool] : all.pools) trim_pool(memory, pool, 0);
-    trim_leaving(all, memory);
-}
-
-bool keep_until_done(Pools& all, const Agent::Memory& memory, Pool* pool, const Known& allocation,
-                     const StreamKey& key) {
-    auto* const event = EventCache::instance().take(memory.api, key.context);
-    if (!event) return false;
-    const Spare spare{allocation.address, key, key.stream != CU_STREAM_PER_THREAD, event};
-    if (memory.api.cuEventRecord(event, key.stream) != CUDA_SUCCESS) {
-        give_event(spare);
-        return false;
-    }
-    if (!pool) {
-        // Plain memory, or of a pool that is gone: it is no block that anybody may have again.
-        all.leaving.push_back(spare);
-        all.has_excess = true;
-        return true;
-    }
-    const auto size = block_size(allocation.bytes);
-    pool->spares[size].push_back(spare);
-    pool->spare_bytes += size;
-    if (pool->spare_bytes > pool->threshold) all.has_excess = true;
+bool settle(const Agent::Memory& memory, LastUse& last_use) {
+    if (last_use.done && memory.api.cuEventQuery(last_use.done) != CUDA_SUCCESS) return false;
+    give_event(last_use);
     return true;
 }
 
-Taken take_pools_of(const Agent::Memory& memory, CUcontext context) {
-    struct Taking {
-        CUmemoryPool pool; ///< null: of no pool
-        Bytes size;
-        Spare spare;
-    };
-    auto& all = Pools::instance();
-    std::vector<Taking> spares;
-    {
-        const std::lock_guard lock(all.mutex);
-        const auto of_context = [=](const Spare& spare) { return spare.freed_in.context == context; };
-        for (auto& [handle, pool] : all.pools) {
-            for (auto& [size, blocks] : pool.spares) {
-                for (const auto& spare : blocks)
-                    if (of_context(spare)) spares.push_back({handle, size, spare});
-                pool.spare_bytes -= size * std::erase_if(blocks, of_context);
-            }
-        }
-        for (const auto& spare : all.leaving)
-            if (of_context(spare)) spares.push_back({nullptr, 0, spare});
-        std::erase_if(all.leaving, of_context);
+std::optional<LastUse> last_use_in(Pools& all, const Agent::Memory& memory, const StreamKey& key) {
+    auto* const event = EventCache::instance().take(memory.api, key.context);
+    if (!event) return std::nullopt;
+    LastUse last_use{key, key.stream != CU_STREAM_PER_THREAD, event, ++all.free_calls};
+    if (memory.api.cuEventRecord(event, key.stream) == CUDA_SUCCESS) return last_use;
+    give_event(last_use);
+    return std::nullopt;
+}
+
+std::optional<CUdeviceptr> take_spare(Pools& all, const Agent::Memory& memory, Pool& pool,
+                                      const Request& request, bool is_any) {
+    const auto most = is_any ? ~Bytes{0} : most_range(request.bytes);
+    auto fit = find_fit(all, memory, pool, request, most, false);
+    if (fit == all.blocks.end() && captures_open() == 0)
+        fit = find_fit(all, memory, pool, request, most, true);
+    if (fit == all.blocks.end() && pool.spares.size() > 1 && captures_open() == 0) {
+        join_done(all, memory, pool);
+        fit = find_fit(all, memory, pool, request, most, false);
     }
-    const auto events = EventCache::instance().take_all_of(context);
-    // With the context its work is over, and its events are gone.
-    auto gone = [=] {
-        for (const auto& taken : spares) give_range(memory, taken.spare.address);
-    };
-    auto stays = [=, &all] {
-        EventCache::instance().put_back(context, events);
-        const std::lock_guard lock(all.mutex);
-        for (const auto& taken : spares) {
-            const auto found = taken.pool ? all.pools.find(taken.pool) : all.pools.end();
-            if (found == all.pools.end()) {
-                all.leaving.push_back(taken.spare);
-                continue;
-            }
-            found->second.spares[taken.size].push_back(taken.spare);
-            found->second.spare_bytes += taken.size;
-        }
-        all.has_excess = true;
-    };
-    return {std::move(gone), std::move(stays)};
+    return fit == all.blocks.end() ? std::nullopt : std::optional(take_front(all, fit, request.bytes));
 }
 
-void synchronized() noexcept {
-    auto& all = Pools::instance();
-    if (!all.has_excess.load(std::memory_order_relaxed) || captures_open() != 0) return;
-    // Programs that synchronise after every step would make and release the same ranges again and again: 54
-    // us for each 2 MiB (catch_bench, "in stream order").
-    constexpr Milliseconds k_between{10};
-    const auto now = Clock::now();
-    if (now < all.next_trim.load(std::memory_order_relaxed)) return;
-    all.next_trim.store(now + k_between, std::memory_order_relaxed);
-    noted([&] {
-        const auto with = memory();
-        if (!with) return;
-        const std::lock_guard lock(all.mutex);
-        all.has_excess = false;
-        for (auto& [handle, pool] : all.pools) {
-            trim_pool(*with, pool, pool.threshold);
-            if (pool.spare_bytes > pool.threshold) all.has_excess = true;
-        }
-        trim_leaving(all, *with);
-    });
+Bytes range_size(Bytes bytes) noexcept {
+    return round_up(bytes, 2 * k_mib); // what the driver makes
 }
 
-void trim() noexcept {
-    noted([&] {
-        const auto with = memory();
-        if (!with) return;
-        auto& all = Pools::instance();
-        const std::lock_guard lock(all.mutex);
-        trim_all(all, *with);
-    });
+Result<CUdeviceptr> take_new(Pools& all, const Agent::Memory& memory, const std::shared_ptr<Pool>& pool,
+                             const Request& request) {
+    const auto bytes = range_size(request.bytes);
+    // What takes memory comes first: once there is a range, nothing may fail.
+    std::map<CUdeviceptr, Range> range;
+    Blocks block;
+    Sizes size;
+    size.emplace(bytes, 0);
+    range.emplace(0, Range{pool, 0, bytes, request.tag, 0});
+    block.emplace(0, Block{&range.begin()->second, bytes, false, false, {}, {}});
+    if (!pool->is_counted) {
+        // What the driver had of the pool before counts as well.
+        const auto before = figures_of_driver(memory, *pool);
+        pool->is_mixed = before.used_high > 0 || before.reserved_high > 0;
+        pool->figures.used_high = before.used_high;
+        pool->figures.reserved_high = before.reserved_high;
+    }
+    const auto address = [&] {
+        const std::lock_guard lock(memory.mutex);
+        return memory.heap.allocate(pool->device, request.tag, bytes);
+    }();
+    if (!address) return address.error();
+    range.begin()->second.address = *address;
+    auto range_node = range.extract(range.begin());
+    range_node.key() = *address;
+    all.ranges.insert(std::move(range_node));
+    auto block_node = block.extract(block.begin());
+    block_node.key() = *address;
+    const auto at = all.blocks.insert(std::move(block_node)).position;
+    auto size_node = size.extract(size.begin());
+    size_node.value() = {bytes, *address};
+    pool->spares.insert(std::move(size_node));
+    pool->is_counted = true;
+    ++pool->unused_ranges; // until its first block is given out
+    pool->figures.reserved += bytes;
+    return take_front(all, at, request.bytes);
 }
 
-void forget_order_of(CUstream stream) {
-    auto& all = Pools::instance();
-    const std::lock_guard lock(all.mutex);
-    for (auto& [handle, pool] : all.pools)
-        for (auto& [size, spares] : pool.spares)
-            for (auto& spare : spares) spare.in_order &= spare.freed_in.stream != stream;
-}
-
-void forget_order_of(CUcontext green, CUcontext primary) {
-    auto& all = Pools::instance();
-    const std::lock_guard lock(all.mutex);
-    const auto hand_over = [&](Spare& spare) {
-        if (spare.freed_in.context != green) return;
-        spare.freed_in.context = primary;
-        spare.in_order = false;
-    };
-    for (auto& [handle, pool] : all.pools)
-        for (auto& [size, spares] : pool.spares)
-            for (auto& spare : spares) hand_over(spare);
-    for (auto& spare : all.leaving) hand_over(spare);
-    EventCache::instance().hand_on(green, primary);
+void make_spare(Pools& all, Blocks::iterator at, const LastUse& last_use) noexcept {
+    auto& block = at->second;
+    auto& pool = *block.range->pool;
+    block.is_live = false;
+    block.last_use = last_use;
+    block.size.value() = {block.bytes, at->first};
+    pool.spares.insert(std::move(block.size));
+    if (--block.range->live == 0) ++pool.unused_ranges;
+    ++pool.frees_since_join;
+    if (const auto next = std::next(at); next != all.blocks.end() && may_join(block, next->second))
+        join(all, at, next);
+    if (at != all.blocks.begin() && may_join(std::prev(at)->second, block)) join(all, std::prev(at), at);
+    if (pool.figures.reserved > pool.threshold || pool.is_gone) all.has_excess = true;
 }
 
 } // namespace gpu_sleep::agent::caught

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Pools and their spares: blocks that were freed in a stream's order, kept until they are given out again or
-// given back. What the program's calls mean for them is in pools.cpp. Internal to this module.
+// Pools, the ranges that they have taken, and the blocks in those: given out, or spare. How a pool has to
+// behave is in POOLS.md, what the program's calls mean for it in pools.cpp. Internal to this module.
 
 #pragma once
 
@@ -10,9 +10,13 @@
 #include "driver/memory.hpp"
 
 #include <atomic>
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::agent::caught {
@@ -25,35 +29,81 @@ struct StreamKey {
     friend bool operator==(const StreamKey&, const StreamKey&) = default;
 };
 
-/// A block that was freed, and when its last user is done with it.
-struct Spare {
-    CUdeviceptr address = 0;
+/// When the last user of a freed block is done with it.
+struct LastUse {
     StreamKey freed_in;
-    bool in_order = false;  ///< that stream may have it at once
-    CUevent done = nullptr; ///< of the stream's context
+    bool in_order = false;       ///< that stream may have it at once
+    CUevent done = nullptr;      ///< of the stream's context; null: it is done
+    std::uint64_t free_call = 0; ///< Pools::free_calls at that time
+};
+
+/// The sizes and addresses of spares.
+using Sizes = std::set<std::pair<Bytes, CUdeviceptr>>;
+
+/// What a pool counts, and has to answer for.
+struct PoolFigures {
+    Bytes used = 0; ///< as the program asked for it
+    Bytes reserved = 0;
+    Bytes used_high = 0; ///< of what we and the driver have of the pool together
+    Bytes reserved_high = 0;
 };
 
 /// What is known of a pool of the program's, or of a device's own.
 struct Pool {
+    CUmemoryPool handle = nullptr;
     int device = 0;
-    bool is_caught = true; ///< made of the device's own memory, and never shared
-    Bytes threshold = 0;   ///< what it may keep unused across a synchronisation
+    bool is_caught = true;       ///< made of the device's own memory, and never shared
+    bool is_gone = false;        ///< destroyed: only what was allocated from it lives on
+    bool is_counted = false;     ///< it had a range of ours: its figures are the driver's no more
+    bool is_mixed = false;       ///< the driver has some of its memory, too
+    bool reuses_unwaited = true; ///< CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC
+    Bytes threshold = 0;         ///< what it may have reserved across a synchronise
     driver::DeviceMask access = 0;
-    std::map<Bytes, std::vector<Spare>> spares; ///< by their block_size()
-    Bytes spare_bytes = 0;
-    Bytes used = 0;
-    Bytes used_high = 0;
-    Bytes reserved_high = 0;
+    PoolFigures figures;
+    Bytes most_used = 0; ///< since it last gave memory back
+    Sizes spares;        ///< of all its ranges
+    std::size_t unused_ranges = 0;
+    std::size_t frees_since_join = 0; ///< join_done()
+};
 
-    [[nodiscard]] Bytes reserved() const noexcept { return used + spare_bytes; }
+/// Memory that a pool took at a time: one backing, of one tag.
+struct Range {
+    std::shared_ptr<Pool> pool;
+    CUdeviceptr address = 0;
+    Bytes bytes = 0;
+    ledger::TagId tag = 0;
+    std::size_t live = 0; ///< blocks that are given out
+};
+
+/// A part of a range: the blocks of a range fill it. Takes all the memory that it will ever need when it is
+/// made, so that freeing one cannot fail.
+struct Block {
+    Range* range = nullptr;
+    Bytes bytes = 0;
+    bool is_live = false;
+    bool is_held = false;  ///< its context is about to end: nobody may have it
+    LastUse last_use;      ///< of a spare
+    Sizes::node_type size; ///< its place among the spares while it is none
+};
+using Blocks = std::map<CUdeviceptr, Block>;
+
+/// Plain memory that was freed in a stream's order.
+struct LeavingBlock {
+    CUdeviceptr address = 0;
+    LastUse last_use;
 };
 
 /// All pools. Its mutex comes before the memory's. Nobody waits for work under it.
 struct Pools {
     std::mutex mutex; ///< guards all below
-    std::map<CUmemoryPool, Pool> pools;
-    std::vector<Spare> leaving;          ///< blocks of no pool: given back once they are done
-    std::atomic<bool> has_excess{false}; ///< some pool keeps more than its threshold, or a block leaves
+    std::map<CUmemoryPool, std::shared_ptr<Pool>> pools;
+    std::map<CUdeviceptr, Range> ranges;
+    Blocks blocks;
+    std::vector<LeavingBlock> leaving;        ///< given back once they are done
+    std::atomic<bool> has_excess{false};      ///< some pool has more than its threshold, or a block leaves
+    std::atomic<bool> is_due{false};          ///< the program synchronised since, nothing was given back
+    std::atomic<std::uint64_t> free_calls{0}; ///< how often blocks were freed
+    std::atomic<std::uint64_t> synchronized_to{0}; ///< those up to which were before a synchronise
     std::atomic<Clock::time_point> next_trim{Clock::time_point{}};
     static Pools& instance() {
         static Immortal<Pools> s_all;
@@ -61,24 +111,52 @@ struct Pools {
     }
 };
 
-// The caller of what follows holds the mutex of all pools.
+// The caller of what follows holds the mutex of all pools, and its thread's capture mode is relaxed.
 
-/// What a block of so many bytes takes: sizes between two powers of two fall into four classes, so that at
-/// most a fifth is wasted and blocks fit again.
-[[nodiscard]] Bytes block_size(Bytes bytes);
-/// Takes a spare of the size and the tag that the stream may use now. In a capture of any stream no event is
-/// asked.
-[[nodiscard]] std::optional<CUdeviceptr> take_spare(const Agent::Memory& memory, Pool& pool, Bytes size,
-                                                    ledger::TagId tag, const StreamKey& key);
-/// Keeps a freed block until the stream has come so far: as a spare of `pool`, or, where that is null, to be
-/// given back. False when no event can tell: then the block is the caller's still.
-[[nodiscard]] bool keep_until_done(Pools& all, const Agent::Memory& memory, Pool* pool,
-                                   const Known& allocation, const StreamKey& key);
-/// Frees spares that nobody uses any more until the pool keeps no more than `keep`.
-void trim_pool(const Agent::Memory& memory, Pool& pool, Bytes keep);
+/// What an allocation asks for.
+struct Request {
+    Bytes bytes = 0; ///< a multiple of what block_size() gives
+    ledger::TagId tag = 0;
+    StreamKey key;
+};
+
+/// What a block of so many bytes takes.
+[[nodiscard]] Bytes block_size(Bytes bytes) noexcept;
+/// A block of a spare that the stream may use now, of a range of the same tag that is awake and not pinned.
+/// Where `is_any`, of whichever range; else of one that is not much too large: one small block would keep all
+/// of it. In a capture of any stream no event is asked.
+[[nodiscard]] std::optional<CUdeviceptr> take_spare(Pools& all, const Agent::Memory& memory, Pool& pool,
+                                                    const Request& request, bool is_any);
+/// What a range for a block of so many bytes takes.
+[[nodiscard]] Bytes range_size(Bytes bytes) noexcept;
+/// A block of a new range. Errors: those of Heap::allocate().
+[[nodiscard]] Result<CUdeviceptr> take_new(Pools& all, const Agent::Memory& memory,
+                                           const std::shared_ptr<Pool>& pool, const Request& request);
+/// Makes a live block a spare, joined with its neighbours. Takes no memory.
+void make_spare(Pools& all, Blocks::iterator block, const LastUse& last_use) noexcept;
+/// Notes that nobody uses a freed block any more, if that is so.
+[[nodiscard]] bool settle(const Agent::Memory& memory, LastUse& last_use);
+/// An event that says when the stream has come so far; nothing when none can be had.
+[[nodiscard]] std::optional<LastUse> last_use_in(Pools& all, const Agent::Memory& memory,
+                                                 const StreamKey& key);
+/// Gives the ranges back that are wanted, one after the other, and in which nobody uses anything any more.
+/// `is_synchronized`: only what was freed before the program synchronised.
+void give_back_idle(Pools& all, const Agent::Memory& memory, bool is_synchronized,
+                    const std::function<bool(const Range&)>& wanted);
 /// Frees the blocks of no pool that nobody uses any more.
 void trim_leaving(Pools& all, const Agent::Memory& memory);
-/// Frees all spares of all pools, and blocks of none, that nobody uses any more.
+/// Gives back every range, and block of no pool, that nobody uses any more.
 void trim_all(Pools& all, const Agent::Memory& memory);
+/// Gives back what exceeds the thresholds.
+void trim_excess(Pools& all, const Agent::Memory& memory);
+
+/// What the driver itself has of a pool; nothing for one that is gone.
+[[nodiscard]] PoolFigures figures_of_driver(const Agent::Memory& memory, const Pool& pool) noexcept;
+/// Whether the range may go at a synchronise.
+[[nodiscard]] bool is_excess(const Agent::Memory& memory, const Range& range) noexcept;
+/// A peak begins anew.
+void reset_peak(Pools& all, const Agent::Memory& memory, Pool& pool, CUmemPool_attribute attribute);
+/// After the pool, or the driver's part of it, grew.
+void note_peaks(const Agent::Memory& memory, Pool& pool) noexcept;
 
 } // namespace gpu_sleep::agent::caught

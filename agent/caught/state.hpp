@@ -41,6 +41,9 @@ template <class Body>
 /// Frees what take_range() gave, asleep or awake. No work may still use it.
 void give_range(const Agent::Memory& memory, CUdeviceptr address);
 
+/// The same for an allocation, which may be a pool's: that keeps it as it keeps what a synchronise left free.
+void give_allocation(const Agent::Memory& memory, const Known& allocation);
+
 /// What the rules say of the calling code. Made before any mutex is taken: finding out who calls may need the
 /// loader's lock, which a thread that waits for a mutex of ours may hold.
 class TagChoice {
@@ -95,6 +98,8 @@ void forget_export(CUdeviceptr address);
 
 /// Takes an allocation that is not freed in a stream's order out of its pool's count.
 void freed_from_pool(const Known& allocation);
+/// After the driver allocated of the pool, which may be one of which we have memory, too.
+void pool_left_to_driver(CUmemoryPool pool) noexcept;
 
 /// Held shared from the look for captures until a context's work is noted (PendingWork), which would break
 /// one; alone while a capture is noted, before it begins. Nobody waits under it: a capture must not begin any

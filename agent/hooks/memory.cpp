@@ -138,12 +138,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, std::size_t keep) {
 
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
     const auto status = real<Entry::cuMemPoolSetAttribute>()(pool, attribute, value);
-    if (status == CUDA_SUCCESS && catches()) {
-        if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
-            agent::caught::pool_threshold(pool, *static_cast<const cuuint64_t*>(value));
-        else
-            agent::caught::pool_figures_reset(pool, attribute);
-    }
+    if (status == CUDA_SUCCESS && catches()) agent::caught::pool_set(pool, attribute, value);
     return status;
 }
 

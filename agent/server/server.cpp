@@ -117,24 +117,30 @@ void Server::enqueue(Job job) {
     job_added_.notify_one();
 }
 
-void Server::rouse() noexcept {
-    {
-        const std::lock_guard lock(mutex_);
-        is_roused_ = true;
-    }
-    job_added_.notify_one();
-}
-
 bool Server::has_jobs() {
     const std::lock_guard lock(mutex_);
     return !line_.is_empty();
 }
 
+void Server::tidy_within(Milliseconds delay) noexcept {
+    const auto time = Clock::now() + delay;
+    {
+        const std::lock_guard lock(mutex_);
+        if (tidy_at_ && *tidy_at_ <= time) return;
+        tidy_at_ = time;
+    }
+    job_added_.notify_one();
+}
+
 void Server::operate_for_ever() {
     for (bool is_tidy = true;;) {
         std::unique_lock lock(mutex_);
-        if (std::exchange(is_roused_, false)) is_tidy = false;
-        if (auto* const place = line_.next(Clock::now())) {
+        const auto now = Clock::now();
+        if (tidy_at_ && *tidy_at_ <= now) {
+            tidy_at_.reset();
+            is_tidy = false;
+        }
+        if (auto* const place = line_.next(now)) {
             lock.unlock();
             operate(*place);
             is_tidy = false;
@@ -142,7 +148,8 @@ void Server::operate_for_ever() {
             lock.unlock();
             const auto is_more = guarded([&]() -> Result<bool> { return operations_.tidy(); });
             is_tidy = !is_more || !*is_more;
-        } else if (const auto time = line_.next_time(); time != Clock::time_point::max()) {
+        } else if (const auto time = std::min(line_.next_time(), tidy_at_.value_or(Clock::time_point::max()));
+                   time != Clock::time_point::max()) {
             job_added_.wait_until(lock, time);
         } else {
             job_added_.wait(lock);

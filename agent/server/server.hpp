@@ -58,9 +58,10 @@ public:
     void submit_for_touch(std::function<bool()> is_wanted, std::function<void(const Error&)> on_shortage,
                           std::function<void(const Outcome&)> done);
 
-    /// Has the operations thread tidy up, once it has no operation to run. Takes no memory, and waits for
-    /// nobody who does anything else meanwhile: it is called where the program frees memory. Thread-safe.
-    void rouse() noexcept;
+    /// Has the operations thread tidy up when the time is over, or before, once it has no operation to run.
+    /// Takes no memory, and waits for nobody who does anything else meanwhile: it is called where the program
+    /// frees memory. Thread-safe.
+    void tidy_within(Milliseconds delay) noexcept;
 
     /// Shows to those who cannot ask that the process has another name than its environment gave it.
     /// Thread-safe.
@@ -111,7 +112,7 @@ private:
     std::mutex mutex_; ///< guards all below
     std::condition_variable job_added_;
     Line line_;
-    bool is_roused_ = false; ///< there is something to tidy up
+    std::optional<Clock::time_point> tidy_at_; ///< when there is something to tidy up
 };
 
 } // namespace gpu_sleep::agent::server

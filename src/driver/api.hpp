@@ -74,6 +74,7 @@ namespace gpu_sleep::driver {
     X(cuCtxGetId)                                                                                            \
     X(cuDeviceGetDefaultMemPool)                                                                             \
     X(cuDeviceGetMemPool)                                                                                    \
+    X(cuMemPoolGetAttribute)                                                                                 \
     X(cuStreamGetCtx)                                                                                        \
     X(cuDeviceGetGraphMemAttribute)
 

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What pools of a caught program say of themselves, awake and asleep, and when they give memory back.
+
+#include "devices.hpp"
+
+#include "gpu_sleep/gpu_sleep.h"
+
+#include <vector>
+
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr std::size_t k_mib = std::size_t{1} << 20;
+constexpr std::uint64_t k_all = ~std::uint64_t{0};
+
+std::uint64_t figure(CUmemoryPool pool, CUmemPool_attribute attribute) {
+    cuuint64_t value = 0;
+    REQUIRE(cuMemPoolGetAttribute(pool, attribute, &value) == CUDA_SUCCESS);
+    return value;
+}
+
+std::uint64_t reserved(CUmemoryPool pool) {
+    return figure(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+}
+
+void keep(CUmemoryPool pool, std::uint64_t threshold) {
+    cuuint64_t value = threshold;
+    REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value) == CUDA_SUCCESS);
+}
+
+CUmemoryPool make_pool() {
+    CUmemPoolProps properties{};
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemoryPool pool = nullptr;
+    REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
+    return pool;
+}
+
+CUdeviceptr take(CUmemoryPool pool, std::size_t bytes, CUstream stream) {
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAllocFromPoolAsync(&address, bytes, pool, stream) == CUDA_SUCCESS);
+    return address;
+}
+
+/// What holds of the figures at any time.
+void check_figures(CUmemoryPool pool, std::uint64_t used_bytes) {
+    CHECK(used(pool) == used_bytes);
+    CHECK(reserved(pool) >= used_bytes);
+    CHECK(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) >= used_bytes);
+    CHECK(figure(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) >= reserved(pool));
+}
+
+bool await_held(std::uint64_t bytes) {
+    constexpr std::chrono::milliseconds k_look{1};
+    for (int i = 0; i < 5'000 && held() != bytes; ++i) std::this_thread::sleep_for(k_look);
+    return held() == bytes;
+}
+
+} // namespace
+
+TEST_CASE("Pool figures: they hold awake, asleep and after a wake", "[lifetimes]") {
+    Devices devices;
+    auto* const stream = make_stream();
+    for (const bool is_own : {false, true}) {
+        auto* const pool = is_own ? make_pool() : default_pool(0);
+        const auto small = take(pool, 1100, stream);
+        const auto odd = take(pool, 2 * k_mib + 1, stream);
+        const auto large = take(pool, 33 * k_mib, stream);
+        const auto all = 1100 + 2 * k_mib + 1 + 33 * k_mib;
+        REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+        check_figures(pool, all);
+        const auto before = reserved(pool);
+        REQUIRE(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_OK);
+        check_figures(pool, all);
+        CHECK(reserved(pool) == before);
+        CHECK(cuMemFreeAsync(odd, stream) == CUDA_SUCCESS);
+        check_figures(pool, 1100 + 33 * k_mib);
+        CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+        CHECK(reserved(pool) < before);
+        CHECK(cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS);
+        check_figures(pool, 1100 + 33 * k_mib);
+        REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
+        check_figures(pool, 1100 + 33 * k_mib);
+        for (const auto address : {small, large}) CHECK(cuMemFreeAsync(address, stream) == CUDA_SUCCESS);
+        CHECK(used(pool) == 0);
+        CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+        CHECK(reserved(pool) == 0);
+        CHECK(held() == 0);
+        cuuint64_t zero = 0;
+        CHECK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &zero) == CUDA_SUCCESS);
+        CHECK(figure(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) == 0);
+        if (is_own) CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+    }
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Pool figures: what was freed before a program's last synchronise goes by itself", "[lifetimes]") {
+    Devices devices;
+    auto* const stream = make_stream();
+    for (int i = 0; i < 3; ++i) { // the last of them comes too soon for its memory to go at once
+        CHECK(cuMemFreeAsync(allocate_async(stream), stream) == CUDA_SUCCESS);
+        CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    }
+    CHECK(await_held(0));
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Pool figures: the threshold counts what is reserved, not what is spare", "[lifetimes]") {
+    Devices devices;
+    auto* const stream = make_stream();
+    auto* const pool = make_pool();
+    keep(pool, 8 * k_mib);
+    const auto live = take(pool, 8 * k_mib, stream);
+    CHECK(cuMemFreeAsync(take(pool, 4 * k_mib, stream), stream) == CUDA_SUCCESS);
+    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(reserved(pool) == 8 * k_mib);
+    CHECK(cuMemFreeAsync(live, stream) == CUDA_SUCCESS);
+    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(reserved(pool) == 8 * k_mib);
+    CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Pool figures: freed blocks are split and joined, and the pool does not grow", "[lifetimes]") {
+    Devices devices;
+    auto* const stream = make_stream();
+    auto* const pool = make_pool();
+    keep(pool, k_all);
+    std::vector<CUdeviceptr> blocks{take(pool, 33 * k_mib, stream)};
+    const auto begin = blocks[0];
+    const auto most = reserved(pool);
+    for (int round = 0; round < 3; ++round) {
+        for (const auto block : blocks) CHECK(cuMemFreeAsync(block, stream) == CUDA_SUCCESS);
+        if (round == 1) CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+        blocks.clear();
+        for (const auto bytes : {5 * k_mib, 5 * k_mib, 20 * k_mib})
+            blocks.push_back(take(pool, bytes, stream));
+        for (const auto block : blocks) {
+            CHECK(block - begin < 33 * k_mib);
+            CHECK(cuMemsetD8Async(block, 1, 5 * k_mib, stream) == CUDA_SUCCESS);
+            CHECK(cuMemFreeAsync(block, stream) == CUDA_SUCCESS);
+        }
+        blocks = {take(pool, 33 * k_mib, stream)};
+        CHECK(blocks[0] == begin);
+        CHECK(reserved(pool) == most);
+    }
+    CHECK(cuMemFreeAsync(blocks[0], stream) == CUDA_SUCCESS);
+    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Pool figures: cuMemFree keeps what the threshold allows", "[lifetimes]") {
+    Devices devices;
+    auto* const pool = make_pool();
+    keep(pool, k_all);
+    const auto block = take(pool, k_bytes, nullptr);
+    CHECK(cuMemFree(block) == CUDA_SUCCESS);
+    CHECK(used(pool) == 0);
+    CHECK(reserved(pool) == k_bytes);
+    CHECK(take(pool, k_bytes, nullptr) == block);
+    keep(pool, 0);
+    CHECK(cuMemFree(block) == CUDA_SUCCESS);
+    CHECK(reserved(pool) == 0);
+    CHECK(held() == 0);
+    CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+}
