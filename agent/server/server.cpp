@@ -34,7 +34,8 @@ constexpr Milliseconds k_silence{1'000}; ///< after which a connection makes roo
 /// socket by this thread's. Takes no lock of the loader's, which the thread that waits for it may have.
 void keep_own_root() noexcept {
     // Others may want to unmount where the program was started.
-    if (::unshare(CLONE_FS) == 0) static_cast<void>(::chdir("/"));
+    if (::unshare(CLONE_FS) != 0) return;
+    if (::chdir("/") != 0) return; // it keeps the program's working directory, then
 }
 
 } // namespace
