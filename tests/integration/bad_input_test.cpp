@@ -38,8 +38,10 @@ public:
         [[maybe_unused]] const auto sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     }
 
-    /// The agent's last word, or an empty optional when it closed without one.
-    [[nodiscard]] std::optional<protocol::Reply> last_word() const {
+    /// The agent's last word, or an empty optional when it closed without one. What came before it goes to
+    /// `progress`.
+    [[nodiscard]] std::optional<protocol::Reply>
+    last_word(std::vector<model::Progress>* progress = nullptr) const {
         protocol::FrameReader reader;
         std::array<std::byte, 4096> buffer;
         for (;;) {
@@ -54,7 +56,9 @@ public:
                 if (!frame->has_value()) break;
                 auto reply = protocol::decode_reply(**frame);
                 REQUIRE(reply);
-                if (!std::holds_alternative<model::Progress>(*reply)) return *std::move(reply);
+                const auto* told = std::get_if<model::Progress>(&*reply);
+                if (!told) return *std::move(reply);
+                if (progress) progress->push_back(*told);
             }
         }
     }
@@ -335,6 +339,23 @@ TEST_CASE("Bad input: a process that is stopped answers nobody, and the command 
     CHECK(asked.status == 4);
     CHECK_THAT(asked.err, mentions("has not answered"));
     host.process().signal(SIGCONT);
+    check_unharmed(host);
+}
+
+TEST_CASE("Bad input: a peer that does not read hears of the point of no return all the same", "[bad_input]") {
+    Host host;
+    allocate_tags(host);
+    host.tell("spin 6000"); // for so much progress that it is not sent any more
+    const Peer peer(host);
+    peer.send(sleep_frame());
+    REQUIRE(becomes_true([&] { return host.state() == "asleep"; }));
+    std::vector<model::Progress> progress;
+    const auto last = peer.last_word(&progress);
+    REQUIRE(last);
+    CHECK(std::holds_alternative<model::Report>(*last));
+    REQUIRE(progress.size() > 10);
+    CHECK(progress.back().phase == model::Progress::Phase::release);
+    CHECK(host.command("gpu-wake").status == 0);
     check_unharmed(host);
 }
 
