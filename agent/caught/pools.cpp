@@ -275,7 +275,7 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcep
         pool->is_caught = properties.allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
                           properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
                           properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE && properties.maxSize == 0 &&
-                          properties.usage == 0;
+                          !has_usage(properties);
         auto& all = Pools::instance();
         const std::lock_guard lock(all.mutex);
         all.pools.insert_or_assign(handle, pool);
