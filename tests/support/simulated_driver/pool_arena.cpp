@@ -74,7 +74,8 @@ void claim(Driver& driver, std::uint64_t begin, std::uint64_t end) {
     auto at = driver.blocks.upper_bound(begin);
     if (at != driver.blocks.begin() && std::prev(at)->first + std::prev(at)->second.reserved > begin) --at;
     while (at != driver.blocks.end() && at->first < end) {
-        const auto [address, block] = *at;
+        const auto address = at->first;
+        const auto block = at->second;
         at = driver.blocks.erase(at);
         const auto block_end = address + block.reserved;
         const auto put_back = [&](std::uint64_t from, std::uint64_t to) {
