@@ -84,10 +84,11 @@ void trim_all(Pools& all, const Agent::Memory& memory) {
 
 void trim_excess(Pools& all, const Agent::Memory& memory) {
     all.is_due = false;
-    all.has_excess = false;
     give_back_idle(all, memory, true, [&](const Range& range) { return is_excess(memory, range); });
-    for (const auto& [address, range] : all.ranges)
-        if (range.live == 0 && is_excess(memory, range)) all.has_excess = true; // not done, or not waited for
+    // Only now: who synchronises meanwhile has to find that there is something to give back.
+    all.has_excess = std::any_of(all.ranges.begin(), all.ranges.end(), [&](const auto& entry) {
+        return entry.second.live == 0 && is_excess(memory, entry.second); // not done, or not waited for
+    });
     trim_leaving(all, memory);
 }
 

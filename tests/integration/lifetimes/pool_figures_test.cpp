@@ -108,6 +108,35 @@ TEST_CASE("Pool figures: what was freed before a program's last synchronise goes
     CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
+TEST_CASE("Pool figures: who synchronises while another's memory goes has its own go, too", "[lifetimes]") {
+    constexpr std::uint64_t k_unmap_us = 300'000;
+    Devices devices;
+    auto* const stream = make_stream();
+    auto* const busy = make_stream();
+    auto* const own = make_pool();
+    auto* const other = make_pool();
+    const auto block = take(own, k_bytes, busy); // first: its addresses are looked at first
+    const auto others = take(other, k_bytes, stream);
+    const Gate gate(busy);
+    CHECK(cuMemFreeAsync(block, busy) == CUDA_SUCCESS);
+    CHECK(cuMemFreeAsync(others, stream) == CUDA_SUCCESS);
+    const auto calls = sim_calls("cuMemUnmap");
+    sim_delay("cuMemUnmap", k_unmap_us);
+    std::thread gives_back([&] {
+        static_cast<void>(cuCtxSetCurrent(devices.contexts[0]));
+        static_cast<void>(cuStreamSynchronize(stream));
+    });
+    CHECK(await_call("cuMemUnmap", calls));
+    gate.release();
+    CHECK(cuStreamSynchronize(busy) == CUDA_SUCCESS);
+    gives_back.join();
+    sim_clear();
+    CHECK(reserved(own) == 0);
+    CHECK(held() == 0);
+    for (auto* const pool : {own, other}) CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+    for (auto* const each : {stream, busy}) CHECK(cuStreamDestroy(each) == CUDA_SUCCESS);
+}
+
 TEST_CASE("Pool figures: the threshold counts what is reserved, not what is spare", "[lifetimes]") {
     Devices devices;
     auto* const stream = make_stream();
