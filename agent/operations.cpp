@@ -136,7 +136,9 @@ bool Agent::tidy() {
     if (!running_ || exiting_)
         return false; // at the end the driver takes everything back, and unpins no more
     // The driver may be locked while all sleeps: it is called no more.
-    if (hooks::catches() && state() == model::State::awake) caught::give_back_due();
+    const auto state = this->state();
+    const bool is_any_awake = state == model::State::awake || state == model::State::partial;
+    if (hooks::catches() && is_any_awake) caught::give_back_due();
     reap();
     // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.
     const std::shared_lock contexts(caught::contexts_mutex(), std::try_to_lock);

@@ -137,6 +137,23 @@ TEST_CASE("Pool figures: who synchronises while another's memory goes has its ow
     for (auto* const each : {stream, busy}) CHECK(cuStreamDestroy(each) == CUDA_SUCCESS);
 }
 
+TEST_CASE("Pool figures: what goes by itself also goes while a part sleeps", "[lifetimes]") {
+    Devices devices;
+    auto* const stream = make_stream();
+    void* sleeping = nullptr;
+    REQUIRE(gpu_sleep_alloc(&sleeping, k_bytes, 0, "sleeping") == GPU_SLEEP_OK);
+    CHECK(gpu_sleep_set_separable("sleeping", 1) == GPU_SLEEP_OK);
+    REQUIRE(gpu_sleep_sleep(1, "sleeping", 0) == GPU_SLEEP_OK);
+    for (int i = 0; i < 3; ++i) {
+        CHECK(cuMemFreeAsync(allocate_async(stream), stream) == CUDA_SUCCESS);
+        CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    }
+    CHECK(await_held(0));
+    REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
+    CHECK(gpu_sleep_free(sleeping) == GPU_SLEEP_OK);
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
 TEST_CASE("Pool figures: the threshold counts what is reserved, not what is spare", "[lifetimes]") {
     Devices devices;
     auto* const stream = make_stream();
