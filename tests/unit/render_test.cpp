@@ -195,6 +195,7 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     CHECK(advice("gpu-sleep", ErrorCode::out_of_host_memory).find("--level 2") != std::string::npos);
     CHECK(advice("gpu-wake", ErrorCode::out_of_host_memory).find("--level 2") == std::string::npos);
     CHECK(advice("gpu-wake", ErrorCode::out_of_device_memory).find("--wait 60s") != std::string::npos);
+    CHECK(advice("gpu-sleep", ErrorCode::out_of_device_memory).find("gpu-wake") == std::string::npos);
     const auto error = make_error(ErrorCode::out_of_device_memory, "no");
     CHECK(render_error("gpu-wake", "wake 1", error, true) ==
           "gpu-wake: cannot wake 1: no; free GPU memory, or let gpu-wake try for longer than this --wait\n");
