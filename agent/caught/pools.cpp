@@ -178,6 +178,16 @@ bool free_in_order(const Agent::Memory& memory, const Known& allocation, const S
     return true;
 }
 
+/// Whether the memory is meant for something, such as decompression. An older cuda.h has bytes without a name
+/// there.
+template <class Properties>
+bool has_usage(const Properties& properties) noexcept {
+    if constexpr (requires { properties.usage; })
+        return properties.usage != 0;
+    else
+        return properties.reserved[0] != 0 || properties.reserved[1] != 0;
+}
+
 } // namespace
 
 Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
@@ -252,20 +262,6 @@ void give_allocation(const Agent::Memory& memory, const Known& allocation) {
     give_back_idle(all, memory, true,
                    [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
 }
-
-namespace {
-
-/// Whether the memory is meant for something, such as decompression. An older cuda.h has bytes without a name
-/// there.
-template <class Properties>
-bool has_usage(const Properties& properties) noexcept {
-    if constexpr (requires { properties.usage; })
-        return properties.usage != 0;
-    else
-        return properties.reserved[0] != 0 || properties.reserved[1] != 0;
-}
-
-} // namespace
 
 void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcept {
     noted([&] {

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""Holds the hooks and the driver module against other versions of cuda.h: one that lacks what came after CUDA 12.4, and
-one that has more. Each is a copy of the toolkit's own, from
-which names were taken or to which some were added.
+"""Holds what includes cuda.h against other versions of it: one that lacks what came after CUDA 12.4, and one that has
+more. Each is a copy of the toolkit's own, from which names were taken or to which some were added.
 
 Usage: cuda_headers_test.py CMAKE COMPILER INCLUDE_DIRECTORIES SOURCE_DIRECTORY BUILD_DIRECTORY
 """
@@ -30,6 +29,8 @@ cuMemcpy3DBatchAsync_ptsz cuMemcpy3DBatchAsync_v2 cuMemcpy3DBatchAsync_v2_ptsz c
 cuMemcpyBatchAsync_ptsz cuMemcpyBatchAsync_v2 cuMemcpyBatchAsync_v2_ptsz""".split()
 LATER_BESIDES = """CUDA_MEMCPY3D_BATCH_OP CUctxCreateParams CUmemDecompressParams CUmemcpy3DOperand CUmemcpyAttributes
 CU_MEMCPY_OPERAND_TYPE_POINTER cuCtxRecordEvent cuCtxWaitEvent""".split()
+# The member of CUmemPoolProps that was added later, in the place of bytes without a name.
+POOL_USAGE = re.compile(r"unsigned short usage;.*\n\s*unsigned char reserved\[54\];")
 ADDED = ["cuFutureSubmit", "cuMemAlloc_v3"]
 
 
@@ -50,6 +51,9 @@ class CudaHeaders(unittest.TestCase):
             text = re.sub(r"unsigned short usage;([^\n]*\n\s*unsigned char reserved\[)54\]", r"\g<1>56]", text)
         for name in taken:
             text = re.sub(rf"\b{name}\b", f"taken_{name}", text)
+        if taken:
+            text, count = POOL_USAGE.subn("unsigned char reserved[56];", text)
+            self.assertEqual(count, 1)
         text += "".join(f'extern "C" CUresult CUDAAPI {name}(int value);\n' for name in added)
         header = self.directory / "include" / "cuda.h"
         header.parent.mkdir(exist_ok=True)
