@@ -33,9 +33,9 @@ constexpr Milliseconds k_silence{1'000}; ///< after which a connection makes roo
 /// Has the calling thread stay where it is when the program takes another root directory: commands find the
 /// socket by this thread's. Takes no lock of the loader's, which the thread that waits for it may have.
 void keep_own_root() noexcept {
-    // Others may want to unmount where the program was started.
     if (::unshare(CLONE_FS) != 0) return;
-    if (::chdir("/") != 0) return; // it keeps the program's working directory, then
+    // Others may want to unmount where the program was started.
+    [[maybe_unused]] const int moved = ::chdir("/");
 }
 
 } // namespace

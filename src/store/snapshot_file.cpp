@@ -170,7 +170,9 @@ bool SnapshotFile::is_out_of_reach() const noexcept {
 
 void SnapshotFile::remove() noexcept {
     unlink();
-    if (is_out_of_reach()) static_cast<void>(::ftruncate(fd_.get(), 0));
+    if (is_out_of_reach()) {
+        [[maybe_unused]] const int emptied = ::ftruncate(fd_.get(), 0);
+    }
     fd_.reset();
 }
 
