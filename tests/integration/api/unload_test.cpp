@@ -12,7 +12,7 @@ using namespace gpu_sleep::test;
 
 namespace {
 
-constexpr Bytes k_bytes = 4 * k_mib;
+constexpr Bytes k_unload_bytes = 4 * k_mib;
 
 /// Whether a kernel of the module writes where it should.
 bool works(CUmodule module, CUdeviceptr address, std::uint32_t value) {
@@ -27,9 +27,9 @@ bool works(CUmodule module, CUdeviceptr address, std::uint32_t value) {
 
 TEST_CASE("Unload: modules and libraries go while memory sleeps, and those that stay work", "[api]") {
     const Gpu gpu(0);
-    const TaggedMemory weights("weights", k_bytes);
-    const TaggedMemory scratch("scratch", k_bytes);
-    const auto words = random_words(k_bytes, 1);
+    const TaggedMemory weights("weights", k_unload_bytes);
+    const TaggedMemory scratch("scratch", k_unload_bytes);
+    const auto words = random_words(k_unload_bytes, 1);
     weights.write(words);
     CUmodule goes = nullptr;
     CUmodule stays = nullptr;
