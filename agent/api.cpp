@@ -37,6 +37,8 @@ gpu_sleep_status fail(const Error& error) noexcept {
     case ErrorCode::cancelled:
     case ErrorCode::protocol_mismatch:
     case ErrorCode::connection_lost:
+    case ErrorCode::outcome_unknown:
+    case ErrorCode::ambiguous_name:
     case ErrorCode::agent_unreachable: return GPU_SLEEP_ERROR_INTERNAL;
     case ErrorCode::out_of_threads:
         return GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY; // the nearest that callers know

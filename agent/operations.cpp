@@ -44,6 +44,11 @@ model::SleepRequest all_in_files(model::SleepRequest request) {
     return request;
 }
 
+/// Why nothing is done any more.
+Error ending() {
+    return make_error(ErrorCode::no_process, "the process is ending");
+}
+
 /// Who only looks finds the gate open, and contexts must not end meanwhile.
 std::shared_lock<std::shared_mutex> keep_contexts(bool only_looks) {
     return only_looks ? std::shared_lock(caught::contexts_mutex()) : std::shared_lock<std::shared_mutex>();
@@ -107,7 +112,7 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
 Error Agent::as_it_ends(Error error) const {
     // The driver shuts down before the process is gone, and then refuses all.
     if (!exiting_ && error.driver_status != CUDA_ERROR_DEINITIALIZED) return error;
-    return make_error(ErrorCode::no_process, "the process is ending");
+    return ending();
 }
 
 void Agent::reap() {
@@ -238,7 +243,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     report.level = request.level;
     report.dry_run = request.dry_run;
     Callbacks::Jobs owed;
-    if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
+    if (exiting_) return ending();
     // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
     static_cast<void>(give_back_files());
     const GateSettler settler(*this);
@@ -333,7 +338,7 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
     Report report;
     report.operation = model::Operation::wake;
     report.dry_run = request.dry_run;
-    if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
+    if (exiting_) return ending();
     // Without room nothing is begun, so that the program hears nothing of a wake that is tried often.
     if (!request.dry_run) GPU_SLEEP_TRY(check_room(request));
     const GateSettler settler(*this);

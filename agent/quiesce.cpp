@@ -17,7 +17,6 @@
 #include <functional>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,13 +28,11 @@ using model::Report;
 
 namespace {
 
-constexpr std::string_view k_unseen = "use of the GPU that cannot be seen: ";
-
 /// What was called for the first time just before the gate was shut.
 Result<void> check_late_calls(const model::SleepRequest& request) {
     const auto calls = find_unseen_calls();
     if (request.force || calls.empty()) return {};
-    return make_error(ErrorCode::unseen_library, "{}{}", k_unseen, model::list_of(calls));
+    return make_error(ErrorCode::unseen_library, "{}", words_for(calls));
 }
 
 } // namespace
@@ -47,7 +44,7 @@ Result<void> Agent::check_unseen(const model::SleepRequest& request, Report& rep
     if (!uses)
         trouble = "it is not known which libraries are loaded: " + uses.error().message;
     else if (!uses->empty())
-        trouble = std::string(k_unseen) + model::list_of(*uses);
+        trouble = words_for(*uses);
     if (trouble.empty()) return {};
     if (!request.force && !request.dry_run)
         return make_error(uses ? ErrorCode::unseen_library : uses.error().code, "{}", trouble);

@@ -23,7 +23,7 @@ Report Agent::status() {
     Report report;
     if (hooks::catches())
         if (const auto uses = find_unseen_uses(); uses && !uses->empty())
-            report.notes.push_back("use of the GPU that cannot be seen: " + model::list_of(*uses));
+            report.notes.push_back(words_for(*uses));
     std::unique_lock lock(memory_mutex_, std::defer_lock);
     for (const auto deadline = Clock::now() + k_patience; !lock.try_lock();
          std::this_thread::sleep_for(k_look)) {

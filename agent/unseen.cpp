@@ -50,4 +50,8 @@ std::vector<model::UnseenUse> find_unseen_calls() {
     return uses;
 }
 
+std::string words_for(const std::vector<model::UnseenUse>& uses) {
+    return "use of the GPU that cannot be seen: " + model::list_of(uses);
+}
+
 } // namespace gpu_sleep::agent

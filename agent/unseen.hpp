@@ -7,6 +7,7 @@
 #include "base/result.hpp"
 #include "model/unseen_libraries.hpp"
 
+#include <string>
 #include <vector>
 
 namespace gpu_sleep::agent {
@@ -19,5 +20,8 @@ namespace gpu_sleep::agent {
 
 /// The entry points of the driver that were called and that this build does not know. Thread-safe.
 [[nodiscard]] std::vector<model::UnseenUse> find_unseen_calls();
+
+/// What is told of them, one or more.
+[[nodiscard]] std::string words_for(const std::vector<model::UnseenUse>& uses);
 
 } // namespace gpu_sleep::agent
