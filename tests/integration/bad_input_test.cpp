@@ -5,6 +5,7 @@
 #include "host.hpp"
 #include "mentions.hpp"
 #include "protocol/messages.hpp"
+#include "unharmed.hpp"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -80,15 +81,6 @@ std::vector<std::byte> status_frame() {
 
 std::vector<std::byte> sleep_frame() {
     return *protocol::encode(protocol::Request(model::SleepRequest{}));
-}
-
-/// The process is awake and whole, and can be put to sleep and woken.
-void check_unharmed(Host& host) {
-    CHECK(host.state() == "awake");
-    CHECK(host.command("gpu-sleep").status == 0);
-    CHECK(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
-    CHECK(host.tell("faults") == "0");
 }
 
 /// Starts a command and kills it after `time`.

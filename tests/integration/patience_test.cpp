@@ -8,6 +8,7 @@
 #include "protocol/messages.hpp"
 #include "stage.hpp"
 #include "support/skip.hpp"
+#include "unharmed.hpp"
 
 #include <csignal>
 #include <unistd.h>
@@ -71,16 +72,6 @@ std::string unique_name() {
 /// Several tags, so that a sleep and a wake consist of several copies, and of as many unmaps.
 void allocate_some_tags(Host& host, int count) {
     for (int i = 0; i < count; ++i) host.tell(fmt::format("alloc tag_{} 2097152 0", i));
-}
-
-/// The process is awake and whole, and can be put to sleep and woken.
-void check_awake_and_whole(Host& host) {
-    CHECK(host.state() == "awake");
-    CHECK(host.tell("check_all") == "intact");
-    CHECK(host.command("gpu-sleep").status == 0);
-    CHECK(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
-    CHECK(host.tell("faults") == "0");
 }
 
 } // namespace
@@ -168,7 +159,7 @@ TEST_CASE("Patience: --timeout is for copying too, and nothing is changed when i
     CHECK(host.command("gpu-wake").status == 0);
     host.tell("delay cuMemcpyDtoHAsync 0");
     host.tell("delay cuMemcpyHtoDAsync 0");
-    check_awake_and_whole(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Patience: a process that is stopped is given up within its time, and is left as it was",
@@ -194,7 +185,7 @@ TEST_CASE("Patience: a process that is stopped is given up within its time, and 
     }
     host.process().signal(SIGCONT);
     host.tell("delay cuMemcpyDtoHAsync 0");
-    check_awake_and_whole(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Patience: a process that is stopped asleep is left as it was, too", "[patience]") {
@@ -209,7 +200,7 @@ TEST_CASE("Patience: a process that is stopped asleep is left as it was, too", "
     CHECK(listed.json("/processes/0/state") == "asleep");
     CHECK(listed.json("/processes/0/report/gate/on_touch") == "wait");
     CHECK(host.command("gpu-wake").status == 0);
-    check_awake_and_whole(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Patience: interrupted before the point of no return, a command changes nothing", "[patience]") {
@@ -225,7 +216,7 @@ TEST_CASE("Patience: interrupted before the point of no return, a command change
     CHECK(ended.json("/processes/0/error/code") == "cancelled");
     CHECK_THAT(ended.err, mentions("withdrawn"));
     host.tell("delay cuMemcpyDtoHAsync 0");
-    check_awake_and_whole(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Patience: an interruption that is ignored stays so", "[patience]") {
@@ -271,7 +262,7 @@ TEST_CASE("Patience: interrupted past the point of no return, a command waits an
     }
     host.tell("delay cuMemUnmap 0");
     CHECK(host.command("gpu-wake").status == 0);
-    check_awake_and_whole(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Patience: of a process that is stopped past the point of no return nobody says that it is awake",
@@ -307,5 +298,5 @@ TEST_CASE("Patience: a wake that is past the point of no return is waited for, t
     CHECK(ended.status == 0);
     CHECK_THAT(ended.out, mentions("awake"));
     host.tell("callback none");
-    check_awake_and_whole(host);
+    check_unharmed(host);
 }

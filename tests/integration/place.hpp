@@ -46,14 +46,4 @@ inline void allocate_two_tags(Host& host) {
     host.tell("alloc weights 5000 0");
 }
 
-/// The process is awake and whole, and can be put to sleep and woken.
-inline void check_stored_unharmed(Host& host) {
-    CHECK(host.state() == "awake");
-    CHECK(host.tell("check_all") == "intact");
-    CHECK(host.command("gpu-sleep").status == 0);
-    CHECK(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
-    CHECK(host.tell("faults") == "0");
-}
-
 } // namespace gpu_sleep::test

@@ -5,6 +5,7 @@
 #include "host.hpp"
 #include "mentions.hpp"
 #include "support/skip.hpp"
+#include "unharmed.hpp"
 
 #include <unistd.h>
 
@@ -20,16 +21,6 @@ constexpr const char* k_two_allocations[] = {"alloc weights 4194304 0", "alloc k
 
 void allocate(Host& host) {
     for (const auto* line : k_two_allocations) host.tell(line);
-}
-
-/// The process is awake and whole, and a sleep and a wake still work.
-void check_sleeps_and_wakes(Host& host) {
-    CHECK(host.state() == "awake");
-    CHECK(host.tell("check_all") == "intact");
-    CHECK(host.command("gpu-sleep").status == 0);
-    CHECK(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
-    CHECK(host.tell("faults") == "0");
 }
 
 } // namespace
@@ -55,7 +46,7 @@ TEST_CASE("Program: all that made ready for a sleep that ran out of time hear th
     host.tell("spin 1500");
     CHECK(host.command("gpu-sleep", {"--timeout", "200ms"}).status == 4);
     CHECK(host.tell("calls") == "2 2 0 0");
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
     CHECK(host.tell("calls") == "4 4 0 0");
 }
 
@@ -93,7 +84,7 @@ TEST_CASE("Program: the status of a refusal is that of the part that was asked f
     CHECK(host.command("gpu-sleep").status == 7); // some of it sleeps
     host.tell("callback none");
     REQUIRE(host.command("gpu-wake").status == 0);
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: what is preserved whole is not dropped, however small", "[program]") {
@@ -119,7 +110,7 @@ TEST_CASE("Program: a callback that refuses leaves the process awake", "[program
     CHECK(refused.json("/processes/0/error/code") == "refused");
     CHECK_THAT(refused.err, mentions("returned 3"));
     host.tell("callback none");
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: a callback that is late ends the sleep in time with 4, and the next waits for it",
@@ -137,7 +128,7 @@ TEST_CASE("Program: a callback that is late ends the sleep in time with 4, and t
     CHECK(host.tell("calls").substr(0, 3) == "1 0");
     host.tell("let_go");
     CHECK(becomes_true([&] { return host.tell("calls").substr(0, 3) == "1 1"; }));
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: a callback may not put its own process to sleep or wake it", "[program]") {
@@ -158,7 +149,7 @@ TEST_CASE("Program: what was dropped is filled again by a callback, and reported
     REQUIRE(slept.status == 0);
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.command("gpu-ps", {"--json"}).tag("weights", "needs_refill") == "false");
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: a wake whose callback fails is a wake, with a note", "[program]") {
@@ -215,7 +206,7 @@ TEST_CASE("Program: a sleep waits for a capture that it can see, and does not br
     CHECK(waiting.finish().status == 0);
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("replay 1") == "intact");
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: a hold protects a capture that cannot be seen", "[program]") {
@@ -229,7 +220,7 @@ TEST_CASE("Program: a hold protects a capture that cannot be seen", "[program]")
     REQUIRE(host.command("gpu-sleep").status == 0);
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("replay 1") == "intact");
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: a capture that cannot be seen is named as what broke", "[program]") {
@@ -243,7 +234,7 @@ TEST_CASE("Program: a capture that cannot be seen is named as what broke", "[pro
     host.tell("capture blocking 0 1");
     host.tell("capture_end");
     CHECK(host.tell("replay 1") == "intact");
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: a sleep waits for a long kernel, within its limit", "[program]") {
@@ -256,7 +247,7 @@ TEST_CASE("Program: a sleep waits for a long kernel, within its limit", "[progra
     CHECK(host.state() == "awake");
     CHECK(host.command("gpu-sleep").status == 0);
     CHECK(host.command("gpu-wake").status == 0);
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: it may put itself to sleep", "[program]") {
@@ -271,7 +262,7 @@ TEST_CASE("Program: it may put itself to sleep", "[program]") {
     host.tell("wake");
     CHECK_THAT(host.ask("sleep 1 nothing"), mentions("weights"));
     CHECK_THAT(host.ask("sleep 3"), mentions("error"));
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: a device that is reset loses no memory of the agent", "[program]") {
@@ -285,7 +276,7 @@ TEST_CASE("Program: a device that is reset loses no memory of the agent", "[prog
         host.tell("reset 0");
         REQUIRE(host.command("gpu-wake").status == 0);
     }
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: a context of its own is warned of once, and may go", "[program]") {
@@ -293,7 +284,7 @@ TEST_CASE("Program: a context of its own is warned of once, and may go", "[progr
     host.tell("own_context");
     CHECK_THAT(host.process().errors(), mentions("context of its own"));
     allocate(host);
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: it may end at any time, and its socket goes with it", "[program]") {
@@ -336,7 +327,7 @@ TEST_CASE("Program: its signal handlers never run on the agent's threads", "[pro
     CHECK(host.command("gpu-wake").status == 0);
     CHECK(host.tell("signals") == "0");
     CHECK(host.tell("unblock") == "1");
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: its socket does not come back while its destructors take their time", "[program]") {
@@ -358,7 +349,7 @@ TEST_CASE("Program: a child that no handler of fork() knew of leaves the agent's
     const auto socket = socket_file(host.pid());
     CHECK(host.tell("raw_fork") == "0");
     CHECK(std::filesystem::exists(socket));
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: a process that is ending is said to be, and not to have failed", "[program]") {
@@ -392,7 +383,7 @@ TEST_CASE("Program: a command that comes before the agent is ready waits until i
     REQUIRE(becomes_true([&] { return std::filesystem::exists(socket_file(host.pid())); }));
     CHECK(host.command("gpu-wake").status == 0);
     CHECK(host.process().read_line().substr(0, 2) == "ok");
-    check_sleeps_and_wakes(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Program: a child that is forked while the process sleeps or wakes can end", "[program]") {

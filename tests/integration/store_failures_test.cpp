@@ -7,6 +7,7 @@
 #include "mentions.hpp"
 #include "place.hpp"
 #include "support/skip.hpp"
+#include "unharmed.hpp"
 
 #include <fmt/format.h>
 #include <sys/mount.h>
@@ -91,7 +92,7 @@ TEST_CASE("Store: a bad directory is refused, and the process is awake and whole
         CHECK_THAT(failed.err, mentions("deeper"));
     }
     CHECK((place.files().empty() || !fs::is_directory(place.path())));
-    check_stored_unharmed(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Store: a read-only directory is refused, and the process is awake and whole", "[store_failures]") {
@@ -102,7 +103,7 @@ TEST_CASE("Store: a read-only directory is refused, and the process is awake and
     REQUIRE(::mount(nullptr, disk.path().c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr) == 0);
     const auto refused = host.command("gpu-sleep", {"--store", "file", "--dir", disk.path()});
     CHECK(refused.status == 5);
-    check_stored_unharmed(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves nothing there",
@@ -117,7 +118,7 @@ TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves n
     CHECK(failed.status == 8);
     CHECK(failed.json("/processes/0/error/code") == "out_of_disk");
     CHECK(fs::is_empty(disk.path()));
-    check_stored_unharmed(host);
+    check_unharmed(host);
     // Nor does what sleeps already change that.
     REQUIRE(host.command("gpu-sleep", {"--tags", "kv_cache"}).status == 0);
     CHECK(host.command("gpu-sleep", {"--store", "file", "--dir", disk.path()}).status == 8);
@@ -169,7 +170,7 @@ TEST_CASE("Store: a limit on the length of files ends a sleep with 8, and not th
     CHECK(failed.status == 8);
     CHECK(place.files().empty());
     REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, &before, nullptr) == 0);
-    check_stored_unharmed(host);
+    check_unharmed(host);
     REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
     REQUIRE(host.command("gpu-wake").status == 0);
 }
@@ -296,7 +297,7 @@ TEST_CASE("Store: a file that lost its name loses nothing", "[store_failures]") 
     CHECK(host.tell("faults") == "0");
     CHECK((left.empty() || fs::is_symlink(left) || fs::exists(left)));
     if (!left.empty()) fs::remove(left);
-    check_stored_unharmed(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Store: a tag whose file is spoiled can be dropped, and the rest wakes", "[store_failures]") {

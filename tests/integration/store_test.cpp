@@ -8,6 +8,7 @@
 #include "mentions.hpp"
 #include "place.hpp"
 #include "support/skip.hpp"
+#include "unharmed.hpp"
 
 #include <sys/stat.h>
 
@@ -126,7 +127,7 @@ TEST_CASE("Store: a dry run says what room files need, and whether it is there",
     REQUIRE(::chmod(place.path().c_str(), 0755) == 0);
     CHECK_THAT(rehearse(place.store()), mentions("chmod 700") && mentions("it would fail"));
     CHECK(place.files().empty());
-    check_stored_unharmed(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Store: wrong usage ends with 2 and changes nothing", "[store]") {
@@ -143,7 +144,7 @@ TEST_CASE("Store: wrong usage ends with 2 and changes nothing", "[store]") {
     CHECK(unknown.status == 2);
     CHECK_THAT(unknown.err, mentions("wieghts"));
     CHECK_FALSE(fs::exists(place.path()));
-    check_stored_unharmed(host);
+    check_unharmed(host);
 }
 
 TEST_CASE("Store: files are private, and there as long as they are needed", "[store]") {
@@ -234,7 +235,7 @@ TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[sto
             host.tell("fail cuMemUnmap 2 999");
             CHECK(host.command("gpu-sleep", place.store({"--keep-files"})).status == 1);
             CHECK(place.files().empty());
-            check_stored_unharmed(host);
+            check_unharmed(host);
             return;
         }
     }
