@@ -32,8 +32,9 @@ namespace gpu_sleep::agent {
 /// (no mutex either: threads are inside while they call the driver), then the mutex of the program's pools,
 /// then memory_mutex_, then those of the program's handles and of what it shares, then those of the index of
 /// allocations, of the gate itself and of the server's queue, under which nobody waits. None is held across
-/// socket work or callbacks. Nobody waits for anything but the driver and the files of snapshots under
-/// memory_mutex_.
+/// socket work or callbacks. That of the C library's list of exit handlers (agent.cpp) is taken under
+/// start_mutex_ and the turnstile alone, and before those of the C library that fork() takes. Nobody waits
+/// for anything but the driver and the files of snapshots under memory_mutex_.
 class Agent final : public server::Operations {
 public:
     /// Makes it on first use, without CUDA, threads or files. Never destroyed.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Whether a device has room for what is to wake..
+// Whether a device has room for what is to wake.
 
 #pragma once
 

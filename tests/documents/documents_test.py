@@ -12,7 +12,7 @@ import sys
 import unittest
 
 TREE = pathlib.Path(sys.argv.pop())
-DOCUMENTS = sorted(path for path in [*TREE.glob("*.md"), *TREE.glob("src/**/*.md"), *TREE.glob("tests/**/*.md")])
+DOCUMENTS = sorted([*TREE.glob("*.md"), *TREE.glob("src/**/*.md"), *TREE.glob("agent/**/*.md"), *TREE.glob("tests/**/*.md")])
 COMMANDS = sorted(path.stem for path in TREE.glob("cli/man/*.1"))
 README_LINES = 150
 
