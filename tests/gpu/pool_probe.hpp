@@ -70,6 +70,14 @@ public:
     [[nodiscard]] bool is_there(std::size_t flag) const {
         return __atomic_load_n(&words_[flag], __ATOMIC_SEQ_CST) != 0;
     }
+    /// Whether the stream gets there by itself; a busy machine may take its time over it.
+    [[nodiscard]] bool gets_there(std::size_t flag) const {
+        constexpr std::chrono::milliseconds k_patience{400};
+        const auto end = std::chrono::steady_clock::now() + k_patience;
+        while (!is_there(flag) && std::chrono::steady_clock::now() < end)
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+        return is_there(flag);
+    }
     /// Waits without a call of the driver.
     void await(std::size_t flag) const {
         while (!is_there(flag)) std::this_thread::sleep_for(std::chrono::microseconds(50));

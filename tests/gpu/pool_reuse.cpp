@@ -36,12 +36,12 @@ void in_another_stream(const Probe& probe, CUevent freed, int switches, Situatio
     if (situation == Situation::synchronised) CHECKED(cuStreamSynchronize(probe.a));
     const auto before = pool.reserved();
     const auto second = pool.take(k_chunk, probe.b);
+    const bool grows = pool.reserved() > before;
     const auto mark = probe.flags->mark(probe.b);
-    wait_a_little();
     std::printf("  events %s, opportunistic %s, internal %s; the stream %s: grows: %s, runs: %s\n",
                 yes_or_no(switches & 1), yes_or_no(switches & 2), yes_or_no(switches & 4),
-                k_situations[static_cast<std::size_t>(situation)], yes_or_no(pool.reserved() > before),
-                yes_or_no(probe.flags->is_there(mark)));
+                k_situations[static_cast<std::size_t>(situation)], yes_or_no(grows),
+                yes_or_no(probe.flags->gets_there(mark)));
     probe.flags->open(held);
     probe.free_in(probe.b, {second});
 }
@@ -133,11 +133,10 @@ void most_bytes(const Probe& probe) {
         probe.free_in(probe.a, blocks);
         blocks = pool.take_many(1, 64 * k_mib, probe.b);
         const auto mark = probe.flags->mark(probe.b);
-        wait_a_little();
         std::printf(
             "  freed in a stream that is not there, internal dependencies %s: there is memory: %s, it runs: "
             "%s\n",
-            yes_or_no(is_allowed), yes_or_no(blocks[0] != 0), yes_or_no(probe.flags->is_there(mark)));
+            yes_or_no(is_allowed), yes_or_no(blocks[0] != 0), yes_or_no(probe.flags->gets_there(mark)));
         probe.flags->open(held);
         CHECKED(cuCtxSynchronize());
         if (blocks[0] == 0) blocks = pool.take_many(1, 64 * k_mib, probe.a);
