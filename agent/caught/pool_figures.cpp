@@ -3,7 +3,6 @@
 // What pools say of themselves: what we have of them and what the driver has, as one sum.
 
 #include "caught/spares.hpp"
-#include "driver/context.hpp"
 
 #include <algorithm>
 
@@ -39,30 +38,21 @@ void reset_peak(Pools& all, const Agent::Memory& memory, Pool& pool, CUmemPool_a
 }
 
 void pool_left_to_driver(CUmemoryPool handle) noexcept {
-    noted([&] {
-        const auto with = memory();
-        if (!with) return;
-        const driver::RelaxedCaptureMode relaxed(with->api);
-        auto& all = Pools::instance();
-        const std::lock_guard lock(all.mutex);
+    with_pools([&](Pools& all, const Agent::Memory& memory) {
         const auto found = all.pools.find(handle);
         if (found == all.pools.end()) return;
         found->second->is_mixed = true;
-        if (found->second->is_counted) note_peaks(*with, *found->second);
+        if (found->second->is_counted) note_peaks(memory, *found->second);
     });
 }
 
 void add_pool_figures(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) noexcept {
-    noted([&] {
-        const auto with = memory();
-        if (!with || !value) return;
-        const driver::RelaxedCaptureMode relaxed(with->api);
-        auto& all = Pools::instance();
-        const std::lock_guard lock(all.mutex);
+    if (!value) return;
+    with_pools([&](Pools& all, const Agent::Memory& memory) {
         const auto found = all.pools.find(handle);
         if (found == all.pools.end() || !found->second->is_counted) return;
         // What has to be gone since the last synchronise is gone before anybody sees it.
-        if (all.is_due && captures_open() == 0) trim_excess(all, *with);
+        if (all.is_due && captures_open() == 0) trim_excess(all, memory);
         const auto& ours = found->second->figures;
         auto& figure = *static_cast<cuuint64_t*>(value);
         switch (attribute) {

@@ -306,29 +306,20 @@ CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy)
 }
 
 void pool_trimmed(CUmemoryPool handle, std::size_t keep) noexcept {
-    noted([&] {
-        const auto with = memory();
-        if (!with) return;
-        const driver::RelaxedCaptureMode relaxed(with->api);
-        auto& all = Pools::instance();
-        const std::lock_guard lock(all.mutex);
+    with_pools([&](Pools& all, const Agent::Memory& memory) {
         const auto found = all.pools.find(handle);
         if (found == all.pools.end()) return;
         const auto& pool = found->second;
-        const auto theirs = pool->is_mixed ? figures_of_driver(*with, *pool).reserved : 0;
-        give_back_idle(all, *with, true, [&](const Range& range) {
+        const auto theirs = pool->is_mixed ? figures_of_driver(memory, *pool).reserved : 0;
+        give_back_idle(all, memory, true, [&](const Range& range) {
             return range.pool == pool && pool->figures.reserved + theirs - range.bytes >= keep;
         });
     });
 }
 
 void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t count) noexcept {
-    noted([&] {
-        const auto with = memory();
-        if (!with) return;
-        auto& all = Pools::instance();
-        const std::lock_guard lock(all.mutex);
-        const auto pool = find_pool(all, *with, handle);
+    with_pools([&](Pools& all, const Agent::Memory& memory) {
+        const auto pool = find_pool(all, memory, handle);
         if (!pool) return;
         for (std::size_t i = 0; i < count; ++i) {
             const auto& granted = grants[i];
@@ -340,18 +331,13 @@ void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t
                                                                                : pool->access & ~bit;
         }
         for (const auto& [address, range] : all.ranges)
-            if (range.pool == pool) grant(*with, *pool, address);
+            if (range.pool == pool) grant(memory, *pool, address);
     });
 }
 
 void pool_set(CUmemoryPool handle, CUmemPool_attribute attribute, const void* value) noexcept {
-    noted([&] {
-        const auto with = memory();
-        if (!with) return;
-        const driver::RelaxedCaptureMode relaxed(with->api);
-        auto& all = Pools::instance();
-        const std::lock_guard lock(all.mutex);
-        const auto pool = find_pool(all, *with, handle);
+    with_pools([&](Pools& all, const Agent::Memory& memory) {
+        const auto pool = find_pool(all, memory, handle);
         if (!pool) return;
         if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
             pool->threshold = *static_cast<const cuuint64_t*>(value);
@@ -359,7 +345,7 @@ void pool_set(CUmemoryPool handle, CUmemPool_attribute attribute, const void* va
         } else if (attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC) {
             pool->reuses_unwaited = *static_cast<const int*>(value) != 0;
         } else {
-            reset_peak(all, *with, *pool, attribute);
+            reset_peak(all, memory, *pool, attribute);
         }
     });
 }

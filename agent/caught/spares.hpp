@@ -5,8 +5,10 @@
 
 #pragma once
 
+#include "base/guard.hpp"
 #include "base/immortal.hpp"
 #include "caught/state.hpp"
+#include "driver/context.hpp"
 #include "driver/memory.hpp"
 
 #include <atomic>
@@ -110,6 +112,19 @@ struct Pools {
         return *s_all;
     }
 };
+
+/// Calls `use` with all pools, under their mutex, while there is memory that can sleep. Lets nothing cross.
+template <class Use>
+void with_pools(Use&& use) noexcept {
+    noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        const driver::RelaxedCaptureMode relaxed(with->api);
+        auto& all = Pools::instance();
+        const std::lock_guard lock(all.mutex);
+        use(all, *with);
+    });
+}
 
 // The caller of what follows holds the mutex of all pools, and its thread's capture mode is relaxed.
 

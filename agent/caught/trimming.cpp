@@ -110,24 +110,11 @@ void give_back_due() noexcept {
     auto& all = Pools::instance();
     if (!all.is_due.load(std::memory_order_relaxed)) return;
     if (captures_open() != 0) return Agent::instance().tidy_within(k_by_itself);
-    noted([&] {
-        const auto with = memory();
-        if (!with) return;
-        const driver::RelaxedCaptureMode relaxed(with->api);
-        const std::lock_guard lock(all.mutex);
-        trim_excess(all, *with);
-    });
+    with_pools([](Pools& pools, const Agent::Memory& memory) { trim_excess(pools, memory); });
 }
 
 void trim() noexcept {
-    noted([&] {
-        const auto with = memory();
-        if (!with) return;
-        const driver::RelaxedCaptureMode relaxed(with->api);
-        auto& all = Pools::instance();
-        const std::lock_guard lock(all.mutex);
-        trim_all(all, *with);
-    });
+    with_pools([](Pools& all, const Agent::Memory& memory) { trim_all(all, memory); });
 }
 
 Taken take_pools_of(const Agent::Memory& memory, CUcontext context) {
