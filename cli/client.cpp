@@ -24,6 +24,10 @@ Error lost(std::string_view when) {
 /// How long an agent may take to say that it has heard of a withdrawal.
 constexpr Milliseconds k_farewell{1'000};
 
+/// How much may lie in a socket that an agent has written to before it learns that it is given up. Who has
+/// written more goes on writing, perhaps faster than anybody reads.
+constexpr std::size_t k_most_unread = std::size_t{1} << 20;
+
 /// One question on its way: bytes still to send, bytes received so far, the answer once it is there.
 class Conversation {
 public:
@@ -83,8 +87,8 @@ public:
         const auto nobody = [](const model::Progress&) {};
         const bool was_past_return = is_past_return();
         ::shutdown(question_.socket.get(), SHUT_WR);
-        while (!is_over() && receive(nobody)) {
-        }
+        for (const auto limit = received_ + k_most_unread; !is_over() && received_ < limit;)
+            if (!receive(nobody)) break;
         if (!is_over() && is_past_return() && !was_past_return) return; // just so: it is worth waiting for
         ::shutdown(question_.socket.get(), SHUT_RDWR);
         while (!is_over() && receive(nobody)) {
@@ -112,6 +116,7 @@ private:
             end(lost("before it had answered"));
             return false;
         }
+        received_ += static_cast<std::size_t>(got);
         reader_.append(std::span(buffer).first(static_cast<std::size_t>(got)));
         while (!is_over()) {
             auto frame = reader_.next();
@@ -170,6 +175,7 @@ private:
     Question question_;
     std::vector<std::byte> unsent_;
     protocol::FrameReader reader_;
+    std::size_t received_ = 0; ///< bytes
     Clock::time_point start_;
     Patience patience_;
     Clock::time_point looked_{}; ///< at whether it is stopped

@@ -181,6 +181,26 @@ TEST_CASE("Client: a process that is stopped is given up sooner, and named so", 
     CHECK(std::get<Error>(answers[0]).message.find("it is stopped") == 0);
 }
 
+TEST_CASE("Client: an agent that writes faster than anybody reads is given up all the same", "[client]") {
+    const Stage stage([](const protocol::Request&, test::FakeConnection& connection) {
+        const auto progress = *protocol::encode(protocol::Reply(model::Progress{}));
+        std::vector<std::byte> burst; // of whole messages, each burst written at once
+        while (burst.size() < 20'000) burst.insert(burst.end(), progress.begin(), progress.end());
+        std::vector<std::thread> writers(12);
+        for (auto& writer : writers)
+            writer = std::thread([&] {
+                const auto until = Clock::now() + 20s;
+                while (Clock::now() < until &&
+                       ::send(connection.fd(), burst.data(), burst.size(), MSG_NOSIGNAL) > 0) {
+                }
+            });
+        for (auto& writer : writers) writer.join();
+    });
+    const auto start = Clock::now();
+    CHECK(error_code(stage.ask(model::StatusRequest{}, 100ms)) == ErrorCode::timed_out);
+    CHECK(Clock::now() - start < 3s);
+}
+
 TEST_CASE("Client: an interruption withdraws what is not past the point of no return", "[client]") {
     Interrupting asking;
     SECTION("and hears how that ended") {
