@@ -30,10 +30,22 @@ struct Place {
     bool is_spare = false; ///< its name is not the fixed one
 };
 
+/// Makes a directory that its owner may use even where the program's umask says otherwise. Returns an errno
+/// or 0.
+int make_private_directory(int tmp, const std::string& name) {
+    if (::mkdirat(tmp, name.c_str(), S_IRWXU) != 0) return errno;
+    const UniqueFd made(::openat(tmp, name.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    struct stat status {};
+    if (made && ::fstat(made.get(), &status) == 0 && status.st_uid == ::geteuid() &&
+        (status.st_mode & S_IRWXU) != S_IRWXU)
+        ::chmod(fmt::format("/proc/self/fd/{}", made.get()).c_str(), S_IRWXU);
+    return 0;
+}
+
 /// The directory of the fixed name, made if it is missing. Empty where somebody else has taken that.
 Result<UniqueFd> open_fixed(int tmp, const std::string& name) {
-    if (::mkdirat(tmp, name.c_str(), S_IRWXU) != 0 && errno != EEXIST)
-        return errno_error(ErrorCode::io_failed, errno, "mkdir", fmt::format("{}/{}", k_tmp, name));
+    if (const int failure = make_private_directory(tmp, name); failure != 0 && failure != EEXIST)
+        return errno_error(ErrorCode::io_failed, failure, "mkdir", fmt::format("{}/{}", k_tmp, name));
     auto directory = open_private_directory(tmp, name, ::geteuid());
     const bool is_taken = errno == ELOOP || errno == ENOTDIR || errno == EACCES || errno == EPERM;
     if (!directory && !is_taken)
@@ -54,10 +66,14 @@ Result<Place> open_spare(int tmp, const std::string& fixed) {
     if (::getrandom(&random, sizeof random, GRND_NONBLOCK) != static_cast<ssize_t>(sizeof random))
         return errno_error(ErrorCode::io_failed, errno, "getrandom", "cannot name a directory");
     auto name = fmt::format("{}.{:016x}", fixed, random);
-    if (::mkdirat(tmp, name.c_str(), S_IRWXU) != 0)
-        return errno_error(ErrorCode::io_failed, errno, "mkdir", fmt::format("{}/{}", k_tmp, name));
+    if (const int failure = make_private_directory(tmp, name); failure != 0)
+        return errno_error(ErrorCode::io_failed, failure, "mkdir", fmt::format("{}/{}", k_tmp, name));
     auto made = open_private_directory(tmp, name, user);
-    if (!made) return errno_error(ErrorCode::io_failed, errno, "open", fmt::format("{}/{}", k_tmp, name));
+    if (!made) {
+        const int failure = errno;
+        ::unlinkat(tmp, name.c_str(), AT_REMOVEDIR); // each try makes another
+        return errno_error(ErrorCode::io_failed, failure, "open", fmt::format("{}/{}", k_tmp, name));
+    }
     return Place{std::move(made), std::move(name), true};
 }
 

@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Finding a process by its pid alone: whatever became of its socket, wherever it runs, whoever forked it.
 
+#include "empty_tmp.hpp"
 #include "host.hpp"
 #include "mentions.hpp"
 
@@ -235,6 +236,17 @@ TEST_CASE("Finding: where pid namespaces share a /tmp, no agent removes the sock
     CHECK(outside.tell("asleep") == "4194304");
     CHECK(inside.command("gpu-sleep").status == 0); // by its ancestor, which is outside
     CHECK(inside.tell("asleep") == "4194304");
+}
+
+TEST_CASE("Finding: a program whose umask takes all rights away can be reached", "[finding]") {
+    if (!has_empty_tmp()) return;
+    // Root's rights would pass any mode.
+    Host host(with_empty_tmp(
+        "umask 777 && exec setpriv --inh-caps=-all --bounding-set=-all --no-new-privs \"$0\""));
+    host.tell("alloc weights 4194304 0");
+    CHECK(host.command("gpu-sleep").status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
 }
 
 TEST_CASE("Finding: a cleaned /tmp gets its directory and its socket again", "[finding]") {
