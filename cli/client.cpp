@@ -28,6 +28,13 @@ constexpr Milliseconds k_farewell{1'000};
 /// written more goes on writing, perhaps faster than anybody reads.
 constexpr std::size_t k_most_unread = std::size_t{1} << 20;
 
+/// Why the agent's words cannot be read: that is no fault of the command line's, and does not say how the
+/// process stands.
+Error garbled(Error error) {
+    if (error.code == ErrorCode::invalid_argument) error.code = ErrorCode::connection_lost;
+    return error;
+}
+
 /// One question on its way: bytes still to send, bytes received so far, the answer once it is there.
 class Conversation {
 public:
@@ -121,7 +128,7 @@ private:
         while (!is_over()) {
             auto frame = reader_.next();
             if (!frame)
-                end(std::move(frame).error());
+                end(garbled(std::move(frame).error()));
             else if (!frame->has_value())
                 break;
             else
@@ -134,7 +141,7 @@ private:
                 const std::function<void(const model::Progress&)>& on_progress) {
         auto reply = protocol::decode_reply(frame);
         if (!reply) {
-            end(std::move(reply).error());
+            end(garbled(std::move(reply).error()));
         } else if (auto* report = std::get_if<model::Report>(&*reply)) {
             answer_ = std::move(*report);
             has_last_word_ = true;

@@ -335,7 +335,7 @@ TEST_CASE("Transaction: the asker hears of what is copied while host memory is s
     EngineFixture fixture({1, 0}); // one piece after another
     for (int i = 0; i < 3; ++i) fixture.add(0, "weights", 100 * k_mib);
     sim_reset_counts();
-    sim_delay("cuMemHostRegister", 100'000);
+    sim_delay("cuMemHostRegister", 500'000);
     Bytes done_early = 0;
     fixture.control().progress = [&](const model::Progress& progress) {
         constexpr std::uint64_t k_pieces = 3;

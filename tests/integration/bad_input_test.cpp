@@ -334,7 +334,8 @@ TEST_CASE("Bad input: a process that is stopped answers nobody, and the command 
     check_unharmed(host);
 }
 
-TEST_CASE("Bad input: a peer that does not read hears of the point of no return all the same", "[bad_input]") {
+TEST_CASE("Bad input: a peer that does not read hears of the point of no return all the same",
+          "[bad_input]") {
     Host host;
     allocate_tags(host);
     host.tell("spin 6000"); // for so much progress that it is not sent any more

@@ -299,6 +299,14 @@ TEST_CASE("Client: garbage is refused", "[client]") {
     CHECK(error_code(stage.ask(model::StatusRequest{})) == ErrorCode::protocol_mismatch);
 }
 
+TEST_CASE("Client: a message damaged on the way is no fault of the command line", "[client]") {
+    auto bytes = *protocol::encode(protocol::Reply(test::sample_sleep()));
+    bytes.back() ^= std::byte{1};
+    const Stage stage(
+        [&](const protocol::Request&, test::FakeConnection& connection) { connection.send_bytes(bytes); });
+    CHECK(error_code(stage.ask(model::SleepRequest{})) == ErrorCode::connection_lost);
+}
+
 TEST_CASE("Client: one silent agent does not keep the others' answers", "[client]") {
     const Stage silent(
         [](const protocol::Request&, test::FakeConnection& connection) { connection.wait_for_close(); });
