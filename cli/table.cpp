@@ -13,7 +13,7 @@ namespace gpu_sleep::cli {
 std::string shortened(std::string_view text, std::size_t columns) {
     constexpr std::string_view k_ellipsis = "...";
     const auto most_characters = 2 * columns; // marks take no column, and are as many as a stranger likes
-    const auto safe = printable(text);
+    auto safe = printable(text);
     std::size_t characters = 0;
     std::size_t width = 0;
     std::size_t end = 0; // of what stays beside the ellipsis

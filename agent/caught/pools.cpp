@@ -40,7 +40,7 @@ std::shared_ptr<Pool> find_pool(Pools& all, const Agent::Memory& memory, CUmemor
     if (const auto found = all.pools.find(handle); found != all.pools.end()) return found->second;
     const auto device = device_of_pool(memory, handle);
     if (!device) return nullptr;
-    const auto pool = std::make_shared<Pool>();
+    auto pool = std::make_shared<Pool>();
     pool->handle = handle;
     pool->device = *device;
     all.pools.emplace(handle, pool);

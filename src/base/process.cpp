@@ -112,7 +112,7 @@ Result<std::uint64_t> own_start_time(const std::filesystem::path& proc) {
     auto line = first_line(proc / "self" / "stat");
     if (!line && errno == ENOENT && s_pid.load() == ::getpid()) return s_known.load();
     if (!line) return cannot_read(proc / "self" / "stat");
-    const auto start_time = start_time_in(*line, "self");
+    auto start_time = start_time_in(*line, "self");
     if (start_time) {
         s_known = *start_time;
         s_pid = ::getpid();
