@@ -77,6 +77,12 @@ bool may_be_renamed(const Finder& finder, const Process& process) {
     return !finder.proc().has_thread(process.pid, k_control_thread);
 }
 
+/// Whether the process has begun to end, and so is nobody any more.
+bool is_ending(const Finder& finder, const Process& process) {
+    return !finder.proc().is_running(process) ||
+           finder.proc().has_thread(process.pid, k_control_thread_ending);
+}
+
 Error unnamed(std::string_view name, const Error& reason) {
     auto error = reason;
     error.message = fmt::format("it may have the name '{}', and cannot be asked: {}", name, reason.message);
@@ -109,9 +115,11 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
         }
         const auto* failure = std::get_if<model::Failure>(&outcome.answer);
         const auto& reason = failure ? failure->error : std::get<Error>(outcome.answer);
-        if (may_be_renamed(finder, outcome.process))
-            doubtful.push_back({std::move(outcome.process), unnamed(name, reason)});
-        else if (was_named(finder, outcome.process, name))
+        if (may_be_renamed(finder, outcome.process)) {
+            // Asked last: who ends loses its thread, or that thread's name, first.
+            if (!is_ending(finder, outcome.process))
+                doubtful.push_back({std::move(outcome.process), unnamed(name, reason)});
+        } else if (was_named(finder, outcome.process, name))
             named.push_back(std::move(outcome.process));
     }
     if (!search.takes_several_users) GPU_SLEEP_TRY(check_of_one_user(name, named));
