@@ -21,4 +21,19 @@ namespace gpu_sleep::test {
 #endif
 }
 
+/// Whether the thread sanitizer looks on: it holds signals back, and the threads of its own take none.
+[[nodiscard]] constexpr bool is_thread_sanitized() noexcept {
+#if defined(__SANITIZE_THREAD__)
+    return true;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+    return true;
+#else
+    return false;
+#endif
+#else
+    return false;
+#endif
+}
+
 } // namespace gpu_sleep::test
