@@ -147,7 +147,7 @@ void Agent::remove_files() noexcept {
     constexpr Milliseconds k_pause{2};
     for (int i = 0; i < k_looks; ++i) {
         if (memory_mutex_.try_lock()) {
-            running->engine.vaults().remove_files();
+            running->engine.contents().remove_files();
             memory_mutex_.unlock();
             return;
         }
@@ -168,7 +168,7 @@ void Agent::handle_fork_in_child() noexcept {
 std::optional<Agent::Memory> Agent::memory() noexcept {
     auto* running = running_.load(std::memory_order_acquire);
     if (!running || exiting_) return std::nullopt;
-    return Memory{memory_mutex_, ledger_, running->heap, running->engine.vaults(), running->api};
+    return Memory{memory_mutex_, ledger_, running->heap, running->engine.contents(), running->api};
 }
 
 Result<void> Agent::start() {
@@ -182,7 +182,7 @@ Result<void> Agent::start() {
     if (running_.load(std::memory_order_relaxed)) return {};
     if (!running_storage_)
         running_storage_ = std::make_unique<Running>(*api, ledger_, sleep::Engine::Options{});
-    running_storage_->engine.vaults().when_wasted([this] { tidy_within(Milliseconds(0)); });
+    running_storage_->engine.contents().when_wasted([this] { tidy_within(Milliseconds(0)); });
     pid_ = ::getpid();
     GPU_SLEEP_TRY(server_.start());
     gate::Gate::instance().set_waker([this] { wake_on_touch(); });
@@ -277,7 +277,7 @@ Result<void> Agent::free(driver::DeviceAddress address) {
     auto freed = running->heap.free(address);
     if (!freed) return std::move(freed).error();
     if (hooks::catches()) caught::forget_own(address); // nobody is given the address before the mutex is free
-    running->engine.vaults().forget(freed->kept);
+    running->engine.contents().forget(freed->kept);
     if (span.end != 0 && !ledger_.find(address)) gate::Gate::instance().forget(span);
     return {};
 }
@@ -310,7 +310,7 @@ Result<void> Agent::preserve(driver::DeviceAddress address, Bytes bytes) {
     auto place = running->heap.locate(address);
     if (!place) return std::move(place).error();
     auto& [backing, whole] = *place;
-    ledger::Span span{address - backing->address, bytes};
+    Span span{address - backing->address, bytes};
     if (bytes > whole.bytes || span.end() > whole.end())
         return make_error(ErrorCode::not_owned, "{} from {:#x} on do not lie within one allocation",
                           format_bytes(bytes), address);

@@ -57,12 +57,12 @@ public:
     void set_name(std::string_view name);
     [[nodiscard]] Bytes asleep_bytes();
 
-    /// What the program's caught memory is made of. The mutex guards the ledger, the heap and the vaults.
+    /// What the program's caught memory is made of. The mutex guards the ledger, the heap and what is kept.
     struct Memory {
         std::mutex& mutex;
         ledger::Ledger& ledger;
         memory::Heap& heap;
-        sleep::Vaults& vaults;
+        contents::Contents& contents;
         const driver::Api& api;
     };
     /// Nothing before CUDA is in use, or when the process is ending.
@@ -202,9 +202,8 @@ private:
 
     Turnstile turnstile_;
     Callbacks callbacks_;
-    TorchTrim torch_trim_;                ///< used by one operation at a time
-    std::vector<sleep::Vault> retired_;   ///< being given back; used on the operations thread alone
-    std::atomic<Bytes> retired_bytes_{0}; ///< of host memory that they hold
+    TorchTrim torch_trim_;      ///< used by one operation at a time
+    contents::Retired retired_; ///< being given back; used on the operations thread alone
     server::Server server_;
     TouchRule default_rule_; ///< of the environment; not changed later
     TouchRule rule_;         ///< of the sleep under way or last done; changed by one operation at a time,

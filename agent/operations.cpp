@@ -117,23 +117,18 @@ Error Agent::as_it_ends(Error error) const {
 
 void Agent::reap() {
     const std::lock_guard lock(memory_mutex_);
-    auto& vaults = running_.load()->engine.vaults();
-    for (auto& [id, vault] : vaults.reap()) retired_.push_back(std::move(vault));
-    Bytes held = 0;
-    for (const auto& vault : retired_) held += vault.host_bytes();
-    retired_bytes_ = held;
+    retired_.add(running_.load()->engine.contents().reap());
 }
 
 bool Agent::shrink_one() {
-    auto& vaults = running_.load()->engine.vaults();
     std::unique_lock lock(memory_mutex_);
-    const auto waste = vaults.find_waste(ledger_);
+    const auto waste = running_.load()->engine.contents().find_waste();
     if (!waste) return false;
     // The driver may take its time. No operation runs beside this one, and nobody else reads the contents.
     lock.unlock();
-    const auto given_back = waste->arena->shrink(waste->piece, waste->needed);
+    const auto given_back = waste->give_back();
     lock.lock();
-    vaults.note_shrunk(*waste, given_back);
+    contents::Contents::note_shrunk(*waste, given_back);
     return true;
 }
 
@@ -150,16 +145,9 @@ bool Agent::tidy() {
     if (!contexts) {
         std::this_thread::sleep_for(Milliseconds(1));
         const std::lock_guard lock(memory_mutex_);
-        return !retired_.empty() || running_.load()->engine.vaults().has_waste();
+        return !retired_.is_empty() || running_.load()->engine.contents().has_waste();
     }
-    // One piece after another and without the mutex: more threads, or haste, would slow the program's first
-    // work after waking. All are unpinned before the first is unmapped, which stops every thread of the
-    // program for a moment.
-    for (auto& vault : retired_)
-        if (vault.arena && vault.arena->unpin_next()) return true;
-    retired_.clear();
-    retired_bytes_ = 0;
-    return shrink_one();
+    return retired_.give_back_some() || shrink_one(); // without the mutex
 }
 
 void Agent::tidy_within(Milliseconds delay) noexcept {
@@ -169,13 +157,13 @@ void Agent::tidy_within(Milliseconds delay) noexcept {
 bool Agent::give_back_files() {
     if (exiting_) return false;
     reap();
-    return std::erase_if(retired_, [](const sleep::Vault& vault) { return !vault.arena; }) > 0;
+    return retired_.close_files();
 }
 
 bool Agent::give_back_all() {
     if (exiting_) return false;
     reap();
-    bool has_any = !retired_.empty();
+    bool has_any = !retired_.is_empty();
     while (tidy()) has_any = true;
     return has_any;
 }
@@ -366,7 +354,7 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
     }
     const std::lock_guard lock(memory_mutex_);
     noted([&] {
-        for (const auto& file : running_.load()->engine.vaults().files_out_of_reach())
+        for (const auto& file : running_.load()->engine.contents().files_left_behind())
             report.notes.push_back(
                 fmt::format("{} stays, and is emptied: the process may not change its directory "
                             "any more, and gpu-snapshot ls, by one who may, removes it",

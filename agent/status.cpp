@@ -41,7 +41,7 @@ Report Agent::status() {
     complete(report);
     // What nothing needs any more, too, until it is given back: a moment later.
     if (auto* const running = running_.load())
-        report.host_bytes += running->engine.vaults().retired_bytes() + retired_bytes_;
+        report.host_bytes += running->engine.contents().retired_bytes() + retired_.held();
     note_touch_trouble(report);
     return report;
 }
@@ -78,10 +78,14 @@ void Agent::complete(Report& report) {
     report.on_touch = (report.state == model::State::awake ? default_rule_ : rule_).on_touch;
     auto* running = running_.load();
     if (running) {
-        report.host_bytes = running->engine.vaults().host_bytes();
-        report.file_bytes = running->engine.vaults().file_bytes();
+        auto& contents = running->engine.contents();
+        report.host_bytes = contents.held(model::Store::host);
+        report.file_bytes = contents.held(model::Store::file);
+        report.tags = ledger_.report(
+            [&](contents::Number range) { return contents.bytes_in(model::Store::file, range); });
+    } else {
+        report.tags = ledger_.report();
     }
-    report.tags = ledger_.report();
     {
         const std::lock_guard lock(name_mutex_);
         report.name = name_;

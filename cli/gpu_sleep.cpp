@@ -93,10 +93,7 @@ std::string read_stores(const Typed& typed, model::SleepRequest& request) {
 
 /// Puts the directory into the request. Returns what is wrong with it, or nothing.
 std::string read_directory(const Typed& typed, model::SleepRequest& request) {
-    const bool needs_directory =
-        request.store == model::Store::file ||
-        std::any_of(request.stores.begin(), request.stores.end(),
-                    [](const model::TagStore& each) { return each.store == model::Store::file; });
+    const bool needs_directory = model::uses_files(request);
     request.spill = !typed.spill.empty();
     if (request.spill && !typed.directory.empty() && typed.directory != typed.spill)
         return "--dir and --spill name two directories; one sleep uses one";

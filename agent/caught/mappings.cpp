@@ -74,7 +74,7 @@ bool strike_off(const Agent::Memory& memory, Handles& all, CUdeviceptr address, 
     if (!mapping.enlisted) return true;
     if (sleeps(memory, address, mapping)) return false;
     auto backing = memory.ledger.remove(address);
-    memory.vaults.forget(backing.kept);
+    memory.contents.forget(backing.kept.range);
     mapping.enlisted = false;
     if (auto* handle = find_handle(all, mapping.handle)) handle->real = backing.handle;
     static_cast<void>(Allocations::instance().take(address));

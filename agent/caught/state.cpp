@@ -100,7 +100,7 @@ void give_range(const Agent::Memory& memory, CUdeviceptr address) {
     const auto span = sleeps ? gate::Named::Span{backing->address, backing->end()} : gate::Named::Span{};
     forget_export(address);
     auto freed = memory.heap.free(address);
-    if (freed) memory.vaults.forget(freed->kept);
+    if (freed) memory.contents.forget(freed->kept);
     if (freed && sleeps && !memory.ledger.find(address)) gate::Gate::instance().forget(span);
     if (!freed) log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
 }

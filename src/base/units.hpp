@@ -20,6 +20,14 @@ inline constexpr Bytes k_kib = Bytes{1} << 10;
 inline constexpr Bytes k_mib = Bytes{1} << 20;
 inline constexpr Bytes k_gib = Bytes{1} << 30;
 
+/// A part of something, in bytes from its start.
+struct Span {
+    Bytes offset = 0;
+    Bytes bytes = 0;
+    [[nodiscard]] Bytes end() const noexcept { return offset + bytes; }
+    friend bool operator==(const Span&, const Span&) = default;
+};
+
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 

@@ -22,7 +22,7 @@ public:
     void add(const Backing& backing) noexcept {
         awake_ |= !backing.is_asleep();
         asleep_ |= backing.is_asleep();
-        damaged_ |= backing.residence() == Residence::damaged || backing.has_damaged_file;
+        damaged_ |= backing.residence() == Residence::damaged;
     }
     [[nodiscard]] State state() const noexcept {
         if (damaged_) return State::damaged;
@@ -37,31 +37,26 @@ private:
 };
 
 void add_to(model::TagReport& row, const Backing& backing) {
-    const auto kept = backing.kept_bytes();
-    for (const auto& extent : backing.kept)
-        if (extent.in_file && !backing.has_damaged_file) row.in_files += extent.span.bytes;
+    const auto kept = backing.has_lost_contents() ? backing.kept.bytes : backing.bytes;
     ++row.ranges;
     row.bytes += backing.bytes;
     row.allocated += backing.allocated;
     row.needs_refill |= backing.needs_refill && !backing.is_asleep();
     switch (backing.residence()) {
     case Residence::device: row.resident += backing.bytes; break;
-    case Residence::host: (backing.has_damaged_file ? row.damaged : row.kept) += backing.bytes; break;
-    case Residence::damaged: row.damaged += backing.bytes; break;
+    case Residence::kept: row.kept += backing.bytes; break;
     case Residence::dropped:
-        (backing.has_damaged_file ? row.damaged : row.kept) += kept;
+        row.kept += backing.kept.bytes;
+        row.dropped += backing.bytes - backing.kept.bytes;
+        break;
+    case Residence::damaged:
+        row.damaged += kept;
         row.dropped += backing.bytes - kept;
         break;
     }
 }
 
 } // namespace
-
-Bytes Backing::kept_bytes() const noexcept {
-    Bytes sum = 0;
-    for (const auto& extent : kept) sum += extent.span.bytes;
-    return sum;
-}
 
 bool Backing::is_wholly_preserved() const noexcept {
     Bytes sum = 0;
@@ -77,10 +72,10 @@ Bytes Backing::bytes_of_program(const Span& span) const noexcept {
 
 bool may_move(Residence from, Residence to) noexcept {
     switch (from) {
-    case Residence::device: return to == Residence::host || to == Residence::dropped;
-    case Residence::host: return to != Residence::host;
+    case Residence::device: return to == Residence::kept || to == Residence::dropped;
+    case Residence::kept: return to != Residence::kept;
     case Residence::dropped: return to == Residence::device || to == Residence::damaged;
-    case Residence::damaged: return to == Residence::dropped;
+    case Residence::damaged: return to == Residence::device || to == Residence::dropped;
     }
     return false;
 }
@@ -130,13 +125,13 @@ bool Ledger::move(Backing& backing, Residence to) {
         return false;
     }
     backing.residence_ = to;
-    backing.has_damaged_file = false;
-    if (!backing.is_asleep()) backing.slept_by_program = false;
-    if (to == Residence::dropped) {
-        Bytes kept = 0;
-        for (const auto& extent : backing.kept) kept += backing.bytes_of_program(extent.span);
-        backing.has_lost_contents_ = backing.kept.empty() || kept < backing.allocated;
+    if (!backing.is_asleep()) {
+        backing.slept_by_program = false;
+        backing.has_lost_contents_ = false;
     }
+    // What is kept of one that is dropped is what is preserved.
+    if (to == Residence::dropped)
+        backing.has_lost_contents_ = backing.kept.range == 0 || !backing.is_wholly_preserved();
     return true;
 }
 
@@ -188,7 +183,8 @@ State Ledger::state(const std::vector<std::string>& tags) const noexcept {
     return is_any ? some.state() : all.state();
 }
 
-std::vector<model::TagReport> Ledger::report() const {
+std::vector<model::TagReport>
+Ledger::report(const std::function<Bytes(std::uint64_t range)>& in_files) const {
     std::map<std::pair<std::string_view, int>, std::pair<model::TagReport, StateSum>> rows;
     for (const auto& [address, backing] : backings_) {
         if (backing.pinned) continue;
@@ -199,6 +195,8 @@ std::vector<model::TagReport> Ledger::report() const {
         row.policy = tag.policy;
         sum.add(backing);
         add_to(row, backing);
+        if (backing.kept.range != 0 && backing.residence() != Residence::damaged)
+            row.in_files += in_files(backing.kept.range);
     }
     std::vector<model::TagReport> reports;
     reports.reserve(rows.size());

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // The record of all memory that the agent manages: every backing and where it is mapped, its tag, device,
-// access grants, preserved spans and residence. It calls nobody: numbers stand for handles and vaults of
-// other modules.
+// access grants, preserved spans and residence. It calls nobody: numbers stand for handles and kept ranges
+// of other modules.
 
 #pragma once
 
 #include "base/result.hpp"
+#include "base/units.hpp"
 #include "model/model.hpp"
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -21,21 +23,10 @@ namespace gpu_sleep::ledger {
 /// The index of a tag in its ledger; never reused once a backing or a policy has it.
 using TagId = std::uint32_t;
 
-/// A part of a backing, in bytes from its start.
-struct Span {
-    Bytes offset = 0;
-    Bytes bytes = 0;
-    [[nodiscard]] Bytes end() const noexcept { return offset + bytes; }
-    friend bool operator==(const Span&, const Span&) = default;
-};
-
-/// Where a part of a backing's contents is kept: `vault` and the place in it are the sleep room's numbers.
-struct KeptExtent {
-    Span span;
-    std::uint64_t vault = 0;
-    Bytes vault_offset = 0;
-    bool in_file = false;         ///< kept in a file, not in host memory
-    std::uint64_t first_seal = 0; ///< index of its first fingerprint in the vault
+/// What is kept of a backing's contents.
+struct Kept {
+    std::uint64_t range = 0; ///< the kept range's number; 0 for none
+    Bytes bytes = 0;         ///< of the backing, that it holds
 };
 
 /// Physical memory of one handle, and the one mapping that shows it. Sizes and addresses are multiples of the
@@ -54,23 +45,16 @@ struct Backing {
     const char* pinned = nullptr;  ///< why it has to stay on the GPU, in static text; null when it may sleep
     std::uint64_t handle = 0;      ///< the driver's physical memory; 0 when it has none
     std::vector<Span> preserved;   ///< sorted, disjoint, not touching
-    std::vector<KeptExtent> kept;  ///< contents held for it, by offset; empty while awake
+    Kept kept;                     ///< none while awake
 
     [[nodiscard]] model::Residence residence() const noexcept { return residence_; }
     [[nodiscard]] std::uint64_t end() const noexcept { return address + bytes; }
     [[nodiscard]] bool is_asleep() const noexcept { return residence_ != model::Residence::device; }
-    [[nodiscard]] Bytes kept_bytes() const noexcept;
     /// Whether preserved spans cover all that the program asked for, so that dropping the backing loses
     /// nothing.
     [[nodiscard]] bool is_wholly_preserved() const noexcept;
     /// Whether it was dropped with contents that nobody kept.
-    [[nodiscard]] bool has_lost_contents() const noexcept {
-        return residence_ == model::Residence::dropped && has_lost_contents_;
-    }
-
-    /// Whether a wake found the file of its contents damaged, which may have been put right since. Until the
-    /// residence changes.
-    bool has_damaged_file = false;
+    [[nodiscard]] bool has_lost_contents() const noexcept { return has_lost_contents_; }
 
 private:
     friend class Ledger;
@@ -88,11 +72,12 @@ struct Tag {
 };
 
 /// Whether a backing may go from one residence to another in one step:
-///   device  -> host, dropped         a sleep
-///   host    -> device                a wake
-///   host    -> dropped               a deeper sleep
-///   host    -> damaged               a wake whose contents failed their checksum
+///   device  -> kept, dropped         a sleep
+///   kept    -> device                a wake
+///   kept    -> dropped               a deeper sleep
+///   kept    -> damaged               a wake that found what is kept damaged
 ///   dropped -> device, damaged       a wake (damaged when a preserved span of it was)
+///   damaged -> device                a wake, after what is kept was put right from outside
 ///   damaged -> dropped               the operator gave the contents up
 [[nodiscard]] bool may_move(model::Residence from, model::Residence to) noexcept;
 
@@ -138,7 +123,11 @@ public:
     /// `tags`. Where nothing is under them, that of all.
     [[nodiscard]] model::State state(const std::vector<std::string>& tags = {}) const noexcept;
     /// One report for each tag on each device, ordered by tag and device. Pinned backings are left out.
-    [[nodiscard]] std::vector<model::TagReport> report() const;
+    /// `in_files`: how much of a kept range is in files; asked for those that are not damaged.
+    [[nodiscard]] std::vector<model::TagReport>
+    report(const std::function<Bytes(std::uint64_t range)>& in_files = [](std::uint64_t) {
+        return Bytes{0};
+    }) const;
 
 private:
     std::vector<Tag> tags_;

@@ -107,7 +107,7 @@ Result<Freed> Heap::remove_range(Pool& pool, Backing& backing) {
     auto removed = ledger_.remove(backing.address);
     if (removed.handle != 0) static_cast<void>(driver::PhysicalMemory(api_, removed.handle));
     noted([&] { unreserve(pool, removed.address); }); // else addresses are lost, which are plenty
-    return Freed{std::move(removed.kept)};
+    return Freed{removed.kept.range};
 }
 
 Result<DeviceAddress> Heap::allocate(int ordinal, ledger::TagId tag, Bytes bytes) {

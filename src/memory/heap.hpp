@@ -25,8 +25,8 @@ inline constexpr Bytes k_alignment = 512;
 
 /// What freeing an allocation left for others to do.
 struct Freed {
-    /// The contents that had been kept for a range that is gone: give their place in the vaults back.
-    std::vector<ledger::KeptExtent> kept;
+    /// What had been kept of a range that is gone: to be forgotten. 0 for none.
+    std::uint64_t kept = 0;
 };
 
 /// Allocates ranges and records them in the ledger. Neighbours of one device and tag get neighbouring
@@ -47,7 +47,7 @@ public:
     /// The allocation that holds `address`: its backing, and its place in it. Errors: not_owned.
     struct Place {
         ledger::Backing* backing = nullptr;
-        ledger::Span span; ///< the whole allocation; a small one rounded up to k_alignment
+        Span span; ///< the whole allocation; a small one rounded up to k_alignment
     };
     [[nodiscard]] Result<Place> locate(driver::DeviceAddress address);
 

@@ -38,6 +38,12 @@ bool is_number(std::string_view text) noexcept {
            std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
+bool uses_files(const SleepRequest& request) noexcept {
+    return request.store == Store::file ||
+           std::any_of(request.stores.begin(), request.stores.end(),
+                       [](const TagStore& each) { return each.store == Store::file; });
+}
+
 std::string_view to_string(Retention retention) noexcept {
     switch (retention) {
     case Retention::offload: return "offload";
@@ -50,7 +56,7 @@ std::string_view to_string(Retention retention) noexcept {
 std::string_view to_string(Residence residence) noexcept {
     switch (residence) {
     case Residence::device: return "device";
-    case Residence::host: return "host";
+    case Residence::kept: return "kept";
     case Residence::dropped: return "dropped";
     case Residence::damaged: return "damaged";
     }

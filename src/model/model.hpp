@@ -34,9 +34,9 @@ struct Policy {
 /// Where the bytes of one backing are.
 enum class Residence : std::uint8_t {
     device = 0,  ///< in GPU memory: awake
-    host = 1,    ///< kept in host memory
+    kept = 1,    ///< released, and its contents kept
     dropped = 2, ///< released without being kept; reads as zero when it wakes
-    damaged = 3, ///< kept, but the checksum did not match on waking
+    damaged = 3, ///< released, and what was kept turned out to be damaged when it was to wake
 };
 
 /// What the residences of all backings of a tag, or of a process, add up to.
@@ -122,6 +122,9 @@ struct SleepRequest {
     bool spill = false;           ///< what host memory cannot take goes to files too
     bool keep_files = false;      ///< leave the files when the process wakes
 };
+
+/// Whether it keeps anything in files, but for what spills.
+[[nodiscard]] bool uses_files(const SleepRequest& request) noexcept;
 
 struct WakeRequest {
     std::vector<std::string> tags; ///< empty means every tag

@@ -25,19 +25,6 @@ using ledger::Backing;
 
 namespace {
 
-/// What `request` says of the store of `tag`, or null.
-const model::TagStore* store_named_for(const model::SleepRequest& request, const std::string& tag) {
-    const auto named = std::find_if(request.stores.begin(), request.stores.end(),
-                                    [&](const model::TagStore& s) { return s.tag == tag; });
-    return named == request.stores.end() ? nullptr : &*named;
-}
-
-/// Whether `request` wants what it keeps of `tag` in a file.
-bool goes_to_file(const model::SleepRequest& request, const std::string& tag) {
-    const auto* const named = store_named_for(request, tag);
-    return (named == nullptr ? request.store : named->store) == model::Store::file;
-}
-
 bool is_asked_for(const model::SleepRequest& request, const std::string& tag) {
     return request.tags.empty() ||
            std::find(request.tags.begin(), request.tags.end(), tag) != request.tags.end();
@@ -47,18 +34,6 @@ Bytes kept_if_dropped(const Backing& backing) noexcept {
     Bytes sum = 0;
     for (const auto& span : backing.preserved) sum += span.bytes;
     return sum;
-}
-
-/// What a sleep keeps of a device: each tag's goes to one place. They bear no names.
-std::map<ledger::TagId, std::vector<store::SnapshotExtent>> extents_by_tag(const DeviceSleepPlan& plan) {
-    std::map<ledger::TagId, std::vector<store::SnapshotExtent>> tags;
-    const auto add = [&](const Backing& backing, ledger::Span span) {
-        tags[backing.tag].push_back({backing.address + span.offset, span.bytes, {}, backing.device});
-    };
-    for (const auto* backing : plan.keep) add(*backing, {0, backing->bytes});
-    for (const auto* backing : plan.drop)
-        for (const auto& span : backing->preserved) add(*backing, span);
-    return tags;
 }
 
 void describe_plan(const SleepPlan& plan, model::Report& report) {
@@ -82,7 +57,7 @@ void describe_plan(const WakePlan& plan, model::Report& report) {
         auto& device = report.devices.emplace_back();
         device.device = ordinal;
         for (const auto* backing : backings) {
-            const auto kept = backing->kept_bytes();
+            const auto kept = backing->kept.bytes;
             if (backing->handle == 0) device.released += backing->bytes;
             device.kept += kept;
             device.dropped += backing->bytes - kept;
@@ -116,44 +91,6 @@ Bytes free_after_sleep(Bytes free, Bytes released) noexcept {
 
 Bytes free_after_wake(Bytes free, Bytes taken) noexcept {
     return free - std::min(free, taken);
-}
-
-/// Notes what host memory a sleep needs, and whether it is there.
-void note_host_memory(Bytes needed, const Engine::Options& options, bool spills, model::Report& report) {
-    if (needed == 0) return;
-    auto headroom = store::host_headroom_beyond(options.host_reserve);
-    if (const auto left = store::address_space_left(); left < headroom.bytes)
-        headroom = {left, "the process's limit on address space, ulimit -v"};
-    const auto available = headroom.bytes;
-    const auto* const outcome = needed <= available ? ""
-                                : spills            ? ": contents would go to files"
-                                                    : ": it would fail";
-    report.notes.push_back(fmt::format("needs {} of host memory, and {} may be taken ({}){}",
-                                       format_bytes(needed), format_bytes(available), headroom.limited_by,
-                                       outcome));
-}
-
-/// Notes what room files may need, and whether it is there. `is_spill`: only if host memory will not do.
-void note_disk(Bytes needed, const std::string& directory, const Engine::Options& options, bool is_spill,
-               model::Report& report) {
-    if (needed == 0 || directory.empty()) return;
-    auto room = store::SnapshotDirectory::room_in(directory);
-    if (!room) {
-        report.notes.push_back(room.error().message +
-                               (is_spill ? ": nothing could be put there" : ": it would fail"));
-        return;
-    }
-    std::string limit;
-    if (const auto headroom = store::host_headroom_beyond(options.host_reserve);
-        room->in_memory && headroom.bytes < room->bytes) {
-        room->bytes = headroom.bytes;
-        limit = fmt::format(", in host memory ({})", headroom.limited_by);
-    }
-    report.notes.push_back(
-        fmt::format("{} at most {} in files in {}, and {} are free there{}{}",
-                    is_spill ? "without enough host memory, needs" : "needs", format_bytes(needed), directory,
-                    format_bytes(room->bytes), limit,
-                    needed <= room->bytes ? "" : ": it fails unless they become small enough"));
 }
 
 void note_short_devices(model::Report& report) {
@@ -195,16 +132,16 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     report.dropped_without_refill = plan->without_refill;
     if (request.dry_run) return rehearse(request, *plan, report);
     if (plan->is_empty()) return {};
-    auto keeping = keeping_for(request, report);
-    if (!keeping) return std::move(keeping).error();
-    SleepTransaction transaction(api_, pinner_, vaults_, options_, *std::move(keeping));
+    auto options = save_options_for(request, report);
+    if (!options) return std::move(options).error();
+    SleepTransaction transaction(api_, contents_, *plan, *std::move(options));
     const auto start = Clock::now();
-    GPU_SLEEP_TRY(transaction.prepare(*plan, control));
+    GPU_SLEEP_TRY(transaction.prepare(control));
     report.times.transfer = seconds_since(start);
     GPU_SLEEP_TRY(ask_a_last_time(control));
     report.devices.reserve(report.devices.size() + plan->devices.size() + plan->give_up.size());
     const auto prepared = Clock::now();
-    GPU_SLEEP_TRY(transaction.commit(plan->give_up));
+    GPU_SLEEP_TRY(transaction.commit());
     report.times.release = seconds_since(prepared);
     report.changed = true;
     // It sleeps: no shortage makes a failure of that.
@@ -214,50 +151,39 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
 }
 
 Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPlan& plan,
-                              model::Report& report) const {
+                              model::Report& report) {
     describe_plan(plan, report);
     add_given_up(plan, report);
-    const auto own = store::describe_own();
-    if (!own) return own.error();
+    contents::Save save(contents_, {}, plan.devices.size());
+    static_cast<void>(draft(plan, save));
+    contents::Rehearsal rehearsal{contents_.options(), request.directory, request.spill};
     Bytes in_host = 0;
-    Bytes in_files = 0;
-    Bytes if_all_spills = 0;
-    for (const auto& [ordinal, part] : plan.devices) {
-        for (const auto& [tag, extents] : extents_by_tag(part)) {
-            auto description = *own; // which must take as many bytes as the real one
-            description.id.assign(32, '0');
-            description.created = store::utc_now();
-            description.extents = extents;
-            for (auto& extent : description.extents) extent.tag = ledger_.tag(tag).name;
-            const auto file_bytes = store::most_file_bytes(description);
-            if_all_spills += file_bytes;
-            if (goes_to_file(request, ledger_.tag(tag).name))
-                in_files += file_bytes;
-            else
-                in_host += description.content_bytes();
-        }
+    for (const auto store : {model::Store::host, model::Store::file}) {
+        const auto needed = save.needs(store);
+        if (!needed) return needed.error();
+        contents_.keeper(store).note_needs(*needed, rehearsal, report.notes);
+        if (store == model::Store::host) in_host = *needed;
     }
-    note_host_memory(in_host, options_, request.spill, report);
-    note_disk(in_files, request.directory, options_, false, report);
-    if (request.spill && in_host > 0) note_disk(if_all_spills, request.directory, options_, true, report);
+    if (request.spill && in_host > 0) {
+        contents::Save spilled(contents_, {}, plan.devices.size());
+        static_cast<void>(draft(plan, spilled, model::Store::file));
+        const auto needed = spilled.needs(model::Store::file);
+        if (!needed) return needed.error();
+        rehearsal.is_fallback = true;
+        contents_.keeper(model::Store::file).note_needs(*needed, rehearsal, report.notes);
+    }
     return add_memory(api_, free_after_sleep, report);
 }
 
-Result<Keeping> Engine::keeping_for(const model::SleepRequest& request, model::Report& report) const {
-    Keeping keeping;
-    keeping.keeps_files = request.keep_files;
-    keeping.name = [this](ledger::TagId tag) { return ledger_.tag(tag).name; };
-    keeping.to_file = [this, &request](ledger::TagId tag) {
-        return goes_to_file(request, ledger_.tag(tag).name);
-    };
-    const bool needs_directory =
-        request.store == model::Store::file ||
-        std::any_of(request.stores.begin(), request.stores.end(),
-                    [](const model::TagStore& each) { return each.store == model::Store::file; });
-    if (request.directory.empty()) return keeping;
+Result<contents::SaveOptions> Engine::save_options_for(const model::SleepRequest& request,
+                                                       model::Report& report) {
+    contents::SaveOptions options;
+    options.keeps_files = request.keep_files;
+    const bool needs_directory = model::uses_files(request);
+    if (request.directory.empty()) return options;
     auto directory = store::SnapshotDirectory::open(request.directory);
     if (!directory && needs_directory) return std::move(directory).error();
-    if (!directory) return keeping;
+    if (!directory) return options;
     // Whoever looks here takes away what a crash has left.
     if (const auto removed = (*directory)->remove_leftovers(); !removed)
         log::debug("leftovers stay: {}", removed.error().message);
@@ -269,50 +195,43 @@ Result<Keeping> Engine::keeping_for(const model::SleepRequest& request, model::R
         if (std::find(report.notes.begin(), report.notes.end(), note) == report.notes.end())
             report.notes.push_back(std::move(note));
     }
-    if (needs_directory) keeping.directory = *std::move(directory);
-    return keeping;
+    if (needs_directory) options.directory = *std::move(directory);
+    return options;
 }
 
 void Engine::adjust_asleep(const model::SleepRequest& request, model::Report& report) {
     std::map<std::string, std::string_view> elsewhere;
-    std::set<std::uint64_t> in_files;
+    std::vector<contents::Number> asleep;
     for (const auto& [address, backing] : ledger_.backings()) {
-        if (!backing.is_asleep() || !is_asked_for(request, ledger_.tag(backing.tag).name)) continue;
         const auto& tag = ledger_.tag(backing.tag).name;
-        const bool to_file = goes_to_file(request, tag);
-        for (const auto& extent : backing.kept) {
-            if (extent.in_file) in_files.insert(extent.vault);
-            if (to_file && !extent.in_file) elsewhere[tag] = "host memory";
-            if (!to_file && extent.in_file && store_named_for(request, tag)) elsewhere[tag] = "files";
-        }
+        if (backing.kept.range == 0 || !is_asked_for(request, tag)) continue;
+        asleep.push_back(backing.kept.range);
+        const auto& keeper = contents_.keeper_of(backing.kept.range);
+        const auto wanted = store_for(request, tag);
+        const bool is_default = wanted == model::Store::host && !store_named_for(request, tag);
+        if (keeper.store() != wanted && !is_default) elsewhere[tag] = keeper.where();
     }
-    for (const auto& [tag, store] : elsewhere)
+    for (const auto& [tag, where] : elsewhere)
         report.notes.push_back(fmt::format(
-            "tag '{}' stays in {}: contents are not moved while they sleep; wake it first", tag, store));
+            "tag '{}' stays in {}: contents are not moved while they sleep; wake it first", tag, where));
     if (!request.keep_files || request.dry_run) return;
-    const auto kept = keep_files(in_files);
-    if (!kept)
-        report.notes.push_back("files that were there already may go when the process wakes: " +
-                               kept.error().message);
-    else
-        report.changed |= *kept > 0;
+    for (const auto range : asleep) {
+        const auto kept = contents_.keep_files(range);
+        if (!kept)
+            report.notes.push_back("files that were there already may go when the process wakes: " +
+                                   kept.error().message);
+        if (!kept) return;
+        report.changed |= *kept;
+    }
 }
 
-Result<std::size_t> Engine::keep_files(const std::set<std::uint64_t>& vaults) {
-    std::size_t count = 0;
-    for (const auto id : vaults) {
-        auto& vault = vaults_.at(id);
-        if (vault.keeps_file) continue;
-        GPU_SLEEP_TRY(vault.snapshot->file.keep());
-        vault.keeps_file = true;
-        ++count;
-        GPU_SLEEP_TRY(vault.snapshot->file.flush_name());
-    }
-    return count;
+Result<WakePlan> Engine::plan_wake(const model::WakeRequest& request) {
+    return sleep::plan_wake(ledger_, request,
+                            [this](contents::Number range) { return contents_.is_mendable(range); });
 }
 
 Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& control, model::Report& report) {
-    const auto plan = plan_wake(ledger_, request);
+    const auto plan = plan_wake(request);
     if (!plan) return plan.error();
     if (request.dry_run) {
         describe_plan(*plan, report);
@@ -324,7 +243,7 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
     }
     if (plan->is_empty()) return woken_but(plan->spoiled, *plan);
 
-    WakeTransaction transaction(api_, pinner_, vaults_, options_);
+    WakeTransaction transaction(api_, contents_);
     const auto start = Clock::now();
     auto spoiled = plan->spoiled;
     Woken woken;
@@ -348,7 +267,7 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
 }
 
 Result<void> Engine::check_room(const model::WakeRequest& request) {
-    const auto plan = plan_wake(ledger_, request);
+    const auto plan = plan_wake(request);
     if (!plan) return plan.error();
     return sleep::check_room(api_, *plan);
 }

@@ -4,33 +4,19 @@
 
 #pragma once
 
+#include "contents/contents.hpp"
 #include "driver/api.hpp"
 #include "ledger/ledger.hpp"
 #include "model/model.hpp"
-#include "sleep/pinner.hpp"
 #include "sleep/plan.hpp"
-#include "sleep/vault.hpp"
 
-#include <functional>
-#include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 namespace gpu_sleep::sleep {
 
-struct Keeping;
-
-/// How the asker follows a transaction, may withdraw it, and how long he gives it. Called from several
-/// threads, one at a time.
-struct Control {
-    /// Told how far the transaction is; false withdraws the request, which is heeded until the point of no
-    /// return.
-    std::function<bool(const model::Progress&)> progress = [](const model::Progress&) { return true; };
-    /// Heeded as far as a withdrawal is. Read where `progress` is called.
-    Clock::time_point deadline = Clock::time_point::max();
-};
+using contents::Control;
 
 /// What a wake brought back, and what it left asleep.
 struct Woken {
@@ -44,16 +30,10 @@ struct Woken {
 /// drained the device before a sleep, and lets no work at the memory until the call returns. One at a time.
 class Engine {
 public:
-    struct Options {
-        unsigned fill_threads = 6;        ///< that make host memory ready, for each device
-        Bytes host_reserve = 256 * k_mib; ///< host memory left to everybody else
-        /// Pinned memory for contents on their way to or from files, shared by the devices. What goes to or
-        /// comes from the files takes as much again.
-        Bytes staging = 256 * k_mib;
-    };
+    using Options = contents::Options;
 
     Engine(const driver::Api& api, ledger::Ledger& ledger, Options options) noexcept
-        : api_(api), ledger_(ledger), pinner_(api), options_(options) {}
+        : api_(api), ledger_(ledger), contents_(api, options) {}
 
     /// Fills in `report` what the transaction did on each device, and its times. Nothing to do: not changed.
     /// Tries once: to use files when host memory is short (SleepRequest::spill) is the caller's.
@@ -77,28 +57,24 @@ public:
     /// asks for it, and notes in `report` what lies in another store than it asks for, and stays there.
     void adjust_asleep(const model::SleepRequest& request, model::Report& report);
 
-    [[nodiscard]] Vaults& vaults() noexcept { return vaults_; }
+    [[nodiscard]] contents::Contents& contents() noexcept { return contents_; }
 
 private:
     /// Says what a sleep would do, and what it needs.
     [[nodiscard]] Result<void> rehearse(const model::SleepRequest& request, const SleepPlan& plan,
-                                        model::Report& report) const;
-    /// Where `request` keeps contents. Errors: those of SnapshotDirectory::open().
-    /// Notes in `report` files there that may be leftovers of another machine.
-    [[nodiscard]] Result<Keeping> keeping_for(const model::SleepRequest& request,
-                                              model::Report& report) const;
-
-    /// Returns how many of `vaults` have a file that was not to be kept, and now is.
-    [[nodiscard]] Result<std::size_t> keep_files(const std::set<std::uint64_t>& vaults);
+                                        model::Report& report);
+    /// What `request` says of files. Notes in `report` files in its directory that may be leftovers of
+    /// another machine. Errors: those of SnapshotDirectory::open().
+    [[nodiscard]] static Result<contents::SaveOptions> save_options_for(const model::SleepRequest& request,
+                                                                        model::Report& report);
+    [[nodiscard]] Result<WakePlan> plan_wake(const model::WakeRequest& request);
 
     /// What `plan` brought back, but for the tags that are `spoiled`.
     [[nodiscard]] Woken woken_but(const Spoiled& spoiled, const WakePlan& plan) const;
 
     const driver::Api& api_;
     ledger::Ledger& ledger_;
-    DriverPinner pinner_;
-    Vaults vaults_;
-    Options options_;
+    contents::Contents contents_;
 };
 
 } // namespace gpu_sleep::sleep

@@ -5,6 +5,7 @@
 #include "sleep/plan.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace gpu_sleep::sleep {
 
@@ -39,9 +40,7 @@ void add_to(SleepPlan& plan, Backing& backing, Action action) {
 
 /// It comes from outside, and the process has a working directory of its own.
 Result<void> check_directory(const model::SleepRequest& request) {
-    const auto is_file = [](const model::TagStore& each) { return each.store == model::Store::file; };
-    const bool is_needed = request.store == model::Store::file || request.spill ||
-                           std::any_of(request.stores.begin(), request.stores.end(), is_file);
+    const bool is_needed = model::uses_files(request) || request.spill;
     const auto& directory = request.directory;
     if (directory.empty() && is_needed)
         return make_error(ErrorCode::invalid_argument,
@@ -58,19 +57,19 @@ Result<void> check_directory(const model::SleepRequest& request) {
 Action action_for(Residence residence, bool keep, bool has_preserved) noexcept {
     switch (residence) {
     case Residence::device: return keep ? Action::keep : Action::drop;
-    case Residence::host: return keep || has_preserved ? Action::leave : Action::give_up;
+    case Residence::kept: return keep || has_preserved ? Action::leave : Action::give_up;
     case Residence::dropped: return Action::leave;
     case Residence::damaged: return keep ? Action::leave : Action::give_up;
     }
     return Action::leave;
 }
 
-WakeAction wake_action_for(Residence residence) noexcept {
+WakeAction wake_action_for(Residence residence, bool is_mendable) noexcept {
     switch (residence) {
     case Residence::device: return WakeAction::leave;
-    case Residence::host:
+    case Residence::kept:
     case Residence::dropped: return WakeAction::restore;
-    case Residence::damaged: return WakeAction::refuse;
+    case Residence::damaged: return is_mendable ? WakeAction::restore : WakeAction::refuse;
     }
     return WakeAction::leave;
 }
@@ -80,6 +79,16 @@ bool keeps_contents(const model::SleepRequest& request, std::string_view name, m
     if (contains(request.discard, name)) return false;
     if (policy.retention == model::Retention::offload) return request.level == model::Level::keep;
     return policy.retention == model::Retention::preserve;
+}
+
+std::optional<model::Store> store_named_for(const model::SleepRequest& request, std::string_view name) {
+    const auto named = std::find_if(request.stores.begin(), request.stores.end(),
+                                    [&](const model::TagStore& each) { return each.tag == name; });
+    return named == request.stores.end() ? std::nullopt : std::optional(named->store);
+}
+
+model::Store store_for(const model::SleepRequest& request, std::string_view name) {
+    return store_named_for(request, name).value_or(request.store);
 }
 
 std::vector<Run> make_runs(const std::vector<Backing*>& backings) {
@@ -114,10 +123,11 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
         if (!request.tags.empty() && !contains(request.tags, tag.name)) continue;
         const bool keep = keeps_contents(request, tag.name, tag.policy);
         const auto action = action_for(backing.residence(), keep, !backing.preserved.empty());
-        if (action == Action::leave && !keep && backing.residence() == Residence::host)
+        if (action == Action::leave && !keep && backing.residence() == Residence::kept)
             add_once(plan.still_kept, tag.name);
         if (action == Action::leave) continue;
         add_to(plan, backing, action);
+        plan.targets.try_emplace(backing.tag, SleepPlan::Target{tag.name, store_for(request, tag.name)});
         add_once(plan.tags, tag.name);
         if (action != Action::give_up) plan.awake_tags.insert(tag.name);
         if (action == Action::keep || (action == Action::drop && backing.is_wholly_preserved())) continue;
@@ -132,14 +142,35 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
     return plan;
 }
 
-Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request) {
+std::vector<Drafted> draft(const SleepPlan& plan, contents::Save& save, std::optional<model::Store> store) {
+    std::vector<Drafted> drafted;
+    const auto add = [&](Backing& backing, std::vector<Span> spans) {
+        const auto& target = plan.targets.at(backing.tag);
+        Bytes bytes = 0;
+        for (const auto& span : spans) bytes += span.bytes;
+        const auto number = save.add({backing.device, target.tag}, store.value_or(target.store),
+                                     backing.address, std::move(spans));
+        drafted.push_back({&backing, {number, bytes}});
+    };
+    for (const auto& [ordinal, part] : plan.devices) {
+        for (auto* backing : part.keep) add(*backing, {{0, backing->bytes}});
+        for (auto* backing : part.drop)
+            if (!backing->preserved.empty()) add(*backing, backing->preserved);
+    }
+    return drafted;
+}
+
+Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request,
+                           const std::function<bool(contents::Number)>& is_mendable) {
     GPU_SLEEP_TRY(check_tags(ledger, request.tags));
     WakePlan plan;
     std::vector<Backing*> asleep;
     for (auto& [address, backing] : ledger.backings()) {
         const auto& tag = ledger.tag(backing.tag);
         if (!request.tags.empty() && !contains(request.tags, tag.name)) continue;
-        const auto action = wake_action_for(backing.residence());
+        const bool is_damaged = backing.residence() == Residence::damaged;
+        const auto action =
+            wake_action_for(backing.residence(), is_damaged && is_mendable(backing.kept.range));
         if (action == WakeAction::restore) asleep.push_back(&backing);
         if (action == WakeAction::refuse)
             plan.spoiled.try_emplace(

@@ -4,11 +4,14 @@
 
 #pragma once
 
+#include "contents/save.hpp"
 #include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
 #include "model/model.hpp"
 
+#include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -25,24 +28,30 @@ enum class Action : std::uint8_t {
 
 /// What a sleep does to a backing that is `residence`, when the request means to `keep` its tag or not. This
 /// table and the one below are the whole meaning of requests in states. A wake that waits for GPU memory is
-/// no state: what it is to wake is host or dropped, every request does to that what it does without the wake,
-/// and each try of the wake is a new wake.
+/// no state: what it is to wake is kept or dropped, every request does to that what it does without the
+/// wake, and each try of the wake is a new wake.
 ///
 ///     residence   keep       drop
 ///     device      keep       drop
-///     host        leave      give_up, unless it has preserved spans: then leave
+///     kept        leave      give_up, unless it has preserved spans: then leave
 ///     dropped     leave      leave
 ///     damaged     leave      give_up
 [[nodiscard]] Action action_for(model::Residence residence, bool keep, bool has_preserved) noexcept;
 
-/// What a wake does to a backing: host and dropped ones wake, damaged ones keep all of their tag asleep,
-/// awake ones stay.
+/// What a wake does to a backing: kept and dropped ones wake, awake ones stay. Damaged ones keep all of their
+/// tag asleep, but are tried again where they may have been put right meanwhile.
 enum class WakeAction : std::uint8_t { leave, restore, refuse };
-[[nodiscard]] WakeAction wake_action_for(model::Residence residence) noexcept;
+[[nodiscard]] WakeAction wake_action_for(model::Residence residence, bool is_mendable) noexcept;
 
 /// Whether `request` keeps contents under `policy` of the tag `name`.
 [[nodiscard]] bool keeps_contents(const model::SleepRequest& request, std::string_view name,
                                   model::Policy policy);
+
+/// What `request` says of the store of the tag `name`, if it names that.
+[[nodiscard]] std::optional<model::Store> store_named_for(const model::SleepRequest& request,
+                                                          std::string_view name);
+/// Where `request` puts what it keeps of the tag.
+[[nodiscard]] model::Store store_for(const model::SleepRequest& request, std::string_view name);
 
 /// Neighbouring backings that one driver call unmaps, or grants access to.
 struct Run {
@@ -62,6 +71,12 @@ struct DeviceSleepPlan {
 
 struct SleepPlan {
     std::map<int, DeviceSleepPlan> devices;
+    /// Where what is kept of each tag goes, and the tag's name.
+    struct Target {
+        std::string tag;
+        model::Store store = model::Store::host;
+    };
+    std::map<ledger::TagId, Target> targets;
     std::vector<ledger::Backing*> give_up;
     std::vector<std::string> tags;         ///< that have something to do
     std::set<std::string> awake_tags;      ///< of those, the ones with something awake
@@ -72,6 +87,16 @@ struct SleepPlan {
         still_kept; ///< asleep with all contents, which were to be dropped but for preserved spans
     [[nodiscard]] bool is_empty() const noexcept { return devices.empty() && give_up.empty(); }
 };
+
+/// A backing of which something is to be kept, and what its ledger entry will say.
+struct Drafted {
+    ledger::Backing* backing = nullptr;
+    ledger::Kept kept;
+};
+
+/// Puts all that `plan` keeps into `save`: in its store, or all in `store`. A dry run and the sleep do this.
+[[nodiscard]] std::vector<Drafted> draft(const SleepPlan& plan, contents::Save& save,
+                                         std::optional<model::Store> store = std::nullopt);
 
 /// Tags that stay asleep although they were to wake, each with the reason.
 using Spoiled = std::map<ledger::TagId, Error>;
@@ -88,7 +113,8 @@ struct WakePlan {
 /// directory where files are wanted, or none that can be opened from anywhere), no_refill.
 [[nodiscard]] Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request);
 
-/// Errors: unknown_tag.
-[[nodiscard]] Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request);
+/// `is_mendable`: whether a kept range that was found damaged may have been put right. Errors: unknown_tag.
+[[nodiscard]] Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request,
+                                         const std::function<bool(contents::Number)>& is_mendable);
 
 } // namespace gpu_sleep::sleep

@@ -19,19 +19,13 @@ using model::Residence;
 
 namespace {
 
-/// Preserved spans need not be aligned; their copies are, which keeps transfers at full speed.
-constexpr Bytes k_extent_alignment = 256;
-
-void add_extent(VaultDraft& draft, Backing& backing, ledger::Span span) {
-    ledger::KeptExtent place;
-    place.span = span;
-    place.vault_offset = draft.to_file ? draft.extents.size() : draft.bytes;
-    place.in_file = draft.to_file;
-    place.first_seal = draft.seals;
-    draft.extents.push_back({&backing, place});
-    if (!draft.to_file) draft.bytes += round_up(span.bytes, k_extent_alignment);
-    draft.seals += block_count(span.bytes);
-    draft.vault.live += span.bytes;
+/// All that goes to sleep on the device, by address.
+std::vector<Backing*> all_of(const DeviceSleepPlan& plan) {
+    auto all = plan.keep;
+    all.insert(all.end(), plan.drop.begin(), plan.drop.end());
+    std::sort(all.begin(), all.end(),
+              [](const Backing* a, const Backing* b) { return a->address < b->address; });
+    return all;
 }
 
 Bytes bytes_of(const std::vector<Backing*>& backings) noexcept {
@@ -40,159 +34,30 @@ Bytes bytes_of(const std::vector<Backing*>& backings) noexcept {
     return sum;
 }
 
-std::size_t chunks_of(const VaultDraft& draft) noexcept {
-    std::size_t sum = 0;
-    for (const auto& extent : draft.extents) sum += store::chunk_count(extent.place.span.bytes);
-    return sum;
-}
-
-driver::AddressSpan device_span(const VaultDraft::Extent& extent) noexcept {
-    return {extent.backing->address + extent.place.span.offset, extent.place.span.bytes};
-}
-
 } // namespace
 
-VaultDraft& SleepTransaction::draft_of(DeviceSleep& device, ledger::TagId tag) const {
-    auto& drafts = device.drafts;
-    const auto known =
-        std::find_if(drafts.begin(), drafts.end(), [=](const VaultDraft& d) { return d.tag == tag; });
-    if (known != drafts.end()) return *known;
-    auto& draft = drafts.emplace_back();
-    draft.tag = tag;
-    draft.to_file = keeping_.to_file(tag);
-    draft.vault.keeps_file = draft.to_file && keeping_.keeps_files;
-    return draft;
-}
-
-Result<void> SleepTransaction::draft(DeviceSleep& device) {
-    for (auto* backing : device.plan.keep)
-        add_extent(draft_of(device, backing->tag), *backing, {0, backing->bytes});
-    for (auto* backing : device.plan.drop)
-        for (const auto span : backing->preserved) add_extent(draft_of(device, backing->tag), *backing, span);
-    for (auto& draft : device.drafts) {
-        if (!draft.to_file) {
-            auto arena = store::HostArena::create(draft.bytes, &pinner_);
-            if (!arena) return std::move(arena).error();
-            draft.vault.arena = *std::move(arena);
-            for (const auto& extent : draft.extents) draft.vault.note_live(extent.place);
-        }
-        for (const auto& extent : draft.extents) add_blocks(device.blocks, device_span(extent));
-        device.report.kept += draft.vault.live;
-    }
-    auto all = device.plan.keep;
-    all.insert(all.end(), device.plan.drop.begin(), device.plan.drop.end());
-    std::sort(all.begin(), all.end(),
-              [](const Backing* a, const Backing* b) { return a->address < b->address; });
-    device.runs = make_runs(all);
-    device.unmapped.assign(device.runs.size(), false);
-    device.report.dropped = bytes_of(all) - device.report.kept;
-    return {};
-}
-
-Result<void> SleepTransaction::prepare(const SleepPlan& plan, const Control& control) {
-    options_.staging /= std::max<std::size_t>(1, plan.devices.size());
+Result<void> SleepTransaction::prepare(const contents::Control& control) {
+    drafted_ = draft(plan_, save_);
     Bytes total = 0;
-    for (const auto& [ordinal, part] : plan.devices) {
+    for (const auto& [ordinal, part] : plan_.devices) {
         auto& device = devices_.emplace_back();
         device.device = ordinal;
-        device.plan = part;
-        GPU_SLEEP_TRY(draft(device));
-        auto session = open_session(api_, ordinal, device.report);
-        if (!session) return std::move(session).error();
-        device.session = *std::move(session);
+        const auto all = all_of(part);
+        device.runs = make_runs(all);
+        device.unmapped.assign(device.runs.size(), false);
+        device.report.kept = save_.bytes(ordinal);
+        device.report.dropped = bytes_of(all) - device.report.kept;
         total += device.report.kept;
     }
-    ProgressCounter progress(control, total);
+    GPU_SLEEP_TRY(save_.begin());
+    for (auto& device : devices_) {
+        auto session = open_session(api_, device.device, device.report);
+        if (!session) return std::move(session).error();
+        device.session = *std::move(session);
+    }
+    contents::ProgressCounter progress(control, total);
     return run_side_by_side(devices_, progress,
-                            [&](DeviceSleep& device) { return transfer(device, progress); });
-}
-
-Result<void> SleepTransaction::transfer(DeviceSleep& device, ProgressCounter& progress) {
-    if (device.drafts.empty()) return {};
-    const driver::RelaxedCaptureMode relaxed(api_);
-    const auto current = device.session->enter();
-    // The seal is taken before the first byte leaves: from here to the check on waking nothing can change
-    // unseen.
-    auto seals = device.session->fingerprint(device.blocks);
-    if (!seals) return std::move(seals).error();
-
-    std::vector<store::HostArena*> arenas;
-    for (const auto& draft : device.drafts)
-        if (draft.vault.arena) arenas.push_back(draft.vault.arena.get());
-    store::ArenaPreparer::Options options;
-    options.threads = options_.fill_threads;
-    options.reserve = options_.host_reserve;
-    auto preparer = store::ArenaPreparer::start(std::move(arenas), std::move(options));
-    if (!preparer) return std::move(preparer).error();
-
-    auto copied = copy_out(device, **preparer, progress);
-    if (copied) copied = write_files(device, progress);
-    const auto finished =
-        device.session->synchronize(); // also after a failure: the arenas must not be in use
-    GPU_SLEEP_TRY(std::move(copied));
-    if (!finished) return finished.error();
-    auto next = seals->begin();
-    for (auto& draft : device.drafts) {
-        draft.vault.seals.assign(next, next + static_cast<std::ptrdiff_t>(draft.seals));
-        next += static_cast<std::ptrdiff_t>(draft.seals);
-    }
-    return {};
-}
-
-Result<void> SleepTransaction::copy_out(DeviceSleep& device, store::ArenaPreparer& preparer,
-                                        ProgressCounter& progress) {
-    for (const auto& draft : device.drafts) {
-        if (draft.to_file) continue;
-        const auto& arena = *draft.vault.arena;
-        std::vector<Copy> copies;
-        for (const auto& extent : draft.extents)
-            add_copy(copies, {device_span(extent), &arena, extent.place.vault_offset});
-        const auto part = [&](std::size_t piece, driver::DeviceAddress from, std::byte* to,
-                              Bytes bytes) -> Result<void> {
-            GPU_SLEEP_TRY(preparer.wait(arena, piece, [&] { return add_copied(*device.session, progress); }));
-            GPU_SLEEP_TRY(device.session->copy_to_host(to, from, bytes));
-            GPU_SLEEP_TRY(device.session->mark(bytes));
-            return add_copied(*device.session, progress); // and heeds a withdrawal
-        };
-        for (const auto& copy : copies) GPU_SLEEP_TRY(for_each_part(copy, part));
-    }
-    return device.session->wait_marks([&](Bytes bytes) { return progress.add(bytes); });
-}
-
-Result<void> SleepTransaction::write_files(DeviceSleep& device, ProgressCounter& progress) {
-    std::size_t chunks = 0; // of the longest file: they share the ring
-    for (const auto& draft : device.drafts)
-        if (draft.to_file) chunks = std::max(chunks, chunks_of(draft));
-    if (chunks == 0) return {};
-    const auto slots = Staging::slots_for(chunks, keeping_.directory->is_in_memory(), options_);
-    for (auto& draft : device.drafts) {
-        if (!draft.to_file) continue;
-        GPU_SLEEP_TRY(
-            with_staging(device.staging, *device.session, pinner_, slots, options_, progress,
-                         [&](Staging& staging) { return write_file(device, draft, staging, progress); }));
-    }
-    return {};
-}
-
-Result<void> SleepTransaction::write_file(DeviceSleep& device, VaultDraft& draft, Staging& staging,
-                                          ProgressCounter& progress) {
-    auto description = store::describe_own();
-    if (!description) return std::move(description).error();
-    std::vector<driver::AddressSpan> spans;
-    for (const auto& extent : draft.extents) {
-        spans.push_back(device_span(extent));
-        description->extents.push_back(
-            {spans.back().address, spans.back().bytes, keeping_.name(draft.tag), device.device});
-    }
-    DeviceSource source(*device.session, staging, std::move(spans), description->extents, progress);
-    store::SnapshotWriteOptions options;
-    options.under_way = staging.ahead();
-    options.staging = std::min(options_.staging, staging.buffer_bytes());
-    options.memory.reserve = options_.host_reserve;
-    auto written = store::write_snapshot(keeping_.directory, *std::move(description), source, options);
-    if (!written) return std::move(written).error();
-    draft.vault.snapshot = *std::move(written);
-    return {};
+                            [&](DeviceSleep& device) { return save_.take(*device.session, progress); });
 }
 
 Result<void> SleepTransaction::unmap_all() {
@@ -227,12 +92,12 @@ void SleepTransaction::map_again() {
 std::size_t SleepTransaction::leave_asleep() {
     std::size_t count = 0;
     for (auto& device : devices_) {
-        const auto& keep = device.plan.keep;
+        const auto& keep = plan_.devices.at(device.device).keep;
         for (std::size_t i = 0; i < device.runs.size(); ++i) {
             if (!device.unmapped[i]) continue;
             for (auto* backing : device.runs[i].backings) {
                 const bool is_kept = std::find(keep.begin(), keep.end(), backing) != keep.end();
-                Ledger::move(*backing, is_kept ? Residence::host : Residence::dropped);
+                Ledger::move(*backing, is_kept ? Residence::kept : Residence::dropped);
                 ++count;
             }
         }
@@ -240,20 +105,17 @@ std::size_t SleepTransaction::leave_asleep() {
     return count;
 }
 
-Result<void> SleepTransaction::commit(const std::vector<Backing*>& give_up) {
+Result<void> SleepTransaction::commit() {
     // Everything that takes memory comes first: behind the last unmap nothing may fail.
-    const auto ready = guarded([this]() -> Result<void> {
-        for (auto& device : devices_) enlist(device);
-        return name_kept_files();
-    });
-    if (!ready) {
-        strike_off();
-        return ready.error();
+    admit();
+    if (const auto named = guarded([this] { return name_kept_files(); }); !named) {
+        forget_kept();
+        return named.error();
     }
     if (auto unmapped = unmap_all(); !unmapped) {
         map_again();
         const auto asleep = leave_asleep();
-        strike_off();
+        forget_kept();
         if (asleep == 0) return std::move(unmapped).error();
         return make_error(ErrorCode::driver_failed,
                           "{}; what could not be mapped again sleeps, with what was to be kept of it ({}): "
@@ -262,10 +124,12 @@ Result<void> SleepTransaction::commit(const std::vector<Backing*>& give_up) {
     }
     for (auto& device : devices_) {
         release(device);
-        settle(device);
+        const auto& plan = plan_.devices.at(device.device);
+        for (auto* backing : plan.keep) Ledger::move(*backing, Residence::kept);
+        for (auto* backing : plan.drop) Ledger::move(*backing, Residence::dropped);
     }
-    for (auto* backing : give_up) {
-        vaults_.forget(std::exchange(backing->kept, {}));
+    for (auto* backing : plan_.give_up) {
+        contents_.forget(std::exchange(backing->kept, {}).range);
         Ledger::move(*backing, Residence::dropped);
     }
     return {};
@@ -289,38 +153,22 @@ void SleepTransaction::release(DeviceSleep& device) {
     if (const auto memory = device.session->memory_info()) device.report.free_after = memory->free;
 }
 
-void SleepTransaction::enlist(DeviceSleep& device) {
-    for (auto& draft : device.drafts)
-        for (auto& extent : draft.extents) extent.backing->kept.reserve(extent.backing->preserved.size() + 1);
-    for (auto& draft : device.drafts) {
-        const auto id = vaults_.add(std::move(draft.vault));
-        for (auto& extent : draft.extents) {
-            extent.place.vault = id;
-            extent.backing->kept.push_back(extent.place);
-        }
-    }
+void SleepTransaction::admit() noexcept {
+    save_.admit();
+    for (const auto& drafted : drafted_) drafted.backing->kept = drafted.kept;
 }
 
 Result<void> SleepTransaction::name_kept_files() {
-    if (!keeping_.keeps_files || !keeping_.directory) return {};
-    for (const auto& device : devices_)
-        for (const auto& draft : device.drafts)
-            if (draft.to_file)
-                GPU_SLEEP_TRY(vaults_.at(draft.extents.front().place.vault).snapshot->file.keep());
-    return keeping_.directory->flush();
+    if (!keeps_files_) return {};
+    for (const auto& drafted : drafted_)
+        if (auto kept = contents_.keep_files(drafted.kept.range); !kept) return std::move(kept).error();
+    return {};
 }
 
-void SleepTransaction::strike_off() {
-    for (auto& device : devices_)
-        for (auto& draft : device.drafts)
-            for (auto& extent : draft.extents)
-                if (extent.backing->residence() == Residence::device)
-                    vaults_.forget(std::exchange(extent.backing->kept, {}), Vaults::Files::removed);
-}
-
-void SleepTransaction::settle(DeviceSleep& device) {
-    for (auto* backing : device.plan.keep) Ledger::move(*backing, Residence::host);
-    for (auto* backing : device.plan.drop) Ledger::move(*backing, Residence::dropped);
+void SleepTransaction::forget_kept() noexcept {
+    for (const auto& drafted : drafted_)
+        if (!drafted.backing->is_asleep())
+            contents_.forget(std::exchange(drafted.backing->kept, {}).range, contents::Files::removed);
 }
 
 void SleepTransaction::describe(model::Report& report) const {

@@ -4,8 +4,8 @@
 // where there is a driver, pinned. Decides HostArena::k_piece_bytes and ArenaPreparer::Options::threads. And
 // how long a piece takes that gives half of its memory back.
 
+#include "contents/pinner.hpp"
 #include "driver/context.hpp"
-#include "sleep/pinner.hpp"
 #include "store/host_arena.hpp"
 
 #include <benchmark/benchmark.h>
@@ -51,7 +51,7 @@ private:
 
     driver::Api api_;
     std::optional<driver::PrimaryContext> context_;
-    sleep::DriverPinner pinner_;
+    contents::DriverPinner pinner_;
 };
 
 /// Makes k_total_bytes ready in arenas of one piece each, so that any size of piece up to the arena's can be

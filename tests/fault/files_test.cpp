@@ -100,7 +100,7 @@ TEST_CASE("Files: a dry run promises no less than a file takes at most", "[trans
     described->id = without_owner.id = std::string(32, '0');
     described->created = without_owner.created = store::utc_now();
     std::string tag;
-    std::vector<ledger::Span> spans;
+    std::vector<Span> spans;
     const auto is_at_a_border = [&](std::size_t letters, std::size_t count, std::size_t longer) {
         tag.assign(letters, 't');
         spans.clear();
@@ -136,8 +136,7 @@ TEST_CASE("Files: a dry run promises no less than a file takes at most", "[trans
     request.dry_run = false;
     REQUIRE(fixture.sleep(request));
     REQUIRE(report.notes.size() == 1); // nothing would go to host memory, and so nothing could spill
-    CHECK(report.notes[0].find("needs at most " + format_bytes(fixture.engine().vaults().file_bytes()) +
-                               " ") == 0);
+    CHECK(report.notes[0].find("needs at most " + format_bytes(fixture.file_bytes()) + " ") == 0);
     REQUIRE(fixture.wake());
 }
 

@@ -251,11 +251,7 @@ TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver
     constexpr std::size_t k_cache = 2; // the index of its allocation
     for_each_call([&](int call) {
         REQUIRE(sweep.sleep());
-        const auto flip = [&] {
-            const auto& place = sweep.backing(k_cache).kept.at(0);
-            const auto& vault = sweep.fixture().engine().vaults().at(place.vault);
-            sim_flip_bit(reinterpret_cast<std::uint64_t>(vault.arena->data()), place.vault_offset + 99, 5);
-        };
+        const auto flip = [&] { sweep.fixture().flip_kept_bit(k_cache, 99, 5); };
         flip();
         auto woken = sweep.run(call, [&] { return sweep.fixture().wake(); });
         REQUIRE_FALSE(woken);
@@ -303,7 +299,7 @@ TEST_CASE("Sweep: giving back what died asleep survives the failure of every dri
         // All of it, or nothing where the driver does not let go.
         CHECK((given_back == 3 * k_each || given_back == 0));
         stuck += given_back == 0;
-        CHECK(fixture.engine().vaults().host_bytes() == k_count * k_each - given_back);
+        CHECK(fixture.host_bytes() == k_count * k_each - given_back);
         CHECK(fixture.state() == State::asleep);
         REQUIRE(fixture.wake());
         CHECK(fixture.all_intact());
@@ -328,17 +324,17 @@ TEST_CASE("Sweep: contents freed while they sleep give their host memory back, a
             fixture.add(random(2) == 0 ? 0 : 1, random(2) == 0 ? "weights" : "kv_cache",
                         (1 + random(5)) * k_mib + random(2) * 70'000);
         REQUIRE(fixture.sleep(level(1)));
-        const auto full = fixture.engine().vaults().host_bytes();
+        const auto full = fixture.host_bytes();
         const auto stay = random(24);
         while (fixture.allocations().size() > stay) {
             fixture.remove(random(fixture.allocations().size()));
             if (random(3) != 0) continue;
             fixture.shrink();
             Bytes live = 0;
-            for (const auto& [address, backing] : fixture.ledger().backings()) live += backing.kept_bytes();
-            CHECK(fixture.engine().vaults().host_bytes() <= live + live / 3 + 1);
+            for (const auto& [address, backing] : fixture.ledger().backings()) live += backing.kept.bytes;
+            CHECK(fixture.host_bytes() <= live + live / 3 + 1);
         }
-        CHECK(fixture.engine().vaults().host_bytes() <= full);
+        CHECK(fixture.host_bytes() <= full);
         REQUIRE(fixture.wake());
         CHECK(fixture.all_intact());
         CHECK(sim_fault_counts().illegal_accesses == 0);

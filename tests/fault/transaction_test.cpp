@@ -74,9 +74,9 @@ TEST_CASE("Transaction: contents go through a ring that is shorter than they are
     for (int round = 0; round < 2; ++round) {
         REQUIRE(fixture.sleep(request));
         CHECK(fixture.state() == State::asleep);
-        CHECK(fixture.engine().vaults().host_bytes() == 0);
-        CHECK(fixture.engine().vaults().file_bytes() > 54 * k_mib);
-        CHECK(fixture.engine().vaults().file_bytes() < 64 * k_mib);
+        CHECK(fixture.host_bytes() == 0);
+        CHECK(fixture.file_bytes() > 54 * k_mib);
+        CHECK(fixture.file_bytes() < 64 * k_mib);
         model::Report report;
         REQUIRE(fixture.wake({}, &report));
         CHECK(fixture.all_intact());
@@ -94,7 +94,7 @@ TEST_CASE("Transaction: level 2 drops, wakes as zeros and says so", "[transactio
     REQUIRE(fixture.sleep(level(2), &report));
     CHECK(report.dropped_without_refill == std::vector<std::string>{"weights"});
     CHECK(report.devices[0].dropped == 6 * k_mib);
-    CHECK(fixture.engine().vaults().host_bytes() == 0);
+    CHECK(fixture.host_bytes() == 0);
     REQUIRE(fixture.wake());
     CHECK(fixture.read(weights) == std::vector<std::uint8_t>(5 * k_mib, 0));
     CHECK(fixture.ledger().report().front().needs_refill);
@@ -111,7 +111,7 @@ TEST_CASE("Transaction: a preserved span survives the drop of all around it", "[
     auto& allocation = fixture.allocations()[weights];
     auto* backing = fixture.ledger().find(allocation.address);
     // Odd places and lengths, and one that is longer than a fingerprint's block.
-    const std::vector<ledger::Span> spans = {{7, 1}, {4097, 333}, {k_mib + 5, 2 * k_mib + 11}};
+    const std::vector<Span> spans = {{7, 1}, {4097, 333}, {k_mib + 5, 2 * k_mib + 11}};
     for (const auto span : spans) ledger::Ledger::preserve(*backing, span);
     const auto place = fixture.heap().locate(fixture.allocations()[small].address);
     REQUIRE(place);
@@ -119,7 +119,7 @@ TEST_CASE("Transaction: a preserved span survives the drop of all around it", "[
 
     for (int round = 0; round < 2; ++round) {
         REQUIRE(fixture.sleep(level(2)));
-        CHECK(fixture.engine().vaults().host_bytes() < 2 * k_mib + 64 * k_kib);
+        CHECK(fixture.host_bytes() < 2 * k_mib + 64 * k_kib);
         REQUIRE(fixture.wake());
         std::vector<std::uint8_t> expected(allocation.contents.size(), 0);
         for (const auto span : spans)
@@ -158,7 +158,7 @@ TEST_CASE("Transaction: asking for what already is succeeds and changes nothing"
     report = {};
     REQUIRE(fixture.sleep(level(1), &report));
     CHECK_FALSE(report.changed);
-    CHECK(fixture.engine().vaults().host_bytes() == 4 * k_mib);
+    CHECK(fixture.host_bytes() == 4 * k_mib);
 }
 
 TEST_CASE("Transaction: a deeper sleep gives up what the first one kept", "[transaction]") {
@@ -169,7 +169,7 @@ TEST_CASE("Transaction: a deeper sleep gives up what the first one kept", "[tran
     REQUIRE(fixture.sleep(level(2), &report));
     CHECK(report.changed);
     CHECK(report.devices[0].dropped == 4 * k_mib);
-    CHECK(fixture.engine().vaults().host_bytes() == 0);
+    CHECK(fixture.host_bytes() == 0);
     REQUIRE(fixture.wake());
     CHECK(fixture.read(weights) == std::vector<std::uint8_t>(3 * k_mib, 0));
 }
@@ -250,8 +250,7 @@ TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its 
     const auto other = fixture.add(1, "weights", 3 * k_mib); // whole, but it does not wake without the rest
     REQUIRE(fixture.sleep(level(1)));
     auto* backing = fixture.ledger().find(fixture.allocations()[weights].address);
-    const auto& vault = fixture.engine().vaults().at(backing->kept.at(0).vault);
-    sim_flip_bit(reinterpret_cast<std::uint64_t>(vault.arena->data()), 2 * k_mib + 77, 3);
+    fixture.flip_kept_bit(weights, 2 * k_mib + 77, 3);
 
     model::Report report;
     const auto woken = fixture.wake({}, &report);
@@ -264,7 +263,7 @@ TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its 
     CHECK(fixture.ledger().state({"weights"}) == State::damaged);
     CHECK(fixture.is_intact(cache));
     CHECK(backing->residence() == model::Residence::damaged);
-    CHECK(fixture.ledger().find(fixture.allocations()[other].address)->residence() == model::Residence::host);
+    CHECK(fixture.ledger().find(fixture.allocations()[other].address)->residence() == model::Residence::kept);
     CHECK(sim_live_objects().handles == 1);
     CHECK(fixture.wake(tags({"weights"})).error().code == ErrorCode::damaged);
     CHECK(fixture.wake().error().message.find("awake now") == std::string::npos);
@@ -308,7 +307,7 @@ TEST_CASE("Transaction: memory freed while asleep is gone without waking, the re
     CHECK(fixture.all_intact());
     REQUIRE(fixture.sleep(level(1)));
     while (!fixture.allocations().empty()) fixture.remove(0);
-    CHECK(fixture.engine().vaults().host_bytes() == 0);
+    CHECK(fixture.host_bytes() == 0);
     CHECK(sim_live_objects().handles == 0);
 }
 

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "contents/host_keeper.hpp"
 #include "driver/context.hpp"
 #include "memory/heap.hpp"
 #include "sleep/engine.hpp"
@@ -41,7 +42,7 @@ public:
     ~EngineFixture() {
         sim_clear();
         for (const auto& allocation : allocations_) static_cast<void>(free(allocation.address));
-        static_cast<void>(engine_.vaults().reap());
+        static_cast<void>(engine_.contents().reap());
     }
     EngineFixture(const EngineFixture&) = delete;
     EngineFixture& operator=(const EngineFixture&) = delete;
@@ -73,7 +74,7 @@ public:
     [[nodiscard]] Result<void> free(driver::DeviceAddress address) {
         auto freed = heap_.free(address);
         if (!freed) return std::move(freed).error();
-        engine_.vaults().forget(freed->kept);
+        engine_.contents().forget(freed->kept);
         return {};
     }
 
@@ -86,24 +87,38 @@ public:
     /// Gives back what has died of contents in host memory. Returns how much that was.
     Bytes shrink() {
         Bytes sum = 0;
-        while (const auto waste = engine_.vaults().find_waste(ledger_)) {
-            const auto bytes = waste->arena->shrink(waste->piece, waste->needed);
-            engine_.vaults().note_shrunk(*waste, bytes);
+        while (const auto waste = engine_.contents().find_waste()) {
+            const auto bytes = waste->give_back();
+            contents::Contents::note_shrunk(*waste, bytes);
             sum += bytes;
         }
         return sum;
     }
 
+    [[nodiscard]] Bytes host_bytes() { return engine_.contents().held(model::Store::host); }
+    [[nodiscard]] Bytes file_bytes() { return engine_.contents().held(model::Store::file); }
+
+    /// Flips a bit of what is kept in host memory of allocation `index`, at `offset` in it.
+    void flip_kept_bit(std::size_t index, Bytes offset, unsigned bit) {
+        const auto& range = engine_.contents().at(ledger_.find(allocations_[index].address)->kept.range);
+        contents::for_each_block(range, [&](const contents::Block& block, Span span) {
+            if (offset < span.offset || offset >= span.end()) return;
+            const auto& batch = dynamic_cast<const contents::HostBatch&>(*block.place.batch);
+            sim_flip_bit(reinterpret_cast<std::uint64_t>(batch.arena().data()),
+                         block.place.at + (offset - span.offset), bit);
+        });
+    }
+
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, model::Report* report = nullptr) {
         model::Report own;
         auto done = engine_.sleep(request, control_, report ? *report : own);
-        static_cast<void>(engine_.vaults().reap());
+        static_cast<void>(engine_.contents().reap());
         return done;
     }
     [[nodiscard]] Result<void> wake(const model::WakeRequest& request = {}, model::Report* report = nullptr) {
         model::Report own;
         auto done = engine_.wake(request, control_, report ? *report : own);
-        static_cast<void>(engine_.vaults().reap());
+        static_cast<void>(engine_.contents().reap());
         if (!done) return std::move(done).error();
         if (done->left) return *std::move(done->left);
         return {};

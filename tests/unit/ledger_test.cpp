@@ -11,7 +11,6 @@
 using namespace gpu_sleep;
 using ledger::Backing;
 using ledger::Ledger;
-using ledger::Span;
 using model::Residence;
 using model::State;
 
@@ -44,12 +43,13 @@ TEST_CASE("Ledger: a backing is found by every address in it, and by no other", 
 }
 
 TEST_CASE("Ledger: only the moves of the table are made", "[ledger]") {
-    const auto all = {Residence::device, Residence::host, Residence::dropped, Residence::damaged};
+    const auto all = {Residence::device, Residence::kept, Residence::dropped, Residence::damaged};
     const std::vector<std::pair<Residence, Residence>> allowed = {
-        {Residence::device, Residence::host},     {Residence::device, Residence::dropped},
-        {Residence::host, Residence::device},     {Residence::host, Residence::dropped},
-        {Residence::host, Residence::damaged},    {Residence::dropped, Residence::device},
+        {Residence::device, Residence::kept},     {Residence::device, Residence::dropped},
+        {Residence::kept, Residence::device},     {Residence::kept, Residence::dropped},
+        {Residence::kept, Residence::damaged},    {Residence::dropped, Residence::device},
         {Residence::dropped, Residence::damaged}, {Residence::damaged, Residence::dropped},
+        {Residence::damaged, Residence::device},
     };
     for (const auto from : all) {
         for (const auto to : all) {
@@ -62,8 +62,8 @@ TEST_CASE("Ledger: only the moves of the table are made", "[ledger]") {
     auto backing = backing_at(0, 1);
     CHECK_FALSE(Ledger::move(backing, Residence::damaged));
     CHECK(backing.residence() == Residence::device);
-    CHECK(Ledger::move(backing, Residence::host));
-    CHECK(backing.residence() == Residence::host);
+    CHECK(Ledger::move(backing, Residence::kept));
+    CHECK(backing.residence() == Residence::kept);
 }
 
 TEST_CASE("Ledger: an unknown tag is refused with the known ones listed", "[ledger]") {
@@ -110,7 +110,7 @@ TEST_CASE("Ledger: what is pinned counts neither for a tag nor for the process",
     second.pinned = "shared";
     CHECK(ledger.report().front().bytes == 10);
     CHECK(ledger.report().front().ranges == 1);
-    Ledger::move(first, Residence::host);
+    Ledger::move(first, Residence::kept);
     CHECK(ledger.state() == State::asleep);
     CHECK(ledger.report().front().state == State::asleep);
     first.pinned = "shared";
@@ -126,7 +126,7 @@ TEST_CASE("Ledger: residences add up to a state, by tag and in all", "[ledger]")
     auto& first = ledger.add(backing_at(0x1000, 10, weights));
     auto& second = ledger.add(backing_at(0x2000, 20, weights));
     ledger.add(backing_at(0x3000, 40, cache, 1));
-    Ledger::move(first, Residence::host);
+    Ledger::move(first, Residence::kept);
     CHECK(ledger.state() == State::partial);
     auto report = ledger.report();
     REQUIRE(report.size() == 2);
@@ -138,14 +138,21 @@ TEST_CASE("Ledger: residences add up to a state, by tag and in all", "[ledger]")
     CHECK(report[1].kept == 10);
     CHECK(report[1].resident == 20);
     Ledger::move(second, Residence::dropped);
-    second.kept.push_back({{0, 5}, 1, 0, 0});
+    second.kept = {1, 5};
     report = ledger.report();
     CHECK(report[1].state == State::asleep);
     CHECK(report[1].kept == 15);
     CHECK(report[1].dropped == 15);
+    const auto in_files = [](std::uint64_t range) { return Bytes{range == 1 ? 3U : 0U}; };
+    CHECK(ledger.report(in_files)[1].in_files == 3);
     Ledger::move(first, Residence::damaged);
     CHECK(ledger.state() == State::damaged);
     CHECK(ledger.report()[1].damaged == 10);
+    Ledger::move(second, Residence::damaged); // of which only a part was kept
+    report = ledger.report(in_files);
+    CHECK(report[1].damaged == 15);
+    CHECK(report[1].dropped == 15);
+    CHECK(report[1].in_files == 0);
 }
 
 TEST_CASE("Ledger: what is marked beyond what was asked for preserves nothing", "[ledger]") {
@@ -154,13 +161,13 @@ TEST_CASE("Ledger: what is marked beyond what was asked for preserves nothing", 
     backing.allocated = 700;
     Ledger::preserve(backing, {300, 700});
     CHECK_FALSE(backing.is_wholly_preserved());
-    backing.kept.push_back({{300, 700}});
+    backing.kept = {1, 700};
     REQUIRE(Ledger::move(backing, Residence::dropped));
     CHECK(backing.has_lost_contents());
     REQUIRE(Ledger::move(backing, Residence::device));
     Ledger::preserve(backing, {0, 300});
     CHECK(backing.is_wholly_preserved());
-    backing.kept = {{{0, 1000}}};
+    backing.kept = {2, 1000};
     REQUIRE(Ledger::move(backing, Residence::dropped));
     CHECK_FALSE(backing.has_lost_contents());
 }

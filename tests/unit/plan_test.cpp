@@ -30,7 +30,7 @@ Backing& add(ledger::Ledger& ledger, std::uint64_t address, std::string_view tag
 }
 
 void put(Backing& backing, Residence residence) {
-    if (residence == Residence::damaged) ledger::Ledger::move(backing, Residence::host);
+    if (residence == Residence::damaged) ledger::Ledger::move(backing, Residence::kept);
     if (residence != Residence::device) ledger::Ledger::move(backing, residence);
 }
 
@@ -38,6 +38,11 @@ model::SleepRequest request(Level level) {
     model::SleepRequest made;
     made.level = level;
     return made;
+}
+
+/// Where nothing can be put right from outside.
+Result<sleep::WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request) {
+    return sleep::plan_wake(ledger, request, [](contents::Number) { return false; });
 }
 
 } // namespace
@@ -52,7 +57,7 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
     };
     const std::vector<Row> table = {
         {Residence::device, Action::keep, Action::drop, Action::drop, WakeAction::leave},
-        {Residence::host, Action::leave, Action::give_up, Action::leave, WakeAction::restore},
+        {Residence::kept, Action::leave, Action::give_up, Action::leave, WakeAction::restore},
         {Residence::dropped, Action::leave, Action::leave, Action::leave, WakeAction::restore},
         {Residence::damaged, Action::leave, Action::give_up, Action::give_up, WakeAction::refuse},
     };
@@ -62,7 +67,9 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
         CHECK(sleep::action_for(row.residence, true, true) == row.keep);
         CHECK(sleep::action_for(row.residence, false, false) == row.drop);
         CHECK(sleep::action_for(row.residence, false, true) == row.drop_with_spans);
-        CHECK(sleep::wake_action_for(row.residence) == row.wake);
+        CHECK(sleep::wake_action_for(row.residence, false) == row.wake);
+        const bool tries_again = row.residence == Residence::damaged;
+        CHECK(sleep::wake_action_for(row.residence, true) == (tries_again ? WakeAction::restore : row.wake));
 
         // The same through whole plans over a ledger with one backing.
         ledger::Ledger ledger;
@@ -74,7 +81,7 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
         REQUIRE(second);
         CHECK(second->is_empty() == (row.drop == Action::leave));
         CHECK(second->give_up.size() == (row.drop == Action::give_up ? 1U : 0U));
-        const auto wake = sleep::plan_wake(ledger, {});
+        const auto wake = plan_wake(ledger, {});
         REQUIRE(wake);
         CHECK(wake->is_empty() == (row.wake != WakeAction::restore));
         CHECK(wake->spoiled.size() == (row.wake == WakeAction::refuse ? 1U : 0U));
@@ -85,7 +92,7 @@ TEST_CASE("Plan: what sleeps with preserved parts and cannot be dropped is named
     ledger::Ledger ledger;
     auto& backing = add(ledger, k_unit, "weights");
     ledger::Ledger::preserve(backing, {0, 10});
-    put(backing, Residence::host);
+    put(backing, Residence::kept);
     const auto plan = sleep::plan_sleep(ledger, request(Level::drop));
     REQUIRE(plan);
     CHECK(plan->is_empty());
@@ -95,17 +102,17 @@ TEST_CASE("Plan: what sleeps with preserved parts and cannot be dropped is named
 
 TEST_CASE("Plan: damage keeps all of its tag asleep, and no other", "[plan]") {
     ledger::Ledger ledger;
-    put(add(ledger, k_unit, "weights"), Residence::host);
+    put(add(ledger, k_unit, "weights"), Residence::kept);
     put(add(ledger, 2 * k_unit, "weights"), Residence::damaged);
     put(add(ledger, 3 * k_unit, "kv_cache"), Residence::dropped);
-    const auto plan = sleep::plan_wake(ledger, {});
+    const auto plan = plan_wake(ledger, {});
     REQUIRE(plan);
     const auto weights = ledger.tag_id("weights");
     CHECK(plan->tags == std::vector{ledger.tag_id("kv_cache")});
     CHECK(plan->devices.at(0).size() == 1);
     REQUIRE(plan->spoiled.size() == 1);
     CHECK(plan->spoiled.at(weights).code == ErrorCode::damaged);
-    CHECK(sleep::plan_wake(ledger, {{"kv_cache"}, false, {}, {}})->spoiled.empty());
+    CHECK(plan_wake(ledger, {{"kv_cache"}, false, {}, {}})->spoiled.empty());
 }
 
 TEST_CASE("Plan: a tag's policy and the command line decide what is kept", "[plan]") {
@@ -146,7 +153,7 @@ TEST_CASE("Plan: tags limit a request, unknown and contradictory ones are refuse
     sleep_request.keep = {"weights"};
     sleep_request.discard = {"weights"};
     CHECK(sleep::plan_sleep(ledger, sleep_request).error().code == ErrorCode::invalid_argument);
-    CHECK(sleep::plan_wake(ledger, {{"cache"}, false, {}, {}}).error().code == ErrorCode::unknown_tag);
+    CHECK(plan_wake(ledger, {{"cache"}, false, {}, {}}).error().code == ErrorCode::unknown_tag);
 }
 
 TEST_CASE("Plan: what is dropped without a declared refill is named, or refused", "[plan]") {
@@ -181,16 +188,16 @@ TEST_CASE("Plan: a backing that is preserved whole is not called dropped", "[pla
     CHECK(plan->dropped_tags.empty());
     CHECK(plan->without_refill.empty());
 
-    backing.kept = {{{0, backing.allocated}, 1, 0, false, 0}};
+    backing.kept = {1, backing.allocated};
     put(backing, Residence::dropped);
-    CHECK(sleep::plan_wake(ledger, {})->dropped_tags.empty());
+    CHECK(plan_wake(ledger, {})->dropped_tags.empty());
 
     auto& other = add(ledger, 2 * k_unit, "weights");
-    other.kept = {{{0, other.allocated / 2}, 1, 0, false, 0}};
+    other.kept = {2, other.allocated / 2};
     put(other, Residence::dropped);
-    CHECK(sleep::plan_wake(ledger, {})->dropped_tags.size() == 1);
+    CHECK(plan_wake(ledger, {})->dropped_tags.size() == 1);
     other.allocated /= 2; // the rest was freed while it slept, and its owner knows of no drop
-    CHECK(sleep::plan_wake(ledger, {})->dropped_tags.size() == 1);
+    CHECK(plan_wake(ledger, {})->dropped_tags.size() == 1);
 }
 
 TEST_CASE("Plan: what is damaged and given up is dropped, preserved or not", "[plan]") {

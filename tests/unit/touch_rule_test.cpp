@@ -39,7 +39,7 @@ Ledger ledger_of(const Parts& parts, const std::vector<std::string>& separable =
         backing.tag = ledger.tag_id(part.tag);
         backing.pinned = part.pinned ? "shared" : nullptr;
         auto& added = ledger.add(std::move(backing));
-        if (part.sleeps) REQUIRE(Ledger::move(added, Residence::host));
+        if (part.sleeps) REQUIRE(Ledger::move(added, Residence::kept));
         added.slept_by_program = part.own;
         address += 0x1000;
     }

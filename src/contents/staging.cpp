@@ -2,11 +2,11 @@
 // Copyright the gpu-sleep authors.
 // The ring of pinned buffers.
 
-#include "sleep/file_transfer.hpp"
+#include "contents/staging.hpp"
 
-namespace gpu_sleep::sleep {
+namespace gpu_sleep::contents {
 
-std::size_t Staging::slots_for(std::size_t chunks, bool has_files_in_memory, const Engine::Options& options) {
+std::size_t Staging::slots_for(std::size_t chunks, bool has_files_in_memory, const Options& options) {
     // The ring is one part, buffers take two, and what lies in host memory takes the rest.
     const Bytes parts = has_files_in_memory ? 16 : 3;
     const auto room = store::host_headroom_beyond(options.host_reserve).bytes;
@@ -15,7 +15,7 @@ std::size_t Staging::slots_for(std::size_t chunks, bool has_files_in_memory, con
 }
 
 Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, std::size_t slots,
-                                                 const Engine::Options& options, ProgressCounter& progress) {
+                                                 const Options& options, ProgressCounter& progress) {
     auto arena = store::HostArena::create(slots * codec::k_chunk_bytes, &pinner);
     if (!arena) return std::move(arena).error();
     store::ArenaPreparer::Options filling;
@@ -103,4 +103,4 @@ Result<void> DeviceSink::deliver(const store::ChunkPlace& place, std::span<const
     return progress_.add(place.bytes);
 }
 
-} // namespace gpu_sleep::sleep
+} // namespace gpu_sleep::contents

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Pins the host memory of vaults through the driver.
+// Pins the host memory of contents through the driver.
 
 #pragma once
 
 #include "driver/api.hpp"
 #include "store/host_arena.hpp"
 
-namespace gpu_sleep::sleep {
+namespace gpu_sleep::contents {
 
 /// Pins in whatever context is there at the time: contexts may come and go while contents sleep.
 /// Thread-safe; lives as long as the process.
@@ -22,4 +22,4 @@ private:
     const driver::Api& api_;
 };
 
-} // namespace gpu_sleep::sleep
+} // namespace gpu_sleep::contents

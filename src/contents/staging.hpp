@@ -5,7 +5,11 @@
 
 #pragma once
 
-#include "sleep/transfer.hpp"
+#include "contents/options.hpp"
+#include "contents/progress.hpp"
+#include "driver/device_session.hpp"
+#include "store/host_arena.hpp"
+#include "store/host_claim.hpp"
 #include "store/snapshot_reader.hpp"
 #include "store/snapshot_writer.hpp"
 
@@ -15,22 +19,21 @@
 #include <mutex>
 #include <vector>
 
-namespace gpu_sleep::sleep {
+namespace gpu_sleep::contents {
 
 /// Pinned memory for chunks on their way: each slot holds one. Made for one transaction on one device.
 class Staging {
 public:
     /// Two are slow, but work.
     static constexpr std::size_t k_fewest_slots = 2;
-    /// Those that `chunks` of them need, but no more than Options::staging has room for, nor than host memory
-    /// has, of which files that lie there are left the most.
+    /// Those that `chunks` of them need, but no more than Options::staging has space for, nor than host
+    /// memory has, of which files that lie there are left the most.
     [[nodiscard]] static std::size_t slots_for(std::size_t chunks, bool has_files_in_memory,
-                                               const Engine::Options& options);
+                                               const Options& options);
     /// The fewest slots are made whatever is to be left to everybody else, and waited for a little; more are
     /// there at once or not at all. Errors: out_of_host_memory, cancelled.
-    [[nodiscard]] static Result<std::unique_ptr<Staging>> create(store::Pinner& pinner, std::size_t slots,
-                                                                 const Engine::Options& options,
-                                                                 ProgressCounter& progress);
+    [[nodiscard]] static Result<std::unique_ptr<Staging>>
+    create(store::Pinner& pinner, std::size_t slots, const Options& options, ProgressCounter& progress);
 
     [[nodiscard]] std::size_t slots() const noexcept { return copied_.size(); }
     [[nodiscard]] std::byte* slot(std::size_t index) const noexcept;
@@ -54,9 +57,9 @@ private:
 /// memory is short, runs it again with a smaller one. Errors: out_of_host_memory, cancelled, those of the
 /// job.
 template <class Job>
-[[nodiscard]] Result<void>
-with_staging(std::unique_ptr<Staging>& staging, driver::DeviceSession& session, store::Pinner& pinner,
-             std::size_t slots, const Engine::Options& options, ProgressCounter& progress, Job&& job) {
+[[nodiscard]] Result<void> with_staging(std::unique_ptr<Staging>& staging, driver::DeviceSession& session,
+                                        store::Pinner& pinner, std::size_t slots, const Options& options,
+                                        ProgressCounter& progress, Job&& job) {
     for (;;) {
         if (staging) slots = staging->slots();
         Result<void> done;
@@ -128,4 +131,4 @@ private:
     std::size_t delivered_ = 0;
 };
 
-} // namespace gpu_sleep::sleep
+} // namespace gpu_sleep::contents

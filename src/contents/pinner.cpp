@@ -2,13 +2,13 @@
 // Copyright the gpu-sleep authors.
 // Pinning in a context of the moment.
 
-#include "sleep/pinner.hpp"
+#include "contents/pinner.hpp"
 
 #include "base/guard.hpp"
 #include "driver/context.hpp"
 #include "driver/device_session.hpp"
 
-namespace gpu_sleep::sleep {
+namespace gpu_sleep::contents {
 
 Result<void> DriverPinner::pin(std::span<std::byte> memory) {
     const auto alive = driver::first_active_context(api_);
@@ -36,4 +36,4 @@ bool DriverPinner::unpin(std::span<std::byte> memory) noexcept {
     return false;
 }
 
-} // namespace gpu_sleep::sleep
+} // namespace gpu_sleep::contents

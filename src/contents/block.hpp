@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Kept ranges: which parts of a range's memory are kept, as blocks, each with its fingerprint and its place.
+
+#pragma once
+
+#include "base/units.hpp"
+#include "driver/kernels/fingerprint.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace gpu_sleep::contents {
+
+class Batch;
+
+/// The number of a kept range, which is never used again. 0 is none.
+using Number = std::uint64_t;
+
+/// A block is what one fingerprint covers.
+inline constexpr Bytes k_block_bytes = driver::k_fingerprint_block_bytes;
+
+/// Where bytes are kept.
+struct Place {
+    Batch* batch = nullptr; ///< lives as long as any block that lies in it
+    Bytes at = 0;           ///< from the start of the batch's contents
+};
+
+struct Block {
+    driver::Fingerprint seal; ///< of the bytes as the GPU held them
+    Place place;
+};
+
+/// What is kept of one range of the program's memory. It may be moved between addresses and places: it knows
+/// only which parts of the range it has.
+struct KeptRange {
+    std::vector<Span> spans;   ///< of the range: sorted and disjoint
+    std::vector<Block> blocks; ///< of the first span first; the last of each span may be shorter
+
+    [[nodiscard]] Bytes bytes() const noexcept {
+        Bytes sum = 0;
+        for (const auto& span : spans) sum += span.bytes;
+        return sum;
+    }
+};
+
+/// Blocks that `bytes` are cut into.
+[[nodiscard]] constexpr std::size_t block_count(Bytes bytes) noexcept {
+    return static_cast<std::size_t>((bytes + k_block_bytes - 1) / k_block_bytes);
+}
+
+/// Calls `use(block, span)` for each block, in order; `span` is the part of the range that it holds.
+template <class Range, class Use>
+void for_each_block(Range& range, Use&& use) {
+    auto block = range.blocks.begin();
+    for (const auto& span : range.spans)
+        for (Bytes done = 0; done < span.bytes; done += k_block_bytes)
+            use(*block++, Span{span.offset + done, std::min(k_block_bytes, span.bytes - done)});
+}
+
+} // namespace gpu_sleep::contents

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Keeping count of what each batch is needed for.
+
+#include "contents/contents.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace gpu_sleep::contents {
+namespace {
+
+/// Calls `use(batch, span of its contents)` for each part of the range that lies together.
+template <class Use>
+void for_each_part(const KeptRange& range, Use&& use) {
+    Batch* batch = nullptr;
+    Span part;
+    for_each_block(range, [&](const Block& block, Span span) {
+        if (block.place.batch == batch && block.place.at == part.end()) {
+            part.bytes += span.bytes;
+            return;
+        }
+        if (batch) use(*batch, part);
+        batch = block.place.batch;
+        part = {block.place.at, span.bytes};
+    });
+    if (batch) use(*batch, part);
+}
+
+} // namespace
+
+Bytes held_by(const Batches& batches, model::Store store) noexcept {
+    Bytes sum = 0;
+    for (const auto& batch : batches)
+        if (batch->keeper().store() == store) sum += batch->held();
+    return sum;
+}
+
+Keeper& Contents::keeper(model::Store store) noexcept {
+    switch (store) {
+    case model::Store::host: return host_;
+    case model::Store::file: return files_;
+    }
+    return host_;
+}
+
+Bytes Contents::bytes_in(model::Store store, Number range) const {
+    Bytes sum = 0;
+    for_each_part(ranges_.at(range), [&](const Batch& batch, Span part) {
+        if (batch.keeper().store() == store) sum += part.bytes;
+    });
+    return sum;
+}
+
+bool Contents::is_mendable(Number range) const {
+    const auto& blocks = ranges_.at(range).blocks;
+    return std::any_of(blocks.begin(), blocks.end(),
+                       [](const Block& block) { return block.place.batch->keeper().is_mendable(); });
+}
+
+const Keeper& Contents::keeper_of(Number range) const {
+    return ranges_.at(range).blocks.front().place.batch->keeper();
+}
+
+Result<bool> Contents::keep_files(Number range) {
+    Result<bool> kept = false;
+    for_each_part(ranges_.at(range), [&](Batch& batch, Span) {
+        if (!kept) return;
+        auto done = batch.keep_file();
+        kept = done ? Result<bool>(*kept || *done) : std::move(done);
+    });
+    return kept;
+}
+
+void Contents::admit(std::map<Number, KeptRange>& ranges, Batches& batches) noexcept {
+    ranges_.merge(ranges);
+    batches_.splice(batches_.end(), batches);
+}
+
+void Contents::forget(Number range, Files files) noexcept {
+    const auto node = ranges_.extract(range);
+    if (!node) return;
+    bool is_wasted = false;
+    for_each_part(node.mapped(), [&](Batch& batch, Span part) {
+        is_wasted |= batch.forget(part);
+        if (batch.is_needed()) return;
+        retire(batch, files);
+        is_wasted = true;
+    });
+    if (is_wasted) told_();
+}
+
+void Contents::retire(const Batch& batch, Files files) noexcept {
+    const auto found = std::find_if(batches_.begin(), batches_.end(),
+                                    [&](const auto& each) { return each.get() == &batch; });
+    (*found)->retire(files);
+    retired_.splice(retired_.end(), batches_, found);
+}
+
+std::optional<Waste> Contents::find_waste() {
+    Waste waste;
+    for (const auto& batch : batches_) {
+        if (!batch->has_waste()) continue;
+        waste.batch = batch.get();
+        break;
+    }
+    if (!waste.batch) return std::nullopt;
+    // What takes memory comes before the wish is ended.
+    std::vector<Span> live;
+    for (const auto& [number, range] : ranges_)
+        for_each_part(range, [&](const Batch& batch, Span part) {
+            if (&batch == waste.batch) live.push_back(part);
+        });
+    std::sort(live.begin(), live.end(), [](const Span& a, const Span& b) { return a.offset < b.offset; });
+    waste.needed.reserve(live.size());
+    waste.part = *waste.batch->take_waste();
+    const auto part = waste.batch->part(waste.part);
+    std::copy_if(live.begin(), live.end(), std::back_inserter(waste.needed),
+                 [&](const Span& span) { return span.offset < part.end() && part.offset < span.end(); });
+    return waste;
+}
+
+bool Contents::has_waste() const noexcept {
+    return !retired_.empty() || std::any_of(batches_.begin(), batches_.end(),
+                                            [](const auto& batch) { return batch->has_waste(); });
+}
+
+std::vector<std::filesystem::path> Contents::files_left_behind() const {
+    std::vector<std::filesystem::path> files;
+    for (const auto& batch : retired_)
+        if (auto file = batch->left_behind()) files.push_back(*std::move(file));
+    return files;
+}
+
+void Contents::remove_files() noexcept {
+    for (const auto& batch : batches_) batch->retire(Files::as_asked);
+}
+
+void Retired::add(Batches batches) noexcept {
+    batches_.splice(batches_.end(), batches);
+    held_ = held_by(batches_, model::Store::host);
+}
+
+bool Retired::give_back_some() noexcept {
+    for (const auto& batch : batches_)
+        if (batch->give_back_some()) return true;
+    batches_.clear();
+    held_ = 0;
+    return false;
+}
+
+bool Retired::close_files() noexcept {
+    return batches_.remove_if(
+               [](const auto& batch) { return batch->keeper().store() == model::Store::file; }) > 0;
+}
+
+} // namespace gpu_sleep::contents

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// All contents that the process keeps: ranges by number, the batches that hold their blocks, and what is to
+// be given back.
+
+#pragma once
+
+#include "contents/block.hpp"
+#include "contents/file_keeper.hpp"
+#include "contents/host_keeper.hpp"
+#include "contents/keeper.hpp"
+#include "contents/options.hpp"
+#include "contents/pinner.hpp"
+#include "driver/api.hpp"
+#include "model/model.hpp"
+
+#include <atomic>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::contents {
+
+using Batches = std::list<std::unique_ptr<Batch>>;
+
+/// A part of a batch that is worth giving back. The batch lives until it is reaped.
+struct Waste {
+    Batch* batch = nullptr;
+    std::size_t part = 0;
+    std::vector<Span> needed; ///< contents that lie in it, in order
+
+    /// Gives it back, and returns how much that was. Nobody may use the batch's contents meanwhile; the mutex
+    /// need not be held. May throw for want of memory: then nothing has changed.
+    [[nodiscard]] Bytes give_back() const { return batch->shrink(part, needed); }
+};
+
+/// What `batches` hold of `store`.
+[[nodiscard]] Bytes held_by(const Batches& batches, model::Store store) noexcept;
+
+/// Guarded by the mutex of the ledger, whose backings name kept ranges by number.
+class Contents {
+public:
+    Contents(const driver::Api& api, Options options) noexcept
+        : api_(api), options_(options), pinner_(api), host_(&pinner_) {}
+
+    [[nodiscard]] const driver::Api& api() const noexcept { return api_; }
+    [[nodiscard]] const Options& options() const noexcept { return options_; }
+    [[nodiscard]] store::Pinner& pinner() noexcept { return pinner_; }
+    /// Who keeps what goes to `store`. One for each: the place where a new store is put in.
+    [[nodiscard]] Keeper& keeper(model::Store store) noexcept;
+
+    [[nodiscard]] const KeptRange& at(Number range) const { return ranges_.at(range); }
+    /// How much of the range is in `store`.
+    [[nodiscard]] Bytes bytes_in(model::Store store, Number range) const;
+    /// Whether any part of the range may be put right from outside, where it was found damaged.
+    [[nodiscard]] bool is_mendable(Number range) const;
+    /// Who has the range; if several have, the first of them.
+    [[nodiscard]] const Keeper& keeper_of(Number range) const;
+    /// Has the files that hold a part of the range stay when they are no longer needed. Returns whether any
+    /// was to go. Errors: out_of_disk, io_failed.
+    [[nodiscard]] Result<bool> keep_files(Number range);
+
+    /// Gives the range up. A batch that nothing needs any more is retired: it holds what it takes until
+    /// reap(), but its file has no name any more. What is worth giving back is told of, see when_wasted().
+    /// Nothing for number 0.
+    void forget(Number range, Files files = Files::as_asked) noexcept;
+
+    /// Retired batches, for the caller to destroy where it takes nobody's time: unpinning takes 12 ms a GiB.
+    [[nodiscard]] Batches reap() noexcept { return std::exchange(retired_, {}); }
+    /// From now on `told` is called when there is something to reap, or to give back: by whoever frees
+    /// memory, with the mutex held. It must neither take memory nor wait.
+    void when_wasted(std::function<void()> told) { told_ = std::move(told); }
+    /// What to give back; then note_shrunk() is told how much that was. Ranges may be forgotten meanwhile.
+    /// Nothing if there is none.
+    [[nodiscard]] std::optional<Waste> find_waste();
+    static void note_shrunk(const Waste& waste, Bytes given_back) noexcept {
+        waste.batch->note_shrunk(waste.part, given_back);
+    }
+    /// Whether there is something to reap, or to give back.
+    [[nodiscard]] bool has_waste() const noexcept;
+
+    /// What the batches hold that are in use: host memory, or files.
+    [[nodiscard]] Bytes held(model::Store store) const noexcept { return held_by(batches_, store); }
+    /// Host memory of those that are retired.
+    [[nodiscard]] Bytes retired_bytes() const noexcept { return held_by(retired_, model::Store::host); }
+    /// Files of retired batches that could not be removed.
+    [[nodiscard]] std::vector<std::filesystem::path> files_left_behind() const;
+    /// Removes all files, but for those to be kept: the process is ending.
+    void remove_files() noexcept;
+
+    /// A number for a range that admit() will bring.
+    [[nodiscard]] Number next_number() noexcept { return next_number_++; }
+    /// From here on these are kept. `batches` hold all the blocks of `ranges`, which bear numbers of
+    /// next_number().
+    void admit(std::map<Number, KeptRange>& ranges, Batches& batches) noexcept;
+
+private:
+    void retire(const Batch& batch, Files files) noexcept;
+
+    const driver::Api& api_;
+    const Options options_;
+    DriverPinner pinner_;
+    HostKeeper host_;
+    FileKeeper files_;
+    std::map<Number, KeptRange> ranges_;
+    Batches batches_;
+    Batches retired_;
+    Number next_number_ = 1;
+    std::function<void()> told_ = [] {};
+};
+
+/// Retired batches that are given back little by little: haste would slow the program's first work after
+/// waking. For one thread; held() may be read anywhere.
+class Retired {
+public:
+    void add(Batches batches) noexcept;
+    [[nodiscard]] bool is_empty() const noexcept { return batches_.empty(); }
+    /// Host memory that is still held.
+    [[nodiscard]] Bytes held() const noexcept { return held_; }
+    /// Gives back a little, which takes 1.5 ms at most. All is made ready before the first is unmapped, which
+    /// stops every thread of the program for a moment. False: nothing is left.
+    [[nodiscard]] bool give_back_some() noexcept;
+    /// Closes files, whose space on the disk is free then. Returns whether there were any.
+    [[nodiscard]] bool close_files() noexcept;
+
+private:
+    Batches batches_;
+    std::atomic<Bytes> held_{0};
+};
+
+} // namespace gpu_sleep::contents

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Writing snapshots of a device's memory, and reading them back to it.
+
+#include "contents/file_keeper.hpp"
+
+#include "store/host_memory.hpp"
+#include "store/snapshot_reader.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+namespace gpu_sleep::contents {
+namespace {
+
+/// Whether a failed reading is the file's trouble, and so that of its contents alone.
+bool is_about_file(ErrorCode code) noexcept {
+    return code == ErrorCode::damaged || code == ErrorCode::io_failed || code == ErrorCode::not_permitted ||
+           code == ErrorCode::protocol_mismatch;
+}
+
+FileBatch& batch_of(const Fetch& block) noexcept {
+    return static_cast<FileBatch&>(*block.place.batch);
+}
+
+} // namespace
+
+Bytes FileBatch::reserve(Bytes bytes) {
+    starts_.push_back(bytes_);
+    return std::exchange(bytes_, bytes_ + bytes);
+}
+
+std::size_t FileBatch::extent_at(Bytes at) const noexcept {
+    return static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), at) - starts_.begin()) -
+           1;
+}
+
+std::size_t FileBatch::chunks() const noexcept {
+    std::size_t sum = 0;
+    for (const auto& source : sources_) sum += store::chunk_count(source.memory.bytes);
+    return sum;
+}
+
+void FileBatch::describe(std::vector<store::SnapshotExtent>& extents) const {
+    extents.reserve(sources_.size());
+    for (const auto& source : sources_)
+        extents.push_back({source.memory.address, source.memory.bytes, label_.tag, label_.device});
+}
+
+Result<Bytes> FileBatch::needs() const {
+    auto description = store::describe_own();
+    if (!description) return std::move(description).error();
+    description->id.assign(32, '0'); // as long as the real one
+    description->created = store::utc_now();
+    describe(description->extents);
+    return store::most_file_bytes(*description);
+}
+
+Result<bool> FileBatch::keep_file() {
+    if (stays_) return false;
+    GPU_SLEEP_TRY(snapshot_->file.keep());
+    stays_ = true;
+    GPU_SLEEP_TRY(snapshot_->file.flush_name());
+    return true;
+}
+
+void FileBatch::retire(Files files) noexcept {
+    if (!snapshot_) return;
+    if (stays_ && files == Files::as_asked)
+        snapshot_->file.let_stay();
+    else
+        snapshot_->file.unlink();
+}
+
+std::optional<std::filesystem::path> FileBatch::left_behind() const {
+    if (!snapshot_ || !snapshot_->file.is_out_of_reach()) return std::nullopt;
+    return snapshot_->file.path();
+}
+
+std::unique_ptr<Batch> FileKeeper::make_batch(Label label, const SaveOptions& options) {
+    return std::make_unique<FileBatch>(*this, std::move(label), options);
+}
+
+void FileKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vector<std::string>& notes) const {
+    if (needed == 0 || rehearsal.directory.empty()) return;
+    auto room = store::SnapshotDirectory::room_in(rehearsal.directory);
+    if (!room) {
+        notes.push_back(room.error().message +
+                        (rehearsal.is_fallback ? ": nothing could be put there" : ": it would fail"));
+        return;
+    }
+    std::string limit;
+    if (const auto headroom = store::host_headroom_beyond(rehearsal.options.host_reserve);
+        room->in_memory && headroom.bytes < room->bytes) {
+        room->bytes = headroom.bytes;
+        limit = fmt::format(", in host memory ({})", headroom.limited_by);
+    }
+    notes.push_back(fmt::format("{} at most {} in files in {}, and {} are free there{}{}",
+                                rehearsal.is_fallback ? "without enough host memory, needs" : "needs",
+                                format_bytes(needed), rehearsal.directory, format_bytes(room->bytes), limit,
+                                needed <= room->bytes ? "" : ": it fails unless they become small enough"));
+}
+
+Result<void> FileKeeper::take(Transfer& transfer, std::span<Batch* const> batches) {
+    std::size_t chunks = 0; // of the longest file: they share the ring
+    bool in_memory = false;
+    for (const auto* const each : batches) {
+        const auto& batch = static_cast<const FileBatch&>(*each);
+        chunks = std::max(chunks, batch.chunks());
+        in_memory |= batch.directory_->is_in_memory();
+    }
+    const auto slots = Staging::slots_for(chunks, in_memory, transfer.options);
+    for (auto* const each : batches) {
+        auto& batch = static_cast<FileBatch&>(*each);
+        GPU_SLEEP_TRY(with_staging(transfer.staging, transfer.session, transfer.pinner, slots,
+                                   transfer.options, transfer.progress,
+                                   [&](Staging&) { return write(transfer, batch); }));
+        batch.sources_ = {};
+    }
+    return {};
+}
+
+Result<void> FileKeeper::write(Transfer& transfer, FileBatch& batch) {
+    auto description = store::describe_own();
+    if (!description) return std::move(description).error();
+    batch.describe(description->extents);
+    std::vector<driver::AddressSpan> spans;
+    spans.reserve(batch.sources_.size());
+    for (const auto& source : batch.sources_) spans.push_back(source.memory);
+    auto& staging = *transfer.staging;
+    DeviceSource source(transfer.session, staging, std::move(spans), description->extents, transfer.progress);
+    store::SnapshotWriteOptions options;
+    options.under_way = staging.ahead();
+    options.staging = std::min(transfer.options.staging, staging.buffer_bytes());
+    options.memory.reserve = transfer.options.host_reserve;
+    auto written = store::write_snapshot(batch.directory_, *std::move(description), source, options);
+    if (!written) return std::move(written).error();
+    batch.snapshot_ = *std::move(written);
+    return {};
+}
+
+Result<void> FileKeeper::give(Transfer& transfer, std::span<const Fetch> blocks, Failures& failures) {
+    std::vector<Fetch> wanted(blocks.begin(), blocks.end()); // file by file, each in its order
+    std::sort(wanted.begin(), wanted.end(), [](const Fetch& a, const Fetch& b) {
+        if (a.place.batch != b.place.batch) return std::less<>()(a.place.batch, b.place.batch);
+        return a.place.at < b.place.at;
+    });
+    std::size_t chunks = 0;
+    for (const auto& block : wanted) chunks = std::max(chunks, batch_of(block).snapshot_->header.rows.size());
+    for (auto first = wanted.begin(); first != wanted.end();) {
+        const auto last = std::find_if(
+            first, wanted.end(), [=](const Fetch& block) { return block.place.batch != first->place.batch; });
+        auto done = read(transfer, batch_of(*first), {first, last}, chunks);
+        if (!done && !is_about_file(done.error().code)) return done;
+        for (; first != last; ++first)
+            if (!done) failures.try_emplace(first->range, done.error());
+    }
+    return {};
+}
+
+Result<void> FileKeeper::read(Transfer& transfer, FileBatch& batch, std::span<const Fetch> blocks,
+                              std::size_t chunks) {
+    auto& snapshot = *batch.snapshot_;
+    GPU_SLEEP_TRY(snapshot.file.hold());
+    auto reader = store::SnapshotReader::open(snapshot.file, snapshot.header);
+    if (!reader) return std::move(reader).error();
+    std::vector<driver::DeviceAddress> addresses(snapshot.header.description.extents.size());
+    store::SnapshotReadOptions options;
+    for (const auto& block : blocks) {
+        const auto extent = batch.extent_at(block.place.at);
+        if (!options.extents.empty() && options.extents.back() == extent) continue;
+        addresses[extent] = block.to.address - (block.place.at - batch.starts_[extent]);
+        options.extents.push_back(extent);
+    }
+    const auto read = [&](Staging& staging) {
+        options.ahead = staging.ahead();
+        options.staging = std::min(transfer.options.staging, staging.buffer_bytes());
+        DeviceSink sink(transfer.session, staging, addresses, transfer.progress);
+        return reader->read(sink, options);
+    };
+    return with_staging(transfer.staging, transfer.session, transfer.pinner,
+                        Staging::slots_for(chunks, false, transfer.options), transfer.options,
+                        transfer.progress, read);
+}
+
+} // namespace gpu_sleep::contents

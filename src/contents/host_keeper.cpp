@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Copying between the device and arenas, which are made ready piece by piece meanwhile, and giving arenas
+// back.
+
+#include "contents/host_keeper.hpp"
+
+#include "store/host_memory.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace gpu_sleep::contents {
+namespace {
+
+constexpr Bytes k_piece = store::HostArena::k_piece_bytes;
+
+/// Parts of ranges need not be aligned; their copies are, which keeps transfers at full speed.
+constexpr Bytes k_alignment = 256;
+
+/// A copy between device memory and an arena.
+struct Copy {
+    driver::AddressSpan device;
+    const HostBatch* batch = nullptr;
+    Bytes at = 0;
+};
+
+/// Adds a copy, or lengthens the last one when the new one continues it on both sides.
+void add_copy(std::vector<Copy>& copies, const Copy& copy) {
+    if (!copies.empty()) {
+        auto& last = copies.back();
+        const bool continues = last.batch == copy.batch && last.device.end() == copy.device.address &&
+                               last.at + last.device.bytes == copy.at;
+        if (continues) {
+            last.device.bytes += copy.device.bytes;
+            return;
+        }
+    }
+    copies.push_back(copy);
+}
+
+/// Calls `use(piece index, part)` for each part of `span` that lies in one piece: a copy must not cross the
+/// border of a registration.
+template <class Use>
+void for_each_piece(Span span, Use&& use) {
+    while (span.bytes > 0) {
+        const auto index = static_cast<std::size_t>(span.offset / k_piece);
+        const auto bytes = std::min(span.bytes, (index + 1) * k_piece - span.offset);
+        use(index, Span{span.offset, bytes});
+        span = {span.offset + bytes, span.bytes - bytes};
+    }
+}
+
+/// Calls `part(piece index, device address, host address, bytes)` for each piece that `copy` crosses, until
+/// one fails.
+template <class Part>
+Result<void> for_each_part(const Copy& copy, Part&& part) {
+    Result<void> done;
+    for_each_piece({copy.at, copy.device.bytes}, [&](std::size_t index, Span span) {
+        if (!done) return;
+        done = part(index, copy.device.address + (span.offset - copy.at),
+                    copy.batch->arena().data() + span.offset, span.bytes);
+    });
+    return done;
+}
+
+} // namespace
+
+Bytes HostBatch::reserve(Bytes bytes) {
+    const auto at = bytes_;
+    bytes_ += round_up(bytes, k_alignment);
+    return at;
+}
+
+Result<void> HostBatch::begin() {
+    auto arena = store::HostArena::create(bytes_, pinner_);
+    if (!arena) return std::move(arena).error();
+    arena_ = *std::move(arena);
+    for (std::size_t i = 0; i < arena_->piece_count(); ++i) pieces_.push_back({arena_->piece(i).size()});
+    for (const auto& source : sources_)
+        for_each_piece({source.at, source.memory.bytes},
+                       [this](std::size_t index, Span part) { pieces_[index].live += part.bytes; });
+    return {};
+}
+
+Bytes HostBatch::held() const noexcept {
+    Bytes sum = 0;
+    for (const auto& use : pieces_) sum += use.held;
+    return sum;
+}
+
+bool HostBatch::forget(Span span) noexcept {
+    bool has_more = Batch::forget(span);
+    for_each_piece(span, [&](std::size_t index, Span part) {
+        auto& use = pieces_[index];
+        const bool was_worth_it = use.is_worth_shrinking();
+        use.live -= part.bytes;
+        use.dead += part.bytes;
+        has_more |= !was_worth_it && use.is_worth_shrinking();
+    });
+    return has_more;
+}
+
+bool HostBatch::has_waste() const noexcept {
+    return std::any_of(pieces_.begin(), pieces_.end(),
+                       [](const PieceUse& use) { return use.is_worth_shrinking(); });
+}
+
+std::optional<std::size_t> HostBatch::take_waste() noexcept {
+    const auto use = std::find_if(pieces_.begin(), pieces_.end(),
+                                  [](const PieceUse& each) { return each.is_worth_shrinking(); });
+    if (use == pieces_.end()) return std::nullopt;
+    use->dead = 0;
+    return static_cast<std::size_t>(use - pieces_.begin());
+}
+
+Span HostBatch::part(std::size_t index) const noexcept {
+    return {index * k_piece, arena_->piece(index).size()};
+}
+
+Bytes HostBatch::shrink(std::size_t index, std::span<const Span> needed) {
+    std::vector<std::span<const std::byte>> memory;
+    memory.reserve(needed.size());
+    for (const auto& span : needed) memory.emplace_back(arena_->data() + span.offset, span.bytes);
+    return arena_->shrink(index, memory);
+}
+
+std::unique_ptr<Batch> HostKeeper::make_batch(Label /*label*/, const SaveOptions& /*options*/) {
+    return std::make_unique<HostBatch>(*this, pinner_);
+}
+
+void HostKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vector<std::string>& notes) const {
+    if (needed == 0) return;
+    auto headroom = store::host_headroom_beyond(rehearsal.options.host_reserve);
+    if (const auto left = store::address_space_left(); left < headroom.bytes)
+        headroom = {left, "the process's limit on address space, ulimit -v"};
+    const auto available = headroom.bytes;
+    const auto* const outcome = needed <= available      ? ""
+                                : rehearsal.has_fallback ? ": contents would go to files"
+                                                         : ": it would fail";
+    notes.push_back(fmt::format("needs {} of host memory, and {} may be taken ({}){}", format_bytes(needed),
+                                format_bytes(available), headroom.limited_by, outcome));
+}
+
+Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batches) {
+    std::vector<store::HostArena*> arenas;
+    arenas.reserve(batches.size());
+    for (auto* const batch : batches) arenas.push_back(&static_cast<HostBatch*>(batch)->arena());
+    store::ArenaPreparer::Options options;
+    options.threads = transfer.options.fill_threads;
+    options.reserve = transfer.options.host_reserve;
+    auto preparer = store::ArenaPreparer::start(std::move(arenas), std::move(options));
+    if (!preparer) return std::move(preparer).error();
+
+    for (auto* const each : batches) {
+        auto& batch = static_cast<HostBatch&>(*each);
+        const auto part = [&](std::size_t piece, driver::DeviceAddress from, std::byte* to,
+                              Bytes bytes) -> Result<void> {
+            GPU_SLEEP_TRY((*preparer)->wait(batch.arena(), piece, [&] { return transfer.look(); }));
+            GPU_SLEEP_TRY(transfer.session.copy_to_host(to, from, bytes));
+            return transfer.queued(bytes); // and heeds a withdrawal
+        };
+        std::vector<Copy> copies;
+        for (const auto& source : batch.sources_) add_copy(copies, {source.memory, &batch, source.at});
+        for (const auto& copy : copies) GPU_SLEEP_TRY(for_each_part(copy, part));
+        batch.sources_ = {};
+    }
+    return transfer.wait();
+}
+
+Result<void> HostKeeper::give(Transfer& transfer, std::span<const Fetch> blocks, Failures& /*failures*/) {
+    const auto part = [&](std::size_t, driver::DeviceAddress to, const std::byte* from,
+                          Bytes bytes) -> Result<void> {
+        GPU_SLEEP_TRY(transfer.session.copy_to_device(to, from, bytes));
+        return transfer.queued(bytes);
+    };
+    std::vector<Copy> copies;
+    for (const auto& block : blocks)
+        add_copy(copies, {block.to, static_cast<const HostBatch*>(block.place.batch), block.place.at});
+    for (const auto& copy : copies) GPU_SLEEP_TRY(for_each_part(copy, part));
+    return {};
+}
+
+} // namespace gpu_sleep::contents

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Contents in pinned host memory: a batch is an arena, in which they lie as they did on the device.
+
+#pragma once
+
+#include "contents/keeper.hpp"
+#include "store/host_arena.hpp"
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace gpu_sleep::contents {
+
+/// What one piece of an arena is used for.
+struct PieceUse {
+    Bytes held = 0; ///< memory that it takes
+    Bytes live = 0; ///< of contents that are still needed
+    Bytes dead = 0; ///< of contents that died since it was last shrunk
+
+    /// Once nothing in it lives, or what died is a quarter of what it holds. So a quarter of the memory is
+    /// wasted at most, and what is left over of huge pages; and however small the parts are that die, one
+    /// after another, a piece is shrunk some fifteen times until it is empty, at some 4 ms each
+    /// (tests/bench/host_arena_bench.cpp measures it).
+    [[nodiscard]] bool is_worth_shrinking() const noexcept {
+        constexpr Bytes k_least_share = 4;
+        return dead > 0 && (live == 0 || dead * k_least_share >= held);
+    }
+};
+
+class HostBatch final : public Batch {
+public:
+    HostBatch(Keeper& keeper, store::Pinner* pinner) noexcept : Batch(keeper), pinner_(pinner) {}
+
+    /// Exactly what it will take.
+    [[nodiscard]] Result<Bytes> needs() const override { return bytes_; }
+    [[nodiscard]] Result<void> begin() override;
+
+    [[nodiscard]] Bytes held() const noexcept override;
+    [[nodiscard]] bool forget(Span span) noexcept override;
+    [[nodiscard]] std::optional<std::size_t> take_waste() noexcept override;
+    [[nodiscard]] bool has_waste() const noexcept override;
+    [[nodiscard]] Span part(std::size_t index) const noexcept override;
+    [[nodiscard]] Bytes shrink(std::size_t index, std::span<const Span> needed) override;
+    void note_shrunk(std::size_t index, Bytes given_back) noexcept override {
+        pieces_[index].held -= given_back;
+    }
+    [[nodiscard]] bool give_back_some() noexcept override { return arena_ && arena_->unpin_next(); }
+
+    /// The arena, once the batch has begun.
+    [[nodiscard]] store::HostArena& arena() const noexcept { return *arena_; }
+
+private:
+    friend class HostKeeper;
+    [[nodiscard]] Bytes reserve(Bytes bytes) override;
+
+    store::Pinner* pinner_;
+    Bytes bytes_ = 0; ///< of the arena
+    std::unique_ptr<store::HostArena> arena_;
+    std::vector<PieceUse> pieces_; ///< of the arena
+};
+
+class HostKeeper final : public Keeper {
+public:
+    /// `pinner`, which may be null, outlives it.
+    explicit HostKeeper(store::Pinner* pinner) noexcept : pinner_(pinner) {}
+
+    [[nodiscard]] model::Store store() const noexcept override { return model::Store::host; }
+    [[nodiscard]] std::string_view where() const noexcept override { return "host memory"; }
+    [[nodiscard]] bool is_mendable() const noexcept override { return false; }
+    [[nodiscard]] bool gives_at_once() const noexcept override { return true; }
+    [[nodiscard]] std::unique_ptr<Batch> make_batch(Label label, const SaveOptions& options) override;
+    void note_needs(Bytes needed, const Rehearsal& rehearsal, std::vector<std::string>& notes) const override;
+    [[nodiscard]] Result<void> take(Transfer& transfer, std::span<Batch* const> batches) override;
+    [[nodiscard]] Result<void> give(Transfer& transfer, std::span<const Fetch> blocks,
+                                    Failures& failures) override;
+
+private:
+    store::Pinner* pinner_;
+};
+
+} // namespace gpu_sleep::contents

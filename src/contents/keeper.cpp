@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What all kinds of places have in common.
+
+#include "contents/keeper.hpp"
+
+namespace gpu_sleep::contents {
+
+Result<void> Transfer::queued(Bytes bytes) {
+    GPU_SLEEP_TRY(session.mark(bytes));
+    return look();
+}
+
+Result<void> Transfer::look() {
+    const auto bytes = session.look_at_marks();
+    return bytes ? progress.add(*bytes) : bytes.error();
+}
+
+Result<void> Transfer::wait() {
+    return session.wait_marks([this](Bytes bytes) { return progress.add(bytes); });
+}
+
+Bytes Batch::add(driver::AddressSpan memory) {
+    sources_.push_back({memory, 0});
+    const auto at = reserve(memory.bytes);
+    sources_.back().at = at;
+    live_ += memory.bytes;
+    return at;
+}
+
+bool Batch::forget(Span span) noexcept {
+    live_ -= span.bytes;
+    return false;
+}
+
+} // namespace gpu_sleep::contents

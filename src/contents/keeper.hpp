@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What every kind of place for contents can do: a keeper for the kind, and a batch for what one sleep puts
+// there. To add a store is to add one of each, and a line in Contents::keeper().
+
+#pragma once
+
+#include "contents/block.hpp"
+#include "contents/progress.hpp"
+#include "contents/staging.hpp"
+#include "driver/device_session.hpp"
+#include "model/model.hpp"
+#include "store/snapshot_directory.hpp"
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gpu_sleep::contents {
+
+class Keeper;
+
+/// One device's part of a save or a restore, for its thread alone.
+struct Transfer {
+    driver::DeviceSession& session; ///< its context is current
+    ProgressCounter& progress;
+    store::Pinner& pinner;
+    Options options;                    ///< for this device
+    std::unique_ptr<Staging> staging{}; ///< made when the first keeper needs it
+
+    /// Notes that a copy of `bytes` was queued, and tells what has passed meanwhile. Does not wait. Errors:
+    /// cancelled, timed_out, driver_failed, context_lost.
+    [[nodiscard]] Result<void> queued(Bytes bytes);
+    /// Tells what has passed. Errors: as queued().
+    [[nodiscard]] Result<void> look();
+    /// Waits until all that was queued has passed. Errors: as queued().
+    [[nodiscard]] Result<void> wait();
+};
+
+/// What belongs to all batches of a save.
+struct SaveOptions {
+    std::shared_ptr<const store::SnapshotDirectory> directory; ///< null when nothing goes to a file
+    bool keeps_files = false; ///< files stay when their contents are no longer needed
+};
+
+/// Whose contents a batch has.
+struct Label {
+    int device = 0;
+    std::string tag;
+};
+
+/// What becomes of files whose contents are no longer needed.
+enum class Files {
+    as_asked, ///< kept if that was asked for
+    removed
+};
+
+/// Contents of one tag on one device that one sleep puts in places of one kind. They are made together, and
+/// what they take is given back together, or by parts. Filled by one transaction; from then on guarded as
+/// Contents is.
+class Batch {
+public:
+    explicit Batch(Keeper& keeper) noexcept : keeper_(keeper) {}
+    Batch(const Batch&) = delete;
+    Batch& operator=(const Batch&) = delete;
+    virtual ~Batch() = default;
+
+    [[nodiscard]] Keeper& keeper() const noexcept { return keeper_; }
+
+    // In this order, before the contents are kept:
+    /// Contents to be kept, and where in the batch they will begin. They lie together there.
+    [[nodiscard]] Bytes add(driver::AddressSpan memory);
+    /// What the batch will take at most, in bytes of its kind. Takes nothing. Errors: io_failed.
+    [[nodiscard]] virtual Result<Bytes> needs() const = 0;
+    /// Takes what can be had or missed before the device is asked for anything. Errors: out_of_host_memory.
+    [[nodiscard]] virtual Result<void> begin() { return {}; }
+
+    // While they are kept:
+    /// What it holds, in bytes of its kind.
+    [[nodiscard]] virtual Bytes held() const noexcept = 0;
+    /// `span` is no longer needed. Returns whether more has become worth giving back.
+    [[nodiscard]] virtual bool forget(Span span) noexcept;
+    [[nodiscard]] bool is_needed() const noexcept { return live_ != 0; }
+    /// Makes its file one that stays. Returns whether it was not. Errors: out_of_disk, io_failed.
+    [[nodiscard]] virtual Result<bool> keep_file() { return false; }
+
+    /// A part of it that is worth giving back. Telling of it ends the wish, whatever comes of it.
+    [[nodiscard]] virtual std::optional<std::size_t> take_waste() noexcept { return std::nullopt; }
+    [[nodiscard]] virtual bool has_waste() const noexcept { return false; }
+    /// Where the part is.
+    [[nodiscard]] virtual Span part(std::size_t /*index*/) const noexcept { return {}; }
+    /// Gives back what of the part lies in none of `needed`, which are in order, and returns how much. Nobody
+    /// may use the contents meanwhile; the mutex need not be held. May throw for want of memory: then nothing
+    /// has changed.
+    [[nodiscard]] virtual Bytes shrink(std::size_t /*index*/, std::span<const Span> /*needed*/) { return 0; }
+    virtual void note_shrunk(std::size_t /*index*/, Bytes /*given_back*/) noexcept {}
+
+    // Once nothing of it is needed:
+    /// Lets go of what it has outside the process, or leaves it there if that was asked for.
+    virtual void retire(Files /*files*/) noexcept {}
+    /// Gives back a little, which takes 1.5 ms at most; false when the rest goes at once, with the batch.
+    [[nodiscard]] virtual bool give_back_some() noexcept { return false; }
+    /// A file that could not be removed.
+    [[nodiscard]] virtual std::optional<std::filesystem::path> left_behind() const { return std::nullopt; }
+
+protected:
+    /// Contents to keep, where they are, and where they go.
+    struct Source {
+        driver::AddressSpan memory;
+        Bytes at = 0;
+    };
+    /// Reserves a place of `bytes` behind those that were added before.
+    [[nodiscard]] virtual Bytes reserve(Bytes bytes) = 0;
+
+    std::vector<Source> sources_; ///< until they are taken
+
+private:
+    Keeper& keeper_;
+    Bytes live_ = 0; ///< of contents that are needed
+};
+
+/// A block that is wanted on the device.
+struct Fetch {
+    Number range = 0;
+    Place place;
+    driver::AddressSpan to;
+};
+
+/// Ranges that could not be brought back, and why.
+using Failures = std::map<Number, Error>;
+
+/// What a dry run says of needs.
+struct Rehearsal {
+    Options options;
+    const std::string& directory; ///< for files; may be empty
+    bool has_fallback = false;    ///< what cannot be kept here would be kept elsewhere
+    bool is_fallback = false;     ///< this is that elsewhere
+};
+
+/// All places of one kind. Knows nothing of the ledger, of transactions and of the agent, and has no mutex
+/// that outlasts a call. Thread-safe as far as different batches go.
+class Keeper {
+public:
+    virtual ~Keeper() = default;
+
+    [[nodiscard]] virtual model::Store store() const noexcept = 0;
+    /// Where its contents are, for people: "host memory".
+    [[nodiscard]] virtual std::string_view where() const noexcept = 0;
+    /// Whether what was found damaged may be put right from outside, so that a wake is worth another try.
+    [[nodiscard]] virtual bool is_mendable() const noexcept = 0;
+    /// Whether give() only queues copies. It is then called for what is mapped while more is being mapped.
+    [[nodiscard]] virtual bool gives_at_once() const noexcept = 0;
+
+    /// Takes nothing yet.
+    [[nodiscard]] virtual std::unique_ptr<Batch> make_batch(Label label, const SaveOptions& options) = 0;
+    /// Adds to `notes` what `needed` (Batch::needs() of all batches) are, and whether they are there.
+    virtual void note_needs(Bytes needed, const Rehearsal& rehearsal,
+                            std::vector<std::string>& notes) const = 0;
+
+    /// Brings the contents of `batches`, all of this keeper, from the device to their places. They are whole
+    /// and flushed once it returns and the session was synchronized. After an error copies may still be under
+    /// way. Errors: out_of_host_memory, out_of_disk, io_failed, not_permitted, driver_failed, context_lost,
+    /// cancelled, timed_out.
+    [[nodiscard]] virtual Result<void> take(Transfer& transfer, std::span<Batch* const> batches) = 0;
+    /// Brings `blocks`, all of this keeper, to the device: they are there once the session was synchronized.
+    /// Ranges that this cannot be done for are added to `failures`. Errors: those of the device and of
+    /// waiting, as take().
+    [[nodiscard]] virtual Result<void> give(Transfer& transfer, std::span<const Fetch> blocks,
+                                            Failures& failures) = 0;
+};
+
+} // namespace gpu_sleep::contents

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// How far a transaction is: counted, told to the asker, who may withdraw it.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "model/model.hpp"
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+
+namespace gpu_sleep::contents {
+
+/// How the asker follows a transaction, may withdraw it, and how long he gives it. Called from several
+/// threads, one at a time.
+struct Control {
+    /// Told how far the transaction is; false withdraws the request, which is heeded until the point of no
+    /// return.
+    std::function<bool(const model::Progress&)> progress = [](const model::Progress&) { return true; };
+    /// Heeded as far as a withdrawal is. Read where `progress` is called.
+    Clock::time_point deadline = Clock::time_point::max();
+};
+
+/// Counts bytes moved on all devices, tells the asker, and heeds its withdrawal and its deadline.
+/// Thread-safe.
+class ProgressCounter {
+public:
+    /// `control` outlives it. `total`: bytes that are to be moved in all.
+    ProgressCounter(const Control& control, Bytes total) noexcept : control_(control), total_(total) {}
+
+    /// What is copied once more counts no second time. Errors: cancelled, timed_out (the asker's deadline has
+    /// passed).
+    [[nodiscard]] Result<void> add(Bytes bytes);
+    /// Ends the transfer on every device after one has failed.
+    void stop() noexcept { stopped_ = true; }
+
+private:
+    const Control& control_;
+    std::mutex mutex_; ///< one call of the asker at a time
+    Bytes total_;
+    Bytes done_ = 0;
+    std::atomic<bool> stopped_{false};
+};
+
+} // namespace gpu_sleep::contents

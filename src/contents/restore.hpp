@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Bringing kept ranges back to a device, and checking what arrived.
+
+#pragma once
+
+#include "contents/contents.hpp"
+
+#include <span>
+#include <vector>
+
+namespace gpu_sleep::contents {
+
+/// One device's part of a wake, for one thread, whose current context is the session's. The contents stay
+/// where they are kept, whatever becomes of it.
+class Restore {
+public:
+    /// All outlive it. `devices`: that share what Options bounds.
+    Restore(Contents& contents, driver::DeviceSession& session, ProgressCounter& progress,
+            std::size_t devices);
+    Restore(const Restore&) = delete;
+    Restore& operator=(const Restore&) = delete;
+    /// Waits for copies that are under way.
+    ~Restore();
+
+    struct Target {
+        Number range = 0;
+        driver::DeviceAddress address = 0; ///< where the range begins; it is mapped
+    };
+    /// Begins to bring the ranges back. What can be queued at once is. Errors: cancelled, timed_out,
+    /// driver_failed, context_lost.
+    [[nodiscard]] Result<void> add(std::span<const Target> targets);
+    /// Brings back the rest, and compares the seals. What arrived damaged is brought once more. Errors: as
+    /// add(); out_of_host_memory (for buffers).
+    [[nodiscard]] Result<void> finish();
+
+    /// Ranges that could not be brought back, or are damaged (damaged) where they are kept. Known once
+    /// finish() is done.
+    [[nodiscard]] const Failures& failures() const noexcept { return failures_; }
+
+private:
+    struct Wanted : Fetch {
+        driver::Fingerprint seal;
+    };
+    using Indices = std::vector<std::size_t>; ///< of wanted_
+    /// Has the keepers give what is wanted: those who do so at once, or the others.
+    [[nodiscard]] Result<void> give(std::span<const Fetch> blocks, bool at_once);
+    [[nodiscard]] Result<void> verify();
+    /// Those whose seal is not what it was.
+    [[nodiscard]] Result<Indices> find_damage(const Indices& indices);
+
+    Transfer transfer_;
+    std::vector<Wanted> wanted_;
+    Failures failures_;
+    Contents& contents_;
+};
+
+} // namespace gpu_sleep::contents

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Keeping ranges: drafted from a plan, asked what it needs or carried out, and then admitted or dropped.
+
+#pragma once
+
+#include "contents/contents.hpp"
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::contents {
+
+/// What one sleep keeps, on all devices. Until admit() nothing is kept: all is given back with it. It must
+/// outlive the sessions that were given to take(). Not thread-safe, but for take() on different devices.
+class Save {
+public:
+    /// `contents` outlives it. `devices`: that share what Options bounds.
+    Save(Contents& contents, SaveOptions options, std::size_t devices);
+
+    /// Adds what to keep of a range that begins at `address`: `spans` of it, sorted and disjoint, none empty.
+    [[nodiscard]] Number add(const Label& label, model::Store store, driver::DeviceAddress address,
+                             std::vector<Span> spans);
+    /// What `store` must take at most. Errors: io_failed.
+    [[nodiscard]] Result<Bytes> needs(model::Store store) const;
+    /// Bytes that are to be kept of the device.
+    [[nodiscard]] Bytes bytes(int device) const noexcept;
+
+    /// Takes what can be had or missed before a device is asked for anything. Errors: out_of_host_memory.
+    [[nodiscard]] Result<void> begin();
+    /// Seals and copies what is kept of the session's device; then it is whole and flushed. Errors: those of
+    /// Keeper::take().
+    [[nodiscard]] Result<void> take(driver::DeviceSession& session, ProgressCounter& progress);
+    /// From here on the contents are kept, under the numbers that add() gave; Contents::forget() is the way
+    /// back.
+    void admit() noexcept { contents_.admit(ranges_, batches_); }
+
+private:
+    struct Item {
+        Number number = 0;
+        driver::DeviceAddress address = 0;
+        KeptRange* range = nullptr; ///< in ranges_
+    };
+    /// One device's part.
+    struct Part {
+        std::vector<Item> items;
+        std::map<std::pair<model::Store, std::string>, Batch*> batches; ///< by store and tag
+        Bytes bytes = 0;
+    };
+    [[nodiscard]] Batch& batch_for(const Label& label, model::Store store);
+    [[nodiscard]] static Result<void> take_from_all(Transfer& transfer, const Part& part);
+
+    Contents& contents_;
+    SaveOptions options_;
+    Options limits_; ///< for each device
+    std::map<int, Part> parts_;
+    std::map<Number, KeptRange> ranges_;
+    Batches batches_;
+};
+
+} // namespace gpu_sleep::contents

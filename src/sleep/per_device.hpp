@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What a sleep and a wake share: a session on each device, and one job for each side by side. Internal to
+// this module.
+
+#pragma once
+
+#include "base/guard.hpp"
+#include "base/quiet_thread.hpp"
+#include "contents/progress.hpp"
+#include "driver/device_session.hpp"
+#include "model/model.hpp"
+
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::sleep {
+
+/// A session in the primary context of the device `ordinal`. Notes the device's memory, as it is before the
+/// transaction, in `report`. Errors: those of PrimaryContext::retain() and DeviceSession::open().
+[[nodiscard]] Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& api, int ordinal,
+                                                                          model::DeviceReport& report);
+
+/// Runs `job(state)` for every state, each on a thread of its own when there are several. When one fails the
+/// progress counter is stopped. Returns the first error that is not `cancelled`, or else the first.
+template <class State, class Job>
+[[nodiscard]] Result<void> run_side_by_side(std::vector<State>& states, contents::ProgressCounter& progress,
+                                            Job&& job);
+
+/// The first error of `results` that says why, as opposed to `cancelled`, which follows from another.
+[[nodiscard]] Result<void> first_cause(std::vector<Result<void>>& results);
+
+template <class State, class Job>
+Result<void> run_side_by_side(std::vector<State>& states, contents::ProgressCounter& progress, Job&& job) {
+    std::vector<Result<void>> results(states.size());
+    const auto run = [&](std::size_t i) {
+        results[i] = guarded([&] { return job(states[i]); });
+        if (!results[i]) progress.stop();
+    };
+    std::vector<std::thread> threads;
+    threads.reserve(states.size()); // once one runs, nothing here may throw
+    for (std::size_t i = 1; i < states.size(); ++i) {
+        if (auto thread =
+                guarded([&] { return start_quiet_thread("gpu-sleep-move", [&run, i] { run(i); }); }))
+            threads.push_back(*std::move(thread));
+        else
+            run(i);
+    }
+    if (!states.empty()) run(0);
+    for (auto& thread : threads) thread.join();
+    return first_cause(results);
+}
+
+} // namespace gpu_sleep::sleep

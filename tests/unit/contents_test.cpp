@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Contents that die: what is worth giving back, who is told, and what is said to be held.
+
+#include "contents/contents.hpp"
+
+#include "support/catch.hpp"
+#include "support/result_printing.hpp"
+
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+using namespace gpu_sleep;
+using contents::Contents;
+using contents::Number;
+using contents::Waste;
+
+namespace {
+
+constexpr auto k_piece = store::HostArena::k_piece_bytes;
+
+/// Ranges that lie one after another in one batch in host memory.
+class Tag {
+public:
+    explicit Tag(const std::vector<Bytes>& sizes) {
+        std::map<Number, contents::KeptRange> ranges;
+        contents::Batches batches;
+        auto& batch = *batches.emplace_back(keeper_.make_batch({0, "weights"}, {}));
+        for (const auto bytes : sizes) {
+            contents::KeptRange range;
+            range.spans = {{0, bytes}};
+            const auto at = batch.add({0x7000'0000, bytes});
+            for (Bytes done = 0; done < bytes; done += contents::k_block_bytes)
+                range.blocks.push_back({{}, {&batch, at + done}});
+            numbers_.push_back(contents.next_number());
+            ranges.emplace(numbers_.back(), std::move(range));
+        }
+        REQUIRE(batch.begin());
+        contents.admit(ranges, batches);
+        contents.when_wasted([this] { ++told; });
+    }
+    void free(std::size_t index) { contents.forget(numbers_[index]); }
+    /// The part that is worth giving back; it is said to have given back `bytes`.
+    std::optional<Waste> shrink(Bytes bytes) {
+        auto waste = contents.find_waste();
+        if (waste) Contents::note_shrunk(*waste, bytes);
+        return waste;
+    }
+    [[nodiscard]] Bytes host_bytes() const { return contents.held(model::Store::host); }
+
+private:
+    driver::Api api_{};
+    contents::HostKeeper keeper_{nullptr};
+    std::vector<Number> numbers_;
+
+public:
+    Contents contents{api_, {}};
+    int told = 0;
+};
+
+} // namespace
+
+TEST_CASE("Contents: a piece is worth shrinking once a quarter of what it holds has died", "[contents]") {
+    Tag tag(std::vector<Bytes>(16, 4 * k_mib));
+    CHECK(tag.host_bytes() == 64 * k_mib);
+    for (const std::size_t i : {0U, 5U, 9U}) tag.free(i);
+    CHECK(tag.told == 0);
+    CHECK_FALSE(tag.contents.has_waste());
+    CHECK_FALSE(tag.shrink(0));
+    tag.free(14);
+    CHECK(tag.told == 1);
+    CHECK(tag.contents.has_waste());
+    const auto waste = tag.shrink(16 * k_mib);
+    REQUIRE(waste);
+    CHECK(waste->part == 0);
+    REQUIRE(waste->needed.size() == 12);
+    CHECK(waste->needed.front().offset == 4 * k_mib);
+    CHECK(waste->needed.back().offset == 60 * k_mib);
+    CHECK(tag.host_bytes() == 48 * k_mib);
+    CHECK_FALSE(tag.shrink(0));
+
+    // A quarter of what is left.
+    for (const std::size_t i : {1U, 2U}) tag.free(i);
+    CHECK_FALSE(tag.contents.has_waste());
+    tag.free(3);
+    CHECK(tag.told == 2);
+    CHECK(tag.shrink(12 * k_mib));
+    CHECK(tag.host_bytes() == 36 * k_mib);
+}
+
+TEST_CASE("Contents: a piece that gives nothing back is not tried again until more of it dies",
+          "[contents]") {
+    Tag tag(std::vector<Bytes>(4, 4 * k_mib));
+    tag.free(0);
+    CHECK(tag.shrink(0));
+    CHECK_FALSE(tag.shrink(0));
+    CHECK(tag.host_bytes() == 16 * k_mib);
+    tag.free(1);
+    CHECK(tag.shrink(8 * k_mib));
+    CHECK(tag.host_bytes() == 8 * k_mib);
+}
+
+TEST_CASE("Contents: a piece in which nothing lives goes, however little was left in it", "[contents]") {
+    Tag tag({k_piece - 256, 256, 4 * k_mib});
+    tag.free(0);
+    CHECK(tag.shrink(k_piece - 2 * k_mib));
+    tag.free(1);
+    const auto waste = tag.shrink(2 * k_mib);
+    REQUIRE(waste);
+    CHECK(waste->part == 0);
+    CHECK(waste->needed.empty());
+    CHECK(tag.host_bytes() == 4 * k_mib);
+}
+
+TEST_CASE("Contents: contents in two pieces count in both", "[contents]") {
+    Tag tag({k_piece - 8 * k_mib, 16 * k_mib, 24 * k_mib});
+    tag.free(0);
+    auto waste = tag.shrink(k_piece - 8 * k_mib);
+    REQUIRE(waste);
+    CHECK(waste->part == 0);
+    REQUIRE(waste->needed.size() == 1);
+    CHECK(waste->needed.front().offset == k_piece - 8 * k_mib);
+    tag.free(1);
+    CHECK(tag.told == 2);
+    waste = tag.shrink(8 * k_mib);
+    REQUIRE(waste);
+    CHECK(waste->needed.empty());
+    waste = tag.shrink(8 * k_mib);
+    REQUIRE(waste);
+    CHECK(waste->part == 1);
+    REQUIRE(waste->needed.size() == 1);
+    CHECK(waste->needed.front().offset == k_piece + 8 * k_mib);
+    CHECK(tag.host_bytes() == 24 * k_mib);
+}
+
+TEST_CASE("Contents: one that nothing needs is told of, and held until it is reaped", "[contents]") {
+    Tag tag({4 * k_mib, 4 * k_mib});
+    tag.free(0);
+    const auto waste = tag.contents.find_waste();
+    REQUIRE(waste);
+    tag.free(1); // while the piece is being shrunk
+    Contents::note_shrunk(*waste, 4 * k_mib);
+    CHECK(tag.told == 2);
+    CHECK(tag.contents.has_waste());
+    CHECK(tag.host_bytes() == 0);
+    CHECK(tag.contents.retired_bytes() == 4 * k_mib);
+    CHECK_FALSE(tag.shrink(0));
+    CHECK(tag.contents.reap().size() == 1);
+    CHECK(tag.contents.retired_bytes() == 0);
+    CHECK_FALSE(tag.contents.has_waste());
+}
