@@ -168,3 +168,22 @@ TEST_CASE("Files: a program that closes all descriptors while it sleeps wakes, a
     CHECK(fs::is_empty(kept.request.directory));
     CHECK(usurper.is_unharmed());
 }
+
+TEST_CASE("Files: a bit that flips on the way in is caught wherever it is, and its file is read again",
+          "[transaction]") {
+    EngineFixture fixture;
+    const Scratch scratch;
+    for (int i = 0; i < 3; ++i) fixture.add(0, "weights", 10 * k_mib); // of three chunks each, in one file
+    auto request = level(1);
+    request.store = model::Store::file;
+    request.directory = scratch.file("sleep");
+    for (std::uint64_t copy = 1; copy <= 9; ++copy) {
+        REQUIRE(fixture.sleep(request));
+        sim_reset_counts();
+        sim_corrupt_copy("cuMemcpyHtoDAsync", copy);
+        REQUIRE(fixture.wake());
+        CHECK(sim_fault_counts().corrupted_copies == 1);
+        CHECK(fixture.all_intact());
+        sim_clear();
+    }
+}
