@@ -127,7 +127,8 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
             add_once(plan.still_kept, tag.name);
         if (action == Action::leave) continue;
         add_to(plan, backing, action);
-        plan.targets.try_emplace(backing.tag, SleepPlan::Target{tag.name, store_for(request, tag.name)});
+        if (!plan.targets.contains(backing.tag))
+            plan.targets.emplace(backing.tag, SleepPlan::Target{tag.name, store_for(request, tag.name)});
         add_once(plan.tags, tag.name);
         if (action != Action::give_up) plan.awake_tags.insert(tag.name);
         if (action == Action::keep || (action == Action::drop && backing.is_wholly_preserved())) continue;
