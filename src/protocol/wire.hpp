@@ -5,15 +5,18 @@
 #pragma once
 
 #include "base/units.hpp"
+#include "protocol/fields.hpp"
 
+#include <array>
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -22,6 +25,7 @@ namespace gpu_sleep::protocol {
 /// Appends values to a growing buffer. Not thread-safe.
 class Writer {
 public:
+    /// The bytes of a number or of an enumerator, little endian.
     template <class T>
     void number(T value) {
         static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
@@ -29,25 +33,37 @@ public:
         const auto* bytes = reinterpret_cast<const std::byte*>(&value);
         bytes_.insert(bytes_.end(), bytes, bytes + sizeof(value));
     }
-    void boolean(bool value) { number<std::uint8_t>(value ? 1 : 0); }
-    void string(std::string_view text) {
+
+    /// A field, or all fields of a struct, as PROTOCOL.md says for its type.
+    template <class T>
+    void write(T value) requires(std::is_arithmetic_v<T> || std::is_enum_v<T>) {
+        number(value);
+    }
+    void write(bool value) { number<std::uint8_t>(value ? 1 : 0); }
+    void write(Milliseconds value) { number<std::int64_t>(value.count()); }
+    void write(const std::string& text) {
         number(static_cast<std::uint32_t>(text.size()));
         const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
         bytes_.insert(bytes_.end(), bytes, bytes + text.size());
     }
-    void duration(Milliseconds value) { number(static_cast<std::int64_t>(value.count())); }
-    template <class T, class Each>
-    void optional(const std::optional<T>& value, Each&& each) {
-        boolean(value.has_value());
-        if (value) each(*value);
+    template <class T, std::size_t N>
+    void write(const std::array<T, N>& items) {
+        for (const auto& item : items) write(item);
     }
-    template <class T, class Each>
-    void list(const std::vector<T>& items, Each&& each) {
+    template <class T>
+    void write(const std::vector<T>& items) {
         number(static_cast<std::uint32_t>(items.size()));
-        for (const auto& item : items) each(item);
+        for (const auto& item : items) write(item);
     }
-    void strings(const std::vector<std::string>& items) {
-        list(items, [this](const std::string& item) { string(item); });
+    template <class T>
+    void write(const std::optional<T>& item) {
+        write(item.has_value());
+        if (item) write(*item);
+    }
+    template <HasFields T>
+    void write(const T& parts) {
+        static_assert(k_names_all_members<T>);
+        std::apply([this](const auto&... field) { (write(field), ...); }, fields(parts));
     }
 
     [[nodiscard]] std::vector<std::byte>& bytes() noexcept { return bytes_; }
@@ -56,12 +72,13 @@ private:
     std::vector<std::byte> bytes_;
 };
 
-/// Takes values from a buffer that it does not own. After the first read beyond the end, or value out of
-/// range, it has failed and gives zeros. Not thread-safe.
+/// Takes values from a buffer that it does not own. It fails at the first value that is cut or out of range;
+/// from then on it reads zeros, false and empty texts. Not thread-safe.
 class Reader {
 public:
     explicit Reader(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}
 
+    /// Any value of a number's type.
     template <class T>
     [[nodiscard]] T number() {
         T value{};
@@ -73,84 +90,74 @@ public:
         bytes_ = bytes_.subspan(sizeof(T));
         return value;
     }
-    /// An enumerator from 0, or `first`, to `last`.
-    template <class T>
-    [[nodiscard]] T enumerator(T last, T first = T{}) {
-        const auto value = number<std::underlying_type_t<T>>();
-        if (value < static_cast<std::underlying_type_t<T>>(first) ||
-            value > static_cast<std::underlying_type_t<T>>(last)) {
-            fail();
-            return first;
-        }
-        return static_cast<T>(value);
+
+    /// Reads what Writer::write() of the same type wrote, and fails on anything that it cannot have written.
+    template <std::integral T>
+    void read(T& value) {
+        value = number<T>();
     }
-    [[nodiscard]] bool boolean() {
-        const auto value = number<std::uint8_t>();
-        if (value > 1) fail();
-        return value == 1;
-    }
-    [[nodiscard]] std::string string() {
-        const auto length = number<std::uint32_t>();
-        if (length > bytes_.size()) {
-            fail();
-            return {};
-        }
-        std::string text(reinterpret_cast<const char*>(bytes_.data()), length);
-        bytes_ = bytes_.subspan(length);
-        return text;
-    }
-    [[nodiscard]] Milliseconds duration() {
-        // Bounded so that adding two of them to any clock's time, in nanoseconds, cannot overflow.
-        constexpr std::int64_t k_longest_ms = 1'000'000'000'000;
-        const auto count = number<std::int64_t>();
-        if (count < 0 || count > k_longest_ms) {
-            fail();
-            return Milliseconds{0};
-        }
-        return Milliseconds(count);
+    void read(bool& value) { value = number_within<std::uint8_t>(0, 1) == 1; }
+    template <class E>
+    void read(E& value) requires std::is_enum_v<E> {
+        using Number = std::underlying_type_t<E>;
+        constexpr auto range = accepted(E{});
+        value =
+            static_cast<E>(number_within(static_cast<Number>(range.first), static_cast<Number>(range.last)));
     }
     /// A time span that can be shown: a number, not negative, and not beyond three centuries.
-    [[nodiscard]] double seconds() {
-        constexpr double k_longest_s = 1e10;
-        const auto value = number<double>();
-        if (!(value >= 0 && value <= k_longest_s)) {
-            fail();
-            return 0;
-        }
-        return value;
+    void read(double& seconds) { seconds = number_within(0.0, 1e10); }
+    void read(Milliseconds& value) {
+        // Bounded so that adding two of them to any clock's time, in nanoseconds, cannot overflow.
+        constexpr std::int64_t k_longest_ms = 1'000'000'000'000;
+        value = Milliseconds(number_within<std::int64_t>(0, k_longest_ms));
     }
-    template <class T, class Each>
-    [[nodiscard]] std::optional<T> optional(Each&& each) {
-        if (!boolean()) return std::nullopt;
-        return each();
+    void read(std::string& text) {
+        const auto length = number<std::uint32_t>();
+        if (length > bytes_.size()) return fail();
+        text.assign(reinterpret_cast<const char*>(bytes_.data()), length);
+        bytes_ = bytes_.subspan(length);
     }
-    /// A list whose items take at least `least_bytes` each: a longer count than can be there fails before
-    /// anything is allocated.
-    template <class T, class Each>
-    [[nodiscard]] std::vector<T> list(std::size_t least_bytes, Each&& each) {
+    template <class T, std::size_t N>
+    void read(std::array<T, N>& items) {
+        for (auto& item : items) read(item);
+    }
+    /// A count of more items than the bytes that are left can hold fails before anything is allocated.
+    template <class T>
+    void read(std::vector<T>& items) {
         const auto count = number<std::uint32_t>();
-        std::vector<T> items;
-        if (count > bytes_.size() / least_bytes) {
-            fail();
-            return items;
-        }
+        if (count > bytes_.size() / k_least_bytes<T>) return fail();
         items.reserve(count);
-        for (std::uint32_t i = 0; i < count && ok_; ++i) items.push_back(each());
-        return items;
+        for (std::uint32_t i = 0; i < count && ok_; ++i) read(items.emplace_back());
     }
-    [[nodiscard]] std::vector<std::string> strings() {
-        return list<std::string>(sizeof(std::uint32_t), [this] { return string(); });
+    template <class T>
+    void read(std::optional<T>& item) {
+        bool has_value = false;
+        read(has_value);
+        if (has_value) read(item.emplace());
+    }
+    template <HasFields T>
+    void read(T& parts) {
+        std::apply([this](auto&... field) { (read(field), ...); }, fields(parts));
     }
 
-    void fail() noexcept {
-        ok_ = false;
-        bytes_ = {};
-    }
     /// Whether every read so far was good.
     [[nodiscard]] bool ok() const noexcept { return ok_; }
     [[nodiscard]] bool at_end() const noexcept { return bytes_.empty(); }
 
 private:
+    /// Fails on a number that is not from `least` to `most`, and on NaN; it gives `least` then.
+    template <class T>
+    T number_within(T least, T most) {
+        const auto value = number<T>();
+        if (value >= least && value <= most) return value;
+        fail();
+        return least;
+    }
+    void fail() noexcept {
+        ok_ = false;
+        bytes_ = {};
+    }
+
     std::span<const std::byte> bytes_;
     bool ok_ = true;
 };

@@ -215,6 +215,31 @@ TEST_CASE("Protocol: values out of range are refused", "[protocol]") {
     CHECK_FALSE(accepts_gate(2, 2));
 }
 
+TEST_CASE("Protocol: what is accepted of each enumeration, and the least that a list's item takes",
+          "[protocol]") {
+    const auto is_range = [](auto value, unsigned first, unsigned last) {
+        const auto range = accepted(value);
+        return static_cast<unsigned>(range.first) == first && static_cast<unsigned>(range.last) == last;
+    };
+    CHECK(is_range(Level{}, 1, 2));
+    CHECK(is_range(Retention{}, 0, 2));
+    CHECK(is_range(State{}, 0, 3));
+    CHECK(is_range(OnTouch{}, 0, 2));
+    CHECK(is_range(GateMode{}, 0, 1));
+    CHECK(is_range(Store{}, 0, 1));
+    CHECK(is_range(GateState{}, 0, 2));
+    CHECK(is_range(model::Operation{}, 0, 2));
+    CHECK(is_range(Progress::Phase{}, 0, 5));
+    CHECK(is_range(ErrorCode{}, 0, 0xFFFF));
+
+    CHECK(k_least_bytes<std::string> == 4);
+    CHECK(k_least_bytes<TagStore> == 5);
+    CHECK(k_least_bytes<TagReport> == 76);
+    CHECK(k_least_bytes<DeviceReport> == 56);
+    CHECK(k_least_bytes<Residual> == 28);
+    CHECK(k_least_bytes<WaitingWake> == 17);
+}
+
 TEST_CASE("Protocol: the checksum is CRC-32C", "[protocol]") {
     const auto text = std::as_bytes(std::span("123456789", 9));
     CHECK(crc32c(text) == 0xE3069283);
