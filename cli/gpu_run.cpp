@@ -68,9 +68,7 @@ void add_options(CLI::App& app, Options& options) {
     auto* rules =
         cli::add_path(app, "--rules", "FILE", options.rules_file,
                       "JSON file that says what is captured, and under which tag; see the manual page");
-    cli::add_gate(app, options.on_touch, options.gate, "default: wait");
-    cli::add_limit(app, "--touch-limit", options.touch_limit,
-                   "How long work that wakes the process may wait for GPU memory (default: for ever)");
+    cli::add_gate(app, options.on_touch, options.gate, options.touch_limit, "default: wait");
     auto* release =
         cli::add_flag(app, "--release-gil", options.release_gil,
                       "A thread of Python that waits to launch or copy lets the others run meanwhile "
@@ -183,8 +181,7 @@ int main(int argc, char** argv) {
     if (const auto status = cli::parse(app, own, argv)) return *status;
     command.assign(words.begin() + static_cast<std::ptrdiff_t>(std::min(begin, words.size())), words.end());
     if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
-    if (options.touch_limit && options.on_touch && options.on_touch != model::OnTouch::wake)
-        return cli::usage_error("gpu-run",
-                                "--touch-limit is for work that wakes the process: --on-touch wake", false);
+    if (const auto trouble = cli::touch_trouble(options.on_touch, options.touch_limit); !trouble.empty())
+        return cli::usage_error("gpu-run", trouble, false);
     return run(options, std::move(command));
 }

@@ -24,7 +24,6 @@ constexpr const char* k_examples =
 /// What was typed, where the request has no place for it as it is.
 struct Typed {
     std::optional<Milliseconds> timeout;
-    std::optional<model::GateMode> gate;
     std::vector<std::string> stores;
     std::string directory;
     std::string spill;
@@ -57,9 +56,8 @@ void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
                   "The directory for files, private to the process's user");
     cli::add_path(app, "--spill", "DIR", typed.spill, "Use files in DIR when host memory will not do");
     cli::add_flag(app, "--keep-files", request.keep_files, "Leave the files when the process wakes or ends");
-    cli::add_gate(app, request.on_touch, typed.gate, "default: as the process was started");
-    cli::add_limit(app, "--touch-limit", request.touch_limit,
-                   "How long work that wakes the process may wait for GPU memory (default: for ever)");
+    cli::add_gate(app, request.on_touch, request.gate, request.touch_limit,
+                  "default: as the process was started");
     cli::add_flag(app, "--force", request.force,
                   "Sleep although the process uses the GPU in a way that cannot be seen");
 }
@@ -112,9 +110,7 @@ std::string read_directory(const Typed& typed, model::SleepRequest& request) {
 std::string trouble(const model::SleepRequest& request) {
     if (const auto* tag = contradiction(request))
         return fmt::format("--keep and --discard: the tag '{}' cannot be both kept and discarded", *tag);
-    if (request.touch_limit && request.on_touch && request.on_touch != model::OnTouch::wake)
-        return "--touch-limit is for work that wakes the process: --on-touch wake";
-    return {};
+    return cli::touch_trouble(request.on_touch, request.touch_limit);
 }
 
 } // namespace
@@ -136,7 +132,6 @@ int main(int argc, char** argv) {
     if (text.empty()) text = read_directory(typed, request);
     if (text.empty()) text = trouble(request);
     if (!text.empty()) return cli::usage_error("gpu-sleep", text, operation.output.json);
-    request.gate = typed.gate;
     request.bounds_all = typed.timeout.has_value();
     request.timeout = typed.timeout.value_or(request.timeout);
     operation.request = std::move(request);

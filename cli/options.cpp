@@ -252,7 +252,7 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::strin
 }
 
 void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optional<model::GateMode>& gate,
-              const std::string& default_words) {
+              std::optional<Milliseconds>& touch_limit, const std::string& default_words) {
     add_choice(
         app, "--on-touch", "wait|wake|fail",
         [&on_touch](const std::string& word) { on_touch = model::parse_on_touch(word); },
@@ -263,6 +263,13 @@ void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optio
         [&gate](const std::string& word) { gate = model::parse_gate_mode(word); },
         "In part asleep, hold all work, or only work that names a sleeping address (default: shut, unless "
         "the program parts them)");
+    add_limit(app, "--touch-limit", touch_limit,
+              "How long work that wakes the process may wait for GPU memory (default: for ever)");
+}
+
+std::string touch_trouble(std::optional<model::OnTouch> on_touch, std::optional<Milliseconds> touch_limit) {
+    if (!touch_limit || !on_touch || *on_touch == model::OnTouch::wake) return {};
+    return "--touch-limit is for work that wakes the process: --on-touch wake";
 }
 
 void add_output(CLI::App& app, OutputOptions& output, bool quiet_too) {

@@ -72,10 +72,14 @@ void add_duration(CLI::App& app, const std::string& name, Milliseconds& value, c
 CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::string& words,
                         const std::function<void(const std::string&)>& assign, const std::string& help);
 
-/// --on-touch and --gate: what becomes of work that comes while the process is asleep. `default_words` says
-/// what holds where they are not given.
+/// --on-touch, --gate and --touch-limit: what becomes of work that comes while the process is asleep.
+/// `default_words` says what --on-touch is where it is not given.
 void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optional<model::GateMode>& gate,
-              const std::string& default_words);
+              std::optional<Milliseconds>& touch_limit, const std::string& default_words);
+
+/// What is wrong with --on-touch and --touch-limit together, or nothing.
+[[nodiscard]] std::string touch_trouble(std::optional<model::OnTouch> on_touch,
+                                        std::optional<Milliseconds> touch_limit);
 
 /// An option that takes a duration and has no default of its own.
 CLI::Option* add_limit(CLI::App& app, const std::string& name, std::optional<Milliseconds>& value,

@@ -98,25 +98,23 @@ std::string waiting_line(const model::WaitingWake& wake) {
 // ----------------------------------------------------------------------------------------------------
 
 /// "GPU", or "GPU 2.00 GiB, host 13.0 GiB" when the bytes are in several places.
-std::string where(Bytes resident, Bytes in_host, Bytes in_files, Bytes dropped, Bytes damaged) {
+std::string where(const TagReport& tag) {
     struct Place {
         std::string_view name;
         Bytes bytes;
     };
-    std::vector<Place> places{
-        {"GPU", resident}, {"host", in_host}, {"file", in_files}, {"dropped", dropped}, {"damaged", damaged}};
+    std::vector<Place> places{{"GPU", tag.resident},
+                              {"host", tag.kept - tag.in_files},
+                              {"file", tag.in_files},
+                              {"dropped", tag.dropped},
+                              {"damaged", tag.damaged}};
     std::erase_if(places, [](const Place& place) { return place.bytes == 0; });
-    if (places.size() == 1) return std::string(places.front().name);
     std::vector<std::string> words;
     words.reserve(places.size());
-    for (const auto& place : places)
-        words.push_back(fmt::format("{} {}", place.name, format_bytes(place.bytes)));
-    return fmt::format("{}", fmt::join(words, ", "));
-}
-
-std::string where(const TagReport& tag) {
-    auto text = where(tag.resident, tag.kept - tag.in_files, tag.in_files, tag.dropped, tag.damaged);
-    return tag.needs_refill ? text + " (needs refill)" : text;
+    for (const auto& [name, bytes] : places)
+        words.push_back(places.size() == 1 ? std::string(name)
+                                           : fmt::format("{} {}", name, format_bytes(bytes)));
+    return fmt::format("{}{}", fmt::join(words, ", "), tag.needs_refill ? " (needs refill)" : "");
 }
 
 std::string policy(const TagReport& tag) {
@@ -128,20 +126,19 @@ std::string policy(const TagReport& tag) {
 struct Sums {
     std::set<std::string_view> tags;
     std::set<int> devices;
-    Bytes bytes = 0, resident = 0, kept = 0, in_files = 0, dropped = 0, damaged = 0;
-    bool needs_refill = false;
+    TagReport all; ///< the bytes of all tags
 
     explicit Sums(const Report& report) {
         for (const auto& tag : report.tags) {
             tags.insert(tag.tag);
             devices.insert(tag.device);
-            bytes += tag.bytes;
-            resident += tag.resident;
-            kept += tag.kept;
-            in_files += tag.in_files;
-            dropped += tag.dropped;
-            damaged += tag.damaged;
-            needs_refill = needs_refill || tag.needs_refill;
+            all.bytes += tag.bytes;
+            all.resident += tag.resident;
+            all.kept += tag.kept;
+            all.in_files += tag.in_files;
+            all.dropped += tag.dropped;
+            all.damaged += tag.damaged;
+            all.needs_refill = all.needs_refill || tag.needs_refill;
         }
     }
 };
@@ -149,11 +146,9 @@ struct Sums {
 void add_process(Table& table, const Process& process, const Report& report) {
     const Sums sums(report);
     const auto state = fmt::format("{} {}", words_for(report.state), format_seconds(report.state_seconds));
-    const auto places =
-        where(sums.resident, sums.kept - sums.in_files, sums.in_files, sums.dropped, sums.damaged);
     table.add({std::to_string(process.pid), user_name(process.uid), label(process, report), state,
                counted(sums.tags.size(), "tag"), counted(sums.devices.size(), "GPU"),
-               format_bytes(sums.bytes), sums.needs_refill ? places + " (needs refill)" : places});
+               format_bytes(sums.all.bytes), where(sums.all)});
     for (const auto& tag : report.tags)
         table.add({"", "", "", std::string(words_for(tag.state)), tag.tag, fmt::format("GPU {}", tag.device),
                    format_bytes(tag.bytes), where(tag), policy(tag)});

@@ -11,7 +11,18 @@ _gpu_sleep_values() {
         LC_ALL=C sed -n "s/^ *\"$1\": \"\{0,1\}\([A-Za-z0-9_.:@%+=][A-Za-z0-9_.:@%+=-]*\)\"\{0,1\},\{0,1\}$/\1/p" | sort -u
 }
 
-# The first word that is neither the command nor an option, if there is one.
+# The options that the help of a command, or of a subcommand, lists.
+_gpu_sleep_options() {
+    "${1/#\~/$HOME}" "${@:2}" --help 2>/dev/null | sed -nE 's/^  (-[a-z],)?(--[a-z-]+).*/\2/p'
+}
+
+# The words that an option of a command takes, as the help lists them: "shut checked" of "--gate shut|checked".
+_gpu_sleep_choices() {
+    [[ $2 =~ ^--[a-z-]+$ ]] || return
+    "${1/#\~/$HOME}" --help 2>/dev/null | sed -nE "s/^  $2 ([a-z0-9]+(\|[a-z0-9]+)+) .*/\1/p" | tr '|' ' '
+}
+
+# The first number that is no option's value, if there is one: the process that the command is for.
 _gpu_sleep_target() {
     local word previous=''
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
@@ -21,17 +32,9 @@ _gpu_sleep_target() {
 }
 
 _gpu_sleep() {
-    local current=$2 previous=$3 options='--help --version --json --timeout --user' target words=''
-    case $1 in
-    *gpu-sleep) options+=' --level --tags --keep --discard --require-refill --on-touch --touch-limit --gate --force --store --dir --spill
-            --keep-files --dry-run --quiet' ;;
-    *gpu-wake) options+=' --tags --wait --dry-run --quiet' ;;
-    *gpu-ps) options+=' --watch --await' ;;
-    esac
+    local current=$2 previous=$3 target words=''
     case $previous in
-    --level) words='1 2' ;;
-    --on-touch) words='wait wake fail' ;;
-    --gate) words='shut checked' ;;
+    --level | --on-touch | --gate) words=$(_gpu_sleep_choices "$1" "$previous") ;;
     --store) words='host file' ;;
     --dir | --spill) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;
@@ -42,7 +45,7 @@ _gpu_sleep() {
         ;;
     *)
         if [[ $current == -* ]]; then
-            words=$options
+            words=$(_gpu_sleep_options "$1")
         else
             words="$(_gpu_sleep_values pid) $(_gpu_sleep_values name)"
         fi
@@ -68,16 +71,14 @@ _gpu_run() {
         return
     fi
     case $3 in
-    --on-touch) words='wait wake fail' ;;
-    --gate) words='shut checked' ;;
+    --on-touch | --gate) words=$(_gpu_sleep_choices "$1" "$3") ;;
     --touch-limit) words='10s 30s 60s 5m' ;;
     --min-size) words='64KiB 1MiB 16MiB' ;;
     --name | --tag) ;;
     --rules) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     *)
         if [[ $current == -* && $3 != -- ]]; then
-            words='--help --version --name --tag --min-size --rules --on-touch --touch-limit --gate --release-gil
-                --keep-gil --no-capture --audit --'
+            words="$(_gpu_sleep_options "$1") --"
         else
             mapfile -t COMPREPLY < <(compgen -c -- "$current")
             return
@@ -102,12 +103,7 @@ _gpu_snapshot() {
     --output | -o) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     *)
         if [[ $current == -* ]]; then
-            words='--help'
-            case $command in
-            '') words+=' --version' ;;
-            ls | verify) words+=' --json --keep-leftovers' ;;
-            extract) words+=' --json --extent --output' ;;
-            esac
+            words=$(_gpu_sleep_options "$1" ${command:+"$command"})
         elif [[ -z $command ]]; then
             words='ls verify extract'
         else
