@@ -12,7 +12,7 @@ std::string_view advice_from(std::string_view program, ErrorCode code, bool has_
     if (program == "gpu-sleep" && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, and try again"; // which the copying takes a little of
     const bool lacks_host_memory = code == ErrorCode::out_of_host_memory;
-    // What is asleep must not be dropped for want of room to wake it.
+    // Do not advise to drop what is asleep because there is too little memory to wake it.
     if (program == "gpu-wake" && lacks_host_memory)
         return "free host memory, or raise the limit on that of the process, and wake it again";
     // It reads files of whatever origin, and changes no process.

@@ -2,17 +2,17 @@
 // Copyright the gpu-sleep authors.
 // What moves the end of waiting, and what does not.
 
-#include "cli/patience.hpp"
+#include "cli/answer_timeout.hpp"
 
 #include <algorithm>
 
 namespace gpu_sleep::cli {
 
-Patience::Patience(const Limits& limits, Clock::time_point now) noexcept
+AnswerTimeout::AnswerTimeout(const Limits& limits, Clock::time_point now) noexcept
     : limits_(limits), end_(now + limits.answer + limits.grace),
       end_if_stopped_(std::min(end_, now + limits.answer + k_grace_if_stopped)) {}
 
-void Patience::hear(const model::Progress& progress, Clock::time_point now) noexcept {
+void AnswerTimeout::hear(const model::Progress& progress, Clock::time_point now) noexcept {
     using Phase = model::Progress::Phase;
     if (is_past_return_) return;
     if (progress.phase == Phase::release) {
@@ -24,17 +24,17 @@ void Patience::hear(const model::Progress& progress, Clock::time_point now) noex
     }
 }
 
-void Patience::hear_of_copying(Bytes done, Bytes total, Clock::time_point now) noexcept {
-    if (total > k_most_bytes || done > total) return;
+void AnswerTimeout::hear_of_copying(Bytes done, Bytes total, Clock::time_point now) noexcept {
+    if (total > k_max_bytes || done > total) return;
     const bool begins = attempts_ == 0 || total != total_ || done < done_;
-    if (begins && attempts_ == k_most_attempts) return;
+    if (begins && attempts_ == k_max_attempts) return;
     if (begins) {
         ++attempts_;
         total_ = total;
         rewarded_ = done;
     }
     done_ = done;
-    if (!begins && done - rewarded_ < k_least_advance) return;
+    if (!begins && done - rewarded_ < k_min_advance) return;
     rewarded_ = done;
     const auto due = now + k_stall;
     end_ = std::max(end_, due + limits_.grace);

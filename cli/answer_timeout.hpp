@@ -11,7 +11,7 @@ namespace gpu_sleep::cli {
 /// Until when one agent is waited for: a limit, which copying that advances may move, and another one from
 /// the point of no return on. What else it says of its progress moves nothing, so that it always comes to an
 /// end.
-class Patience {
+class AnswerTimeout {
 public:
     struct Limits {
         Milliseconds answer{10'000}; ///< until the last word, or the point of no return
@@ -22,18 +22,18 @@ public:
 
     /// Copying that takes as long as it advances: so many bytes, within each of these times.
     static constexpr Milliseconds k_stall{60'000};
-    static constexpr Bytes k_least_advance = k_gib;
+    static constexpr Bytes k_min_advance = k_gib;
     /// More than the GPUs of one machine hold: who announces more is not believed.
-    static constexpr Bytes k_most_bytes = 4096 * k_gib;
+    static constexpr Bytes k_max_bytes = 4096 * k_gib;
     /// How often copying may begin anew: into files when host memory is short, say.
-    static constexpr unsigned k_most_attempts = 8;
+    static constexpr unsigned k_max_attempts = 8;
     /// For what comes behind the point of no return, besides callbacks: some milliseconds a GiB.
     static constexpr Milliseconds k_release{60'000};
     /// A process that has not answered by then, and is seen to be stopped, is given up at once.
     static constexpr Milliseconds k_grace_if_stopped{1'000};
     static constexpr Milliseconds k_release_if_stopped{5'000};
 
-    Patience(const Limits& limits, Clock::time_point now) noexcept;
+    AnswerTimeout(const Limits& limits, Clock::time_point now) noexcept;
 
     /// Takes in what the agent says of its progress.
     void hear(const model::Progress& progress, Clock::time_point now) noexcept;

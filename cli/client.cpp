@@ -39,7 +39,7 @@ Error garbled(Error error) {
 class Conversation {
 public:
     explicit Conversation(Question question)
-        : question_(std::move(question)), start_(Clock::now()), patience_(question_.patience, start_) {
+        : question_(std::move(question)), start_(Clock::now()), timeout_(question_.timeout, start_) {
         auto bytes = protocol::encode(question_.request);
         if (bytes)
             unsent_ = *std::move(bytes);
@@ -48,13 +48,13 @@ public:
     }
 
     [[nodiscard]] bool is_over() const noexcept { return answer_.has_value(); }
-    [[nodiscard]] bool is_past_return() const noexcept { return patience_.is_past_return(); }
+    [[nodiscard]] bool is_past_return() const noexcept { return timeout_.is_past_return(); }
     [[nodiscard]] const Answer& answer() const noexcept { return *answer_; }
     [[nodiscard]] Answer take_answer() { return *std::move(answer_); }
     /// When to call keep_time().
     [[nodiscard]] Clock::time_point next_time() const noexcept {
         if (is_withdrawn_ && !is_past_return()) return withdrawn_until_;
-        return std::min(patience_.end(), next_look());
+        return std::min(timeout_.end(), next_look());
     }
     [[nodiscard]] pollfd interest() const noexcept {
         const auto events = static_cast<short>(unsent_.empty() ? POLLIN : POLLIN | POLLOUT);
@@ -83,7 +83,7 @@ public:
         if (is_withdrawn_ && !is_past_return()) return give_up({});
         const bool is_stopped = question_.is_stopped();
         looked_ = now;
-        if (!is_stopped && now < patience_.end()) return;
+        if (!is_stopped && now < timeout_.end()) return;
         give_up(fmt::format("{} has not answered for {}", is_stopped ? "it is stopped, and" : "the agent",
                             format_seconds(seconds_since(start_))));
     }
@@ -150,7 +150,7 @@ private:
             has_last_word_ = true;
         } else if (const auto* progress = std::get_if<model::Progress>(&*reply);
                    progress && !std::holds_alternative<model::StatusRequest>(question_.request)) {
-            patience_.hear(*progress, Clock::now());
+            timeout_.hear(*progress, Clock::now());
             on_progress(*progress);
         }
     }
@@ -163,7 +163,7 @@ private:
     /// When to look whether the process is stopped.
     [[nodiscard]] Clock::time_point next_look() const noexcept {
         constexpr Milliseconds k_between{1'000};
-        return std::max(patience_.end_if_stopped(), looked_ + k_between);
+        return std::max(timeout_.end_if_stopped(), looked_ + k_between);
     }
 
     [[nodiscard]] Error unanswered(const std::string& reason) const {
@@ -184,7 +184,7 @@ private:
     protocol::FrameReader reader_;
     std::size_t received_ = 0; ///< bytes
     Clock::time_point start_;
-    Patience patience_;
+    AnswerTimeout timeout_;
     Clock::time_point looked_{}; ///< at whether it is stopped
     bool is_withdrawn_ = false;
     Clock::time_point withdrawn_until_{};
@@ -201,7 +201,7 @@ int milliseconds_until(Clock::time_point deadline) {
 /// All questions of a command, driven by one poll loop.
 class Conversations {
 public:
-    Conversations(std::vector<Question> questions, const Follower& follower) : follower_(follower) {
+    Conversations(std::vector<Question> questions, const Observer& observer) : observer_(observer) {
         all_.reserve(questions.size());
         for (auto& question : questions) all_.push_back({Conversation(std::move(question))});
     }
@@ -223,7 +223,7 @@ private:
     };
 
     void step() {
-        std::vector<pollfd> polled{{follower_.interruptions, POLLIN, 0}};
+        std::vector<pollfd> polled{{observer_.interruptions, POLLIN, 0}};
         auto next_time = Clock::time_point::max();
         for (const auto& [conversation, told, warned] : all_) {
             polled.push_back(conversation.interest());
@@ -235,13 +235,13 @@ private:
             auto& conversation = all_[i].conversation;
             if (!conversation.is_over() && polled[i + 1].revents != 0)
                 conversation.advance(
-                    [&](const model::Progress& progress) { follower_.progress(i, progress); });
+                    [&](const model::Progress& progress) { observer_.progress(i, progress); });
             if (!conversation.is_over()) conversation.keep_time();
         }
     }
 
     void interrupt() {
-        follower_.take_interruption();
+        observer_.take_interruption();
         const bool is_first = !std::exchange(is_interrupted_, true);
         for (auto& [conversation, told, warned] : all_) {
             if (conversation.is_over()) continue;
@@ -257,22 +257,22 @@ private:
         for (std::size_t i = 0; i < all_.size(); ++i) {
             auto& [conversation, has_told_end, has_told_past_return] = all_[i];
             if (conversation.is_over()) {
-                if (!std::exchange(has_told_end, true)) follower_.answered(i, conversation.answer());
+                if (!std::exchange(has_told_end, true)) observer_.answered(i, conversation.answer());
             } else if (is_interrupted_ && conversation.is_past_return()) {
-                if (!std::exchange(has_told_past_return, true)) follower_.past_return(i);
+                if (!std::exchange(has_told_past_return, true)) observer_.past_return(i);
             }
         }
     }
 
-    const Follower& follower_;
+    const Observer& observer_;
     std::vector<Followed> all_;
     bool is_interrupted_ = false;
 };
 
 } // namespace
 
-std::vector<Answer> ask_all(std::vector<Question> questions, const Follower& follower) {
-    return Conversations(std::move(questions), follower).run();
+std::vector<Answer> ask_all(std::vector<Question> questions, const Observer& observer) {
+    return Conversations(std::move(questions), observer).run();
 }
 
 } // namespace gpu_sleep::cli

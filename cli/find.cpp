@@ -26,7 +26,7 @@ namespace {
 
 /// Sockets of one pid in the directories of one user: of its process, and of those that were killed and had
 /// the same number.
-constexpr std::size_t k_most_candidates = 16;
+constexpr std::size_t k_max_candidates = 16;
 
 /// A part of the agent's file name.
 constexpr std::string_view k_agent_library = "gpu-sleep-agent";
@@ -154,7 +154,7 @@ Result<std::vector<Finder::Candidate>> Finder::candidates_for(const Process& pro
     std::stable_partition(its.begin(), its.end(), [&](const Candidate& each) {
         return each.identity.start_time == process.start_time;
     });
-    if (its.size() > k_most_candidates) its.resize(k_most_candidates);
+    if (its.size() > k_max_candidates) its.resize(k_max_candidates);
     return its;
 }
 

@@ -32,13 +32,13 @@ struct Options {
     bool awaits = false; ///< goes on while there is no such process
 };
 
-void complain(const std::vector<cli::Outcome>& outcomes) {
+void print_error(const std::vector<cli::Outcome>& outcomes) {
     for (const auto& outcome : outcomes) {
         const auto* failure = std::get_if<model::Failure>(&outcome.answer);
         const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
         const auto subject = cli::title(outcome.process);
         if (error)
-            cli::complain(cli::render_error("gpu-ps", "ask " + subject, cli::without(subject, *error)));
+            cli::print_error(cli::render_error("gpu-ps", "ask " + subject, cli::without(subject, *error)));
     }
 }
 
@@ -77,7 +77,7 @@ Listed list(const Options& options, bool redraws = false) {
                        : cli::find_targets(finder, options.target, {options.user, true, options.timeout});
     if (!targets) {
         const auto error = explained(options, targets.error());
-        cli::complain(cli::render_error("gpu-ps", "", error));
+        cli::print_error(cli::render_error("gpu-ps", "", error));
         const auto text = options.output.json ? cli::to_json("gpu-ps", error, indent) + '\n' : std::string();
         if (redraws) cli::clear_screen();
         const int status = traits(error.code).exit_status;
@@ -91,7 +91,7 @@ Listed list(const Options& options, bool redraws = false) {
     if (redraws) cli::clear_screen();
     const bool is_empty = std::all_of(outcomes.begin(), outcomes.end(), is_absent);
     const auto listed = write(text, cli::exit_status_of(outcomes), is_empty);
-    complain(outcomes);
+    print_error(outcomes);
     return listed;
 }
 
@@ -126,8 +126,8 @@ int main(int argc, char** argv) {
     cli::add_output(app, options.output, false);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     cli::raise_descriptor_limit();
-    const auto refuse = [&](const std::string& trouble) {
-        return cli::usage_error("gpu-ps", trouble, options.output.json);
+    const auto refuse = [&](const std::string& problem) {
+        return cli::usage_error("gpu-ps", problem, options.output.json);
     };
     if (options.awaits && (options.watch.empty() || options.target.empty()))
         return refuse("--await is for --watch and PID");

@@ -45,23 +45,23 @@ struct Options {
     bool release_gil = false, keep_gil = false, no_capture = false, audit = false;
 };
 
-std::string name_trouble(const std::string& name) {
+std::string name_problem(const std::string& name) {
     if (model::is_valid_name(name)) return {};
     return fmt::format("'{}' is not {}", name, model::k_name_rule);
 }
 
-/// Takes a text into `value` unless `trouble` has something against it, which is returned.
-cli::ReadText reader(std::optional<std::string>& value, std::string (*trouble)(const std::string&)) {
-    return [&value, trouble](const std::string& text) {
+/// Takes a text into `value` unless `problem` has something against it, which is returned.
+cli::ReadText reader(std::optional<std::string>& value, std::string (*problem)(const std::string&)) {
+    return [&value, problem](const std::string& text) {
         value = text;
-        return trouble(text);
+        return problem(text);
     };
 }
 
 void add_options(CLI::App& app, Options& options) {
-    cli::add_value(app, "--name", "NAME", reader(options.name, name_trouble),
+    cli::add_value(app, "--name", "NAME", reader(options.name, name_problem),
                    "Name by which gpu-sleep, gpu-wake and gpu-ps find the process");
-    auto* tag = cli::add_value(app, "--tag", "TAG", reader(options.tag, cli::tag_trouble),
+    auto* tag = cli::add_value(app, "--tag", "TAG", reader(options.tag, cli::tag_problem),
                                "Tag of all that is captured (default: default)");
     auto* min_size =
         cli::add_size(app, "--min-size", options.min_size, "Leave smaller allocations to the driver");
@@ -115,8 +115,8 @@ Result<std::map<const char*, std::string>> agent_environment(const Options& opti
     return variables;
 }
 
-int complain(std::string_view message, int status) {
-    cli::complain(fmt::format("gpu-run: {}\n", printable(message)));
+int print_error(std::string_view message, int status) {
+    cli::print_error(fmt::format("gpu-run: {}\n", printable(message)));
     return status;
 }
 
@@ -128,8 +128,8 @@ int execute(const std::string& file, std::vector<std::string> words) {
     arguments.push_back(nullptr);
     ::execvp(file.c_str(), arguments.data()); // like a shell, runs a script without #! by /bin/sh
     const int reason = errno;
-    return complain(fmt::format("cannot run {}: {}", file, std::strerror(reason)),
-                    reason == ENOENT ? cli::k_status_not_found : cli::k_status_cannot_execute);
+    return print_error(fmt::format("cannot run {}: {}", file, std::strerror(reason)),
+                       reason == ENOENT ? cli::k_status_not_found : cli::k_status_cannot_execute);
 }
 
 /// Prepares the environment, and starts `command`. Returns the exit status if that fails.
@@ -138,17 +138,17 @@ int run(const Options& options, std::vector<std::string> command) {
     const char* path = std::getenv("PATH");
     auto program = cli::find_program(command.front(), path ? path : k_default_path);
     if (const auto* refusal = std::get_if<cli::Refusal>(&program))
-        return complain(refusal->message, refusal->exit_status);
+        return print_error(refusal->message, refusal->exit_status);
     auto file = std::get<std::string>(std::move(program));
     if (file.find('/') == std::string::npos) file.insert(0, "./");
     if (const auto refusal = cli::check_preloadable(file))
-        return complain(refusal->message, refusal->exit_status);
+        return print_error(refusal->message, refusal->exit_status);
     std::error_code failure;
     const auto self = std::filesystem::read_symlink("/proc/self/exe", failure);
     const auto agent = cli::find_agent(self.parent_path().native());
-    if (!agent) return complain(agent.error().message, exit_status::failed_awake);
+    if (!agent) return print_error(agent.error().message, exit_status::failed_awake);
     const auto audit = options.audit ? cli::find_audit(self.parent_path().native()) : std::string();
-    if (!audit) return complain(audit.error().message, exit_status::failed_awake);
+    if (!audit) return print_error(audit.error().message, exit_status::failed_awake);
     const auto variables = agent_environment(options);
     if (!variables) return cli::usage_error("gpu-run", "--rules: " + variables.error().message, false);
 
@@ -181,7 +181,7 @@ int main(int argc, char** argv) {
     if (const auto status = cli::parse(app, own, argv)) return *status;
     command.assign(words.begin() + static_cast<std::ptrdiff_t>(std::min(begin, words.size())), words.end());
     if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
-    if (const auto trouble = cli::touch_trouble(options.on_touch, options.touch_limit); !trouble.empty())
-        return cli::usage_error("gpu-run", trouble, false);
+    if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
+        return cli::usage_error("gpu-run", problem, false);
     return run(options, std::move(command));
 }

@@ -83,7 +83,7 @@ std::string read_stores(const Typed& typed, model::SleepRequest& request) {
             request.store = *store;
             continue;
         }
-        if (auto trouble = cli::tag_trouble(tag); !trouble.empty()) return "--store: " + trouble;
+        if (auto problem = cli::tag_problem(tag); !problem.empty()) return "--store: " + problem;
         request.stores.push_back({tag, *store});
     }
     return {};
@@ -107,10 +107,10 @@ std::string read_directory(const Typed& typed, model::SleepRequest& request) {
 }
 
 /// What is wrong with options that are good one by one, or nothing.
-std::string trouble(const model::SleepRequest& request) {
+std::string problem(const model::SleepRequest& request) {
     if (const auto* tag = contradiction(request))
         return fmt::format("--keep and --discard: the tag '{}' cannot be both kept and discarded", *tag);
-    return cli::touch_trouble(request.on_touch, request.touch_limit);
+    return cli::touch_problem(request.on_touch, request.touch_limit);
 }
 
 } // namespace
@@ -130,7 +130,7 @@ int main(int argc, char** argv) {
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     auto text = read_stores(typed, request);
     if (text.empty()) text = read_directory(typed, request);
-    if (text.empty()) text = trouble(request);
+    if (text.empty()) text = problem(request);
     if (!text.empty()) return cli::usage_error("gpu-sleep", text, operation.output.json);
     request.bounds_all = typed.timeout.has_value();
     request.timeout = typed.timeout.value_or(request.timeout);

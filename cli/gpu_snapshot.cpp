@@ -41,8 +41,8 @@ struct Options {
     std::string output;
 };
 
-int complain(const std::string& purpose, const Error& error) {
-    cli::complain(cli::render_error(k_program, purpose, error));
+int print_error(const std::string& purpose, const Error& error) {
+    cli::print_error(cli::render_error(k_program, purpose, error));
     return traits(error.code).exit_status;
 }
 
@@ -60,7 +60,7 @@ bool is_directory(const fs::path& path) {
 std::variant<std::vector<fs::path>, int> find(const Options& options) {
     auto files = cli::find_snapshots(options.path);
     if (files) return *std::move(files);
-    const int status = complain("", files.error());
+    const int status = print_error("", files.error());
     const auto text = options.json ? cli::to_json(k_program, files.error()) + '\n' : std::string();
     [[maybe_unused]] const int written = cli::print_result(k_program, text);
     return status;
@@ -89,7 +89,8 @@ int list(const Options& options) {
         found.push_back(cli::look_at(file));
         // One that is being written, or was given up, has no header; that is no damage.
         if (const auto& facts = found.back(); facts.error && !facts.is_partial)
-            keep_first(status, complain("read " + file.string(), cli::without(file.string(), *facts.error)));
+            keep_first(status,
+                       print_error("read " + file.string(), cli::without(file.string(), *facts.error)));
     }
     const auto text = options.json ? cli::to_json(found, status, removed) + '\n'
                                    : cli::render_removed(removed.value_or(cli::Removed())) +
@@ -141,7 +142,7 @@ int verify(const Options& options) {
         facts.is_good = !facts.error;
         const auto name = file.string();
         if (facts.error)
-            keep_first(status, complain("verify " + name, cli::without(name, *facts.error)));
+            keep_first(status, print_error("verify " + name, cli::without(name, *facts.error)));
         else if (!options.json)
             keep_first(status, cli::print_result(k_program, cli::render_good(facts)));
         found.push_back(std::move(facts));
@@ -207,8 +208,9 @@ int extract(const Options& options) {
     if (options.json && options.output == "-")
         return cli::usage_error(k_program, "--json and --output - both write to standard output", true);
     const auto bytes = extract_to_output(options);
-    int status = bytes ? exit_status::done
-                       : complain("extract from " + options.path, cli::without(options.path, bytes.error()));
+    int status = bytes
+                     ? exit_status::done
+                     : print_error("extract from " + options.path, cli::without(options.path, bytes.error()));
     if (!options.json) return status;
     auto facts = cli::look_at(options.path);
     if (bytes)

@@ -39,7 +39,7 @@ bool is_sleep(const CommandRun& operation) noexcept {
     return std::holds_alternative<model::SleepRequest>(operation.request);
 }
 
-Patience::Limits limits_of(const CommandRun& operation) {
+AnswerTimeout::Limits limits_of(const CommandRun& operation) {
     if (const auto* sleep = std::get_if<model::SleepRequest>(&operation.request))
         return {sleep->timeout, k_grace, !sleep->bounds_all, {}};
     const auto& wake = std::get<model::WakeRequest>(operation.request);
@@ -61,9 +61,9 @@ public:
     /// Says what failed on standard error, and what was done on standard output.
     void tell(const Outcome& outcome) {
         if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
-            complain(outcome, failure->error);
+            print_error(outcome, failure->error);
         else if (const auto* error = std::get_if<Error>(&outcome.answer))
-            complain(outcome, *error);
+            print_error(outcome, *error);
         else if (!operation_.output.json && !operation_.output.quiet)
             print(render_operation(outcome.process, std::get<model::Report>(outcome.answer)));
     }
@@ -72,21 +72,21 @@ public:
     void print(const std::string& text) {
         const auto written = write_result(text);
         if (written || std::exchange(has_complained_, true)) return;
-        cli::complain(fmt::format("{}: cannot write the result: {}; the exit status holds all the same\n",
-                                  operation_.program, written.error().message));
+        cli::print_error(fmt::format("{}: cannot write the result: {}; the exit status holds all the same\n",
+                                     operation_.program, written.error().message));
     }
 
     /// Says that an interruption comes too late.
     void tell_past_return(const Process& process) const {
-        cli::complain(fmt::format("{}: {} is past the point of no return; waiting for it to end\n",
-                                  operation_.program, title(process)));
+        cli::print_error(fmt::format("{}: {} is past the point of no return; waiting for it to end\n",
+                                     operation_.program, title(process)));
     }
 
 private:
-    void complain(const Outcome& outcome, const Error& error) const {
+    void print_error(const Outcome& outcome, const Error& error) const {
         const auto subject = title(outcome.process);
-        cli::complain(render_error(operation_.program, purpose(operation_, subject, error.code),
-                                   without(subject, error), outcome.has_waited));
+        cli::print_error(render_error(operation_.program, purpose(operation_, subject, error.code),
+                                      without(subject, error), outcome.has_waited));
     }
 
     const CommandRun& operation_;
@@ -110,21 +110,21 @@ std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>&
     for (auto& target : targets)
         questions.push_back({std::move(target.socket), operation.request, limits_of(operation),
                              [&] { return finder.proc().is_stopped(target.process); }});
-    Follower follower;
-    follower.progress = [&](std::size_t index, const model::Progress& progress) {
+    Observer observer;
+    observer.progress = [&](std::size_t index, const model::Progress& progress) {
         bar.show(index, progress);
     };
-    follower.answered = [&](std::size_t index, const Answer& answer) {
+    observer.answered = [&](std::size_t index, const Answer& answer) {
         bar.end(index);
         if (!is_lost(answer)) teller.tell(outcome_of(operation, targets[index].process, answer));
     };
-    follower.past_return = [&](std::size_t index) {
+    observer.past_return = [&](std::size_t index) {
         bar.wipe();
         teller.tell_past_return(targets[index].process);
     };
-    follower.interruptions = interruptions.fd();
-    follower.take_interruption = [&] { interruptions.take(); };
-    return ask_all(std::move(questions), follower);
+    observer.interruptions = interruptions.fd();
+    observer.take_interruption = [&] { interruptions.take(); };
+    return ask_all(std::move(questions), observer);
 }
 
 std::vector<Outcome> ask(const CommandRun& operation, Targets found, Teller& teller,
@@ -143,7 +143,7 @@ std::vector<Outcome> ask(const CommandRun& operation, Targets found, Teller& tel
         if (is_lost(answers[i])) lost.push_back(i);
         outcomes.push_back(outcome_of(operation, std::move(targets[i].process), std::move(answers[i])));
     }
-    settle(finder, outcomes);
+    ask_again(finder, outcomes);
     for (const auto i : lost) teller.tell(outcomes[i]);
     std::move(unreached.begin(), unreached.end(), std::back_inserter(outcomes));
     return outcomes;
@@ -157,7 +157,7 @@ bool is_withdrawn(const Outcome& outcome) noexcept {
 
 } // namespace
 
-void settle(Finder& finder, std::vector<Outcome>& outcomes) {
+void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {
     constexpr Milliseconds k_patience{2'000};
     std::vector<Target> targets;
     std::vector<Outcome*> asked;
@@ -194,7 +194,7 @@ int run(const CommandRun& operation) {
     Finder finder;
     auto targets = find_targets(finder, operation.target, {.user = operation.user});
     if (!targets) {
-        complain(render_error(operation.program, "", targets.error()));
+        print_error(render_error(operation.program, "", targets.error()));
         if (operation.output.json) teller.print(to_json(operation.program, targets.error()) + '\n');
         return traits(targets.error().code).exit_status;
     }

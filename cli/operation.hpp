@@ -28,6 +28,6 @@ struct CommandRun {
 /// Of processes whose connection was lost, or that did not answer in time, finds out how they are: ended,
 /// without an agent by now, or in which state. Asks all at once, but for those that are stopped, or whose
 /// outcome is unknown: they could not say.
-void settle(Finder& finder, std::vector<Outcome>& outcomes);
+void ask_again(Finder& finder, std::vector<Outcome>& outcomes);
 
 } // namespace gpu_sleep::cli

@@ -63,7 +63,7 @@ bool is_nothing(std::string_view value) {
 
 /// What is wrong with the options of a command line, one by one, or nothing: CLI11 takes the next word for
 /// the value of "--option=", and reads whatever it likes out of an empty one.
-std::string trouble_with_values(CLI::App& app, int argc, const char* const* argv) {
+std::string problem_with_values(CLI::App& app, int argc, const char* const* argv) {
     for (int i = 1; i < argc; ++i) {
         const std::string word = argv[i];
         if (word == "--") break;
@@ -168,8 +168,8 @@ void add_basics(CLI::App& app, const std::string& examples, const std::string& e
 CLI::Option* add_value(CLI::App& app, const std::string& name, const std::string& type, const ReadText& read,
                        const std::string& help) {
     const auto take = [read, name](const std::string& text) {
-        const auto trouble = read(text);
-        if (!trouble.empty()) throw CLI::ValidationError(fmt::format("{}: {}", long_name(name), trouble));
+        const auto problem = read(text);
+        if (!problem.empty()) throw CLI::ValidationError(fmt::format("{}: {}", long_name(name), problem));
     };
     return app.add_option_function<std::string>(name, take, help)->type_name(type);
 }
@@ -203,7 +203,7 @@ CLI::Option* add_target(CLI::App& app, std::string& target) {
                     "stands for its descendants that have one");
 }
 
-std::string tag_trouble(const std::string& tag) {
+std::string tag_problem(const std::string& tag) {
     if (model::is_valid_tag(tag)) return {};
     return fmt::format("'{}' is not a tag: 1 to {} letters, digits, '_', '-', '.' and ':'", tag,
                        model::k_max_tag_length);
@@ -220,7 +220,7 @@ void add_tags(CLI::App& app, const std::string& name, std::vector<std::string>& 
         ->delimiter(',')
         ->allow_extra_args(false)
         ->type_name("TAG[,TAG...]")
-        ->check(tag_trouble);
+        ->check(tag_problem);
 }
 
 void add_duration(CLI::App& app, const std::string& name, Milliseconds& value, const std::string& help) {
@@ -267,7 +267,7 @@ void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optio
               "How long work that wakes the process may wait for GPU memory (default: for ever)");
 }
 
-std::string touch_trouble(std::optional<model::OnTouch> on_touch, std::optional<Milliseconds> touch_limit) {
+std::string touch_problem(std::optional<model::OnTouch> on_touch, std::optional<Milliseconds> touch_limit) {
     if (!touch_limit || !on_touch || *on_touch == model::OnTouch::wake) return {};
     return "--touch-limit is for work that wakes the process: --on-touch wake";
 }
@@ -278,9 +278,9 @@ void add_output(CLI::App& app, OutputOptions& output, bool quiet_too) {
         add_flag(app, "--quiet,-q", output.quiet, "Print neither progress nor result, only errors");
 }
 
-int usage_error(std::string_view program, const std::string& trouble, bool json) {
-    const auto error = make_error(ErrorCode::invalid_argument, "{}; see {} --help", trouble, program);
-    complain(render_error(program, "", error));
+int usage_error(std::string_view program, const std::string& problem, bool json) {
+    const auto error = make_error(ErrorCode::invalid_argument, "{}; see {} --help", problem, program);
+    print_error(render_error(program, "", error));
     const auto text = json ? to_json(program, error) + '\n' : std::string();
     [[maybe_unused]] const int written = print_result(program, text); // it is wrong usage in any case
     return exit_status::usage;
@@ -289,18 +289,18 @@ int usage_error(std::string_view program, const std::string& trouble, bool json)
 std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
     for (auto* each : all_of(app))
         if (auto* help = each->get_option_no_throw("--help")) help->disable_flag_override();
-    auto trouble = trouble_with_values(app, argc, argv);
+    auto problem = problem_with_values(app, argc, argv);
     try {
-        if (trouble.empty()) app.parse(argc, argv);
+        if (problem.empty()) app.parse(argc, argv);
     } catch (const CLI::Success& request) {
         std::ostringstream text;
         app.exit(request, text);
         return print_result(app.get_name(), text.str());
     } catch (const CLI::Error& error) {
-        trouble = words_for(app, error);
+        problem = words_for(app, error);
     }
-    if (trouble.empty()) return std::nullopt;
-    return usage_error(app.get_name(), trouble, wants_json(app, argc, argv));
+    if (problem.empty()) return std::nullopt;
+    return usage_error(app.get_name(), problem, wants_json(app, argc, argv));
 }
 
 } // namespace gpu_sleep::cli

@@ -63,7 +63,7 @@ void add_tags(CLI::App& app, const std::string& name, std::vector<std::string>& 
               const std::string& help);
 
 /// What is wrong with a tag, or nothing.
-[[nodiscard]] std::string tag_trouble(const std::string& tag);
+[[nodiscard]] std::string tag_problem(const std::string& tag);
 
 /// An option that takes a duration with its unit; what `value` holds is the default and is shown as such.
 void add_duration(CLI::App& app, const std::string& name, Milliseconds& value, const std::string& help);
@@ -78,7 +78,7 @@ void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optio
               std::optional<Milliseconds>& touch_limit, const std::string& default_words);
 
 /// What is wrong with --on-touch and --touch-limit together, or nothing.
-[[nodiscard]] std::string touch_trouble(std::optional<model::OnTouch> on_touch,
+[[nodiscard]] std::string touch_problem(std::optional<model::OnTouch> on_touch,
                                         std::optional<Milliseconds> touch_limit);
 
 /// An option that takes a duration and has no default of its own.
@@ -94,7 +94,7 @@ void add_output(CLI::App& app, OutputOptions& output, bool quiet_too = true);
 
 /// Says on standard error what is wrong with the usage of `program`, and where help is; and on standard
 /// output too if it was to answer in JSON. Returns the status to exit with.
-[[nodiscard]] int usage_error(std::string_view program, const std::string& trouble, bool json);
+[[nodiscard]] int usage_error(std::string_view program, const std::string& problem, bool json);
 
 /// Reads the command line. Returns the status to exit with when there is nothing more to do: help or the
 /// version was shown, or the usage was wrong and that was said, as by usage_error(), in words of ours that

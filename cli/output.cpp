@@ -44,11 +44,11 @@ Result<void> write_result(std::string_view text) {
 int print_result(std::string_view program, std::string_view text) {
     const auto written = write_result(text);
     if (written) return exit_status::done;
-    complain(render_error(program, "write the result", written.error()));
+    print_error(render_error(program, "write the result", written.error()));
     return traits(written.error().code).exit_status;
 }
 
-void complain(std::string_view text) {
+void print_error(std::string_view text) {
     std::cerr << printable_lines(text);
 }
 

@@ -19,7 +19,7 @@ namespace gpu_sleep::cli {
 [[nodiscard]] int print_result(std::string_view program, std::string_view text);
 
 /// Writes printable_lines(text) to standard error, where nothing can be done about a failure.
-void complain(std::string_view text);
+void print_error(std::string_view text);
 
 /// Wipes the terminal that is standard output, before more of write_result().
 void clear_screen();

@@ -35,9 +35,9 @@ constexpr Elf64_Half k_machine = EM_AARCH64;
 /// The part of a script's first line that the kernel reads. Source: execve(2), "Interpreter scripts".
 constexpr std::size_t k_script_line_bytes = 255;
 /// More interpreters of interpreters than the kernel follows. Source: execve(2), ELOOP.
-constexpr int k_most_interpreters = 5;
+constexpr int k_max_interpreters = 5;
 constexpr std::string_view k_default_shell = "/bin/sh";
-constexpr std::size_t k_most_segments = 4096;
+constexpr std::size_t k_max_segments = 4096;
 
 Refusal cannot_execute(const std::string& file, std::string_view reason) {
     return {k_status_cannot_execute, fmt::format("cannot run {}: {}", file, reason)};
@@ -89,7 +89,7 @@ std::string interpreter_of(std::string_view first_bytes) {
 
 /// The dynamic loader that an ELF file asks for, or nothing if it is linked statically.
 std::optional<std::string> loader_of(int file, const Elf64_Ehdr& header) {
-    for (std::size_t i = 0; i < header.e_phnum && i < k_most_segments; ++i) {
+    for (std::size_t i = 0; i < header.e_phnum && i < k_max_segments; ++i) {
         const auto segment = read_object<Elf64_Phdr>(file, header.e_phoff + i * header.e_phentsize);
         if (!segment || segment->p_type != PT_INTERP) continue;
         auto path = read_at(file, segment->p_offset, std::min<std::size_t>(segment->p_filesz, 4096));
@@ -165,7 +165,7 @@ std::variant<std::string, Refusal> find_program(const std::string& name, std::st
 
 std::optional<Refusal> check_preloadable(const std::string& file) {
     std::string name = file;
-    for (int depth = 0; depth <= k_most_interpreters; ++depth) {
+    for (int depth = 0; depth <= k_max_interpreters; ++depth) {
         const UniqueFd opened(::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
         if (!opened) return std::nullopt;
         const auto start = read_at(opened.get(), 0, k_script_line_bytes);

@@ -45,8 +45,8 @@ std::size_t columns_of(int fd) noexcept {
 std::string progress_line(const model::Progress& progress, std::size_t columns) {
     constexpr std::size_t k_widest_bar = 30;
     constexpr std::size_t k_narrowest_bar = 5;
-    constexpr std::size_t k_least_columns = 4;
-    columns = std::max(columns, k_least_columns);
+    constexpr std::size_t k_min_columns = 4;
+    columns = std::max(columns, k_min_columns);
     const auto words = words_for(progress.phase);
     if (progress.total == 0) return shortened(words, columns);
     const auto share =

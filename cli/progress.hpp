@@ -13,8 +13,8 @@
 
 namespace gpu_sleep::cli {
 
-/// One line of at most `columns`, and 4 at least: phase, bar, figures; no bar where there are no figures or
-/// is no room.
+/// One line of at most `columns`, and 4 at least: phase, bar, figures; no bar if there are no figures, or if
+/// it does not fit.
 [[nodiscard]] std::string progress_line(const model::Progress& progress, std::size_t columns = 80);
 
 /// Draws on a terminal, over and over in one line, the sum of what several agents report. Not thread-safe.

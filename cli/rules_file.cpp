@@ -23,7 +23,7 @@ namespace {
 using Json = nlohmann::json;
 using model::CaptureRule;
 
-constexpr std::size_t k_most_file_bytes = 1 << 20;
+constexpr std::size_t k_max_file_bytes = 1 << 20;
 constexpr std::string_view k_members = "min_size, max_size, library, tag and capture";
 
 /// Parses `text`. A member that is there twice, which JSON leaves open, is named in `repeated`.
@@ -121,7 +121,7 @@ Result<model::CaptureRules> read_rules_file(const std::string& path) {
     const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) return errno_error(ErrorCode::io_failed, errno, "open", path);
     std::string text;
-    for (std::array<char, 16384> buffer; text.size() <= k_most_file_bytes;) {
+    for (std::array<char, 16384> buffer; text.size() <= k_max_file_bytes;) {
         const auto got = ::read(file.get(), buffer.data(), buffer.size());
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return errno_error(ErrorCode::io_failed, errno, "read", path);
@@ -129,7 +129,7 @@ Result<model::CaptureRules> read_rules_file(const std::string& path) {
         text.append(buffer.data(), static_cast<std::size_t>(got));
     }
     return make_error(ErrorCode::invalid_argument, "{}: it is longer than {}", path,
-                      format_bytes(k_most_file_bytes));
+                      format_bytes(k_max_file_bytes));
 }
 
 } // namespace gpu_sleep::cli

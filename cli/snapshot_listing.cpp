@@ -28,10 +28,10 @@ std::string state_of(const SnapshotFacts& facts) {
     if (facts.is_kept) return "kept";
     if (!facts.header && !facts.is_partial) return "unreadable";
     // Who has it locked may live where nothing of it is seen from here.
-    if (facts.hold == store::Hold::held ||
-        (facts.owner == Owner::alive && facts.hold == store::Hold::unknown))
+    if (facts.lock == store::LockState::held ||
+        (facts.owner == Owner::alive && facts.lock == store::LockState::unknown))
         return facts.is_partial ? "being written" : "asleep";
-    if (facts.owner == Owner::ended || facts.hold == store::Hold::let_go) return "left over";
+    if (facts.owner == Owner::ended || facts.lock == store::LockState::unlocked) return "left over";
     return facts.owner == Owner::elsewhere ? "of another machine" : "of another pid namespace";
 }
 
@@ -77,7 +77,7 @@ OrderedJson to_value(const SnapshotFacts& facts) {
     json["owner"] = {{"pid", description.owner.pid},
                      {"start_time", description.owner.start_time},
                      {"uid", description.uid},
-                     {"alive", facts.owner == Owner::alive || facts.hold == store::Hold::held}};
+                     {"alive", facts.owner == Owner::alive || facts.lock == store::LockState::held}};
     if (!description.boot.empty()) json["owner"]["boot"] = description.boot;
     json["content_bytes"] = description.content_bytes();
     json["file_bytes"] = facts.header->file_bytes;
@@ -142,7 +142,7 @@ SnapshotFacts look_at(const fs::path& path) {
     const UniqueFd place(::open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     if (!name) seen.pid_namespace = pid_namespace(); // as far as can be seen from here
     facts.owner = store::look_for_owner(seen, place.get());
-    if (name && !facts.is_kept) facts.hold = store::look_at_lock(*name, place.get());
+    if (name && !facts.is_kept) facts.lock = store::lock_state_of(*name, place.get());
     return facts;
 }
 

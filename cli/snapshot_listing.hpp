@@ -21,8 +21,8 @@ struct SnapshotFacts {
     /// Its name says something else of its owner than its header does: somebody has renamed or replaced it.
     bool is_misnamed = false;
     store::Owner owner = store::Owner::ended;
-    store::Hold hold = store::Hold::unknown;     ///< of its lock; unknown where nobody asked
-    std::optional<store::SnapshotHeader> header; ///< nothing if it could not be read
+    store::LockState lock = store::LockState::unknown; ///< unknown if nobody asked
+    std::optional<store::SnapshotHeader> header;       ///< nothing if it could not be read
     /// Why it could not be read, or what was to be done with it failed.
     std::optional<Error> error;
     std::optional<bool> is_good; ///< whether every byte could be read; nothing if nobody tried

@@ -93,11 +93,11 @@ Error unnamed(std::string_view name, const Error& reason) {
 Result<void> check_of_one_user(std::string_view name, const std::vector<Process>& named) {
     const auto is_of_another = [&](const Process& each) { return each.uid != named.front().uid; };
     if (std::none_of(named.begin(), named.end(), is_of_another)) return {};
-    constexpr std::size_t k_most = 10;
+    constexpr std::size_t k_max = 10;
     std::string list;
-    for (std::size_t i = 0; i < std::min(named.size(), k_most); ++i)
+    for (std::size_t i = 0; i < std::min(named.size(), k_max); ++i)
         list += fmt::format("{}{} of {}", i == 0 ? "" : ", ", title(named[i]), user_name(named[i].uid));
-    if (named.size() > k_most) list += fmt::format(", and {} more", named.size() - k_most);
+    if (named.size() > k_max) list += fmt::format(", and {} more", named.size() - k_max);
     return make_error(ErrorCode::ambiguous_name, "processes of several users are named '{}': {}", name, list);
 }
 
@@ -106,7 +106,7 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
     std::vector<Outcome> doubtful;
     auto all = find_all(finder, search.user);
     if (!all) return std::move(all).error();
-    auto outcomes = ask_status(finder, *std::move(all), search.name_patience);
+    auto outcomes = ask_status(finder, *std::move(all), search.name_timeout);
     drop_ended(outcomes);
     for (auto& outcome : outcomes) {
         if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
@@ -153,11 +153,11 @@ Result<Targets> find_all(Finder& finder, std::optional<uid_t> user) {
     return connect_to_those_with_agents(finder, *std::move(processes));
 }
 
-std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets, Milliseconds patience) {
+std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets, Milliseconds timeout) {
     std::vector<Question> questions;
     questions.reserve(targets.size());
     for (auto& target : targets)
-        questions.push_back({std::move(target.socket), model::StatusRequest{}, {.answer = patience}});
+        questions.push_back({std::move(target.socket), model::StatusRequest{}, {.answer = timeout}});
     auto answers = ask_all(std::move(questions));
     std::vector<Outcome> outcomes;
     for (std::size_t i = 0; i < targets.size(); ++i) {
@@ -168,8 +168,8 @@ std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets, Mil
     return outcomes;
 }
 
-std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds patience) {
-    auto outcomes = ask_status(finder, std::move(targets.reached), patience);
+std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout) {
+    auto outcomes = ask_status(finder, std::move(targets.reached), timeout);
     std::move(targets.unreached.begin(), targets.unreached.end(), std::back_inserter(outcomes));
     return outcomes;
 }

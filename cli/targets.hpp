@@ -36,18 +36,18 @@ struct Targets {
 };
 
 /// For each process to say its name, before a sleep or a wake.
-inline constexpr Milliseconds k_name_patience{2'000};
+inline constexpr Milliseconds k_name_timeout{2'000};
 
 /// Where to look for them.
 struct Search {
     std::optional<uid_t> user = {};   ///< whose processes alone are meant; none for everybody's
     bool takes_several_users = false; ///< a name may be that of processes of several users
-    Milliseconds name_patience = k_name_patience;
+    Milliseconds name_timeout = k_name_timeout;
 };
 
 /// The processes that `text` names. A number is a pid: that process or, if it has no agent, its descendants
 /// that have one. Anything else is a name: all that bear it (Report.name). Of a process that does not say its
-/// name within the search's patience, the environment decides; if it has named itself since, it is unreached,
+/// name within name_timeout, the environment decides; if it has named itself since, it is unreached,
 /// for it may bear that name. Never both lists are empty. Errors: no_process, no_agent, ambiguous_name,
 /// not_permitted, timed_out, io_failed.
 [[nodiscard]] Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search = {});
@@ -58,10 +58,10 @@ struct Search {
 /// Asks each target for its status; the outcomes are in the same order. no_process stands for one that has
 /// ended meanwhile, no_agent for one that runs another program now.
 [[nodiscard]] std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets,
-                                              Milliseconds patience);
+                                              Milliseconds timeout);
 
 /// The same, followed by those that were not reached.
-[[nodiscard]] std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds patience);
+[[nodiscard]] std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout);
 
 /// Drops the outcomes of processes that have ended meanwhile or run another program, for where nobody asked
 /// for them by pid.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Looking symbols up past whatever stands in for dlsym, our own stand-in among it.
+// Looking up symbols by the real dlsym, not by a replacement of it such as our own.
 
 #pragma once
 
@@ -8,10 +8,12 @@ namespace gpu_sleep {
 
 using SymbolLookup = void* (*)(void* handle, const char* name);
 
-/// The C library's dlsym, or that of whatever stands behind us. Thread-safe; takes no lock once it was found.
+/// The dlsym after ours in the search order: the C library's, unless another library replaces it too.
+/// Thread-safe; takes no lock after the first call.
 [[nodiscard]] SymbolLookup real_dlsym() noexcept;
 
-/// As dlsym(3), without being caught. With RTLD_NEXT it starts behind the caller's library, which is ours.
+/// As dlsym(3), but not intercepted. With RTLD_NEXT the search starts after the caller's library, which is
+/// ours.
 [[nodiscard]] void* find_symbol(void* handle, const char* name) noexcept;
 
 } // namespace gpu_sleep

@@ -58,8 +58,8 @@ Result<Milliseconds> parse_duration(std::string_view text) {
 
 Result<Bytes> parse_bytes(std::string_view text) {
     const auto value = parse_scaled(text, k_sizes);
-    constexpr double k_most = 0x1p63;
-    if (value && *value >= k_most)
+    constexpr double k_max = 0x1p63;
+    if (value && *value >= k_max)
         return make_error(ErrorCode::invalid_argument, "'{}' is too large; it is less than 8388608TiB", text);
     if (!value)
         return make_error(ErrorCode::invalid_argument,

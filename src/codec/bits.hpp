@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Little-endian numbers in memory, and zstd's bit streams: written forwards, read backwards. Internal to this
-// room.
+// module.
 
 #pragma once
 
@@ -65,16 +65,16 @@ public:
         container_ |= std::uint64_t{value & ((1U << bits) - 1)} << held_;
         for (held_ += bits; held_ >= 8; held_ -= 8) push();
     }
-    /// Fills the last byte with zeros. Returns the bytes written; nothing if they had no room.
+    /// Fills the last byte with zeros. Returns the bytes written; nothing if they do not fit.
     [[nodiscard]] std::optional<std::size_t> finish() noexcept {
         if (held_ > 0) push();
-        return has_room_ ? std::optional(size_) : std::nullopt;
+        return fits_ ? std::optional(size_) : std::nullopt;
     }
 
 private:
     void push() noexcept {
         if (size_ == out_.size())
-            has_room_ = false;
+            fits_ = false;
         else
             out_[size_++] = static_cast<std::byte>(container_ & 0xFF);
         container_ >>= 8;
@@ -84,7 +84,7 @@ private:
     std::size_t size_ = 0;
     std::uint64_t container_ = 0;
     unsigned held_ = 0;
-    bool has_room_ = true;
+    bool fits_ = true;
 };
 
 /// Reads bits forwards. Beyond the end there are zeros, and ok() is false.

@@ -21,7 +21,7 @@ constexpr std::size_t k_sample_bytes = 16 * k_kib;
 constexpr std::size_t k_sample_piece_bytes = 256;
 
 /// A plane pays if it shrinks to less than this.
-constexpr double k_least_gain = 0.97;
+constexpr double k_min_gain = 0.97;
 /// A wider element pays if all contents shrink by so much more: planes cost time.
 constexpr double k_gain_of_width = 0.004;
 
@@ -112,7 +112,7 @@ Shape choose_shape(std::span<const std::byte> content) noexcept {
         double size = 0;
         for (unsigned p = 0; p < width; ++p) {
             const auto plane = expected_size(std::span(planes).subspan(p * plane_bytes, plane_bytes));
-            const bool pays = plane < k_least_gain;
+            const bool pays = plane < k_min_gain;
             if (pays) shape.frames = static_cast<std::uint8_t>(shape.frames | 1U << p);
             size += (pays ? plane : 1) / width;
         }
@@ -123,8 +123,8 @@ Shape choose_shape(std::span<const std::byte> content) noexcept {
     return best;
 }
 
-std::size_t ChunkEncoder::room(Bytes content_bytes) noexcept {
-    return frame_room(content_bytes) + static_cast<std::size_t>(content_bytes / 512) + 64 * k_kib;
+std::size_t ChunkEncoder::bound(Bytes content_bytes) noexcept {
+    return frame_bound(content_bytes) + static_cast<std::size_t>(content_bytes / 512) + 64 * k_kib;
 }
 
 Result<ChunkEncoder::Encoded> ChunkEncoder::encode(std::span<const std::byte> content,

@@ -35,21 +35,21 @@ struct Shape {
 /// Encodes one chunk after the other. Not thread-safe: one for each thread; holds 4 MiB once used. Move-only.
 class ChunkEncoder {
 public:
-    /// Room that encode() needs for contents of this size.
-    [[nodiscard]] static std::size_t room(Bytes content_bytes) noexcept;
+    /// The bytes that encode() needs at most for contents of this size.
+    [[nodiscard]] static std::size_t bound(Bytes content_bytes) noexcept;
 
     struct Encoded {
         Shape shape;
         std::size_t bytes = 0;
     };
 
-    /// Stores `content`, 1 to k_chunk_bytes, in `out`, which has at least room(). Where coding does not pay
+    /// Stores `content`, 1 to k_chunk_bytes, in `out`, which has at least bound(). Where coding does not pay
     /// the shape has width 0, and nothing is written: the contents themselves are to be stored. Otherwise it
     /// is smaller than the contents. Errors: out_of_host_memory.
     [[nodiscard]] Result<Encoded> encode(std::span<const std::byte> content, std::span<std::byte> out);
 
 private:
-    /// Returns how many bytes that took. Where a shape has more than one plane, there is room for them.
+    /// Returns how many bytes that took. Where a shape has more than one plane, they fit.
     [[nodiscard]] std::size_t encode_as(Shape& shape, std::span<const std::byte> content,
                                         std::span<std::byte> out);
 

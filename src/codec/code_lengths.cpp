@@ -12,7 +12,7 @@
 namespace gpu_sleep::codec {
 namespace {
 
-constexpr std::size_t k_most_items = std::size_t{2} * 256;
+constexpr std::size_t k_max_items = std::size_t{2} * 256;
 
 struct Leaf {
     std::uint32_t count;
@@ -21,8 +21,8 @@ struct Leaf {
 
 /// Coins of one denomination: leaves, and packages of two coins of the next smaller one, lightest first.
 struct Coins {
-    std::array<std::uint32_t, k_most_items> weights; ///< at most 11 times all bytes of a frame
-    std::array<std::uint8_t, k_most_items> is_leaf;
+    std::array<std::uint32_t, k_max_items> weights; ///< at most 11 times all bytes of a frame
+    std::array<std::uint8_t, k_max_items> is_leaf;
     std::size_t size = 0;
 
     void add(std::uint32_t weight, bool leaf) noexcept {
@@ -59,7 +59,7 @@ Weights weights_of(const CodeLengths& lengths) noexcept {
 }
 
 constexpr std::uint8_t k_direct = 128; // a first byte from here on: half a byte for each weight
-constexpr std::size_t k_most_direct = 128;
+constexpr std::size_t k_max_direct = 128;
 
 std::optional<Weights> read_direct(std::span<const std::byte> bytes, std::size_t count) noexcept {
     if (bytes.size() < (count + 1) / 2) return std::nullopt;
@@ -76,13 +76,13 @@ std::optional<Weights> read_direct(std::span<const std::byte> bytes, std::size_t
 std::optional<CodeLengths> complete(const Weights& weights) noexcept {
     std::uint32_t sum = 0;
     for (std::size_t i = 0; i < weights.count; ++i) {
-        if (weights.values[i] > k_most_weight) return std::nullopt;
+        if (weights.values[i] > k_max_weight) return std::nullopt;
         if (weights.values[i] > 0) sum += 1U << (weights.values[i] - 1);
     }
     if (sum == 0) return std::nullopt;
     const auto longest = highest_bit(sum) + 1;
     const auto rest = (1U << longest) - sum;
-    if (longest > k_longest_code_bits || !std::has_single_bit(rest)) return std::nullopt;
+    if (longest > k_max_code_bits || !std::has_single_bit(rest)) return std::nullopt;
     CodeLengths lengths{};
     const auto set = [&](std::size_t value, unsigned weight) {
         if (weight > 0) lengths[value] = static_cast<std::uint8_t>(longest + 1 - weight);
@@ -122,7 +122,7 @@ CodeLengths make_code_lengths(const Histogram& histogram) noexcept {
         return a.count != b.count ? a.count < b.count : a.value < b.value;
     });
 
-    std::array<Coins, k_longest_code_bits> levels; // the smallest denomination first
+    std::array<Coins, k_max_code_bits> levels; // the smallest denomination first
     for (std::size_t i = 0; i < levels.size(); ++i)
         merge(leaves, i == 0 ? nullptr : &levels[i - 1], levels[i]);
     CodeLengths lengths{};
@@ -142,11 +142,11 @@ std::optional<std::size_t> write_tree(const CodeLengths& lengths,
     const std::span<const std::uint8_t> values(weights.values.data(), weights.count);
     const auto coded_bytes = write_weights(values, out.subspan(1, k_direct - 1));
     const auto direct_bytes = (weights.count + 1) / 2;
-    if (coded_bytes && (*coded_bytes < direct_bytes || weights.count > k_most_direct)) {
+    if (coded_bytes && (*coded_bytes < direct_bytes || weights.count > k_max_direct)) {
         out[0] = static_cast<std::byte>(*coded_bytes);
         return 1 + *coded_bytes;
     }
-    if (weights.count > k_most_direct) return std::nullopt;
+    if (weights.count > k_max_direct) return std::nullopt;
     out[0] = static_cast<std::byte>(k_direct - 1 + weights.count);
     for (std::size_t i = 0; i < direct_bytes; ++i)
         out[1 + i] = static_cast<std::byte>(weights.values[2 * i] << 4 | weights.values[2 * i + 1]);
@@ -177,11 +177,11 @@ std::optional<Tree> read_tree(std::span<const std::byte> bytes) noexcept {
 std::array<std::uint16_t, 256> first_numbers(const CodeLengths& lengths) noexcept {
     std::array<std::uint16_t, 256> first{};
     unsigned next = 0;
-    for (auto bits = k_longest_code_bits; bits > 0; --bits)
+    for (auto bits = k_max_code_bits; bits > 0; --bits)
         for (std::size_t value = 0; value < lengths.size(); ++value) {
             if (lengths[value] != bits) continue;
             first[value] = static_cast<std::uint16_t>(next);
-            next += 1U << (k_longest_code_bits - bits);
+            next += 1U << (k_max_code_bits - bits);
         }
     return first;
 }

@@ -13,7 +13,7 @@
 
 namespace gpu_sleep::codec {
 
-inline constexpr unsigned k_longest_code_bits = 11;
+inline constexpr unsigned k_max_code_bits = 11;
 
 using Histogram = std::array<std::uint32_t, 256>;
 /// For each byte value; 0 for one that has no code.
@@ -24,7 +24,7 @@ inline constexpr std::size_t k_tree_bound = 129;
 /// Counts each byte value. Thread-safe.
 [[nodiscard]] Histogram histogram_of(std::span<const std::byte> bytes) noexcept;
 
-/// The lengths of a prefix code that takes the fewest bits among those with at most k_longest_code_bits. At
+/// The lengths of a prefix code that takes the fewest bits among those with at most k_max_code_bits. At
 /// least two byte values must occur. Source: Larmore and Hirschberg, "A fast algorithm for optimal
 /// length-limited Huffman codes" (package-merge).
 [[nodiscard]] CodeLengths make_code_lengths(const Histogram& histogram) noexcept;
@@ -42,7 +42,7 @@ struct Tree {
 /// Reads the tree description that `bytes` begin with; nothing if it is not valid, or has a longer code.
 [[nodiscard]] std::optional<Tree> read_tree(std::span<const std::byte> bytes) noexcept;
 
-/// Where the code of each byte value lies among all numbers of k_longest_code_bits bits: it is the front of
+/// Where the code of each byte value lies among all numbers of k_max_code_bits bits: it is the front of
 /// those from `first` on. zstd's order: longer codes first, then by value.
 [[nodiscard]] std::array<std::uint16_t, 256> first_numbers(const CodeLengths& lengths) noexcept;
 

@@ -44,13 +44,13 @@ static_assert(sizeof(BlockEntry) == 12);
     return static_cast<std::size_t>((content_bytes + k_block_bytes - 1) / k_block_bytes);
 }
 
-/// Room that encode_frame() needs: more than the frame itself, because a block that turns out not to pay is
-/// written over.
-[[nodiscard]] constexpr std::size_t frame_room(Bytes content_bytes) noexcept {
+/// The size of the buffer that encode_frame() needs. It is larger than the frame: a block that turns out not
+/// to become smaller is written again.
+[[nodiscard]] constexpr std::size_t frame_bound(Bytes content_bytes) noexcept {
     return static_cast<std::size_t>(content_bytes + 4 * block_count(content_bytes) + 32 * k_kib);
 }
 
-/// Writes `content`, 1 to k_frame_content_bytes, as a frame to `out` (at least frame_room() bytes) and an
+/// Writes `content`, 1 to k_frame_content_bytes, as a frame to `out` (at least frame_bound() bytes) and an
 /// entry for each block to `entries` (block_count() of them). Returns the frame's bytes: at most 10 bytes,
 /// and 3 for each block, more than the contents. Thread-safe.
 [[nodiscard]] std::size_t encode_frame(std::span<const std::byte> content, std::span<std::byte> out,

@@ -78,7 +78,7 @@ private:
         if (frame_.size() - at_ < size) return frame_damaged("it is cut");
         const auto block = frame_.subspan(at_, size);
         const auto block_at = std::exchange(at_, at_ + size);
-        if (contents < k_least_coded_bytes || size >= contents || size <= k_literals_header_bytes)
+        if (contents < k_min_coded_bytes || size >= contents || size <= k_literals_header_bytes)
             return frame_damaged("a block has a wrong size or type");
         std::uint64_t header = 0;
         std::memcpy(&header, block.data(), k_literals_header_bytes);
@@ -101,15 +101,14 @@ private:
 
     /// `rest` is the jump table and the streams, `at` its place in the frame.
     [[nodiscard]] static Result<BlockEntry> streams(std::size_t at, std::span<const std::byte> rest) {
-        constexpr std::size_t k_least_stream_bytes = 8;
+        constexpr std::size_t k_min_stream_bytes = 8;
         if (rest.size() < k_jump_table_bytes) return frame_damaged("a block is cut");
         BlockEntry entry{make_place(BlockKind::coded, at + k_jump_table_bytes), {}};
         auto left = rest.size() - k_jump_table_bytes;
         for (std::size_t i = 0; i < k_streams; ++i) {
             const auto is_last = i + 1 == k_streams;
             const std::size_t bytes = is_last ? left : load<std::uint16_t>(rest.data() + 2 * i);
-            if (bytes < k_least_stream_bytes || bytes > left)
-                return frame_damaged("a stream has a wrong size");
+            if (bytes < k_min_stream_bytes || bytes > left) return frame_damaged("a stream has a wrong size");
             entry.stream_bytes[i] = static_cast<std::uint16_t>(bytes);
             left -= bytes;
         }

@@ -14,19 +14,19 @@ namespace {
 /// For each byte value its code in the highest bits, and how many those are in the lowest.
 using Codes = std::array<std::uint64_t, 256>;
 constexpr std::uint64_t k_count_bits = 15;
-static_assert(k_longest_code_bits <= k_count_bits);
+static_assert(k_max_code_bits <= k_count_bits);
 
 Codes make_codes(const CodeLengths& lengths) noexcept {
     const auto first = first_numbers(lengths);
     Codes codes{};
     for (std::size_t value = 0; value < codes.size(); ++value)
         if (lengths[value] > 0)
-            codes[value] = std::uint64_t{first[value]} << (64 - k_longest_code_bits) | lengths[value];
+            codes[value] = std::uint64_t{first[value]} << (64 - k_max_code_bits) | lengths[value];
     return codes;
 }
 
 constexpr std::size_t k_at_once = 5; // as many codes as fit in a word with what a flush leaves
-static_assert(k_at_once * k_longest_code_bits + 7 < 64);
+static_assert(k_at_once * k_max_code_bits + 7 < 64);
 
 /// A stream that is being written, its last value first. The word fills from the highest bit down: what came
 /// last is on top, and below what is held there is rubbish.
@@ -91,7 +91,7 @@ void write_rounds(const Codes& codes, std::array<OpenStream, Count>& streams, st
 
 /// Most bytes of a stream, with what is overwritten behind it.
 constexpr std::size_t k_stream_room =
-    k_block_bytes / k_streams * k_longest_code_bits / 8 + 2 * sizeof(std::uint64_t);
+    k_block_bytes / k_streams * k_max_code_bits / 8 + 2 * sizeof(std::uint64_t);
 
 /// Writes two streams, one after the other, to `out`. Returns the bytes of each; a few more are overwritten.
 std::array<std::size_t, 2> encode_streams(const Codes& codes, std::span<const std::byte> first,
@@ -162,7 +162,7 @@ private:
             entry.place = make_place(BlockKind::repeated, at);
             return entry;
         }
-        if (can_code_ && block.size() >= k_least_coded_bytes) {
+        if (can_code_ && block.size() >= k_min_coded_bytes) {
             const auto bytes = code_block(at, block, entry);
             if (bytes < block.size()) {
                 put_header(size_, is_last, ZstdBlock::compressed, bytes);

@@ -27,7 +27,7 @@ inline constexpr std::size_t k_jump_table_bytes = 6; // three sizes of streams
 inline constexpr std::size_t k_sequences_bytes = 1;  // no sequences
 
 /// A block shorter than this is not coded: its streams would be shorter than a word.
-inline constexpr std::size_t k_least_coded_bytes = 256;
+inline constexpr std::size_t k_min_coded_bytes = 256;
 
 [[nodiscard]] constexpr std::size_t stream_content_bytes(std::size_t block_bytes,
                                                          std::size_t stream) noexcept {

@@ -15,19 +15,19 @@
 namespace gpu_sleep::codec {
 namespace {
 
-constexpr unsigned k_most_values = 6;
+constexpr unsigned k_max_values = 6;
 constexpr unsigned k_count_shift = 48;
 constexpr unsigned k_bits_shift = 56;
 
 constexpr std::size_t k_lookups = 5; // between two refills: they read 55 bits of at least 56
 constexpr std::ptrdiff_t k_round_input = 7;
 constexpr auto k_one_round_output = static_cast<std::ptrdiff_t>(k_lookups);
-constexpr auto k_many_round_output = static_cast<std::ptrdiff_t>(k_lookups * k_most_values);
+constexpr auto k_many_round_output = static_cast<std::ptrdiff_t>(k_lookups * k_max_values);
 constexpr std::ptrdiff_t k_overwrite = 8; // storing many values writes more than counts
 
 /// A look-up of several values costs twice that of one: they pay while codes take fewer bits on average.
 /// Measured by codec_bench.
-constexpr double k_longest_mean_of_many = 5.5;
+constexpr double k_max_mean_of_many = 5.5;
 
 constexpr std::size_t k_whole_quarter = k_block_bytes / k_streams;
 constexpr std::integral_constant<std::size_t, k_whole_quarter> k_whole{};
@@ -110,11 +110,11 @@ namespace {
 } // namespace
 
 StreamDecoder::StreamDecoder(const CodeLengths& lengths) noexcept
-    : has_many_(mean_bits(lengths) < k_longest_mean_of_many) {
+    : has_many_(mean_bits(lengths) < k_max_mean_of_many) {
     const auto first = first_numbers(lengths);
     for (std::size_t value = 0; value < lengths.size(); ++value) {
         if (lengths[value] == 0) continue;
-        const auto numbers = std::size_t{1} << (k_longest_code_bits - lengths[value]);
+        const auto numbers = std::size_t{1} << (k_max_code_bits - lengths[value]);
         std::fill_n(one_.begin() + first[value], numbers, static_cast<OneCode>(value << 8 | lengths[value]));
     }
     if (!has_many_) return;
@@ -125,9 +125,9 @@ StreamDecoder::CodesInFront StreamDecoder::codes_of(std::size_t number) const no
     CodesInFront codes = 0;
     unsigned bits = 0;
     unsigned count = 0;
-    while (count < k_most_values) {
+    while (count < k_max_values) {
         const unsigned next = one_[number << bits & (k_numbers - 1)];
-        if (bits + (next & 0xFF) > k_longest_code_bits) break;
+        if (bits + (next & 0xFF) > k_max_code_bits) break;
         codes |= CodesInFront{next >> 8} << (8 * count++);
         bits += next & 0xFF;
     }
@@ -147,7 +147,7 @@ void StreamDecoder::read_one_each(Streams<Count>& streams, std::ptrdiff_t rounds
         // All values of a stream together: stores to many lines of the cache in turn would be slower.
         unrolled<Count>([&](auto i) {
             unrolled<k_lookups>([&](auto lookup) {
-                const unsigned code = one_[word[i] >> (64 - k_longest_code_bits)];
+                const unsigned code = one_[word[i] >> (64 - k_max_code_bits)];
                 out[i * distance + lookup] = static_cast<std::byte>(code >> 8);
                 word[i] <<= code & 63;
             });
@@ -175,7 +175,7 @@ void StreamDecoder::read_many_each(Streams<k_streams>& streams, std::ptrdiff_t r
         unrolled<k_streams>([&](auto i) { refill(at[i], word[i]); });
         unrolled<k_lookups>([&](auto) {
             unrolled<k_streams>([&](auto i) {
-                const auto codes = many_[word[i] >> (64 - k_longest_code_bits)];
+                const auto codes = many_[word[i] >> (64 - k_max_code_bits)];
                 store(out[i], codes);
                 out[i] += codes >> k_count_shift & 0xFF;
                 word[i] <<= codes >> k_bits_shift;
@@ -194,7 +194,7 @@ bool StreamDecoder::finish(const Streams<Count>& streams) const noexcept {
         auto left = streams.left(i);
         for (auto* out = streams.out[i]; out != streams.end[i]; ++out) {
             if (left < 0) return false;
-            const unsigned code = one_[word_before(streams.begin[i], left) >> (64 - k_longest_code_bits)];
+            const unsigned code = one_[word_before(streams.begin[i], left) >> (64 - k_max_code_bits)];
             *out = static_cast<std::byte>(code >> 8);
             left -= static_cast<std::ptrdiff_t>(code & 0xFF);
         }

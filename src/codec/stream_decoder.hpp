@@ -35,9 +35,9 @@ public:
     [[nodiscard]] bool decode(const CodedBlock& first, const CodedBlock& second) const noexcept;
 
 private:
-    static constexpr std::size_t k_numbers = std::size_t{1} << k_longest_code_bits;
+    static constexpr std::size_t k_numbers = std::size_t{1} << k_max_code_bits;
 
-    /// What a number of k_longest_code_bits bits begins with: a value in the upper byte, the length of its
+    /// What a number of k_max_code_bits bits begins with: a value in the upper byte, the length of its
     /// code in the lower one.
     using OneCode = std::uint16_t;
     /// All whole codes at the front of such a number, up to six: their values from the lowest byte on, how

@@ -11,16 +11,16 @@
 namespace gpu_sleep::codec {
 namespace {
 
-constexpr unsigned k_least_log = 5;
-constexpr unsigned k_most_log = 6; // RFC 8878, 4.2.1.2
-constexpr unsigned k_most_states = 1U << k_most_log;
-constexpr unsigned k_kinds = k_most_weight + 1;
+constexpr unsigned k_min_log = 5;
+constexpr unsigned k_max_log = 6; // RFC 8878, 4.2.1.2
+constexpr unsigned k_max_states = 1U << k_max_log;
+constexpr unsigned k_kinds = k_max_weight + 1;
 
 /// How many states each weight has; -1 stands for one state with probability below 1.
 using Shares = std::array<int, k_kinds>;
 
 /// The weight of each state.
-using Spread = std::array<std::uint8_t, k_most_states>;
+using Spread = std::array<std::uint8_t, k_max_states>;
 
 Spread spread(const Shares& shares, unsigned log) noexcept {
     const auto states = 1U << log;
@@ -40,14 +40,14 @@ Spread spread(const Shares& shares, unsigned log) noexcept {
 
 // ---- Writing ----------------------------------------------------------------------------------------------
 
-/// Shares of k_most_states by the counts, at least one for each that occurs.
+/// Shares of k_max_states by the counts, at least one for each that occurs.
 Shares share_out(const std::array<unsigned, k_kinds>& counts, std::size_t total) noexcept {
     Shares shares{};
-    int left = k_most_states;
+    int left = k_max_states;
     for (unsigned w = 0; w < k_kinds; ++w) {
         if (counts[w] == 0) continue;
         shares[w] =
-            std::max(1, static_cast<int>((std::size_t{counts[w]} * k_most_states + total / 2) / total));
+            std::max(1, static_cast<int>((std::size_t{counts[w]} * k_max_states + total / 2) / total));
         left -= shares[w];
     }
     // What rounding gave or took is small beside the largest share, but it may not be taken from it alone.
@@ -57,10 +57,10 @@ Shares share_out(const std::array<unsigned, k_kinds>& counts, std::size_t total)
 }
 
 void write_shares(const Shares& shares, BitWriter& out) noexcept {
-    out.add(k_most_log - k_least_log, 4);
-    int remaining = static_cast<int>(k_most_states) + 1;
-    int threshold = k_most_states;
-    unsigned bits = k_most_log + 1;
+    out.add(k_max_log - k_min_log, 4);
+    int remaining = static_cast<int>(k_max_states) + 1;
+    int threshold = k_max_states;
+    unsigned bits = k_max_log + 1;
     for (unsigned w = 0; remaining > 1; ++w) {
         const int value = shares[w] + 1;
         const int spare = 2 * threshold - 1 - remaining; // values below it need one bit less
@@ -87,13 +87,13 @@ public:
             next[w] = total;
             if (shares[w] == 0) continue;
             const auto share = static_cast<unsigned>(shares[w]);
-            const auto most_bits = k_most_log - (share == 1 ? 0 : highest_bit(share - 1));
+            const auto most_bits = k_max_log - (share == 1 ? 0 : highest_bit(share - 1));
             moves_[w] = {(most_bits << 16) - (share << most_bits), static_cast<int>(total) - shares[w]};
             total += share;
         }
-        const auto table = spread(shares, k_most_log);
-        for (unsigned state = 0; state < k_most_states; ++state)
-            states_[next[table[state]]++] = k_most_states + state;
+        const auto table = spread(shares, k_max_log);
+        for (unsigned state = 0; state < k_max_states; ++state)
+            states_[next[table[state]]++] = k_max_states + state;
     }
 
     /// The state to begin with: the one from which reading needs the most bits, so that a reader at the end
@@ -122,7 +122,7 @@ private:
     }
 
     std::array<Move, k_kinds> moves_{};
-    std::array<unsigned, k_most_states> states_{};
+    std::array<unsigned, k_max_states> states_{};
 };
 
 // ---- Reading ----------------------------------------------------------------------------------------------
@@ -134,8 +134,8 @@ struct ReadShares {
 
 std::optional<ReadShares> read_shares(ForwardBits& in) noexcept {
     ReadShares result;
-    result.log = in.take(4) + k_least_log;
-    if (result.log > k_most_log) return std::nullopt;
+    result.log = in.take(4) + k_min_log;
+    if (result.log > k_max_log) return std::nullopt;
     int remaining = (1 << result.log) + 1;
     int threshold = 1 << result.log;
     unsigned bits = result.log + 1;
@@ -169,9 +169,9 @@ struct ReadState {
     std::uint8_t base = 0;
 };
 
-std::array<ReadState, k_most_states> make_read_table(const ReadShares& read) noexcept {
+std::array<ReadState, k_max_states> make_read_table(const ReadShares& read) noexcept {
     const auto table = spread(read.shares, read.log);
-    std::array<ReadState, k_most_states> states{};
+    std::array<ReadState, k_max_states> states{};
     std::array<unsigned, k_kinds> next{};
     for (unsigned w = 0; w < k_kinds; ++w) next[w] = static_cast<unsigned>(std::abs(read.shares[w]));
     for (unsigned state = 0; state < 1U << read.log; ++state) {
@@ -209,8 +209,8 @@ std::optional<std::size_t> write_weights(std::span<const std::uint8_t> weights,
         --at;
         states[at % 2] = encoder.next(states[at % 2], weights[at], stream);
     }
-    stream.add(states[1], k_most_log);
-    stream.add(states[0], k_most_log);
+    stream.add(states[1], k_max_log);
+    stream.add(states[0], k_max_log);
     stream.add(1, 1); // the marker
     const auto stream_bytes = stream.finish();
     if (!stream_bytes) return std::nullopt;

@@ -18,10 +18,10 @@ struct Weights {
     std::size_t count = 0;
 };
 
-inline constexpr unsigned k_most_weight = 11;
+inline constexpr unsigned k_max_weight = 11;
 
-/// Writes at least two weights of at least two kinds. Returns the bytes; nothing if there are fewer, or no
-/// room. Source: RFC 8878, 4.1 and 4.2.1.2.
+/// Writes at least two weights of at least two kinds. Returns the bytes; nothing if there are fewer weights,
+/// or they do not fit. Source: RFC 8878, 4.1 and 4.2.1.2.
 [[nodiscard]] std::optional<std::size_t> write_weights(std::span<const std::uint8_t> weights,
                                                        std::span<std::byte> out) noexcept;
 

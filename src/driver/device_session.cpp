@@ -115,8 +115,8 @@ Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const 
 
     std::uint64_t count = blocks.size();
     void* arguments[] = {&input, &output, &count};
-    constexpr std::uint64_t k_most_blocks = 16'384; // several for each multiprocessor of any device
-    const auto grid = static_cast<unsigned>(std::min(count, k_most_blocks));
+    constexpr std::uint64_t k_max_blocks = 16'384; // several for each multiprocessor of any device
+    const auto grid = static_cast<unsigned>(std::min(count, k_max_blocks));
     GPU_SLEEP_DRIVER_TRY(api_, cuLaunchKernel, "cannot launch the fingerprint kernel", fingerprint_kernel_,
                          grid, 1, 1, k_fingerprint_threads, 1, 1, 0, stream_, arguments, nullptr);
     return std::span<const Fingerprint>(output, blocks.size());

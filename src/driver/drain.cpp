@@ -21,11 +21,11 @@ class Backoff {
 public:
     void pause() {
         std::this_thread::sleep_for(delay_);
-        delay_ = std::min(delay_ * 2, k_longest);
+        delay_ = std::min(delay_ * 2, k_max);
     }
 
 private:
-    static constexpr std::chrono::microseconds k_longest{1000};
+    static constexpr std::chrono::microseconds k_max{1000};
     std::chrono::microseconds delay_{20};
 };
 

@@ -73,9 +73,9 @@ Result<MemoryKind> MemoryKind::of_device(const Api& api, int device) {
     return kind;
 }
 
-Result<PhysicalMemory> MemoryKind::create(const Api& api, Bytes bytes, Milliseconds patience) const {
+Result<PhysicalMemory> MemoryKind::create(const Api& api, Bytes bytes, Milliseconds retry_time) const {
     constexpr auto k_pause = std::chrono::milliseconds(10);
-    const auto deadline = Clock::now() + patience;
+    const auto deadline = Clock::now() + retry_time;
     for (;;) {
         PhysicalMemory::Handle handle = 0;
         const auto status = api.cuMemCreate(&handle, bytes, &properties_, 0);

@@ -80,8 +80,8 @@ public:
     [[nodiscard]] Bytes granularity() const noexcept { return granularity_; }
 
     /// Makes physical memory of `bytes`. The driver scrubs released memory in the background, so a shortage
-    /// is believed only after some tries over `patience`. Errors: out_of_device_memory, driver_failed.
-    [[nodiscard]] Result<PhysicalMemory> create(const Api& api, Bytes bytes, Milliseconds patience) const;
+    /// is believed only after some tries within `retry_time`. Errors: out_of_device_memory, driver_failed.
+    [[nodiscard]] Result<PhysicalMemory> create(const Api& api, Bytes bytes, Milliseconds retry_time) const;
 
 private:
     CUmemAllocationProp properties_{};

@@ -93,7 +93,7 @@ bool is_valid_library(std::string_view name) noexcept {
            std::all_of(name.begin(), name.end(), allowed);
 }
 
-std::string trouble_with(const CaptureRule& rule) {
+std::string problem_with(const CaptureRule& rule) {
     if (rule.min_size > rule.max_size)
         return fmt::format("min_size: {} is more than max_size, {}", format_bytes(rule.min_size),
                            format_bytes(rule.max_size));
@@ -113,8 +113,8 @@ Result<CaptureRules> CaptureRules::create(std::vector<CaptureRule> rules) {
         return make_error(ErrorCode::invalid_argument, "there are {} rules, and {} at most are allowed",
                           rules.size(), k_max_capture_rules);
     for (std::size_t i = 0; i < rules.size(); ++i)
-        if (const auto trouble = trouble_with(rules[i]); !trouble.empty())
-            return make_error(ErrorCode::invalid_argument, "rule {}, {}", i + 1, trouble);
+        if (const auto problem = problem_with(rules[i]); !problem.empty())
+            return make_error(ErrorCode::invalid_argument, "rule {}, {}", i + 1, problem);
     return CaptureRules(std::move(rules));
 }
 

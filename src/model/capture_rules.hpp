@@ -45,7 +45,7 @@ inline constexpr std::size_t k_max_library_length = 100;
 [[nodiscard]] bool is_valid_library(std::string_view name) noexcept;
 
 /// What is wrong with `rule`, beginning with the field's name in a rules file, or nothing.
-[[nodiscard]] std::string trouble_with(const CaptureRule& rule);
+[[nodiscard]] std::string problem_with(const CaptureRule& rule);
 
 /// Rules in their order: the first that is about an allocation decides. Immutable, thread-safe.
 ///
@@ -62,7 +62,7 @@ class CaptureRules {
 public:
     CaptureRules() = default;
 
-    /// Errors: invalid_argument (too many, or one that trouble_with finds fault with; the rule is named by
+    /// Errors: invalid_argument (too many, or one that problem_with finds fault with; the rule is named by
     /// number).
     [[nodiscard]] static Result<CaptureRules> create(std::vector<CaptureRule> rules);
 

@@ -144,7 +144,8 @@ int exit_status_of(const Failure& failure, Operation asked) noexcept {
     const auto& row = traits(failure.error.code);
     const bool is_short =
         failure.error.code == ErrorCode::out_of_host_memory || failure.error.code == ErrorCode::out_of_disk;
-    // What was to sleep and lacked room for it is awake, whatever slept before.
+    // What was to sleep is awake, because there was too little memory or disk; what slept before still
+    // sleeps.
     if (is_short && failure.state == State::partial && asked == Operation::sleep) return row.exit_status;
     return failure.state == State::awake ? row.exit_status : row.exit_status_asleep;
 }

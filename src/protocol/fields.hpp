@@ -152,17 +152,17 @@ concept HasFields = requires(T& value) {
 
 /// The bytes that a `T` takes at least: with empty texts and lists, and without what is optional.
 template <class T>
-inline constexpr std::size_t k_least_bytes = sizeof(T);
+inline constexpr std::size_t k_min_bytes = sizeof(T);
 template <>
-inline constexpr std::size_t k_least_bytes<std::string> = sizeof(std::uint32_t);
+inline constexpr std::size_t k_min_bytes<std::string> = sizeof(std::uint32_t);
 template <class T>
-inline constexpr std::size_t k_least_bytes<std::vector<T>> = sizeof(std::uint32_t);
+inline constexpr std::size_t k_min_bytes<std::vector<T>> = sizeof(std::uint32_t);
 template <class T>
-inline constexpr std::size_t k_least_bytes<std::optional<T>> = 1;
+inline constexpr std::size_t k_min_bytes<std::optional<T>> = 1;
 template <class... T>
-inline constexpr std::size_t k_least_bytes<std::tuple<T&...>> = (std::size_t{0} + ... + k_least_bytes<T>);
+inline constexpr std::size_t k_min_bytes<std::tuple<T&...>> = (std::size_t{0} + ... + k_min_bytes<T>);
 template <HasFields T>
-inline constexpr std::size_t k_least_bytes<T> = k_least_bytes<decltype(fields(std::declval<T&>()))>;
+inline constexpr std::size_t k_min_bytes<T> = k_min_bytes<decltype(fields(std::declval<T&>()))>;
 
 namespace detail {
 

@@ -108,8 +108,8 @@ public:
     void read(double& seconds) { seconds = number_within(0.0, 1e10); }
     void read(Milliseconds& value) {
         // Bounded so that adding two of them to any clock's time, in nanoseconds, cannot overflow.
-        constexpr std::int64_t k_longest_ms = 1'000'000'000'000;
-        value = Milliseconds(number_within<std::int64_t>(0, k_longest_ms));
+        constexpr std::int64_t k_max_ms = 1'000'000'000'000;
+        value = Milliseconds(number_within<std::int64_t>(0, k_max_ms));
     }
     void read(std::string& text) {
         const auto length = number<std::uint32_t>();
@@ -125,7 +125,7 @@ public:
     template <class T>
     void read(std::vector<T>& items) {
         const auto count = number<std::uint32_t>();
-        if (count > bytes_.size() / k_least_bytes<T>) return fail();
+        if (count > bytes_.size() / k_min_bytes<T>) return fail();
         items.reserve(count);
         for (std::uint32_t i = 0; i < count && ok_; ++i) read(items.emplace_back());
     }

@@ -89,9 +89,9 @@ HostArena::HostArena(Bytes bytes, Pinner* pinner, std::byte* data)
 }
 
 Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner) {
-    constexpr Bytes k_most_bytes = std::numeric_limits<Bytes>::max() / 2; // rounding up must not overflow
+    constexpr Bytes k_max_bytes = std::numeric_limits<Bytes>::max() / 2; // rounding up must not overflow
     if (bytes == 0) return make_error(ErrorCode::invalid_argument, "an arena of zero bytes");
-    const auto whole = round_up(std::min(bytes, k_most_bytes), page_bytes());
+    const auto whole = round_up(std::min(bytes, k_max_bytes), page_bytes());
     auto* const data = reserve(whole);
     if (data == nullptr)
         return errno_error(ErrorCode::out_of_host_memory, errno, "mmap",

@@ -39,8 +39,8 @@ Result<HostClaim> HostClaims::make(Bytes bytes, const std::function<std::string(
             if (!headroom) return headroom.error();
             const auto wanted = claim.others_ + bytes + options_.reserve;
             is_enough = wanted <= headroom->bytes;
-            const bool needs_turn =
-                is_enough && headroom->bytes - wanted < k_plenty && !headroom->shared.empty() && takes_turns_;
+            const bool needs_turn = is_enough && headroom->bytes - wanted < k_turn_threshold &&
+                                    !headroom->shared.empty() && takes_turns_;
             if (is_enough && (claim.turn_ || !needs_turn)) return claim;
         }
         if (is_enough)

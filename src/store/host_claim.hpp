@@ -59,7 +59,7 @@ public:
     using Pause = std::function<bool(Milliseconds)>;
     /// Headroom besides what is wanted from which on nobody takes turns: more than the processes of a host
     /// that go to sleep at one moment have under way, 128 MiB on each of six threads.
-    static constexpr Bytes k_plenty = 4 * k_gib;
+    static constexpr Bytes k_turn_threshold = 4 * k_gib;
 
     /// Waits for headroom for `bytes` besides what all others of the process have under way. An error says
     /// that `needed()` are needed. Errors: out_of_host_memory (with k_where; says what limited it),

@@ -7,7 +7,7 @@
 #include "base/guard.hpp"
 #include "base/process.hpp"
 #include "base/quiet_thread.hpp"
-#include "store/workers.hpp"
+#include "store/thread_pool.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -55,7 +55,7 @@ Result<void> move_now(const IoRequest& request) noexcept {
 class ThreadQueue final : public IoQueue {
 public:
     static Result<std::unique_ptr<IoQueue>> open(unsigned threads) {
-        auto workers = Workers::start("gpu-sleep-file", threads);
+        auto workers = ThreadPool::start("gpu-sleep-file", threads);
         if (!workers) return workers.error();
         return std::unique_ptr<IoQueue>(new ThreadQueue(*std::move(workers)));
     }
@@ -64,9 +64,9 @@ public:
     }
 
 private:
-    explicit ThreadQueue(std::unique_ptr<Workers> workers) : workers_(std::move(workers)) {}
+    explicit ThreadQueue(std::unique_ptr<ThreadPool> workers) : workers_(std::move(workers)) {}
 
-    std::unique_ptr<Workers> workers_;
+    std::unique_ptr<ThreadPool> workers_;
 };
 
 #ifdef GPU_SLEEP_HAVE_LIBURING

@@ -91,8 +91,7 @@ std::vector<ChunkPlace> places_of(const std::vector<SnapshotExtent>& extents) {
 Bytes header_bytes_of(const SnapshotDescription& description) {
     Bytes rows = 0;
     for (const auto& extent : description.extents) rows += chunk_count(extent.bytes);
-    return round_up(k_preamble_bytes + longest_json_bytes(description) + rows * sizeof(ChunkRow),
-                    k_alignment);
+    return round_up(k_preamble_bytes + max_json_bytes(description) + rows * sizeof(ChunkRow), k_alignment);
 }
 
 Bytes most_file_bytes(const SnapshotDescription& description) {
@@ -134,7 +133,7 @@ Result<Bytes> read_preamble(std::span<const std::byte, k_preamble_bytes> bytes, 
     if (preamble.file_bytes != file_bytes)
         return make_error(ErrorCode::damaged, "the snapshot is damaged: it has {} of {}",
                           counted(file_bytes, "byte"), preamble.file_bytes);
-    if (preamble.header_bytes > std::min(file_bytes, k_most_header_bytes) ||
+    if (preamble.header_bytes > std::min(file_bytes, k_max_header_bytes) ||
         preamble.header_bytes % k_alignment != 0 || preamble.reserved != 0 ||
         k_preamble_bytes + Bytes{preamble.json_bytes} > preamble.header_bytes)
         return damaged("its header has a wrong size");

@@ -81,7 +81,7 @@ inline constexpr Bytes k_alignment = 4 * k_kib;
 [[nodiscard]] std::vector<ChunkPlace> places_of(const std::vector<SnapshotExtent>& extents);
 
 /// A reader takes no longer header, so a writer makes none.
-inline constexpr Bytes k_most_header_bytes = 64 * k_mib;
+inline constexpr Bytes k_max_header_bytes = 64 * k_mib;
 
 /// What the header will take for these extents, whatever the sizes of their chunks turn out to be.
 [[nodiscard]] Bytes header_bytes_of(const SnapshotDescription& description);

@@ -158,7 +158,7 @@ Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const s
     return std::shared_ptr<const SnapshotDirectory>(new SnapshotDirectory(*std::move(fd), path));
 }
 
-Result<SnapshotDirectory::Room> SnapshotDirectory::room_in(const std::filesystem::path& named) {
+Result<SnapshotDirectory::FreeSpace> SnapshotDirectory::room_in(const std::filesystem::path& named) {
     const auto path = without_slash(named);
     struct stat status = {};
     const bool is_missing = ::lstat(path.c_str(), &status) != 0 && errno == ENOENT;
@@ -173,10 +173,10 @@ Result<SnapshotDirectory::Room> SnapshotDirectory::room_in(const std::filesystem
         return failed(errno, "openat", path);
     }
     const UniqueFd place(::open(at.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-    struct statvfs room = {};
-    if (::fstatvfs(place.get(), &room) != 0) return failed(errno, "statvfs", at);
-    if ((room.f_flag & ST_RDONLY) != 0) return failed(EROFS, "open", path);
-    return Room{Bytes{room.f_bavail} * room.f_frsize, lies_in_memory(place.get())};
+    struct statvfs file_system = {};
+    if (::fstatvfs(place.get(), &file_system) != 0) return failed(errno, "statvfs", at);
+    if ((file_system.f_flag & ST_RDONLY) != 0) return failed(EROFS, "open", path);
+    return FreeSpace{Bytes{file_system.f_bavail} * file_system.f_frsize, lies_in_memory(place.get())};
 }
 
 int SnapshotDirectory::fd(UniqueFd& anew) const noexcept {
@@ -213,11 +213,11 @@ Owner look_for_owner(const SnapshotName& name, int fd) {
     return is_seen ? Owner::ended : Owner::unseen;
 }
 
-Hold look_at_lock(const SnapshotName& name, int directory) {
+LockState lock_state_of(const SnapshotName& name, int directory) {
     UniqueFd locked;
     const auto got = take_lock(directory, name.text(), locked);
-    if (got == Lock::held) return Hold::held;
-    return got == Lock::taken && lock_lasts(directory) ? Hold::let_go : Hold::unknown;
+    if (got == Lock::held) return LockState::held;
+    return got == Lock::taken && lock_lasts(directory) ? LockState::unlocked : LockState::unknown;
 }
 
 bool SnapshotDirectory::is_leftover(const SnapshotName& name, UniqueFd& locked) const {

@@ -49,14 +49,14 @@ enum class Owner {
 /// What can be seen of the owner of a snapshot from here. `fd` is open in the snapshot's file system.
 [[nodiscard]] Owner look_for_owner(const SnapshotName& name, int fd);
 
-enum class Hold {
-    held,    ///< by some process, wherever that is
-    let_go,  ///< nobody can wake from it, though its owner live: it runs another program by now
-    unknown, ///< locks may be lost there, or the file cannot be opened
+enum class LockState {
+    held,     ///< by some process, wherever that is
+    unlocked, ///< nobody can wake from it, even if its owner is alive: it now runs another program
+    unknown,  ///< locks may be lost on that file system, or the file cannot be opened
 };
 
-/// What the lock of the snapshot `name` in `directory` says.
-[[nodiscard]] Hold look_at_lock(const SnapshotName& name, int directory);
+/// The state of the lock of the snapshot `name` in `directory`.
+[[nodiscard]] LockState lock_state_of(const SnapshotName& name, int directory);
 
 /// A directory that belongs to the calling user alone. Thread-safe.
 class SnapshotDirectory {
@@ -66,13 +66,13 @@ public:
     [[nodiscard]] static Result<std::shared_ptr<const SnapshotDirectory>>
     open(const std::filesystem::path& path);
 
-    struct Room {
+    struct FreeSpace {
         Bytes bytes = 0;        ///< that files could take now, as far as their file system says
         bool in_memory = false; ///< they lie in host memory (tmpfs, ramfs), which may have less
     };
-    /// The room in `path` or, if it is missing, in the directory that it would be made in. Makes nothing.
-    /// Errors: as for open().
-    [[nodiscard]] static Result<Room> room_in(const std::filesystem::path& path);
+    /// The free space in `path` or, if it is missing, in the directory that it would be made in. Makes
+    /// nothing. Errors: as for open().
+    [[nodiscard]] static Result<FreeSpace> room_in(const std::filesystem::path& path);
 
     /// Its descriptor. If the program has closed that, one of the same directory, if that is still at its
     /// path and as private as it was, which `anew` holds; or -1.
@@ -135,9 +135,9 @@ public:
     [[nodiscard]] const SnapshotName& name() const noexcept { return name_; }
     [[nodiscard]] std::filesystem::path path() const { return directory_->path() / text_; }
 
-    /// Takes room from `begin`, which nothing was written behind yet, to `end`: past the page cache, a write
-    /// that makes a file longer keeps all others waiting. False, and the file is as it was, where there is no
-    /// such room; also for a file that is cached.
+    /// Allocates disk space from `begin`, behind which nothing was written yet, to `end`: with direct I/O, a
+    /// write that makes a file longer blocks all others. Returns false, and leaves the file as it was, if
+    /// there is too little space or the file does not use direct I/O.
     [[nodiscard]] bool reserve(Bytes begin, Bytes end) noexcept;
     /// Gives back what was reserved behind `bytes`. Errors: io_failed.
     [[nodiscard]] Result<void> cut(Bytes bytes);
@@ -173,10 +173,10 @@ private:
     UnsharedFd fd_;    ///< empty once it was let stay, or moved from
 };
 
-/// Has `fd` read and written past the page cache from here on (O_DIRECT), in whole pages from and to whole
-/// pages of memory; false where the file system cannot.
-bool pass_by_page_cache(int fd) noexcept;
-[[nodiscard]] bool passes_by_page_cache(int fd) noexcept;
+/// Makes `fd` use direct I/O (O_DIRECT) from here on, in whole pages from and to whole pages of memory.
+/// Returns false if the file system cannot.
+bool use_direct_io(int fd) noexcept;
+[[nodiscard]] bool uses_direct_io(int fd) noexcept;
 
 /// Opens a snapshot for reading: a plain file, no symbolic link, of the calling user unless that is root.
 /// Errors: not_permitted, io_failed.

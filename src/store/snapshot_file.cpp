@@ -53,7 +53,7 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
             return make_error(ErrorCode::out_of_host_memory, "no memory is left to map a page of {}",
                               (directory->path() / text).string());
         }
-        if (direct) pass_by_page_cache(fd.get());
+        if (direct) use_direct_io(fd.get());
         return SnapshotFile(std::move(directory), std::move(name), std::move(text),
                             std::move(fd)); // no memory
     }
@@ -61,13 +61,13 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
                       directory->path().string());
 }
 
-bool pass_by_page_cache(int fd) noexcept {
+bool use_direct_io(int fd) noexcept {
     if (lies_in_memory(fd)) return false; // these accept it and copy all the same
     const int flags = ::fcntl(fd, F_GETFL);
     return flags >= 0 && ::fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
 }
 
-bool passes_by_page_cache(int fd) noexcept {
+bool uses_direct_io(int fd) noexcept {
     const int flags = ::fcntl(fd, F_GETFL);
     return flags >= 0 && (flags & O_DIRECT) != 0;
 }
@@ -109,7 +109,7 @@ Result<void> SnapshotFile::open_anew() {
     // Mostly it is locked still. Somebody who looks for leftovers may have it locked for a moment, and lets
     // it be.
     static_cast<void>(::flock(fd.get(), LOCK_EX | LOCK_NB));
-    pass_by_page_cache(fd.get());
+    use_direct_io(fd.get());
     fd_.renew(std::move(fd));
     return {};
 }
@@ -132,7 +132,7 @@ Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
 }
 
 bool SnapshotFile::reserve(Bytes begin, Bytes end) noexcept {
-    if (!fd_.is_held() || !passes_by_page_cache(fd_.get())) return false;
+    if (!fd_.is_held() || !uses_direct_io(fd_.get())) return false;
     const auto from = static_cast<off_t>(begin);
     if (::fallocate(fd_.get(), 0, from, static_cast<off_t>(end - begin)) == 0) return true;
     [[maybe_unused]] const int cut = ::ftruncate(fd_.get(), from); // part of it may have been there

@@ -223,11 +223,11 @@ std::string make_json(const SnapshotDescription& description, Bytes file_bytes,
     });
 }
 
-std::size_t longest_json_bytes(const SnapshotDescription& description) {
-    constexpr auto k_longest = std::numeric_limits<std::uint64_t>::max();
-    return make_json_with(description, k_longest,
+std::size_t max_json_bytes(const SnapshotDescription& description) {
+    constexpr auto k_max = std::numeric_limits<std::uint64_t>::max();
+    return make_json_with(description, k_max,
                           [](std::size_t, std::size_t) {
-                              return ExtentSummary{0, k_longest, k_longest};
+                              return ExtentSummary{0, k_max, k_max};
                           })
         .size();
 }

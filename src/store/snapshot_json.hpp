@@ -21,7 +21,7 @@ inline constexpr std::uint32_t k_snapshot_version = 1;
                                     std::span<const ChunkRow> rows);
 
 /// What that takes at most, whatever is in the rows.
-[[nodiscard]] std::size_t longest_json_bytes(const SnapshotDescription& description);
+[[nodiscard]] std::size_t max_json_bytes(const SnapshotDescription& description);
 
 /// What the JSON says, but for what depends on the contents; nothing if it cannot be understood: if it
 /// has other members, in another order, or other white space than make_json() writes. Trusts nothing in it;

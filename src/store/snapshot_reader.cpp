@@ -9,7 +9,7 @@
 #include "base/text.hpp"
 #include "store/buffer_pool.hpp"
 #include "store/snapshot_directory.hpp"
-#include "store/workers.hpp"
+#include "store/thread_pool.hpp"
 
 #include <sys/stat.h>
 
@@ -35,7 +35,7 @@ public:
 
     [[nodiscard]] Result<void> run(const std::vector<ChunkPlace>& places, unsigned threads,
                                    std::size_t ahead) {
-        auto workers = Workers::start("gpu-sleep-load", threads);
+        auto workers = ThreadPool::start("gpu-sleep-load", threads);
         if (!workers) return workers.error();
         workers_ = workers->get();
         decoders_.resize(workers_->count());
@@ -132,7 +132,7 @@ private:
     ChunkSink& sink_;
     IoQueue& queue_;
     BufferPool& pool_;
-    Workers* workers_ = nullptr;
+    ThreadPool* workers_ = nullptr;
     std::vector<codec::ChunkDecoder> decoders_; ///< one for each worker
     std::atomic<bool> stopped_{false};
     std::deque<Chunk> chunks_; ///< the thread of run() alone adds and removes
@@ -224,7 +224,7 @@ Result<SnapshotReader> SnapshotReader::open(const std::filesystem::path& path) {
 }
 
 Result<SnapshotReader> SnapshotReader::open(UniqueFd fd) {
-    pass_by_page_cache(fd.get()); // nobody reads it twice
+    use_direct_io(fd.get()); // nobody reads it twice
     auto header = guarded([&] { return read_header(fd.get()); });
     if (!header) return std::move(header).error();
     const int number = fd.get();
@@ -255,8 +255,7 @@ Result<void> SnapshotReader::read_unguarded(ChunkSink& sink, const SnapshotReadO
     if (!pool) return pool.error();
     std::unique_ptr<IoQueue> own_queue;
     if (options.queue == nullptr) {
-        auto queue =
-            open_io_queue(options.io, passes_by_page_cache(fd_) ? IoUse::direct : IoUse::cached_reads);
+        auto queue = open_io_queue(options.io, uses_direct_io(fd_) ? IoUse::direct : IoUse::cached_reads);
         if (!queue) return queue.error();
         own_queue = *std::move(queue);
     }

@@ -8,7 +8,7 @@
 #include "base/guard.hpp"
 #include "store/buffer_pool.hpp"
 #include "store/file_checks.hpp"
-#include "store/workers.hpp"
+#include "store/thread_pool.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -22,9 +22,9 @@
 namespace gpu_sleep::store {
 namespace {
 
-/// Room is taken a quarter of what is left at a time, and no less than this: each time waits for the writes
-/// under way.
-constexpr Bytes k_least_reserve_bytes = 256 * k_mib;
+/// Disk space is allocated for a quarter of what is left at a time, and no less than this: each time waits
+/// for the writes under way.
+constexpr Bytes k_min_reserve_bytes = 256 * k_mib;
 
 class SnapshotWriter {
 public:
@@ -39,7 +39,7 @@ public:
     }
 
     [[nodiscard]] Result<void> write(unsigned threads) {
-        auto workers = Workers::start("gpu-sleep-pack", threads);
+        auto workers = ThreadPool::start("gpu-sleep-pack", threads);
         if (!workers) return workers.error();
         encoders_.resize((*workers)->count());
         for (const auto& place : places_) {
@@ -81,18 +81,18 @@ private:
         return round_up(place.bytes, k_alignment);
     }
 
-    /// Takes room for what is under way and a step more, never for all: others need the same disk, and most
-    /// of it would be given back. Where there is none, the rest may still fit once it is smaller.
+    /// Allocates space for what is under way and a step more, never for all: others need the same disk, and
+    /// most of it would be given back. Where there is none, the rest may still fit once it is smaller.
     void reserve_ahead() noexcept {
         const auto under_way = under_way_.load(); // before end_: a chunk may count twice, but not be missed
         const auto end = end_ + under_way;
         if (!reserves_ || end <= reserved_) return;
-        const auto wanted = end + std::min(left_, std::max(k_least_reserve_bytes, left_ / 4));
+        const auto wanted = end + std::min(left_, std::max(k_min_reserve_bytes, left_ / 4));
         reserves_ = file_.reserve(reserved_, wanted);
         reserved_ = wanted;
     }
 
-    void start(Workers& workers, const ChunkPlace& place) noexcept {
+    void start(ThreadPool& workers, const ChunkPlace& place) noexcept {
         auto* const buffer = pool_.take();
         bool is_taken = false;
         auto posted = guarded([&]() -> Result<void> {
@@ -114,7 +114,7 @@ private:
               std::byte* buffer) noexcept {
         auto packed = guarded([&]() -> Result<codec::ChunkEncoder::Encoded> {
             if (has_failed_) return make_error(ErrorCode::cancelled, "the snapshot is given up");
-            return encoders_[worker].encode(content, {buffer, codec::ChunkEncoder::room(content.size())});
+            return encoders_[worker].encode(content, {buffer, codec::ChunkEncoder::bound(content.size())});
         });
         if (!packed) {
             source_.release(place);
@@ -175,8 +175,8 @@ private:
     HostClaims* claims_;
     const std::vector<ChunkPlace> places_;
     Bytes left_;           ///< that the chunks not yet started take at most
-    Bytes reserved_ = 0;   ///< of the file; nothing is written behind it as long as room is reserved
-    bool reserves_ = true; ///< until there was no room
+    Bytes reserved_ = 0;   ///< of the file; nothing is written behind it as long as space is reserved
+    bool reserves_ = true; ///< until there was too little space
     std::atomic<Bytes> under_way_{0}; ///< that chunks take at most which have no place in the file yet
     std::vector<codec::ChunkEncoder> encoders_; ///< one for each worker
     std::atomic<Bytes> end_;                    ///< of what was given a place in the file
@@ -210,23 +210,23 @@ Result<Snapshot> write_unguarded(std::shared_ptr<const SnapshotDirectory> direct
     if (!file) return file.error();
     SnapshotHeader header;
     header.header_bytes = header_bytes_of(description);
-    if (header.header_bytes > k_most_header_bytes)
+    if (header.header_bytes > k_max_header_bytes)
         return make_error(ErrorCode::io_failed, "{} ranges and spans are too many for one snapshot",
                           description.extents.size());
     header.description = std::move(description);
 
-    const auto room = codec::ChunkEncoder::room(codec::k_chunk_bytes);
-    const auto each = room + codec::k_chunk_bytes; // a buffer, and as much again for an encoder's planes
+    const auto bound = codec::ChunkEncoder::bound(codec::k_chunk_bytes);
+    const auto each = bound + codec::k_chunk_bytes; // a buffer, and as much again for an encoder's planes
     const auto most = std::max<std::size_t>(1, static_cast<std::size_t>(options.staging / each));
     auto threads = options.threads > 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
     threads = static_cast<unsigned>(std::min<std::size_t>(threads, most));
     const auto buffers = std::min(options.under_way > 0 ? options.under_way : std::size_t{3} * threads, most);
-    auto pool = BufferPool::create(buffers, room);
+    auto pool = BufferPool::create(buffers, bound);
     if (!pool) return pool.error();
     std::unique_ptr<IoQueue> own_queue;
     if (options.queue == nullptr) {
-        auto queue = open_io_queue(options.io,
-                                   passes_by_page_cache(file->fd()) ? IoUse::direct : IoUse::cached_writes);
+        auto queue =
+            open_io_queue(options.io, uses_direct_io(file->fd()) ? IoUse::direct : IoUse::cached_writes);
         if (!queue) return queue.error();
         own_queue = *std::move(queue);
     }

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Threads and their queue of jobs.
 
-#include "store/workers.hpp"
+#include "store/thread_pool.hpp"
 
 #include "base/quiet_thread.hpp"
 
@@ -10,8 +10,8 @@
 
 namespace gpu_sleep::store {
 
-Result<std::unique_ptr<Workers>> Workers::start(const char* name, unsigned threads) {
-    std::unique_ptr<Workers> workers(new Workers());
+Result<std::unique_ptr<ThreadPool>> ThreadPool::start(const char* name, unsigned threads) {
+    std::unique_ptr<ThreadPool> workers(new ThreadPool());
     workers->threads_.reserve(threads); // a thread that is started has a place
     for (std::size_t i = 0; i < threads; ++i) {
         auto thread = start_quiet_thread(name, [raw = workers.get(), i] { raw->work(i); });
@@ -22,7 +22,7 @@ Result<std::unique_ptr<Workers>> Workers::start(const char* name, unsigned threa
     return workers;
 }
 
-Workers::~Workers() {
+ThreadPool::~ThreadPool() {
     {
         const std::lock_guard lock(mutex_);
         ends_ = true;
@@ -31,14 +31,14 @@ Workers::~Workers() {
     for (auto& thread : threads_) thread.join();
 }
 
-void Workers::post(Job job) {
+void ThreadPool::post(Job job) {
     // Notified with the lock held: once the job is done, whoever waits for it may destroy this.
     const std::lock_guard lock(mutex_);
     jobs_.push_back(std::move(job));
     changed_.notify_one();
 }
 
-void Workers::work(std::size_t worker) {
+void ThreadPool::work(std::size_t worker) {
     for (;;) {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [this] { return ends_ || !jobs_.empty(); });

@@ -17,26 +17,26 @@
 namespace gpu_sleep::store {
 
 /// Thread-safe. Signals are blocked in its threads.
-class Workers {
+class ThreadPool {
 public:
     /// What a thread does; told the thread's number, below count(). Must not throw.
     using Job = std::function<void(std::size_t worker)>;
 
     /// Starts as many threads as can be had, up to `threads`. `name` has at most 15 characters. Errors:
     /// out_of_threads (not one could be started).
-    [[nodiscard]] static Result<std::unique_ptr<Workers>> start(const char* name, unsigned threads);
+    [[nodiscard]] static Result<std::unique_ptr<ThreadPool>> start(const char* name, unsigned threads);
 
-    Workers(const Workers&) = delete;
-    Workers& operator=(const Workers&) = delete;
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
     /// Ends the threads when all that was posted is done.
-    ~Workers();
+    ~ThreadPool();
 
     /// Where it throws for want of memory, nothing was posted.
     void post(Job job);
     [[nodiscard]] std::size_t count() const noexcept { return threads_.size(); }
 
 private:
-    Workers() = default;
+    ThreadPool() = default;
     void work(std::size_t worker);
 
     std::vector<std::thread> threads_; ///< not changed after start

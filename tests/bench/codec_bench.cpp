@@ -53,7 +53,7 @@ void checksum(benchmark::State& state, Kind kind) {
 void encode(benchmark::State& state, Kind kind) {
     const auto& content = contents(kind);
     codec::ChunkEncoder encoder;
-    ByteVector out(codec::ChunkEncoder::room(k_bytes));
+    ByteVector out(codec::ChunkEncoder::bound(k_bytes));
     codec::ChunkEncoder::Encoded encoded;
     for (auto _ : state) encoded = *encoder.encode(content, out);
     finish(state, encoded.shape.width == 0 ? k_bytes : encoded.bytes);
@@ -61,7 +61,7 @@ void encode(benchmark::State& state, Kind kind) {
 
 void decode(benchmark::State& state, Kind kind) {
     codec::ChunkEncoder encoder;
-    ByteVector stored(codec::ChunkEncoder::room(k_bytes));
+    ByteVector stored(codec::ChunkEncoder::bound(k_bytes));
     const auto encoded = *encoder.encode(contents(kind), stored);
     if (encoded.shape.width == 0) return state.SkipWithError("stored as it is");
     codec::ChunkDecoder decoder;

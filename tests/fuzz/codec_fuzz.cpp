@@ -22,7 +22,7 @@ void try_frame(std::span<const std::byte> frame) {
     if (!decoder) return;
     std::vector<std::byte> content(decoder->content_bytes());
     if (!decoder->decode(content)) return;
-    std::vector<std::byte> again(codec::frame_room(content.size()));
+    std::vector<std::byte> again(codec::frame_bound(content.size()));
     std::vector<codec::BlockEntry> blocks(codec::block_count(content.size()));
     again.resize(codec::encode_frame(content, again, blocks));
     again.shrink_to_fit();
@@ -45,7 +45,7 @@ void try_chunk(std::span<const std::byte> bytes) {
 void try_content(std::span<const std::byte> content) {
     if (content.empty() || content.size() > codec::k_chunk_bytes) return;
     codec::ChunkEncoder encoder;
-    std::vector<std::byte> out(codec::ChunkEncoder::room(content.size()));
+    std::vector<std::byte> out(codec::ChunkEncoder::bound(content.size()));
     const auto encoded = *encoder.encode(content, out);
     if (encoded.shape.width == 0) return;
     codec::ChunkDecoder decoder;

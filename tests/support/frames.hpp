@@ -18,7 +18,7 @@ struct Frame {
 
 [[nodiscard]] inline Frame make_frame(const ByteVector& content) {
     Frame frame;
-    frame.bytes.resize(codec::frame_room(content.size()));
+    frame.bytes.resize(codec::frame_bound(content.size()));
     frame.blocks.resize(codec::block_count(content.size()));
     frame.bytes.resize(codec::encode_frame(content, frame.bytes, frame.blocks));
     return frame;

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What an agent may say without end, and how soon it is given up all the same.
 
-#include "cli/patience.hpp"
+#include "cli/answer_timeout.hpp"
 
 #include "support/catch.hpp"
 
@@ -16,25 +16,25 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr Clock::time_point k_begin{1h};
-constexpr Patience::Limits k_strict{30s, 5s, false, 0s};
-constexpr Patience::Limits k_free{30s, 5s, true, 0s};
+constexpr AnswerTimeout::Limits k_strict{30s, 5s, false, 0s};
+constexpr AnswerTimeout::Limits k_free{30s, 5s, true, 0s};
 
 model::Progress copying(Bytes done, Bytes total) {
     return {model::Progress::Phase::transfer, done, total};
 }
 
-/// Hears what `say(n)` says at the n-th second, until it is out of patience or a day has passed.
+/// Hears what `say(n)` says at the n-th second, until it is given up or a day has passed.
 template <class Say>
-Clock::duration heard_for(const Patience::Limits& limits, Say&& say) {
-    Patience patience(limits, k_begin);
+Clock::duration heard_for(const AnswerTimeout::Limits& limits, Say&& say) {
+    AnswerTimeout timeout(limits, k_begin);
     auto now = k_begin;
-    for (Bytes n = 0; now < patience.end() && now < k_begin + 24h; ++n, now += 1s) patience.hear(say(n), now);
-    return patience.end() - k_begin;
+    for (Bytes n = 0; now < timeout.end() && now < k_begin + 24h; ++n, now += 1s) timeout.hear(say(n), now);
+    return timeout.end() - k_begin;
 }
 
 } // namespace
 
-TEST_CASE("Patience: what has no figures moves nothing", "[patience]") {
+TEST_CASE("Answer timeout: what has no figures moves nothing", "[answer_timeout]") {
     const auto limits = GENERATE(k_strict, k_free);
     using Phase = model::Progress::Phase;
     const auto phase = GENERATE(Phase::callbacks, Phase::drain, Phase::verify, Phase::waiting);
@@ -42,7 +42,8 @@ TEST_CASE("Patience: what has no figures moves nothing", "[patience]") {
     CHECK(heard_for(limits, [=](Bytes n) { return model::Progress{phase, n * k_gib, 4000 * k_gib}; }) == 35s);
 }
 
-TEST_CASE("Patience: copying takes as long as it advances, unless its time was asked for", "[patience]") {
+TEST_CASE("Answer timeout: copying takes as long as it advances, unless its time was asked for",
+          "[answer_timeout]") {
     const auto fast = [](Bytes n) { return copying(n * k_gib / 20, 500 * k_gib); };
     CHECK(heard_for(k_strict, fast) == 35s);
     CHECK(heard_for(k_free, fast) == 10'000s + 65s); // and no longer than until all is there
@@ -50,7 +51,7 @@ TEST_CASE("Patience: copying takes as long as it advances, unless its time was a
     CHECK(heard_for(k_free, slow) == 65s); // less than a GiB a minute
 }
 
-TEST_CASE("Patience: figures that nobody can have are not believed", "[patience]") {
+TEST_CASE("Answer timeout: figures that nobody can have are not believed", "[answer_timeout]") {
     const auto heard = [](auto&& figures) {
         return heard_for(k_free, [&](Bytes n) {
             const auto [done, total] = figures(n);
@@ -69,7 +70,8 @@ TEST_CASE("Patience: figures that nobody can have are not believed", "[patience]
     CHECK(heard([](Bytes n) { return Figures{n / 60 % 2 * k_gib, 2 * k_gib}; }) < 20min);
 }
 
-TEST_CASE("Patience: an attempt that was given up, as for a spill to files, counts anew", "[patience]") {
+TEST_CASE("Answer timeout: an attempt that was given up, as for a spill to files, counts anew",
+          "[answer_timeout]") {
     const auto spills = [](Bytes n) {
         const auto done = n < 100 ? n * k_gib : (n - 100) * k_gib / 10;
         return copying(std::min(done, 200 * k_gib), 200 * k_gib);
@@ -77,16 +79,16 @@ TEST_CASE("Patience: an attempt that was given up, as for a spill to files, coun
     CHECK(heard_for(k_free, spills) == 100s + 2'000s + 65s);
 }
 
-TEST_CASE("Patience: behind the point of no return there is a limit of its own", "[patience]") {
+TEST_CASE("Answer timeout: behind the point of no return there is a limit of its own", "[answer_timeout]") {
     const model::Progress release{model::Progress::Phase::release, 0, 0};
-    Patience patience({1s, 5s, false, 30s}, k_begin);
-    CHECK_FALSE(patience.is_past_return());
-    CHECK(patience.end_if_stopped() == k_begin + 2s);
-    patience.hear(release, k_begin + 1s);
-    CHECK(patience.is_past_return());
-    CHECK(patience.end() == k_begin + 1s + Patience::k_release + 30s);
-    CHECK(patience.end_if_stopped() == k_begin + 1s + Patience::k_release_if_stopped);
-    patience.hear(release, k_begin + 40s); // once
-    patience.hear(copying(k_gib, k_gib), k_begin + 41s);
-    CHECK(patience.end() == k_begin + 1s + Patience::k_release + 30s);
+    AnswerTimeout timeout({1s, 5s, false, 30s}, k_begin);
+    CHECK_FALSE(timeout.is_past_return());
+    CHECK(timeout.end_if_stopped() == k_begin + 2s);
+    timeout.hear(release, k_begin + 1s);
+    CHECK(timeout.is_past_return());
+    CHECK(timeout.end() == k_begin + 1s + AnswerTimeout::k_release + 30s);
+    CHECK(timeout.end_if_stopped() == k_begin + 1s + AnswerTimeout::k_release_if_stopped);
+    timeout.hear(release, k_begin + 40s); // once
+    timeout.hear(copying(k_gib, k_gib), k_begin + 41s);
+    CHECK(timeout.end() == k_begin + 1s + AnswerTimeout::k_release + 30s);
 }

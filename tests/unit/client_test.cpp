@@ -71,14 +71,14 @@ public:
     [[nodiscard]] Answer ask(const Stage& stage) {
         std::vector<Question> questions;
         questions.push_back(stage.question(model::SleepRequest{}));
-        Follower follower;
-        follower.interruptions = read_.get();
-        follower.take_interruption = [&] {
+        Observer observer;
+        observer.interruptions = read_.get();
+        observer.take_interruption = [&] {
             char taken = 0;
             REQUIRE(::read(read_.get(), &taken, 1) == 1);
         };
-        follower.past_return = [&](std::size_t) { ++warnings_; };
-        return ask_all(std::move(questions), follower).front();
+        observer.past_return = [&](std::size_t) { ++warnings_; };
+        return ask_all(std::move(questions), observer).front();
     }
     [[nodiscard]] int warnings() const { return warnings_; }
 
@@ -106,12 +106,12 @@ TEST_CASE("Client: a request arrives as it was made, progress and the report com
     std::vector<Bytes> seen;
     std::vector<Question> questions;
     questions.push_back(stage.question(request));
-    Follower follower;
-    follower.progress = [&](std::size_t index, const model::Progress& progress) {
+    Observer observer;
+    observer.progress = [&](std::size_t index, const model::Progress& progress) {
         CHECK(index == 0);
         seen.push_back(progress.done);
     };
-    const auto answers = ask_all(std::move(questions), follower);
+    const auto answers = ask_all(std::move(questions), observer);
     REQUIRE(answers.size() == 1);
     REQUIRE(std::holds_alternative<model::Report>(answers[0]));
     CHECK(std::get<model::Report>(answers[0]).name == "llama");
@@ -157,13 +157,13 @@ TEST_CASE("Client: each answer is told as it comes", "[client]") {
     questions.push_back(late.question(model::SleepRequest{}));
     questions.push_back(early.question(model::SleepRequest{}));
     std::vector<std::size_t> order;
-    Follower follower;
-    follower.answered = [&](std::size_t index, const Answer& answer) {
+    Observer observer;
+    observer.answered = [&](std::size_t index, const Answer& answer) {
         CHECK(std::holds_alternative<model::Report>(answer));
         if (order.empty()) first_is_told.set_value();
         order.push_back(index);
     };
-    static_cast<void>(ask_all(std::move(questions), follower));
+    static_cast<void>(ask_all(std::move(questions), observer));
     CHECK(order == std::vector<std::size_t>{1, 0});
 }
 
@@ -172,7 +172,7 @@ TEST_CASE("Client: a process that is stopped is given up sooner, and named so", 
         [](const protocol::Request&, test::FakeConnection& connection) { connection.wait_for_close(); });
     std::vector<Question> questions;
     questions.push_back(stage.question(model::SleepRequest{}));
-    questions.front().patience = {.answer = 100ms, .grace = 60s};
+    questions.front().timeout = {.answer = 100ms, .grace = 60s};
     questions.front().is_stopped = [] { return true; };
     const auto start = Clock::now();
     const auto answers = ask_all(std::move(questions));
@@ -336,7 +336,7 @@ TEST_CASE("Operation: after a lost connection the process is asked how it stands
     const auto settled = [&](const Process& process) {
         std::vector<Outcome> outcomes{{process, lost}};
         auto finder = stage.finder();
-        settle(finder, outcomes);
+        ask_again(finder, outcomes);
         return outcomes.front();
     };
     const auto asleep = settled(stage.process());

@@ -21,7 +21,7 @@ struct Stored {
 
 Stored encode(const ByteVector& content) {
     ChunkEncoder encoder;
-    ByteVector out(ChunkEncoder::room(content.size()));
+    ByteVector out(ChunkEncoder::bound(content.size()));
     const auto encoded = *encoder.encode(content, out);
     if (encoded.shape.width == 0) return {encoded.shape, content};
     out.resize(encoded.bytes);

@@ -81,10 +81,10 @@ TEST_CASE("Frames: no code is longer than 11 bits, and none could be better", "[
     std::uint32_t sum = 0;
     for (std::size_t i = 0; i < lengths.size(); ++i) {
         CHECK((lengths[i] > 0) == (histogram[i] > 0));
-        CHECK(lengths[i] <= k_longest_code_bits);
-        if (lengths[i] > 0) sum += 1U << (k_longest_code_bits - lengths[i]);
+        CHECK(lengths[i] <= k_max_code_bits);
+        if (lengths[i] > 0) sum += 1U << (k_max_code_bits - lengths[i]);
     }
-    CHECK(sum == 1U << k_longest_code_bits);
+    CHECK(sum == 1U << k_max_code_bits);
     ByteVector content;
     for (std::size_t i = 0; i < histogram.size(); ++i)
         content.insert(content.end(), histogram[i], static_cast<std::byte>(i));

@@ -65,7 +65,7 @@ TEST_CASE("Host claims: near the limit there is one at a time, and away from it 
     const Limit limit;
     HostClaims near(limit.options(k_gib));
     HostClaims neighbour(limit.options(k_gib));
-    HostClaims away(limit.options(2 * HostClaims::k_plenty));
+    HostClaims away(limit.options(2 * HostClaims::k_turn_threshold));
     {
         const auto first = claim_at_once(near);
         REQUIRE(first);

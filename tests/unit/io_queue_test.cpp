@@ -20,7 +20,7 @@ namespace {
 UniqueFd direct_file(const test::TemporaryDirectory& directory) {
     UniqueFd fd(::open((directory.path() / "file").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     REQUIRE(fd);
-    pass_by_page_cache(fd.get());
+    use_direct_io(fd.get());
     return fd;
 }
 
@@ -31,7 +31,7 @@ TEST_CASE("Reads and writes: those that are refused past the page cache go throu
         const auto fd = direct_file(directory);
         REQUIRE(move_bytes(IoRequest::Kind::write, fd.get(), bytes.data() + 1, 100'000, 3));
         test::ByteVector read(100'000);
-        pass_by_page_cache(fd.get());
+        use_direct_io(fd.get());
         REQUIRE(move_bytes(IoRequest::Kind::read, fd.get(), read.data(), read.size(), 3));
         CHECK(std::equal(read.begin(), read.end(), bytes.begin() + 1));
     }
@@ -55,7 +55,7 @@ TEST_CASE("Reads and writes: those that are refused past the page cache go throu
             return !has_failed;
         };
         CHECK(move_all(IoRequest::Kind::write, bytes.data()));
-        pass_by_page_cache(fd.get());
+        use_direct_io(fd.get());
         CHECK(move_all(IoRequest::Kind::read, read.data()));
         CHECK(std::equal(read.begin() + 1, read.end(), bytes.begin() + 1));
     }

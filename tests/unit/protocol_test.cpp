@@ -232,12 +232,12 @@ TEST_CASE("Protocol: what is accepted of each enumeration, and the least that a 
     CHECK(is_range(Progress::Phase{}, 0, 5));
     CHECK(is_range(ErrorCode{}, 0, 0xFFFF));
 
-    CHECK(k_least_bytes<std::string> == 4);
-    CHECK(k_least_bytes<TagStore> == 5);
-    CHECK(k_least_bytes<TagReport> == 76);
-    CHECK(k_least_bytes<DeviceReport> == 56);
-    CHECK(k_least_bytes<Residual> == 28);
-    CHECK(k_least_bytes<WaitingWake> == 17);
+    CHECK(k_min_bytes<std::string> == 4);
+    CHECK(k_min_bytes<TagStore> == 5);
+    CHECK(k_min_bytes<TagReport> == 76);
+    CHECK(k_min_bytes<DeviceReport> == 56);
+    CHECK(k_min_bytes<Residual> == 28);
+    CHECK(k_min_bytes<WaitingWake> == 17);
 }
 
 TEST_CASE("Protocol: the checksum is CRC-32C", "[protocol]") {
