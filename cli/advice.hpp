@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What to do about an error, where it depends on the command that met it.
+// The advice for an error, which can depend on the command.
 
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace gpu_sleep::cli {
 
-/// One line for the person who ran `program`; may be empty. That of the table of errors, unless it makes no
-/// sense there. `has_waited`: it was told to try again while GPU memory is short, and did.
+/// One line for the person who ran `program`; may be empty. That of the table of errors, unless it does
+/// not apply to this command. `has_waited`: the command has already tried again while GPU memory was short.
 [[nodiscard]] std::string_view advice_from(std::string_view program, ErrorCode code,
                                            bool has_waited = false) noexcept;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// How long a command waits for an agent, which may be anybody's program. Plain arithmetic over times.
+// How long a command waits for the answer of an agent, which may be in any program. Only computes times.
 
 #pragma once
 
@@ -8,41 +8,41 @@
 
 namespace gpu_sleep::cli {
 
-/// Until when one agent is waited for: a limit, which copying that advances may move, and another one from
-/// the point of no return on. What else it says of its progress moves nothing, so that it always comes to an
-/// end.
+/// Until when a command waits for one agent: a limit, which copying that advances can extend, and another
+/// limit after the point of no return. Other progress extends nothing, so the wait always ends.
 class AnswerTimeout {
 public:
     struct Limits {
-        Milliseconds answer{10'000}; ///< until the last word, or the point of no return
-        Milliseconds grace{0};       ///< and so much longer before the agent is given up
+        Milliseconds answer{10'000}; ///< until the final reply, or the point of no return
+        Milliseconds grace{0};       ///< how much longer the command waits before it gives up
         bool copies_freely = false;  ///< copying takes as long as it advances
-        Milliseconds afterwards{0};  ///< that callbacks may take behind the point of no return
+        Milliseconds afterwards{0};  ///< for callbacks after the point of no return
     };
 
-    /// Copying that takes as long as it advances: so many bytes, within each of these times.
+    /// Copying without a limit must advance by k_min_advance within each k_stall.
     static constexpr Milliseconds k_stall{60'000};
     static constexpr Bytes k_min_advance = k_gib;
-    /// More than the GPUs of one machine hold: who announces more is not believed.
+    /// More than the GPUs of one machine have: larger totals are ignored.
     static constexpr Bytes k_max_bytes = 4096 * k_gib;
-    /// How often copying may begin anew: into files when host memory is short, say.
+    /// How often copying may start again, for example into files when host memory is short.
     static constexpr unsigned k_max_attempts = 8;
-    /// For what comes behind the point of no return, besides callbacks: some milliseconds a GiB.
+    /// For releasing memory after the point of no return, besides callbacks: it takes some milliseconds per
+    /// GiB.
     static constexpr Milliseconds k_release{60'000};
-    /// A process that has not answered by then, and is seen to be stopped, is given up at once.
+    /// The same limits for a process that is stopped.
     static constexpr Milliseconds k_grace_if_stopped{1'000};
     static constexpr Milliseconds k_release_if_stopped{5'000};
 
     AnswerTimeout(const Limits& limits, Clock::time_point now) noexcept;
 
-    /// Takes in what the agent says of its progress.
+    /// Takes a progress message of the agent.
     void hear(const model::Progress& progress, Clock::time_point now) noexcept;
 
-    /// When it is over.
+    /// The end of the wait.
     [[nodiscard]] Clock::time_point end() const noexcept { return end_; }
-    /// When it is over for a process that is stopped.
+    /// The end of the wait for a process that is stopped.
     [[nodiscard]] Clock::time_point end_if_stopped() const noexcept { return end_if_stopped_; }
-    /// Whether the agent has said that it heeds no withdrawal any more.
+    /// Whether the agent has reported the point of no return.
     [[nodiscard]] bool is_past_return() const noexcept { return is_past_return_; }
 
 private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// From a process to a connection to its agent, by the process's pid alone.
+// Connecting to the agent of a process, given its pid.
 
 #pragma once
 
@@ -18,8 +18,8 @@
 namespace gpu_sleep::cli {
 
 /// Finds agents' sockets under /proc/PID/task/TID/root/tmp, TID being the thread that listens, and under
-/// /proc/PID/root/tmp, and connects to them. Remembers what it has read, so it lives as long as one look
-/// around, and keeps nothing open. Not thread-safe.
+/// /proc/PID/root/tmp, and connects to them. Caches what it has read, so make a new one for each command or
+/// listing. Keeps nothing open. Not thread-safe.
 class Finder {
 public:
     /// `plain_root` stands in for /proc/PID/root where that cannot be opened though the process is ours.
@@ -41,10 +41,10 @@ private:
         std::string name;
         ProcessIdentity identity; ///< of the process, from the file's name
     };
-    /// What was seen of a /tmp.
+    /// The agents' directories and sockets of a /tmp.
     struct Tmp {
         AgentDirectories directories;
-        std::map<uid_t, std::vector<Candidate>> candidates; ///< of the users that were asked for
+        std::map<uid_t, std::vector<Candidate>> candidates; ///< of the users that were looked for
     };
 
     [[nodiscard]] Result<std::vector<UniqueFd>>

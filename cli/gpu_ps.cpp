@@ -21,7 +21,7 @@ constexpr const char* k_examples =
     "  gpu-ps                   all processes that this user may put to sleep\n"
     "  gpu-ps 4242 --json       one of them, for a program to read\n"
     "  gpu-ps --watch=5s        again every five seconds\n"
-    "  gpu-ps llama --watch --await   the same of one, from when it is there\n";
+    "  gpu-ps llama --watch --await   the same of one, also before it has started\n";
 
 struct Options {
     std::string target;
@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
     app.add_flag("--watch{2s}", options.watch, "Repeat every two seconds, or as given: --watch=500ms")
         ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
     cli::add_flag(app, "--await", options.awaits,
-                  "With --watch and PID: go on while there is no such process, rather than end");
+                  "With --watch and PID: continue while there is no such process");
     cli::add_duration(app, "--timeout", options.timeout, "How long a process may take to answer");
     cli::add_output(app, options.output, false);
     if (const auto status = cli::parse(app, argc, argv)) return *status;

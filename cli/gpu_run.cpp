@@ -29,7 +29,7 @@ constexpr const char* k_examples =
     "  gpu-run -- python3 serve.py                     gpu-sleep can then put it to sleep\n"
     "  gpu-run --name llama -- python3 serve.py        by name: gpu-sleep llama\n"
     "  gpu-run --on-touch wake -- python3 serve.py     asleep until it uses the GPU again\n"
-    "  gpu-run --rules rules.json -- ./train           what is captured, and under which tag\n";
+    "  gpu-run --rules rules.json -- ./train           which allocations are intercepted, their tags\n";
 constexpr const char* k_exit_statuses =
     "\nExit status: that of COMMAND; 1 if the agent is missing, 2 for wrong usage or rules or if the agent\n"
     "cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such command.";
@@ -62,25 +62,24 @@ void add_options(CLI::App& app, Options& options) {
     cli::add_value(app, "--name", "NAME", reader(options.name, name_problem),
                    "Name by which gpu-sleep, gpu-wake and gpu-ps find the process");
     auto* tag = cli::add_value(app, "--tag", "TAG", reader(options.tag, cli::tag_problem),
-                               "Tag of all that is captured (default: default)");
+                               "Tag of all intercepted allocations (default: default)");
     auto* min_size =
         cli::add_size(app, "--min-size", options.min_size, "Leave smaller allocations to the driver");
-    auto* rules =
-        cli::add_path(app, "--rules", "FILE", options.rules_file,
-                      "JSON file that says what is captured, and under which tag; see the manual page");
+    auto* rules = cli::add_path(
+        app, "--rules", "FILE", options.rules_file,
+        "JSON file that says which allocations are intercepted, and their tags; see the manual page");
     cli::add_gate(app, options.on_touch, options.gate, options.touch_limit, "default: wait");
     auto* release =
         cli::add_flag(app, "--release-gil", options.release_gil,
-                      "A thread of Python that waits to launch or copy lets the others run meanwhile "
-                      "(the default)");
-    cli::add_flag(app, "--keep-gil", options.keep_gil, "It does not")->excludes(release);
+                      "A Python thread that waits to launch or copy releases Python's lock (the default)");
+    cli::add_flag(app, "--keep-gil", options.keep_gil, "It keeps Python's lock")->excludes(release);
     cli::add_flag(app, "--no-capture", options.no_capture,
                   "Load the agent, but leave all of the program's own allocations to the driver")
         ->excludes(tag)
         ->excludes(min_size)
         ->excludes(rules);
     cli::add_flag(app, "--audit", options.audit,
-                  "Also catch libraries that bind their symbols to themselves first; see the manual page");
+                  "Also intercept libraries that preloading does not reach; see the manual page");
 }
 
 /// The index in `words` at which the command begins: after "--", or at the first word that is neither an
@@ -163,10 +162,9 @@ int run(const Options& options, std::vector<std::string> command) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app(
-        "Starts COMMAND so that gpu-sleep can put it to sleep: with the agent inside, which captures the\n"
-        "GPU memory that it allocates. Nothing else about it changes.",
-        "gpu-run");
+    CLI::App app("Starts COMMAND so that gpu-sleep can put it to sleep: with the agent inside, which\n"
+                 "intercepts its GPU allocations. Nothing else about it changes.",
+                 "gpu-run");
     Options options;
     cli::add_basics(app, k_examples, k_exit_statuses);
     add_options(app, options);

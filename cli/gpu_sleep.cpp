@@ -41,12 +41,12 @@ void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
     cli::add_tags(app, "--discard", request.discard,
                   "Drop the contents of these tags, whatever their policy");
     cli::add_flag(app, "--require-refill", request.require_refill,
-                  "Fail rather than drop what the program cannot refill");
+                  "Fail instead of dropping a tag that the program cannot refill");
     cli::add_flag(app, "--dry-run", request.dry_run,
                   "Change nothing; say what would be freed, kept and dropped");
     cli::add_limit(app, "--timeout", typed.timeout,
-                   "How long all may take until GPU memory is released (default: 30 s for the program's\n"
-                   "callbacks and the GPU's running work, and copying takes as long as it advances)");
+                   "Time limit until GPU memory is released (default: 30 s for the program's callbacks and\n"
+                   "running GPU work, and no limit for copying that advances)");
     app.add_option("--store", typed.stores,
                    "Where contents go: host or file, or for some tags, as in weights=file,kv_cache=host")
         ->delimiter(',')
@@ -54,12 +54,12 @@ void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
         ->type_name("STORE|TAG=STORE,...");
     cli::add_path(app, "--dir", "DIR", typed.directory,
                   "The directory for files, private to the process's user");
-    cli::add_path(app, "--spill", "DIR", typed.spill, "Use files in DIR when host memory will not do");
+    cli::add_path(app, "--spill", "DIR", typed.spill, "Use files in DIR if host memory is too small");
     cli::add_flag(app, "--keep-files", request.keep_files, "Leave the files when the process wakes or ends");
     cli::add_gate(app, request.on_touch, request.gate, request.touch_limit,
                   "default: as the process was started");
     cli::add_flag(app, "--force", request.force,
-                  "Sleep although the process uses the GPU in a way that cannot be seen");
+                  "Sleep even if the process uses the GPU in a way that the agent cannot see");
 }
 
 /// The first tag that is to be both kept and dropped, or null.

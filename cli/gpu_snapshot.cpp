@@ -243,7 +243,7 @@ void add_json(CLI::App& command, Options& options) {
 
 void add_keep_leftovers(CLI::App& command, Options& options) {
     cli::add_flag(command, "--keep-leftovers", options.keep_leftovers,
-                  "Only look: let stay what ended processes have left in the directory");
+                  "Do not remove the files that ended processes have left in the directory");
 }
 
 } // namespace

@@ -27,8 +27,8 @@ int main(int argc, char** argv) {
     cli::add_tags(app, "--tags", request.tags, "Only these tags (default: all)");
     cli::add_duration(app, "--wait", request.wait, "How long to try again while GPU memory is short");
     cli::add_limit(app, "--timeout", timeout,
-                   "How long all may take, besides --wait, until memory is back, and then callbacks again\n"
-                   "(default: 30 s for callbacks, and copying takes as long as it advances)");
+                   "Time limit, without --wait, until memory is back, and then once more for callbacks\n"
+                   "(default: 30 s for callbacks, and no limit for copying that advances)");
     cli::add_flag(app, "--dry-run", request.dry_run,
                   "Change nothing; say what would be taken and brought back");
     cli::add_output(app, operation.output);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Signals that ask this command to end, taken one by one while it waits for agents.
+// Receiving SIGINT, SIGTERM and SIGHUP while the command waits for agents.
 
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace gpu_sleep::cli {
 
-/// While it lives, SIGINT, SIGTERM and SIGHUP do not end the command, but can be taken; those that are
-/// ignored stay so. Where that cannot be had, they end it as ever. For a command with one thread.
+/// While it lives, SIGINT, SIGTERM and SIGHUP do not end the command, but can be taken one by one;
+/// ignored ones stay ignored. If that fails, they end the command as usual. For a command with one thread.
 class Interruptions {
 public:
     Interruptions() noexcept;
@@ -17,10 +17,10 @@ public:
     Interruptions& operator=(const Interruptions&) = delete;
     ~Interruptions();
 
-    /// Readable when one has come; negative where none can be taken.
+    /// Readable when a signal has arrived; negative if none can be taken.
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
     void take() noexcept;
-    /// Ends the command by the first that was taken, as if nobody had; returns if none was.
+    /// Ends the command by the first signal that was taken; returns if none was.
     void end_by_first() noexcept;
 
 private:

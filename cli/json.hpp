@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Outcomes for programs to read. The schema is the same for all commands; man/gpu-ps.1 describes it.
+// Outcomes as JSON. The schema is the same for all commands; man/gpu-ps.1 describes it.
 
 #pragma once
 
@@ -21,7 +21,7 @@ inline constexpr int k_json_schema = 1;
 [[nodiscard]] std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes,
                                   int indent = 2);
 
-/// The document for a command that did nothing: the usage was wrong, or it found nobody to ask.
+/// The document for a command that did nothing: the usage was wrong, or it found no process.
 [[nodiscard]] std::string to_json(std::string_view program, const Error& error, int indent = 2);
 
 } // namespace gpu_sleep::cli

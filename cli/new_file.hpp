@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// A file that appears whole or not at all, and only for its owner.
+// A file that appears complete or not at all, and is accessible to its owner only.
 
 #pragma once
 
@@ -16,9 +16,9 @@ namespace gpu_sleep::cli {
 /// io_failed.
 [[nodiscard]] Error file_error(int number, std::string_view call, const std::filesystem::path& file);
 
-/// A file of mode 0600 that gets its name when it is whole. Until then it has none, so that nothing is left
-/// however the program ends; or one beside its own, where the file system or the system cannot do that, which
-/// is removed when it is destroyed. Move-only.
+/// A file of mode 0600 that gets its name when it is complete. Until then it has no name, so that nothing is
+/// left if the program ends. If the system or the file system does not support that, it has a temporary name,
+/// and is removed when this is destroyed. Move-only.
 class NewFile {
 public:
     /// Nothing may have the name `path`, not even a link. Errors: those of file_error().
@@ -29,8 +29,8 @@ public:
     ~NewFile();
 
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
-    /// Flushes and closes it, and gives it its name, which somebody may have taken meanwhile. Errors: those
-    /// of file_error(); nothing has the name then, but for somebody else's file.
+    /// Flushes and closes it, and gives it its name. Errors: those of file_error(), also if another file has
+    /// the name by now.
     [[nodiscard]] Result<void> commit();
 
 private:
@@ -39,7 +39,7 @@ private:
         : path_(std::move(path)), partial_(std::move(partial)), fd_(std::move(fd)) {}
 
     std::filesystem::path path_;
-    std::string partial_; ///< its name until it is whole; empty if it has none, and when it is whole
+    std::string partial_; ///< its temporary name; empty if it has none, and when it is complete
     UniqueFd fd_;
 };
 

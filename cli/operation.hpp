@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What gpu-sleep and gpu-wake have in common: find the processes, ask them, tell the result.
+// The common part of gpu-sleep and gpu-wake: find the processes, send the requests, print the results.
 
 #pragma once
 
@@ -16,18 +16,19 @@ namespace gpu_sleep::cli {
 struct CommandRun {
     std::string program;
     std::string target;
-    std::optional<uid_t> user; ///< whose processes alone are meant
+    std::optional<uid_t> user; ///< select only processes of this user
     protocol::Request request;
     OutputOptions output;
 };
 
-/// Runs it to the end: results on standard output as they come, in JSON all together, progress and errors on
-/// standard error. Returns the exit status; or a signal that has withdrawn a request ends the command.
+/// Runs the command. Prints each result on standard output as it arrives, or all together as JSON, and
+/// progress and errors on standard error. Returns the exit status, unless a signal that has withdrawn the
+/// requests ends the command.
 [[nodiscard]] int run(const CommandRun& operation);
 
-/// Of processes whose connection was lost, or that did not answer in time, finds out how they are: ended,
-/// without an agent by now, or in which state. Asks all at once, but for those that are stopped, or whose
-/// outcome is unknown: they could not say.
+/// Asks the processes whose connection was lost, or that did not answer in time, for their state, all at
+/// once: they may have ended or may have no agent any more. Does not ask those that are stopped or whose
+/// outcome is unknown, which cannot answer.
 void ask_again(Finder& finder, std::vector<Outcome>& outcomes);
 
 } // namespace gpu_sleep::cli

@@ -199,8 +199,8 @@ CLI::Option* add_flag(CLI::App& app, const std::string& name, bool& value, const
 
 CLI::Option* add_target(CLI::App& app, std::string& target) {
     return add_word(app, "PID", target, "a process id, or the name that a process has",
-                    "Process id, or the name that the program has; the id of a parent that has no agent\n"
-                    "stands for its descendants that have one");
+                    "Process id, or the name of the program; the id of a parent without an agent selects\n"
+                    "its descendants that have one");
 }
 
 std::string tag_problem(const std::string& tag) {
@@ -256,15 +256,15 @@ void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optio
     add_choice(
         app, "--on-touch", "wait|wake|fail",
         [&on_touch](const std::string& word) { on_touch = model::parse_on_touch(word); },
-        fmt::format("GPU work that comes while the process is asleep waits, wakes it, or fails ({})",
+        fmt::format("GPU work while the process is asleep waits, wakes the process, or fails ({})",
                     default_words));
     add_choice(
         app, "--gate", "shut|checked",
         [&gate](const std::string& word) { gate = model::parse_gate_mode(word); },
-        "In part asleep, hold all work, or only work that names a sleeping address (default: shut, unless "
-        "the program parts them)");
+        "While a part is asleep, hold all work (shut), or only work that names a sleeping address\n"
+        "(checked; default: shut, unless the program has declared the part separable)");
     add_limit(app, "--touch-limit", touch_limit,
-              "How long work that wakes the process may wait for GPU memory (default: for ever)");
+              "How long work that wakes the process may wait for GPU memory (default: no limit)");
 }
 
 std::string touch_problem(std::optional<model::OnTouch> on_touch, std::optional<Milliseconds> touch_limit) {

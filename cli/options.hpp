@@ -18,13 +18,13 @@
 
 namespace gpu_sleep::cli {
 
-/// How a command shows what it did.
+/// The output options of a command.
 struct OutputOptions {
     bool json = false;
     bool quiet = false; ///< no progress and no report; errors are shown all the same
 };
 
-/// What the commands that ask processes exit with.
+/// The exit statuses of the commands that send requests to processes.
 inline constexpr const char* k_exit_statuses =
     "\nExit status: 0 done, 1 failed and awake, 2 wrong usage, 3 no such process or no agent in it,\n"
     "4 timed out, 5 not permitted, 6 damaged, 7 failed and asleep, 8 not enough host memory or disk space,\n"
@@ -34,7 +34,7 @@ inline constexpr const char* k_exit_statuses =
 void add_basics(CLI::App& app, const std::string& examples,
                 const std::string& exit_statuses = k_exit_statuses);
 
-/// What one text on the command line means: takes it, and returns what is wrong with it, or nothing.
+/// Reads the text of a value; returns what is wrong with it, or nothing.
 using ReadText = std::function<std::string(const std::string& text)>;
 
 /// An option that takes one value of the kind `type`, once.
@@ -55,14 +55,14 @@ CLI::Option* add_flag(CLI::App& app, const std::string& name, bool& value, const
 /// The positional PID, which may be a name; see find_targets.
 CLI::Option* add_target(CLI::App& app, std::string& target);
 
-/// --user: whose processes alone are meant.
+/// --user: select only processes of one user.
 void add_user(CLI::App& app, std::optional<uid_t>& user);
 
 /// An option that takes tags, separated by commas or given again. A bad tag is wrong usage.
 void add_tags(CLI::App& app, const std::string& name, std::vector<std::string>& tags,
               const std::string& help);
 
-/// What is wrong with a tag, or nothing.
+/// What is wrong with `tag`, or nothing.
 [[nodiscard]] std::string tag_problem(const std::string& tag);
 
 /// An option that takes a duration with its unit; what `value` holds is the default and is shown as such.
@@ -72,8 +72,8 @@ void add_duration(CLI::App& app, const std::string& name, Milliseconds& value, c
 CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::string& words,
                         const std::function<void(const std::string&)>& assign, const std::string& help);
 
-/// --on-touch, --gate and --touch-limit: what becomes of work that comes while the process is asleep.
-/// `default_words` says what --on-touch is where it is not given.
+/// --on-touch, --gate and --touch-limit: what GPU work does while the process is asleep. `default_words`
+/// describes the default of --on-touch.
 void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optional<model::GateMode>& gate,
               std::optional<Milliseconds>& touch_limit, const std::string& default_words);
 
@@ -92,14 +92,13 @@ CLI::Option* add_size(CLI::App& app, const std::string& name, std::optional<Byte
 /// --json and, unless `quiet_too` is false, --quiet.
 void add_output(CLI::App& app, OutputOptions& output, bool quiet_too = true);
 
-/// Says on standard error what is wrong with the usage of `program`, and where help is; and on standard
-/// output too if it was to answer in JSON. Returns the status to exit with.
+/// Reports wrong usage of `program` on standard error, and with `json` also on standard output. Returns the
+/// exit status.
 [[nodiscard]] int usage_error(std::string_view program, const std::string& problem, bool json);
 
-/// Reads the command line. Returns the status to exit with when there is nothing more to do: help or the
-/// version was shown, or the usage was wrong and that was said, as by usage_error(), in words of ours that
-/// name the option. An option without its value, or with an empty one, is wrong usage. Catches what CLI11
-/// throws.
+/// Reads the command line. Returns an exit status if the command is done: it has printed its help or version,
+/// or it has reported wrong usage by usage_error(), naming the option. An option without its value, or with
+/// an empty one, is wrong usage. Catches what CLI11 throws.
 [[nodiscard]] std::optional<int> parse(CLI::App& app, int argc, const char* const* argv);
 
 } // namespace gpu_sleep::cli

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Where text leaves a command: results on standard output, complaints on standard error. What is lost on the
-// way is not lost silently, and what strangers have written into it is made safe for a terminal.
+// The output of the commands: results on standard output, errors on standard error. A result that cannot be
+// written is an error. All text is made safe for a terminal, because it may come from other users.
 
 #pragma once
 
@@ -14,14 +14,13 @@ namespace gpu_sleep::cli {
 /// Writes all of printable_lines(text) to standard output. Errors: io_failed.
 [[nodiscard]] Result<void> write_result(std::string_view text);
 
-/// The same, for a command whose result is its job: says on standard error what is wrong. Returns the status
-/// to exit with.
+/// The same, and reports a failure on standard error. Returns the exit status.
 [[nodiscard]] int print_result(std::string_view program, std::string_view text);
 
-/// Writes printable_lines(text) to standard error, where nothing can be done about a failure.
+/// Writes printable_lines(text) to standard error. Ignores failures.
 void print_error(std::string_view text);
 
-/// Wipes the terminal that is standard output, before more of write_result().
+/// Clears the terminal that is standard output.
 void clear_screen();
 
 } // namespace gpu_sleep::cli

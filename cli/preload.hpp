@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Where the agent lies, and how the loader is asked to load it. Changes nothing.
+// The path of the agent, and the environment variables that make the loader load it. Changes nothing.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the proc file system says about processes. Nothing here knows of agents.
+// Reading about processes from the proc file system. Nothing here knows of agents.
 
 #pragma once
 
@@ -77,12 +77,11 @@ private:
     std::filesystem::path root_;
 };
 
-/// Whether a call failed with `error_number` because this command, or the machine, has no descriptor left,
-/// which says nothing of what it looked for.
+/// Whether `error_number` means that this command, or the machine, has no descriptor left.
 [[nodiscard]] bool lacks_descriptors(int error_number) noexcept;
 [[nodiscard]] Error lack_of_descriptors(int error_number);
 
-/// Lets this command open as many files as it is allowed to. It has a connection to each process.
+/// Raises the limit of open files as far as allowed: a command has a connection to each process.
 void raise_descriptor_limit() noexcept;
 
 /// "4242 (python3 serve.py)", not too long and safe for a terminal.
@@ -94,7 +93,8 @@ void raise_descriptor_limit() noexcept;
 /// The name of a user, or the number where the system knows none. Thread-safe; may ask the network.
 [[nodiscard]] std::string user_name(uid_t uid);
 
-/// The user of that name, or of that number if nobody has it for a name. The same. Errors: invalid_argument.
+/// The user of that name, or of that number if it is not a name. Thread-safe; may ask the network. Errors:
+/// invalid_argument.
 [[nodiscard]] Result<uid_t> parse_user(const std::string& text);
 
 } // namespace gpu_sleep::cli

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The file behind a command: finding it as a shell would, and telling whether the agent can be loaded into
+// The file behind a command: finding it as a shell does, and checking whether the agent can be loaded into
 // it. Starts nothing.
 
 #pragma once
@@ -29,7 +29,7 @@ struct Refusal {
                                                               std::string_view search_path);
 
 /// Why the dynamic loader would not load the agent into the program in `file`, or nothing. A script is
-/// followed to its interpreter. What cannot be read is taken to be good.
+/// followed to its interpreter. A file that cannot be read is accepted.
 [[nodiscard]] std::optional<Refusal> check_preloadable(const std::string& file);
 
 } // namespace gpu_sleep::cli

@@ -27,9 +27,9 @@ public:
     /// Wipes the line.
     ~ProgressBar();
 
-    /// Takes what agent `index` reports. Nothing is drawn for operations that are over in an instant.
+    /// Takes the progress of agent `index`. Draws nothing during the first 200 ms.
     void show(std::size_t index, const model::Progress& progress);
-    /// Leaves out agent `index`, which has ended, and wipes the line: there is something else to be told.
+    /// Removes agent `index`, which has ended, and wipes the line for other output.
     void end(std::size_t index);
     void wipe() noexcept;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Outcomes as a person wants to read them. Text in, text out: nothing is printed here.
+// Outcomes as text for people. Nothing is printed here.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace gpu_sleep::cli {
 
-/// What a sleep or a wake did, or would do: a line, a table of devices, and what else is worth knowing.
+/// What a sleep or a wake did, or would do: a line, a table of devices, and notes.
 [[nodiscard]] std::string render_operation(const Process& process, const model::Report& report);
 
 /// The listing of gpu-ps: for each process a line, and one for each of its tags on each device.
@@ -24,8 +24,7 @@ namespace gpu_sleep::cli {
 [[nodiscard]] std::string render_error(std::string_view program, std::string_view purpose, const Error& error,
                                        bool has_waited = false);
 
-/// `error` for a sentence that names `subject` already, as title() names a process, or a file: "it" in its
-/// place.
+/// `error` with "it" in place of `subject` (a title() or a file), for a sentence that has named it already.
 [[nodiscard]] Error without(const std::string& subject, Error error);
 
 } // namespace gpu_sleep::cli

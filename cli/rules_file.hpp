@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Capture rules as a person writes them: a JSON file.
+// Rules for allocations, read from a JSON file that a person writes.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What snapshots say of themselves, for people and for programs. Text out: nothing is printed here.
+// Snapshots as text for people and as JSON. Nothing is printed here.
 
 #pragma once
 
@@ -18,15 +18,15 @@ struct SnapshotFacts {
     std::filesystem::path path;
     bool is_partial = false; ///< by its name: being written, or given up
     bool is_kept = false;    ///< by its name
-    /// Its name says something else of its owner than its header does: somebody has renamed or replaced it.
+    /// Its name and its header name different owners: somebody has renamed or replaced it.
     bool is_misnamed = false;
     store::Owner owner = store::Owner::ended;
     store::LockState lock = store::LockState::unknown; ///< unknown if nobody asked
     std::optional<store::SnapshotHeader> header;       ///< nothing if it could not be read
-    /// Why it could not be read, or what was to be done with it failed.
+    /// Why it could not be read, verified or extracted from.
     std::optional<Error> error;
     std::optional<bool> is_good; ///< whether every byte could be read; nothing if nobody tried
-    /// What went to a file of its own.
+    /// An extent that was extracted.
     struct Extracted {
         std::size_t extent = 0; ///< its number
         std::string output;     ///< the file
@@ -35,7 +35,7 @@ struct SnapshotFacts {
     std::optional<Extracted> extracted;
 };
 
-/// Names of leftovers that are no more.
+/// The names of removed leftovers.
 using Removed = std::vector<std::string>;
 
 /// `path` itself, or if it is a directory those files in it that are named as snapshots, sorted. Errors:
@@ -57,7 +57,7 @@ using Removed = std::vector<std::string>;
 /// A line for each.
 [[nodiscard]] std::string render_removed(const Removed& removed);
 
-/// One document with all of that. Without `removed`, nobody looked for leftovers.
+/// The JSON document. `removed` is unset if leftovers were not looked for.
 [[nodiscard]] std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status,
                                   const std::optional<Removed>& removed = std::nullopt);
 

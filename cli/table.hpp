@@ -16,8 +16,8 @@ namespace gpu_sleep::cli {
 /// missing.
 [[nodiscard]] std::string shortened(std::string_view text, std::size_t columns);
 
-/// Rows of cells under headings, each column as wide as its widest cell. Cells may come from strangers: they
-/// are made printable.
+/// Rows of cells under headings, each column as wide as its widest cell. Cells may come from other users, so
+/// they are made printable.
 class Table {
 public:
     enum class Align { left, right };

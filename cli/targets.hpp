@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Which processes a person means, and what became of the request to each.
+// Selecting processes by pid or name, and the outcome of the request to each.
 
 #pragma once
 
@@ -25,31 +25,31 @@ struct Target {
 struct Outcome {
     Process process;
     Answer answer;
-    model::Operation asked = model::Operation::sleep; ///< of it; means nothing of a status
-    bool has_waited = false;                          ///< for GPU memory that was short, as it was asked to
+    model::Operation asked = model::Operation::sleep; ///< not meaningful for a status
+    bool has_waited = false;                          ///< for GPU memory, as requested
 };
 
-/// Whom a command is to ask, ordered by pid.
+/// The selected processes, ordered by pid.
 struct Targets {
     std::vector<Target> reached;
-    std::vector<Outcome> unreached; ///< who is meant, or may be, and cannot be asked; their answers say why
+    std::vector<Outcome> unreached; ///< selected, or possibly so, but not reachable; the answers say why
 };
 
-/// For each process to say its name, before a sleep or a wake.
+/// The time for each process to answer with its name, before a sleep or a wake.
 inline constexpr Milliseconds k_name_timeout{2'000};
 
-/// Where to look for them.
+/// Options of find_targets().
 struct Search {
-    std::optional<uid_t> user = {};   ///< whose processes alone are meant; none for everybody's
+    std::optional<uid_t> user = {};   ///< select only processes of this user; unset for all users
     bool takes_several_users = false; ///< a name may be that of processes of several users
     Milliseconds name_timeout = k_name_timeout;
 };
 
 /// The processes that `text` names. A number is a pid: that process or, if it has no agent, its descendants
-/// that have one. Anything else is a name: all that bear it (Report.name). Of a process that does not say its
-/// name within name_timeout, the environment decides; if it has named itself since, it is unreached,
-/// for it may bear that name. Never both lists are empty. Errors: no_process, no_agent, ambiguous_name,
-/// not_permitted, timed_out, io_failed.
+/// that have one. Anything else is a name: all processes that have it (Report.name). For a process that does
+/// not answer within name_timeout, the name in its environment counts; if it has set another name since, it
+/// is unreached, because that may be this name. At least one of the lists is not empty. Errors: no_process,
+/// no_agent, ambiguous_name, not_permitted, timed_out, io_failed.
 [[nodiscard]] Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search = {});
 
 /// All processes with an agent that this user may ask, of everybody or of `user`. Errors: io_failed.
@@ -63,8 +63,8 @@ struct Search {
 /// The same, followed by those that were not reached.
 [[nodiscard]] std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout);
 
-/// Drops the outcomes of processes that have ended meanwhile or run another program, for where nobody asked
-/// for them by pid.
+/// Removes the outcomes of processes that have ended or run another program by now; for listings without a
+/// PID.
 void drop_ended(std::vector<Outcome>& outcomes);
 
 /// The exit status for one outcome: of its failure, or 0.

@@ -35,23 +35,23 @@ extern "C" {
 /** Version of this API: rises by one whenever a declaration is added; none is ever changed or removed. */
 #define GPU_SLEEP_API_VERSION 3
 
-/** What a call reports. Zero is success; the others say what kind of failure it was. */
+/** The result of a call. Zero is success; the others are kinds of failure. */
 typedef enum gpu_sleep_status {
     GPU_SLEEP_OK = 0,
-    GPU_SLEEP_ERROR_INTERNAL = 1,              /**< what has no number here, or a bug */
-    GPU_SLEEP_ERROR_INVALID_ARGUMENT = 2,      /**< an argument, or a call that has no counterpart */
+    GPU_SLEEP_ERROR_INTERNAL = 1,              /**< a failure that has no number here, or a bug */
+    GPU_SLEEP_ERROR_INVALID_ARGUMENT = 2,      /**< a bad argument, or a call without its counterpart */
     GPU_SLEEP_ERROR_UNKNOWN_TAG = 3,           /**< the process has no such tag */
-    GPU_SLEEP_ERROR_TIMED_OUT = 6,             /**< callbacks, GPU work, a hold, copying: too late */
-    GPU_SLEEP_ERROR_DAMAGED = 8,               /**< kept contents are not what they were */
+    GPU_SLEEP_ERROR_TIMED_OUT = 6,             /**< callbacks, GPU work, a hold or copying took too long */
+    GPU_SLEEP_ERROR_DAMAGED = 8,               /**< kept contents have changed */
     GPU_SLEEP_ERROR_DRIVER = 9,                /**< a call of the CUDA driver failed */
     GPU_SLEEP_ERROR_OUT_OF_DEVICE_MEMORY = 10, /**< too little GPU memory is free */
-    GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY = 11,   /**< too little host memory may be taken */
-    GPU_SLEEP_ERROR_REFUSED = 12,              /**< a before-sleep callback refused, or a callback may not */
+    GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY = 11,   /**< too little host memory is available */
+    GPU_SLEEP_ERROR_REFUSED = 12,              /**< a callback refused, or may not call this */
     GPU_SLEEP_ERROR_CAPTURE_IN_PROGRESS = 13,  /**< a CUDA graph is being captured */
     GPU_SLEEP_ERROR_IO = 17,                   /**< a file of kept contents cannot be read or written */
     GPU_SLEEP_ERROR_NO_REFILL = 18,            /**< of gpu-sleep --require-refill; no function returns it */
-    GPU_SLEEP_ERROR_NO_DRIVER = 19,            /**< no CUDA driver that works, or it is too old */
-    GPU_SLEEP_ERROR_NOT_OWNED = 20,            /**< the address is of no allocation of the agent */
+    GPU_SLEEP_ERROR_NO_DRIVER = 19,            /**< no working CUDA driver, or it is too old */
+    GPU_SLEEP_ERROR_NOT_OWNED = 20,            /**< the address is not in an allocation of the agent */
     GPU_SLEEP_ERROR_CONTEXT_LOST = 21,         /**< a CUDA context has failed, or the process is ending */
     GPU_SLEEP_ERROR_UNSEEN_LIBRARY = 22,       /**< of gpu-sleep without --force; no function returns it */
     GPU_SLEEP_ERROR_OUT_OF_DISK = 23           /**< of gpu-sleep --store file; no function returns it */
@@ -63,8 +63,8 @@ GPU_SLEEP_API const char* gpu_sleep_version(void);
 /** GPU_SLEEP_API_VERSION of the agent that is loaded. */
 GPU_SLEEP_API int gpu_sleep_api_version(void);
 
-/** What the last failed call of this thread had to say, or "" before there was one. Valid until this thread's
- * next failing call. */
+/** The message of this thread's last failed call, or "" if none has failed. Valid until this thread's next
+ * failing call. */
 GPU_SLEEP_API const char* gpu_sleep_last_error(void);
 
 /* ---- Memory ----------------------------------------------------------------------------------------------
@@ -75,27 +75,27 @@ GPU_SLEEP_API const char* gpu_sleep_last_error(void);
  *  `tag` may be NULL: the innermost gpu_sleep_push_tag() of this thread, or "default". The address is aligned
  * to 512 bytes and stays the same through every sleep. The contents are not initialised. The first call
  * starts the agent (its thread and its socket) in this process; it initialises CUDA if the program has not
- * yet done so. While a sleep or a wake is under way the call waits for it. Memory allocated while its tag
- * sleeps is awake. Errors: INVALID_ARGUMENT (`pointer` is NULL, zero bytes, no such device, bad tag),
+ * yet done so. During a sleep or a wake the call waits until it has ended. Memory that is allocated while
+ * its tag sleeps is awake. Errors: INVALID_ARGUMENT (`pointer` is NULL, zero bytes, no such device, bad tag),
  * OUT_OF_DEVICE_MEMORY, DRIVER, CONTEXT_LOST (the process is ending), NO_DRIVER. Source: CUDA Driver API,
  * cuMemAddressReserve, cuMemCreate, cuMemMap, cuMemSetAccess. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_alloc(void** pointer, size_t bytes, int device, const char* tag);
 
-/** Frees memory of gpu_sleep_alloc(). Like cuMemFree it waits for the work of the device first, so it may not
- * be called while a graph is being captured. Asleep memory is freed without waking. NULL is allowed. Errors:
+/** Frees memory of gpu_sleep_alloc(). Like cuMemFree it first waits for the work of the device, so do not
+ * call it while a graph is being captured. Sleeping memory is freed without waking. NULL is allowed. Errors:
  * NOT_OWNED (not the start of an allocation), CAPTURE_IN_PROGRESS, DRIVER. Source: CUDA Driver API,
  * cuCtxRecordEvent, cuMemUnmap, cuMemRelease. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_free(void* pointer);
 
 /** Lets `device` read and write the allocation at `pointer`, which lies on another device (peer access; both
- *  devices must support it). Remembered, and granted again on waking. Allocations that share a range with
- * this one (small ones) are granted with it. Errors: NOT_OWNED (in no allocation), INVALID_ARGUMENT (no such
+ *  devices must support it). The access is granted again on waking. Small allocations can share a range;
+ * access to one is access to all of them. Errors: NOT_OWNED (in no allocation), INVALID_ARGUMENT (no such
  * device, or it cannot reach the other), DRIVER. Source: CUDA Driver API, cuDeviceCanAccessPeer,
  * cuMemSetAccess. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_allow_access(void* pointer, int device);
 
-/** Makes `tag` the tag of this thread's allocations that name none, until the matching gpu_sleep_pop_tag().
- *  Scopes nest. Errors: INVALID_ARGUMENT (bad tag; nothing pushed). */
+/** Sets the tag of this thread's allocations without a tag of their own, until the matching
+ * gpu_sleep_pop_tag(). Scopes nest. Errors: INVALID_ARGUMENT (bad tag; nothing pushed). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_push_tag(const char* tag);
 
 /** Ends this thread's innermost tag scope. Errors: INVALID_ARGUMENT (none is open). */
@@ -110,42 +110,44 @@ typedef enum gpu_sleep_retention {
     GPU_SLEEP_DISCARD = 2   /**< dropped at every level */
 } gpu_sleep_retention;
 
-/** Sets what may be done with the contents of `tag`, now and for allocations to come. `refillable` is
+/** Sets the policy for the contents of `tag`, for existing and later allocations. `refillable` is
  * non-zero if the program can fill the tag again after its contents were dropped. Errors: INVALID_ARGUMENT
  * (bad tag, no such retention). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_policy(const char* tag, gpu_sleep_retention retention,
                                                     int refillable);
 
-/** Declares `tag` separable (`separable` non-zero), or takes that back (0: so it begins): whoever puts it to
- * sleep, the program does without it until it wakes, and its other work finds no address of it in GPU memory.
+/** Declares `tag` separable (`separable` non-zero) or not (0, the default). Separable means: whoever puts it
+ * to sleep, the program does not use it until it wakes, and its other work reads no address of it from GPU
+ * memory.
  *
  *  Under `gpu-run`, a gate holds the program's GPU work back while anything sleeps. It lets work pass that
  * names no sleeping address (checked) where each part that sleeps is of a separable tag or was put to sleep
  * by gpu_sleep_sleep(), and none otherwise (shut). It is shut, too, after a sleep of all tags, until
- * something is awake. `gpu-run --gate` (GPU_SLEEP_GATE in the environment) comes before all of this, and
- * `gpu-sleep --gate` before both, until the whole process is awake. A change counts from the next sleep or
- * wake on. Since version 3. Errors: INVALID_ARGUMENT (bad tag). */
+ * something is awake. `gpu-run --gate` (GPU_SLEEP_GATE in the environment) overrides this, and
+ * `gpu-sleep --gate` overrides both until the whole process is awake. A change takes effect at the next
+ * sleep or wake. Since version 3. Errors: INVALID_ARGUMENT (bad tag). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_separable(const char* tag, int separable);
 
-/** Marks `bytes` from `pointer` on, a part of one allocation, as preserved at every level, although the rest
- * of its range may be dropped. Overlapping spans are merged. The mark ends with the allocation. Errors:
+/** Marks `bytes` from `pointer` on, a part of one allocation, as preserved at every level, even if the rest
+ * of its range is dropped. Overlapping spans are merged. The mark ends with the allocation. Errors:
  * NOT_OWNED (not within one allocation), INVALID_ARGUMENT (zero bytes). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes);
 
-/** Says that the program has filled `tag` again after a drop: it is no longer reported as dropped.
+/** Reports that the program has filled `tag` again after a drop.
  *  Errors: INVALID_ARGUMENT (bad tag), UNKNOWN_TAG. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_mark_refilled(const char* tag);
 
 /** Names this process for gpu-ps, and for commands that take a name in place of a pid. Overrides the
- * environment variable GPU_SLEEP_NAME. At most 64 bytes of UTF-8, all of which a terminal can show, and not
- * digits alone, which commands take for a pid; "" for none. Errors: INVALID_ARGUMENT (any other name, NULL).
+ * environment variable GPU_SLEEP_NAME. At most 64 bytes of UTF-8, all of which a terminal can show. Digits
+ * alone are not a name, because commands read them as a pid. "" removes the name. Errors: INVALID_ARGUMENT
+ * (any other name, NULL).
  */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_name(const char* name);
 
 /* ---- Taking part in sleeping and waking ------------------------------------------------------------------
  */
 
-/** What a callback is told. Everything in it is valid during the call only. */
+/** The argument of a callback. Valid during the call only. */
 typedef struct gpu_sleep_event {
     size_t struct_size; /**< sizeof(gpu_sleep_event) of the agent; later versions are longer */
     int level;          /**< 1 or 2 before a sleep; 0 after a wake */
@@ -158,21 +160,21 @@ typedef struct gpu_sleep_event {
 /** A callback. Before a sleep, a value other than 0 refuses it, and the sleep fails with REFUSED and no
  * change. After a wake, a value other than 0 is reported: the process stays awake and the tags count as not
  * refilled. When a sleep fails after its before-sleep callbacks ran, the after-wake callbacks registered with
- * those run, with no tags: nothing was dropped, and what they had made ready for the sleep can be taken up
- * again; behind one that is late they run when it has ended, for which the sleep does not wait. Should the
- * driver refuse to undo a sleep that failed, what it left asleep is told of when it wakes.
+ * those run, with no tags: nothing was dropped, and the program can continue. If a before-sleep callback is
+ * late, they run after it has ended; the sleep does not wait for that. If the driver cannot undo a failed
+ * sleep, the tags that stay asleep are reported to the callbacks when they wake.
  *
  *  It runs on a thread of the agent's own that runs nothing else and is not cancelled, with no lock of the
- * agent held. It must not let an exception out, which would end the process. It may call every function of
+ * agent held. An exception that leaves it ends the process. It may call every function of
  * this header except gpu_sleep_sleep() and gpu_sleep_wake(). Before a sleep all memory that was awake is
- * still there; after a wake all memory of the event is there again. Memory of tags that sleep besides is not:
- * under `gpu-run`, what names it fails (CUDA_ERROR_SYSTEM_NOT_READY) and does not wait.
+ * still there; after a wake all memory of the event is there again. Memory of other sleeping tags is not:
+ * under `gpu-run`, calls that name it fail (CUDA_ERROR_SYSTEM_NOT_READY) instead of waiting.
  */
 typedef int (*gpu_sleep_callback)(const gpu_sleep_event* event, void* user);
 
 /** Registers callbacks; either may be NULL. They run in the order of registration, each with `user`.
- *  `deadline_ms` bounds each call: one that is late makes a sleep fail with TIMED_OUT and no change, and a
- * wake end with a note; 0 means the request's own time limit alone. `*id` (may be NULL) receives a number for
+ *  `deadline_ms` bounds each call: a late one makes a sleep fail with TIMED_OUT and no change, and adds a
+ * note to a wake; with 0 only the request's own time limit applies. `*id` (may be NULL) receives a number for
  *  gpu_sleep_remove_callback(). Errors: INVALID_ARGUMENT (both NULL). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_add_callback(gpu_sleep_callback before_sleep,
                                                       gpu_sleep_callback after_wake, void* user,
@@ -194,8 +196,8 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_enlist(const gpu_sleep_event* event);
  *  need not call it. Since version 2. Errors: INVALID_ARGUMENT (not enlisted since the last call). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_discharge(void);
 
-/** Holds sleeps back until the matching gpu_sleep_resume(): a sleep that is asked for waits, within its time
- *  limit, and then fails (TIMED_OUT) with no change. If one is under way, the call first waits for it. Put it
+/** Holds sleeps back until the matching gpu_sleep_resume(): a requested sleep waits, within its time limit,
+ * and then fails (TIMED_OUT) with no change. If a sleep is running, the call first waits for it. Use both
  * around the capture of a CUDA graph: the agent cannot see a capture on a non-blocking stream, and a sleep
  * would break it. Holds nest and belong to the process. Errors: none of its own. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_hold(void);

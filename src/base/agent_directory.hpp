@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The directories in which agents listen, as agents and commands find them in a /tmp that everybody writes
-// to.
+// The directories with the sockets of agents, and how agents and commands find them in /tmp, which everybody
+// can write to.
 
 #pragma once
 
@@ -17,26 +17,25 @@
 
 namespace gpu_sleep {
 
-/// How many entries of a /tmp, and of the directories of one user in it, anybody looks at: others may fill
-/// them.
+/// The limit of entries that are read of /tmp, and of each user's directories in it: others may fill them.
 inline constexpr std::size_t k_most_entries = 65'536;
 
-/// What a look into a /tmp has found.
+/// The agents' directories in a /tmp.
 struct AgentDirectories {
-    /// Of directories that are named as agents', by owner: only that one may enter them, and none is a link.
-    /// Each list is ordered, so that a user's processes agree upon the first.
+    /// The names of the agents' directories, by owner. Only the owner may enter them, and none is a link.
+    /// Each list is sorted, so that all processes of a user choose the same first one.
     std::map<uid_t, std::vector<std::string>> names;
     bool is_whole = true; ///< false where there were more than k_most_entries
 };
 
-/// Looks into the directory `tmp`, and opens nothing in it. Errors: io_failed (it cannot be read).
+/// Reads the directory `tmp`, and opens nothing in it. Errors: io_failed (it cannot be read).
 [[nodiscard]] Result<AgentDirectories> find_agent_directories(int tmp);
 
 /// The names in `directory`, at most `most`. Errors: io_failed (it cannot be read).
 [[nodiscard]] Result<std::vector<std::string>> names_in(int directory, std::size_t most);
 
-/// Opens the directory `name` in `tmp`, if it is `owner`'s alone and no link. Empty, with errno, if it cannot
-/// be opened; with EPERM if it is not so.
+/// Opens the directory `name` in `tmp`, if only `owner` may enter it and it is not a link. Returns an empty
+/// descriptor and sets errno if it cannot be opened; EPERM if it is not private.
 [[nodiscard]] UniqueFd open_private_directory(int tmp, const std::string& name, uid_t owner) noexcept;
 
 } // namespace gpu_sleep

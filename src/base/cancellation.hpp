@@ -8,8 +8,8 @@
 
 namespace gpu_sleep {
 
-/// While it lives the calling thread is not cancelled: a request waits until the thread is the program's
-/// again. Source: pthread_setcancelstate(3).
+/// While it exists, the calling thread cannot be cancelled: a request stays pending until the program's own
+/// code runs again. Source: pthread_setcancelstate(3).
 class CancellationHold {
 public:
     CancellationHold() noexcept { ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The one list of things that can go wrong, and the one table that says what each means to a person.
+// The list of errors, and the table with the exit status and the advice of each.
 
 #pragma once
 
@@ -42,7 +42,7 @@ enum class ErrorCode : std::uint16_t {
     agent_unreachable = 27,
 };
 
-/// Exit statuses of every command; what they mean to a person is in README.md and gpu-sleep(1).
+/// The exit statuses of every command; README.md and gpu-sleep(1) describe them.
 namespace exit_status {
 inline constexpr int done = 0;
 inline constexpr int failed_awake = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Where exceptions of the standard library end: at the bodies of threads and at the C API.
+// Catching exceptions of the standard library, at the bodies of threads and in the C API.
 
 #pragma once
 
@@ -13,14 +13,14 @@
 
 namespace gpu_sleep {
 
-/// Says so in words that a string holds without memory of its own.
+/// The error for failed allocation. Its message is short enough for a string that allocates nothing.
 [[nodiscard]] inline Error out_of_memory() noexcept {
     return Error{ErrorCode::out_of_host_memory, "no memory left", "operator new", 0};
 }
 
-/// Calls `body`, which returns a Result, and turns what it throws into an Error: nothing in this project
-/// throws by design, but the standard library does when memory runs out. The thread is not cancelled
-/// meanwhile, which would unwind frames that nothing may leave: `body` may wait. Errors: those of `body`;
+/// Calls `body`, which returns a Result, and turns an exception into an Error: nothing in this project
+/// throws by design, but the standard library does when memory runs out. Meanwhile the thread cannot be
+/// cancelled, which would unwind noexcept frames; so `body` may wait. Errors: those of `body`;
 /// out_of_host_memory, internal.
 template <class Body>
 [[nodiscard]] std::invoke_result_t<Body> guarded(Body&& body) noexcept {
@@ -38,7 +38,8 @@ template <class Body>
     }
 }
 
-/// The same for what returns nothing: what fails for want of memory is left at that.
+/// The same for a `body` without a result: a failure is ignored. For records that may be missing when memory
+/// runs out.
 template <class Body>
 void noted(Body&& body) noexcept {
     static_cast<void>(guarded([&]() -> Result<void> {

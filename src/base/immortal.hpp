@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Static objects without an end.
+// Static objects that are never destroyed.
 
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace gpu_sleep {
 
-/// A static object that is never destroyed, since threads outlive static destructors. It is made in place:
-/// its first use may come in a program that has no memory left.
+/// A static object that is never destroyed, since threads outlive static destructors. It is made in place,
+/// because its first use may come when the program has no memory left.
 template <class T>
 class Immortal {
 public:

@@ -21,10 +21,10 @@ enum class Severity { error, warning, info, debug };
 [[nodiscard]] bool enabled(Severity severity) noexcept;
 
 /// Writes "gpu-sleep[PID]: MESSAGE\n" to standard error in one write, so that lines of threads do not mix;
-/// what is longer than a pipe takes in one piece is cut, and what is not printable() is replaced. Never
-/// waits, fails or raises SIGPIPE: where nobody reads, the line is dropped. Thread-safe.
+/// lines longer than an atomic write to a pipe are cut, and characters that are not printable() are replaced.
+/// Never waits, fails or raises SIGPIPE: if nobody reads, the line is dropped. Thread-safe.
 void write(Severity severity, std::string_view message) noexcept;
-/// The same of what is formatted. Where there is no memory for a long line, only its beginning is written.
+/// The same with formatting. If there is no memory for a long line, only its beginning is written.
 void write_formatted(Severity severity, fmt::string_view text, fmt::format_args args) noexcept;
 
 template <class... Args>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Whole pages of memory, for large buffers that come and go in a program that is not ours.
+// Whole pages of memory, for large temporary buffers inside the host process.
 
 #pragma once
 
@@ -12,14 +12,14 @@
 
 namespace gpu_sleep {
 
-/// Owns pages that are mapped for it alone, zero at first, and given back when it is destroyed. Not from the
-/// program's allocator: glibc's takes a large block that is freed for a sign that such will be wanted again,
-/// and keeps them all from then on (mallopt(3), M_MMAP_THRESHOLD). Children of fork() do not get them.
-/// Move-only; empty when moved from. Source: mmap(2), madvise(2).
+/// Owns pages that are mapped separately, zero at first, and unmapped when it is destroyed. They do not come
+/// from the program's allocator: after a large block is freed, glibc raises its threshold and keeps such
+/// blocks from then on (mallopt(3), M_MMAP_THRESHOLD). Children of fork() do not inherit them. Move-only;
+/// empty when moved from. Source: mmap(2), madvise(2).
 class Pages {
 public:
     Pages() noexcept = default;
-    /// At least so many bytes; empty where there is no memory.
+    /// Maps at least `bytes`. Empty if there is no memory.
     [[nodiscard]] static Pages map(std::size_t bytes) noexcept {
         Pages pages;
         void* const memory =

@@ -11,8 +11,8 @@
 
 namespace gpu_sleep {
 
-/// Starts a thread with all signals blocked, since they belong to the program's own threads, but for those
-/// that a thread brings about itself, such as SIGSEGV. It is not cancelled either. `name` has at most 15
+/// Starts a thread that blocks all signals, because they belong to the program's own threads, except those
+/// that a thread causes itself, such as SIGSEGV. The thread cannot be cancelled. `name` has at most 15
 /// characters. `body` must not throw. Errors: out_of_threads (the system gives none).
 [[nodiscard]] Result<std::thread> start_quiet_thread(const char* name, std::function<void()> body);
 

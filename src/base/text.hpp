@@ -17,9 +17,9 @@ struct Character {
     char32_t code = 0;     ///< means nothing unless it is valid
     std::size_t bytes = 1; ///< 1 for a byte that is not UTF-8 with what follows it
     bool is_valid = false; ///< UTF-8: neither too long a form, nor a surrogate, nor beyond U+10FFFF
-    /// Valid, and a person sees it where it stands: no control character (C0, DEL, C1), no separator of
-    /// lines, nothing that turns the direction of text, and nothing that is not shown at all, joiners and
-    /// selectors of emoji among it: two names that differ must not look alike. Source: Unicode,
+    /// Valid and visible: no control character (C0, DEL, C1), no line separator, no character that changes
+    /// the direction of text, and no invisible character, also no joiner or selector of emoji: two different
+    /// names must not look alike. Source: Unicode,
     /// Default_Ignorable_Code_Point, Bidi_Control.
     bool is_shown = false;
     /// 2 for East Asian wide ones and pictures, 0 for marks on the character before, else 1. Source: UAX #11.
@@ -37,8 +37,8 @@ struct Character {
 /// The same, of text that consists of lines: newlines stay.
 [[nodiscard]] std::string printable_lines(std::string_view text);
 
-/// Copies printable(text) to `out`, as many whole characters as there is room for. Returns the number of
-/// bytes. Takes no memory.
+/// Copies printable(text) to `out`, as many whole characters as fit. Returns the number of bytes.
+/// Allocates nothing.
 [[nodiscard]] std::size_t print_into(std::span<char> out, std::string_view text) noexcept;
 
 /// Columns of a terminal that printable text takes.

@@ -40,7 +40,7 @@ using Milliseconds = std::chrono::milliseconds;
     return (value + step - 1) & ~(step - 1);
 }
 
-/// Longer than this nobody waits, and deadlines stay within the clock's range.
+/// The longest duration that is accepted, so that deadlines stay within the clock's range.
 inline constexpr Milliseconds k_longest_duration = std::chrono::hours(24) * 10'000;
 
 /// Reads "15m", "250ms", "1.5h" or "30" (seconds). Units: ms, s, m, h, d. At most

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Chunks: some megabytes of contents, made smaller as a sample of them suggests, each on its own.
+// Chunks: some megabytes of contents, compressed independently, in the way that a sample of them suggests.
 
 #pragma once
 
@@ -28,8 +28,8 @@ struct Shape {
 /// Whether a chunk may have this shape: width 0 without frames, or 1, 2 or 4 with at least one.
 [[nodiscard]] bool is_valid(Shape shape) noexcept;
 
-/// Looks at a sample of 16 KiB of `content` and says which shape makes it smallest; none if nothing would
-/// save 3 percent of any plane. Thread-safe.
+/// Looks at a sample of 16 KiB of `content` and returns the shape that makes it smallest; width 0 if no plane
+/// would become 3 percent smaller. Thread-safe.
 [[nodiscard]] Shape choose_shape(std::span<const std::byte> content) noexcept;
 
 /// Encodes one chunk after the other. Not thread-safe: one for each thread; holds 4 MiB once used. Move-only.
@@ -43,9 +43,9 @@ public:
         std::size_t bytes = 0;
     };
 
-    /// Stores `content`, 1 to k_chunk_bytes, in `out`, which has at least bound(). Where coding does not pay
-    /// the shape has width 0, and nothing is written: the contents themselves are to be stored. Otherwise it
-    /// is smaller than the contents. Errors: out_of_host_memory.
+    /// Stores `content`, 1 to k_chunk_bytes, in `out`, which has at least bound(). If encoding would not
+    /// make it smaller, the shape has width 0 and nothing is written: store the contents themselves. Errors:
+    /// out_of_host_memory.
     [[nodiscard]] Result<Encoded> encode(std::span<const std::byte> content, std::span<std::byte> out);
 
 private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Primary contexts: retaining one, and working in it for a while.
+// Primary contexts: retaining one, and making it current.
 
 #pragma once
 
@@ -14,8 +14,8 @@
 namespace gpu_sleep::driver {
 
 /// A device's primary context, retained until destroyed: the one that the runtime, and all frameworks, work
-/// in. We use no other, for nobody can ask the driver whether a context that the program made still exists:
-/// touching one that was destroyed corrupts memory. Move-only.
+/// in. We use no other: the driver cannot say whether a context that the program made still exists, and using
+/// a destroyed one corrupts memory. Move-only.
 class PrimaryContext {
 public:
     /// Makes the context if it is not active. Errors: out_of_device_memory, driver_failed.
@@ -49,8 +49,8 @@ private:
 /// Whether the calling thread's current context is one that the program made itself.
 [[nodiscard]] bool has_own_context_current(const Api& api);
 
-/// Makes a context current on this thread until it is destroyed; one that is so already, as most often, costs
-/// a question. Neither copyable nor movable.
+/// Makes a context current on this thread until it is destroyed; if it is current
+/// already, the usual case, this is one query. Neither copyable nor movable.
 class CurrentContext {
 public:
     CurrentContext(const Api& api, CUcontext context) noexcept : api_(api) {

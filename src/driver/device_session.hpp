@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Working on one device for the length of a transaction: a stream of our own, copies, zeroing and
-// fingerprints.
+// The work of a transaction on one device: a stream of its own, copies, zeroing and fingerprints.
 
 #pragma once
 
@@ -21,7 +20,7 @@ namespace gpu_sleep::driver {
 /// time.
 class MappedBuffer;
 
-/// What a transaction uses of one device. Nothing of it is left on the device when it is destroyed. One
+/// What a transaction uses on one device. When it is destroyed, nothing of it is left on the device. One
 /// thread at a time, which must have entered the session's context (enter()).
 class DeviceSession {
 public:
@@ -41,7 +40,8 @@ public:
     [[nodiscard]] Result<void> copy_to_host(std::byte* to, DeviceAddress from, Bytes bytes);
     [[nodiscard]] Result<void> copy_to_device(DeviceAddress to, const std::byte* from, Bytes bytes);
     [[nodiscard]] Result<void> zero(AddressSpan span);
-    /// The same on a stream beside the session's: not in order with its copies, and not held up by them.
+    /// The same on a second stream, so that it is not ordered with the session's copies and does not wait for
+    /// them.
     [[nodiscard]] Result<void> zero_aside(AddressSpan span);
 
     /// Queues the fingerprinting of `blocks`. The fingerprints, in their order, are valid once synchronize()
@@ -51,21 +51,21 @@ public:
     /// Waits for all queued work. Errors: driver_failed, context_lost.
     [[nodiscard]] Result<void> synchronize();
 
-    /// A point in the session's stream: passed once all that was queued before it is done. Valid as long as
-    /// the session.
+    /// A point in the session's stream: it has passed when all work queued before it is done. Valid as long
+    /// as the session.
     struct Point {
         CUevent event = nullptr;
     };
-    /// Marks a point behind all that is queued; `point`, if it was one before, is used again.
+    /// Sets `point` after all work that is queued. A point can be set again.
     [[nodiscard]] Result<void> set(Point& point);
-    /// Waits until the point has passed; at once for one that was never set.
+    /// Waits until the point has passed. Returns at once if it was never set.
     [[nodiscard]] Result<void> wait(const Point& point);
 
-    /// Says that `bytes` were queued, so that wait_marks() can tell how far the transfer is.
+    /// Records that copies of `bytes` were queued, so that wait_marks() can report progress.
     [[nodiscard]] Result<void> mark(Bytes bytes);
-    /// The bytes of marks that have passed and were not told yet. Does not wait. Errors: as synchronize().
+    /// The bytes of marks that have passed since the last report. Does not wait. Errors: as synchronize().
     [[nodiscard]] Result<Bytes> look_at_marks();
-    /// Waits until everything marked has passed, telling `passed` the bytes as they do.
+    /// Waits until all marks have passed, and reports their bytes to `passed`.
     /// Errors: those of `passed`, which end the waiting; as synchronize().
     [[nodiscard]] Result<void> wait_marks(const std::function<Result<void>(Bytes)>& passed);
 

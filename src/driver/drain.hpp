@@ -20,9 +20,9 @@ struct DrainLimits {
 };
 
 /// Waits until all work submitted to `contexts` is done. A capture on a stream that synchronizes with the
-/// legacy stream can be seen, and is waited for; any other is broken, for recording a context breaks it and
-/// nothing shows it beforehand. Errors: timed_out, capture_in_progress (the message says whether one was
-/// broken), cancelled, context_lost.
+/// legacy stream is visible, and drain() waits for it. Any other capture is broken: recording an event in the
+/// context breaks it, and the driver does not show it before. Errors: timed_out, capture_in_progress (the
+/// message says whether one was broken), cancelled, context_lost.
 [[nodiscard]] Result<void> drain(const Api& api, const std::vector<PrimaryContext>& contexts,
                                  const DrainLimits& limits);
 /// The same for contexts of the program's own, which the caller keeps from being destroyed meanwhile.

@@ -69,7 +69,7 @@ private:
     Handle handle_;
 };
 
-/// What memory of one device is made with, asked once: granularity and the properties that cannot be added
+/// The properties of new memory on one device, queried once: its granularity, and those that cannot be added
 /// later (the POSIX file handle type and the RDMA flag, where the device has them). Immutable; thread-safe.
 class MemoryKind {
 public:
@@ -79,8 +79,8 @@ public:
     [[nodiscard]] int device() const noexcept { return properties_.location.id; }
     [[nodiscard]] Bytes granularity() const noexcept { return granularity_; }
 
-    /// Makes physical memory of `bytes`. The driver scrubs released memory in the background, so a shortage
-    /// is believed only after some tries within `retry_time`. Errors: out_of_device_memory, driver_failed.
+    /// Makes physical memory of `bytes`. The driver scrubs released memory in the background, so too little
+    /// memory is an error only after retries for `retry_time`. Errors: out_of_device_memory, driver_failed.
     [[nodiscard]] Result<PhysicalMemory> create(const Api& api, Bytes bytes, Milliseconds retry_time) const;
 
 private:

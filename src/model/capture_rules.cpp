@@ -104,7 +104,7 @@ std::string problem_with(const CaptureRule& rule) {
     if (!rule.tag.empty() && !is_valid_tag(rule.tag))
         return fmt::format("tag: '{}' is not a tag: 1 to {} letters, digits, '_', '-', '.' and ':'", rule.tag,
                            k_max_tag_length);
-    if (!rule.capture && !rule.tag.empty()) return "tag: what is not captured has no tag";
+    if (!rule.capture && !rule.tag.empty()) return "tag: allocations that are not intercepted have no tag";
     return {};
 }
 
@@ -125,8 +125,8 @@ Result<CaptureRules> CaptureRules::parse(std::string_view text) {
         const auto piece = take_piece(rest, ';');
         auto rule = parse_rule(piece);
         if (!rule)
-            return make_error(ErrorCode::invalid_argument,
-                              "rule {}, '{}', is not written as capture rules are", rules.size() + 1, piece);
+            return make_error(ErrorCode::invalid_argument, "rule {}, '{}', is not a valid rule",
+                              rules.size() + 1, piece);
         rules.push_back(*std::move(rule));
     }
     return create(std::move(rules));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Which of a program's own allocations are captured, and under which tag: rules, their text, and matching.
-// gpu-run reads them from a file and writes the text; the agent reads the text. Nothing here acts.
+// Rules for a program's own allocations: which of them are intercepted, and under which tag. gpu-run reads
+// the rules from a file and passes them as text; the agent reads the text.
 
 #pragma once
 
@@ -16,18 +16,18 @@
 
 namespace gpu_sleep::model {
 
-/// What becomes of allocations of some sizes, made by some library.
+/// What to do with allocations of some sizes by some library.
 struct CaptureRule {
-    Bytes min_size = 0;                                 ///< the smallest that it is about
-    Bytes max_size = std::numeric_limits<Bytes>::max(); ///< and the largest
-    std::string library;                                ///< that asks for them; empty: any. See names_library
-    bool capture = true;
-    std::string tag; ///< empty: the process's own
+    Bytes min_size = 0;                                 ///< smallest size that matches
+    Bytes max_size = std::numeric_limits<Bytes>::max(); ///< largest size that matches
+    std::string library;                                ///< that requests them; empty: any. See names_library
+    bool capture = true;                                ///< intercept them; false leaves them to the driver
+    std::string tag;                                    ///< empty: the process's own
 
     friend bool operator==(const CaptureRule&, const CaptureRule&) = default;
 };
 
-/// What the rules say about one allocation.
+/// The result of the rules for one allocation.
 struct CaptureVerdict {
     bool capture = true;
     std::string_view tag; ///< lives as long as the rules; empty: the process's own
@@ -44,20 +44,20 @@ inline constexpr std::size_t k_max_library_length = 100;
 /// 1 to 100 letters, digits, '_', '-', '.' and '+'.
 [[nodiscard]] bool is_valid_library(std::string_view name) noexcept;
 
-/// What is wrong with `rule`, beginning with the field's name in a rules file, or nothing.
+/// What is wrong with `rule`, beginning with the member's name in a rules file; empty if nothing is.
 [[nodiscard]] std::string problem_with(const CaptureRule& rule);
 
-/// Rules in their order: the first that is about an allocation decides. Immutable, thread-safe.
+/// Rules in order: the first that matches an allocation decides. Immutable, thread-safe.
 ///
 /// Their text, as in "min=67108864,lib=libtorch_cuda,tag=weights;lib=libcublas,capture=0":
 ///
 ///     rules   [ rule { ";" rule } ]
-///     rule    "any" | field { "," field }       at least one field; "any" stands for a rule that says
-///     nothing field   "min=" bytes | "max=" bytes | "lib=" library | "tag=" tag | "capture=0" bytes   a
-///     decimal number without sign or leading zeros, below 2^64
+///     rule    "any" | field { "," field }       at least one field; "any" is a rule without fields
+///     field   "min=" bytes | "max=" bytes | "lib=" library | "tag=" tag | "capture=0"
+///     bytes   a decimal number without sign or leading zeros, below 2^64
 ///
-/// Fields come in this order, each once at most, and none that says what holds without it: each list of rules
-/// has exactly one text.
+/// Fields come in this order, each at most once, and never with its default value: each list of rules has
+/// exactly one text.
 class CaptureRules {
 public:
     CaptureRules() = default;
@@ -66,18 +66,18 @@ public:
     /// number).
     [[nodiscard]] static Result<CaptureRules> create(std::vector<CaptureRule> rules);
 
-    /// Reads the text. Errors: invalid_argument (what it says where it is not exactly as above).
+    /// Reads the text. Errors: invalid_argument (the text is not exactly as above; the message names the
+    /// rule).
     [[nodiscard]] static Result<CaptureRules> parse(std::string_view text);
 
     [[nodiscard]] std::string text() const;
 
-    /// What they say about `bytes` asked for by `libraries`: the files of the libraries on the way from the
-    /// program to the driver, in any order. Without a rule that is about it, an allocation is captured under
-    /// the process's tag.
+    /// The result for an allocation of `bytes`. `libraries` are the files of the libraries on the call stack,
+    /// in any order. An allocation that no rule matches is intercepted under the process's tag.
     [[nodiscard]] CaptureVerdict match(Bytes bytes,
                                        std::span<const std::string_view> libraries) const noexcept;
 
-    /// Whether any rule names a library, so that the libraries need to be found out at all.
+    /// Whether any rule names a library. If none does, match() needs no libraries.
     [[nodiscard]] bool name_libraries() const noexcept;
 
     [[nodiscard]] const std::vector<CaptureRule>& rules() const noexcept { return rules_; }

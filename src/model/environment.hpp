@@ -6,12 +6,14 @@
 
 namespace gpu_sleep::model::environment {
 
-inline constexpr const char* k_capture = "GPU_SLEEP_CAPTURE"; ///< 1: capture the program's own allocations; 0
-inline constexpr const char* k_name = "GPU_SLEEP_NAME";       ///< the name by which commands find the process
-inline constexpr const char* k_tag = "GPU_SLEEP_TAG";         ///< of what is captured and has no other
-inline constexpr const char* k_min_size = "GPU_SLEEP_MIN_SIZE"; ///< bytes below which nothing is captured
-inline constexpr const char* k_rules = "GPU_SLEEP_RULES";       ///< CaptureRules, as their text
-inline constexpr const char* k_on_touch = "GPU_SLEEP_ON_TOUCH"; ///< wait, wake or fail
+inline constexpr const char* k_capture =
+    "GPU_SLEEP_CAPTURE";                                ///< 1: intercept the program's own allocations; 0
+inline constexpr const char* k_name = "GPU_SLEEP_NAME"; ///< the name by which commands find the process
+inline constexpr const char* k_tag = "GPU_SLEEP_TAG";   ///< of intercepted allocations without another tag
+inline constexpr const char* k_min_size =
+    "GPU_SLEEP_MIN_SIZE"; ///< bytes; smaller allocations are left to the driver
+inline constexpr const char* k_rules = "GPU_SLEEP_RULES";             ///< CaptureRules, as their text
+inline constexpr const char* k_on_touch = "GPU_SLEEP_ON_TOUCH";       ///< wait, wake or fail
 inline constexpr const char* k_touch_limit = "GPU_SLEEP_TOUCH_LIMIT"; ///< milliseconds
 inline constexpr const char* k_release_gil =
     "GPU_SLEEP_RELEASE_GIL";                            ///< 1: a thread that waits lets Python run; 0

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The words of gpu-sleep as plain data: levels, policies, states, requests and reports. The command, the wire
-// and the agent share them; nothing here acts.
+// The terms of gpu-sleep as plain data: levels, policies, states, requests and reports. The commands, the
+// protocol and the agent share them.
 
 #pragma once
 
@@ -19,7 +19,7 @@ namespace gpu_sleep::model {
 /// How deep a sleep is: level 1 keeps contents, level 2 drops what no policy or span preserves.
 enum class Level : std::uint8_t { keep = 1, drop = 2 };
 
-/// What a tag allows to be done with its contents.
+/// What a sleep does with the contents of a tag.
 enum class Retention : std::uint8_t {
     offload = 0,  ///< kept at level 1, dropped at level 2 (the default)
     preserve = 1, ///< kept at every level
@@ -47,7 +47,7 @@ enum class State : std::uint8_t {
     damaged = 3, ///< asleep, and some of it damaged
 };
 
-/// What becomes of work that reaches the gate while it is closed to it: a touch.
+/// What a touch does: work that reaches the gate and may not pass.
 enum class OnTouch : std::uint8_t {
     wait = 0, ///< it waits until the process is awake (the default)
     wake = 1, ///< it wakes the process, then goes on
@@ -69,7 +69,7 @@ struct TagStore {
 
 /// How the gate stands while something of a process is asleep.
 enum class GateMode : std::uint8_t {
-    shut = 0,    ///< no work passes (the default, unless the program has parted what sleeps from the rest)
+    shut = 0,    ///< no work passes (the default, unless the program has declared that part separable)
     checked = 1, ///< work passes that names no sleeping address
 };
 
@@ -80,7 +80,7 @@ enum class GateState : std::uint8_t {
     shut = 2,    ///< none
 };
 
-/// The name of the tag that a range has when nobody named one.
+/// The tag of a range that was given none.
 inline constexpr std::string_view k_default_tag = "default";
 inline constexpr std::size_t k_max_tag_length = 64;
 
@@ -91,11 +91,11 @@ inline constexpr std::size_t k_max_name_length = 64;
 inline constexpr std::string_view k_name_rule =
     "a name: 1 to 64 bytes that a terminal can show, and no number, which is a process id";
 
-/// A name can be told by a person and typed: it has 1 to 64 bytes, all of them printable(), and is no number,
-/// which commands take for a pid.
+/// Whether a person can read and type `name`: it has 1 to 64 bytes, is printable(), and is not a number,
+/// which commands read as a pid.
 [[nodiscard]] bool is_valid_name(std::string_view name);
 
-/// Whether `text` is one digit or more: commands take it for a pid, so it can be nobody's name.
+/// Whether `text` consists of digits: commands read it as a pid, so it cannot be a name.
 [[nodiscard]] bool is_number(std::string_view text) noexcept;
 
 /// A tag is 1 to 64 characters of letters, digits, '_', '-', '.' and ':'.
@@ -109,17 +109,17 @@ struct SleepRequest {
     bool require_refill = false;      ///< refuse when a tag that would be dropped has no declared refill
     bool dry_run = false;
     Milliseconds timeout{30'000}; ///< for callbacks and for draining the device, together
-    bool bounds_all = false;      ///< `timeout` is for all until the point of no return, copying included
-    /// Unset: as it is while something sleeps already, else the default of the process.
+    bool bounds_all = false;      ///< `timeout` includes all until the point of no return, also copying
+    /// Unset: the present value if something sleeps already, else the default of the process.
     std::optional<OnTouch> on_touch;
     std::optional<GateMode> gate; ///< unset: the same
     bool force = false;           ///< sleep although a library is loaded whose use of the GPU cannot be seen
-    /// How long a touch that wakes the process may wait for GPU memory that is short; unset: for ever.
+    /// How long a touch that wakes the process may wait for GPU memory that is short; unset: no limit.
     std::optional<Milliseconds> touch_limit;
     Store store = Store::host;    ///< of tags that `stores` does not name
     std::vector<TagStore> stores; ///< each tag once
     std::string directory;        ///< for files, absolute, as the process sees it; empty without a file store
-    bool spill = false;           ///< what host memory cannot take goes to files too
+    bool spill = false;           ///< use files if host memory is too small
     bool keep_files = false;      ///< leave the files when the process wakes
 };
 
@@ -130,8 +130,8 @@ struct WakeRequest {
     std::vector<std::string> tags; ///< empty means every tag
     bool dry_run = false;
     Milliseconds timeout{30'000}; ///< for callbacks; and, with `wait`, for the requests before it
-    bool bounds_all = false;      ///< with `wait`, for all until the point of no return, copying included
-    Milliseconds wait{0};         ///< how long to try again when GPU memory is short; others go past it
+    bool bounds_all = false;      ///< `timeout` includes all until the point of no return, also copying
+    Milliseconds wait{0}; ///< how long to try again when GPU memory is short; other requests run meanwhile
 };
 
 struct StatusRequest {};
@@ -150,7 +150,7 @@ struct TagReport {
     Bytes dropped = 0;         ///< asleep without contents
     Bytes damaged = 0;         ///< asleep with contents that failed their checksum, or whose file did
     bool needs_refill = false; ///< awake, but dropped in an earlier sleep and not yet reported refilled
-    Bytes allocated = 0;       ///< what the program asked for, as opposed to what it occupies
+    Bytes allocated = 0;       ///< the size that the program requested
 };
 
 struct DeviceReport {
@@ -164,7 +164,7 @@ struct DeviceReport {
     Bytes total = 0;
 };
 
-/// Memory that stays on the GPU, with the driver, whatever is asked for: all of one kind on one device.
+/// Memory that always stays on the GPU: all of one kind on one device.
 struct Residual {
     std::string kind; ///< such as managed, imported, exported, graph, multiple_mappings, array, pool or ipc
     int device = 0;
@@ -173,12 +173,13 @@ struct Residual {
     std::string reason;      ///< for a person: why it stays
 };
 
-/// A wake that found too little GPU memory, and is tried again until there is enough or its time is over.
+/// A wake that found too little GPU memory, and is tried again until there is enough or its time limit is
+/// over.
 struct WaitingWake {
     std::vector<std::string> tags; ///< as it was asked for; empty means every tag
-    bool by_touch = false;         ///< work that the gate holds asked for it, and no request
+    bool by_touch = false;         ///< requested by work that the gate holds, not by a command
     double seconds = 0;            ///< since it was tried first
-    std::string reason;            ///< for a person: what the last try lacked
+    std::string reason;            ///< for a person: what was missing in the last try
 };
 
 enum class Operation : std::uint8_t { status = 0, sleep = 1, wake = 2 };
@@ -187,16 +188,16 @@ enum class Operation : std::uint8_t { status = 0, sleep = 1, wake = 2 };
 struct PhaseTimes {
     double callbacks = 0;
     double drain = 0;
-    double transfer = 0; ///< host memory made ready, contents sealed and copied (or copied and verified)
-    double release = 0;  ///< unmapped and released (or created and mapped)
+    double transfer = 0; ///< preparing host memory, checksums and copying (or copying and verifying)
+    double release = 0;  ///< unmapping and releasing (or creating and mapping)
     double total = 0;
 };
 
-/// The answer to every request that did not fail: what was done, and how the process now stands.
+/// The answer to a request that succeeded: what was done, and the state of the process afterwards.
 struct Report {
     Operation operation = Operation::status;
     Level level = Level::keep;  ///< of a sleep
-    bool dry_run = false;       ///< nothing was changed; the figures say what would be
+    bool dry_run = false;       ///< nothing was changed; the numbers are those of a real run
     bool changed = false;       ///< false when the process was already as asked
     std::int32_t pid = 0;       ///< in the process's own namespace
     std::string name;           ///< given by the program or its environment; may be empty
@@ -209,17 +210,17 @@ struct Report {
     std::vector<DeviceReport> devices;               ///< every device it holds ranges on
     std::vector<std::string> dropped_without_refill; ///< tags dropped by this sleep with no declared refill
     std::vector<std::string> notes; ///< sentences for a person, such as what could not be done
-    bool captures = false;          ///< the program's own allocations are captured
+    bool captures = false;          ///< the program's own allocations are intercepted
     GateState gate = GateState::open;
     OnTouch on_touch = OnTouch::wait; ///< what a touch does; of this sleep, or the default of the process
     std::uint64_t waiting = 0;        ///< threads that the gate holds now
     std::uint64_t touches = 0;        ///< touches that it has held since the process started
     std::string last_touch; ///< the entry point that was held last, such as cuLaunchKernel; may be empty
     std::vector<Residual> residual;
-    std::vector<WaitingWake> wakes_waiting; ///< for GPU memory; of a status alone
+    std::vector<WaitingWake> wakes_waiting; ///< for GPU memory; only in a status
 };
 
-/// How far an operation is. Sent often; losing one is harmless.
+/// The progress of an operation. Sent often; losing one is harmless.
 struct Progress {
     enum class Phase : std::uint8_t {
         callbacks = 0,
@@ -234,7 +235,7 @@ struct Progress {
     Bytes total = 0;
 };
 
-/// A failed request: why, and how the process, or the part of it that was asked for, stands afterwards.
+/// A failed request: why, and the state of the process, or of the requested part, afterwards.
 struct Failure {
     Error error;
     State state = State::awake;
@@ -255,7 +256,7 @@ struct Failure {
 [[nodiscard]] std::optional<GateMode> parse_gate_mode(std::string_view word) noexcept;
 [[nodiscard]] std::optional<Store> parse_store(std::string_view word) noexcept;
 
-/// The exit status a command ends with after `failure`; see exit_status.
+/// The exit status of a command after `failure`; see exit_status.
 [[nodiscard]] int exit_status_of(const Failure& failure, Operation asked = Operation::sleep) noexcept;
 
 } // namespace gpu_sleep::model

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What one agent asks another for when a program opens memory of another's by a legacy CUDA IPC handle.
+// The request of one agent to another when its program opens memory of the other's by a legacy CUDA IPC
+// handle.
 
 #pragma once
 
@@ -11,15 +12,15 @@
 
 namespace gpu_sleep::model {
 
-/// Asks for memory that the program has shared; what its handle says of it.
+/// Asks for memory that the other program has shared, by the values in its handle.
 struct ShareRequest {
     std::array<std::uint64_t, 2> secret{}; ///< of the process that shares
     std::uint64_t address = 0;             ///< of the allocation there
-    std::uint64_t allocation = 0;          ///< its number: addresses are used again
+    std::uint64_t allocation = 0;          ///< its number, because addresses are reused
     friend bool operator==(const ShareRequest&, const ShareRequest&) = default;
 };
 
-/// The answer. The memory comes along as a descriptor.
+/// The answer. The memory itself comes with it as a descriptor.
 struct Shared {
     Bytes bytes = 0;  ///< of the memory
     Bytes offset = 0; ///< of the allocation in it

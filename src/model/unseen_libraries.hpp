@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Which libraries use the GPU past the CUDA driver's calls, and which of them a process has loaded. The agent
-// reads the process's mappings; nothing here does.
+// The libraries that use the GPU without calls of the CUDA driver, and which of them a process has loaded.
+// The agent reads the process's mappings and passes them here.
 
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace gpu_sleep::model {
 
-/// A loaded library, or an entry point of the driver that was called, whose use of the GPU cannot be seen, so
-/// that no gate holds it back.
+/// A loaded library, or a called entry point of the driver, whose use of the GPU the agent cannot see and the
+/// gate cannot hold back.
 struct UnseenUse {
     std::string_view use; ///< such as "video decoding"; static
     std::string name;     ///< the library's file, without directories; or the entry point

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Buffers that begin at pages, a fixed number of them, for files that are read and written past the page
-// cache. Internal to this module.
+// A fixed number of page-aligned buffers, for direct I/O. Internal to this module.
 
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Claims of host memory that is about to be taken: the kernel does not refuse what is too much, it kills.
-// Near the limit, processes that share it take turns.
+// Claims of host memory before it is taken: at the limit the kernel does not refuse memory, it kills a
+// process. Near the limit, the processes that share it take turns.
 
 #pragma once
 
@@ -19,18 +19,19 @@
 namespace gpu_sleep::store {
 
 struct ClaimOptions {
-    Bytes reserve = 256 * k_mib; ///< headroom that is left to everybody else
+    Bytes reserve = 256 * k_mib; ///< headroom that is left to other processes
     /// Asked again for every claim, by several threads at once.
     std::function<Headroom()> headroom = [] { return host_headroom(); };
     /// How long a claim waits for headroom before it fails: virtual machines may grow while they are used.
     Milliseconds patience{2000};
-    /// How long it waits for its turn before claims do without: whoever has it may have been stopped.
+    /// How long it waits for its turn. After that, claims do without turns: the process that has it may be
+    /// stopped.
     Milliseconds turn_patience{3000};
 };
 
-/// Memory of which nobody else of the process takes himself to have it, until this is destroyed: by then it
-/// has been taken, or is not wanted any more. Near the limit, nobody else of those who share it makes a claim
-/// meanwhile, so it must not last long. Move-only.
+/// Memory that no other claim of the process counts as available until this is destroyed: by then it has been
+/// taken, or is not wanted any more. Near the limit, no other process that shares the limit can make a claim
+/// meanwhile, so keep it only briefly. Move-only.
 class HostClaim {
 public:
     HostClaim(HostClaim&& other) noexcept
@@ -55,10 +56,10 @@ class HostClaims {
 public:
     explicit HostClaims(ClaimOptions options) : options_(std::move(options)) {}
 
-    /// Waits so long, or less, before headroom is looked at again; true ends the waiting.
+    /// Waits for this time, or less, before headroom is read again; true ends the waiting.
     using Pause = std::function<bool(Milliseconds)>;
-    /// Headroom besides what is wanted from which on nobody takes turns: more than the processes of a host
-    /// that go to sleep at one moment have under way, 128 MiB on each of six threads.
+    /// With so much headroom besides the claim, processes take no turns: it is more than the claims of
+    /// several processes of a host that go to sleep at one moment, 128 MiB on each of six threads.
     static constexpr Bytes k_turn_threshold = 4 * k_gib;
 
     /// Waits for headroom for `bytes` besides what all others of the process have under way. An error says

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// How much host memory this process may still take before the kernel, or its control group, would kill
-// somebody.
+// How much host memory this process can still take before the kernel would kill a process of the machine or
+// of the control group.
 
 #pragma once
 
@@ -19,11 +19,10 @@ struct HostMemorySources {
 };
 
 struct Headroom {
-    Bytes bytes = 0; ///< what may still be taken
-    std::string
-        limited_by; ///< what sets that limit, for a message: "free host memory", or a control group's limit
-    /// A file that all whom it limits can see, as far as they see each other; nobody but us locks it. Empty
-    /// where nothing limits.
+    Bytes bytes = 0;        ///< what may still be taken
+    std::string limited_by; ///< the limit, for a message: "free host memory", or a control group's limit
+    /// A file that all processes under this limit can see, as far as they see each other, for locks of ours.
+    /// Empty without a limit.
     std::filesystem::path shared{};
 };
 
@@ -34,11 +33,11 @@ struct Headroom {
 /// small files. Source: proc(5), Control Group v2 ("Memory"), Memory Resource Controller (version 1).
 [[nodiscard]] Headroom host_headroom(const HostMemorySources& sources = {});
 
-/// The same without `reserve`, which is left to everybody else.
+/// The same minus `reserve`, which is left to other processes.
 [[nodiscard]] Headroom host_headroom_beyond(Bytes reserve);
 
-/// What the process's own limit leaves it of address space (RLIMIT_AS); the largest number there is without
-/// one, or where that cannot be read. Source: proc(5), "limits" and "status".
+/// The address space that the process's own limit (RLIMIT_AS) leaves; the largest number if there is no limit
+/// or it cannot be read. Source: proc(5), "limits" and "status".
 [[nodiscard]] Bytes address_space_left(const HostMemorySources& sources = {});
 
 } // namespace gpu_sleep::store

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Reads and writes at places of files, many under way at once: by io_uring, or by a few threads.
+// Reads and writes at offsets of files, many at once: by io_uring, or by a few threads.
 
 #pragma once
 
@@ -29,7 +29,7 @@ struct IoRequest {
 /// Thread-safe. Destroyed only when no request is under way.
 class IoQueue {
 public:
-    /// More at a time are done, but not at once.
+    /// More requests are accepted, but not run at once.
     static constexpr unsigned k_depth = 64;
 
     virtual ~IoQueue() = default;
@@ -38,28 +38,28 @@ public:
 };
 
 enum class IoKind {
-    automatic, ///< io_uring where it was built in and the kernel permits it, no filter decides upon system
-               ///< calls, which might end the process for those, and the file is not cached
+    automatic, ///< io_uring if it was built in, the kernel permits it, no seccomp filter could end the
+               ///< process for it, and the file uses direct I/O
     threads,   ///< pread and pwrite
 };
 
 /// What a queue is for.
 enum class IoUse {
-    direct, ///< files that are read and written past the page cache
+    direct, ///< files with direct I/O
     cached_reads,
     cached_writes, ///< of one file
 };
 
-/// Through the page cache, io_uring copies on the one thread that submits, so threads of our own are faster:
-/// some that read, one that writes, for the kernel lets one at a time into a file, and more would only spin.
-/// Errors: out_of_host_memory (no thread could be started). Source: io_uring(7).
+/// Through the page cache, io_uring copies on the thread that submits, so threads of our own are faster:
+/// several that read, but one that writes, because the kernel allows one writer of a file at a time. Errors:
+/// out_of_host_memory (no thread could be started). Source: io_uring(7).
 [[nodiscard]] Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind = IoKind::automatic,
                                                              IoUse use = IoUse::direct);
 
 /// Whether open_io_queue() would use io_uring for direct files.
 [[nodiscard]] bool has_io_uring();
 
-/// The same at once, on the calling thread. Errors: as for IoRequest::done.
+/// Moves the bytes at once, on the calling thread. Errors: as for IoRequest::done.
 [[nodiscard]] Result<void> move_bytes(IoRequest::Kind kind, int fd, std::byte* data, std::size_t bytes,
                                       Bytes offset);
 

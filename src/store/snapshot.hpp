@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What a snapshot says of itself: its owner, its extents, and where each chunk of their contents lies. The
+// The header of a snapshot: its owner, its extents, and the offset of each chunk of their contents. The
 // format is described in SNAPSHOT.md.
 
 #pragma once
@@ -27,9 +27,9 @@ struct SnapshotExtent {
     friend bool operator==(const SnapshotExtent&, const SnapshotExtent&) = default;
 };
 
-/// What is known before the first byte is written.
+/// The part of the header that is known before the first byte is written.
 struct SnapshotDescription {
-    std::string id;      ///< 32 hexadecimal digits, of no other snapshot
+    std::string id;      ///< 32 hexadecimal digits, unique
     std::string created; ///< UTC, "2026-11-21T12:34:56Z"
     ProcessIdentity owner;
     std::uint32_t uid = 0;
@@ -53,7 +53,7 @@ struct ChunkRow {
 };
 static_assert(sizeof(ChunkRow) == 32);
 
-/// Where a chunk belongs.
+/// The place of a chunk in its extent.
 struct ChunkPlace {
     std::size_t extent = 0;
     Bytes offset = 0;       ///< in the extent
@@ -69,10 +69,10 @@ struct SnapshotHeader {
     Bytes file_bytes = 0;
 };
 
-/// All places in the file and all sizes that are read or written are multiples of it.
+/// All offsets and sizes of reads and writes are multiples of it.
 inline constexpr Bytes k_alignment = 4 * k_kib;
 
-/// Those of an extent of so many bytes.
+/// The number of chunks of an extent of `bytes`.
 [[nodiscard]] constexpr std::size_t chunk_count(Bytes bytes) noexcept {
     return static_cast<std::size_t>((bytes + codec::k_chunk_bytes - 1) / codec::k_chunk_bytes);
 }
@@ -83,10 +83,10 @@ inline constexpr Bytes k_alignment = 4 * k_kib;
 /// A reader takes no longer header, so a writer makes none.
 inline constexpr Bytes k_max_header_bytes = 64 * k_mib;
 
-/// What the header will take for these extents, whatever the sizes of their chunks turn out to be.
+/// The size of the header for these extents, which does not depend on the sizes of their chunks.
 [[nodiscard]] Bytes header_bytes_of(const SnapshotDescription& description);
 
-/// What the file takes if nothing can be made smaller.
+/// The size of the file if no chunk can be compressed.
 [[nodiscard]] Bytes most_file_bytes(const SnapshotDescription& description);
 
 /// The header's bytes: header_bytes of them.
@@ -100,11 +100,11 @@ inline constexpr std::size_t k_preamble_bytes = 64;
 [[nodiscard]] Result<Bytes> read_preamble(std::span<const std::byte, k_preamble_bytes> preamble,
                                           Bytes file_bytes);
 
-/// Reads a whole header, of the size that read_preamble() gave, and checks that what it says of sizes and
-/// places holds together and fills the file. Errors: as for read_preamble().
+/// Reads a whole header, of the size that read_preamble() gave, and checks that its sizes and offsets are
+/// consistent and fill the file. Errors: as for read_preamble().
 [[nodiscard]] Result<SnapshotHeader> decode_header(std::span<const std::byte> bytes, Bytes file_bytes);
 
-/// What a snapshot of the calling process begins with: its owner. Errors: io_failed.
+/// A description with the calling process as owner. Errors: io_failed.
 [[nodiscard]] Result<SnapshotDescription> describe_own();
 
 /// A new id. Errors: io_failed. Source: getrandom(2).

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The directory of snapshots: private names, files that belong to a process and go when it goes.
+// The directory of snapshots, and their files, which belong to a process and are removed when it ends.
 
 #pragma once
 
@@ -24,8 +24,7 @@ namespace gpu_sleep::store {
 struct SnapshotName {
     ProcessIdentity owner;
     std::uint64_t number = 0; ///< one of the owner's
-    /// Of a sleeping process; still being written; of a sleeping process or nobody, to be kept however it
-    /// ends.
+    /// Of a sleeping process; still being written; kept on request, also after its process has ended.
     enum class Kind { sleeping, partial, kept } kind = Kind::sleeping;
     /// The owner's machine, as boot_id() has it; without its part of the name if it is not known.
     std::string boot{};
@@ -46,7 +45,8 @@ enum class Owner {
     unseen,    ///< perhaps alive in another pid namespace of this machine
 };
 
-/// What can be seen of the owner of a snapshot from here. `fd` is open in the snapshot's file system.
+/// Whether the owner of a snapshot is alive, as far as this process can see. `fd` is open in the snapshot's
+/// file system.
 [[nodiscard]] Owner look_for_owner(const SnapshotName& name, int fd);
 
 enum class LockState {
@@ -74,25 +74,25 @@ public:
     /// nothing. Errors: as for open().
     [[nodiscard]] static Result<FreeSpace> room_in(const std::filesystem::path& path);
 
-    /// Its descriptor. If the program has closed that, one of the same directory, if that is still at its
-    /// path and as private as it was, which `anew` holds; or -1.
+    /// Its descriptor. If the program has closed that, opens the directory again into `anew`, provided that
+    /// the same directory is still at its path and still private; otherwise -1.
     [[nodiscard]] int fd(UniqueFd& anew) const noexcept;
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
     /// Whether its files lie in host memory (tmpfs, ramfs).
     [[nodiscard]] bool is_in_memory() const noexcept;
-    /// Makes changes of names last. Errors: io_failed.
+    /// Flushes changes of names to the disk. Errors: io_failed.
     [[nodiscard]] Result<void> flush() const;
 
-    /// Snapshots that nobody needs any more: no process holds them open and locked. The lock decides between
-    /// containers that share a directory, where pids mean nothing (a killed process may hold it a moment
-    /// longer, while the kernel ends its writes), and tells of an owner that runs another program by now
-    /// (exec). Where locks may be lost, as on a file system that another machine may have, too, their owner
-    /// must be seen to have ended as well, from its own pid namespace. Kept ones are none, nor are those of
-    /// elsewhere. Errors: io_failed.
+    /// Snapshots that nobody needs any more, because no process has them open and locked. The lock decides,
+    /// not the pid: containers that share a directory see different pids, and an owner may run another
+    /// program by now (exec). A killed process may keep its lock a moment longer, while the kernel ends its
+    /// writes. Where locks may be lost, as on a file system that another machine may share, the owner must
+    /// also be seen to have ended, from its own pid namespace. Kept snapshots, and those of other machines,
+    /// are no leftovers. Errors: io_failed.
     [[nodiscard]] Result<std::vector<SnapshotName>> leftovers() const;
-    /// Those of elsewhere, and where locks may be lost those of unseen owners, that nobody holds: leftovers,
-    /// if one knew that their owners have ended. And those of ended owners where nobody can hold anything,
-    /// for the file system has no locks. Errors: io_failed.
+    /// Snapshots that may be leftovers: nobody has them locked, but it is not known whether their owners have
+    /// ended (Owner::elsewhere, or Owner::unseen where locks may be lost). Also those of ended owners on a
+    /// file system without locks. Errors: io_failed.
     [[nodiscard]] Result<std::vector<SnapshotName>> doubtful() const;
     /// Removes them. Returns those that it removed. Errors: io_failed.
     [[nodiscard]] Result<std::vector<SnapshotName>> remove_leftovers() const;
@@ -103,16 +103,16 @@ private:
         whole_path_ = std::filesystem::absolute(path_, none);
         if (none) whole_path_ = path_;
     }
-    /// Whether it is nobody's any more; then it is locked until `locked` goes.
+    /// Whether it is a leftover; then it stays locked until `locked` is destroyed.
     [[nodiscard]] bool is_leftover(const SnapshotName& name, UniqueFd& locked) const;
     [[nodiscard]] bool is_doubtful(const SnapshotName& name) const;
 
     UnsharedFd fd_;
     std::filesystem::path path_;
-    std::filesystem::path whole_path_; ///< for the program may go elsewhere
+    std::filesystem::path whole_path_; ///< because the program may change its working directory
 };
 
-/// A snapshot's file in a directory, open and locked; removed when destroyed, unless it was let stay.
+/// A snapshot's file in a directory, open and locked; removed when destroyed, unless let_stay() was called.
 /// Move-only.
 class SnapshotFile {
 public:
@@ -126,10 +126,10 @@ public:
     ~SnapshotFile() { remove(); }
 
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
-    /// Whether that is still the file's: a program may close descriptors that it knows nothing of, and have
-    /// another file under the number. Errors: io_failed.
+    /// Checks that fd() still means this file: a program may close descriptors that are not its own, and open
+    /// another file with the same number. Errors: io_failed.
     [[nodiscard]] Result<void> check_held() const;
-    /// If it is not, opens the file anew by its name, and locks it again. Errors: not_permitted (it belongs
+    /// If it does not, opens the file again by its name, and locks it. Errors: not_permitted (it belongs
     /// to somebody else now, or is open to others), io_failed (it has lost its name as well).
     [[nodiscard]] Result<void> hold();
     [[nodiscard]] const SnapshotName& name() const noexcept { return name_; }
@@ -139,23 +139,22 @@ public:
     /// write that makes a file longer blocks all others. Returns false, and leaves the file as it was, if
     /// there is too little space or the file does not use direct I/O.
     [[nodiscard]] bool reserve(Bytes begin, Bytes end) noexcept;
-    /// Gives back what was reserved behind `bytes`. Errors: io_failed.
+    /// Frees the space that was reserved behind `bytes`. Errors: io_failed.
     [[nodiscard]] Result<void> cut(Bytes bytes);
     /// Flushes the contents to the device, gives the file the name of a whole one, and flushes that. Errors:
     /// out_of_disk, io_failed.
     [[nodiscard]] Result<void> commit();
-    /// Gives a whole one a name that nobody takes for a leftover, which lasts once the directory is flushed.
-    /// Errors: out_of_disk, io_failed.
+    /// Renames a complete file so that it is never a leftover; the name is safe once the directory is
+    /// flushed. Errors: out_of_disk, io_failed.
     [[nodiscard]] Result<void> keep() { return rename(SnapshotName::Kind::kept); }
-    /// Makes its name last. Errors: io_failed.
+    /// Flushes its name to the disk. Errors: io_failed.
     [[nodiscard]] Result<void> flush_name() const { return directory_->flush(); }
-    /// Closes it and lets it stay where it is.
+    /// Closes it and does not remove it.
     void let_stay() noexcept { fd_.reset(); }
-    /// Takes its name away at once. Its space is given back when it is destroyed, which may take long.
+    /// Removes its name at once. Its space is freed when this is destroyed, which may take long.
     void unlink() noexcept;
-    /// Whether it has a name that cannot be taken away: the process has become another user, who may not
-    /// change the directory. Its space is given back all the same, and the next look at the directory by one
-    /// who may finds a leftover.
+    /// Whether its name cannot be removed, because the process has become another user, who may not change
+    /// the directory. Its space is freed anyway, and the next command with permission finds a leftover.
     [[nodiscard]] bool is_out_of_reach() const noexcept;
 
 private:

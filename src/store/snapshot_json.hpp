@@ -20,7 +20,7 @@ inline constexpr std::uint32_t k_snapshot_version = 1;
 [[nodiscard]] std::string make_json(const SnapshotDescription& description, Bytes file_bytes,
                                     std::span<const ChunkRow> rows);
 
-/// What that takes at most, whatever is in the rows.
+/// The longest make_json() for any rows.
 [[nodiscard]] std::size_t max_json_bytes(const SnapshotDescription& description);
 
 /// What the JSON says, but for what depends on the contents; nothing if it cannot be understood: if it

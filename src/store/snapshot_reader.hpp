@@ -29,8 +29,8 @@ public:
 };
 
 struct SnapshotReadOptions {
-    unsigned threads = 0;        ///< that check and decode; 0 for one a processor
-    std::size_t ahead = 0;       ///< chunks on their way; 0 for three a thread
+    unsigned threads = 0;        ///< that check and decode; 0 for one per processor
+    std::size_t ahead = 0;       ///< chunks in progress; 0 for three per thread
     Bytes staging = 512 * k_mib; ///< bound for all buffers; lowers the two above
     IoKind io = IoKind::automatic;
     IoQueue* queue = nullptr; ///< used instead of one of its own
@@ -38,7 +38,8 @@ struct SnapshotReadOptions {
     std::vector<std::size_t> extents;
 };
 
-/// An open snapshot. Trusts nothing in the file. Thread-safe: each read() has buffers and threads of its own.
+/// An open snapshot. Checks everything in the file. Thread-safe: each read() has buffers and threads of its
+/// own.
 class SnapshotReader {
 public:
     /// Opens the file and checks its header. Errors: not_permitted, io_failed, damaged, protocol_mismatch,

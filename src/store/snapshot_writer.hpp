@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Writing a snapshot: contents are pulled, made smaller on all cores, and written, all at the same time.
+// Writing a snapshot: contents are pulled, compressed on all cores, and written, all at the same time.
 
 #pragma once
 
@@ -29,17 +29,17 @@ public:
 };
 
 struct SnapshotWriteOptions {
-    unsigned threads = 0;        ///< that encode; 0 for one a processor
-    std::size_t under_way = 0;   ///< chunks taken and not yet written; 0 for three a thread
+    unsigned threads = 0;        ///< that encode; 0 for one per processor
+    std::size_t under_way = 0;   ///< chunks taken and not yet written; 0 for three per thread
     Bytes staging = 512 * k_mib; ///< bound for all buffers; lowers the two above
-    bool direct = true;          ///< write past the page cache where the file system can
+    bool direct = true;          ///< use direct I/O if the file system can
     IoKind io = IoKind::automatic;
     IoQueue* queue = nullptr; ///< used instead of one of its own
     ClaimOptions memory{};    ///< for files that lie in host memory (tmpfs, ramfs): each chunk is a claim
 };
 
-/// A finished snapshot, flushed to the device. Its file is removed when this is destroyed, unless it was let
-/// stay.
+/// A finished snapshot, flushed to the device. Its file is removed when this is destroyed, unless
+/// let_stay() was called.
 struct Snapshot {
     SnapshotFile file;
     SnapshotHeader header;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// A few threads that do what is posted to them, in that order.
+// A few threads that run posted jobs in order.
 
 #pragma once
 
@@ -19,7 +19,7 @@ namespace gpu_sleep::store {
 /// Thread-safe. Signals are blocked in its threads.
 class ThreadPool {
 public:
-    /// What a thread does; told the thread's number, below count(). Must not throw.
+    /// A job. It receives the number of its thread, below count(). Must not throw.
     using Job = std::function<void(std::size_t worker)>;
 
     /// Starts as many threads as can be had, up to `threads`. `name` has at most 15 characters. Errors:
@@ -28,10 +28,10 @@ public:
 
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
-    /// Ends the threads when all that was posted is done.
+    /// Ends the threads when all posted jobs are done.
     ~ThreadPool();
 
-    /// Where it throws for want of memory, nothing was posted.
+    /// If it throws because memory runs out, nothing was posted.
     void post(Job job);
     [[nodiscard]] std::size_t count() const noexcept { return threads_.size(); }
 

@@ -15,10 +15,10 @@ namespace gpu_sleep::store {
 
 /// Owns a descriptor, and notes it for close_unshared_fds(). Close-on-exec is not enough: a child that goes
 /// on in the same program would hold the file's space and its lock long after the parent has let go of both.
-/// Move-only; empty when moved from. Thread-safe as far as different ones go. A fork in the very moment
-/// between open() and the note, or where no memory is left for one, leaves the child its copy.
-/// Programs close descriptors that they know nothing of, and open others under the same numbers: those are
-/// not ours to use, nor to close. A plain file stays open and locked all the same, until reset().
+/// Move-only; empty when moved from. Thread-safe as far as different ones go. If a fork comes between open()
+/// and the note, or there is no memory for a note, the child keeps its copy.
+/// Programs close descriptors that are not their own, and open others with the same numbers: this neither
+/// uses nor closes those. A plain file stays open and locked anyway, until reset().
 class UnsharedFd {
 public:
     UnsharedFd() noexcept = default;

@@ -115,7 +115,7 @@ TEST_CASE("Capture rules: any other text is refused, and says where", "[capture_
         INFO(bad);
         CHECK_FALSE(CaptureRules::parse(bad));
     }
-    CHECK(complaint("tag=a;min=x") == "rule 2, 'min=x', is not written as capture rules are");
+    CHECK(complaint("tag=a;min=x") == "rule 2, 'min=x', is not a valid rule");
     CHECK(complaint("min=2048,max=1024") == "rule 1, min_size: 2.00 KiB is more than max_size, 1.00 KiB");
     std::string many = "any";
     for (std::size_t i = 1; i < k_max_capture_rules; ++i) many += ";any";

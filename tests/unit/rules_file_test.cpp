@@ -48,7 +48,7 @@ TEST_CASE("Rules file: a mistake is named with its rule and its member", "[rules
     CHECK(complaint_about_file(R"({"rules": [{"tag": "a b"}]})") ==
           "r.json: rule 1, tag: 'a b' is not a tag: 1 to 64 letters, digits, '_', '-', '.' and ':'");
     CHECK(complaint_about_file(R"({"rules": [{"tag": "a", "capture": false}]})") ==
-          "r.json: rule 1, tag: what is not captured has no tag");
+          "r.json: rule 1, tag: allocations that are not intercepted have no tag");
     CHECK(complaint_about_file(R"({"rules": [{"min_size": "2GiB", "max_size": "1GiB"}]})") ==
           "r.json: rule 1, min_size: 2.00 GiB is more than max_size, 1.00 GiB");
     CHECK(complaint_about_file(R"({"rules": [7]})") == "r.json: rule 1 is not an object");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Fingerprints of memory: what the kernel takes and gives, and the same function for the host.
+// Fingerprints of memory: the arguments and results of the kernel, and the same function for the host.
 
 #pragma once
 
@@ -22,7 +22,7 @@ struct FingerprintBlock {
     std::uint64_t bytes = 0;
 };
 
-/// Blocks are cut at this size: large enough to hide its own cost, small enough to place a damage.
+/// Blocks are cut at this size: large enough to hide its overhead, small enough to locate damage.
 inline constexpr std::uint64_t k_fingerprint_block_bytes = std::uint64_t{1} << 20;
 
 /// Threads of one block of the kernel `gpu_sleep_fingerprint(blocks, out, count)`.
