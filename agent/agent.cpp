@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The agent's life and its memory. Its operations are in operations.cpp.
+// The agent's life, and the memory that the program has of it. Its operations are in operations.cpp.
 
 #include "agent.hpp"
 
@@ -35,7 +35,8 @@ std::atomic<bool> g_moves_exit_handler{false};
 std::mutex g_exit_list_mutex;
 
 /// How touches are met unless a sleep says otherwise.
-void read_environment(TouchRule& rule) {
+TouchRule rule_of_environment() {
+    TouchRule rule;
     namespace environment = model::environment;
     if (const auto word =
             parsed_setting(environment::k_on_touch, "wait, wake or fail", model::parse_on_touch))
@@ -53,6 +54,7 @@ void read_environment(TouchRule& rule) {
     // The log itself has read it long since, where it could not speak of it.
     static_cast<void>(
         parsed_setting(environment::k_log, "error, warning, info or debug", log::parse_severity));
+    return rule;
 }
 
 /// The name by which commands are to find the process; may be empty.
@@ -110,9 +112,7 @@ Agent& Agent::instance() {
     return *agent;
 }
 
-Agent::Agent() : server_(*this) {
-    read_environment(default_rule_);
-    rule_ = default_rule_;
+Agent::Agent() : memory_(rule_of_environment()), server_(*this) {
     name_ = name_in_environment();
 }
 
@@ -131,28 +131,12 @@ void Agent::handle_exit(void* /*unused*/) noexcept {
     auto* agent = existing();
     if (!agent || g_moves_exit_handler) return;
     agent->exiting_ = true;
+    ProgramMemory::end();
     gate::Gate::instance().abandon();
     // A child that no handler of fork() knew of has the memory of the agent, too. The files are its parent's.
     if (::getpid() != agent->pid_) return;
-    agent->remove_files();
+    agent->memory_.remove_files();
     agent->server_.remove_endpoint();
-}
-
-void Agent::remove_files() noexcept {
-    auto* const running = running_.load(std::memory_order_acquire);
-    if (!running) return;
-    // A transaction must not hold up the end of the program: its file is left to the next look at the
-    // directory.
-    constexpr int k_looks = 50;
-    constexpr Milliseconds k_pause{2};
-    for (int i = 0; i < k_looks; ++i) {
-        if (memory_mutex_.try_lock()) {
-            running->engine.contents().remove_files();
-            memory_mutex_.unlock();
-            return;
-        }
-        std::this_thread::sleep_for(k_pause);
-    }
 }
 
 void Agent::handle_fork_in_child() noexcept {
@@ -161,28 +145,21 @@ void Agent::handle_fork_in_child() noexcept {
     if (auto* agent = existing()) agent->server_.close_in_child();
     store::close_unshared_fds();
     g_agent.store(nullptr, std::memory_order_release);
+    ProgramMemory::end();
     hooks::stop_catching();
     gate::Gate::instance().reset_in_child();
 }
 
-std::optional<Agent::Memory> Agent::memory() noexcept {
-    auto* running = running_.load(std::memory_order_acquire);
-    if (!running || exiting_) return std::nullopt;
-    return Memory{memory_mutex_, ledger_, running->heap, running->engine.contents(), running->api};
-}
-
 Result<void> Agent::start() {
-    if (running_.load(std::memory_order_acquire)) return {};
+    if (memory_.is_open()) return {};
     // Before the mutex: both take the loader's lock, which a thread in a library's constructor has, that may
     // come here too.
     auto api = driver::Api::load();
     if (!api) return std::move(api).error();
     GPU_SLEEP_DRIVER_TRY(*api, cuInit, "cannot initialise CUDA", 0);
     const std::lock_guard lock(start_mutex_);
-    if (running_.load(std::memory_order_relaxed)) return {};
-    if (!running_storage_)
-        running_storage_ = std::make_unique<Running>(*api, ledger_, sleep::Engine::Options{});
-    running_storage_->engine.contents().when_wasted([this] { tidy_within(Milliseconds(0)); });
+    if (memory_.is_open()) return {};
+    memory_.prepare(*api, [this](Milliseconds delay) { server_.tidy_within(delay); });
     pid_ = ::getpid();
     GPU_SLEEP_TRY(server_.start());
     gate::Gate::instance().set_waker([this] { wake_on_touch(); });
@@ -195,15 +172,15 @@ Result<void> Agent::start() {
                          });
         come_first_at_exit();
     });
-    running_.store(running_storage_.get(), std::memory_order_release);
+    memory_.open();
     return {};
 }
 
 Result<void> Agent::await_start() {
-    if (running_.load(std::memory_order_acquire)) return {};
+    if (memory_.is_open()) return {};
     // The socket is there a moment before all is ready.
     const std::lock_guard lock(start_mutex_);
-    if (running_.load(std::memory_order_relaxed)) return {};
+    if (memory_.is_open()) return {};
     return make_error(ErrorCode::refused,
                       "the agent could not be started; the program's next call tries again");
 }
@@ -211,43 +188,32 @@ Result<void> Agent::await_start() {
 Result<driver::DeviceAddress> Agent::allocate(int device, std::string_view tag, Bytes bytes) {
     GPU_SLEEP_TRY(start());
     if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
-    auto& running = *running_.load();
-    warn_of_own_context(running.api);
-    const std::lock_guard lock(memory_mutex_);
-    const auto tags_before = ledger_.tags().size();
-    auto address = guarded([&] { return running.heap.allocate(device, ledger_.tag_id(tag), bytes); });
+    warn_of_own_context(memory_.api());
+    auto address = memory_.allocate(device, tag, bytes);
     if (address && hooks::catches() && !caught::note_own(*address, bytes, device)) {
-        static_cast<void>(guarded([&] { return running.heap.free(*address); }));
+        static_cast<void>(guarded([&] { return memory_.free(*address); }));
         address = out_of_memory();
     }
-    if (!address) ledger_.forget_tags_from(tags_before);
     return address;
 }
 
 Result<void> Agent::prepare_free(driver::DeviceAddress address) {
-    auto& running = *running_.load();
-    driver::DeviceMask devices = 0;
-    {
-        const std::lock_guard lock(memory_mutex_);
-        GPU_SLEEP_TRY(check_own(address));
-        const auto* backing = ledger_.find(address);
-        if (!backing || backing->is_asleep()) return {};
-        devices = backing->access;
-    }
+    const auto devices = memory_.devices_at(address);
+    if (devices == 0) return {};
     // As the driver's own free does: nothing may still use memory that goes, and a capture must not be under
-    // way. Without the mutex, for it may take long. Other devices may wait for what comes after the free.
+    // way. It may take long. Other devices may wait for what comes after the free.
     caught::let_contexts_end();
     const std::shared_lock stay(caught::contexts_mutex());
     if (caught::captures_open() != 0)
         return make_error(ErrorCode::capture_in_progress, "a CUDA graph is being captured: nothing is freed");
-    const driver::RelaxedCaptureMode relaxed(running.api);
-    const auto primaries = driver::active_contexts(running.api);
+    const driver::RelaxedCaptureMode relaxed(memory_.api());
+    const auto primaries = driver::active_contexts(memory_.api());
     if (!primaries) return primaries.error();
     driver::DrainLimits limits;
     limits.captures = Clock::now();
     limits.work = Clock::time_point::max();
-    for (auto* const context : contexts_on(running.api, devices, *primaries)) {
-        auto drained = driver::drain(running.api, std::vector{context}, limits);
+    for (auto* const context : contexts_on(memory_.api(), devices, *primaries)) {
+        auto drained = driver::drain(memory_.api(), std::vector{context}, limits);
         if (drained) continue;
         if (drained.error().code != ErrorCode::context_lost) return drained;
         log::debug("freeing without waiting: {}", drained.error().message); // no work runs in a broken one
@@ -255,77 +221,20 @@ Result<void> Agent::prepare_free(driver::DeviceAddress address) {
     return {};
 }
 
-Result<void> Agent::check_own(driver::DeviceAddress address) const {
-    if (!hooks::catches()) return {}; // the heap has nothing else
-    const auto known = caught::find(address);
-    if (known && known->is_own && known->address == address) return {};
-    return make_error(ErrorCode::not_owned, "{:#x} is not the start of an allocation of gpu_sleep_alloc()",
-                      address);
-}
-
 Result<void> Agent::free(driver::DeviceAddress address) {
     if (exiting_) return {}; // the driver takes everything back
-    auto* running = running_.load();
-    if (!running) return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
+    if (!hooks::catches()) { // the memory has nothing else
+        GPU_SLEEP_TRY(prepare_free(address));
+        return memory_.free(address);
+    }
+    GPU_SLEEP_TRY(caught::check_own(address));
     GPU_SLEEP_TRY(prepare_free(address));
-    const std::lock_guard lock(memory_mutex_);
-    GPU_SLEEP_TRY(check_own(address)); // another thread may have been faster
-    const auto* backing = ledger_.find(address);
-    const gate::Named::Span span = backing && backing->is_asleep()
-                                       ? gate::Named::Span{backing->address, backing->end()}
-                                       : gate::Named::Span{};
-    auto freed = running->heap.free(address);
-    if (!freed) return std::move(freed).error();
-    if (hooks::catches()) caught::forget_own(address); // nobody is given the address before the mutex is free
-    running->engine.contents().forget(freed->kept);
-    if (span.end != 0 && !ledger_.find(address)) gate::Gate::instance().forget(span);
-    return {};
+    return caught::free_own(address, [&] { return memory_.free(address); });
 }
 
 Result<void> Agent::allow_access(driver::DeviceAddress address, int device) {
-    auto* running = running_.load();
-    if (!running) return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
-    const std::lock_guard lock(memory_mutex_);
-    auto allowed = running->heap.allow_access(address, device);
-    if (allowed && hooks::catches()) caught::own_allowed(address, device);
-    return allowed;
-}
-
-Result<void> Agent::set_policy(std::string_view tag, model::Policy policy) {
-    const std::lock_guard lock(memory_mutex_);
-    ledger_.set_policy(ledger_.tag_id(tag), policy);
-    return {};
-}
-
-Result<void> Agent::set_separable(std::string_view tag, bool is_separable) {
-    const std::lock_guard lock(memory_mutex_);
-    ledger_.set_separable(ledger_.tag_id(tag), is_separable);
-    return {};
-}
-
-Result<void> Agent::preserve(driver::DeviceAddress address, Bytes bytes) {
-    auto* running = running_.load();
-    if (!running) return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
-    const std::lock_guard lock(memory_mutex_);
-    auto place = running->heap.locate(address);
-    if (!place) return std::move(place).error();
-    auto& [backing, whole] = *place;
-    Span span{address - backing->address, bytes};
-    if (bytes > whole.bytes || span.end() > whole.end())
-        return make_error(ErrorCode::not_owned, "{} from {:#x} on do not lie within one allocation",
-                          format_bytes(bytes), address);
-    // Up to where another allocation could begin, so that one that is preserved whole counts as such.
-    if (backing->shared) span.bytes = round_up(span.end(), memory::k_alignment) - span.offset;
-    ledger::Ledger::preserve(*backing, span);
-    return {};
-}
-
-Result<void> Agent::mark_refilled(std::string_view tag) {
-    const std::lock_guard lock(memory_mutex_);
-    const auto id = ledger_.find_tag(tag);
-    if (!id) return id.error();
-    for (auto& [address, backing] : ledger_.backings())
-        if (backing.tag == *id && !backing.is_asleep()) backing.needs_refill = false;
+    GPU_SLEEP_TRY(memory_.allow_access(address, device));
+    if (hooks::catches()) caught::own_allowed(address, device);
     return {};
 }
 
@@ -333,13 +242,6 @@ void Agent::set_name(std::string_view name) {
     server_.show_renamed();
     const std::lock_guard lock(name_mutex_);
     name_ = name;
-}
-
-Bytes Agent::asleep_bytes() {
-    const std::lock_guard lock(memory_mutex_);
-    Bytes sum = 0;
-    for (const auto& [address, backing] : ledger_.backings()) sum += backing.is_asleep() ? backing.bytes : 0;
-    return sum;
 }
 
 } // namespace gpu_sleep::agent

@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The agent of a process: its memory, its transactions and its life, from the first use of CUDA through fork
+// The agent of a process: its operations and its life, from the first use of CUDA through fork
 // to exit.
 
 #pragma once
 
 #include "callbacks.hpp"
 #include "gate/gate.hpp"
-#include "memory/heap.hpp"
+#include "program_memory/program_memory.hpp"
+#include "program_memory/retired_contents.hpp"
 #include "server/server.hpp"
-#include "sleep/engine.hpp"
 #include "torch_trim.hpp"
-#include "touch_rule.hpp"
 #include "turnstile.hpp"
 
 #include <sys/types.h>
 
 #include <atomic>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -30,11 +28,11 @@ namespace gpu_sleep::agent {
 ///
 /// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then the gate
 /// (no mutex either: threads are inside while they call the driver), then the mutex of the program's pools,
-/// then memory_mutex_, then those of the program's handles and of what it shares, then those of the index of
-/// allocations, of the gate itself and of the server's queue, under which nobody waits. None is held across
-/// socket work or callbacks. That of the C library's list of exit handlers (agent.cpp) is taken under
-/// start_mutex_ and the turnstile alone, and before those of the C library that fork() takes. Nobody waits
-/// for anything but the driver and the files of snapshots under memory_mutex_.
+/// then that of the program's memory (ProgramMemory), then those of the program's handles and of what it
+/// shares, then those of the index of allocations, of the gate itself and of the server's queue, under which
+/// nobody waits. None is held across socket work or callbacks. That of the C library's list of exit handlers
+/// (agent.cpp) is taken under start_mutex_ and the turnstile alone, and before those of the C library that
+/// fork() takes. Nobody waits for anything but the driver and the files of snapshots under the memory's.
 class Agent final : public server::Operations {
 public:
     /// Makes it on first use, without CUDA, threads or files. Never destroyed.
@@ -50,24 +48,9 @@ public:
     [[nodiscard]] Result<driver::DeviceAddress> allocate(int device, std::string_view tag, Bytes bytes);
     [[nodiscard]] Result<void> free(driver::DeviceAddress address);
     [[nodiscard]] Result<void> allow_access(driver::DeviceAddress address, int device);
-    [[nodiscard]] Result<void> set_policy(std::string_view tag, model::Policy policy);
-    [[nodiscard]] Result<void> set_separable(std::string_view tag, bool is_separable);
-    [[nodiscard]] Result<void> preserve(driver::DeviceAddress address, Bytes bytes);
-    [[nodiscard]] Result<void> mark_refilled(std::string_view tag);
     void set_name(std::string_view name);
-    [[nodiscard]] Bytes asleep_bytes();
 
-    /// What the program's caught memory is made of. The mutex guards the ledger, the heap and what is kept.
-    struct Memory {
-        std::mutex& mutex;
-        ledger::Ledger& ledger;
-        memory::Heap& heap;
-        contents::Contents& contents;
-        const driver::Api& api;
-    };
-    /// Nothing before CUDA is in use, or when the process is ending.
-    [[nodiscard]] std::optional<Memory> memory() noexcept;
-
+    [[nodiscard]] ProgramMemory& memory() noexcept { return memory_; }
     [[nodiscard]] Callbacks& callbacks() noexcept { return callbacks_; }
     [[nodiscard]] Turnstile& turnstile() noexcept { return turnstile_; }
 
@@ -83,36 +66,19 @@ public:
                                       const server::ProgressSink& progress, bool is_own,
                                       Clock::time_point since) override;
     [[nodiscard]] bool tidy() override;
-    /// Has the operations thread tidy up, though nobody asks it for anything.
-    void tidy_within(Milliseconds delay) noexcept;
 
 private:
     /// For an operation that may have come before start() was over: waits until it is. Errors: refused.
     [[nodiscard]] Result<void> await_start();
-    /// What exists once CUDA is in use.
-    struct Running {
-        explicit Running(driver::Api found, ledger::Ledger& ledger, sleep::Engine::Options options)
-            : api(found), heap(api, ledger), engine(api, ledger, options) {}
-        driver::Api api;
-        memory::Heap heap;
-        sleep::Engine engine;
-    };
-
     Agent();
     /// Makes handle_exit the handler that runs first when the process ends: before the destructors of objects
     /// made so far, which may use CUDA, or wait for a thread that waits at the gate.
     static void come_first_at_exit() noexcept;
     static void handle_exit(void*) noexcept;
-    /// The files belong to the process, which is ending.
-    void remove_files() noexcept;
     static void handle_fork_in_child() noexcept;
 
     /// `error` as it is told: whatever fails once the process has begun to end, that is why.
     [[nodiscard]] Error as_it_ends(Error error) const;
-    /// Has what the engine retired given back.
-    void reap();
-    /// Gives back dead contents of one piece of host memory. Returns whether there was one.
-    [[nodiscard]] bool shrink_one();
     /// Closes retired files, whose room on the disk is free then. Returns whether there were any.
     [[nodiscard]] bool give_back_files();
     /// Gives back all that is retired or wasted, at once. Returns whether there was any.
@@ -137,9 +103,6 @@ private:
         bool is_empty = true;
     };
     [[nodiscard]] Result<Preview> preview(const model::SleepRequest& request);
-    /// After a refill that may have failed: what was dropped counts as not refilled, whatever was said
-    /// meanwhile.
-    void require_refill(const std::vector<std::string>& tags);
     /// Refuses a sleep, unless forced, while a library is loaded whose work no gate holds, or once the
     /// program has called an entry point of the driver that this build does not know; notes it otherwise.
     /// Only where all the program's work is caught: a program that hands its memory over promises by itself
@@ -153,20 +116,14 @@ private:
     /// Does what `request` says of all that sleeps, whichever request put it to sleep. `is_own`: the program
     /// made it.
     void follow(const model::SleepRequest& request, bool adds_to_sleep, bool is_own, model::Report& report);
-    /// Waits for the work that may use the allocation. Errors: not_owned, those of driver::drain() but
+    /// Waits for the work that may use the allocation. Errors: those of driver::drain() but
     /// context_lost.
     [[nodiscard]] Result<void> prepare_free(driver::DeviceAddress address);
-    /// Whether an allocation of allocate() begins there: the ledger has the program's caught memory, too.
-    /// Under memory_mutex_. Errors: not_owned.
-    [[nodiscard]] Result<void> check_own(driver::DeviceAddress address) const;
     /// Errors: capture_in_progress, if a capture waits for what sleeps already, and so for no sleep's end.
     [[nodiscard]] Result<void> check_captures_may_end();
     /// Lets captures end, closes the gate and waits for the device.
     [[nodiscard]] Result<void> shut_gate(Clock::time_point deadline, const std::function<bool()>& keep_going);
     [[nodiscard]] Result<void> drain(Clock::time_point deadline, const std::function<bool()>& keep_going);
-    /// The rule for what sleeps now. Under memory_mutex_, until the gate has it, too: what is freed in
-    /// between would stay listed for ever.
-    [[nodiscard]] gate::Gate::Rule rule_for_what_sleeps(bool& sleeps) noexcept;
     /// Makes the gate fit what sleeps now.
     void settle_gate() noexcept;
     /// The same while after-wake callbacks run.
@@ -178,21 +135,21 @@ private:
     void set_touch_trouble(std::string_view trouble);
     /// Says so in `report`, while touches wait for another try.
     void note_touch_trouble(model::Report& report);
-    /// Under memory_mutex_. What takes memory comes last.
-    void complete(model::Report& report);
-    /// Runs a transaction of the engine, guarded; status() tells meanwhile how all was before. Under
-    /// memory_mutex_.
+    /// What takes memory comes last.
+    void complete(const LockedMemory& locked, model::Report& report);
+    /// Runs a transaction, guarded; status() tells meanwhile how all was before.
     template <class Transaction>
-    [[nodiscard]] std::invoke_result_t<Transaction> transact(Transaction&& transaction);
+    [[nodiscard]] std::invoke_result_t<Transaction> transact(const LockedMemory& locked,
+                                                             Transaction&& transaction);
+    /// What `use` says of the memory; or, while a transaction moves contents for a long time, what `before`
+    /// says of how the process was when it began.
+    template <class Use, class Before>
+    [[nodiscard]] auto look(Use&& use, Before&& before);
 
     std::mutex start_mutex_;    ///< one start at a time
     std::atomic<pid_t> pid_{0}; ///< of the process that started it
-    std::unique_ptr<Running> running_storage_;
-    std::atomic<Running*> running_{nullptr};
-
-    std::mutex memory_mutex_; ///< guards ledger_, and the heap and the engine in running_
-    ledger::Ledger ledger_;
-    Clock::time_point state_since_ = Clock::now();
+    ProgramMemory memory_;
+    RetiredContents retired_{memory_};
 
     std::mutex before_mutex_;             ///< guards before_; taken last
     std::optional<model::Report> before_; ///< how the process was when the transaction under way began
@@ -202,12 +159,8 @@ private:
 
     Turnstile turnstile_;
     Callbacks callbacks_;
-    TorchTrim torch_trim_;      ///< used by one operation at a time
-    contents::Retired retired_; ///< being given back; used on the operations thread alone
+    TorchTrim torch_trim_; ///< used by one operation at a time
     server::Server server_;
-    TouchRule default_rule_; ///< of the environment; not changed later
-    TouchRule rule_;         ///< of the sleep under way or last done; changed by one operation at a time,
-                             ///< under memory_mutex_
     std::atomic<bool> wake_wanted_{false}; ///< by a touch, and not yet tried
     std::mutex touch_mutex_;               ///< guards touch_trouble_; taken last
     std::string touch_trouble_;            ///< why the last wake for a touch failed; empty once awake

@@ -155,8 +155,9 @@ gpu_sleep_status gpu_sleep_set_policy(const char* tag, gpu_sleep_retention reten
         if (!name) return name.error();
         if (retention < GPU_SLEEP_OFFLOAD || retention > GPU_SLEEP_DISCARD)
             return invalid("there is no such retention");
-        return Agent::instance().set_policy(*name,
-                                            {static_cast<model::Retention>(retention), refillable != 0});
+        Agent::instance().memory().set_policy(*name,
+                                              {static_cast<model::Retention>(retention), refillable != 0});
+        return {};
     });
 }
 
@@ -164,14 +165,15 @@ gpu_sleep_status gpu_sleep_set_separable(const char* tag, int separable) {
     return finish([&]() -> Result<void> {
         const auto name = checked_tag(tag);
         if (!name) return name.error();
-        return Agent::instance().set_separable(*name, separable != 0);
+        Agent::instance().memory().set_separable(*name, separable != 0);
+        return {};
     });
 }
 
 gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes) {
     return finish([&]() -> Result<void> {
         if (bytes == 0) return invalid("a span of zero bytes preserves nothing");
-        return Agent::instance().preserve(address_of(pointer), bytes);
+        return Agent::instance().memory().preserve(address_of(pointer), bytes);
     });
 }
 
@@ -179,7 +181,7 @@ gpu_sleep_status gpu_sleep_mark_refilled(const char* tag) {
     return finish([&]() -> Result<void> {
         const auto name = checked_tag(tag);
         if (!name) return name.error();
-        return Agent::instance().mark_refilled(*name);
+        return Agent::instance().memory().mark_refilled(*name);
     });
 }
 
@@ -251,7 +253,7 @@ gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms) {
 
 size_t gpu_sleep_asleep_bytes(void) {
     const CancellationHold no_cancellation;
-    return Agent::instance().asleep_bytes();
+    return Agent::instance().memory().asleep_bytes();
 }
 
 void* gpu_sleep_torch_malloc(ssize_t size, int device, void* /*stream*/) {

@@ -69,9 +69,9 @@ private:
 };
 
 template <class Transaction>
-std::invoke_result_t<Transaction> Agent::transact(Transaction&& transaction) {
+std::invoke_result_t<Transaction> Agent::transact(const LockedMemory& locked, Transaction&& transaction) {
     Report before;
-    complete(before);
+    complete(locked, before);
     {
         const std::lock_guard lock(before_mutex_);
         before_ = std::move(before);
@@ -105,8 +105,7 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
     });
     if (report) return *std::move(report);
     const auto& tags = request ? request->tags : std::get<model::WakeRequest>(operation).tags;
-    const std::lock_guard lock(memory_mutex_);
-    return model::Failure{as_it_ends(std::move(report).error()), ledger_.state(tags)};
+    return model::Failure{as_it_ends(std::move(report).error()), memory_.state(tags)};
 }
 
 Error Agent::as_it_ends(Error error) const {
@@ -115,55 +114,33 @@ Error Agent::as_it_ends(Error error) const {
     return ending();
 }
 
-void Agent::reap() {
-    const std::lock_guard lock(memory_mutex_);
-    retired_.add(running_.load()->engine.contents().reap());
-}
-
-bool Agent::shrink_one() {
-    std::unique_lock lock(memory_mutex_);
-    const auto waste = running_.load()->engine.contents().find_waste();
-    if (!waste) return false;
-    // The driver may take its time. No operation runs beside this one, and nobody else reads the contents.
-    lock.unlock();
-    const auto given_back = waste->give_back();
-    lock.lock();
-    contents::Contents::note_shrunk(*waste, given_back);
-    return true;
-}
-
 bool Agent::tidy() {
-    if (!running_ || exiting_)
+    if (!memory_.is_open() || exiting_)
         return false; // at the end the driver takes everything back, and unpins no more
     // The driver may be locked while all sleeps: it is called no more.
     const auto state = this->state();
     const bool is_any_awake = state == model::State::awake || state == model::State::partial;
     if (hooks::catches() && is_any_awake) caught::give_back_due();
-    reap();
+    retired_.collect();
     // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.
     const std::shared_lock contexts(caught::contexts_mutex(), std::try_to_lock);
     if (!contexts) {
         std::this_thread::sleep_for(Milliseconds(1));
-        const std::lock_guard lock(memory_mutex_);
-        return !retired_.is_empty() || running_.load()->engine.contents().has_waste();
+        return retired_.has_waste();
     }
-    return retired_.give_back_some() || shrink_one(); // without the mutex
-}
-
-void Agent::tidy_within(Milliseconds delay) noexcept {
-    server_.tidy_within(delay);
+    return retired_.give_back_some();
 }
 
 bool Agent::give_back_files() {
     if (exiting_) return false;
-    reap();
-    return retired_.close_files();
+    retired_.collect();
+    return retired_.give_back_files();
 }
 
 bool Agent::give_back_all() {
     if (exiting_) return false;
-    reap();
-    bool has_any = !retired_.is_empty();
+    retired_.collect();
+    bool has_any = retired_.has_any();
     while (tidy()) has_any = true;
     return has_any;
 }
@@ -197,21 +174,16 @@ void Agent::set_touch_trouble(std::string_view trouble) {
 }
 
 void Agent::follow(const model::SleepRequest& request, bool adds_to_sleep, bool is_own, Report& report) {
-    const std::lock_guard lock(memory_mutex_);
-    if (!request.dry_run && ledger_.state() != model::State::awake) {
-        const auto rule = agent::follow(rule_, default_rule_, request, adds_to_sleep);
-        const auto mode = gate_mode(rule_, ledger_);
-        if (is_own) ledger_.note_own_sleep(request.tags);
-        report.changed |=
-            rule.on_touch != rule_.on_touch || rule.limit != rule_.limit || gate_mode(rule, ledger_) != mode;
-        rule_ = rule;
-    }
-    // What slept, sleeps: no shortage makes a failure of that. It may wait for a disk, as transactions do.
-    noted([&] {
-        static_cast<void>(transact([&]() -> Result<void> {
-            running_.load()->engine.adjust_asleep(request, report);
-            return {};
-        }));
+    memory_.with_lock([&](LockedMemory& locked) {
+        if (!request.dry_run) report.changed |= locked.follow(request, adds_to_sleep, is_own);
+        // What slept, sleeps: no shortage makes a failure of that. It may wait for a disk, as transactions
+        // do.
+        noted([&] {
+            static_cast<void>(transact(locked, [&]() -> Result<void> {
+                locked.adjust_asleep(request, report);
+                return {};
+            }));
+        });
     });
 }
 
@@ -223,8 +195,7 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
         return progress({Progress::Phase::waiting, 0, 0});
     }));
     const Passage passage(turnstile_);
-    auto& running = *running_.load();
-    const driver::RelaxedCaptureMode relaxed(running.api);
+    const driver::RelaxedCaptureMode relaxed(memory_.api());
 
     Report report;
     report.operation = model::Operation::sleep;
@@ -235,15 +206,14 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
     static_cast<void>(give_back_files());
     const GateSettler settler(*this);
-    const auto asleep_before = asleep_bytes();
+    const auto asleep_before = memory_.asleep_bytes();
     const sleep::Control control{progress, request.bounds_all ? deadline : Clock::time_point::max()};
     const auto attempt = [&](const model::SleepRequest& wanted) noexcept {
         return guarded([&]() -> Result<void> {
             const auto contexts = keep_contexts(wanted.dry_run);
-            const std::lock_guard lock(memory_mutex_);
-            GPU_SLEEP_TRY(transact([&] { return running.engine.sleep(wanted, control, report); }));
-            if (report.changed) state_since_ = Clock::now();
-            return {};
+            return memory_.with_lock([&](LockedMemory& locked) {
+                return transact(locked, [&] { return locked.sleep(wanted, control, report); });
+            });
         });
     };
     // Callbacks that have made ready must hear how it ended, whatever fails from here on.
@@ -276,18 +246,19 @@ Result<Report> Agent::sleep(const model::SleepRequest& request, const server::Pr
     if (!done || report.changed) come_first_at_exit();
     settle_gate();
     // Also when callbacks have freed all that was to sleep. What could not be mapped again sleeps, though.
-    if (!has_slept && asleep_bytes() <= asleep_before) callbacks_.call_off(std::move(owed), deadline);
+    if (!has_slept && memory_.asleep_bytes() <= asleep_before) callbacks_.call_off(std::move(owed), deadline);
     if (!done) return std::move(done).error();
-    const std::lock_guard lock(memory_mutex_);
-    noted([&] { complete(report); }); // a shortage only thins it
+    memory_.with_lock([&](const LockedMemory& locked) {
+        noted([&] { complete(locked, report); }); // a shortage only thins it
+    });
     report.times.total = seconds_since(start);
     return report;
 }
 
 Result<void> Agent::check_room(const model::WakeRequest& request) {
     const auto contexts = keep_contexts(true);
-    const std::lock_guard lock(memory_mutex_);
-    return guarded([&] { return running_.load()->engine.check_room(request); });
+    return memory_.with_lock(
+        [&](LockedMemory& locked) { return guarded([&] { return locked.check_room(request); }); });
 }
 
 Result<sleep::Woken> Agent::try_to_wake(const model::WakeRequest& request,
@@ -296,19 +267,10 @@ Result<sleep::Woken> Agent::try_to_wake(const model::WakeRequest& request,
     // Contexts must not end while memory comes back, and what passes a checked gate must not see half of it.
     if (!request.dry_run) GPU_SLEEP_TRY(shut_gate_to_wake(progress, deadline));
     const auto contexts = keep_contexts(request.dry_run);
-    const std::lock_guard lock(memory_mutex_);
     const sleep::Control control{progress, request.bounds_all ? deadline : Clock::time_point::max()};
-    auto woken = transact([&] { return running_.load()->engine.wake(request, control, report); });
-    if (report.changed) state_since_ = Clock::now();
-    return woken;
-}
-
-void Agent::require_refill(const std::vector<std::string>& tags) {
-    const std::lock_guard lock(memory_mutex_);
-    for (auto& [address, backing] : ledger_.backings())
-        backing.needs_refill |=
-            !backing.is_asleep() && !backing.is_wholly_preserved() &&
-            std::find(tags.begin(), tags.end(), ledger_.tag(backing.tag).name) != tags.end();
+    return memory_.with_lock([&](LockedMemory& locked) {
+        return transact(locked, [&] { return locked.wake(request, control, report); });
+    });
 }
 
 Result<Report> Agent::wake(const model::WakeRequest& request, const server::ProgressSink& progress,
@@ -321,7 +283,7 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
         return progress({Progress::Phase::waiting, 0, 0});
     }));
     const Passage passage(turnstile_);
-    const driver::RelaxedCaptureMode relaxed(running_.load()->api);
+    const driver::RelaxedCaptureMode relaxed(memory_.api());
 
     Report report;
     report.operation = model::Operation::wake;
@@ -344,7 +306,7 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
         *event = {0, std::move(woken->tags), std::move(woken->dropped_tags)};
         noted([&] { jobs = callbacks_.draft_after_wake(); }); // as they are by now
         report.notes = callbacks_.run_after_wake(jobs, event, called + request.timeout);
-        if (!report.notes.empty()) require_refill(event->dropped_tags);
+        if (!report.notes.empty()) memory_.require_refill(event->dropped_tags);
         report.times.callbacks = seconds_since(called);
     }
     settle_gate();
@@ -352,15 +314,16 @@ Result<Report> Agent::wake(const model::WakeRequest& request, const server::Prog
         for (const auto& note : report.notes) log::warning("{}", note); // the answer has no place for them
         return *std::move(woken->left);
     }
-    const std::lock_guard lock(memory_mutex_);
-    noted([&] {
-        for (const auto& file : running_.load()->engine.contents().files_left_behind())
-            report.notes.push_back(
-                fmt::format("{} stays, and is emptied: the process may not change its directory "
-                            "any more, and gpu-snapshot ls, by one who may, removes it",
-                            file.string()));
-        complete(report);
-    }); // a shortage only thins it
+    memory_.with_lock([&](const LockedMemory& locked) {
+        noted([&] {
+            for (const auto& file : locked.files_out_of_reach())
+                report.notes.push_back(
+                    fmt::format("{} stays, and is emptied: the process may not change its directory "
+                                "any more, and gpu-snapshot ls, by one who may, removes it",
+                                file.string()));
+            complete(locked, report);
+        }); // a shortage only thins it
+    });
     report.times.total = seconds_since(start);
     return report;
 }

@@ -13,9 +13,7 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -54,8 +52,7 @@ Result<void> Agent::check_unseen(const model::SleepRequest& request, Report& rep
 }
 
 Result<Agent::Preview> Agent::preview(const model::SleepRequest& request) {
-    const std::lock_guard lock(memory_mutex_);
-    auto plan = sleep::plan_sleep(ledger_, request);
+    auto plan = memory_.with_lock([&](LockedMemory& locked) { return locked.plan_sleep(request); });
     if (!plan) return std::move(plan).error();
     // Callbacks hear only of what is still there: what already sleeps and is given up is out of their reach.
     const auto is_asleep = [&](const std::string& tag) { return !plan->awake_tags.contains(tag); };
@@ -110,15 +107,7 @@ std::function<bool()> Agent::coaxing(std::function<bool()> keep_going, bool& has
 Result<void> Agent::check_captures_may_end() {
     const auto spans = caught::captures_wait_for();
     if (!spans) return {};
-    std::vector<std::string> tags;
-    {
-        const std::lock_guard lock(memory_mutex_);
-        for (const auto& span : *spans)
-            if (const auto* backing = ledger_.find(span.begin))
-                tags.push_back(ledger_.tag(backing->tag).name);
-    }
-    std::sort(tags.begin(), tags.end());
-    tags.erase(std::unique(tags.begin(), tags.end()), tags.end());
+    const auto tags = memory_.tags_at(*spans);
     const auto what = tags.empty() ? std::string("memory") : fmt::format("{}", fmt::join(tags, ", "));
     return make_error(ErrorCode::capture_in_progress,
                       "a CUDA graph is being captured, which waits for {} that sleeps: wake it first", what);
@@ -163,64 +152,27 @@ Result<void> Agent::shut_gate_to_wake(const server::ProgressSink& progress, Cloc
 }
 
 Result<void> Agent::drain(Clock::time_point deadline, const std::function<bool()>& keep_going) {
-    auto& running = *running_.load();
     auto& gate = gate::Gate::instance();
-    const auto contexts = driver::active_contexts(running.api);
+    const auto contexts = driver::active_contexts(memory_.api());
     if (!contexts) return contexts.error();
     std::vector<CUcontext> all = caught::own_contexts();
     for (const auto& context : *contexts) all.push_back(context.get());
     for (bool has_released = true; has_released;) {
         has_released = false;
         GPU_SLEEP_TRY(
-            driver::drain(running.api, all, {deadline, deadline, coaxing(keep_going, has_released)}));
+            driver::drain(memory_.api(), all, {deadline, deadline, coaxing(keep_going, has_released)}));
         if (has_released) GPU_SLEEP_TRY(gate.wait_empty(deadline, coaxing(keep_going, has_released)));
     }
     if (hooks::catches()) caught::trim();
     return {};
 }
 
-gate::Gate::Rule Agent::rule_for_what_sleeps(bool& sleeps) noexcept {
-    gate::Gate::Rule rule;
-    rule.on_touch = rule_.on_touch;
-    rule.limit = rule_.limit;
-    rule.checked = gate_mode(rule_, ledger_) == model::GateMode::checked;
-    sleeps = false;
-    for (const auto& [address, backing] : ledger_.backings()) {
-        if (!backing.is_asleep()) continue;
-        sleeps = true;
-        if (!rule.sleeping.empty() && rule.sleeping.back().end == address) {
-            rule.sleeping.back().end = backing.end();
-            continue;
-        }
-        const gate::Named::Span span{address, backing.end()};
-        const auto added = guarded([&]() -> Result<void> {
-            rule.sleeping.push_back(span);
-            return {};
-        });
-        rule.lists_all &= added.has_value();
-    }
-    return rule;
-}
-
 void Agent::settle_gate() noexcept {
-    if (!hooks::catches()) return;
-    auto& gate = gate::Gate::instance();
-    const std::lock_guard lock(memory_mutex_);
-    bool sleeps = false;
-    auto rule = rule_for_what_sleeps(sleeps);
-    if (sleeps) {
-        gate.keep_shut(std::move(rule));
-    } else {
-        set_touch_trouble({});
-        gate.open();
-    }
+    if (hooks::catches() && !memory_.settle_gate()) set_touch_trouble({});
 }
 
 void Agent::let_take() noexcept {
-    if (!hooks::catches()) return;
-    const std::lock_guard lock(memory_mutex_);
-    bool sleeps = false;
-    gate::Gate::instance().let_take(rule_for_what_sleeps(sleeps));
+    if (hooks::catches()) memory_.let_take();
 }
 
 } // namespace gpu_sleep::agent

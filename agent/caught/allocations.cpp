@@ -118,8 +118,28 @@ void own_allowed(CUdeviceptr address, int device) noexcept {
     });
 }
 
-void forget_own(CUdeviceptr address) noexcept {
-    noted([&] { static_cast<void>(Allocations::instance().take(address)); });
+namespace {
+
+Error not_own(CUdeviceptr address) {
+    return make_error(ErrorCode::not_owned, "{:#x} is not the start of an allocation of gpu_sleep_alloc()",
+                      address);
+}
+
+} // namespace
+
+Result<void> check_own(CUdeviceptr address) {
+    const auto known = find(address);
+    return known && known->is_own && known->address == address ? Result<void>() : not_own(address);
+}
+
+Result<void> free_own(CUdeviceptr address, const std::function<Result<void>()>& release) {
+    auto& allocations = Allocations::instance();
+    GPU_SLEEP_TRY(check_own(address));
+    auto record = allocations.extract(address);
+    if (!record) return not_own(address); // another thread was faster
+    auto released = release();
+    if (!released) allocations.put_back(std::move(record));
+    return released;
 }
 
 } // namespace gpu_sleep::agent::caught

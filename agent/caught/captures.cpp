@@ -141,7 +141,7 @@ void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUres
         if (const auto with = memory(); with && status != CUDA_SUCCESS) {
             auto state = CU_STREAM_CAPTURE_STATUS_NONE;
             auto* const handle = !stream && per_thread ? CU_STREAM_PER_THREAD : stream;
-            if (with->api.cuStreamIsCapturing(handle, &state) == CUDA_SUCCESS &&
+            if (with->api().cuStreamIsCapturing(handle, &state) == CUDA_SUCCESS &&
                 state != CU_STREAM_CAPTURE_STATUS_NONE)
                 return;
         }

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "base/result.hpp"
 #include "base/units.hpp"
 #include "gate/gate.hpp"
 #include "model/model.hpp"
@@ -18,6 +19,10 @@
 #include <shared_mutex>
 #include <span>
 #include <vector>
+
+namespace gpu_sleep::agent {
+class LockedMemory;
+}
 
 /// All functions are thread-safe and let nothing cross: what fails inside returns a status of the driver. No
 /// call needs the agent to run; without it everything is left to the driver.
@@ -103,7 +108,11 @@ inline constexpr CUresult k_sleeps = CUDA_ERROR_SYSTEM_NOT_READY;
 /// False: memory was short, and it is not known.
 [[nodiscard]] bool note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept;
 void own_allowed(CUdeviceptr address, int device) noexcept;
-void forget_own(CUdeviceptr address) noexcept;
+/// Errors: not_owned, if none of those begins at `address`.
+[[nodiscard]] Result<void> check_own(CUdeviceptr address);
+/// Runs `release` with the allocation out of the index, for another may get its address at once. It comes
+/// back if that fails. Errors: not_owned; those of `release`.
+[[nodiscard]] Result<void> free_own(CUdeviceptr address, const std::function<Result<void>()>& release);
 
 // Legacy CUDA IPC. Source: CUDA Driver API, cuIpcGetMemHandle.
 /// A handle of ours for a plain allocation, which stays on the GPU from now on.
@@ -217,8 +226,7 @@ struct Residual {
     std::uint64_t count;
     const char* reason;
 };
-/// The caller holds the memory's mutex.
-[[nodiscard]] std::vector<Residual> residual() noexcept;
+[[nodiscard]] std::vector<Residual> residual(const LockedMemory& locked) noexcept;
 
 /// Gives back every cached block that nobody uses: before a sleep, and when memory is short.
 void trim() noexcept;

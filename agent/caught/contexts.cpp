@@ -54,7 +54,7 @@ Primary primary_of(const driver::Api& api, CUdevice device) {
 /// Everything that is known of a context, out of the books while it may go.
 class Departure {
 public:
-    Departure(const Agent::Memory& memory, CUcontext context, bool is_primary)
+    Departure(ProgramMemory& memory, CUcontext context, bool is_primary)
         : memory_(memory), context_(context) {
         // Memory of pools outlives contexts, but for the device's primary one, which takes everything with
         // it.
@@ -102,7 +102,7 @@ public:
     }
 
 private:
-    Agent::Memory memory_;
+    ProgramMemory& memory_;
     CUcontext context_;
     Taken captures_;
     std::map<CUdeviceptr, Known> allocations_;
@@ -114,7 +114,7 @@ private:
 };
 
 /// Runs `end`, which may end the context, with the context out of the books.
-CUresult end_with(const Agent::Memory& memory, CUcontext context, bool is_primary,
+CUresult end_with(ProgramMemory& memory, CUcontext context, bool is_primary,
                   const std::function<CUresult()>& end, const std::function<bool()>& is_gone) noexcept {
     std::optional<Departure> departure;
     noted([&] { departure.emplace(memory, context, is_primary); });
@@ -135,7 +135,7 @@ CUresult end_own_context(CUcontext context, const std::function<CUresult()>& end
     if (!with || !context) return end();
     const auto status = [&] {
         const ContextsAlone alone;
-        return end_with(*with, context, false, end, [&] { return is_gone(with->api); });
+        return end_with(*with, context, false, end, [&] { return is_gone(with->api()); });
     }();
     free_waiting();
     return status;
@@ -183,14 +183,14 @@ void hold(CUdevice device) noexcept {
 
 /// Runs `release`, which takes one of the program's holds of the primary context. The caller holds
 /// contexts_mutex() alone, so that nobody else's hold makes it look as if the context stayed.
-CUresult release_held(const Agent::Memory& memory, CUdevice device,
+CUresult release_held(ProgramMemory& memory, CUdevice device,
                       const std::function<CUresult()>& release) noexcept {
     const auto letting_go = let_go(device);
     const auto status = [&] {
-        const auto primary = letting_go.is_last ? primary_of(memory.api, device) : Primary{};
+        const auto primary = letting_go.is_last ? primary_of(memory.api(), device) : Primary{};
         if (!primary.context) return release();
         return end_with(memory, primary.context, true, release,
-                        [&] { return primary_of(memory.api, device) != primary; });
+                        [&] { return primary_of(memory.api(), device) != primary; });
     }();
     if (status != CUDA_SUCCESS && letting_go.was_held) hold(device);
     return status;
@@ -238,7 +238,7 @@ CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std:
         if (!with) return;
         CUcontext context = nullptr;
         if (convert(&context) != CUDA_SUCCESS) context = nullptr;
-        const auto primary = primary_of(with->api, device).context;
+        const auto primary = primary_of(with->api(), device).context;
         auto& own = OwnContexts::instance();
         const std::lock_guard lock(own.mutex);
         auto& held = own.primaries[device];
@@ -321,7 +321,7 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
     if (!with) return reset();
     const auto status = [&] {
         const ContextsAlone alone;
-        const auto primary = primary_of(with->api, device);
+        const auto primary = primary_of(with->api(), device);
         if (!primary.context) return reset();
         return end_with(*with, primary.context, true, reset, [] { return true; });
     }();
@@ -358,8 +358,8 @@ bool enter_primary_context() noexcept {
         const std::shared_lock contexts(contexts_mutex(), std::try_to_lock);
         if (!with || !contexts) return;
         const auto enter = [&](int device) {
-            const auto primary = primary_of(with->api, device);
-            return primary.context && with->api.cuCtxPushCurrent(primary.context) == CUDA_SUCCESS;
+            const auto primary = primary_of(with->api(), device);
+            return primary.context && with->api().cuCtxPushCurrent(primary.context) == CUDA_SUCCESS;
         };
         for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
             has_entered = holds_primary(device) && enter(device);

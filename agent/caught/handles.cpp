@@ -37,10 +37,10 @@ Handle* find_handle(Handles& all, std::uint64_t number) {
     return found == all.handles.end() ? nullptr : &found->second;
 }
 
-void release_if_unused(const Agent::Memory& memory, Handles& all, std::uint64_t number) {
+void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number) {
     auto* handle = find_handle(all, number);
     if (!handle || handle->references != 0 || !handle->mappings.empty()) return;
-    memory.api.cuMemRelease(handle->real);
+    memory.api().cuMemRelease(handle->real);
     all.handles.erase(number);
 }
 
@@ -53,13 +53,13 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
             properties->location.id < 0 || properties->location.id >= driver::k_max_devices)
             return std::nullopt;
         CUmemGenericAllocationHandle made = 0;
-        auto status = with->api.cuMemCreate(&made, bytes, properties, flags);
+        auto status = with->api().cuMemCreate(&made, bytes, properties, flags);
         if (status == CUDA_ERROR_OUT_OF_MEMORY) {
             trim();
-            status = with->api.cuMemCreate(&made, bytes, properties, flags);
+            status = with->api().cuMemCreate(&made, bytes, properties, flags);
         }
         if (status == CUDA_ERROR_OUT_OF_MEMORY && free_amid_captures(*with))
-            status = with->api.cuMemCreate(&made, bytes, properties, flags);
+            status = with->api().cuMemCreate(&made, bytes, properties, flags);
         if (status != CUDA_SUCCESS) return status;
         auto& all = Handles::instance();
         const std::lock_guard lock(all.mutex);

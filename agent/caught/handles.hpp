@@ -44,17 +44,17 @@ struct Handles {
 /// Null when the program has no such handle.
 [[nodiscard]] Handle* find_handle(Handles& all, std::uint64_t number);
 /// Gives it back to the driver once the program has neither it nor a mapping of it.
-void release_if_unused(const Agent::Memory& memory, Handles& all, std::uint64_t number);
+void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number);
 
 /// Whether the mapping's contents are kept elsewhere, and its handle has no memory.
-[[nodiscard]] bool sleeps(const Agent::Memory& memory, CUdeviceptr address, const Mapping& mapping);
-[[nodiscard]] bool any_sleeps(const Agent::Memory& memory, const Handles& all,
+[[nodiscard]] bool sleeps(const LockedMemory& memory, CUdeviceptr address, const Mapping& mapping);
+[[nodiscard]] bool any_sleeps(const LockedMemory& memory, const Handles& all,
                               const std::vector<CUdeviceptr>& mappings);
 
 /// Takes a mapping out of the ledger; its handle knows the driver's again. False when it sleeps: then it
 /// stays, for the ledger alone knows where its contents are.
-bool strike_off(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapping& mapping);
+bool strike_off(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping);
 /// Its memory stays where it is from now on; `reason` says why. False when it sleeps: then nothing changes.
-bool pin(const Agent::Memory& memory, Handles& all, Handle& handle, const char* reason);
+bool pin(LockedMemory& memory, Handles& all, Handle& handle, const char* reason);
 
 } // namespace gpu_sleep::agent::caught

@@ -10,7 +10,6 @@
 
 #include "base/immortal.hpp"
 
-#include <fcntl.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -18,7 +17,6 @@
 #include <atomic>
 #include <cstring>
 #include <list>
-#include <map>
 #include <mutex>
 #include <shared_mutex>
 
@@ -48,22 +46,6 @@ struct Import {
     driver::VaReservation place;
     driver::DeviceMask access = 0;
     unsigned opens = 1;
-};
-
-/// What this process has shared, for who asks: apart from the memory's mutex, which a sleep holds for long.
-struct Exports {
-    struct Export {
-        std::uint64_t allocation = 0;
-        CUmemGenericAllocationHandle handle = 0; ///< of the backing, which stays
-        Bytes bytes = 0;
-        Bytes offset = 0; ///< of the allocation in it
-    };
-    std::mutex mutex; ///< guards by_address; comes after the memory's
-    std::map<CUdeviceptr, Export> by_address;
-    static Exports& instance() {
-        static Immortal<Exports> s_exports;
-        return *s_exports;
-    }
 };
 
 struct Imports {
@@ -114,17 +96,6 @@ Result<ProcessIdentity> this_process() {
     const auto start_time = own_start_time();
     if (!start_time) return start_time.error();
     return ProcessIdentity{::getpid(), *start_time};
-}
-
-/// The descriptor of a backing, which must not go meanwhile. Errors: driver_failed.
-Result<UniqueFd> export_memory(const driver::Api& api, CUmemGenericAllocationHandle handle) {
-    const driver::RelaxedCaptureMode relaxed(api);
-    int descriptor = -1;
-    GPU_SLEEP_DRIVER_TRY(api, cuMemExportToShareableHandle, "cannot share memory", &descriptor, handle,
-                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    UniqueFd memory(descriptor);
-    ::fcntl(memory.get(), F_SETFD, FD_CLOEXEC);
-    return memory;
 }
 
 Result<Import> map_import(const driver::Api& api, const server::SharedMemory& shared,
@@ -179,18 +150,10 @@ Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
         const auto self = this_process();
         const auto words = secret();
         if (!self || !words) return CUDA_ERROR_OPERATING_SYSTEM;
-        {
-            const std::lock_guard lock(with->mutex);
-            auto* const backing = with->ledger.find(known->address);
-            if (!backing) return std::nullopt;
-            if (backing->is_asleep()) return k_sleeps;
-            if (!export_memory(with->api, backing->handle)) return CUDA_ERROR_NOT_SUPPORTED;
-            auto& exports = Exports::instance();
-            const std::lock_guard exports_lock(exports.mutex);
-            exports.by_address.insert_or_assign(known->address,
-                                                Exports::Export{known->id, backing->handle, backing->bytes,
-                                                                known->address - backing->address});
-            if (!backing->pinned) backing->pinned = k_shared_by_ipc;
+        const auto shared = with->share(known->address, known->id, k_shared_by_ipc);
+        if (!shared) {
+            if (shared.error().code == ErrorCode::not_owned) return std::nullopt;
+            return shared.error().code == ErrorCode::refused ? k_sleeps : CUDA_ERROR_NOT_SUPPORTED;
         }
         Ticket ticket;
         ticket.start_time = self->start_time;
@@ -203,26 +166,16 @@ Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
 }
 
 Result<server::SharedMemory> share(const model::ShareRequest& request) {
-    const auto refused = make_error(ErrorCode::not_owned, "there is no such shared memory");
     const auto with = memory();
-    if (!with || request.secret != secret()) return refused;
-    auto& exports = Exports::instance();
-    const std::lock_guard lock(exports.mutex);
-    const auto found = exports.by_address.find(request.address);
-    // Freed, it leaves the index first: it may yet be here.
-    const auto known = Allocations::instance().find(request.address);
-    if (found == exports.by_address.end() || found->second.allocation != request.allocation || !known ||
-        known->id != request.allocation)
-        return refused;
-    auto memory = export_memory(with->api, found->second.handle);
-    if (!memory) return std::move(memory).error();
-    return server::SharedMemory{{found->second.bytes, found->second.offset}, *std::move(memory)};
-}
-
-void forget_export(CUdeviceptr address) {
-    auto& exports = Exports::instance();
-    const std::lock_guard lock(exports.mutex);
-    exports.by_address.erase(address);
+    if (!with || request.secret != secret())
+        return make_error(ErrorCode::not_owned, "there is no such shared memory");
+    const auto is_allocated = [&] {
+        const auto known = Allocations::instance().find(request.address);
+        return known && known->id == request.allocation;
+    };
+    auto opened = with->shared_ranges().open(with->api(), request.address, request.allocation, is_allocated);
+    if (!opened) return std::move(opened).error();
+    return server::SharedMemory{{opened->range.bytes, opened->range.offset}, std::move(opened->memory)};
 }
 
 Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept {
@@ -241,7 +194,7 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
         auto& imports = Imports::instance();
         {
             const std::lock_guard lock(imports.mutex);
-            const auto known = open_again(with->api, imports, ticket, mask);
+            const auto known = open_again(with->api(), imports, ticket, mask);
             if (!known) return to_status(known.error());
             *address = *known;
             if (*known != 0) return CUDA_SUCCESS;
@@ -252,14 +205,14 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
             log::warning("memory of process {} cannot be opened: {}", ticket.pid, shared.error().message);
             return CUDA_ERROR_INVALID_VALUE;
         }
-        auto import = map_import(with->api, *shared, mask);
+        auto import = map_import(with->api(), *shared, mask);
         if (!import) return to_status(import.error());
         import->from = ticket.process();
         import->allocation = ticket.request.allocation;
         const std::lock_guard lock(imports.mutex);
-        const auto known = open_again(with->api, imports, ticket, mask); // by another thread meanwhile
+        const auto known = open_again(with->api(), imports, ticket, mask); // by another thread meanwhile
         if (!known || *known != 0) {
-            unmap_import(with->api, *import);
+            unmap_import(with->api(), *import);
             if (!known) return to_status(known.error());
             *address = *known;
             return CUDA_SUCCESS;
@@ -302,7 +255,7 @@ void close_waiting() noexcept {
         let_contexts_end();
         const std::shared_lock contexts(contexts_mutex());
         Closing due;
-        PendingWork work(with->api);
+        PendingWork work(with->api());
         {
             const std::shared_lock order(capture_order());
             if (captures_open() != 0) return;
@@ -312,7 +265,7 @@ void close_waiting() noexcept {
                     if ((import.access >> device & 1) != 0) note_work_on(*with, device, work);
         }
         work.wait();
-        for (; !due.imports.empty(); due.imports.pop_front()) unmap_import(with->api, due.imports.front());
+        for (; !due.imports.empty(); due.imports.pop_front()) unmap_import(with->api(), due.imports.front());
     });
 }
 

@@ -14,7 +14,7 @@ using driver::DeviceMask;
 
 /// Gives a mapping to the ledger once it is one that can sleep: the only one of its handle, whole, and open
 /// to its own device, for otherwise nobody can copy it.
-void enlist(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
+void enlist(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
             const TagChoice& choose_tag) {
     auto* handle = find_handle(all, mapping.handle);
     if (!handle || handle->pinned) return;
@@ -27,22 +27,13 @@ void enlist(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapp
         return;
     }
     if (mapping.enlisted) {
-        memory.ledger.find(address)->access = mapping.access;
+        memory.set_mapping_access(address, mapping.access);
         Allocations::instance().change(address, [&](Known& known) { known.access = mapping.access; });
         return;
     }
     const auto tag = choose_tag(mapping.bytes);
     if (!tag) return;
-    ledger::Backing backing;
-    backing.address = address;
-    backing.bytes = mapping.bytes;
-    backing.allocated = mapping.bytes;
-    backing.tag = memory.ledger.tag_id(*tag);
-    backing.device = device;
-    backing.access = mapping.access;
-    backing.mapped = true;
-    backing.handle = handle->real;
-    memory.ledger.add(std::move(backing));
+    memory.add_mapping({address, mapping.bytes, *tag, device, mapping.access, handle->real});
     mapping.enlisted = true;
     const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
     Allocations::instance().add(
@@ -60,23 +51,21 @@ std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, By
 
 } // namespace
 
-bool sleeps(const Agent::Memory& memory, CUdeviceptr address, const Mapping& mapping) {
-    const auto* backing = mapping.enlisted ? memory.ledger.find(address) : nullptr;
-    return backing && backing->is_asleep();
+bool sleeps(const LockedMemory& memory, CUdeviceptr address, const Mapping& mapping) {
+    return mapping.enlisted && memory.is_asleep(address);
 }
 
-bool any_sleeps(const Agent::Memory& memory, const Handles& all, const std::vector<CUdeviceptr>& mappings) {
+bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vector<CUdeviceptr>& mappings) {
     return std::any_of(mappings.begin(), mappings.end(),
                        [&](CUdeviceptr at) { return sleeps(memory, at, all.mappings.at(at)); });
 }
 
-bool strike_off(const Agent::Memory& memory, Handles& all, CUdeviceptr address, Mapping& mapping) {
+bool strike_off(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping) {
     if (!mapping.enlisted) return true;
     if (sleeps(memory, address, mapping)) return false;
-    auto backing = memory.ledger.remove(address);
-    memory.contents.forget(backing.kept.range);
+    const auto real = memory.remove_mapping(address);
     mapping.enlisted = false;
-    if (auto* handle = find_handle(all, mapping.handle)) handle->real = backing.handle;
+    if (auto* handle = find_handle(all, mapping.handle)) handle->real = real;
     static_cast<void>(Allocations::instance().take(address));
     return true;
 }
@@ -87,21 +76,22 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
         const auto with = memory();
         if (!with) return std::nullopt;
         auto& all = Handles::instance();
-        const std::lock_guard memory_lock(with->mutex);
-        const std::lock_guard lock(all.mutex);
-        auto* mine = find_handle(all, handle);
-        if (!mine) return std::nullopt;
-        if (!mine->mappings.empty() && !pin(*with, all, *mine, "mapped at several addresses"))
-            return k_sleeps;
-        const auto status = with->api.cuMemMap(address, bytes, offset, mine->real, flags);
-        if (status != CUDA_SUCCESS) return status;
-        Mapping mapping;
-        mapping.bytes = bytes;
-        mapping.offset = offset;
-        mapping.handle = handle;
-        all.mappings.emplace(address, mapping);
-        mine->mappings.push_back(address);
-        return CUDA_SUCCESS;
+        return with->with_lock([&](LockedMemory& locked) -> Answer {
+            const std::lock_guard lock(all.mutex);
+            auto* mine = find_handle(all, handle);
+            if (!mine) return std::nullopt;
+            if (!mine->mappings.empty() && !pin(locked, all, *mine, "mapped at several addresses"))
+                return k_sleeps;
+            const auto status = with->api().cuMemMap(address, bytes, offset, mine->real, flags);
+            if (status != CUDA_SUCCESS) return status;
+            Mapping mapping;
+            mapping.bytes = bytes;
+            mapping.offset = offset;
+            mapping.handle = handle;
+            all.mappings.emplace(address, mapping);
+            mine->mappings.push_back(address);
+            return CUDA_SUCCESS;
+        });
     });
 }
 
@@ -112,31 +102,32 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
         if (!with) return std::nullopt;
         const TagChoice choose_tag;
         auto& all = Handles::instance();
-        const std::lock_guard memory_lock(with->mutex);
-        const std::lock_guard lock(all.mutex);
-        const auto found = mappings_in(all, address, bytes);
-        if (found.empty()) return std::nullopt;
-        if (any_sleeps(*with, all, found)) return k_sleeps;
-        const auto status = with->api.cuMemSetAccess(address, bytes, grants, count);
-        if (status != CUDA_SUCCESS) return status;
-        for (const auto at : found) {
-            auto& mapping = all.mappings.at(at);
-            for (std::size_t i = 0; i < count; ++i) {
-                const auto& granted = grants[i];
-                const bool of_device = granted.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                                       granted.location.id >= 0 &&
-                                       granted.location.id < driver::k_max_devices;
-                if (!of_device || granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READ) {
-                    mapping.has_other_access = true;
-                    continue;
+        return with->with_lock([&](LockedMemory& locked) -> Answer {
+            const std::lock_guard lock(all.mutex);
+            const auto found = mappings_in(all, address, bytes);
+            if (found.empty()) return std::nullopt;
+            if (any_sleeps(locked, all, found)) return k_sleeps;
+            const auto status = with->api().cuMemSetAccess(address, bytes, grants, count);
+            if (status != CUDA_SUCCESS) return status;
+            for (const auto at : found) {
+                auto& mapping = all.mappings.at(at);
+                for (std::size_t i = 0; i < count; ++i) {
+                    const auto& granted = grants[i];
+                    const bool of_device = granted.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+                                           granted.location.id >= 0 &&
+                                           granted.location.id < driver::k_max_devices;
+                    if (!of_device || granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READ) {
+                        mapping.has_other_access = true;
+                        continue;
+                    }
+                    const auto bit = DeviceMask{1} << granted.location.id;
+                    const bool is_granted = granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+                    mapping.access = is_granted ? mapping.access | bit : mapping.access & ~bit;
                 }
-                const auto bit = DeviceMask{1} << granted.location.id;
-                const bool is_granted = granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-                mapping.access = is_granted ? mapping.access | bit : mapping.access & ~bit;
+                enlist(locked, all, at, mapping, choose_tag);
             }
-            enlist(*with, all, at, mapping, choose_tag);
-        }
-        return CUDA_SUCCESS;
+            return CUDA_SUCCESS;
+        });
     });
 }
 
@@ -145,22 +136,23 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
         const auto with = memory();
         if (!with) return std::nullopt;
         auto& all = Handles::instance();
-        const std::lock_guard memory_lock(with->mutex);
-        const std::lock_guard lock(all.mutex);
-        const auto found = mappings_in(all, address, bytes);
-        if (found.empty()) return std::nullopt;
-        if (any_sleeps(*with, all, found)) return k_sleeps;
-        const auto status = with->api.cuMemUnmap(address, bytes);
-        if (status != CUDA_SUCCESS) return status;
-        for (const auto at : found) {
-            auto& mapping = all.mappings.at(at);
-            strike_off(*with, all, at, mapping);
-            const auto number = mapping.handle;
-            all.mappings.erase(at);
-            if (auto* mine = find_handle(all, number)) std::erase(mine->mappings, at);
-            release_if_unused(*with, all, number);
-        }
-        return CUDA_SUCCESS;
+        return with->with_lock([&](LockedMemory& locked) -> Answer {
+            const std::lock_guard lock(all.mutex);
+            const auto found = mappings_in(all, address, bytes);
+            if (found.empty()) return std::nullopt;
+            if (any_sleeps(locked, all, found)) return k_sleeps;
+            const auto status = with->api().cuMemUnmap(address, bytes);
+            if (status != CUDA_SUCCESS) return status;
+            for (const auto at : found) {
+                auto& mapping = all.mappings.at(at);
+                strike_off(locked, all, at, mapping);
+                const auto number = mapping.handle;
+                all.mappings.erase(at);
+                if (auto* mine = find_handle(all, number)) std::erase(mine->mappings, at);
+                release_if_unused(*with, all, number);
+            }
+            return CUDA_SUCCESS;
+        });
     });
 }
 
@@ -175,10 +167,13 @@ bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept {
 bool own_mappings_sleep() noexcept {
     const auto with = memory();
     if (!with) return false;
-    const std::lock_guard lock(with->mutex);
-    const auto& mappings = Handles::instance().mappings;
-    return std::any_of(mappings.begin(), mappings.end(),
-                       [&](const auto& mapping) { return sleeps(*with, mapping.first, mapping.second); });
+    return with->with_lock([](const LockedMemory& locked) {
+        auto& all = Handles::instance();
+        const std::lock_guard lock(all.mutex);
+        return std::any_of(all.mappings.begin(), all.mappings.end(), [&](const auto& mapping) {
+            return sleeps(locked, mapping.first, mapping.second);
+        });
+    });
 }
 
 } // namespace gpu_sleep::agent::caught

@@ -27,30 +27,27 @@ struct PeerAccess {
 };
 
 /// Lets `devices` at the range of `address`. Whether that was new.
-bool grant(const Agent::Memory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) {
+bool grant(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) {
     bool is_new = false;
     for (int device = 0; device < driver::k_max_devices; ++device) {
         if (device == owner || !(devices >> device & 1)) continue;
-        const std::lock_guard lock(memory.mutex);
-        const auto* backing = memory.ledger.find(address);
-        if (!backing || (backing->access >> device & 1)) continue;
-        auto allowed = memory.heap.allow_access(address, device);
-        is_new |= allowed.has_value();
-        if (!allowed)
+        const auto allowed = memory.allow_access(address, device);
+        is_new |= allowed && *allowed;
+        if (!allowed && allowed.error().code != ErrorCode::not_owned) // it may have been freed
             log::warning("GPU {} cannot be let at {:#x}: {}", device, address, allowed.error().message);
     }
     return is_new;
 }
 
-driver::DeviceMask devices_in_use(const Agent::Memory& memory) {
+driver::DeviceMask devices_in_use(ProgramMemory& memory) {
     driver::DeviceMask mask = 0;
     int devices = 0;
-    if (memory.api.cuDeviceGetCount(&devices) != CUDA_SUCCESS) devices = 0;
+    if (memory.api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) devices = 0;
     for (int device = 0; device < std::min(devices, driver::k_max_devices); ++device) {
         unsigned flags = 0;
         int is_active = 0;
         const bool has_primary =
-            memory.api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active;
+            memory.api().cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active;
         if (has_primary || !own_contexts_of(device).empty()) mask |= driver::DeviceMask{1} << device;
     }
     if (const auto current = current_device(memory)) mask |= driver::DeviceMask{1} << *current;
@@ -59,7 +56,7 @@ driver::DeviceMask devices_in_use(const Agent::Memory& memory) {
 
 } // namespace
 
-void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address) {
+void grant_peers(ProgramMemory& memory, int device, CUdeviceptr address) {
     auto& access = PeerAccess::instance();
     driver::DeviceMask devices = 0;
     {
@@ -80,7 +77,7 @@ CUresult access_of(const Known& known, const CUmemLocation& location, CUresult s
     if (!is_awake) {
         const auto with = memory();
         int devices = 0;
-        if (!with || with->api.cuDeviceGetCount(&devices) != CUDA_SUCCESS) return status;
+        if (!with || with->api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) return status;
         if (location.id < 0 || location.id >= std::min(devices, driver::k_max_devices))
             return CUDA_ERROR_INVALID_DEVICE;
     }
@@ -100,7 +97,7 @@ void peer_access_enabled(CUcontext peer) noexcept {
         const auto accessor = current_device(*with);
         std::optional<int> owner;
         {
-            const driver::CurrentContext current(with->api, peer);
+            const driver::CurrentContext current(with->api(), peer);
             if (current.status() == CUDA_SUCCESS) owner = current_device(*with);
         }
         if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices)
@@ -123,7 +120,7 @@ bool let_copies_reach(const gate::Inspector& copy) noexcept {
     noted([&] {
         const auto with = memory();
         if (!with) return;
-        const driver::RelaxedCaptureMode relaxed(with->api);
+        const driver::RelaxedCaptureMode relaxed(with->api());
         for (const auto& span : copy.inspect().spans) {
             const auto known = find(span.begin);
             if (!known || known->is_virtual || known->pool)

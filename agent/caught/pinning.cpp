@@ -11,7 +11,7 @@
 
 namespace gpu_sleep::agent::caught {
 
-bool pin(const Agent::Memory& memory, Handles& all, Handle& handle, const char* reason) {
+bool pin(LockedMemory& memory, Handles& all, Handle& handle, const char* reason) {
     if (any_sleeps(memory, all, handle.mappings)) return false;
     for (const auto address : handle.mappings) strike_off(memory, all, address, all.mappings.at(address));
     if (!handle.pinned) handle.pinned = reason;
@@ -27,16 +27,17 @@ std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocatio
     noted([&] {
         const auto with = memory();
         if (!with) return;
-        auto& all = Handles::instance();
-        const std::lock_guard memory_lock(with->mutex);
-        const std::lock_guard lock(all.mutex);
-        const auto* mine = find_handle(all, handle);
-        if (!mine) return;
-        real = mine->real;
-        for (const auto at : mine->mappings) {
-            const auto* backing = all.mappings.at(at).enlisted ? with->ledger.find(at) : nullptr;
-            if (backing) real = backing->is_asleep() ? std::nullopt : std::optional(backing->handle);
-        }
+        with->with_lock([&](const LockedMemory& locked) {
+            auto& all = Handles::instance();
+            const std::lock_guard lock(all.mutex);
+            const auto* mine = find_handle(all, handle);
+            if (!mine) return;
+            real = mine->real;
+            for (const auto at : mine->mappings) {
+                const auto* backing = all.mappings.at(at).enlisted ? locked.find(at) : nullptr;
+                if (backing) real = backing->is_asleep() ? std::nullopt : std::optional(backing->handle);
+            }
+        });
     });
     return real;
 }
@@ -45,10 +46,11 @@ void pin_handle(CUmemGenericAllocationHandle handle, const char* reason) noexcep
     noted([&] {
         const auto with = memory();
         if (!with) return;
-        auto& all = Handles::instance();
-        const std::lock_guard memory_lock(with->mutex);
-        const std::lock_guard lock(all.mutex);
-        if (auto* mine = find_handle(all, handle)) pin(*with, all, *mine, reason);
+        with->with_lock([&](LockedMemory& locked) {
+            auto& all = Handles::instance();
+            const std::lock_guard lock(all.mutex);
+            if (auto* mine = find_handle(all, handle)) pin(locked, all, *mine, reason);
+        });
     });
 }
 
@@ -88,28 +90,29 @@ void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexce
     noted([&] {
         const auto with = memory();
         if (!with) return;
-        auto& all = Handles::instance();
-        const std::lock_guard memory_lock(with->mutex);
-        const std::lock_guard lock(all.mutex);
-        for (auto at = address; at < address + bytes;) {
-            auto* const backing = with->ledger.find(at);
-            if (!backing) break;
-            at = backing->end();
-            const auto mapping = all.mappings.find(backing->address);
-            auto* const handle =
-                mapping == all.mappings.end() ? nullptr : find_handle(all, mapping->second.handle);
-            if (handle)
-                pin(*with, all, *handle, reason);
-            else if (!backing->pinned)
-                backing->pinned = reason;
-        }
+        with->with_lock([&](LockedMemory& locked) {
+            auto& all = Handles::instance();
+            const std::lock_guard lock(all.mutex);
+            for (auto at = address; at < address + bytes;) {
+                const auto* const backing = locked.find(at);
+                if (!backing) break;
+                const auto begin = backing->address;
+                at = backing->end();
+                const auto mapping = all.mappings.find(begin);
+                auto* const handle =
+                    mapping == all.mappings.end() ? nullptr : find_handle(all, mapping->second.handle);
+                if (handle)
+                    pin(locked, all, *handle, reason);
+                else
+                    locked.pin(begin, reason);
+            }
+        });
     });
 }
 
-void add_pinned_handles(std::vector<Residual>& rows) {
-    const auto with = memory();
-    if (!with) return;
-    for (const auto& [address, backing] : with->ledger.backings())
+void add_pinned_handles(const LockedMemory& locked, std::vector<Residual>& rows) {
+    if (!memory()) return; // the process is ending
+    for (const auto& [address, backing] : locked.backings())
         if (backing.pinned)
             rows.push_back({backing.pinned == k_shared_by_ipc ? "ipc" : "pinned", backing.device,
                             backing.bytes, 1, backing.pinned});

@@ -44,7 +44,7 @@ public:
         const std::lock_guard lock(later.mutex);
         allocations_ = move_out(later.allocations, wanted);
     }
-    void give_back(const Agent::Memory& memory) {
+    void give_back(ProgramMemory& memory) {
         for (; !allocations_.empty(); allocations_.erase(allocations_.begin()))
             give_allocation(memory, allocations_.begin()->second);
     }
@@ -67,15 +67,15 @@ private:
 /// Notes all work that may use the allocation, for which the driver's free waits. Memory of a pool outlives
 /// the context that it was made in, and other contexts of its device may use it too. The caller holds
 /// contexts_mutex(), until it has waited.
-void note_work(const Agent::Memory& memory, const Known& allocation, PendingWork& work) {
+void note_work(ProgramMemory& memory, const Known& allocation, PendingWork& work) {
     if (allocation.pool) return note_work_on(memory, allocation.device, work);
     work.note(allocation.context);
 }
 
 } // namespace
 
-void note_work_on(const Agent::Memory& memory, int device, PendingWork& work) {
-    const auto& api = memory.api;
+void note_work_on(ProgramMemory& memory, int device, PendingWork& work) {
+    const auto& api = memory.api();
     CUcontext current = nullptr;
     if (current_device(memory) == device && api.cuCtxGetCurrent(&current) == CUDA_SUCCESS) work.note(current);
     unsigned flags = 0;
@@ -96,7 +96,7 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
         free_waiting();
         const auto device = current_device(*with);
         CUcontext context = nullptr;
-        if (!device || with->api.cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
+        if (!device || with->api().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
         const auto range = take_range(*with, *device, bytes, left);
         if (!range) {
             left.context = owner_of_memory_in(context);
@@ -132,9 +132,9 @@ void Leaving::wait() noexcept {
     later.allocations.insert(std::move(record_));
 }
 
-Taken take_waiting_of(const Agent::Memory& memory, const std::function<bool(const Known&)>& dies) {
+Taken take_waiting_of(ProgramMemory& memory, const std::function<bool(const Known&)>& dies) {
     const auto due = std::make_shared<Due>();
-    auto gone = [=] {
+    auto gone = [=, &memory] {
         due->forget_contexts();
         due->give_back(memory);
     };
@@ -157,7 +157,7 @@ void free_waiting() noexcept {
         // From here on none of their contexts ends; those that ended took theirs with them.
         const std::shared_lock contexts(contexts_mutex());
         Due due;
-        PendingWork work(with->api);
+        PendingWork work(with->api());
         {
             const std::shared_lock order(capture_order());
             if (captures_open() != 0) return;
@@ -169,13 +169,13 @@ void free_waiting() noexcept {
     });
 }
 
-bool free_amid_captures(const Agent::Memory& memory) noexcept {
+bool free_amid_captures(ProgramMemory& memory) noexcept {
     bool is_any_free = false;
     noted([&] {
         let_contexts_end();
         const std::shared_lock contexts(contexts_mutex());
         Due due;
-        PendingWork work(memory.api, PendingWork::Way::amid_captures);
+        PendingWork work(memory.api(), PendingWork::Way::amid_captures);
         // What is of a pool may have been freed in a stream that captures: until then it is in use.
         due.take([](const Known& allocation) { return !allocation.pool; });
         for (const auto& [address, allocation] : due)
@@ -190,8 +190,8 @@ bool free_amid_captures(const Agent::Memory& memory) noexcept {
 namespace {
 
 /// Unless a capture is open. Returns what went wrong with the work before. The caller holds contexts_mutex().
-CUresult free_now(const Agent::Memory& memory, Leaving& allocation) {
-    PendingWork work(memory.api);
+CUresult free_now(ProgramMemory& memory, Leaving& allocation) {
+    PendingWork work(memory.api());
     {
         const std::shared_lock order(capture_order());
         if (captures_open() != 0) {

@@ -8,12 +8,13 @@
 
 namespace gpu_sleep::agent::caught {
 
-PoolFigures figures_of_driver(const Agent::Memory& memory, const Pool& pool) noexcept {
+PoolFigures figures_of_driver(ProgramMemory& memory, const Pool& pool) noexcept {
     PoolFigures figures;
-    if (pool.is_gone || !memory.api.cuMemPoolGetAttribute) return figures;
+    if (pool.is_gone || !memory.api().cuMemPoolGetAttribute) return figures;
     const auto ask = [&](CUmemPool_attribute attribute, Bytes& figure) {
         cuuint64_t value = 0;
-        if (memory.api.cuMemPoolGetAttribute(pool.handle, attribute, &value) == CUDA_SUCCESS) figure = value;
+        if (memory.api().cuMemPoolGetAttribute(pool.handle, attribute, &value) == CUDA_SUCCESS)
+            figure = value;
     };
     ask(CU_MEMPOOL_ATTR_USED_MEM_CURRENT, figures.used);
     ask(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, figures.reserved);
@@ -22,14 +23,14 @@ PoolFigures figures_of_driver(const Agent::Memory& memory, const Pool& pool) noe
     return figures;
 }
 
-void note_peaks(const Agent::Memory& memory, Pool& pool) noexcept {
+void note_peaks(ProgramMemory& memory, Pool& pool) noexcept {
     auto& ours = pool.figures;
     const auto theirs = pool.is_mixed ? figures_of_driver(memory, pool) : PoolFigures();
     ours.used_high = std::max(ours.used_high, ours.used + theirs.used);
     ours.reserved_high = std::max(ours.reserved_high, ours.reserved + theirs.reserved);
 }
 
-void reset_peak(Pools& all, const Agent::Memory& memory, Pool& pool, CUmemPool_attribute attribute) {
+void reset_peak(Pools& all, ProgramMemory& memory, Pool& pool, CUmemPool_attribute attribute) {
     if (!pool.is_counted) return;
     if (all.is_due && captures_open() == 0) trim_excess(all, memory);
     if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) pool.figures.used_high = 0;
@@ -38,7 +39,7 @@ void reset_peak(Pools& all, const Agent::Memory& memory, Pool& pool, CUmemPool_a
 }
 
 void pool_left_to_driver(CUmemoryPool handle) noexcept {
-    with_pools([&](Pools& all, const Agent::Memory& memory) {
+    with_pools([&](Pools& all, ProgramMemory& memory) {
         const auto found = all.pools.find(handle);
         if (found == all.pools.end()) return;
         found->second->is_mixed = true;
@@ -48,7 +49,7 @@ void pool_left_to_driver(CUmemoryPool handle) noexcept {
 
 void add_pool_figures(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) noexcept {
     if (!value) return;
-    with_pools([&](Pools& all, const Agent::Memory& memory) {
+    with_pools([&](Pools& all, ProgramMemory& memory) {
         const auto found = all.pools.find(handle);
         if (found == all.pools.end() || !found->second->is_counted) return;
         // What has to be gone since the last synchronise is gone before anybody sees it.

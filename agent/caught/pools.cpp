@@ -14,29 +14,29 @@
 namespace gpu_sleep::agent::caught {
 namespace {
 
-CUmemoryPool pool_of_device(const Agent::Memory& memory, int device) {
+CUmemoryPool pool_of_device(ProgramMemory& memory, int device) {
     CUmemoryPool pool = nullptr;
-    if (!memory.api.cuDeviceGetMemPool || memory.api.cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS)
+    if (!memory.api().cuDeviceGetMemPool || memory.api().cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS)
         return nullptr;
     return pool;
 }
 
 /// The device that the driver made the pool for, or took it as its current one.
-std::optional<int> device_of_pool(const Agent::Memory& memory, CUmemoryPool handle) {
+std::optional<int> device_of_pool(ProgramMemory& memory, CUmemoryPool handle) {
     int devices = 0;
-    if (!handle || memory.api.cuDeviceGetCount(&devices) != CUDA_SUCCESS) return std::nullopt;
+    if (!handle || memory.api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) return std::nullopt;
     for (int device = 0; device < devices; ++device) {
         CUmemoryPool pool = nullptr;
         if (pool_of_device(memory, device) == handle) return device;
-        if (memory.api.cuDeviceGetDefaultMemPool &&
-            memory.api.cuDeviceGetDefaultMemPool(&pool, device) == CUDA_SUCCESS && pool == handle)
+        if (memory.api().cuDeviceGetDefaultMemPool &&
+            memory.api().cuDeviceGetDefaultMemPool(&pool, device) == CUDA_SUCCESS && pool == handle)
             return device;
     }
     return std::nullopt;
 }
 
 /// A pool whose creation was seen, or one of a device. Null for any other: nobody knows what its memory is.
-std::shared_ptr<Pool> find_pool(Pools& all, const Agent::Memory& memory, CUmemoryPool handle) {
+std::shared_ptr<Pool> find_pool(Pools& all, ProgramMemory& memory, CUmemoryPool handle) {
     if (const auto found = all.pools.find(handle); found != all.pools.end()) return found->second;
     const auto device = device_of_pool(memory, handle);
     if (!device) return nullptr;
@@ -54,52 +54,46 @@ void leave_pool(Pools& all, const Known& allocation) noexcept {
 }
 
 /// The stream with the handle that means the same to any call of this thread.
-StreamKey key_of(const Agent::Memory& memory, CUstream stream, bool per_thread) {
+StreamKey key_of(ProgramMemory& memory, CUstream stream, bool per_thread) {
     return {context_of(memory, stream), stream       ? stream
                                         : per_thread ? CU_STREAM_PER_THREAD
                                                      : CU_STREAM_LEGACY};
 }
 
-bool is_capturing(const Agent::Memory& memory, CUstream stream) {
+bool is_capturing(ProgramMemory& memory, CUstream stream) {
     if (captures_open() == 0) return false;
     auto status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return memory.api.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
+    return memory.api().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
            status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 /// Whether an event recorded in the stream would be part of a capture, or break one.
-bool meets_capture(const Agent::Memory& memory, CUstream stream) {
+bool meets_capture(ProgramMemory& memory, CUstream stream) {
     if (captures_open() == 0) return false;
     auto status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return memory.api.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
+    return memory.api().cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
            status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 /// The device of a context, which exists.
-std::optional<int> device_of(const Agent::Memory& memory, CUcontext context) {
+std::optional<int> device_of(ProgramMemory& memory, CUcontext context) {
     CUcontext current = nullptr;
-    if (memory.api.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context)
+    if (memory.api().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context)
         return current_device(memory);
-    const driver::CurrentContext entered(memory.api, context);
+    const driver::CurrentContext entered(memory.api(), context);
     return entered.status() == CUDA_SUCCESS ? current_device(memory) : std::nullopt;
 }
 
-void grant(const Agent::Memory& memory, const Pool& pool, CUdeviceptr address) {
+void grant(ProgramMemory& memory, const Pool& pool, CUdeviceptr address) {
     for (int device = 0; device < driver::k_max_devices; ++device) {
         if (device == pool.device || !(pool.access >> device & 1)) continue;
-        const std::lock_guard lock(memory.mutex);
-        static_cast<void>(memory.heap.allow_access(address, device));
+        static_cast<void>(memory.allow_access(address, device));
     }
-}
-
-ledger::TagId tag_id(const Agent::Memory& memory, std::string_view name) {
-    const std::lock_guard lock(memory.mutex);
-    return memory.ledger.tag_id(name);
 }
 
 /// A block of a new range. Before the pool has more than the driver would keep of it, it gives back what it
 /// cannot use.
-Result<CUdeviceptr> grow(Pools& all, const Agent::Memory& memory, const std::shared_ptr<Pool>& pool,
+Result<CUdeviceptr> grow(Pools& all, ProgramMemory& memory, const std::shared_ptr<Pool>& pool,
                          const Request& request) {
     constexpr Bytes k_chunk = 32 * k_mib; // what the driver takes at a time (pool_rules)
     const auto grows_by = range_size(request.bytes);
@@ -122,10 +116,10 @@ Result<CUdeviceptr> grow(Pools& all, const Agent::Memory& memory, const std::sha
     return block;
 }
 
-Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::size_t bytes,
-                     CUmemoryPool handle, const StreamKey& key, Left& left) {
+Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t bytes, CUmemoryPool handle,
+                     const StreamKey& key, Left& left) {
     const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
-    const driver::RelaxedCaptureMode relaxed(memory.api);
+    const driver::RelaxedCaptureMode relaxed(memory.api());
     auto& all = Pools::instance();
     const std::lock_guard lock(all.mutex);
     const auto pool = find_pool(all, memory, handle);
@@ -136,7 +130,7 @@ Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::siz
         left = {TagChoice::why_not(bytes), owner_of_memory_in(key.context), pool->device, true, handle};
         return std::nullopt;
     }
-    const Request request{block_size(bytes), tag_id(memory, *name), key};
+    const Request request{block_size(bytes), memory.tag_id(*name), key};
     auto block = take_spare(all, memory, *pool, request, false);
     if (!block) {
         auto taken = grow(all, memory, pool, request);
@@ -160,7 +154,7 @@ Answer allocate_from(const Agent::Memory& memory, CUdeviceptr* address, std::siz
 }
 
 /// Keeps a freed block, out of its pool's count. False when it is the caller's still.
-bool free_in_order(const Agent::Memory& memory, const Known& allocation, const StreamKey& key) {
+bool free_in_order(ProgramMemory& memory, const Known& allocation, const StreamKey& key) {
     auto& all = Pools::instance();
     const std::lock_guard lock(all.mutex);
     leave_pool(all, allocation);
@@ -249,9 +243,9 @@ void freed_from_pool(const Known& allocation) {
     leave_pool(all, allocation);
 }
 
-void give_allocation(const Agent::Memory& memory, const Known& allocation) {
+void give_allocation(ProgramMemory& memory, const Known& allocation) {
     if (!allocation.pool) return give_range(memory, allocation.address);
-    const driver::RelaxedCaptureMode relaxed(memory.api);
+    const driver::RelaxedCaptureMode relaxed(memory.api());
     auto& all = Pools::instance();
     const std::lock_guard lock(all.mutex);
     const auto block = all.blocks.find(allocation.address);
@@ -299,14 +293,14 @@ CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy)
         pool->is_gone = true;
         all.has_excess = true; // what is not done yet
         if (!with) return;
-        const driver::RelaxedCaptureMode relaxed(with->api);
+        const driver::RelaxedCaptureMode relaxed(with->api());
         give_back_idle(all, *with, false, [&](const Range& range) { return range.pool == pool; });
     });
     return status;
 }
 
 void pool_trimmed(CUmemoryPool handle, std::size_t keep) noexcept {
-    with_pools([&](Pools& all, const Agent::Memory& memory) {
+    with_pools([&](Pools& all, ProgramMemory& memory) {
         const auto found = all.pools.find(handle);
         if (found == all.pools.end()) return;
         const auto& pool = found->second;
@@ -318,7 +312,7 @@ void pool_trimmed(CUmemoryPool handle, std::size_t keep) noexcept {
 }
 
 void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t count) noexcept {
-    with_pools([&](Pools& all, const Agent::Memory& memory) {
+    with_pools([&](Pools& all, ProgramMemory& memory) {
         const auto pool = find_pool(all, memory, handle);
         if (!pool) return;
         for (std::size_t i = 0; i < count; ++i) {
@@ -336,7 +330,7 @@ void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t
 }
 
 void pool_set(CUmemoryPool handle, CUmemPool_attribute attribute, const void* value) noexcept {
-    with_pools([&](Pools& all, const Agent::Memory& memory) {
+    with_pools([&](Pools& all, ProgramMemory& memory) {
         const auto pool = find_pool(all, memory, handle);
         if (!pool) return;
         if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {

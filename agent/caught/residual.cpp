@@ -51,7 +51,7 @@ void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const 
     noted([&] {
         const auto with = memory();
         CUcontext context = nullptr;
-        if (with && with->api.cuCtxGetCurrent(&context) == CUDA_SUCCESS)
+        if (with && with->api().cuCtxGetCurrent(&context) == CUDA_SUCCESS)
             context = owner_of_memory_in(context);
         add_resident(address, {bytes, kind, reason, 0, context});
     });
@@ -122,7 +122,7 @@ Taken take_managed_of(CUcontext context) {
     return both;
 }
 
-std::vector<Residual> residual() noexcept {
+std::vector<Residual> residual(const LockedMemory& locked) noexcept {
     std::vector<Residual> rows;
     noted([&] {
         {
@@ -132,7 +132,7 @@ std::vector<Residual> residual() noexcept {
                 rows.push_back({resident.kind, resident.device, resident.bytes, 1, resident.reason});
         }
         add_left(rows);
-        add_pinned_handles(rows);
+        add_pinned_handles(locked, rows);
         add_graph_memory(rows);
     });
     std::vector<Residual> sums;
@@ -154,17 +154,17 @@ void add_to_sum(std::vector<Residual>& sums, const Residual& row) {
 
 void add_graph_memory(std::vector<Residual>& rows) {
     const auto with = memory();
-    if (!with || !with->api.cuDeviceGetGraphMemAttribute) return;
+    if (!with || !with->api().cuDeviceGetGraphMemAttribute) return;
     int devices = 0;
-    if (with->api.cuDeviceGetCount(&devices) != CUDA_SUCCESS) return;
+    if (with->api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) return;
     for (int device = 0; device < devices; ++device) {
         unsigned flags = 0;
         int is_active = 0;
         cuuint64_t bytes = 0;
-        if (with->api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) != CUDA_SUCCESS || !is_active)
+        if (with->api().cuDevicePrimaryCtxGetState(device, &flags, &is_active) != CUDA_SUCCESS || !is_active)
             continue;
-        if (with->api.cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) ==
-                CUDA_SUCCESS &&
+        if (with->api().cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
+                                                     &bytes) == CUDA_SUCCESS &&
             bytes != 0)
             rows.push_back({"graph", device, bytes, 1, "memory of graph nodes is the driver's"});
     }

@@ -10,8 +10,8 @@
 
 namespace gpu_sleep::agent::caught {
 
-/// Ranges, and handles of the program, whose memory cannot sleep. The caller holds the memory's mutex.
-void add_pinned_handles(std::vector<Residual>& rows);
+/// Ranges, and handles of the program, whose memory cannot sleep.
+void add_pinned_handles(const LockedMemory& locked, std::vector<Residual>& rows);
 /// What the least size, or a rule, left to the driver, as sums.
 void add_left(std::vector<Residual>& rows);
 /// Adds `row` to the one of its kind, device and reason.

@@ -22,18 +22,6 @@ Bytes most_range(Bytes bytes) noexcept {
     return bytes <= k_small_range / 2 ? k_small_range : std::max(k_any, 4 * bytes);
 }
 
-/// Whether a range can be given out: what backs it stays as its first owner had it, pinned if so. In part
-/// asleep a checked gate lets allocations pass: they must not be given what sleeps. What was marked as
-/// preserved is somebody else's now.
-bool suits(const Agent::Memory& memory, CUdeviceptr address, Bytes bytes) {
-    const std::lock_guard lock(memory.mutex);
-    auto* const backing = memory.ledger.find(address);
-    if (!backing || backing->pinned || backing->is_asleep()) return false;
-    if (!backing->preserved.empty())
-        ledger::Ledger::forget_preserved(*backing, {address - backing->address, bytes});
-    return true;
-}
-
 void give_event(LastUse& last_use) noexcept {
     if (last_use.done) EventCache::instance().give(last_use.freed_in.context, last_use.done);
     last_use.done = nullptr;
@@ -46,8 +34,8 @@ bool may_have(const Pools& all, const Pool& pool, const LastUse& last_use, const
 }
 
 /// The smallest spare that fits. `may_ask`: those whose events say so as well.
-Blocks::iterator find_fit(Pools& all, const Agent::Memory& memory, Pool& pool, const Request& request,
-                          Bytes most, bool may_ask) {
+Blocks::iterator find_fit(Pools& all, ProgramMemory& memory, Pool& pool, const Request& request, Bytes most,
+                          bool may_ask) {
     int questions = 0;
     for (auto fit = pool.spares.lower_bound({request.bytes, 0}); fit != pool.spares.end(); ++fit) {
         if (fit->first > most) break;
@@ -60,7 +48,9 @@ Blocks::iterator find_fit(Pools& all, const Agent::Memory& memory, Pool& pool, c
             ++questions;
             if (!settle(memory, spare.last_use)) continue;
         }
-        if (suits(memory, block->first, request.bytes)) return block;
+        // What backs it stays as its first owner had it, pinned if so. In part asleep a checked gate lets
+        // allocations pass: they must not be given what sleeps.
+        if (memory.reuse(block->first, request.bytes)) return block;
     }
     return all.blocks.end();
 }
@@ -125,7 +115,7 @@ void join(Pools& all, Blocks::iterator left, Blocks::iterator right) noexcept {
 
 /// Joins neighbours that became done one by one: where a pool would have to grow otherwise, and so often that
 /// each free pays for a few looks.
-void join_done(Pools& all, const Agent::Memory& memory, Pool& pool) {
+void join_done(Pools& all, ProgramMemory& memory, Pool& pool) {
     constexpr std::size_t k_looks = 16;
     if (pool.frees_since_join == 0 || pool.spares.size() > k_looks * pool.frees_since_join) return;
     pool.frees_since_join = 0;
@@ -152,23 +142,23 @@ Bytes block_size(Bytes bytes) noexcept {
     return round_up(bytes, k_least);
 }
 
-bool settle(const Agent::Memory& memory, LastUse& last_use) {
-    if (last_use.done && memory.api.cuEventQuery(last_use.done) != CUDA_SUCCESS) return false;
+bool settle(ProgramMemory& memory, LastUse& last_use) {
+    if (last_use.done && memory.api().cuEventQuery(last_use.done) != CUDA_SUCCESS) return false;
     give_event(last_use);
     return true;
 }
 
-std::optional<LastUse> last_use_in(Pools& all, const Agent::Memory& memory, const StreamKey& key) {
-    auto* const event = EventCache::instance().take(memory.api, key.context);
+std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key) {
+    auto* const event = EventCache::instance().take(memory.api(), key.context);
     if (!event) return std::nullopt;
     LastUse last_use{key, key.stream != CU_STREAM_PER_THREAD, event, ++all.free_calls};
-    if (memory.api.cuEventRecord(event, key.stream) == CUDA_SUCCESS) return last_use;
+    if (memory.api().cuEventRecord(event, key.stream) == CUDA_SUCCESS) return last_use;
     give_event(last_use);
     return std::nullopt;
 }
 
-std::optional<CUdeviceptr> take_spare(Pools& all, const Agent::Memory& memory, Pool& pool,
-                                      const Request& request, bool is_any) {
+std::optional<CUdeviceptr> take_spare(Pools& all, ProgramMemory& memory, Pool& pool, const Request& request,
+                                      bool is_any) {
     const auto most = is_any ? ~Bytes{0} : most_range(request.bytes);
     auto fit = find_fit(all, memory, pool, request, most, false);
     if (fit == all.blocks.end() && captures_open() == 0)
@@ -184,7 +174,7 @@ Bytes range_size(Bytes bytes) noexcept {
     return round_up(bytes, 2 * k_mib); // what the driver makes
 }
 
-Result<CUdeviceptr> take_new(Pools& all, const Agent::Memory& memory, const std::shared_ptr<Pool>& pool,
+Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::shared_ptr<Pool>& pool,
                              const Request& request) {
     const auto bytes = range_size(request.bytes);
     // What takes memory comes first: once there is a range, nothing may fail.
@@ -201,10 +191,7 @@ Result<CUdeviceptr> take_new(Pools& all, const Agent::Memory& memory, const std:
         pool->figures.used_high = before.used_high;
         pool->figures.reserved_high = before.reserved_high;
     }
-    const auto address = [&] {
-        const std::lock_guard lock(memory.mutex);
-        return memory.heap.allocate(pool->device, request.tag, bytes);
-    }();
+    const auto address = memory.allocate(pool->device, request.tag, bytes);
     if (!address) return address.error();
     range.begin()->second.address = *address;
     auto range_node = range.extract(range.begin());

@@ -119,7 +119,7 @@ void with_pools(Use&& use) noexcept {
     noted([&] {
         const auto with = memory();
         if (!with) return;
-        const driver::RelaxedCaptureMode relaxed(with->api);
+        const driver::RelaxedCaptureMode relaxed(with->api());
         auto& all = Pools::instance();
         const std::lock_guard lock(all.mutex);
         use(all, *with);
@@ -140,38 +140,37 @@ struct Request {
 /// A block of a spare that the stream may use now, of a range of the same tag that is awake and not pinned.
 /// Where `is_any`, of whichever range; else of one that is not much too large: one small block would keep all
 /// of it. In a capture of any stream no event is asked.
-[[nodiscard]] std::optional<CUdeviceptr> take_spare(Pools& all, const Agent::Memory& memory, Pool& pool,
+[[nodiscard]] std::optional<CUdeviceptr> take_spare(Pools& all, ProgramMemory& memory, Pool& pool,
                                                     const Request& request, bool is_any);
 /// What a range for a block of so many bytes takes.
 [[nodiscard]] Bytes range_size(Bytes bytes) noexcept;
 /// A block of a new range. Errors: those of Heap::allocate().
-[[nodiscard]] Result<CUdeviceptr> take_new(Pools& all, const Agent::Memory& memory,
+[[nodiscard]] Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory,
                                            const std::shared_ptr<Pool>& pool, const Request& request);
 /// Makes a live block a spare, joined with its neighbours. Takes no memory.
 void make_spare(Pools& all, Blocks::iterator block, const LastUse& last_use) noexcept;
 /// Notes that nobody uses a freed block any more, if that is so.
-[[nodiscard]] bool settle(const Agent::Memory& memory, LastUse& last_use);
+[[nodiscard]] bool settle(ProgramMemory& memory, LastUse& last_use);
 /// An event that says when the stream has come so far; nothing when none can be had.
-[[nodiscard]] std::optional<LastUse> last_use_in(Pools& all, const Agent::Memory& memory,
-                                                 const StreamKey& key);
+[[nodiscard]] std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key);
 /// Gives the ranges back that are wanted, one after the other, and in which nobody uses anything any more.
 /// `is_synchronized`: only what was freed before the program synchronised.
-void give_back_idle(Pools& all, const Agent::Memory& memory, bool is_synchronized,
+void give_back_idle(Pools& all, ProgramMemory& memory, bool is_synchronized,
                     const std::function<bool(const Range&)>& wanted);
 /// Frees the blocks of no pool that nobody uses any more.
-void trim_leaving(Pools& all, const Agent::Memory& memory);
+void trim_leaving(Pools& all, ProgramMemory& memory);
 /// Gives back every range, and block of no pool, that nobody uses any more.
-void trim_all(Pools& all, const Agent::Memory& memory);
+void trim_all(Pools& all, ProgramMemory& memory);
 /// Gives back what exceeds the thresholds.
-void trim_excess(Pools& all, const Agent::Memory& memory);
+void trim_excess(Pools& all, ProgramMemory& memory);
 
 /// What the driver itself has of a pool; nothing for one that is gone.
-[[nodiscard]] PoolFigures figures_of_driver(const Agent::Memory& memory, const Pool& pool) noexcept;
+[[nodiscard]] PoolFigures figures_of_driver(ProgramMemory& memory, const Pool& pool) noexcept;
 /// Whether the range may go at a synchronise.
-[[nodiscard]] bool is_excess(const Agent::Memory& memory, const Range& range) noexcept;
+[[nodiscard]] bool is_excess(ProgramMemory& memory, const Range& range) noexcept;
 /// A peak begins anew.
-void reset_peak(Pools& all, const Agent::Memory& memory, Pool& pool, CUmemPool_attribute attribute);
+void reset_peak(Pools& all, ProgramMemory& memory, Pool& pool, CUmemPool_attribute attribute);
 /// After the pool, or the driver's part of it, grew.
-void note_peaks(const Agent::Memory& memory, Pool& pool) noexcept;
+void note_peaks(ProgramMemory& memory, Pool& pool) noexcept;
 
 } // namespace gpu_sleep::agent::caught

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <mutex>
 
 namespace gpu_sleep::agent::caught {
 
@@ -40,11 +39,6 @@ void start_again() noexcept {
         start();
 }
 
-std::optional<Agent::Memory> memory() noexcept {
-    auto* const agent = Agent::existing();
-    return agent ? agent->memory() : std::nullopt;
-}
-
 CUresult to_status(const Error& error) noexcept {
     if (error.driver_status != 0) return static_cast<CUresult>(error.driver_status);
     switch (error.code) {
@@ -56,33 +50,29 @@ CUresult to_status(const Error& error) noexcept {
     }
 }
 
-std::optional<int> current_device(const Agent::Memory& memory) noexcept {
+std::optional<int> current_device(ProgramMemory& memory) noexcept {
     CUdevice device = 0;
-    return memory.api.cuCtxGetDevice(&device) == CUDA_SUCCESS ? std::optional(device) : std::nullopt;
+    return memory.api().cuCtxGetDevice(&device) == CUDA_SUCCESS ? std::optional(device) : std::nullopt;
 }
 
-CUcontext context_of(const Agent::Memory& memory, CUstream stream) {
+CUcontext context_of(ProgramMemory& memory, CUstream stream) {
     CUcontext context = nullptr;
     const bool has_handle = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
-    if (has_handle && memory.api.cuStreamGetCtx) {
-        if (memory.api.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS) return context;
+    if (has_handle && memory.api().cuStreamGetCtx) {
+        if (memory.api().cuStreamGetCtx(stream, &context) == CUDA_SUCCESS) return context;
         auto status = CU_STREAM_CAPTURE_STATUS_NONE;
-        if (memory.api.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS) return nullptr;
+        if (memory.api().cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS) return nullptr;
     }
-    return memory.api.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
+    return memory.api().cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 
-Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device, std::size_t bytes,
-                                         Left& left) {
+Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std::size_t bytes, Left& left) {
     const auto tag = TagChoice()(bytes);
     if (!tag) {
         left.reason = TagChoice::why_not(bytes);
         return make_error(ErrorCode::refused, "not to be caught");
     }
-    const auto try_once = [&] {
-        const std::lock_guard lock(memory.mutex);
-        return memory.heap.allocate(device, memory.ledger.tag_id(*tag), bytes);
-    };
+    const auto try_once = [&] { return memory.allocate(device, *tag, bytes); };
     auto address = try_once();
     if (!address && address.error().code == ErrorCode::out_of_device_memory) {
         trim();
@@ -93,16 +83,9 @@ Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device
     return address;
 }
 
-void give_range(const Agent::Memory& memory, CUdeviceptr address) {
-    const std::lock_guard lock(memory.mutex);
-    const auto* backing = memory.ledger.find(address);
-    const bool sleeps = backing && backing->is_asleep();
-    const auto span = sleeps ? gate::Named::Span{backing->address, backing->end()} : gate::Named::Span{};
-    forget_export(address);
-    auto freed = memory.heap.free(address);
-    if (freed) memory.contents.forget(freed->kept);
-    if (freed && sleeps && !memory.ledger.find(address)) gate::Gate::instance().forget(span);
-    if (!freed) log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
+void give_range(ProgramMemory& memory, CUdeviceptr address) {
+    if (const auto freed = memory.free(address); !freed)
+        log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
 }
 
 } // namespace gpu_sleep::agent::caught

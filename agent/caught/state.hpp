@@ -8,6 +8,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "caught/allocations.hpp"
+#include "program_memory/program_memory.hpp"
 
 #include <functional>
 #include <shared_mutex>
@@ -18,8 +19,10 @@ namespace gpu_sleep::agent::caught {
 /// Before an allocation: starts the agent where that failed some seconds ago, or longer.
 void start_again() noexcept;
 
-/// The running agent's memory; nothing before CUDA is in use, or when the process is ending.
-[[nodiscard]] std::optional<Agent::Memory> memory() noexcept;
+/// The program's memory; null before CUDA is in use, or when the process is ending.
+[[nodiscard]] inline ProgramMemory* memory() noexcept {
+    return ProgramMemory::in_use();
+}
 
 /// The status that the driver would have given for `error`.
 [[nodiscard]] CUresult to_status(const Error& error) noexcept;
@@ -32,17 +35,17 @@ template <class Body>
 }
 
 /// The device of the current context; nothing without one.
-[[nodiscard]] std::optional<int> current_device(const Agent::Memory& memory) noexcept;
+[[nodiscard]] std::optional<int> current_device(ProgramMemory& memory) noexcept;
 
 /// Allocates a range or a part of one, and gives back caches before it gives up. Errors: those of
 /// Heap::allocate; refused (not to be caught: `left` says why).
-[[nodiscard]] Result<driver::DeviceAddress> take_range(const Agent::Memory& memory, int device,
-                                                       std::size_t bytes, Left& left);
+[[nodiscard]] Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std::size_t bytes,
+                                                       Left& left);
 /// Frees what take_range() gave, asleep or awake. No work may still use it.
-void give_range(const Agent::Memory& memory, CUdeviceptr address);
+void give_range(ProgramMemory& memory, CUdeviceptr address);
 
 /// The same for an allocation, which may be a pool's: that keeps it as it keeps what a synchronise left free.
-void give_allocation(const Agent::Memory& memory, const Known& allocation);
+void give_allocation(ProgramMemory& memory, const Known& allocation);
 
 /// What the rules say of the calling code. Made before any mutex is taken: finding out who calls may need the
 /// loader's lock, which a thread that waits for a mutex of ours may hold.
@@ -61,10 +64,10 @@ private:
 
 /// Grants the devices that may reach memory of `device` access to what was allocated there, and is in the
 /// index: who lets a device at all of it grants what the index has.
-void grant_peers(const Agent::Memory& memory, int device, CUdeviceptr address);
+void grant_peers(ProgramMemory& memory, int device, CUdeviceptr address);
 
 /// The context of a stream: the current one for the default streams, null where there is no such stream.
-[[nodiscard]] CUcontext context_of(const Agent::Memory& memory, CUstream stream);
+[[nodiscard]] CUcontext context_of(ProgramMemory& memory, CUstream stream);
 
 /// The context whose end takes what is allocated in `context`: the primary one of a green one, else itself.
 [[nodiscard]] CUcontext owner_of_memory_in(CUcontext context);
@@ -80,21 +83,17 @@ struct Taken {
 /// The captures of its streams.
 [[nodiscard]] Taken take_captures_of(CUcontext context);
 /// The freed blocks whose last use was in the context, and the events made there.
-[[nodiscard]] Taken take_pools_of(const Agent::Memory& memory, CUcontext context);
+[[nodiscard]] Taken take_pools_of(ProgramMemory& memory, CUcontext context);
 /// What was left to the driver in the context, to be counted.
 [[nodiscard]] Taken take_left_of(CUcontext context, bool is_primary);
 /// What it has of managed memory and arrays, to be counted.
 [[nodiscard]] Taken take_managed_of(CUcontext context);
 /// The allocations of free_later() that die with the context.
-[[nodiscard]] Taken take_waiting_of(const Agent::Memory& memory,
-                                    const std::function<bool(const Known&)>& dies);
+[[nodiscard]] Taken take_waiting_of(ProgramMemory& memory, const std::function<bool(const Known&)>& dies);
 /// Blocks that were freed in the stream's order wait for their events from now on.
 void forget_order_of(CUstream stream);
 /// The same for all streams of a green context; their events are its primary context's.
 void forget_order_of(CUcontext green, CUcontext primary);
-
-/// Nobody gets the memory from us any more. Before it is released, under the memory's mutex.
-void forget_export(CUdeviceptr address);
 
 /// Takes an allocation that is not freed in a stream's order out of its pool's count.
 void freed_from_pool(const Known& allocation);
@@ -109,7 +108,7 @@ void pool_left_to_driver(CUmemoryPool pool) noexcept;
 /// Frees plain allocations that wait for captures to end while one is open, for memory is short. Breaks none,
 /// and waits as the driver's own free does in a thread whose mode is relaxed. Whether any was freed. The
 /// caller holds no mutex.
-[[nodiscard]] bool free_amid_captures(const Agent::Memory& memory) noexcept;
+[[nodiscard]] bool free_amid_captures(ProgramMemory& memory) noexcept;
 /// Frees the allocations, and closes the memory of other processes, that waited for captures to end.
 void free_waiting() noexcept;
 /// The latter.
@@ -117,7 +116,7 @@ void close_waiting() noexcept;
 class PendingWork;
 /// Notes all work on the device. The caller holds capture_order(), with no capture open, and contexts_mutex()
 /// until it has waited.
-void note_work_on(const Agent::Memory& memory, int device, PendingWork& work);
+void note_work_on(ProgramMemory& memory, int device, PendingWork& work);
 
 /// An allocation that is out of the index to be freed. Unless that is done by its end, it is freed with those
 /// that wait for captures to end: also when it was memory that was short.

@@ -22,7 +22,7 @@ constexpr Milliseconds k_between{10};
 constexpr Milliseconds k_by_itself{50};
 
 /// Whether nobody uses anything of the range, as far as `free_calls`.
-bool is_idle(Pools& all, const Agent::Memory& memory, const Range& range, std::uint64_t free_calls) {
+bool is_idle(Pools& all, ProgramMemory& memory, const Range& range, std::uint64_t free_calls) {
     if (range.live != 0) return false;
     const auto first = all.blocks.find(range.address);
     for (auto at = first; at != all.blocks.end() && at->second.range == &range; ++at)
@@ -32,7 +32,7 @@ bool is_idle(Pools& all, const Agent::Memory& memory, const Range& range, std::u
     return true;
 }
 
-void give_back(Pools& all, const Agent::Memory& memory, std::map<CUdeviceptr, Range>::iterator range) {
+void give_back(Pools& all, ProgramMemory& memory, std::map<CUdeviceptr, Range>::iterator range) {
     const auto pool = range->second.pool;
     for (auto at = all.blocks.find(range->first);
          at != all.blocks.end() && at->second.range == &range->second;) {
@@ -47,16 +47,20 @@ void give_back(Pools& all, const Agent::Memory& memory, std::map<CUdeviceptr, Ra
     give_range(memory, address);
 }
 
+void tidy_later() noexcept {
+    if (const auto* const with = memory()) with->tidy_within(k_by_itself);
+}
+
 } // namespace
 
-bool is_excess(const Agent::Memory& memory, const Range& range) noexcept {
+bool is_excess(ProgramMemory& memory, const Range& range) noexcept {
     const auto& pool = *range.pool;
     return pool.is_gone || pool.figures.reserved > pool.threshold ||
            (pool.is_mixed &&
             pool.figures.reserved + figures_of_driver(memory, pool).reserved > pool.threshold);
 }
 
-void give_back_idle(Pools& all, const Agent::Memory& memory, bool is_synchronized,
+void give_back_idle(Pools& all, ProgramMemory& memory, bool is_synchronized,
                     const std::function<bool(const Range&)>& wanted) {
     const auto free_calls = is_synchronized ? all.synchronized_to.load() : ~std::uint64_t{0};
     for (auto next = all.ranges.begin(); next != all.ranges.end();) {
@@ -67,7 +71,7 @@ void give_back_idle(Pools& all, const Agent::Memory& memory, bool is_synchronize
     }
 }
 
-void trim_leaving(Pools& all, const Agent::Memory& memory) {
+void trim_leaving(Pools& all, ProgramMemory& memory) {
     std::erase_if(all.leaving, [&](LeavingBlock& block) {
         if (!settle(memory, block.last_use)) return false;
         give_range(memory, block.address);
@@ -76,13 +80,13 @@ void trim_leaving(Pools& all, const Agent::Memory& memory) {
     if (!all.leaving.empty()) all.has_excess = true;
 }
 
-void trim_all(Pools& all, const Agent::Memory& memory) {
+void trim_all(Pools& all, ProgramMemory& memory) {
     all.is_due = false;
     give_back_idle(all, memory, false, [](const Range&) { return true; });
     trim_leaving(all, memory);
 }
 
-void trim_excess(Pools& all, const Agent::Memory& memory) {
+void trim_excess(Pools& all, ProgramMemory& memory) {
     all.is_due = false;
     give_back_idle(all, memory, true, [&](const Range& range) { return is_excess(memory, range); });
     // Only now: who synchronises meanwhile has to find that there is something to give back.
@@ -100,8 +104,7 @@ void synchronized() noexcept {
     if (!all.has_excess.load(std::memory_order_relaxed)) return;
     all.is_due = true;
     const auto now = Clock::now();
-    if (captures_open() != 0 || now < all.next_trim.load(std::memory_order_relaxed))
-        return Agent::instance().tidy_within(k_by_itself);
+    if (captures_open() != 0 || now < all.next_trim.load(std::memory_order_relaxed)) return tidy_later();
     all.next_trim.store(now + k_between, std::memory_order_relaxed);
     give_back_due();
 }
@@ -109,15 +112,15 @@ void synchronized() noexcept {
 void give_back_due() noexcept {
     auto& all = Pools::instance();
     if (!all.is_due.load(std::memory_order_relaxed)) return;
-    if (captures_open() != 0) return Agent::instance().tidy_within(k_by_itself);
-    with_pools([](Pools& pools, const Agent::Memory& memory) { trim_excess(pools, memory); });
+    if (captures_open() != 0) return tidy_later();
+    with_pools([](Pools& pools, ProgramMemory& memory) { trim_excess(pools, memory); });
 }
 
 void trim() noexcept {
-    with_pools([](Pools& all, const Agent::Memory& memory) { trim_all(all, memory); });
+    with_pools([](Pools& all, ProgramMemory& memory) { trim_all(all, memory); });
 }
 
-Taken take_pools_of(const Agent::Memory& memory, CUcontext context) {
+Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
     auto& all = Pools::instance();
     std::vector<LeavingBlock> leaving;
     const auto is_of = [=](const LastUse& last_use) {
@@ -138,8 +141,8 @@ Taken take_pools_of(const Agent::Memory& memory, CUcontext context) {
             if (is_gone) block.last_use = {}; // with the context its work is over, and its events are gone
         }
     };
-    auto gone = [=, &all] {
-        const driver::RelaxedCaptureMode relaxed(memory.api);
+    auto gone = [=, &all, &memory] {
+        const driver::RelaxedCaptureMode relaxed(memory.api());
         for (const auto& block : leaving) give_range(memory, block.address);
         const std::lock_guard lock(all.mutex);
         let_go(true);

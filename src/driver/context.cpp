@@ -82,4 +82,9 @@ Result<MemoryInfo> memory_info(const Api& api) {
     return MemoryInfo{free, total};
 }
 
+std::string device_name(const Api& api, int device) {
+    char name[256] = {};
+    return api.cuDeviceGetName(name, sizeof(name) - 1, device) == CUDA_SUCCESS ? name : std::string();
+}
+
 } // namespace gpu_sleep::driver

@@ -8,6 +8,7 @@
 #include "driver/api.hpp"
 
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -85,6 +86,9 @@ struct MemoryInfo {
 /// The memory of the device of the calling thread's current context. Errors: driver_failed, context_lost.
 /// Source: CUDA Driver API, cuMemGetInfo.
 [[nodiscard]] Result<MemoryInfo> memory_info(const Api& api);
+
+/// The device's name for people; empty if the driver does not say. Source: CUDA Driver API, cuDeviceGetName.
+[[nodiscard]] std::string device_name(const Api& api, int device);
 
 /// Puts the calling thread's capture mode at relaxed while it lives, so that what this thread does on streams
 /// of its own does not break a capture of another thread. Source: CUDA Driver API,

@@ -4,6 +4,10 @@
 
 #include "driver/memory.hpp"
 
+#include "driver/context.hpp"
+
+#include <fcntl.h>
+
 #include <array>
 #include <thread>
 
@@ -111,6 +115,16 @@ Result<void> set_access(const Api& api, AddressSpan span, DeviceMask devices) {
 Result<void> unmap(const Api& api, AddressSpan span) {
     GPU_SLEEP_DRIVER_TRY(api, cuMemUnmap, "cannot unmap " + describe(span), span.address, span.bytes);
     return {};
+}
+
+Result<UniqueFd> export_memory(const Api& api, PhysicalMemory::Handle handle) {
+    const RelaxedCaptureMode relaxed(api);
+    int descriptor = -1;
+    GPU_SLEEP_DRIVER_TRY(api, cuMemExportToShareableHandle, "cannot share memory", &descriptor, handle,
+                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    UniqueFd memory(descriptor);
+    ::fcntl(memory.get(), F_SETFD, FD_CLOEXEC);
+    return memory;
 }
 
 } // namespace gpu_sleep::driver

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "base/fd.hpp"
 #include "base/units.hpp"
 #include "driver/api.hpp"
 
@@ -98,5 +99,9 @@ private:
 /// Unmaps `span`, any number of whole neighbouring mappings. No work may still use it.
 /// Errors: driver_failed (nothing unmapped).
 [[nodiscard]] Result<void> unmap(const Api& api, AddressSpan span);
+
+/// A descriptor by which other processes map the memory of `handle`. Errors: driver_failed.
+/// Source: CUDA Driver API, cuMemExportToShareableHandle.
+[[nodiscard]] Result<UniqueFd> export_memory(const Api& api, PhysicalMemory::Handle handle);
 
 } // namespace gpu_sleep::driver

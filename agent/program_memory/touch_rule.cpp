@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Who is heard.
 
-#include "touch_rule.hpp"
+#include "program_memory/touch_rule.hpp"
 
 namespace gpu_sleep::agent {
 

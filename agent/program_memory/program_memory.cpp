@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Allocating, freeing and describing the program's memory, and the gate that follows it.
+
+#include "program_memory/program_memory.hpp"
+
+#include "base/guard.hpp"
+
+#include <algorithm>
+#include <thread>
+
+namespace gpu_sleep::agent {
+namespace {
+
+std::atomic<ProgramMemory*> g_in_use{nullptr};
+
+Error not_owned(driver::DeviceAddress address) {
+    return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
+}
+
+} // namespace
+
+ProgramMemory::ProgramMemory(const TouchRule& environment) : default_rule_(environment), rule_(environment) {}
+
+ProgramMemory* ProgramMemory::in_use() noexcept {
+    return g_in_use.load(std::memory_order_acquire);
+}
+
+void ProgramMemory::prepare(const driver::Api& api, std::function<void(Milliseconds)> tidy_within) {
+    const MutexLock lock(mutex_);
+    if (!storage_) storage_ = std::make_unique<Running>(api, ledger_);
+    tidy_within_ = std::move(tidy_within);
+    storage_->engine.contents().when_wasted([this] { tidy_within_(Milliseconds(0)); });
+}
+
+void ProgramMemory::open() noexcept {
+    running_.store(storage_.get(), std::memory_order_release);
+    g_in_use.store(this, std::memory_order_release);
+}
+
+void ProgramMemory::end() noexcept {
+    g_in_use.store(nullptr, std::memory_order_release);
+}
+
+void ProgramMemory::remove_files() noexcept {
+    if (!is_open()) return;
+    constexpr int k_looks = 50;
+    constexpr Milliseconds k_pause{2};
+    for (int i = 0; i < k_looks; ++i) {
+        const auto removed = try_with_lock([](LockedMemory& locked) {
+            locked.contents().remove_files();
+            return true;
+        });
+        if (removed) return;
+        std::this_thread::sleep_for(k_pause);
+    }
+}
+
+ledger::TagId ProgramMemory::tag_id(std::string_view name) {
+    const MutexLock lock(mutex_);
+    return ledger_.tag_id(name);
+}
+
+Result<driver::DeviceAddress> ProgramMemory::allocate_locked(int device, ledger::TagId tag, Bytes bytes) {
+    return guarded([&] { return storage_->heap.allocate(device, tag, bytes); });
+}
+
+Result<driver::DeviceAddress> ProgramMemory::allocate(int device, std::string_view tag, Bytes bytes) {
+    const MutexLock lock(mutex_);
+    const auto tags_before = ledger_.tags().size();
+    auto address = allocate_locked(device, ledger_.tag_id(tag), bytes);
+    if (!address) ledger_.forget_tags_from(tags_before);
+    return address;
+}
+
+Result<driver::DeviceAddress> ProgramMemory::allocate(int device, ledger::TagId tag, Bytes bytes) {
+    const MutexLock lock(mutex_);
+    return allocate_locked(device, tag, bytes);
+}
+
+Result<void> ProgramMemory::free(driver::DeviceAddress address) {
+    if (!is_open()) return not_owned(address);
+    const MutexLock lock(mutex_);
+    const auto* backing = ledger_.find(address);
+    const auto span = backing && backing->is_asleep() ? gate::Named::Span{backing->address, backing->end()}
+                                                      : gate::Named::Span{};
+    shared_.forget(address);
+    auto freed = storage_->heap.free(address);
+    if (!freed) return std::move(freed).error();
+    storage_->engine.contents().forget(freed->kept);
+    if (span.end != 0 && !ledger_.find(address)) gate::Gate::instance().forget(span);
+    return {};
+}
+
+Result<bool> ProgramMemory::allow_access(driver::DeviceAddress address, int device) {
+    if (!is_open()) return not_owned(address);
+    const MutexLock lock(mutex_);
+    const auto place = storage_->heap.locate(address);
+    if (!place) return place.error();
+    const bool is_device = device >= 0 && device < driver::k_max_devices;
+    if (is_device && (place->backing->access >> device & 1) != 0) return false;
+    GPU_SLEEP_TRY(storage_->heap.allow_access(address, device));
+    return true;
+}
+
+driver::DeviceMask ProgramMemory::devices_at(driver::DeviceAddress address) {
+    const MutexLock lock(mutex_);
+    const auto* backing = ledger_.find(address);
+    return backing && !backing->is_asleep() ? backing->access : 0;
+}
+
+bool ProgramMemory::reuse(driver::DeviceAddress address, Bytes bytes) {
+    const MutexLock lock(mutex_);
+    auto* const backing = ledger_.find(address);
+    if (!backing || backing->pinned || backing->is_asleep()) return false;
+    if (!backing->preserved.empty())
+        ledger::Ledger::forget_preserved(*backing, {address - backing->address, bytes});
+    return true;
+}
+
+void ProgramMemory::set_policy(std::string_view tag, model::Policy policy) {
+    const MutexLock lock(mutex_);
+    ledger_.set_policy(ledger_.tag_id(tag), policy);
+}
+
+void ProgramMemory::set_separable(std::string_view tag, bool is_separable) {
+    const MutexLock lock(mutex_);
+    ledger_.set_separable(ledger_.tag_id(tag), is_separable);
+}
+
+Result<void> ProgramMemory::preserve(driver::DeviceAddress address, Bytes bytes) {
+    if (!is_open()) return not_owned(address);
+    const MutexLock lock(mutex_);
+    auto place = storage_->heap.locate(address);
+    if (!place) return std::move(place).error();
+    auto& [backing, whole] = *place;
+    Span span{address - backing->address, bytes};
+    if (bytes > whole.bytes || span.end() > whole.end())
+        return make_error(ErrorCode::not_owned, "{} from {:#x} on do not lie within one allocation",
+                          format_bytes(bytes), address);
+    // Up to where another allocation could begin, so that one that is preserved whole counts as such.
+    if (backing->shared) span.bytes = round_up(span.end(), memory::k_alignment) - span.offset;
+    ledger::Ledger::preserve(*backing, span);
+    return {};
+}
+
+Result<void> ProgramMemory::mark_refilled(std::string_view tag) {
+    const MutexLock lock(mutex_);
+    const auto id = ledger_.find_tag(tag);
+    if (!id) return id.error();
+    for (auto& [address, backing] : ledger_.backings())
+        if (backing.tag == *id && !backing.is_asleep()) backing.needs_refill = false;
+    return {};
+}
+
+void ProgramMemory::require_refill(const std::vector<std::string>& tags) {
+    const MutexLock lock(mutex_);
+    for (auto& [address, backing] : ledger_.backings())
+        backing.needs_refill |=
+            !backing.is_asleep() && !backing.is_wholly_preserved() &&
+            std::find(tags.begin(), tags.end(), ledger_.tag(backing.tag).name) != tags.end();
+}
+
+Bytes ProgramMemory::asleep_bytes() {
+    const MutexLock lock(mutex_);
+    Bytes sum = 0;
+    for (const auto& [address, backing] : ledger_.backings()) sum += backing.is_asleep() ? backing.bytes : 0;
+    return sum;
+}
+
+model::State ProgramMemory::state(const std::vector<std::string>& tags) {
+    const MutexLock lock(mutex_);
+    return ledger_.state(tags);
+}
+
+std::vector<std::string> ProgramMemory::tags_at(const std::vector<gate::Named::Span>& spans) {
+    std::vector<std::string> tags;
+    {
+        const MutexLock lock(mutex_);
+        for (const auto& span : spans)
+            if (const auto* backing = ledger_.find(span.begin))
+                tags.push_back(ledger_.tag(backing->tag).name);
+    }
+    std::sort(tags.begin(), tags.end());
+    tags.erase(std::unique(tags.begin(), tags.end()), tags.end());
+    return tags;
+}
+
+gate::Gate::Rule ProgramMemory::rule_for_what_sleeps(bool& sleeps) noexcept {
+    gate::Gate::Rule rule;
+    rule.on_touch = rule_.on_touch;
+    rule.limit = rule_.limit;
+    rule.checked = gate_mode(rule_, ledger_) == model::GateMode::checked;
+    sleeps = false;
+    for (const auto& [address, backing] : ledger_.backings()) {
+        if (!backing.is_asleep()) continue;
+        sleeps = true;
+        if (!rule.sleeping.empty() && rule.sleeping.back().end == address) {
+            rule.sleeping.back().end = backing.end();
+            continue;
+        }
+        const gate::Named::Span span{address, backing.end()};
+        const auto added = guarded([&]() -> Result<void> {
+            rule.sleeping.push_back(span);
+            return {};
+        });
+        rule.lists_all &= added.has_value();
+    }
+    return rule;
+}
+
+bool ProgramMemory::settle_gate() noexcept {
+    auto& gate = gate::Gate::instance();
+    const MutexLock lock(mutex_);
+    bool sleeps = false;
+    auto rule = rule_for_what_sleeps(sleeps);
+    if (sleeps)
+        gate.keep_shut(std::move(rule));
+    else
+        gate.open();
+    return sleeps;
+}
+
+void ProgramMemory::let_take() noexcept {
+    const MutexLock lock(mutex_);
+    bool sleeps = false;
+    gate::Gate::instance().let_take(rule_for_what_sleeps(sleeps));
+}
+
+Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t id, const char* reason) {
+    const MutexLock lock(mutex_);
+    auto* const backing = ledger_.find(address);
+    if (!backing) return not_owned(address);
+    if (backing->is_asleep()) return make_error(ErrorCode::refused, "{:#x} sleeps", address);
+    if (auto tried = driver::export_memory(api(), backing->handle); !tried) return std::move(tried).error();
+    shared_.add(address, {id, backing->handle, backing->bytes, address - backing->address});
+    if (!backing->pinned) backing->pinned = reason;
+    return {};
+}
+
+} // namespace gpu_sleep::agent

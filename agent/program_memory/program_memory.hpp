@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The program's memory that can sleep: the ledger, the heap and the kept contents, behind one mutex. What
+// intercepted calls and operations mean for it is decided above.
+
+#pragma once
+
+#include "base/thread_safety.hpp"
+#include "gate/gate.hpp"
+#include "memory/heap.hpp"
+#include "program_memory/locked_memory.hpp"
+#include "program_memory/shared_ranges.hpp"
+#include "program_memory/touch_rule.hpp"
+#include "sleep/engine.hpp"
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::agent {
+
+/// Thread-safe: it takes its mutex itself, and nobody else does. Its mutex comes after those of the program's
+/// pools and contexts, and before those of the program's handles, of the gate and of the server's queue.
+/// Under it nobody waits for anything but the driver and the files of kept contents.
+class ProgramMemory {
+public:
+    /// `environment`: how touches are met unless a sleep says otherwise.
+    explicit ProgramMemory(const TouchRule& environment);
+    ProgramMemory(const ProgramMemory&) = delete;
+    ProgramMemory& operator=(const ProgramMemory&) = delete;
+
+    /// The process's; null before CUDA is in use, in a child of fork(), and when the process is ending.
+    [[nodiscard]] static ProgramMemory* in_use() noexcept;
+
+    /// CUDA can be used. `tidy_within` is called from now on when there is something to tidy up: with the
+    /// mutex held, by whoever frees memory. It must neither take memory nor wait. One caller at a time.
+    void prepare(const driver::Api& api, std::function<void(Milliseconds)> tidy_within);
+    /// After prepare(): all else can be used from here on. Thread-safe.
+    void open() noexcept;
+    [[nodiscard]] bool is_open() const noexcept { return running_.load() != nullptr; }
+    /// The process is ending, or this is a child of fork(): in_use() is null from here on.
+    static void end() noexcept;
+    /// Removes the files of kept contents, but for those to be kept: the process is ending. Not while a
+    /// transaction is under way, for which it waits for a bounded time.
+    void remove_files() noexcept;
+
+    /// Once it is open.
+    [[nodiscard]] const driver::Api& api() const noexcept { return running_.load()->api; }
+    /// Has the operations thread tidy up, though nobody asks it for anything. Once it is open.
+    void tidy_within(Milliseconds delay) const { tidy_within_(delay); }
+
+    /// The number of a tag, which is made where it is new.
+    [[nodiscard]] ledger::TagId tag_id(std::string_view name);
+    /// Memory of `bytes` on `device`. Errors: those of Heap::allocate(), and nothing has changed.
+    [[nodiscard]] Result<driver::DeviceAddress> allocate(int device, std::string_view tag, Bytes bytes);
+    [[nodiscard]] Result<driver::DeviceAddress> allocate(int device, ledger::TagId tag, Bytes bytes);
+    /// Frees what allocate() gave, awake or asleep: its contents, and what the gate and other processes know
+    /// of it. No work may still use it. Errors: not_owned; driver_failed (it is still allocated).
+    [[nodiscard]] Result<void> free(driver::DeviceAddress address);
+    /// Lets `device` at the range that holds `address`. Whether that was new. Errors: those of
+    /// Heap::allow_access().
+    [[nodiscard]] Result<bool> allow_access(driver::DeviceAddress address, int device);
+    /// The devices that may use the range that holds `address`; none where it sleeps, or there is none.
+    [[nodiscard]] driver::DeviceMask devices_at(driver::DeviceAddress address);
+    /// Whether an allocation may be made anew of a part of a range, which is awake and not pinned then. What
+    /// was preserved there is so no more.
+    [[nodiscard]] bool reuse(driver::DeviceAddress address, Bytes bytes);
+
+    /// See the functions of the same purpose in gpu_sleep.h.
+    void set_policy(std::string_view tag, model::Policy policy);
+    void set_separable(std::string_view tag, bool is_separable);
+    [[nodiscard]] Result<void> preserve(driver::DeviceAddress address, Bytes bytes);
+    [[nodiscard]] Result<void> mark_refilled(std::string_view tag);
+    /// After a refill that may have failed: what was dropped of `tags` counts as not refilled.
+    void require_refill(const std::vector<std::string>& tags);
+
+    [[nodiscard]] Bytes asleep_bytes();
+    /// Of what is under `tags`; see Ledger::state().
+    [[nodiscard]] model::State state(const std::vector<std::string>& tags = {});
+    /// The tags at the beginnings of `spans`, each once.
+    [[nodiscard]] std::vector<std::string> tags_at(const std::vector<gate::Named::Span>& spans);
+
+    /// Makes the gate fit what sleeps: shut or checked by the rule while something does, else open. Returns
+    /// whether something sleeps.
+    bool settle_gate() noexcept;
+    /// The same while after-wake callbacks run.
+    void let_take() noexcept;
+
+    /// Lets other processes ask for the range of `address`, where allocation `id` begins: it stays on the GPU
+    /// from now on, for `reason`. Errors: not_owned; refused (it sleeps); those of driver::export_memory().
+    [[nodiscard]] Result<void> share(driver::DeviceAddress address, std::uint64_t id, const char* reason);
+    /// What is shared; does not wait for the mutex.
+    [[nodiscard]] SharedRanges& shared_ranges() noexcept { return shared_; }
+
+    /// Runs `use`, which takes a LockedMemory&, with the mutex held: for what takes several steps.
+    template <class Use>
+    auto with_lock(Use&& use);
+    /// The same if nobody holds it: what `use` returned, or nothing.
+    template <class Use>
+    auto try_with_lock(Use&& use) -> std::optional<std::invoke_result_t<Use, LockedMemory&>>;
+
+private:
+    friend class LockedMemory;
+
+    /// What exists once CUDA is in use.
+    struct Running {
+        Running(const driver::Api& found, ledger::Ledger& ledger)
+            : api(found), heap(api, ledger), engine(api, ledger, {}) {}
+        driver::Api api;
+        memory::Heap heap;
+        sleep::Engine engine;
+    };
+
+    [[nodiscard]] Result<driver::DeviceAddress> allocate_locked(int device, ledger::TagId tag, Bytes bytes)
+        GPU_SLEEP_REQUIRES(mutex_);
+    /// The rule for what sleeps now. The gate has it before the mutex is free: what is freed in between would
+    /// stay listed for ever.
+    [[nodiscard]] gate::Gate::Rule rule_for_what_sleeps(bool& sleeps) noexcept GPU_SLEEP_REQUIRES(mutex_);
+
+    std::unique_ptr<Running> storage_; ///< its heap and its engine are used with the mutex held
+    std::atomic<Running*> running_{nullptr};
+    std::function<void(Milliseconds)> tidy_within_ = [](Milliseconds) {};
+
+    Mutex mutex_;
+    ledger::Ledger ledger_ GPU_SLEEP_GUARDED_BY(mutex_);
+    Clock::time_point state_since_ GPU_SLEEP_GUARDED_BY(mutex_) = Clock::now();
+    const TouchRule default_rule_;                ///< of the environment
+    TouchRule rule_ GPU_SLEEP_GUARDED_BY(mutex_); ///< of the sleep under way or last done
+    SharedRanges shared_;
+};
+
+template <class Use>
+auto ProgramMemory::with_lock(Use&& use) {
+    const MutexLock lock(mutex_);
+    LockedMemory locked(*this);
+    return std::forward<Use>(use)(locked);
+}
+
+template <class Use>
+auto ProgramMemory::try_with_lock(Use&& use) -> std::optional<std::invoke_result_t<Use, LockedMemory&>> {
+    if (!mutex_.try_lock()) return std::nullopt;
+    const MutexLock lock(mutex_, std::adopt_lock);
+    LockedMemory locked(*this);
+    return std::forward<Use>(use)(locked);
+}
+
+} // namespace gpu_sleep::agent
