@@ -9,6 +9,7 @@
 #include "caught/caught.hpp"
 #include "driver/drain.hpp"
 #include "hooks/catches.hpp"
+#include "lock_order.hpp"
 #include "model/environment.hpp"
 #include "settings.hpp"
 #include "store/unshared_fd.hpp"
@@ -28,11 +29,19 @@ namespace gpu_sleep::agent {
 namespace {
 
 std::atomic<Agent*> g_agent{nullptr};
-std::mutex g_agent_mutex; ///< one making at a time
+Mutex g_agent_mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::starting); ///< one making at a time
 std::atomic<bool> g_moves_exit_handler{false};
 /// Held while the C library's list of exit handlers is changed, and over every fork(): the lock of that list
 /// is copied as it is, and a child that got it locked would hang when it ends.
-std::mutex g_exit_list_mutex;
+Mutex g_exit_list_mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+
+void lock_exit_list() GPU_SLEEP_ACQUIRE(g_exit_list_mutex) {
+    g_exit_list_mutex.lock();
+}
+// In a child of fork() its only thread is the one that locked it, which clang cannot know.
+void unlock_exit_list() GPU_SLEEP_UNCHECKED {
+    g_exit_list_mutex.unlock();
+}
 
 /// How touches are met unless a sleep says otherwise.
 TouchRule rule_of_environment() {
@@ -105,7 +114,7 @@ Agent* Agent::existing() noexcept {
 
 Agent& Agent::instance() {
     if (auto* agent = existing()) return *agent;
-    const std::lock_guard lock(g_agent_mutex);
+    const MutexLock lock(g_agent_mutex);
     if (auto* agent = existing()) return *agent;
     auto* agent = new Agent; // never destroyed: its threads, and late callers, may outlive static destructors
     g_agent.store(agent, std::memory_order_release);
@@ -120,7 +129,7 @@ void Agent::come_first_at_exit() noexcept {
     // The handler's registration is its own, as if of one more library, so that it alone can be taken back:
     // which runs it, for nothing. Source: Itanium C++ ABI, 3.3.6.
     static char s_registration;
-    const std::lock_guard lock(g_exit_list_mutex);
+    const MutexLock lock(g_exit_list_mutex);
     g_moves_exit_handler = true;
     abi::__cxa_finalize(&s_registration);
     g_moves_exit_handler = false;
@@ -157,7 +166,7 @@ Result<void> Agent::start() {
     auto api = driver::Api::load();
     if (!api) return std::move(api).error();
     GPU_SLEEP_DRIVER_TRY(*api, cuInit, "cannot initialise CUDA", 0);
-    const std::lock_guard lock(start_mutex_);
+    const MutexLock lock(start_mutex_);
     if (memory_.is_open()) return {};
     memory_.prepare(*api, [this](Milliseconds delay) { server_.tidy_within(delay); });
     pid_ = ::getpid();
@@ -165,11 +174,10 @@ Result<void> Agent::start() {
     gate::Gate::instance().set_waker([this] { wake_on_touch(); });
     static std::once_flag once;
     std::call_once(once, [] {
-        ::pthread_atfork([] { g_exit_list_mutex.lock(); }, [] { g_exit_list_mutex.unlock(); },
-                         [] {
-                             g_exit_list_mutex.unlock();
-                             handle_fork_in_child();
-                         });
+        ::pthread_atfork(lock_exit_list, unlock_exit_list, [] {
+            unlock_exit_list();
+            handle_fork_in_child();
+        });
         come_first_at_exit();
     });
     memory_.open();
@@ -179,7 +187,7 @@ Result<void> Agent::start() {
 Result<void> Agent::await_start() {
     if (memory_.is_open()) return {};
     // The socket is there a moment before all is ready.
-    const std::lock_guard lock(start_mutex_);
+    const MutexLock lock(start_mutex_);
     if (memory_.is_open()) return {};
     return make_error(ErrorCode::refused,
                       "the agent could not be started; the program's next call tries again");
@@ -240,7 +248,7 @@ Result<void> Agent::allow_access(driver::DeviceAddress address, int device) {
 
 void Agent::set_name(std::string_view name) {
     server_.show_renamed();
-    const std::lock_guard lock(name_mutex_);
+    const MutexLock lock(name_mutex_);
     name_ = name;
 }
 

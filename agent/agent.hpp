@@ -5,8 +5,10 @@
 
 #pragma once
 
+#include "base/thread_safety.hpp"
 #include "callbacks.hpp"
 #include "gate/gate.hpp"
+#include "lock_order.hpp"
 #include "program_memory/program_memory.hpp"
 #include "program_memory/retired_contents.hpp"
 #include "server/server.hpp"
@@ -17,7 +19,6 @@
 
 #include <atomic>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -25,14 +26,8 @@
 namespace gpu_sleep::agent {
 
 /// One for each process; a child of fork() starts without. Thread-safe.
-///
-/// Order of locks: start_mutex_, then the turnstile (not a mutex: it is held over callbacks), then the gate
-/// (no mutex either: threads are inside while they call the driver), then the mutex of the program's pools,
-/// then that of the program's memory (ProgramMemory), then those of the program's handles and of what it
-/// shares, then those of the index of allocations, of the gate itself and of the server's queue, under which
-/// nobody waits. None is held across socket work or callbacks. That of the C library's list of exit handlers
-/// (agent.cpp) is taken under start_mutex_ and the turnstile alone, and before those of the C library that
-/// fork() takes. Nobody waits for anything but the driver and the files of snapshots under the memory's.
+/// lock_order.hpp has the order of its mutexes. That of the C library's list of exit handlers (agent.cpp) is
+/// taken under start_mutex_ and the turnstile alone, and before those of the C library that fork() takes.
 class Agent final : public server::Operations {
 public:
     /// Makes it on first use, without CUDA, threads or files. Never destroyed.
@@ -146,25 +141,27 @@ private:
     template <class Use, class Before>
     [[nodiscard]] auto look(Use&& use, Before&& before);
 
-    std::mutex start_mutex_;    ///< one start at a time
-    std::atomic<pid_t> pid_{0}; ///< of the process that started it
+    Mutex start_mutex_ GPU_SLEEP_ACQUIRED_BEFORE(lock_order::starting); ///< one start at a time
+    std::atomic<pid_t> pid_{0};                                         ///< of the process that started it
     ProgramMemory memory_;
     RetiredContents retired_{memory_};
 
-    std::mutex before_mutex_;             ///< guards before_; taken last
-    std::optional<model::Report> before_; ///< how the process was when the transaction under way began
+    Mutex before_mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::optional<model::Report> before_
+        GPU_SLEEP_GUARDED_BY(before_mutex_); ///< how the process was when the transaction under way began
 
-    std::mutex name_mutex_; ///< guards name_
-    std::string name_;
+    Mutex name_mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::string name_ GPU_SLEEP_GUARDED_BY(name_mutex_);
 
     Turnstile turnstile_;
     Callbacks callbacks_;
     TorchTrim torch_trim_; ///< used by one operation at a time
     server::Server server_;
     std::atomic<bool> wake_wanted_{false}; ///< by a touch, and not yet tried
-    std::mutex touch_mutex_;               ///< guards touch_trouble_; taken last
-    std::string touch_trouble_;            ///< why the last wake for a touch failed; empty once awake
-    std::atomic<bool> exiting_{false};     ///< the process is ending: no more calls of CUDA
+    Mutex touch_mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::string touch_trouble_
+        GPU_SLEEP_GUARDED_BY(touch_mutex_); ///< why the last wake for a touch failed; empty once awake
+    std::atomic<bool> exiting_{false};      ///< the process is ending: no more calls of CUDA
 };
 
 } // namespace gpu_sleep::agent

@@ -7,6 +7,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
+#include "base/thread_safety.hpp"
 #include "gate/stay.h"
 
 #include <algorithm>
@@ -29,7 +30,7 @@ bool Callbacks::works_for_callback() noexcept {
 }
 
 Result<void> Callbacks::enlist(const gpu_sleep_event* event) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!event || event != event_)
         return make_error(ErrorCode::invalid_argument, "the event is not that of a callback that runs");
     gate::Gate::instance().share_pass(pass_);
@@ -44,29 +45,30 @@ Result<void> Callbacks::discharge() {
 
 int Callbacks::add(gpu_sleep_callback before_sleep, gpu_sleep_callback after_wake, void* user,
                    Milliseconds deadline) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     entries_.push_back({next_id_, before_sleep, after_wake, user, deadline});
     return next_id_++;
 }
 
 Result<void> Callbacks::remove(int id) {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     const auto removed = std::erase_if(entries_, [=](const Entry& e) { return e.id == id; });
     if (removed == 0) return make_error(ErrorCode::invalid_argument, "there is no callback {}", id);
-    if (!works_for_callback()) changed_.wait(lock, [&] { return !job_ || job_->entry.id != id; });
+    if (!works_for_callback())
+        changed_.wait(mutex_, [&]() GPU_SLEEP_REQUIRES(mutex_) { return !job_ || job_->entry.id != id; });
     return {};
 }
 
 std::vector<Callbacks::Entry> Callbacks::snapshot() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return entries_;
 }
 
 Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point deadline, Jobs& owed) {
     {
         // One that overran its deadline may still work on the device, past the gate.
-        std::unique_lock lock(mutex_);
-        if (!changed_.wait_until(lock, deadline, [this] { return is_idle(); }))
+        MutexLock lock(mutex_);
+        if (!changed_.wait_until(mutex_, deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); }))
             return make_error(ErrorCode::timed_out, "a callback of an earlier request still runs");
     }
     const auto told = std::make_shared<const Event>(event);
@@ -93,12 +95,11 @@ Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point d
 }
 
 Callbacks::Jobs Callbacks::draft_after_wake() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     Jobs jobs;
     for (const auto& entry : entries_)
         if (entry.after_wake) jobs.push_back(std::make_shared<Job>(Job{entry, entry.after_wake, {}}));
-    if (!jobs.empty())
-        static_cast<void>(guarded([this] { return start_thread(); })); // else run() tries again
+    if (!jobs.empty()) static_cast<void>(start_thread()); // else run() tries again
     return jobs;
 }
 
@@ -123,8 +124,9 @@ std::vector<std::string> Callbacks::run_after_wake(const Jobs& jobs,
 void Callbacks::call_off(Jobs owed, Clock::time_point deadline) noexcept {
     constexpr Milliseconds k_grace{250}; // the request's own time may be over
     deadline = std::max(deadline, Clock::now() + k_grace);
-    std::unique_lock lock(mutex_);
-    std::erase_if(owed, [this](const auto& job) { return !is_registered(job->entry.id); });
+    MutexLock lock(mutex_);
+    std::erase_if(owed, [this](const auto& job)
+                            GPU_SLEEP_REQUIRES(mutex_) { return !is_registered(job->entry.id); });
     if (owed.empty()) return;
     const bool is_held_up = !is_idle();
     Milliseconds together{0};
@@ -134,7 +136,7 @@ void Callbacks::call_off(Jobs owed, Clock::time_point deadline) noexcept {
         is_bounded &= job->entry.deadline.count() > 0;
     }
     owed_.splice(owed_.end(), owed);
-    if (const auto started = guarded([this] { return start_thread(); }); !started) {
+    if (const auto started = start_thread(); !started) {
         owed_.clear(); // nobody ever would
         lock.unlock();
         return log::warning("callbacks were not told that the sleep did not come: {}",
@@ -143,7 +145,8 @@ void Callbacks::call_off(Jobs owed, Clock::time_point deadline) noexcept {
     changed_.notify_all();
     if (is_held_up) return;
     if (is_bounded) deadline = std::min(deadline, Clock::now() + together);
-    const bool is_over = changed_.wait_until(lock, deadline, [this] { return is_idle(); });
+    const bool is_over =
+        changed_.wait_until(mutex_, deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); });
     lock.unlock();
     if (!is_over) log::warning("a callback of the program did not return in time");
 }
@@ -162,7 +165,7 @@ void Callbacks::take_owed() {
 
 Result<void> Callbacks::start_thread() {
     if (has_thread_) return {};
-    auto thread = start_quiet_thread("gpu-sleep-call", [this] { serve(); });
+    auto thread = guarded([this] { return start_quiet_thread("gpu-sleep-call", [this] { serve(); }); });
     if (!thread) return std::move(thread).error();
     thread->detach();
     has_thread_ = true;
@@ -171,16 +174,16 @@ Result<void> Callbacks::start_thread() {
 
 Result<int> Callbacks::run(const std::shared_ptr<Job>& job, Clock::time_point deadline) {
     const auto& entry = job->entry;
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     GPU_SLEEP_TRY(start_thread());
-    if (!changed_.wait_until(lock, deadline, [this] { return is_idle(); }))
+    if (!changed_.wait_until(mutex_, deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); }))
         return make_error(ErrorCode::timed_out, "a callback of an earlier request still runs");
     // Its own time begins when it can: one that is late takes nothing from the next.
     if (entry.deadline.count() > 0) deadline = std::min(deadline, Clock::now() + entry.deadline);
     if (!is_registered(entry.id)) return 0; // removed meanwhile
     job_ = job;
     changed_.notify_all();
-    if (!changed_.wait_until(lock, deadline, [&] { return job->done; }))
+    if (!changed_.wait_until(mutex_, deadline, [&] { return job->done; }))
         return make_error(ErrorCode::timed_out, "a callback of the program did not return in time");
     return job->result;
 }
@@ -194,7 +197,7 @@ int Callbacks::call(const Job& job) {
     auto& event = events_[pass.number() % events_.size()];
     event = {sizeof(gpu_sleep_event), told.level, tags.size(), tags.data(), dropped.size(), dropped.data()};
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         event_ = &event;
         pass_ = pass.number();
     }
@@ -214,20 +217,20 @@ void Callbacks::invoke(void* argument) {
 
 void Callbacks::lose_thread(gate::Pass& pass) noexcept {
     pass.end(); // those that share it, too, are held from here on
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     job_->result = -1;
     job_->done = true;
     job_.reset();
     event_ = nullptr;
     has_thread_ = false; // the next callback gets another
-    if (!owed_.empty() && !guarded([this] { return start_thread(); })) owed_.clear();
+    if (!owed_.empty() && !start_thread()) owed_.clear();
     changed_.notify_all();
 }
 
 void Callbacks::serve() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     for (;;) {
-        changed_.wait(lock, [this] { return !is_idle(); });
+        changed_.wait(mutex_, [this]() GPU_SLEEP_REQUIRES(mutex_) { return !is_idle(); });
         if (!job_) take_owed();
         if (!job_) continue;
         const auto job = job_;

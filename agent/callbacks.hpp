@@ -6,16 +6,16 @@
 #pragma once
 
 #include "base/result.hpp"
+#include "base/thread_safety.hpp"
 #include "base/units.hpp"
 #include "gate/gate.hpp"
 #include "gpu_sleep/gpu_sleep.h"
+#include "lock_order.hpp"
 
 #include <array>
-#include <condition_variable>
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -87,13 +87,12 @@ private:
     };
 
     [[nodiscard]] std::vector<Entry> snapshot();
-    /// These are under mutex_.
-    [[nodiscard]] bool is_idle() const noexcept { return !job_ && owed_.empty(); }
-    [[nodiscard]] bool is_registered(int id) const noexcept;
-    void take_owed();
+    [[nodiscard]] bool is_idle() const noexcept GPU_SLEEP_REQUIRES(mutex_) { return !job_ && owed_.empty(); }
+    [[nodiscard]] bool is_registered(int id) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+    void take_owed() GPU_SLEEP_REQUIRES(mutex_);
     /// The callback's value. Errors: timed_out (it still runs, or an earlier one does), internal.
     [[nodiscard]] Result<int> run(const std::shared_ptr<Job>& job, Clock::time_point deadline);
-    [[nodiscard]] Result<void> start_thread();
+    [[nodiscard]] Result<void> start_thread() GPU_SLEEP_REQUIRES(mutex_);
     void serve();
     /// One call of the program's function. Not unwound when the callback ends its thread (pthread_exit), as
     /// Python does once it is ending itself: that thread stays where it is for good.
@@ -108,18 +107,19 @@ private:
     void lose_thread(gate::Pass& pass) noexcept;
     [[nodiscard]] int call(const Job& job);
 
-    std::mutex mutex_; ///< guards all below; not held while a callback runs
-    std::condition_variable changed_;
-    std::vector<Entry> entries_;
-    std::shared_ptr<Job> job_; ///< waiting or running
-    Jobs owed_;                ///< run next, before any other
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< not held while a callback runs
+    Condition changed_;
+    std::vector<Entry> entries_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::shared_ptr<Job> job_ GPU_SLEEP_GUARDED_BY(mutex_); ///< waiting or running
+    Jobs owed_ GPU_SLEEP_GUARDED_BY(mutex_);                ///< run next, before any other
     /// What the last callbacks were given, in turn, so that a pointer that somebody has kept is not soon that
     /// of another. Written by the thread of the callbacks alone, without the mutex.
     std::array<gpu_sleep_event, 64> events_{};
-    const gpu_sleep_event* event_ = nullptr; ///< that of the callback that runs; null for none
-    std::uint64_t pass_ = 0;                 ///< and its number
-    bool has_thread_ = false;
-    int next_id_ = 1;
+    const gpu_sleep_event*
+        event_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr;    ///< that of the callback that runs; null for none
+    std::uint64_t pass_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< and its number
+    bool has_thread_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
+    int next_id_ GPU_SLEEP_GUARDED_BY(mutex_) = 1;
 };
 
 } // namespace gpu_sleep::agent

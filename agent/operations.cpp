@@ -6,6 +6,7 @@
 #include "agent.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
+#include "base/thread_safety.hpp"
 #include "caught/caught.hpp"
 #include "caught/share.hpp"
 #include "driver/context.hpp"
@@ -73,11 +74,11 @@ std::invoke_result_t<Transaction> Agent::transact(const LockedMemory& locked, Tr
     Report before;
     complete(locked, before);
     {
-        const std::lock_guard lock(before_mutex_);
+        const MutexLock lock(before_mutex_);
         before_ = std::move(before);
     }
     auto done = guarded(std::forward<Transaction>(transaction));
-    const std::lock_guard lock(before_mutex_);
+    const MutexLock lock(before_mutex_);
     before_.reset();
     return done;
 }
@@ -169,7 +170,7 @@ void Agent::wake_on_touch() {
 }
 
 void Agent::set_touch_trouble(std::string_view trouble) {
-    const std::lock_guard lock(touch_mutex_);
+    const MutexLock lock(touch_mutex_);
     touch_trouble_ = trouble;
 }
 

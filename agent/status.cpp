@@ -3,6 +3,7 @@
 // How the process stands, for whoever asks, while a transaction runs too.
 
 #include "agent.hpp"
+#include "base/thread_safety.hpp"
 #include "caught/caught.hpp"
 #include "driver/context.hpp"
 #include "hooks/catches.hpp"
@@ -10,7 +11,6 @@
 
 #include <unistd.h>
 
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -27,7 +27,7 @@ auto Agent::look(Use&& use, Before&& before) {
     for (const auto deadline = Clock::now() + k_patience;; std::this_thread::sleep_for(k_look)) {
         if (auto seen = memory_.try_with_lock(use)) return *std::move(seen);
         if (Clock::now() < deadline) continue;
-        const std::lock_guard guard(before_mutex_);
+        const MutexLock guard(before_mutex_);
         if (before_) return before(*before_); // else somebody allocates
     }
 }
@@ -56,7 +56,7 @@ Report Agent::status() {
 
 void Agent::note_touch_trouble(Report& report) {
     if (report.on_touch != model::OnTouch::wake || gate::Gate::instance().waiting().held_now == 0) return;
-    const std::lock_guard lock(touch_mutex_);
+    const MutexLock lock(touch_mutex_);
     if (!touch_trouble_.empty()) report.notes.push_back(touch_trouble_);
 }
 
@@ -74,7 +74,7 @@ void Agent::complete(const LockedMemory& locked, Report& report) {
                                       : model::GateState::shut;
     locked.describe(report);
     {
-        const std::lock_guard lock(name_mutex_);
+        const MutexLock lock(name_mutex_);
         report.name = name_;
     }
     auto waiting = gate.waiting();

@@ -8,28 +8,27 @@
 #include "base/quiet_thread.hpp"
 #include "caught/caught.hpp"
 #include "gate/python_lock.hpp"
+#include "lock_order.hpp"
 
-#include <condition_variable>
-#include <mutex>
 #include <utility>
 
 namespace gpu_sleep::agent {
 
 struct TorchTrim::Work {
     gate::CacheRequest request;
-    std::mutex mutex; ///< guards is_done
-    std::condition_variable changed;
-    bool is_done = false;
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    Condition changed;
+    bool is_done GPU_SLEEP_GUARDED_BY(mutex) = false;
 
     void finish() {
-        const std::lock_guard lock(mutex);
+        const MutexLock lock(mutex);
         is_done = true;
         changed.notify_all();
     }
     /// Waits a moment for it; whether it is done.
     [[nodiscard]] bool wait(Milliseconds moment) {
-        std::unique_lock lock(mutex);
-        return changed.wait_for(lock, moment, [this] { return is_done; });
+        MutexLock lock(mutex);
+        return changed.wait_for(mutex, moment, [this]() GPU_SLEEP_REQUIRES(mutex) { return is_done; });
     }
 };
 

@@ -3,6 +3,7 @@
 // Operations and holds take turns.
 
 #include "turnstile.hpp"
+#include "base/thread_safety.hpp"
 
 #include <algorithm>
 
@@ -11,8 +12,8 @@ namespace gpu_sleep::agent {
 Result<void> Turnstile::enter(bool is_sleep, Clock::time_point deadline,
                               const std::function<bool()>& keep_going) {
     constexpr Milliseconds k_look{100};
-    std::unique_lock lock(mutex_);
-    const auto free = [&] { return !busy_ && (!is_sleep || holds_ == 0); };
+    MutexLock lock(mutex_);
+    const auto free = [&]() GPU_SLEEP_REQUIRES(mutex_) { return !busy_ && (!is_sleep || holds_ == 0); };
     while (!free()) {
         if (Clock::now() >= deadline)
             return make_error(
@@ -23,7 +24,7 @@ Result<void> Turnstile::enter(bool is_sleep, Clock::time_point deadline,
         const bool wanted = keep_going();
         lock.lock();
         if (!wanted) return make_error(ErrorCode::cancelled, "the request was withdrawn");
-        changed_.wait_until(lock, std::min(deadline, Clock::now() + k_look), free);
+        changed_.wait_until(mutex_, std::min(deadline, Clock::now() + k_look), free);
     }
     busy_ = true;
     return {};
@@ -31,21 +32,21 @@ Result<void> Turnstile::enter(bool is_sleep, Clock::time_point deadline,
 
 void Turnstile::leave() {
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         busy_ = false;
     }
     changed_.notify_all();
 }
 
 void Turnstile::hold(bool within_operation) {
-    std::unique_lock lock(mutex_);
-    if (!within_operation) changed_.wait(lock, [this] { return !busy_; });
+    MutexLock lock(mutex_);
+    if (!within_operation) changed_.wait(mutex_, [this]() GPU_SLEEP_REQUIRES(mutex_) { return !busy_; });
     ++holds_;
 }
 
 Result<void> Turnstile::resume() {
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (holds_ == 0) return make_error(ErrorCode::invalid_argument, "nothing holds sleeps back");
         --holds_;
     }

@@ -5,11 +5,11 @@
 #pragma once
 
 #include "base/result.hpp"
+#include "base/thread_safety.hpp"
 #include "base/units.hpp"
+#include "lock_order.hpp"
 
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 
 namespace gpu_sleep::agent {
 
@@ -29,10 +29,10 @@ public:
     [[nodiscard]] Result<void> resume();
 
 private:
-    std::mutex mutex_; ///< guards all below; held for moments only
-    std::condition_variable changed_;
-    bool busy_ = false;
-    unsigned holds_ = 0;
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    Condition changed_;
+    bool busy_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
+    unsigned holds_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
 };
 
 } // namespace gpu_sleep::agent

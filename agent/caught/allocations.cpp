@@ -8,7 +8,6 @@
 #include "caught/state.hpp"
 
 #include <iterator>
-#include <mutex>
 #include <utility>
 
 namespace gpu_sleep::agent::caught {
@@ -29,13 +28,13 @@ Allocations& Allocations::instance() {
 }
 
 void Allocations::add(Known allocation) {
-    const std::unique_lock lock(mutex_);
+    const AloneLock lock(mutex_);
     allocation.id = next_id_++;
     by_address_.insert_or_assign(allocation.address, allocation);
 }
 
 std::optional<Known> Allocations::take(CUdeviceptr address) {
-    const std::unique_lock lock(mutex_);
+    const AloneLock lock(mutex_);
     const auto found = by_address_.find(address);
     if (found == by_address_.end()) return std::nullopt;
     const auto allocation = found->second;
@@ -44,38 +43,38 @@ std::optional<Known> Allocations::take(CUdeviceptr address) {
 }
 
 Allocations::Record Allocations::extract(CUdeviceptr address) {
-    const std::unique_lock lock(mutex_);
+    const AloneLock lock(mutex_);
     return by_address_.extract(address);
 }
 
 std::map<CUdeviceptr, Known> Allocations::extract(const std::function<bool(const Known&)>& wanted) {
-    const std::unique_lock lock(mutex_);
+    const AloneLock lock(mutex_);
     return move_out(by_address_, wanted);
 }
 
 void Allocations::put_back(Record record) {
-    const std::unique_lock lock(mutex_);
+    const AloneLock lock(mutex_);
     by_address_.insert(std::move(record));
 }
 
 void Allocations::put_back(std::map<CUdeviceptr, Known>& records) {
-    const std::unique_lock lock(mutex_);
+    const AloneLock lock(mutex_);
     by_address_.merge(records);
 }
 
 void Allocations::change(const std::function<void(Known&)>& body) {
-    const std::unique_lock lock(mutex_);
+    const AloneLock lock(mutex_);
     for (auto& [address, allocation] : by_address_) body(allocation);
 }
 
 void Allocations::change(CUdeviceptr address, const std::function<void(Known&)>& body) {
-    const std::unique_lock lock(mutex_);
+    const AloneLock lock(mutex_);
     const auto found = by_address_.find(address);
     if (found != by_address_.end()) body(found->second);
 }
 
 std::optional<Known> Allocations::find(CUdeviceptr address) const {
-    const std::shared_lock lock(mutex_);
+    const SharedLock lock(mutex_);
     const auto after = by_address_.upper_bound(address);
     if (after == by_address_.begin()) return std::nullopt;
     const auto& allocation = std::prev(after)->second;
@@ -83,7 +82,7 @@ std::optional<Known> Allocations::find(CUdeviceptr address) const {
 }
 
 bool Allocations::has_ours_in(CUdeviceptr begin, std::size_t bytes) const {
-    const std::shared_lock lock(mutex_);
+    const SharedLock lock(mutex_);
     for (auto next = by_address_.lower_bound(begin); next != by_address_.end() && next->first - begin < bytes;
          ++next)
         if (!next->second.is_virtual || next->second.is_own) return true;
@@ -91,7 +90,7 @@ bool Allocations::has_ours_in(CUdeviceptr begin, std::size_t bytes) const {
 }
 
 std::vector<Known> Allocations::all(const std::function<bool(const Known&)>& wanted) const {
-    const std::shared_lock lock(mutex_);
+    const SharedLock lock(mutex_);
     std::vector<Known> found;
     for (const auto& [address, allocation] : by_address_)
         if (wanted(allocation)) found.push_back(allocation);

@@ -5,11 +5,12 @@
 
 #pragma once
 
+#include "base/thread_safety.hpp"
 #include "caught/caught.hpp"
+#include "lock_order.hpp"
 
 #include <functional>
 #include <map>
-#include <shared_mutex>
 #include <vector>
 
 namespace gpu_sleep::agent::caught {
@@ -51,9 +52,9 @@ private:
     /// The driver counts what it has itself from 1 on, and no two of the process may have the same.
     static constexpr unsigned long long k_first_id = 1ULL << 48;
 
-    mutable std::shared_mutex mutex_; ///< guards all below
-    std::map<CUdeviceptr, Known> by_address_;
-    unsigned long long next_id_ = k_first_id;
+    mutable SharedMutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::map<CUdeviceptr, Known> by_address_ GPU_SLEEP_GUARDED_BY(mutex_);
+    unsigned long long next_id_ GPU_SLEEP_GUARDED_BY(mutex_) = k_first_id;
 };
 
 } // namespace gpu_sleep::agent::caught

@@ -5,6 +5,7 @@
 #include "caught/state.hpp"
 
 #include "base/immortal.hpp"
+#include "lock_order.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -29,9 +30,9 @@ struct Capture {
 };
 
 struct Captures {
-    std::mutex mutex; ///< guards all below
-    std::map<CaptureKey, Capture> open;
-    std::uint64_t last_number = 0;
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::map<CaptureKey, Capture> open GPU_SLEEP_GUARDED_BY(mutex);
+    std::uint64_t last_number GPU_SLEEP_GUARDED_BY(mutex) = 0;
     std::atomic<unsigned> count{0}; ///< of those open, for who holds no mutex
     static Captures& instance() {
         static Immortal<Captures> s_captures;
@@ -43,7 +44,7 @@ struct Captures {
 std::map<CaptureKey, Capture>
 take_captures(const std::function<bool(const CaptureKey& key, const Capture& capture)>& wanted) {
     auto& all = Captures::instance();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     std::map<CaptureKey, Capture> taken;
     for (auto next = all.open.begin(); next != all.open.end();) {
         const auto here = next++;
@@ -55,7 +56,7 @@ take_captures(const std::function<bool(const CaptureKey& key, const Capture& cap
 
 void put_captures_back(std::map<CaptureKey, Capture>& taken) {
     auto& all = Captures::instance();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     all.open.merge(taken);
     all.count = static_cast<unsigned>(all.open.size());
 }
@@ -103,7 +104,7 @@ std::uint64_t capture_begins(CUstream stream, bool per_thread, bool any_may_end)
         const std::unique_lock order(capture_order());
         auto* const context = known_context_of(stream);
         auto& all = Captures::instance();
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         auto [place, is_new] = all.open.try_emplace(capture_key(stream, per_thread, context));
         // One that is there already, and goes on, must not be taken for this one.
         place->second = {++all.last_number, context, gate::t_seat, any_may_end};
@@ -127,7 +128,7 @@ std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept {
     noted([&] {
         const auto key = capture_key(stream, per_thread, known_context_of(stream));
         auto& all = Captures::instance();
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         const auto found = all.open.find(key);
         if (found != all.open.end()) number = found->second.number;
     });
@@ -182,7 +183,7 @@ unsigned captures_open() noexcept {
 bool has_capture_open() noexcept {
     if (captures_open() == 0 || !gate::t_seat) return false;
     auto& all = Captures::instance();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     const auto is_mine = [](const auto& capture) { return capture.second.seat == gate::t_seat; };
     return std::any_of(all.open.begin(), all.open.end(), is_mine);
 }
@@ -190,7 +191,7 @@ bool has_capture_open() noexcept {
 std::size_t streams_captured_here(std::span<CUstream> streams) noexcept {
     if (captures_open() == 0 || !gate::t_seat) return 0;
     auto& all = Captures::instance();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     std::size_t count = 0;
     for (const auto& [key, capture] : all.open) {
         if (count == streams.size()) break;
@@ -203,7 +204,7 @@ std::optional<std::vector<gate::Named::Span>> captures_wait_for() {
     std::vector<const gate::Seat*> seats;
     {
         auto& all = Captures::instance();
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         for (const auto& [key, capture] : all.open) seats.push_back(capture.seat);
     }
     for (const auto* seat : seats)

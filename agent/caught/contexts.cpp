@@ -5,6 +5,7 @@
 #include "caught/contexts_lock.hpp"
 #include "caught/state.hpp"
 #include "driver/context.hpp"
+#include "lock_order.hpp"
 
 #include "base/immortal.hpp"
 
@@ -23,10 +24,11 @@ struct Green {
 
 /// The contexts that the program made, and the primary ones that it holds.
 struct OwnContexts {
-    std::mutex mutex;                       ///< guards all below
-    std::map<CUcontext, int> contexts;      ///< and their devices
-    std::map<CUdevice, unsigned> primaries; ///< how often the program holds each, by green ones too
-    std::map<CUgreenCtx, Green> greens;
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::map<CUcontext, int> contexts GPU_SLEEP_GUARDED_BY(mutex); ///< and their devices
+    std::map<CUdevice, unsigned>
+        primaries GPU_SLEEP_GUARDED_BY(mutex); ///< how often the program holds each, by green ones too
+    std::map<CUgreenCtx, Green> greens GPU_SLEEP_GUARDED_BY(mutex);
     static OwnContexts& instance() {
         static Immortal<OwnContexts> s_own;
         return *s_own;
@@ -67,7 +69,7 @@ public:
         allocations_ = Allocations::instance().extract(dies);
         {
             auto& own = OwnContexts::instance();
-            const std::lock_guard lock(own.mutex);
+            const MutexLock lock(own.mutex);
             own_ = own.contexts.extract(context);
         }
         // Only reported: nothing fails for it.
@@ -97,7 +99,7 @@ public:
         if (managed_.stays) managed_.stays();
         captures_.stays();
         auto& own = OwnContexts::instance();
-        const std::lock_guard lock(own.mutex);
+        const MutexLock lock(own.mutex);
         own.contexts.insert(std::move(own_));
     }
 
@@ -151,7 +153,7 @@ LettingGo let_go(CUdevice device) noexcept {
     LettingGo letting_go;
     noted([&] {
         auto& own = OwnContexts::instance();
-        const std::lock_guard lock(own.mutex);
+        const MutexLock lock(own.mutex);
         auto& held = own.primaries[device];
         letting_go.was_held = held > 0;
         if (held > 0) --held;
@@ -165,7 +167,7 @@ bool let_go_of_one(CUdevice device) noexcept {
     bool is_done = false;
     noted([&] {
         auto& own = OwnContexts::instance();
-        const std::lock_guard lock(own.mutex);
+        const MutexLock lock(own.mutex);
         auto& held = own.primaries[device];
         is_done = held > 1;
         if (is_done) --held;
@@ -176,7 +178,7 @@ bool let_go_of_one(CUdevice device) noexcept {
 void hold(CUdevice device) noexcept {
     noted([&] {
         auto& own = OwnContexts::instance();
-        const std::lock_guard lock(own.mutex);
+        const MutexLock lock(own.mutex);
         ++own.primaries[device];
     });
 }
@@ -203,7 +205,7 @@ void context_created(CUcontext context) noexcept {
         const auto with = memory();
         const auto device = with ? current_device(*with) : std::nullopt; // it is current to its maker
         auto& own = OwnContexts::instance();
-        const std::lock_guard lock(own.mutex);
+        const MutexLock lock(own.mutex);
         own.contexts.insert_or_assign(context, device.value_or(0));
     });
 }
@@ -222,7 +224,7 @@ CUresult detach_context(CUcontext context, const std::function<CUresult()>& deta
 
 CUcontext owner_of_memory_in(CUcontext context) {
     auto& own = OwnContexts::instance();
-    const std::lock_guard lock(own.mutex);
+    const MutexLock lock(own.mutex);
     for (const auto& [handle, green] : own.greens)
         if (context && green.context == context) return green.primary;
     return context;
@@ -240,7 +242,7 @@ CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std:
         if (convert(&context) != CUDA_SUCCESS) context = nullptr;
         const auto primary = primary_of(with->api(), device).context;
         auto& own = OwnContexts::instance();
-        const std::lock_guard lock(own.mutex);
+        const MutexLock lock(own.mutex);
         auto& held = own.primaries[device];
         own.greens.insert_or_assign(*green, Green{context, primary, device}); // its end lets go
         ++held;
@@ -256,7 +258,7 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
         auto& own = OwnContexts::instance();
         std::map<CUgreenCtx, Green>::node_type node;
         {
-            const std::lock_guard own_lock(own.mutex);
+            const MutexLock own_lock(own.mutex);
             node = own.greens.extract(handle);
         }
         if (!node) return destroy();
@@ -275,7 +277,7 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
         noted([&] {
             if (ended == CUDA_SUCCESS) return;
             if (captures.stays) captures.stays();
-            const std::lock_guard own_lock(own.mutex);
+            const MutexLock own_lock(own.mutex);
             own.greens.insert(std::move(node));
         });
         return ended;
@@ -327,7 +329,7 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
     }();
     noted([&] {
         auto& own = OwnContexts::instance();
-        const std::lock_guard lock(own.mutex);
+        const MutexLock lock(own.mutex);
         if (status == CUDA_SUCCESS) own.primaries.erase(device);
     });
     free_waiting();
@@ -336,14 +338,14 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
 
 bool holds_primary(int device) {
     auto& own = OwnContexts::instance();
-    const std::lock_guard lock(own.mutex);
+    const MutexLock lock(own.mutex);
     const auto held = own.primaries.find(device);
     return held != own.primaries.end() && held->second != 0;
 }
 
 std::vector<CUcontext> own_contexts_of(int device) {
     auto& own = OwnContexts::instance();
-    const std::lock_guard lock(own.mutex);
+    const MutexLock lock(own.mutex);
     std::vector<CUcontext> contexts;
     for (const auto& [context, its_device] : own.contexts)
         if (its_device == device) contexts.push_back(context);
@@ -374,7 +376,7 @@ std::vector<CUcontext> own_contexts() noexcept {
     std::vector<CUcontext> contexts;
     noted([&] {
         auto& own = OwnContexts::instance();
-        const std::lock_guard lock(own.mutex);
+        const MutexLock lock(own.mutex);
         for (const auto& [context, device] : own.contexts) contexts.push_back(context);
     });
     return contexts;

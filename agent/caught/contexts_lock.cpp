@@ -5,10 +5,9 @@
 #include "caught/contexts_lock.hpp"
 
 #include "base/immortal.hpp"
+#include "lock_order.hpp"
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <shared_mutex>
 
 namespace gpu_sleep::agent::caught {
@@ -16,8 +15,8 @@ namespace {
 
 /// Those who wait to hold contexts_mutex() alone.
 struct Enders {
-    std::mutex mutex; ///< guards changes of count
-    std::condition_variable none_waits;
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< for changes of count
+    Condition none_waits;
     std::atomic<unsigned> count{0}; ///< for who holds no mutex
     static Enders& instance() {
         static Immortal<Enders> s_enders;
@@ -27,7 +26,7 @@ struct Enders {
 
 void count_ender(int change) {
     auto& enders = Enders::instance();
-    const std::lock_guard lock(enders.mutex);
+    const MutexLock lock(enders.mutex);
     enders.count += static_cast<unsigned>(change);
     if (enders.count == 0) enders.none_waits.notify_all();
 }
@@ -49,8 +48,8 @@ void let_contexts_end() noexcept {
     constexpr Milliseconds k_patience{5'000};
     auto& enders = Enders::instance();
     if (enders.count.load(std::memory_order_relaxed) == 0) return;
-    std::unique_lock lock(enders.mutex);
-    enders.none_waits.wait_for(lock, k_patience, [&] { return enders.count == 0; });
+    MutexLock lock(enders.mutex);
+    enders.none_waits.wait_for(enders.mutex, k_patience, [&] { return enders.count == 0; });
 }
 
 std::shared_mutex& contexts_mutex() noexcept {

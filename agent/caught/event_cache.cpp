@@ -6,6 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/immortal.hpp"
+#include "base/thread_safety.hpp"
 #include "driver/context.hpp"
 
 #include <utility>
@@ -31,7 +32,7 @@ EventCache& EventCache::instance() {
 
 CUevent EventCache::take(const driver::Api& api, CUcontext context) {
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (auto& cached = events_[context]; !cached.empty()) {
             auto* const event = cached.back();
             cached.pop_back();
@@ -50,20 +51,20 @@ CUevent EventCache::take(const driver::Api& api, CUcontext context) {
 
 void EventCache::give(CUcontext context, CUevent event) noexcept {
     noted([&] {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         const auto cached = events_.find(context);
         if (cached != events_.end()) cached->second.push_back(event);
     });
 }
 
 std::vector<CUevent> EventCache::take_all_of(CUcontext context) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     auto cached = events_.extract(context);
     return cached ? std::move(cached.mapped()) : std::vector<CUevent>();
 }
 
 void EventCache::put_back(CUcontext context, const std::vector<CUevent>& events) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     auto& cached = events_[context];
     cached.insert(cached.end(), events.begin(), events.end());
 }

@@ -5,10 +5,11 @@
 
 #pragma once
 
+#include "base/thread_safety.hpp"
 #include "driver/api.hpp"
+#include "lock_order.hpp"
 
 #include <map>
-#include <mutex>
 #include <vector>
 
 namespace gpu_sleep::agent::caught {
@@ -34,8 +35,8 @@ public:
     void hand_on(CUcontext green, CUcontext primary);
 
 private:
-    std::mutex mutex_; ///< guards events_
-    std::map<CUcontext, std::vector<CUevent>> events_;
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost);
+    std::map<CUcontext, std::vector<CUevent>> events_ GPU_SLEEP_GUARDED_BY(mutex_);
 };
 
 } // namespace gpu_sleep::agent::caught

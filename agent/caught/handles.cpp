@@ -5,6 +5,7 @@
 #include "caught/handles.hpp"
 
 #include "base/immortal.hpp"
+#include "base/thread_safety.hpp"
 
 #include <iterator>
 
@@ -32,12 +33,13 @@ Handles& Handles::instance() {
     return *s_all;
 }
 
-Handle* find_handle(Handles& all, std::uint64_t number) {
+Handle* find_handle(Handles& all, std::uint64_t number) GPU_SLEEP_REQUIRES(all.mutex) {
     const auto found = all.handles.find(number);
     return found == all.handles.end() ? nullptr : &found->second;
 }
 
-void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number) {
+void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number)
+    GPU_SLEEP_REQUIRES(all.mutex) {
     auto* handle = find_handle(all, number);
     if (!handle || handle->references != 0 || !handle->mappings.empty()) return;
     memory.api().cuMemRelease(handle->real);
@@ -62,7 +64,7 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
             status = with->api().cuMemCreate(&made, bytes, properties, flags);
         if (status != CUDA_SUCCESS) return status;
         auto& all = Handles::instance();
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         const auto number = k_first_handle + ++all.next;
         Handle mine;
         mine.real = made;
@@ -81,7 +83,7 @@ Answer release(CUmemGenericAllocationHandle handle) noexcept {
         const auto with = memory();
         if (!with) return handle >= k_first_handle ? Answer(CUDA_SUCCESS) : std::nullopt;
         auto& all = Handles::instance();
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         auto* mine = find_handle(all, handle);
         if (!mine) return std::nullopt;
         if (mine->references == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -99,7 +101,7 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
         // Of our own memory there is none to be had, as of the driver's plain memory.
         const auto none = Allocations::instance().find(at) ? Answer(CUDA_ERROR_INVALID_VALUE) : std::nullopt;
         auto& all = Handles::instance();
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         auto after = all.mappings.upper_bound(at);
         if (after == all.mappings.begin()) return none;
         const auto& [start, mapping] = *std::prev(after);
@@ -117,7 +119,7 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
         const auto with = memory();
         if (!with || !properties) return std::nullopt;
         auto& all = Handles::instance();
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         const auto* mine = find_handle(all, handle);
         if (!mine) return std::nullopt;
         *properties = mine->properties;
@@ -127,7 +129,7 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
 
 void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named) {
     auto& all = Handles::instance();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     const auto* mine = find_handle(all, handle);
     if (!mine) return;
     for (const auto at : mine->mappings) named.spans.push_back({at, at + all.mappings.at(at).bytes});

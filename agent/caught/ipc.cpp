@@ -7,6 +7,7 @@
 #include "caught/share.hpp"
 #include "caught/state.hpp"
 #include "driver/context.hpp"
+#include "lock_order.hpp"
 
 #include "base/immortal.hpp"
 
@@ -17,7 +18,6 @@
 #include <atomic>
 #include <cstring>
 #include <list>
-#include <mutex>
 #include <shared_mutex>
 
 namespace gpu_sleep::agent::caught {
@@ -49,10 +49,11 @@ struct Import {
 };
 
 struct Imports {
-    std::mutex mutex; ///< guards all below
-    std::list<Import> all;
-    std::list<Import> closing;            ///< to be unmapped once no capture is open
-    std::atomic<bool> has_closing{false}; ///< for who holds no mutex
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
+        GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
+    std::list<Import> all GPU_SLEEP_GUARDED_BY(mutex);
+    std::list<Import> closing GPU_SLEEP_GUARDED_BY(mutex); ///< to be unmapped once no capture is open
+    std::atomic<bool> has_closing{false};                  ///< for who holds no mutex
     static Imports& instance() {
         static Immortal<Imports> s_imports;
         return *s_imports;
@@ -69,13 +70,13 @@ struct Closing {
     ~Closing() {
         if (imports.empty()) return;
         auto& all = Imports::instance();
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         all.closing.splice(all.closing.end(), imports);
         all.has_closing = true;
     }
     void take() {
         auto& all = Imports::instance();
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         imports.swap(all.closing);
         all.has_closing = false;
     }
@@ -123,10 +124,9 @@ void unmap_import(const driver::Api& api, const Import& import) {
         log::warning("shared memory stays mapped: {}", unmapped.error().message);
 }
 
-/// One more open of what is open already, for a device more perhaps; nothing when it is not. The caller holds
-/// the mutex.
+/// One more open of what is open already, for a device more perhaps; nothing when it is not.
 Result<CUdeviceptr> open_again(const driver::Api& api, Imports& imports, const Ticket& ticket,
-                               driver::DeviceMask device) {
+                               driver::DeviceMask device) GPU_SLEEP_REQUIRES(imports.mutex) {
     for (auto& import : imports.all) {
         if (import.from != ticket.process() || import.allocation != ticket.request.allocation) continue;
         if ((import.access & device) == 0) {
@@ -193,7 +193,7 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
         const auto mask = driver::DeviceMask{1} << *device;
         auto& imports = Imports::instance();
         {
-            const std::lock_guard lock(imports.mutex);
+            const MutexLock lock(imports.mutex);
             const auto known = open_again(with->api(), imports, ticket, mask);
             if (!known) return to_status(known.error());
             *address = *known;
@@ -209,7 +209,7 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
         if (!import) return to_status(import.error());
         import->from = ticket.process();
         import->allocation = ticket.request.allocation;
-        const std::lock_guard lock(imports.mutex);
+        const MutexLock lock(imports.mutex);
         const auto known = open_again(with->api(), imports, ticket, mask); // by another thread meanwhile
         if (!known || *known != 0) {
             unmap_import(with->api(), *import);
@@ -230,7 +230,7 @@ Answer close_ipc(CUdeviceptr address) noexcept {
         if (!with) return std::nullopt;
         auto& imports = Imports::instance();
         {
-            const std::lock_guard lock(imports.mutex);
+            const MutexLock lock(imports.mutex);
             const auto import = std::find_if(imports.all.begin(), imports.all.end(),
                                              [&](const Import& i) { return i.given == address; });
             if (import == imports.all.end()) return std::nullopt;

@@ -6,12 +6,12 @@
 #include "base/immortal.hpp"
 #include "caught/residual.hpp"
 #include "caught/state.hpp"
+#include "lock_order.hpp"
 
 #include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -27,8 +27,8 @@ using LeftOnes = std::unordered_map<CUdeviceptr, LeftOne>;
 
 /// One of several, by the address, so that threads seldom wait for each other.
 struct Shard {
-    std::mutex mutex; ///< guards ones; the innermost of all
-    LeftOnes ones;
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    LeftOnes ones GPU_SLEEP_GUARDED_BY(mutex);
 };
 
 struct Shards {
@@ -48,8 +48,10 @@ using Record = LeftOnes::node_type;
 void put_back(Record record) noexcept {
     auto& shards = Shards::instance();
     auto& shard = shards.of(record.key());
-    const std::lock_guard lock(shard.mutex);
-    noted([&] { shards.count += shard.ones.insert(std::move(record)).inserted; });
+    noted([&] {
+        const MutexLock lock(shard.mutex);
+        shards.count += shard.ones.insert(std::move(record)).inserted;
+    });
 }
 
 } // namespace
@@ -60,7 +62,7 @@ void left_to_driver(CUdeviceptr address, std::size_t bytes, const Left& left) no
     noted([&] {
         auto& shards = Shards::instance();
         auto& shard = shards.of(address);
-        const std::lock_guard lock(shard.mutex);
+        const MutexLock lock(shard.mutex);
         shards.count += shard.ones.insert_or_assign(address, LeftOne{bytes, left}).second;
     });
 }
@@ -72,7 +74,7 @@ CUresult free_left(CUdeviceptr address, const std::function<CUresult()>& free) n
     Record record;
     {
         auto& shard = shards.of(address);
-        const std::lock_guard lock(shard.mutex);
+        const MutexLock lock(shard.mutex);
         record = shard.ones.extract(address);
         shards.count -= !record.empty();
     }
@@ -89,7 +91,7 @@ Taken take_left_of(CUcontext context, bool is_primary) {
                }};
     auto& shards = Shards::instance();
     for (auto& shard : shards.all) {
-        const std::lock_guard lock(shard.mutex);
+        const MutexLock lock(shard.mutex);
         for (auto next = shard.ones.begin(); next != shard.ones.end();) {
             const auto here = next++;
             const auto& left = here->second.left;
@@ -105,7 +107,7 @@ Taken take_left_of(CUcontext context, bool is_primary) {
 
 void add_left(std::vector<Residual>& rows) {
     for (auto& shard : Shards::instance().all) {
-        const std::lock_guard lock(shard.mutex);
+        const MutexLock lock(shard.mutex);
         for (const auto& [address, one] : shard.ones) {
             const auto* const kind = one.left.is_pooled ? "pool" : "plain";
             add_to_sum(rows, {kind, one.left.device, one.bytes, 1, one.left.reason});

@@ -2,10 +2,10 @@
 // Copyright the gpu-sleep authors.
 // What the program maps itself: given to the ledger once it can sleep.
 
+#include "base/thread_safety.hpp"
 #include "caught/handles.hpp"
 
 #include <algorithm>
-#include <mutex>
 
 namespace gpu_sleep::agent::caught {
 namespace {
@@ -15,7 +15,7 @@ using driver::DeviceMask;
 /// Gives a mapping to the ledger once it is one that can sleep: the only one of its handle, whole, and open
 /// to its own device, for otherwise nobody can copy it.
 void enlist(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
-            const TagChoice& choose_tag) {
+            const TagChoice& choose_tag) GPU_SLEEP_REQUIRES(all.mutex) {
     auto* handle = find_handle(all, mapping.handle);
     if (!handle || handle->pinned) return;
     const auto device = handle->properties.location.id;
@@ -41,7 +41,8 @@ void enlist(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& ma
 }
 
 /// The mappings that lie in [address, address + bytes).
-std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, Bytes bytes) {
+std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, Bytes bytes)
+    GPU_SLEEP_REQUIRES(all.mutex) {
     std::vector<CUdeviceptr> found;
     for (auto at = all.mappings.lower_bound(address); at != all.mappings.end() && at->first < address + bytes;
          ++at)
@@ -55,12 +56,15 @@ bool sleeps(const LockedMemory& memory, CUdeviceptr address, const Mapping& mapp
     return mapping.enlisted && memory.is_asleep(address);
 }
 
-bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vector<CUdeviceptr>& mappings) {
-    return std::any_of(mappings.begin(), mappings.end(),
-                       [&](CUdeviceptr at) { return sleeps(memory, at, all.mappings.at(at)); });
+bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vector<CUdeviceptr>& mappings)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    return std::any_of(mappings.begin(), mappings.end(), [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) {
+        return sleeps(memory, at, all.mappings.at(at));
+    });
 }
 
-bool strike_off(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping) {
+bool strike_off(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping)
+    GPU_SLEEP_REQUIRES(all.mutex) {
     if (!mapping.enlisted) return true;
     if (sleeps(memory, address, mapping)) return false;
     const auto real = memory.remove_mapping(address);
@@ -77,7 +81,7 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
         if (!with) return std::nullopt;
         auto& all = Handles::instance();
         return with->with_lock([&](LockedMemory& locked) -> Answer {
-            const std::lock_guard lock(all.mutex);
+            const MutexLock lock(all.mutex);
             auto* mine = find_handle(all, handle);
             if (!mine) return std::nullopt;
             if (!mine->mappings.empty() && !pin(locked, all, *mine, "mapped at several addresses"))
@@ -103,7 +107,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
         const TagChoice choose_tag;
         auto& all = Handles::instance();
         return with->with_lock([&](LockedMemory& locked) -> Answer {
-            const std::lock_guard lock(all.mutex);
+            const MutexLock lock(all.mutex);
             const auto found = mappings_in(all, address, bytes);
             if (found.empty()) return std::nullopt;
             if (any_sleeps(locked, all, found)) return k_sleeps;
@@ -137,7 +141,7 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
         if (!with) return std::nullopt;
         auto& all = Handles::instance();
         return with->with_lock([&](LockedMemory& locked) -> Answer {
-            const std::lock_guard lock(all.mutex);
+            const MutexLock lock(all.mutex);
             const auto found = mappings_in(all, address, bytes);
             if (found.empty()) return std::nullopt;
             if (any_sleeps(locked, all, found)) return k_sleeps;
@@ -159,7 +163,7 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
 bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept {
     if (!memory()) return false; // the process is ending: the driver alone knows what is mapped
     auto& all = Handles::instance();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     const auto at = all.mappings.lower_bound(address);
     return at != all.mappings.end() && at->first < address + bytes;
 }
@@ -169,7 +173,7 @@ bool own_mappings_sleep() noexcept {
     if (!with) return false;
     return with->with_lock([](const LockedMemory& locked) {
         auto& all = Handles::instance();
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         return std::any_of(all.mappings.begin(), all.mappings.end(), [&](const auto& mapping) {
             return sleeps(locked, mapping.first, mapping.second);
         });

@@ -6,20 +6,20 @@
 #include "caught/allocations.hpp"
 #include "caught/state.hpp"
 #include "driver/context.hpp"
+#include "lock_order.hpp"
 
 #include "base/immortal.hpp"
 
 #include <algorithm>
 #include <array>
-#include <mutex>
 
 namespace gpu_sleep::agent::caught {
 namespace {
 
 /// Which devices may reach whose plain memory: cuCtxEnablePeerAccess.
 struct PeerAccess {
-    std::mutex mutex; ///< guards accessors
-    std::array<driver::DeviceMask, driver::k_max_devices> accessors{};
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::array<driver::DeviceMask, driver::k_max_devices> accessors GPU_SLEEP_GUARDED_BY(mutex){};
     static PeerAccess& instance() {
         static Immortal<PeerAccess> s_access;
         return *s_access;
@@ -60,7 +60,7 @@ void grant_peers(ProgramMemory& memory, int device, CUdeviceptr address) {
     auto& access = PeerAccess::instance();
     driver::DeviceMask devices = 0;
     {
-        const std::lock_guard lock(access.mutex);
+        const MutexLock lock(access.mutex);
         devices = access.accessors[static_cast<std::size_t>(device)];
     }
     if (devices != 0) static_cast<void>(grant(memory, devices, device, address));
@@ -105,7 +105,7 @@ void peer_access_enabled(CUcontext peer) noexcept {
         const auto mask = driver::DeviceMask{1} << *accessor;
         auto& access = PeerAccess::instance();
         {
-            const std::lock_guard lock(access.mutex);
+            const MutexLock lock(access.mutex);
             access.accessors[static_cast<std::size_t>(*owner)] |= mask;
         }
         const auto theirs = Allocations::instance().all(

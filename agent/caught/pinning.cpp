@@ -2,16 +2,17 @@
 // Copyright the gpu-sleep authors.
 // Memory of the program's that has to stay where it is: shared, bound to a group, registered or mapped twice.
 
+#include "base/thread_safety.hpp"
 #include "caught/handles.hpp"
 #include "caught/residual.hpp"
 #include "caught/share.hpp"
 
 #include <algorithm>
-#include <mutex>
 
 namespace gpu_sleep::agent::caught {
 
-bool pin(LockedMemory& memory, Handles& all, Handle& handle, const char* reason) {
+bool pin(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
+    GPU_SLEEP_REQUIRES(all.mutex) {
     if (any_sleeps(memory, all, handle.mappings)) return false;
     for (const auto address : handle.mappings) strike_off(memory, all, address, all.mappings.at(address));
     if (!handle.pinned) handle.pinned = reason;
@@ -29,7 +30,7 @@ std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocatio
         if (!with) return;
         with->with_lock([&](const LockedMemory& locked) {
             auto& all = Handles::instance();
-            const std::lock_guard lock(all.mutex);
+            const MutexLock lock(all.mutex);
             const auto* mine = find_handle(all, handle);
             if (!mine) return;
             real = mine->real;
@@ -48,7 +49,7 @@ void pin_handle(CUmemGenericAllocationHandle handle, const char* reason) noexcep
         if (!with) return;
         with->with_lock([&](LockedMemory& locked) {
             auto& all = Handles::instance();
-            const std::lock_guard lock(all.mutex);
+            const MutexLock lock(all.mutex);
             if (auto* mine = find_handle(all, handle)) pin(locked, all, *mine, reason);
         });
     });
@@ -92,7 +93,7 @@ void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexce
         if (!with) return;
         with->with_lock([&](LockedMemory& locked) {
             auto& all = Handles::instance();
-            const std::lock_guard lock(all.mutex);
+            const MutexLock lock(all.mutex);
             for (auto at = address; at < address + bytes;) {
                 const auto* const backing = locked.find(at);
                 if (!backing) break;
@@ -117,10 +118,11 @@ void add_pinned_handles(const LockedMemory& locked, std::vector<Residual>& rows)
             rows.push_back({backing.pinned == k_shared_by_ipc ? "ipc" : "pinned", backing.device,
                             backing.bytes, 1, backing.pinned});
     auto& all = Handles::instance();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     for (const auto& [number, handle] : all.handles) {
-        const bool is_enlisted = std::any_of(handle.mappings.begin(), handle.mappings.end(),
-                                             [&](CUdeviceptr at) { return all.mappings.at(at).enlisted; });
+        const bool is_enlisted = std::any_of(
+            handle.mappings.begin(), handle.mappings.end(),
+            [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) { return all.mappings.at(at).enlisted; });
         if (is_enlisted) continue;
         const char* reason = handle.pinned ? handle.pinned
                              : handle.mappings.empty()

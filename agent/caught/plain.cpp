@@ -5,13 +5,13 @@
 #include "caught/pending_work.hpp"
 #include "caught/state.hpp"
 #include "driver/context.hpp"
+#include "lock_order.hpp"
 
 #include "base/immortal.hpp"
 
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <shared_mutex>
 #include <utility>
 
@@ -23,8 +23,8 @@ constexpr std::size_t k_pitch_alignment = 512;
 
 /// Frees that have to wait: waiting for work would break a capture, and so would not waiting.
 struct Later {
-    std::mutex mutex; ///< guards allocations
-    std::map<CUdeviceptr, Known> allocations;
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::map<CUdeviceptr, Known> allocations GPU_SLEEP_GUARDED_BY(mutex);
     static Later& instance() {
         static Immortal<Later> s_later;
         return *s_later;
@@ -41,7 +41,7 @@ public:
 
     void take(const std::function<bool(const Known&)>& wanted) {
         auto& later = Later::instance();
-        const std::lock_guard lock(later.mutex);
+        const MutexLock lock(later.mutex);
         allocations_ = move_out(later.allocations, wanted);
     }
     void give_back(ProgramMemory& memory) {
@@ -50,7 +50,7 @@ public:
     }
     void put_back() noexcept {
         auto& later = Later::instance();
-        const std::lock_guard lock(later.mutex);
+        const MutexLock lock(later.mutex);
         later.allocations.merge(allocations_);
     }
     /// Those that they were made in are gone, and all work in them.
@@ -128,7 +128,7 @@ Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t wi
 void Leaving::wait() noexcept {
     if (record_.empty()) return;
     auto& later = Later::instance();
-    const std::lock_guard lock(later.mutex);
+    const MutexLock lock(later.mutex);
     later.allocations.insert(std::move(record_));
 }
 
@@ -148,7 +148,7 @@ void free_waiting() noexcept {
     noted([] {
         auto& later = Later::instance();
         {
-            const std::lock_guard lock(later.mutex);
+            const MutexLock lock(later.mutex);
             if (later.allocations.empty() || captures_open() != 0) return;
         }
         const auto with = memory();

@@ -30,7 +30,8 @@ void note_peaks(ProgramMemory& memory, Pool& pool) noexcept {
     ours.reserved_high = std::max(ours.reserved_high, ours.reserved + theirs.reserved);
 }
 
-void reset_peak(Pools& all, ProgramMemory& memory, Pool& pool, CUmemPool_attribute attribute) {
+void reset_peak(Pools& all, ProgramMemory& memory, Pool& pool, CUmemPool_attribute attribute)
+    GPU_SLEEP_REQUIRES(all.mutex) {
     if (!pool.is_counted) return;
     if (all.is_due && captures_open() == 0) trim_excess(all, memory);
     if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) pool.figures.used_high = 0;
@@ -39,7 +40,7 @@ void reset_peak(Pools& all, ProgramMemory& memory, Pool& pool, CUmemPool_attribu
 }
 
 void pool_left_to_driver(CUmemoryPool handle) noexcept {
-    with_pools([&](Pools& all, ProgramMemory& memory) {
+    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
         const auto found = all.pools.find(handle);
         if (found == all.pools.end()) return;
         found->second->is_mixed = true;
@@ -49,7 +50,7 @@ void pool_left_to_driver(CUmemoryPool handle) noexcept {
 
 void add_pool_figures(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) noexcept {
     if (!value) return;
-    with_pools([&](Pools& all, ProgramMemory& memory) {
+    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
         const auto found = all.pools.find(handle);
         if (found == all.pools.end() || !found->second->is_counted) return;
         // What has to be gone since the last synchronise is gone before anybody sees it.

@@ -3,12 +3,12 @@
 // Stream-ordered memory on ranges: cuMemAllocAsync, cuMemFreeAsync and what the program does with pools. What
 // becomes of freed blocks is in spares.hpp, what pools say of themselves in pool_figures.cpp.
 
+#include "base/thread_safety.hpp"
 #include "caught/spares.hpp"
 #include "driver/context.hpp"
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <string_view>
 
 namespace gpu_sleep::agent::caught {
@@ -36,7 +36,8 @@ std::optional<int> device_of_pool(ProgramMemory& memory, CUmemoryPool handle) {
 }
 
 /// A pool whose creation was seen, or one of a device. Null for any other: nobody knows what its memory is.
-std::shared_ptr<Pool> find_pool(Pools& all, ProgramMemory& memory, CUmemoryPool handle) {
+std::shared_ptr<Pool> find_pool(Pools& all, ProgramMemory& memory, CUmemoryPool handle)
+    GPU_SLEEP_REQUIRES(all.mutex) {
     if (const auto found = all.pools.find(handle); found != all.pools.end()) return found->second;
     const auto device = device_of_pool(memory, handle);
     if (!device) return nullptr;
@@ -48,7 +49,7 @@ std::shared_ptr<Pool> find_pool(Pools& all, ProgramMemory& memory, CUmemoryPool 
 }
 
 /// Takes an allocation out of its pool's count.
-void leave_pool(Pools& all, const Known& allocation) noexcept {
+void leave_pool(Pools& all, const Known& allocation) noexcept GPU_SLEEP_REQUIRES(all.mutex) {
     const auto block = all.blocks.find(allocation.address);
     if (block != all.blocks.end()) block->second.range->pool->figures.used -= allocation.bytes;
 }
@@ -94,7 +95,7 @@ void grant(ProgramMemory& memory, const Pool& pool, CUdeviceptr address) {
 /// A block of a new range. Before the pool has more than the driver would keep of it, it gives back what it
 /// cannot use.
 Result<CUdeviceptr> grow(Pools& all, ProgramMemory& memory, const std::shared_ptr<Pool>& pool,
-                         const Request& request) {
+                         const Request& request) GPU_SLEEP_REQUIRES(all.mutex) {
     constexpr Bytes k_chunk = 32 * k_mib; // what the driver takes at a time (pool_rules)
     const auto grows_by = range_size(request.bytes);
     const auto most = round_up(std::max(pool->most_used, pool->figures.used + request.bytes), k_chunk);
@@ -121,7 +122,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
     const driver::RelaxedCaptureMode relaxed(memory.api());
     auto& all = Pools::instance();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     const auto pool = find_pool(all, memory, handle);
     if (!pool || !pool->is_caught) return std::nullopt;
     // A spare too is taken only where the allocation would have been caught, and as what it would have been.
@@ -156,7 +157,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
 /// Keeps a freed block, out of its pool's count. False when it is the caller's still.
 bool free_in_order(ProgramMemory& memory, const Known& allocation, const StreamKey& key) {
     auto& all = Pools::instance();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     leave_pool(all, allocation);
     const auto block = all.blocks.find(allocation.address);
     // Plain memory is no block that anybody may have again.
@@ -239,7 +240,7 @@ Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcep
 
 void freed_from_pool(const Known& allocation) {
     auto& all = Pools::instance();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     leave_pool(all, allocation);
 }
 
@@ -247,7 +248,7 @@ void give_allocation(ProgramMemory& memory, const Known& allocation) {
     if (!allocation.pool) return give_range(memory, allocation.address);
     const driver::RelaxedCaptureMode relaxed(memory.api());
     auto& all = Pools::instance();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     const auto block = all.blocks.find(allocation.address);
     if (block == all.blocks.end()) return;
     const auto pool = block->second.range->pool;
@@ -267,7 +268,7 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcep
                           properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE && properties.maxSize == 0 &&
                           !has_usage(properties);
         auto& all = Pools::instance();
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         all.pools.insert_or_assign(handle, pool);
     });
 }
@@ -277,14 +278,14 @@ CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy)
     auto& all = Pools::instance();
     std::map<CUmemoryPool, std::shared_ptr<Pool>>::node_type taken;
     {
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         taken = all.pools.extract(handle);
     }
     const auto status = destroy();
     if (!taken) return status;
     noted([&] {
         const auto with = memory();
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         if (status != CUDA_SUCCESS) {
             all.pools.insert(std::move(taken));
             return;
@@ -300,7 +301,7 @@ CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy)
 }
 
 void pool_trimmed(CUmemoryPool handle, std::size_t keep) noexcept {
-    with_pools([&](Pools& all, ProgramMemory& memory) {
+    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
         const auto found = all.pools.find(handle);
         if (found == all.pools.end()) return;
         const auto& pool = found->second;
@@ -312,7 +313,7 @@ void pool_trimmed(CUmemoryPool handle, std::size_t keep) noexcept {
 }
 
 void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t count) noexcept {
-    with_pools([&](Pools& all, ProgramMemory& memory) {
+    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
         const auto pool = find_pool(all, memory, handle);
         if (!pool) return;
         for (std::size_t i = 0; i < count; ++i) {
@@ -330,7 +331,7 @@ void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t
 }
 
 void pool_set(CUmemoryPool handle, CUmemPool_attribute attribute, const void* value) noexcept {
-    with_pools([&](Pools& all, ProgramMemory& memory) {
+    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
         const auto pool = find_pool(all, memory, handle);
         if (!pool) return;
         if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {

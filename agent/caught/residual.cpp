@@ -7,11 +7,11 @@
 
 #include "base/immortal.hpp"
 #include "caught/state.hpp"
+#include "lock_order.hpp"
 
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string_view>
 
 namespace gpu_sleep::agent::caught {
@@ -25,10 +25,10 @@ struct Residents {
         int device;
         CUcontext context; ///< whose end takes it; null: none that is known
     };
-    std::mutex mutex; ///< guards all below
-    std::map<CUdeviceptr, Resident> by_address;
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::map<CUdeviceptr, Resident> by_address GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUmemGenericAllocationHandle, unsigned>
-        imported; ///< the driver's handles, with their references
+        imported GPU_SLEEP_GUARDED_BY(mutex); ///< the driver's handles, with their references
     static Residents& instance() {
         static Immortal<Residents> s_residents;
         return *s_residents;
@@ -40,7 +40,7 @@ void add_resident(CUdeviceptr address, Residents::Resident resident) noexcept {
         const auto with = memory();
         if (with) resident.device = current_device(*with).value_or(0);
         auto& residents = Residents::instance();
-        const std::lock_guard lock(residents.mutex);
+        const MutexLock lock(residents.mutex);
         residents.by_address.insert_or_assign(address, resident);
     });
 }
@@ -68,7 +68,7 @@ void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept
 void forget_residual(CUdeviceptr address) noexcept {
     noted([&] {
         auto& residents = Residents::instance();
-        const std::lock_guard lock(residents.mutex);
+        const MutexLock lock(residents.mutex);
         residents.by_address.erase(address);
     });
 }
@@ -76,14 +76,14 @@ void forget_residual(CUdeviceptr address) noexcept {
 void handle_imported(CUmemGenericAllocationHandle handle) noexcept {
     noted([&] {
         auto& residents = Residents::instance();
-        const std::lock_guard lock(residents.mutex);
+        const MutexLock lock(residents.mutex);
         ++residents.imported[handle];
     });
 }
 
 void imported_handle_released(CUmemGenericAllocationHandle handle) noexcept {
     auto& residents = Residents::instance();
-    const std::lock_guard lock(residents.mutex);
+    const MutexLock lock(residents.mutex);
     const auto found = residents.imported.find(handle);
     if (found != residents.imported.end() && --found->second == 0) residents.imported.erase(found);
 }
@@ -91,7 +91,7 @@ void imported_handle_released(CUmemGenericAllocationHandle handle) noexcept {
 void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept {
     {
         auto& residents = Residents::instance();
-        const std::lock_guard lock(residents.mutex);
+        const MutexLock lock(residents.mutex);
         if (!residents.imported.contains(handle)) return;
     }
     imported(address, bytes, "virtual");
@@ -99,7 +99,7 @@ void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAlloca
 
 void unmapped_by_driver(CUdeviceptr address, std::size_t bytes) noexcept {
     auto& residents = Residents::instance();
-    const std::lock_guard lock(residents.mutex);
+    const MutexLock lock(residents.mutex);
     residents.by_address.erase(residents.by_address.lower_bound(address),
                                residents.by_address.lower_bound(address + bytes));
 }
@@ -110,11 +110,11 @@ Taken take_managed_of(CUcontext context) {
     Taken both{[] {},
                [taken] {
                    auto& residents = Residents::instance();
-                   const std::lock_guard lock(residents.mutex);
+                   const MutexLock lock(residents.mutex);
                    residents.by_address.merge(*taken);
                }};
     auto& residents = Residents::instance();
-    const std::lock_guard lock(residents.mutex);
+    const MutexLock lock(residents.mutex);
     for (auto next = residents.by_address.begin(); next != residents.by_address.end();) {
         const auto here = next++;
         if (here->second.context == context) taken->insert(residents.by_address.extract(here));
@@ -127,7 +127,7 @@ std::vector<Residual> residual(const LockedMemory& locked) noexcept {
     noted([&] {
         {
             auto& residents = Residents::instance();
-            const std::lock_guard lock(residents.mutex);
+            const MutexLock lock(residents.mutex);
             for (const auto& [address, resident] : residents.by_address)
                 rows.push_back({resident.kind, resident.device, resident.bytes, 1, resident.reason});
         }

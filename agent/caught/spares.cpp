@@ -28,14 +28,15 @@ void give_event(LastUse& last_use) noexcept {
 }
 
 /// Whether the stream may have it without a question.
-bool may_have(const Pools& all, const Pool& pool, const LastUse& last_use, const StreamKey& key) noexcept {
+bool may_have(const Pools& all, const Pool& pool, const LastUse& last_use, const StreamKey& key) noexcept
+    GPU_SLEEP_REQUIRES(all.mutex) {
     if (last_use.in_order && last_use.freed_in == key) return true;
     return !last_use.done && (pool.reuses_unwaited || last_use.free_call <= all.synchronized_to);
 }
 
 /// The smallest spare that fits. `may_ask`: those whose events say so as well.
 Blocks::iterator find_fit(Pools& all, ProgramMemory& memory, Pool& pool, const Request& request, Bytes most,
-                          bool may_ask) {
+                          bool may_ask) GPU_SLEEP_REQUIRES(all.mutex) {
     int questions = 0;
     for (auto fit = pool.spares.lower_bound({request.bytes, 0}); fit != pool.spares.end(); ++fit) {
         if (fit->first > most) break;
@@ -56,7 +57,7 @@ Blocks::iterator find_fit(Pools& all, ProgramMemory& memory, Pool& pool, const R
 }
 
 /// Gives out the front of a spare. Takes memory before it changes anything.
-CUdeviceptr take_front(Pools& all, Blocks::iterator at, Bytes bytes) {
+CUdeviceptr take_front(Pools& all, Blocks::iterator at, Bytes bytes) GPU_SLEEP_REQUIRES(all.mutex) {
     auto& block = at->second;
     auto& spares = block.range->pool->spares;
     auto last_use = block.last_use;
@@ -101,7 +102,7 @@ LastUse later(LastUse one, LastUse other) noexcept {
     return one;
 }
 
-void join(Pools& all, Blocks::iterator left, Blocks::iterator right) noexcept {
+void join(Pools& all, Blocks::iterator left, Blocks::iterator right) noexcept GPU_SLEEP_REQUIRES(all.mutex) {
     auto& block = left->second;
     auto& spares = block.range->pool->spares;
     auto size = spares.extract({block.bytes, left->first});
@@ -115,7 +116,7 @@ void join(Pools& all, Blocks::iterator left, Blocks::iterator right) noexcept {
 
 /// Joins neighbours that became done one by one: where a pool would have to grow otherwise, and so often that
 /// each free pays for a few looks.
-void join_done(Pools& all, ProgramMemory& memory, Pool& pool) {
+void join_done(Pools& all, ProgramMemory& memory, Pool& pool) GPU_SLEEP_REQUIRES(all.mutex) {
     constexpr std::size_t k_looks = 16;
     if (pool.frees_since_join == 0 || pool.spares.size() > k_looks * pool.frees_since_join) return;
     pool.frees_since_join = 0;
@@ -148,7 +149,8 @@ bool settle(ProgramMemory& memory, LastUse& last_use) {
     return true;
 }
 
-std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key) {
+std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key)
+    GPU_SLEEP_REQUIRES(all.mutex) {
     auto* const event = EventCache::instance().take(memory.api(), key.context);
     if (!event) return std::nullopt;
     LastUse last_use{key, key.stream != CU_STREAM_PER_THREAD, event, ++all.free_calls};
@@ -158,7 +160,7 @@ std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const Stre
 }
 
 std::optional<CUdeviceptr> take_spare(Pools& all, ProgramMemory& memory, Pool& pool, const Request& request,
-                                      bool is_any) {
+                                      bool is_any) GPU_SLEEP_REQUIRES(all.mutex) {
     const auto most = is_any ? ~Bytes{0} : most_range(request.bytes);
     auto fit = find_fit(all, memory, pool, request, most, false);
     if (fit == all.blocks.end() && captures_open() == 0)
@@ -175,7 +177,7 @@ Bytes range_size(Bytes bytes) noexcept {
 }
 
 Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::shared_ptr<Pool>& pool,
-                             const Request& request) {
+                             const Request& request) GPU_SLEEP_REQUIRES(all.mutex) {
     const auto bytes = range_size(request.bytes);
     // What takes memory comes first: once there is a range, nothing may fail.
     std::map<CUdeviceptr, Range> range;
@@ -209,7 +211,8 @@ Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::share
     return take_front(all, at, request.bytes);
 }
 
-void make_spare(Pools& all, Blocks::iterator at, const LastUse& last_use) noexcept {
+void make_spare(Pools& all, Blocks::iterator at, const LastUse& last_use) noexcept
+    GPU_SLEEP_REQUIRES(all.mutex) {
     auto& block = at->second;
     auto& pool = *block.range->pool;
     block.is_live = false;

@@ -7,15 +7,16 @@
 
 #include "base/guard.hpp"
 #include "base/immortal.hpp"
+#include "base/thread_safety.hpp"
 #include "caught/state.hpp"
 #include "driver/context.hpp"
 #include "driver/memory.hpp"
+#include "lock_order.hpp"
 
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <utility>
@@ -97,11 +98,11 @@ struct LeavingBlock {
 
 /// All pools. Its mutex comes before the memory's. Nobody waits for work under it.
 struct Pools {
-    std::mutex mutex; ///< guards all below
-    std::map<CUmemoryPool, std::shared_ptr<Pool>> pools;
-    std::map<CUdeviceptr, Range> ranges;
-    Blocks blocks;
-    std::vector<LeavingBlock> leaving;        ///< given back once they are done
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::pools) GPU_SLEEP_ACQUIRED_BEFORE(lock_order::memory);
+    std::map<CUmemoryPool, std::shared_ptr<Pool>> pools GPU_SLEEP_GUARDED_BY(mutex);
+    std::map<CUdeviceptr, Range> ranges GPU_SLEEP_GUARDED_BY(mutex);
+    Blocks blocks GPU_SLEEP_GUARDED_BY(mutex);
+    std::vector<LeavingBlock> leaving GPU_SLEEP_GUARDED_BY(mutex); ///< given back once they are done
     std::atomic<bool> has_excess{false};      ///< some pool has more than its threshold, or a block leaves
     std::atomic<bool> is_due{false};          ///< the program synchronised since, nothing was given back
     std::atomic<std::uint64_t> free_calls{0}; ///< how often blocks were freed
@@ -116,12 +117,13 @@ struct Pools {
 /// Calls `use` with all pools, under their mutex, while there is memory that can sleep. Lets nothing cross.
 template <class Use>
 void with_pools(Use&& use) noexcept {
-    noted([&] {
+    // Clang does not see that the mutex which `use` requires is that of the pools it is given.
+    noted([&]() GPU_SLEEP_UNCHECKED {
         const auto with = memory();
         if (!with) return;
         const driver::RelaxedCaptureMode relaxed(with->api());
         auto& all = Pools::instance();
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         use(all, *with);
     });
 }
@@ -141,35 +143,40 @@ struct Request {
 /// Where `is_any`, of whichever range; else of one that is not much too large: one small block would keep all
 /// of it. In a capture of any stream no event is asked.
 [[nodiscard]] std::optional<CUdeviceptr> take_spare(Pools& all, ProgramMemory& memory, Pool& pool,
-                                                    const Request& request, bool is_any);
+                                                    const Request& request, bool is_any)
+    GPU_SLEEP_REQUIRES(all.mutex);
 /// What a range for a block of so many bytes takes.
 [[nodiscard]] Bytes range_size(Bytes bytes) noexcept;
 /// A block of a new range. Errors: those of Heap::allocate().
 [[nodiscard]] Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory,
-                                           const std::shared_ptr<Pool>& pool, const Request& request);
+                                           const std::shared_ptr<Pool>& pool, const Request& request)
+    GPU_SLEEP_REQUIRES(all.mutex);
 /// Makes a live block a spare, joined with its neighbours. Takes no memory.
-void make_spare(Pools& all, Blocks::iterator block, const LastUse& last_use) noexcept;
+void make_spare(Pools& all, Blocks::iterator block, const LastUse& last_use) noexcept
+    GPU_SLEEP_REQUIRES(all.mutex);
 /// Notes that nobody uses a freed block any more, if that is so.
 [[nodiscard]] bool settle(ProgramMemory& memory, LastUse& last_use);
 /// An event that says when the stream has come so far; nothing when none can be had.
-[[nodiscard]] std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key);
+[[nodiscard]] std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key)
+    GPU_SLEEP_REQUIRES(all.mutex);
 /// Gives the ranges back that are wanted, one after the other, and in which nobody uses anything any more.
 /// `is_synchronized`: only what was freed before the program synchronised.
 void give_back_idle(Pools& all, ProgramMemory& memory, bool is_synchronized,
-                    const std::function<bool(const Range&)>& wanted);
+                    const std::function<bool(const Range&)>& wanted) GPU_SLEEP_REQUIRES(all.mutex);
 /// Frees the blocks of no pool that nobody uses any more.
-void trim_leaving(Pools& all, ProgramMemory& memory);
+void trim_leaving(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex);
 /// Gives back every range, and block of no pool, that nobody uses any more.
-void trim_all(Pools& all, ProgramMemory& memory);
+void trim_all(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex);
 /// Gives back what exceeds the thresholds.
-void trim_excess(Pools& all, ProgramMemory& memory);
+void trim_excess(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex);
 
 /// What the driver itself has of a pool; nothing for one that is gone.
 [[nodiscard]] PoolFigures figures_of_driver(ProgramMemory& memory, const Pool& pool) noexcept;
 /// Whether the range may go at a synchronise.
 [[nodiscard]] bool is_excess(ProgramMemory& memory, const Range& range) noexcept;
 /// A peak begins anew.
-void reset_peak(Pools& all, ProgramMemory& memory, Pool& pool, CUmemPool_attribute attribute);
+void reset_peak(Pools& all, ProgramMemory& memory, Pool& pool, CUmemPool_attribute attribute)
+    GPU_SLEEP_REQUIRES(all.mutex);
 /// After the pool, or the driver's part of it, grew.
 void note_peaks(ProgramMemory& memory, Pool& pool) noexcept;
 

@@ -3,6 +3,7 @@
 // When pools give ranges back: at a synchronise, a trim, when memory is short, and with the contexts that
 // their blocks were freed in.
 
+#include "base/thread_safety.hpp"
 #include "caught/event_cache.hpp"
 #include "caught/spares.hpp"
 #include "driver/context.hpp"
@@ -22,7 +23,8 @@ constexpr Milliseconds k_between{10};
 constexpr Milliseconds k_by_itself{50};
 
 /// Whether nobody uses anything of the range, as far as `free_calls`.
-bool is_idle(Pools& all, ProgramMemory& memory, const Range& range, std::uint64_t free_calls) {
+bool is_idle(Pools& all, ProgramMemory& memory, const Range& range, std::uint64_t free_calls)
+    GPU_SLEEP_REQUIRES(all.mutex) {
     if (range.live != 0) return false;
     const auto first = all.blocks.find(range.address);
     for (auto at = first; at != all.blocks.end() && at->second.range == &range; ++at)
@@ -32,7 +34,8 @@ bool is_idle(Pools& all, ProgramMemory& memory, const Range& range, std::uint64_
     return true;
 }
 
-void give_back(Pools& all, ProgramMemory& memory, std::map<CUdeviceptr, Range>::iterator range) {
+void give_back(Pools& all, ProgramMemory& memory, std::map<CUdeviceptr, Range>::iterator range)
+    GPU_SLEEP_REQUIRES(all.mutex) {
     const auto pool = range->second.pool;
     for (auto at = all.blocks.find(range->first);
          at != all.blocks.end() && at->second.range == &range->second;) {
@@ -61,7 +64,7 @@ bool is_excess(ProgramMemory& memory, const Range& range) noexcept {
 }
 
 void give_back_idle(Pools& all, ProgramMemory& memory, bool is_synchronized,
-                    const std::function<bool(const Range&)>& wanted) {
+                    const std::function<bool(const Range&)>& wanted) GPU_SLEEP_REQUIRES(all.mutex) {
     const auto free_calls = is_synchronized ? all.synchronized_to.load() : ~std::uint64_t{0};
     for (auto next = all.ranges.begin(); next != all.ranges.end();) {
         const auto range = next++;
@@ -71,7 +74,7 @@ void give_back_idle(Pools& all, ProgramMemory& memory, bool is_synchronized,
     }
 }
 
-void trim_leaving(Pools& all, ProgramMemory& memory) {
+void trim_leaving(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
     std::erase_if(all.leaving, [&](LeavingBlock& block) {
         if (!settle(memory, block.last_use)) return false;
         give_range(memory, block.address);
@@ -80,13 +83,13 @@ void trim_leaving(Pools& all, ProgramMemory& memory) {
     if (!all.leaving.empty()) all.has_excess = true;
 }
 
-void trim_all(Pools& all, ProgramMemory& memory) {
+void trim_all(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
     all.is_due = false;
     give_back_idle(all, memory, false, [](const Range&) { return true; });
     trim_leaving(all, memory);
 }
 
-void trim_excess(Pools& all, ProgramMemory& memory) {
+void trim_excess(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
     all.is_due = false;
     give_back_idle(all, memory, true, [&](const Range& range) { return is_excess(memory, range); });
     // Only now: who synchronises meanwhile has to find that there is something to give back.
@@ -113,11 +116,13 @@ void give_back_due() noexcept {
     auto& all = Pools::instance();
     if (!all.is_due.load(std::memory_order_relaxed)) return;
     if (captures_open() != 0) return tidy_later();
-    with_pools([](Pools& pools, ProgramMemory& memory) { trim_excess(pools, memory); });
+    with_pools([](Pools& pools, ProgramMemory& memory)
+                   GPU_SLEEP_REQUIRES(pools.mutex) { trim_excess(pools, memory); });
 }
 
 void trim() noexcept {
-    with_pools([](Pools& all, ProgramMemory& memory) { trim_all(all, memory); });
+    with_pools([](Pools& all, ProgramMemory& memory)
+                   GPU_SLEEP_REQUIRES(all.mutex) { trim_all(all, memory); });
 }
 
 Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
@@ -127,14 +132,14 @@ Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
         return last_use.done && last_use.freed_in.context == context;
     };
     {
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         for (const auto& block : all.leaving)
             if (is_of(block.last_use)) leaving.push_back(block);
         for (auto& [address, block] : all.blocks) block.is_held |= !block.is_live && is_of(block.last_use);
         std::erase_if(all.leaving, [&](const LeavingBlock& block) { return is_of(block.last_use); });
     }
     const auto events = EventCache::instance().take_all_of(context);
-    const auto let_go = [=, &all](bool is_gone) {
+    const auto let_go = [=, &all](bool is_gone) GPU_SLEEP_REQUIRES(all.mutex) {
         for (auto& [address, block] : all.blocks) {
             if (!block.is_held || block.last_use.freed_in.context != context) continue;
             block.is_held = false;
@@ -144,13 +149,13 @@ Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
     auto gone = [=, &all, &memory] {
         const driver::RelaxedCaptureMode relaxed(memory.api());
         for (const auto& block : leaving) give_range(memory, block.address);
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         let_go(true);
         trim_excess(all, memory);
     };
     auto stays = [=, &all] {
         EventCache::instance().put_back(context, events);
-        const std::lock_guard lock(all.mutex);
+        const MutexLock lock(all.mutex);
         let_go(false);
         all.leaving.insert(all.leaving.end(), leaving.begin(), leaving.end());
         all.has_excess = true;
@@ -160,14 +165,14 @@ Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
 
 void forget_order_of(CUstream stream) {
     auto& all = Pools::instance();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     for (auto& [address, block] : all.blocks)
         block.last_use.in_order &= block.last_use.freed_in.stream != stream;
 }
 
 void forget_order_of(CUcontext green, CUcontext primary) {
     auto& all = Pools::instance();
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     const auto hand_over = [&](LastUse& last_use) {
         if (last_use.freed_in.context != green) return;
         last_use.freed_in.context = primary;

@@ -7,6 +7,7 @@
 #include "base/cancellation.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
+#include "base/thread_safety.hpp"
 #include "gate/python_lock.hpp"
 
 #include <linux/membarrier.h>
@@ -47,32 +48,32 @@ Gate::Gate() {
 }
 
 Gate::Phase Gate::phase() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return phase_;
 }
 
 bool Gate::is_checked() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return phase_ == Phase::asleep && rule_.checked;
 }
 
 bool Gate::is_abandoned() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return abandoned_;
 }
 
 Waiting Gate::waiting() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return {held_now_, held_ever_, last_held_};
 }
 
 bool Gate::wants_waking() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return waiters_ && rule_.on_touch == model::OnTouch::wake;
 }
 
 std::optional<std::vector<Named::Span>> Gate::sleeping_for(const Seat* seat) const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto* waiter = waiters_;
     while (waiter && waiter->seat != seat) waiter = waiter->next;
     if (!waiter || phase_ != Phase::asleep) return std::nullopt;
@@ -85,13 +86,13 @@ std::optional<std::vector<Named::Span>> Gate::sleeping_for(const Seat* seat) con
 void Gate::set_waker(std::function<void()> waker) {
     std::shared_ptr<const std::function<void()>> shared;
     if (waker) shared = std::make_shared<const std::function<void()>>(std::move(waker));
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     waker_ = std::move(shared);
 }
 
 void Gate::wake_refused() {
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         ++refusals_;
     }
     changed_.notify_all();
@@ -109,7 +110,7 @@ void Gate::publish(Phase phase) {
 }
 
 void Gate::hold_captures() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (abandoned_) return;
     holds_captures_ = true;
     s_closed.store(true, std::memory_order_seq_cst);
@@ -117,7 +118,7 @@ void Gate::hold_captures() {
 
 void Gate::set_phase(Phase phase) {
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (abandoned_) return;
         publish(phase);
     }
@@ -126,7 +127,7 @@ void Gate::set_phase(Phase phase) {
 
 void Gate::set_phase(Phase phase, Rule rule) {
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (abandoned_) return;
         rule_ = std::move(rule);
         publish(phase);
@@ -144,7 +145,7 @@ void Gate::let_take(Rule rule) {
 
 void Gate::abandon() noexcept {
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         abandoned_ = true;
         rule_.on_touch = model::OnTouch::fail;
         // Those that wait are judged anew. What a transaction has in hand may be mapped in part only: it
@@ -164,7 +165,7 @@ void Gate::reset_in_child() noexcept {
 
 bool Gate::is_empty() const noexcept {
     // Who was let through and has not entered yet is on its way; it enters under the mutex.
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto* waiter = waiters_; waiter; waiter = waiter->next)
         if (waiter->released) return false;
     for (const auto* seat = Seats::first(); seat; seat = seat->next)
@@ -218,7 +219,7 @@ bool Gate::has_pass(const Seat& seat) const noexcept {
 bool Gate::release_oldest() {
     bool has_released = false;
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         for (auto* waiter = waiters_; waiter && !has_released; waiter = waiter->next) {
             const bool may_pass = !begins_capture(waiter->touch) && waiter->touch != Touch::ends;
             if (!may_pass || waiter->released || waiter->names_sleeping) continue;
@@ -249,7 +250,7 @@ void Gate::remove(Waiter& waiter) noexcept {
 
 void Gate::forget(Named::Span gone) noexcept {
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         auto& sleeping = rule_.sleeping;
         for (std::size_t i = 0; i < sleeping.size(); ++i) {
             auto& span = sleeping[i];
@@ -304,15 +305,17 @@ Gate::Verdict Gate::judge(Touch touch, const Named& named, bool records) const {
 }
 
 // False when the touch has waited for as long as it may.
-bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
-    const auto moved = [&] { return waiter.released || changes_ != waiter.change; };
-    if (changed_.wait_for(lock, k_short_wait, moved)) return true;
+bool Gate::hold(Waiter& waiter) {
+    const auto moved = [&]() GPU_SLEEP_REQUIRES(mutex_) {
+        return waiter.released || changes_ != waiter.change;
+    };
+    if (changed_.wait_for(mutex_, k_short_wait, moved)) return true;
 
     std::optional<PythonUnlocked> unlocked;
     if (releases_python_lock_ && waiter.touch == Touch::submits) {
-        lock.unlock();
+        mutex_.unlock();
         unlocked.emplace(loader_lock_);
-        lock.lock();
+        mutex_.lock();
     }
     bool in_time = true;
     while (!moved()) {
@@ -328,68 +331,68 @@ bool Gate::hold(std::unique_lock<std::mutex>& lock, Waiter& waiter) {
         if (asks && now - last_wake_ >= again) {
             last_wake_ = now;
             const auto waker = waker_;
-            lock.unlock();
+            mutex_.unlock();
             if (waker) noted([&] { (*waker)(); }); // it is asked again
-            lock.lock();
+            mutex_.lock();
             continue;
         }
         if (!waiter.said && phase_ == Phase::asleep && now - waiter.since >= k_say_after) {
             waiter.said = true;
-            lock.unlock(); // nobody waits for standard error
+            mutex_.unlock(); // nobody waits for standard error
             noted([&] {
                 log::warning("{} waits, for memory of this process sleeps; wake it with: gpu-wake {}",
                              waiter.entry_point, ::getpid());
             });
-            lock.lock();
+            mutex_.lock();
             continue;
         }
         auto next = now + again;
         if (asks && rule_.limit && !is_late) next = std::min(next, waiter.since + *rule_.limit);
         const bool is_due = unlocked && unlocked->is_due();
         if (is_due) next = std::min(next, now + k_look_again);
-        changed_.wait_until(lock, next);
+        changed_.wait_until(mutex_, next);
         if (!is_due || moved()) continue;
-        lock.unlock();
+        mutex_.unlock();
         unlocked->give_up_if_safe();
-        lock.lock();
+        mutex_.lock();
     }
-    lock.unlock();
+    mutex_.unlock();
     unlocked.reset(); // may wait for Python's lock, so not under ours
-    lock.lock();
+    mutex_.lock();
     return in_time;
 }
 
 bool Gate::admit_with_pass(const Inspector* inspector) const {
     const auto sleeps = [this] {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         return something_sleeps();
     };
     if (!inspector || !sleeps()) return true;
     const auto named = guarded([&]() -> Result<Named> { return inspector->inspect(); });
     if (!named) return false;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return rule_.lists_all ? !names_sleeping(*named) : named->spans.empty();
 }
 
 bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
     if (has_pass(seat)) return admit_with_pass(inspector);
     const CancellationHold no_cancellation; // waiting is where a thread would be cancelled
-    std::unique_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     Named named;
     bool has_looked = false;
     std::optional<bool> records;
-    const auto judged = [&] {
+    const auto judged = [&]() GPU_SLEEP_REQUIRES(mutex_) {
         // Looking may need other locks, so ours is let go; the phase may be another afterwards.
         if (inspector && !records && touch == Touch::submits && phase_ == Phase::asleep) {
-            lock.unlock();
+            mutex_.unlock();
             records = inspector->records();
-            lock.lock();
+            mutex_.lock();
         }
         if (inspector && !has_looked && wants_names(touch)) {
             has_looked = true;
-            lock.unlock();
+            mutex_.unlock();
             auto found = guarded([&]() -> Result<Named> { return inspector->inspect(); });
-            lock.lock();
+            mutex_.lock();
             if (found) named = *std::move(found);
         }
         return judge(touch, named, records.value_or(false));
@@ -410,7 +413,7 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
         seat.inside.store(false, std::memory_order_release);
         waiter.change = changes_;
         waiter.released = false; // and if it was, it came too late
-        if (!hold(lock, waiter)) verdict = Verdict::fail;
+        if (!hold(waiter)) verdict = Verdict::fail;
         // Under the mutex, as every change of the phase: who closes the gate next sees this thread inside.
         seat.inside.store(true, std::memory_order_relaxed);
         if (verdict == Verdict::fail) break;

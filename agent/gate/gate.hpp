@@ -6,17 +6,17 @@
 #pragma once
 
 #include "base/result.hpp"
+#include "base/thread_safety.hpp"
 #include "base/units.hpp"
 #include "gate/loader_lock.hpp"
 #include "gate/seats.hpp"
+#include "lock_order.hpp"
 #include "model/model.hpp"
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -173,43 +173,45 @@ private:
 
     Gate();
     void set_phase(Phase phase);
-    void publish(Phase phase);
-    [[nodiscard]] Verdict judge(Touch touch, const Named& named, bool records) const;
+    void publish(Phase phase) GPU_SLEEP_REQUIRES(mutex_);
+    [[nodiscard]] Verdict judge(Touch touch, const Named& named, bool records) const
+        GPU_SLEEP_REQUIRES(mutex_);
     /// Whether the answer depends on what the touch names.
-    [[nodiscard]] bool wants_names(Touch touch) const noexcept {
+    [[nodiscard]] bool wants_names(Touch touch) const noexcept GPU_SLEEP_REQUIRES(mutex_) {
         const bool depends = phase_ == Phase::asleep ? rule_.checked : something_sleeps();
         return depends && !begins_capture(touch) && touch != Touch::ends;
     }
     [[nodiscard]] static bool begins_capture(Touch touch) noexcept {
         return touch == Touch::captures || touch == Touch::nests;
     }
-    [[nodiscard]] bool something_sleeps() const noexcept {
+    [[nodiscard]] bool something_sleeps() const noexcept GPU_SLEEP_REQUIRES(mutex_) {
         return !rule_.sleeping.empty() || !rule_.lists_all;
     }
-    [[nodiscard]] bool may_touch_sleeping(Touch touch, const Named& named) const;
+    [[nodiscard]] bool may_touch_sleeping(Touch touch, const Named& named) const GPU_SLEEP_REQUIRES(mutex_);
     void set_phase(Phase phase, Rule rule);
     [[nodiscard]] bool admit_with_pass(const Inspector* inspector) const;
-    void add(Waiter& waiter) noexcept;
-    void remove(Waiter& waiter) noexcept;
-    [[nodiscard]] bool names_sleeping(const Named& named) const;
-    [[nodiscard]] bool hold(std::unique_lock<std::mutex>& lock, Waiter& waiter);
+    void add(Waiter& waiter) noexcept GPU_SLEEP_REQUIRES(mutex_);
+    void remove(Waiter& waiter) noexcept GPU_SLEEP_REQUIRES(mutex_);
+    [[nodiscard]] bool names_sleeping(const Named& named) const GPU_SLEEP_REQUIRES(mutex_);
+    [[nodiscard]] bool hold(Waiter& waiter) GPU_SLEEP_REQUIRES(mutex_);
     [[nodiscard]] bool is_empty() const noexcept;
 
     static constinit std::atomic<bool> s_closed;
-    mutable std::mutex mutex_; ///< guards all below; held for moments only
-    std::condition_variable changed_;
-    Phase phase_ = Phase::open;
-    bool holds_captures_ = false;
-    std::uint64_t changes_ = 0; ///< of the phase and its rule
-    bool abandoned_ = false;
-    Rule rule_;
-    Waiter* waiters_ = nullptr;  ///< oldest first
-    std::uint64_t held_now_ = 0; ///< of those
-    std::uint64_t held_ever_ = 0;
-    const char* last_held_ = "";
-    std::shared_ptr<const std::function<void()>> waker_; ///< copied without taking memory
-    Clock::time_point last_wake_{};
-    std::uint64_t refusals_ = 0; ///< of wakes that it asked for
+    mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost); ///< held for moments only
+    Condition changed_;
+    Phase phase_ GPU_SLEEP_GUARDED_BY(mutex_) = Phase::open;
+    bool holds_captures_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
+    std::uint64_t changes_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< of the phase and its rule
+    bool abandoned_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
+    Rule rule_ GPU_SLEEP_GUARDED_BY(mutex_);
+    Waiter* waiters_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr;  ///< oldest first
+    std::uint64_t held_now_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< of those
+    std::uint64_t held_ever_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    const char* last_held_ GPU_SLEEP_GUARDED_BY(mutex_) = "";
+    std::shared_ptr<const std::function<void()>>
+        waker_ GPU_SLEEP_GUARDED_BY(mutex_); ///< copied without taking memory
+    Clock::time_point last_wake_ GPU_SLEEP_GUARDED_BY(mutex_){};
+    std::uint64_t refusals_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< of wakes that it asked for
     std::atomic<bool> releases_python_lock_{true};
     LoaderLock loader_lock_;
     std::atomic<std::uint64_t> passes_{0}; ///< made so far

@@ -6,6 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/quiet_thread.hpp"
+#include "base/thread_safety.hpp"
 
 #include <dlfcn.h>
 
@@ -13,7 +14,7 @@ namespace gpu_sleep::gate {
 
 void LoaderLock::watch() noexcept {
     noted([this] {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (is_watched_) return;
         auto thread = start_quiet_thread("gpu-sleep-load", [this] { answer_for_ever(); });
         if (!thread) return;
@@ -23,20 +24,21 @@ void LoaderLock::watch() noexcept {
 }
 
 std::uint64_t LoaderLock::ask() noexcept {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     asked_.notify_one();
     return ++last_question_;
 }
 
 bool LoaderLock::was_free(std::uint64_t question, Milliseconds moment) noexcept {
-    std::unique_lock lock(mutex_);
-    return answered_.wait_for(lock, moment, [&] { return last_answer_ >= question; });
+    MutexLock lock(mutex_);
+    return answered_.wait_for(mutex_, moment,
+                              [&]() GPU_SLEEP_REQUIRES(mutex_) { return last_answer_ >= question; });
 }
 
 void LoaderLock::answer_for_ever() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     for (;;) {
-        asked_.wait(lock, [this] { return last_answer_ != last_question_; });
+        asked_.wait(mutex_, [this]() GPU_SLEEP_REQUIRES(mutex_) { return last_answer_ != last_question_; });
         const auto question = last_question_;
         lock.unlock();
         // Opens nothing, but not without the lock. Source: dlopen(3).

@@ -4,11 +4,11 @@
 
 #pragma once
 
+#include "base/thread_safety.hpp"
 #include "base/units.hpp"
+#include "lock_order.hpp"
 
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 
 namespace gpu_sleep::gate {
 
@@ -28,11 +28,12 @@ public:
 private:
     [[noreturn]] void answer_for_ever();
 
-    std::mutex mutex_; ///< guards all below; the loader's lock is not taken under it
-    std::condition_variable asked_, answered_;
-    std::uint64_t last_question_ = 0;
-    std::uint64_t last_answer_ = 0;
-    bool is_watched_ = false;
+    Mutex mutex_
+        GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost); ///< the loader's lock is not taken under it
+    Condition asked_, answered_;
+    std::uint64_t last_question_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    std::uint64_t last_answer_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    bool is_watched_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
 };
 
 } // namespace gpu_sleep::gate

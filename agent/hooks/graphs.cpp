@@ -9,9 +9,9 @@
 #include "caught/caught.hpp"
 #include "hooks/inspect.hpp"
 #include "hooks/late_symbol.hpp"
+#include "lock_order.hpp"
 
 #include <algorithm>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -42,8 +42,8 @@ bool answers(LateSymbol<Function>& query, Arguments... arguments) {
 using NodeNames = std::unordered_map<CUgraphNode, gate::Named>;
 
 struct Graphs {
-    std::mutex mutex; ///< guards named; no call of the driver is made under it
-    std::unordered_map<CUgraphExec, NodeNames> named;
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost);
+    std::unordered_map<CUgraphExec, NodeNames> named GPU_SLEEP_GUARDED_BY(mutex);
     static Graphs& instance() {
         static Immortal<Graphs> s_graphs;
         return *s_graphs;
@@ -184,7 +184,7 @@ void note_graph(CUgraphExec executable, CUgraph graph) noexcept {
             if (names_any(named)) names.emplace(node, std::move(named));
         }
         auto& graphs = Graphs::instance();
-        const std::lock_guard lock(graphs.mutex);
+        const MutexLock lock(graphs.mutex);
         graphs.named[executable] = std::move(names);
     });
 }
@@ -194,7 +194,7 @@ void note_node(CUgraphExec executable, CUgraphNode node, const gate::Inspector& 
         auto named = names.inspect();
         keep_allocations(named);
         auto& graphs = Graphs::instance();
-        const std::lock_guard lock(graphs.mutex);
+        const MutexLock lock(graphs.mutex);
         // Of a graph that was not seen made nothing is known, whatever one of its nodes names.
         const auto found = graphs.named.find(executable);
         if (found != graphs.named.end()) found->second.insert_or_assign(node, std::move(named));
@@ -203,13 +203,13 @@ void note_node(CUgraphExec executable, CUgraphNode node, const gate::Inspector& 
 
 void forget_graph(CUgraphExec executable) noexcept {
     auto& graphs = Graphs::instance();
-    const std::lock_guard lock(graphs.mutex);
+    const MutexLock lock(graphs.mutex);
     graphs.named.erase(executable);
 }
 
 void add_graph(gate::Named& named, CUgraphExec executable) {
     auto& graphs = Graphs::instance();
-    const std::lock_guard lock(graphs.mutex);
+    const MutexLock lock(graphs.mutex);
     const auto found = graphs.named.find(executable);
     if (found == graphs.named.end()) {
         named.known = false;

@@ -3,6 +3,7 @@
 // Looking the driver's symbols up: the real ones for us, our stand-ins for the program.
 
 #include "base/symbols.hpp"
+#include "base/thread_safety.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/forward.hpp"
 #include "hooks/unknown_calls.hpp"
@@ -14,7 +15,6 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <mutex>
 #include <string_view>
 #include <tuple>
 
@@ -94,8 +94,8 @@ const Table* table() noexcept {
     // A thread in a library's constructor has the loader's lock, and may come here: each thread looks up for
     // itself, and who is first keeps what it found.
     const auto found = make_table(driver);
-    static std::mutex s_mutex; ///< held over a copy alone
-    const std::lock_guard lock(s_mutex);
+    static Mutex s_mutex; ///< held over a copy alone
+    const MutexLock lock(s_mutex);
     if (const auto* made = g_table.load(std::memory_order_acquire)) return made;
     static constinit Table s_table;
     s_table = found;

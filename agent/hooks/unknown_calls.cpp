@@ -4,6 +4,7 @@
 
 #include "hooks/unknown_calls.hpp"
 
+#include "base/thread_safety.hpp"
 #include "hooks/driver_table.hpp"
 
 #include <array>
@@ -11,7 +12,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <mutex>
 
 // How many can be told apart. CUDA 13.0's runtime asks for 33 that are not in cuda.h, for OpenGL, EGL and
 // VDPAU; each release since 12.0 has added at most 40.
@@ -41,7 +41,7 @@ constexpr std::size_t k_stand_in_bytes = 32; ///< as the assembly aligns them
 
 using Name = std::array<char, 64>;
 
-std::mutex g_mutex;                            ///< held over a few words alone, while one is added
+Mutex g_mutex;                                 ///< held over a few words alone, while one is added
 constinit std::array<Name, k_count> g_names{}; ///< of those below the count; not changed later
 constinit std::atomic<std::size_t> g_used{0};
 constinit std::atomic<bool> g_is_full{false}; ///< some have the driver's own, and what they do is not known
@@ -49,7 +49,7 @@ constinit std::atomic<bool> g_is_full{false}; ///< some have the driver's own, a
 } // namespace
 
 void* stand_in_for_unknown(void* address, const char* name) noexcept {
-    const std::lock_guard lock(g_mutex);
+    const MutexLock lock(g_mutex);
     const auto used = g_used.load(std::memory_order_relaxed);
     std::size_t i = 0;
     while (i < used && gpu_sleep_unknown_targets[i] != address) ++i;

@@ -5,6 +5,7 @@
 #include "program_memory/program_memory.hpp"
 
 #include "base/guard.hpp"
+#include "base/thread_safety.hpp"
 
 #include <algorithm>
 #include <thread>

@@ -7,6 +7,7 @@
 
 #include "base/thread_safety.hpp"
 #include "gate/gate.hpp"
+#include "lock_order.hpp"
 #include "memory/heap.hpp"
 #include "program_memory/locked_memory.hpp"
 #include "program_memory/shared_ranges.hpp"
@@ -128,7 +129,7 @@ private:
     std::atomic<Running*> running_{nullptr};
     std::function<void(Milliseconds)> tidy_within_ = [](Milliseconds) {};
 
-    Mutex mutex_;
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::memory) GPU_SLEEP_ACQUIRED_BEFORE(lock_order::handles);
     ledger::Ledger ledger_ GPU_SLEEP_GUARDED_BY(mutex_);
     Clock::time_point state_since_ GPU_SLEEP_GUARDED_BY(mutex_) = Clock::now();
     const TouchRule default_rule_;                ///< of the environment

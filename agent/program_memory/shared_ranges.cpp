@@ -3,6 +3,7 @@
 // What is shared, as descriptors.
 
 #include "program_memory/shared_ranges.hpp"
+#include "base/thread_safety.hpp"
 
 #include <utility>
 

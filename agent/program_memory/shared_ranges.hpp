@@ -8,6 +8,7 @@
 #include "base/fd.hpp"
 #include "base/thread_safety.hpp"
 #include "driver/memory.hpp"
+#include "lock_order.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -38,7 +39,8 @@ public:
                                         std::uint64_t id, const std::function<bool()>& is_allocated);
 
 private:
-    Mutex mutex_;
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
+        GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
     std::map<driver::DeviceAddress, Range> ranges_ GPU_SLEEP_GUARDED_BY(mutex_);
 };
 

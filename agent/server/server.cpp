@@ -7,6 +7,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
+#include "base/thread_safety.hpp"
 
 #include <poll.h>
 #include <sched.h>
@@ -50,9 +51,10 @@ Result<void> Server::start() {
     if (auto opened = endpoint_.open(); !opened)
         log::error("this process cannot be controlled from outside: {}", opened.error().message);
     const bool stays = !has_call_filter(); // which might end the process for a call that can be done without
-    const std::lock_guard lock(thread_mutex_);
-    auto listening = guarded([this, stays] {
-        return start_quiet_thread(is_renamed_ ? k_control_thread_renamed : k_control_thread, [this, stays] {
+    const MutexLock lock(thread_mutex_);
+    const auto* const name = is_renamed_ ? k_control_thread_renamed : k_control_thread;
+    auto listening = guarded([this, stays, name] {
+        return start_quiet_thread(name, [this, stays] {
             if (stays) keep_own_root();
             is_rooted_ = true;
             is_rooted_.notify_all();
@@ -70,7 +72,7 @@ Result<void> Server::start() {
 }
 
 void Server::show_renamed() {
-    const std::lock_guard lock(thread_mutex_);
+    const MutexLock lock(thread_mutex_);
     is_renamed_ = true;
     if (listener_) pthread_setname_np(*listener_, k_control_thread_renamed); // it ends with the process
 }
@@ -101,8 +103,10 @@ void Server::submit_for_touch(std::function<bool()> is_wanted, std::function<voi
 
 void Server::remove_endpoint() noexcept {
     is_ending_ = true; // destructors may take their time, in which it is not to be made again
-    if (const std::unique_lock lock(thread_mutex_, std::try_to_lock); lock && listener_)
-        pthread_setname_np(*listener_, k_control_thread_ending);
+    if (thread_mutex_.try_lock()) {
+        const MutexLock lock(thread_mutex_, std::adopt_lock);
+        if (listener_) pthread_setname_np(*listener_, k_control_thread_ending);
+    }
     endpoint_.remove();
 }
 
@@ -112,21 +116,21 @@ void Server::close_in_child() noexcept {
 
 void Server::enqueue(Job job) {
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         line_.add(std::move(job));
     }
     job_added_.notify_one();
 }
 
 bool Server::has_jobs() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return !line_.is_empty();
 }
 
 void Server::tidy_within(Milliseconds delay) noexcept {
     const auto time = Clock::now() + delay;
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (tidy_at_ && *tidy_at_ <= time) return;
         tidy_at_ = time;
     }
@@ -135,7 +139,7 @@ void Server::tidy_within(Milliseconds delay) noexcept {
 
 void Server::operate_for_ever() {
     for (bool is_tidy = true;;) {
-        std::unique_lock lock(mutex_);
+        MutexLock lock(mutex_);
         const auto now = Clock::now();
         if (tidy_at_ && *tidy_at_ <= now) {
             tidy_at_.reset();
@@ -151,9 +155,9 @@ void Server::operate_for_ever() {
             is_tidy = !is_more || !*is_more;
         } else if (const auto time = std::min(line_.next_time(), tidy_at_.value_or(Clock::time_point::max()));
                    time != Clock::time_point::max()) {
-            job_added_.wait_until(lock, time);
+            job_added_.wait_until(mutex_, time);
         } else {
-            job_added_.wait(lock);
+            job_added_.wait(mutex_);
         }
     }
 }
@@ -165,10 +169,10 @@ void Server::operate(Line::Place& place) {
     if (auto* const failed = std::get_if<model::Failure>(&outcome)) {
         if (job.on_shortage && failed->error.code == ErrorCode::out_of_device_memory)
             noted([&] { job.on_shortage(failed->error); });
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (line_.waits(place, *failed, begun, Clock::now())) return;
     }
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     const auto done = line_.leave(place, Clock::now());
     lock.unlock();
     answer(done, std::move(outcome));
@@ -192,7 +196,7 @@ Outcome Server::outcome_of(Line::Place& place) noexcept {
 
 model::Report Server::status() {
     auto report = operations_.status();
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     report.wakes_waiting = line_.waiting(Clock::now());
     return report;
 }
@@ -211,7 +215,7 @@ void Server::answer(const Job& job, Outcome outcome) noexcept {
 
 void Server::expire_jobs(bool own_alone) {
     for (;;) {
-        std::unique_lock lock(mutex_);
+        MutexLock lock(mutex_);
         auto late = line_.take_late(Clock::now(), own_alone);
         lock.unlock();
         if (!late) return;

@@ -4,17 +4,17 @@
 
 #pragma once
 
+#include "base/thread_safety.hpp"
 #include "connection.hpp"
 #include "endpoint.hpp"
 #include "line.hpp"
+#include "lock_order.hpp"
 #include "model/model.hpp"
 #include "peer.hpp"
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <pthread.h>
 #include <vector>
@@ -105,14 +105,15 @@ private:
     std::atomic<bool> is_ending_{false}; ///< the process
     std::vector<std::unique_ptr<Connection>> connections_; ///< used by the listening thread alone
 
-    std::mutex thread_mutex_; ///< guards the next two
-    std::optional<pthread_t> listener_;
-    bool is_renamed_ = false;
+    Mutex thread_mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::optional<pthread_t> listener_ GPU_SLEEP_GUARDED_BY(thread_mutex_);
+    bool is_renamed_ GPU_SLEEP_GUARDED_BY(thread_mutex_) = false;
 
-    std::mutex mutex_; ///< guards all below
-    std::condition_variable job_added_;
-    Line line_;
-    std::optional<Clock::time_point> tidy_at_; ///< when there is something to tidy up
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    Condition job_added_;
+    Line line_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::optional<Clock::time_point>
+        tidy_at_ GPU_SLEEP_GUARDED_BY(mutex_); ///< when there is something to tidy up
 };
 
 } // namespace gpu_sleep::agent::server

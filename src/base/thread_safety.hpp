@@ -45,6 +45,10 @@
 
 namespace gpu_sleep {
 
+/// No mutex, but a place in the order of mutexes: each is annotated with those that it comes after and
+/// before.
+class GPU_SLEEP_ANNOTATION(capability("mutex")) LockLevel {};
+
 /// A std::mutex that clang knows.
 class GPU_SLEEP_ANNOTATION(capability("mutex")) Mutex {
 public:
@@ -55,53 +59,115 @@ public:
     void assert_held() const GPU_SLEEP_ASSERTS_HELD() {}
 
 private:
-    friend class MutexLock;
+    friend class Condition;
     std::mutex mutex_;
 };
 
 /// Holds a Mutex while it lives, but between unlock() and lock().
 class GPU_SLEEP_ANNOTATION(scoped_lockable) MutexLock {
 public:
-    explicit MutexLock(Mutex& mutex) GPU_SLEEP_ACQUIRE(mutex) : lock_(mutex.mutex_) {}
+    explicit MutexLock(Mutex& mutex) GPU_SLEEP_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
     /// Takes over a mutex that the caller holds.
-    MutexLock(Mutex& mutex, std::adopt_lock_t adopt) GPU_SLEEP_REQUIRES(mutex) : lock_(mutex.mutex_, adopt) {}
+    MutexLock(Mutex& mutex, std::adopt_lock_t) GPU_SLEEP_REQUIRES(mutex) : mutex_(mutex) {}
     MutexLock(const MutexLock&) = delete;
     MutexLock& operator=(const MutexLock&) = delete;
-    ~MutexLock() GPU_SLEEP_RELEASE() {}
+    ~MutexLock() GPU_SLEEP_RELEASE() {
+        if (is_held_) mutex_.unlock();
+    }
 
-    void lock() GPU_SLEEP_ACQUIRE() { lock_.lock(); }
-    void unlock() GPU_SLEEP_RELEASE() { lock_.unlock(); }
+    void lock() GPU_SLEEP_ACQUIRE() {
+        mutex_.lock();
+        is_held_ = true;
+    }
+    void unlock() GPU_SLEEP_RELEASE() {
+        is_held_ = false;
+        mutex_.unlock();
+    }
 
 private:
-    friend class Condition;
-    std::unique_lock<std::mutex> lock_;
+    Mutex& mutex_;
+    bool is_held_ = true;
 };
 
-/// A std::condition_variable for a Mutex. What is waited for is written as a lambda with GPU_SLEEP_REQUIRES.
+/// A std::shared_mutex that clang knows.
+class GPU_SLEEP_ANNOTATION(capability("mutex")) SharedMutex {
+public:
+    void lock() GPU_SLEEP_ACQUIRE() { mutex_.lock(); }
+    void unlock() GPU_SLEEP_RELEASE() { mutex_.unlock(); }
+    void lock_shared() GPU_SLEEP_ACQUIRE_SHARED() { mutex_.lock_shared(); }
+    void unlock_shared() GPU_SLEEP_RELEASE_SHARED() { mutex_.unlock_shared(); }
+
+private:
+    std::shared_mutex mutex_;
+};
+
+/// Holds a SharedMutex alone while it lives.
+class GPU_SLEEP_ANNOTATION(scoped_lockable) AloneLock {
+public:
+    explicit AloneLock(SharedMutex& mutex) GPU_SLEEP_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+    AloneLock(const AloneLock&) = delete;
+    AloneLock& operator=(const AloneLock&) = delete;
+    ~AloneLock() GPU_SLEEP_RELEASE() { mutex_.unlock(); }
+
+private:
+    SharedMutex& mutex_;
+};
+
+/// Holds a SharedMutex with others while it lives.
+class GPU_SLEEP_ANNOTATION(scoped_lockable) SharedLock {
+public:
+    explicit SharedLock(SharedMutex& mutex) GPU_SLEEP_ACQUIRE_SHARED(mutex) : mutex_(mutex) {
+        mutex_.lock_shared();
+    }
+    SharedLock(const SharedLock&) = delete;
+    SharedLock& operator=(const SharedLock&) = delete;
+    ~SharedLock() GPU_SLEEP_RELEASE() { mutex_.unlock_shared(); }
+
+private:
+    SharedMutex& mutex_;
+};
+
+/// A std::condition_variable for a Mutex, which the caller holds. What is waited for is a lambda with
+/// GPU_SLEEP_REQUIRES(the mutex).
 class Condition {
 public:
     void notify_all() noexcept { condition_.notify_all(); }
     void notify_one() noexcept { condition_.notify_one(); }
 
-    void wait(MutexLock& lock) { condition_.wait(lock.lock_); }
-    // Clang does not connect the mutex of the lock with the one that the condition needs.
-    template <class Predicate>
-    void wait(MutexLock& lock, Predicate&& is_met) GPU_SLEEP_UNCHECKED {
-        condition_.wait(lock.lock_, std::forward<Predicate>(is_met));
-    }
-    std::cv_status wait_until(MutexLock& lock, Clock::time_point deadline) {
-        return condition_.wait_until(lock.lock_, deadline);
+    void wait(Mutex& mutex) GPU_SLEEP_REQUIRES(mutex) {
+        Held held(mutex);
+        condition_.wait(held.lock);
     }
     template <class Predicate>
-    bool wait_until(MutexLock& lock, Clock::time_point deadline, Predicate&& is_met) GPU_SLEEP_UNCHECKED {
-        return condition_.wait_until(lock.lock_, deadline, std::forward<Predicate>(is_met));
+    void wait(Mutex& mutex, Predicate&& is_met) GPU_SLEEP_REQUIRES(mutex) {
+        Held held(mutex);
+        condition_.wait(held.lock, std::forward<Predicate>(is_met));
+    }
+    std::cv_status wait_until(Mutex& mutex, Clock::time_point deadline) GPU_SLEEP_REQUIRES(mutex) {
+        Held held(mutex);
+        return condition_.wait_until(held.lock, deadline);
     }
     template <class Predicate>
-    bool wait_for(MutexLock& lock, Milliseconds duration, Predicate&& is_met) GPU_SLEEP_UNCHECKED {
-        return condition_.wait_for(lock.lock_, duration, std::forward<Predicate>(is_met));
+    bool wait_until(Mutex& mutex, Clock::time_point deadline, Predicate&& is_met) GPU_SLEEP_REQUIRES(mutex) {
+        Held held(mutex);
+        return condition_.wait_until(held.lock, deadline, std::forward<Predicate>(is_met));
+    }
+    template <class Predicate>
+    bool wait_for(Mutex& mutex, Milliseconds duration, Predicate&& is_met) GPU_SLEEP_REQUIRES(mutex) {
+        Held held(mutex);
+        return condition_.wait_for(held.lock, duration, std::forward<Predicate>(is_met));
     }
 
 private:
+    /// The caller's hold of the mutex in the form that the standard library wants; still the caller's after.
+    struct Held {
+        explicit Held(Mutex& mutex) : lock(mutex.mutex_, std::adopt_lock) {}
+        Held(const Held&) = delete;
+        Held& operator=(const Held&) = delete;
+        ~Held() { lock.release(); }
+        std::unique_lock<std::mutex> lock;
+    };
+
     std::condition_variable condition_;
 };
 
