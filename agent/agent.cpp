@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The agent's life, and the memory that the program has of it. Its operations are in operations.cpp.
+// The agent's life, the memory that the program has of it, and the way to its operations.
 
 #include "agent.hpp"
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "caught/caught.hpp"
+#include "caught/share.hpp"
 #include "driver/drain.hpp"
 #include "hooks/catches.hpp"
 #include "lock_order.hpp"
 #include "model/environment.hpp"
+#include "operations/giving_back.hpp"
+#include "operations/sleep_operation.hpp"
+#include "operations/turn.hpp"
+#include "operations/wake_operation.hpp"
 #include "settings.hpp"
 #include "store/unshared_fd.hpp"
 
@@ -22,7 +27,8 @@
 #include <cstdlib>
 #include <shared_mutex>
 #include <string_view>
-#include <thread>
+#include <utility>
+#include <variant>
 #include <vector>
 
 namespace gpu_sleep::agent {
@@ -121,9 +127,9 @@ Agent& Agent::instance() {
     return *agent;
 }
 
-Agent::Agent() : memory_(rule_of_environment()), server_(*this) {
-    name_ = name_in_environment();
-}
+Agent::Agent()
+    : memory_(rule_of_environment()), parts_(memory_, name_in_environment(), &Agent::come_first_at_exit),
+      server_(*this) {}
 
 void Agent::come_first_at_exit() noexcept {
     // The handler's registration is its own, as if of one more library, so that it alone can be taken back:
@@ -139,7 +145,7 @@ void Agent::come_first_at_exit() noexcept {
 void Agent::handle_exit(void* /*unused*/) noexcept {
     auto* agent = existing();
     if (!agent || g_moves_exit_handler) return;
-    agent->exiting_ = true;
+    agent->parts_.exiting = true;
     ProgramMemory::end();
     gate::Gate::instance().abandon();
     // A child that no handler of fork() knew of has the memory of the agent, too. The files are its parent's.
@@ -195,7 +201,7 @@ Result<void> Agent::await_start() {
 
 Result<driver::DeviceAddress> Agent::allocate(int device, std::string_view tag, Bytes bytes) {
     GPU_SLEEP_TRY(start());
-    if (exiting_) return make_error(ErrorCode::context_lost, "the process is ending");
+    if (parts_.exiting) return make_error(ErrorCode::context_lost, "the process is ending");
     warn_of_own_context(memory_.api());
     auto address = memory_.allocate(device, tag, bytes);
     if (address && hooks::catches() && !caught::note_own(*address, bytes, device)) {
@@ -230,8 +236,8 @@ Result<void> Agent::prepare_free(driver::DeviceAddress address) {
 }
 
 Result<void> Agent::free(driver::DeviceAddress address) {
-    if (exiting_) return {}; // the driver takes everything back
-    if (!hooks::catches()) { // the memory has nothing else
+    if (parts_.exiting) return {}; // the driver takes everything back
+    if (!hooks::catches()) {       // the memory has nothing else
         GPU_SLEEP_TRY(prepare_free(address));
         return memory_.free(address);
     }
@@ -248,8 +254,76 @@ Result<void> Agent::allow_access(driver::DeviceAddress address, int device) {
 
 void Agent::set_name(std::string_view name) {
     server_.show_renamed();
-    const MutexLock lock(name_mutex_);
-    name_ = name;
+    parts_.status.set_name(name);
+}
+
+server::Outcome Agent::run_here(server::Operation operation) {
+    if (Callbacks::works_for_callback())
+        return model::Failure{
+            make_error(ErrorCode::refused, "a callback may not put its process to sleep or wake it"),
+            model::State::awake};
+    if (auto started = start(); !started) return model::Failure{started.error(), model::State::awake};
+    return server_.post(std::move(operation));
+}
+
+model::Report Agent::status() {
+    return parts_.status.report();
+}
+
+model::State Agent::state() noexcept {
+    return parts_.status.state();
+}
+
+Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
+    return caught::share(request);
+}
+
+bool Agent::tidy() {
+    return operations::tidy(parts_);
+}
+
+server::Outcome Agent::run(const server::Operation& operation, const server::ProgressSink& progress,
+                           bool is_own, Clock::time_point since) {
+    if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
+    const auto* request = std::get_if<model::SleepRequest>(&operation);
+    auto report = guarded([&] {
+        return request ? operations::SleepOperation(parts_, *request, progress, is_own).run()
+                       : operations::WakeOperation(parts_, std::get<model::WakeRequest>(operation), progress,
+                                                   since)
+                             .run();
+    });
+    if (report) return *std::move(report);
+    const auto& tags = request ? request->tags : std::get<model::WakeRequest>(operation).tags;
+    return model::Failure{as_it_ends(std::move(report).error()), memory_.state(tags)};
+}
+
+Error Agent::as_it_ends(Error error) const {
+    // The driver shuts down before the process is gone, and then refuses all.
+    if (!parts_.exiting && error.driver_status != CUDA_ERROR_DEINITIALIZED) return error;
+    return operations::process_is_ending();
+}
+
+void Agent::wake_on_touch() {
+    if (wake_wanted_.exchange(true)) return;
+    static std::atomic<bool> s_said{false};
+    const auto tell = [this](const Error& error) {
+        gate::Gate::instance().wake_refused();
+        const auto trouble = "a touch could not wake this process yet: " + error.message;
+        if (!s_said.exchange(true)) log::warning("{}", trouble);
+        parts_.status.set_touch_trouble(trouble);
+    };
+    const auto hear = [this, tell](const server::Outcome& outcome) {
+        wake_wanted_ = false;
+        const auto* failure = std::get_if<model::Failure>(&outcome);
+        if (!failure) s_said = false;
+        if (failure && failure->error.code != ErrorCode::cancelled) return tell(failure->error);
+        parts_.status.set_touch_trouble({});
+    };
+    const auto asked = guarded([&]() -> Result<void> {
+        server_.submit_for_touch([] { return gate::Gate::instance().wants_waking(); }, tell, hear);
+        return {};
+    });
+    if (!asked) wake_wanted_ = false; // the touch still waits, and asks again
 }
 
 } // namespace gpu_sleep::agent

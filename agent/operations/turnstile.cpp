@@ -2,12 +2,12 @@
 // Copyright the gpu-sleep authors.
 // Operations and holds take turns.
 
-#include "turnstile.hpp"
+#include "operations/turnstile.hpp"
 #include "base/thread_safety.hpp"
 
 #include <algorithm>
 
-namespace gpu_sleep::agent {
+namespace gpu_sleep::agent::operations {
 
 Result<void> Turnstile::enter(bool is_sleep, Clock::time_point deadline,
                               const std::function<bool()>& keep_going) {
@@ -54,4 +54,4 @@ Result<void> Turnstile::resume() {
     return {};
 }
 
-} // namespace gpu_sleep::agent
+} // namespace gpu_sleep::agent::operations

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace gpu_sleep::agent {
+namespace gpu_sleep::agent::operations {
 
 /// The libraries that are loaded now, in whichever of the loader's namespaces, and then as
 /// find_unseen_calls(). Reads the kernel's list of mappings and not the loader's of libraries: the loader's
@@ -24,4 +24,4 @@ namespace gpu_sleep::agent {
 /// What is told of them, one or more.
 [[nodiscard]] std::string words_for(const std::vector<model::UnseenUse>& uses);
 
-} // namespace gpu_sleep::agent
+} // namespace gpu_sleep::agent::operations

@@ -11,7 +11,7 @@
 
 #include <functional>
 
-namespace gpu_sleep::agent {
+namespace gpu_sleep::agent::operations {
 
 /// Thread-safe. Operations wait for holds; holds wait for operations.
 class Turnstile {
@@ -35,4 +35,4 @@ private:
     unsigned holds_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
 };
 
-} // namespace gpu_sleep::agent
+} // namespace gpu_sleep::agent::operations

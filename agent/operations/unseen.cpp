@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Reading this process's mappings, and which calls were noted.
 
-#include "unseen.hpp"
+#include "operations/unseen.hpp"
 
 #include "base/fd.hpp"
 #include "hooks/unknown_calls.hpp"
@@ -15,7 +15,7 @@
 #include <string>
 #include <utility>
 
-namespace gpu_sleep::agent {
+namespace gpu_sleep::agent::operations {
 namespace {
 
 Result<std::string> read_mappings() {
@@ -54,4 +54,4 @@ std::string words_for(const std::vector<model::UnseenUse>& uses) {
     return "use of the GPU that cannot be seen: " + model::list_of(uses);
 }
 
-} // namespace gpu_sleep::agent
+} // namespace gpu_sleep::agent::operations

@@ -1,38 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// How the process stands, for whoever asks, while a transaction runs too.
+// Asking the parts of the agent how they stand.
 
-#include "agent.hpp"
-#include "base/thread_safety.hpp"
+#include "operations/process_status.hpp"
+
 #include "caught/caught.hpp"
 #include "driver/context.hpp"
+#include "gate/gate.hpp"
 #include "hooks/catches.hpp"
-#include "unseen.hpp"
+#include "operations/unseen.hpp"
 
 #include <unistd.h>
 
-#include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
-namespace gpu_sleep::agent {
+namespace gpu_sleep::agent::operations {
 
 using model::Report;
 
 template <class Use, class Before>
-auto Agent::look(Use&& use, Before&& before) {
+auto ProcessStatus::look(Use&& use, Before&& before) {
     constexpr Milliseconds k_patience{100};
     constexpr Milliseconds k_look{1};
     for (const auto deadline = Clock::now() + k_patience;; std::this_thread::sleep_for(k_look)) {
         if (auto seen = memory_.try_with_lock(use)) return *std::move(seen);
         if (Clock::now() < deadline) continue;
-        const MutexLock guard(before_mutex_);
+        const MutexLock lock(before_mutex_);
         if (before_) return before(*before_); // else somebody allocates
     }
 }
 
-Report Agent::status() {
+Report ProcessStatus::report() {
     std::vector<std::string> notes;
     if (hooks::catches())
         if (const auto uses = find_unseen_uses(); uses && !uses->empty()) notes.push_back(words_for(*uses));
@@ -54,18 +53,33 @@ Report Agent::status() {
     return report;
 }
 
-void Agent::note_touch_trouble(Report& report) {
-    if (report.on_touch != model::OnTouch::wake || gate::Gate::instance().waiting().held_now == 0) return;
-    const MutexLock lock(touch_mutex_);
-    if (!touch_trouble_.empty()) report.notes.push_back(touch_trouble_);
-}
-
-model::State Agent::state() noexcept {
+model::State ProcessStatus::state() noexcept {
     return look([](const LockedMemory& locked) { return locked.state(); },
                 [](const Report& before) { return before.state; });
 }
 
-void Agent::complete(const LockedMemory& locked, Report& report) {
+void ProcessStatus::set_name(std::string_view name) {
+    const MutexLock lock(mutex_);
+    name_ = name;
+}
+
+void ProcessStatus::set_touch_trouble(std::string_view trouble) {
+    const MutexLock lock(mutex_);
+    touch_trouble_ = trouble;
+}
+
+void ProcessStatus::set_before(std::optional<Report> before) {
+    const MutexLock lock(before_mutex_);
+    before_ = std::move(before);
+}
+
+void ProcessStatus::note_touch_trouble(Report& report) {
+    if (report.on_touch != model::OnTouch::wake || gate::Gate::instance().waiting().held_now == 0) return;
+    const MutexLock lock(mutex_);
+    if (!touch_trouble_.empty()) report.notes.push_back(touch_trouble_);
+}
+
+void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     report.pid = ::getpid();
     report.captures = hooks::catches();
     const auto& gate = gate::Gate::instance();
@@ -74,7 +88,7 @@ void Agent::complete(const LockedMemory& locked, Report& report) {
                                       : model::GateState::shut;
     locked.describe(report);
     {
-        const MutexLock lock(name_mutex_);
+        const MutexLock lock(mutex_);
         report.name = name_;
     }
     auto waiting = gate.waiting();
@@ -88,4 +102,4 @@ void Agent::complete(const LockedMemory& locked, Report& report) {
     for (auto& device : report.devices) device.name = driver::device_name(memory_.api(), device.device);
 }
 
-} // namespace gpu_sleep::agent
+} // namespace gpu_sleep::agent::operations

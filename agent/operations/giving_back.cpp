@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// When contents may be given back. At the end of the process the driver takes everything, and unpins no more.
+
+#include "operations/giving_back.hpp"
+
+#include "caught/caught.hpp"
+#include "hooks/catches.hpp"
+
+#include <mutex>
+#include <shared_mutex>
+#include <thread>
+
+namespace gpu_sleep::agent::operations {
+
+bool tidy(Parts& parts) {
+    if (!parts.memory.is_open() || parts.exiting) return false;
+    // The driver may be locked while all sleeps: it is called no more.
+    const auto state = parts.status.state();
+    const bool is_any_awake = state == model::State::awake || state == model::State::partial;
+    if (hooks::catches() && is_any_awake) caught::give_back_due();
+    parts.retired.collect();
+    // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.
+    const std::shared_lock contexts(caught::contexts_mutex(), std::try_to_lock);
+    if (!contexts) {
+        std::this_thread::sleep_for(Milliseconds(1));
+        return parts.retired.has_waste();
+    }
+    return parts.retired.give_back_some();
+}
+
+bool give_back_files(Parts& parts) {
+    if (parts.exiting) return false;
+    parts.retired.collect();
+    return parts.retired.give_back_files();
+}
+
+bool give_back_all(Parts& parts) {
+    if (parts.exiting) return false;
+    parts.retired.collect();
+    bool has_any = parts.retired.has_any();
+    while (tidy(parts)) has_any = true;
+    return has_any;
+}
+
+} // namespace gpu_sleep::agent::operations

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Giving back what nothing needs any more: a little at a time while nobody waits, or all at once where it may
+// be what is missing.
+
+#pragma once
+
+#include "operations/parts.hpp"
+
+namespace gpu_sleep::agent::operations {
+
+// All are called on the operations thread.
+
+/// Gives a little back. False when nothing is left.
+[[nodiscard]] bool tidy(Parts& parts);
+/// Closes retired files, whose room on the disk is free then. Returns whether there were any.
+bool give_back_files(Parts& parts);
+/// Gives back all that is retired or wasted, at once. Returns whether there was any.
+bool give_back_all(Parts& parts);
+
+} // namespace gpu_sleep::agent::operations

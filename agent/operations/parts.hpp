@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The parts of the agent that operations work with.
+
+#pragma once
+
+#include "callbacks.hpp"
+#include "operations/process_status.hpp"
+#include "operations/turnstile.hpp"
+#include "program_memory/program_memory.hpp"
+#include "program_memory/retired_contents.hpp"
+#include "torch_trim.hpp"
+
+#include <atomic>
+#include <string>
+#include <utility>
+
+namespace gpu_sleep::agent::operations {
+
+/// One for each process. Made by its owner, who has them all live as long as the process.
+struct Parts {
+    ProgramMemory& memory;
+    RetiredContents retired;
+    ProcessStatus status;
+    Turnstile turnstile;
+    Callbacks callbacks;
+    TorchTrim torch_trim;             ///< used by one operation at a time
+    std::atomic<bool> exiting{false}; ///< the process is ending: no more calls of CUDA
+    /// Called before the gate stays shut: has the agent hear of the process's end before all others.
+    void (*const come_first_at_exit)() noexcept;
+
+    Parts(ProgramMemory& its_memory, std::string name, void (*comes_first)() noexcept)
+        : memory(its_memory), retired(its_memory), status(its_memory, retired, std::move(name)),
+          come_first_at_exit(comes_first) {}
+};
+
+} // namespace gpu_sleep::agent::operations

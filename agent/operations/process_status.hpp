@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// How the process stands, for whoever asks, while a transaction runs too.
+
+#pragma once
+
+#include "base/guard.hpp"
+#include "base/thread_safety.hpp"
+#include "lock_order.hpp"
+#include "model/model.hpp"
+#include "program_memory/program_memory.hpp"
+#include "program_memory/retired_contents.hpp"
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+namespace gpu_sleep::agent::operations {
+
+/// Thread-safe.
+class ProcessStatus {
+public:
+    ProcessStatus(ProgramMemory& memory, const RetiredContents& retired, std::string name)
+        : memory_(memory), retired_(retired), name_(std::move(name)) {}
+
+    /// How all stands; as it was before, while a transaction moves contents for a long time.
+    [[nodiscard]] model::Report report();
+    /// What report() says of all memory. Takes none.
+    [[nodiscard]] model::State state() noexcept;
+    void set_name(std::string_view name);
+    /// Remembers why the last wake for a touch failed; empty: it did not. report() says so while touches wait
+    /// for another try.
+    void set_touch_trouble(std::string_view trouble);
+
+    /// Writes how all stands now. What takes memory comes last.
+    void complete(const LockedMemory& locked, model::Report& report);
+    /// Runs a transaction on the memory, guarded; report() tells meanwhile how all was before.
+    template <class Transaction>
+    [[nodiscard]] std::invoke_result_t<Transaction> transact(const LockedMemory& locked,
+                                                             Transaction&& transaction) {
+        model::Report before;
+        complete(locked, before);
+        set_before(std::move(before));
+        auto done = guarded(std::forward<Transaction>(transaction));
+        set_before(std::nullopt);
+        return done;
+    }
+
+private:
+    /// What `use` says of the memory; or, while a transaction moves contents for a long time, what `before`
+    /// says of how the process was when it began.
+    template <class Use, class Before>
+    [[nodiscard]] auto look(Use&& use, Before&& before);
+    void set_before(std::optional<model::Report> before);
+    void note_touch_trouble(model::Report& report);
+
+    ProgramMemory& memory_;
+    const RetiredContents& retired_;
+
+    Mutex before_mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    /// How the process was when the transaction under way began.
+    std::optional<model::Report> before_ GPU_SLEEP_GUARDED_BY(before_mutex_);
+
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::string name_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::string touch_trouble_ GPU_SLEEP_GUARDED_BY(mutex_);
+};
+
+} // namespace gpu_sleep::agent::operations

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Asking, shutting, waiting.
+
+#include "operations/quiesce.hpp"
+
+#include "caught/caught.hpp"
+#include "driver/drain.hpp"
+#include "gate/gate.hpp"
+#include "gate/python_lock.hpp"
+#include "hooks/catches.hpp"
+#include "operations/gate_settler.hpp"
+#include "operations/unseen.hpp"
+
+#include <fmt/ranges.h>
+
+#include <thread>
+#include <utility>
+
+namespace gpu_sleep::agent::operations {
+
+using model::Progress;
+
+namespace {
+
+Error withdrawn() {
+    return make_error(ErrorCode::cancelled, "the request was withdrawn");
+}
+
+/// `keep_going`, and also lets one held touch after the other through when that is what the device, or a
+/// thread that is inside the driver, seems to wait for: its part of a collective within this process.
+std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_released) {
+    constexpr Milliseconds k_rest{50};
+    static constexpr Milliseconds k_between{2};
+    return [keep_going = std::move(keep_going), &has_released, next = Clock::now() + k_rest]() mutable {
+        if (hooks::catches() && Clock::now() >= next) {
+            has_released |= gate::Gate::instance().release_oldest();
+            next = Clock::now() + k_between;
+        }
+        return keep_going();
+    };
+}
+
+} // namespace
+
+Result<void> Quiesce::check_unseen() {
+    if (!hooks::catches()) return {};
+    const auto uses = find_unseen_uses();
+    std::string trouble;
+    if (!uses)
+        trouble = "it is not known which libraries are loaded: " + uses.error().message;
+    else if (!uses->empty())
+        trouble = words_for(*uses);
+    if (trouble.empty()) return {};
+    if (!request_.force && !request_.dry_run)
+        return make_error(uses ? ErrorCode::unseen_library : uses.error().code, "{}", trouble);
+    report_.notes.push_back(std::move(trouble) +
+                            (request_.force ? "; its work is not held back" : "; refused without --force"));
+    return {};
+}
+
+Result<void> Quiesce::check_late_calls() const {
+    const auto calls = find_unseen_calls();
+    if (request_.force || calls.empty()) return {};
+    return make_error(ErrorCode::unseen_library, "{}", words_for(calls));
+}
+
+Result<Quiesce::Preview> Quiesce::preview() const {
+    auto plan = parts_.memory.with_lock([&](LockedMemory& locked) { return locked.plan_sleep(request_); });
+    if (!plan) return std::move(plan).error();
+    // Callbacks hear only of what is still there: what already sleeps and is given up is out of their reach.
+    const auto is_asleep = [&](const std::string& tag) { return !plan->awake_tags.contains(tag); };
+    std::erase_if(plan->tags, is_asleep);
+    std::erase_if(plan->dropped_tags, is_asleep);
+    return Preview{{static_cast<int>(request_.level), std::move(plan->tags), std::move(plan->dropped_tags)},
+                   std::move(plan->still_kept),
+                   plan->is_empty()};
+}
+
+Result<bool> Quiesce::run(Callbacks::Jobs& owed) {
+    const auto preview = this->preview();
+    if (!preview) return preview.error();
+    for (const auto& tag : preview->still_kept)
+        report_.notes.push_back(
+            fmt::format("tag '{}' keeps its contents: parts of it are preserved, and what sleeps cannot "
+                        "be parted; wake it first",
+                        tag));
+    if (preview->is_empty) return false;
+    GPU_SLEEP_TRY(check_unseen());
+    if (request_.dry_run) return false;
+    GPU_SLEEP_TRY(run_callbacks(preview->event, owed));
+    const auto start = Clock::now();
+    GPU_SLEEP_TRY(shut_gate());
+    GPU_SLEEP_TRY(check_late_calls());
+    GPU_SLEEP_TRY(drain());
+    report_.times.drain = seconds_since(start);
+    return true;
+}
+
+Result<void> Quiesce::run_callbacks(const Event& event, Callbacks::Jobs& owed) {
+    const auto start = Clock::now();
+    if (!progress_({Progress::Phase::callbacks, 0, 0})) return withdrawn();
+    if (!event.tags.empty()) GPU_SLEEP_TRY(parts_.callbacks.run_before_sleep(event, deadline_, owed));
+    report_.times.callbacks = seconds_since(start);
+    return {};
+}
+
+Result<void> Quiesce::check_captures_may_end() const {
+    const auto spans = caught::captures_wait_for();
+    if (!spans) return {};
+    const auto tags = parts_.memory.tags_at(*spans);
+    const auto what = tags.empty() ? std::string("memory") : fmt::format("{}", fmt::join(tags, ", "));
+    return make_error(ErrorCode::capture_in_progress,
+                      "a CUDA graph is being captured, which waits for {} that sleeps: wake it first", what);
+}
+
+Result<void> Quiesce::end_captures() {
+    constexpr Milliseconds k_look{1};
+    // A capture must not meet a closed gate, and waiting for the device would break it: no new ones begin,
+    // and those under way go on until they end.
+    gate::Gate::instance().hold_captures();
+    while (caught::captures_open() != 0) {
+        GPU_SLEEP_TRY(check_captures_may_end());
+        if (Clock::now() >= deadline_)
+            return make_error(ErrorCode::capture_in_progress,
+                              "a CUDA graph is being captured and did not end in time");
+        if (!keeps_going()) return withdrawn();
+        std::this_thread::sleep_for(k_look);
+    }
+    return {};
+}
+
+Result<void> Quiesce::shut_gate() {
+    if (!hooks::catches()) return {};
+    auto& gate = gate::Gate::instance();
+    const auto keep_going = [this] { return keeps_going(); };
+    // Looking symbols up takes the loader's lock, which a thread that a closed gate holds may have.
+    if (gate::Gate::is_open()) gate::find_python();
+    for (bool has_trimmed = false;;) {
+        GPU_SLEEP_TRY(end_captures());
+        // PyTorch could not unmap blocks of its own that sleep, and would be left in disorder.
+        if (!std::exchange(has_trimmed, true) && !caught::own_mappings_sleep())
+            GPU_SLEEP_TRY(parts_.torch_trim.run(deadline_, keep_going));
+        bool has_released = false;
+        GPU_SLEEP_TRY(gate.close(deadline_, coaxing(keep_going, has_released)));
+        if (caught::captures_open() == 0) return {};
+        settle_gate(parts_.memory, parts_.status); // one began just before: let it end
+    }
+}
+
+Result<void> Quiesce::drain() {
+    const auto& api = parts_.memory.api();
+    const auto keep_going = [this] { return keeps_going(); };
+    const auto contexts = driver::active_contexts(api);
+    if (!contexts) return contexts.error();
+    std::vector<CUcontext> all = caught::own_contexts();
+    for (const auto& context : *contexts) all.push_back(context.get());
+    for (bool has_released = true; has_released;) {
+        has_released = false;
+        GPU_SLEEP_TRY(driver::drain(api, all, {deadline_, deadline_, coaxing(keep_going, has_released)}));
+        if (has_released)
+            GPU_SLEEP_TRY(gate::Gate::instance().wait_empty(deadline_, coaxing(keep_going, has_released)));
+    }
+    if (hooks::catches()) caught::trim();
+    return {};
+}
+
+Result<void> shut_gate_to_wake(const server::ProgressSink& progress, Clock::time_point deadline) {
+    auto& gate = gate::Gate::instance();
+    if (gate.phase() == gate::Gate::Phase::open) return {};
+    const auto keep_going = [&] { return progress({Progress::Phase::drain, 0, 0}); };
+    // Only a checked gate has let any work in that may wait for more, and may let more through.
+    bool has_released = false;
+    return gate.close(deadline, gate.is_checked() ? coaxing(keep_going, has_released) : keep_going);
+}
+
+} // namespace gpu_sleep::agent::operations

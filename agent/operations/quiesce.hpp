@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Getting the program quiet before a sleep: its callbacks asked, the gate shut, its captures ended and the
+// device drained. And the gate as it has to be for a wake.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "model/model.hpp"
+#include "operations/parts.hpp"
+#include "server/line.hpp"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::agent::operations {
+
+/// The steps before a sleep, each of which may fail; who asked for it settles the gate again then.
+class Quiesce {
+public:
+    Quiesce(Parts& parts, const model::SleepRequest& request, const server::ProgressSink& progress,
+            Clock::time_point deadline, model::Report& report)
+        : parts_(parts), request_(request), progress_(progress), deadline_(deadline), report_(report) {}
+
+    /// Takes all steps. False: there is nothing to do, and nothing was done. What callbacks are owed if the
+    /// sleep does not come is added to `owed`, also after a failure. Errors: those of plan_sleep(),
+    /// Callbacks::run_before_sleep(), Gate::close() and driver::drain(); unseen_library, io_failed,
+    /// capture_in_progress, cancelled, timed_out.
+    [[nodiscard]] Result<bool> run(Callbacks::Jobs& owed);
+
+private:
+    /// What the sleep would do: what callbacks are told of it, with no tags where all of it sleeps already.
+    struct Preview {
+        Event event;
+        std::vector<std::string> still_kept; ///< as SleepPlan has it
+        bool is_empty = true;
+    };
+    [[nodiscard]] Result<Preview> preview() const;
+    /// Refuses a sleep, unless forced, while a library is loaded whose work no gate holds, or once the
+    /// program has called an entry point of the driver that this build does not know; notes it otherwise.
+    /// Only where all the program's work is intercepted: a program that hands its memory over promises by
+    /// itself to leave it alone. Errors: unseen_library, io_failed.
+    [[nodiscard]] Result<void> check_unseen();
+    /// The same of what was called for the first time just before the gate was shut.
+    [[nodiscard]] Result<void> check_late_calls() const;
+    [[nodiscard]] Result<void> run_callbacks(const Event& event, Callbacks::Jobs& owed);
+    /// Lets captures end, and closes the gate.
+    [[nodiscard]] Result<void> shut_gate();
+    /// Holds new captures back and waits until those under way have ended.
+    [[nodiscard]] Result<void> end_captures();
+    /// Errors: capture_in_progress, if a capture waits for what sleeps already, and so for no sleep's end.
+    [[nodiscard]] Result<void> check_captures_may_end() const;
+    [[nodiscard]] Result<void> drain();
+    [[nodiscard]] bool keeps_going() const { return progress_({model::Progress::Phase::drain, 0, 0}); }
+
+    Parts& parts_;
+    const model::SleepRequest& request_;
+    const server::ProgressSink& progress_;
+    const Clock::time_point deadline_;
+    model::Report& report_;
+};
+
+/// Holds every touch, and waits for those that a gate of a process in part asleep let through. Errors: those
+/// of Gate::close().
+[[nodiscard]] Result<void> shut_gate_to_wake(const server::ProgressSink& progress,
+                                             Clock::time_point deadline);
+
+} // namespace gpu_sleep::agent::operations

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The steps of a sleep, and what is tried when host memory or disk space is short.
+
+#include "operations/sleep_operation.hpp"
+
+#include "base/guard.hpp"
+#include "caught/caught.hpp"
+#include "driver/context.hpp"
+#include "operations/giving_back.hpp"
+#include "operations/quiesce.hpp"
+#include "operations/turn.hpp"
+
+#include <utility>
+
+namespace gpu_sleep::agent::operations {
+
+using model::Progress;
+using model::Report;
+
+const SleepOperation::Remedy SleepOperation::k_remedies[] = {
+    {ErrorCode::out_of_host_memory, &SleepOperation::give_memory_back},
+    {ErrorCode::out_of_disk, &SleepOperation::give_files_back},
+    {ErrorCode::out_of_host_memory, &SleepOperation::turn_to_files},
+};
+
+SleepOperation::SleepOperation(Parts& parts, const model::SleepRequest& request,
+                               const server::ProgressSink& progress, bool is_own)
+    : parts_(parts), request_(request), progress_(progress), is_own_(is_own),
+      deadline_(start_ + request.timeout) {
+    report_.operation = model::Operation::sleep;
+    report_.level = request.level;
+    report_.dry_run = request.dry_run;
+}
+
+bool SleepOperation::give_memory_back() {
+    return give_back_all(parts_);
+}
+
+bool SleepOperation::give_files_back() {
+    return give_back_files(parts_);
+}
+
+bool SleepOperation::turn_to_files() {
+    if (!request_.spill) return false;
+    auto spilled = request_;
+    spilled.store = model::Store::file;
+    spilled.stores.clear();
+    spilled_ = std::move(spilled);
+    report_.notes.emplace_back("host memory is short: contents went to files");
+    return true;
+}
+
+Result<void> SleepOperation::attempt() noexcept {
+    const auto& wanted = spilled_ ? *spilled_ : request_;
+    return guarded([&] {
+        const auto contexts = keep_contexts(wanted.dry_run);
+        const sleep::Control control{progress_, request_.bounds_all ? deadline_ : Clock::time_point::max()};
+        return parts_.memory.with_lock([&](LockedMemory& locked) {
+            return parts_.status.transact(locked, [&] { return locked.sleep(wanted, control, report_); });
+        });
+    });
+}
+
+Result<void> SleepOperation::move_contents() {
+    // Callbacks that have made ready must hear how it ended, whatever fails from here on.
+    auto quiet = guarded([&] { return Quiesce(parts_, request_, progress_, deadline_, report_).run(owed_); });
+    if (!quiet) return std::move(quiet).error();
+    // With nothing to do the gate is open: what has come since is not to be touched.
+    if (!*quiet && !request_.dry_run) return {};
+    auto done = attempt();
+    for (const auto& remedy : k_remedies) {
+        if (done || done.error().code != remedy.shortage) continue;
+        bool is_applied = false;
+        noted([&] { is_applied = (this->*remedy.apply)(); });
+        if (is_applied) done = attempt();
+    }
+    return done;
+}
+
+Result<void> SleepOperation::pass_without_moving() {
+    if (report_.changed || request_.dry_run || progress_({Progress::Phase::release, 0, 0})) return {};
+    return make_error(ErrorCode::cancelled, "the request was withdrawn");
+}
+
+void SleepOperation::follow() {
+    const auto& request = spilled_ ? *spilled_ : request_;
+    parts_.memory.with_lock([&](LockedMemory& locked) {
+        if (!request.dry_run) report_.changed |= locked.follow(request, asleep_before_ > 0, is_own_);
+        // What slept, sleeps: no shortage makes a failure of that. It may wait for a disk, as transactions
+        // do.
+        noted([&] {
+            static_cast<void>(parts_.status.transact(locked, [&]() -> Result<void> {
+                locked.adjust_asleep(request, report_);
+                return {};
+            }));
+        });
+    });
+}
+
+Result<Report> SleepOperation::run() {
+    const auto turn = Turn::take(parts_.turnstile, true, deadline_, progress_);
+    if (!turn) return turn.error();
+    const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
+    if (parts_.exiting) return process_is_ending();
+    // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
+    give_back_files(parts_);
+    GateSettler settler(parts_.memory, parts_.status);
+    asleep_before_ = parts_.memory.asleep_bytes();
+    auto done = move_contents();
+    const bool has_slept = report_.changed;
+    if (done) done = pass_without_moving();
+    if (done) follow();
+    // After a failure too: what could not be mapped again sleeps.
+    if (!done || report_.changed) parts_.come_first_at_exit();
+    settler.settle();
+    // Also when callbacks have freed all that was to sleep. What could not be mapped again sleeps, though.
+    if (!has_slept && parts_.memory.asleep_bytes() <= asleep_before_)
+        parts_.callbacks.call_off(std::move(owed_), deadline_);
+    if (!done) return std::move(done).error();
+    parts_.memory.with_lock([&](const LockedMemory& locked) {
+        noted([&] { parts_.status.complete(locked, report_); }); // a shortage only thins it
+    });
+    report_.times.total = seconds_since(start_);
+    return std::move(report_);
+}
+
+} // namespace gpu_sleep::agent::operations

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Taking turns.
+
+#include "operations/turn.hpp"
+
+#include "caught/caught.hpp"
+
+namespace gpu_sleep::agent::operations {
+
+Result<Turn> Turn::take(Turnstile& turnstile, bool is_sleep, Clock::time_point deadline,
+                        const server::ProgressSink& progress) {
+    GPU_SLEEP_TRY(turnstile.enter(is_sleep, deadline, [&] {
+        return progress({model::Progress::Phase::waiting, 0, 0});
+    }));
+    return Turn(turnstile);
+}
+
+std::shared_lock<std::shared_mutex> keep_contexts(bool only_looks) {
+    return only_looks ? std::shared_lock(caught::contexts_mutex()) : std::shared_lock<std::shared_mutex>();
+}
+
+Error process_is_ending() {
+    return make_error(ErrorCode::no_process, "the process is ending");
+}
+
+} // namespace gpu_sleep::agent::operations

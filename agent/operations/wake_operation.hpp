@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One try of a wake from the request to the answer.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "model/model.hpp"
+#include "operations/parts.hpp"
+#include "server/line.hpp"
+#include "sleep/engine.hpp"
+
+#include <memory>
+
+namespace gpu_sleep::agent::operations {
+
+/// One wake, tried once, on the operations thread.
+class WakeOperation {
+public:
+    /// `since`: when it was asked for.
+    WakeOperation(Parts& parts, const model::WakeRequest& request, const server::ProgressSink& progress,
+                  Clock::time_point since);
+
+    /// Errors: those of Turnstile::enter(), Gate::close(), Engine::check_room() and Engine::wake(): all that
+    /// slept still does; of Woken::left: some of it; no_process (it is ending).
+    [[nodiscard]] Result<model::Report> run();
+
+private:
+    /// Whether a wake could be begun now: without room nothing is, so that the program hears nothing of a
+    /// wake that is tried often. Errors: those of Engine::check_room().
+    [[nodiscard]] Result<void> check_room();
+    [[nodiscard]] Result<sleep::Woken> attempt();
+    void run_callbacks(sleep::Woken& woken);
+    /// Files that could not be removed, and how all stands.
+    void complete_report();
+
+    Parts& parts_;
+    const model::WakeRequest& request_;
+    const server::ProgressSink& progress_;
+    const Clock::time_point start_ = Clock::now();
+    const Clock::time_point deadline_; ///< of this try
+    model::Report report_;
+    /// What callbacks take comes first: once memory is awake they must run.
+    std::shared_ptr<Event> event_;
+    Callbacks::Jobs jobs_;
+};
+
+} // namespace gpu_sleep::agent::operations
