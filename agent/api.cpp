@@ -4,11 +4,11 @@
 
 #include "gpu_sleep/gpu_sleep.h"
 
-#include "agent.hpp"
 #include "base/cancellation.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "scope.hpp"
+#include "common/tag_scope.hpp"
+#include "life/agent.hpp"
 
 #include <cstring>
 #include <new>
@@ -22,7 +22,6 @@ using agent::Agent;
 namespace {
 
 thread_local std::string t_last_error;
-thread_local std::vector<std::string> t_tags;
 
 gpu_sleep_status fail(const Error& error) noexcept {
     try {
@@ -94,10 +93,6 @@ std::vector<std::string> split_tags(const char* tags) {
 
 } // namespace
 
-std::string_view agent::current_scope_tag() noexcept {
-    return t_tags.empty() ? std::string_view() : std::string_view(t_tags.back());
-}
-
 extern "C" {
 
 const char* gpu_sleep_version(void) {
@@ -136,16 +131,14 @@ gpu_sleep_status gpu_sleep_push_tag(const char* tag) {
     return finish([&]() -> Result<void> {
         const auto name = checked_tag(tag);
         if (!name) return name.error();
-        t_tags.emplace_back(*name);
+        agent::push_scope_tag(*name);
         return {};
     });
 }
 
 gpu_sleep_status gpu_sleep_pop_tag(void) {
     return finish([]() -> Result<void> {
-        if (t_tags.empty()) return invalid("no tag scope is open on this thread");
-        t_tags.pop_back();
-        return {};
+        return agent::pop_scope_tag() ? Result<void>() : invalid("no tag scope is open on this thread");
     });
 }
 

@@ -8,7 +8,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/thread_safety.hpp"
-#include "gate/python_lock.hpp"
+#include "python/python_lock.hpp"
 
 #include <linux/membarrier.h>
 #include <sys/syscall.h>
@@ -311,7 +311,7 @@ bool Gate::hold(Waiter& waiter) {
     };
     if (changed_.wait_for(mutex_, k_short_wait, moved)) return true;
 
-    std::optional<PythonUnlocked> unlocked;
+    std::optional<python::PythonUnlocked> unlocked;
     if (releases_python_lock_ && waiter.touch == Touch::submits) {
         mutex_.unlock();
         unlocked.emplace(loader_lock_);

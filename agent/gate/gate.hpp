@@ -8,10 +8,10 @@
 #include "base/result.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
-#include "gate/loader_lock.hpp"
+#include "common/lock_order.hpp"
 #include "gate/seats.hpp"
-#include "lock_order.hpp"
 #include "model/model.hpp"
+#include "python/loader_lock.hpp"
 
 #include <atomic>
 #include <cstdint>
@@ -138,7 +138,7 @@ public:
     /// while the loader's lock may be theirs.
     void set_releases_python_lock(bool releases) noexcept { releases_python_lock_ = releases; }
 
-    [[nodiscard]] LoaderLock& loader_lock() noexcept { return loader_lock_; }
+    [[nodiscard]] python::LoaderLock& loader_lock() noexcept { return loader_lock_; }
 
     /// Looked at by every call of the program, so it is found without a call of ours.
     [[nodiscard]] static bool is_open() noexcept { return !s_closed.load(std::memory_order_relaxed); }
@@ -213,7 +213,7 @@ private:
     Clock::time_point last_wake_ GPU_SLEEP_GUARDED_BY(mutex_){};
     std::uint64_t refusals_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< of wakes that it asked for
     std::atomic<bool> releases_python_lock_{true};
-    LoaderLock loader_lock_;
+    python::LoaderLock loader_lock_;
     std::atomic<std::uint64_t> passes_{0}; ///< made so far
     std::atomic<std::uint64_t> pass_{0};   ///< number of the one that lives, or 0
 };

@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // The hooks of arrays and mipmapped arrays, which stay with the driver: a few lines each, no policy.
 
-#include "caught/caught.hpp"
 #include "hooks/driver_table.hpp"
+#include "intercepted/calls.hpp"
 
 namespace gpu_sleep::hooks::own {
 
@@ -14,8 +14,8 @@ CUresult cuArrayCreate_v2(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* wanted) {
     const Passage passage(Touch::takes, k_name<Entry::cuArrayCreate_v2>);
     if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuArrayCreate_v2>()(array, wanted);
-    if (status == CUDA_SUCCESS && catches())
-        agent::caught::array_created(
+    if (status == CUDA_SUCCESS && intercepts())
+        agent::intercepted::array_created(
             *array, {wanted->Width, wanted->Height, 0, wanted->Format, wanted->NumChannels, 0}, 1);
     return status;
 }
@@ -24,14 +24,14 @@ CUresult cuArray3DCreate_v2(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* wante
     const Passage passage(Touch::takes, k_name<Entry::cuArray3DCreate_v2>);
     if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuArray3DCreate_v2>()(array, wanted);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::array_created(*array, *wanted, 1);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::array_created(*array, *wanted, 1);
     return status;
 }
 
 CUresult cuArrayDestroy(CUarray array) {
     const auto status = real<Entry::cuArrayDestroy>()(array);
-    if (status == CUDA_SUCCESS && catches())
-        agent::caught::forget_residual(reinterpret_cast<CUdeviceptr>(array));
+    if (status == CUDA_SUCCESS && intercepts())
+        agent::intercepted::forget_residual(reinterpret_cast<CUdeviceptr>(array));
     return status;
 }
 
@@ -40,14 +40,14 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRAY3D_DESC
     const Passage passage(Touch::takes, k_name<Entry::cuMipmappedArrayCreate>);
     if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuMipmappedArrayCreate>()(array, wanted, levels);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::array_created(*array, *wanted, levels);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::array_created(*array, *wanted, levels);
     return status;
 }
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
     const auto status = real<Entry::cuMipmappedArrayDestroy>()(array);
-    if (status == CUDA_SUCCESS && catches())
-        agent::caught::forget_residual(reinterpret_cast<CUdeviceptr>(array));
+    if (status == CUDA_SUCCESS && intercepts())
+        agent::intercepted::forget_residual(reinterpret_cast<CUdeviceptr>(array));
     return status;
 }
 

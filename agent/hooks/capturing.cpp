@@ -4,8 +4,8 @@
 
 #include "hooks/capturing.hpp"
 
-#include "caught/caught.hpp"
 #include "hooks/late_symbol.hpp"
+#include "intercepted/calls.hpp"
 
 #include <array>
 #include <optional>
@@ -30,7 +30,7 @@ std::optional<cuuint64_t> capture_of(CUstream stream) noexcept {
 
 bool is_recorded(CUstream stream, bool per_thread) noexcept {
     std::array<CUstream, 8> own{};
-    const auto count = agent::caught::streams_captured_here(own);
+    const auto count = agent::intercepted::streams_captured_here(own);
     if (count == 0) return false;
     const auto number = capture_of(!stream && per_thread ? CU_STREAM_PER_THREAD : stream);
     for (std::size_t i = 0; number && i < count; ++i)

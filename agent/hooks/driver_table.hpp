@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The caught entry points as types and numbers: their signatures, their real addresses in libcuda, and what
-// stands in for each.
+// The intercepted entry points as types and numbers: their signatures, their real addresses in libcuda, and
+// what stands in for each.
 
 #pragma once
 
@@ -13,9 +13,10 @@
 #endif
 #include "hooks/entry_points.hpp"
 
+#include "common/interception.hpp"
 #include "declared_entry_points.hpp" // made by the build: those that this cuda.h has
 #include "gate/gate.hpp"
-#include "hooks/catches.hpp"
+#include "intercepted/refusal.hpp"
 
 #include <cuda.h>
 
@@ -24,7 +25,7 @@
 #include <cstddef>
 #include <cstdint>
 
-/// All that are caught by this build. GPU_SLEEP_HAS_name is defined for each.
+/// All that are intercepted by this build. GPU_SLEEP_HAS_name is defined for each.
 #define GPU_SLEEP_DECLARED(X)                                                                                \
     GPU_SLEEP_DECLARED_OWN_HOOKS(X) GPU_SLEEP_DECLARED_SUBMITTING(X) GPU_SLEEP_DECLARED_TAKING(X)
 
@@ -33,7 +34,7 @@ namespace gpu_sleep::hooks {
 /// All of the list, so that what is said of one needs no question whether cuda.h has it.
 enum class Entry : std::uint16_t {
 #define GPU_SLEEP_ENUMERATOR(name) name,
-    GPU_SLEEP_CAUGHT(GPU_SLEEP_ENUMERATOR)
+    GPU_SLEEP_INTERCEPTED(GPU_SLEEP_ENUMERATOR)
 #undef GPU_SLEEP_ENUMERATOR
         count
 };
@@ -41,7 +42,7 @@ inline constexpr auto k_entries = static_cast<std::size_t>(Entry::count);
 
 inline constexpr std::array<const char*, k_entries> k_symbols = {
 #define GPU_SLEEP_SYMBOL(name) #name,
-    GPU_SLEEP_CAUGHT(GPU_SLEEP_SYMBOL)
+    GPU_SLEEP_INTERCEPTED(GPU_SLEEP_SYMBOL)
 #undef GPU_SLEEP_SYMBOL
 };
 
@@ -80,9 +81,9 @@ inline constexpr const char* k_name = k_symbols[static_cast<std::size_t>(entry)]
 /// itself when nothing does.
 [[nodiscard]] void* stand_in_for(void* address, const char* name) noexcept;
 
-/// What a caught call returns when the gate refuses it: what the driver itself would once the process is
-/// ending.
-[[nodiscard]] CUresult refused() noexcept;
+using agent::check_interception_setting;
+using agent::intercepts;
+using agent::intercepted::refused;
 
 // The hooks of their own, one for each entry point of GPU_SLEEP_DECLARED_OWN_HOOKS.
 namespace own {

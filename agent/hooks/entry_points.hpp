@@ -99,7 +99,7 @@
     X(cuModuleLoad) X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary)                       \
     X(cuMulticastAddDevice) X(cuMulticastCreate) X(cuStreamCreate) X(cuStreamCreateWithPriority)
 
-/// Touches nothing: asks, orders, destroys, describes, or works on the host. Not caught.
+/// Touches nothing: asks, orders, destroys, describes, or works on the host. Not intercepted.
 #define GPU_SLEEP_HARMLESS(X) \
     X(cuArray3DGetDescriptor) X(cuArray3DGetDescriptor_v2) X(cuArrayGetDescriptor)                           \
     X(cuArrayGetDescriptor_v2) X(cuArrayGetMemoryRequirements) X(cuArrayGetPlane)                            \
@@ -201,5 +201,5 @@
 
 // clang-format on
 
-/// All that are caught.
-#define GPU_SLEEP_CAUGHT(X) GPU_SLEEP_OWN_HOOKS(X) GPU_SLEEP_SUBMITTING(X) GPU_SLEEP_TAKING(X)
+/// All that are intercepted.
+#define GPU_SLEEP_INTERCEPTED(X) GPU_SLEEP_OWN_HOOKS(X) GPU_SLEEP_SUBMITTING(X) GPU_SLEEP_TAKING(X)

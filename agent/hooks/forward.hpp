@@ -4,9 +4,9 @@
 
 #pragma once
 
-#include "caught/caught.hpp"
 #include "hooks/driver_table.hpp"
-#include "hooks/names.hpp"
+#include "hooks/named_addresses.hpp"
+#include "intercepted/calls.hpp"
 
 namespace gpu_sleep::hooks {
 
@@ -16,7 +16,7 @@ template <class Call>
 CUresult call_reaching(const gate::Inspector& copy, Call&& call) noexcept {
     const auto status = call();
     const bool may_reach =
-        status == CUDA_ERROR_INVALID_VALUE && catches() && agent::caught::let_copies_reach(copy);
+        status == CUDA_ERROR_INVALID_VALUE && intercepts() && agent::intercepted::let_copies_reach(copy);
     return may_reach ? call() : status;
 }
 

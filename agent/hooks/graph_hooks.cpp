@@ -36,7 +36,7 @@ CUresult instantiate(CUgraphExec* executable, CUgraph graph, Arguments... argume
     const Passage passage(Touch::takes, k_name<entry>, &names);
     if (!passage.admitted()) return refused();
     const auto status = real<entry>()(executable, graph, arguments...);
-    if (status == CUDA_SUCCESS && catches()) note_graph(*executable, graph);
+    if (status == CUDA_SUCCESS && intercepts()) note_graph(*executable, graph);
     return status;
 }
 
@@ -46,7 +46,7 @@ CUresult update(CUgraphExec executable, CUgraph graph, Arguments... arguments) {
     const Passage passage(Touch::takes, k_name<entry>, &names);
     if (!passage.admitted()) return refused();
     const auto status = real<entry>()(executable, graph, arguments...);
-    if (status == CUDA_SUCCESS && catches()) note_graph(executable, graph);
+    if (status == CUDA_SUCCESS && intercepts()) note_graph(executable, graph);
     return status;
 }
 
@@ -99,7 +99,7 @@ template <Entry entry, class Add, class... Arguments>
 CUresult change(LooksAt looks, Add&& add, CUgraphExec executable, CUgraphNode node, Arguments... arguments) {
     const NodeInspector names(add);
     const auto status = give_node<entry>(looks, names, executable, node, arguments...);
-    if (status == CUDA_SUCCESS && catches()) note_node(executable, node, names);
+    if (status == CUDA_SUCCESS && intercepts()) note_node(executable, node, names);
     return status;
 }
 
@@ -194,7 +194,7 @@ CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec executable, CUgraphNode 
 }
 
 CUresult cuGraphExecDestroy(CUgraphExec executable) {
-    if (catches()) forget_graph(executable);
+    if (intercepts()) forget_graph(executable);
     return real<Entry::cuGraphExecDestroy>()(executable);
 }
 

@@ -6,10 +6,10 @@
 
 #include "base/guard.hpp"
 #include "base/immortal.hpp"
-#include "caught/caught.hpp"
+#include "common/lock_order.hpp"
 #include "hooks/inspect.hpp"
 #include "hooks/late_symbol.hpp"
-#include "lock_order.hpp"
+#include "intercepted/calls.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -112,7 +112,7 @@ void add_node_of(gate::Named& named, CUgraphNode node) {
 /// Leaves out what is no memory of the program's: most words of parameters are none.
 void keep_allocations(gate::Named& named) {
     std::erase_if(named.spans,
-                  [](const gate::Named::Span& span) { return !agent::caught::find(span.begin); });
+                  [](const gate::Named::Span& span) { return !agent::intercepted::find(span.begin); });
     const auto by_begin = [](const auto& a, const auto& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
     };

@@ -4,8 +4,8 @@
 
 #include "hooks/inspect.hpp"
 
-#include "caught/caught.hpp"
 #include "hooks/late_symbol.hpp"
+#include "intercepted/calls.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -126,7 +126,7 @@ void add_resource(gate::Named& named, const CUDA_RESOURCE_DESC& resource) {
 }
 
 void add_handle(gate::Named& named, CUmemGenericAllocationHandle handle) {
-    agent::caught::add_mappings_of(handle, named);
+    agent::intercepted::add_mappings_of(handle, named);
 }
 
 void add_kernel(gate::Named& named, CUfunction function, void** parameters, void** extra) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Finding the addresses in what a call is given. Which call names what is in names.hpp.
+// Finding the addresses in what a call is given. Which call names what is in named_addresses.hpp.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Functions of libcuda that are looked up when they are first needed, and are not caught.
+// Functions of libcuda that are looked up when they are first needed, and are not intercepted.
 
 #pragma once
 

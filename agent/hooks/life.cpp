@@ -2,8 +2,9 @@
 // Copyright the gpu-sleep authors.
 // The hooks of initialisation, contexts, streams and captures: a few lines each, no policy.
 
-#include "caught/caught.hpp"
 #include "hooks/driver_table.hpp"
+#include "intercepted/calls.hpp"
+#include "life/start.hpp"
 
 #include <functional>
 #include <tuple>
@@ -14,9 +15,9 @@ using gate::Passage;
 using gate::Touch;
 
 CUresult cuInit(unsigned flags) {
-    check_setting();
+    check_interception_setting();
     const auto status = real<Entry::cuInit>()(flags);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::start();
+    if (status == CUDA_SUCCESS && intercepts()) agent::life::start();
     return status;
 }
 
@@ -28,7 +29,7 @@ CUresult create_context(CUcontext* context, Arguments... arguments) {
     const Passage passage(Touch::takes, k_name<entry>);
     if (!passage.admitted()) return refused();
     const auto status = real<entry>()(context, arguments...);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::context_created(*context);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::context_created(*context);
     return status;
 }
 
@@ -38,7 +39,7 @@ CUresult end_with(CUresult (*ends)(Subject, const std::function<CUresult()>&), S
     const Passage passage(Touch::ends, k_name<entry>);
     if (!passage.admitted()) return refused();
     const auto call = [=] { return real<entry>()(subject); };
-    return catches() ? ends(subject, call) : call();
+    return intercepts() ? ends(subject, call) : call();
 }
 
 /// The mode of a capture is the last argument; the first entry point of the kind has none.
@@ -52,31 +53,33 @@ CUstreamCaptureMode capture_mode(Arguments... arguments) {
 
 template <Entry entry, class... Arguments>
 CUresult begin_capture(bool per_thread, CUstream stream, Arguments... arguments) {
-    const bool is_caught = catches();
-    const bool nests = is_caught && agent::caught::has_capture_open();
+    const bool is_intercepted = intercepts();
+    const bool nests = is_intercepted && agent::intercepted::has_capture_open();
     const Passage passage(nests ? Touch::nests : Touch::captures, k_name<entry>);
     if (!passage.admitted()) return refused();
     // Noted first: once it has begun, no free may wait for the device.
     const bool any_may_end = capture_mode(arguments...) == CU_STREAM_CAPTURE_MODE_RELAXED;
-    const auto number = is_caught ? agent::caught::capture_begins(stream, per_thread, any_may_end) : 0;
+    const auto number =
+        is_intercepted ? agent::intercepted::capture_begins(stream, per_thread, any_may_end) : 0;
     const auto status = real<entry>()(stream, arguments...);
-    if (status != CUDA_SUCCESS && is_caught) agent::caught::capture_failed(stream, per_thread, number);
+    if (status != CUDA_SUCCESS && is_intercepted)
+        agent::intercepted::capture_failed(stream, per_thread, number);
     return status;
 }
 
 template <Entry entry>
 CUresult end_capture(bool per_thread, CUstream stream, CUgraph* graph) {
-    if (!catches()) return real<entry>()(stream, graph);
-    const auto number = agent::caught::capture_ends(stream, per_thread);
+    if (!intercepts()) return real<entry>()(stream, graph);
+    const auto number = agent::intercepted::capture_ends(stream, per_thread);
     const auto status = real<entry>()(stream, graph);
-    agent::caught::capture_ended(stream, per_thread, number, status);
+    agent::intercepted::capture_ended(stream, per_thread, number, status);
     return status;
 }
 
 template <Entry entry>
 CUresult destroy_stream(CUstream stream) {
     const auto call = [=] { return real<entry>()(stream); };
-    return catches() ? agent::caught::end_stream(stream, call) : call();
+    return intercepts() ? agent::intercepted::end_stream(stream, call) : call();
 }
 
 } // namespace
@@ -98,51 +101,51 @@ CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsig
 #endif
 
 CUresult cuCtxDestroy(CUcontext context) {
-    return end_with<Entry::cuCtxDestroy>(agent::caught::end_context, context);
+    return end_with<Entry::cuCtxDestroy>(agent::intercepted::end_context, context);
 }
 CUresult cuCtxDestroy_v2(CUcontext context) {
-    return end_with<Entry::cuCtxDestroy_v2>(agent::caught::end_context, context);
+    return end_with<Entry::cuCtxDestroy_v2>(agent::intercepted::end_context, context);
 }
 CUresult cuCtxDetach(CUcontext context) {
-    return end_with<Entry::cuCtxDetach>(agent::caught::detach_context, context);
+    return end_with<Entry::cuCtxDetach>(agent::intercepted::detach_context, context);
 }
 
 CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
     const Passage passage(Touch::takes, k_name<Entry::cuGreenCtxCreate>);
     if (!passage.admitted()) return refused();
     const auto call = [=] { return real<Entry::cuGreenCtxCreate>()(context, resources, device, flags); };
-    if (!catches()) return call();
+    if (!intercepts()) return call();
     // Converted at once, for its streams say which context it is, too.
-    return agent::caught::make_green_context(context, device, call, [=](CUcontext* converted) {
+    return agent::intercepted::make_green_context(context, device, call, [=](CUcontext* converted) {
         return real<Entry::cuCtxFromGreenCtx>()(converted, *context);
     });
 }
 CUresult cuGreenCtxDestroy(CUgreenCtx context) {
-    return end_with<Entry::cuGreenCtxDestroy>(agent::caught::end_green_context, context);
+    return end_with<Entry::cuGreenCtxDestroy>(agent::intercepted::end_green_context, context);
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     const Passage passage(Touch::takes, k_name<Entry::cuDevicePrimaryCtxRetain>);
     if (!passage.admitted()) return refused();
     const auto call = [=] { return real<Entry::cuDevicePrimaryCtxRetain>()(context, device); };
-    return catches() ? agent::caught::retain_primary_context(device, call) : call();
+    return intercepts() ? agent::intercepted::retain_primary_context(device, call) : call();
 }
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
-    return end_with<Entry::cuDevicePrimaryCtxRelease>(agent::caught::release_primary_context, device);
+    return end_with<Entry::cuDevicePrimaryCtxRelease>(agent::intercepted::release_primary_context, device);
 }
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-    return end_with<Entry::cuDevicePrimaryCtxRelease_v2>(agent::caught::release_primary_context, device);
+    return end_with<Entry::cuDevicePrimaryCtxRelease_v2>(agent::intercepted::release_primary_context, device);
 }
 CUresult cuDevicePrimaryCtxReset(CUdevice device) {
-    return end_with<Entry::cuDevicePrimaryCtxReset>(agent::caught::reset_primary_context, device);
+    return end_with<Entry::cuDevicePrimaryCtxReset>(agent::intercepted::reset_primary_context, device);
 }
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-    return end_with<Entry::cuDevicePrimaryCtxReset_v2>(agent::caught::reset_primary_context, device);
+    return end_with<Entry::cuDevicePrimaryCtxReset_v2>(agent::intercepted::reset_primary_context, device);
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     const auto status = real<Entry::cuCtxEnablePeerAccess>()(peer, flags);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::peer_access_enabled(peer);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::peer_access_enabled(peer);
     return status;
 }
 
@@ -193,7 +196,7 @@ namespace {
 
 /// A synchronisation is where pools give back what exceeds their thresholds.
 CUresult after_wait(CUresult status) {
-    if (status == CUDA_SUCCESS && catches()) agent::caught::synchronized();
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::synchronized();
     return status;
 }
 

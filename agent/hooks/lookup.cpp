@@ -6,9 +6,7 @@
 #include "base/thread_safety.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/forward.hpp"
-#include "hooks/unknown_calls.hpp"
-#include "model/environment.hpp"
-#include "settings.hpp"
+#include "intercepted/unknown_calls.hpp"
 
 #include <dlfcn.h>
 
@@ -103,10 +101,6 @@ const Table* table() noexcept {
     return &s_table;
 }
 
-/// Made at the first question, which may come before this library's own constructors have run.
-enum class Decision : int { unknown, off, on, misspelt };
-constinit std::atomic<Decision> g_decision{Decision::unknown};
-
 /// Stands for each function that the driver lacks: a program may be linked to one weakly, and gets ours.
 CUresult answer_for_missing() noexcept {
     return CUDA_ERROR_NOT_FOUND;
@@ -120,7 +114,7 @@ bool are_together(const void* one, const void* other) noexcept {
 }
 
 bool is_ours(const void* address) noexcept {
-    return are_together(reinterpret_cast<const void*>(&catches), address);
+    return are_together(reinterpret_cast<const void*>(&loaded_driver), address);
 }
 
 /// A symbol as it is documented, without its version or that of the default stream.
@@ -146,31 +140,6 @@ bool is_name(const char* name, const char* wanted) noexcept {
 
 } // namespace
 
-bool catches() noexcept {
-    auto decision = g_decision.load(std::memory_order_relaxed);
-    if (decision == Decision::unknown) {
-        const auto text = agent::setting(model::environment::k_capture);
-        const auto wanted = agent::parse_switch(text.empty() ? "0" : text);
-        decision = !wanted ? Decision::misspelt : *wanted ? Decision::on : Decision::off;
-        g_decision.store(decision, std::memory_order_relaxed);
-    }
-    return decision == Decision::on;
-}
-
-void check_setting() noexcept {
-    auto decision = Decision::misspelt;
-    if (catches() || !g_decision.compare_exchange_strong(decision, Decision::off)) return;
-    agent::refuse_setting(model::environment::k_capture, "1 or 0");
-}
-
-void stop_catching() noexcept {
-    g_decision.store(Decision::off, std::memory_order_relaxed);
-}
-
-CUresult refused() noexcept {
-    return gate::Gate::instance().is_abandoned() ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_SYSTEM_NOT_READY;
-}
-
 void* loaded_driver() noexcept {
     static std::atomic<void*> s_driver{nullptr};
     if (auto* driver = s_driver.load(std::memory_order_relaxed)) return driver;
@@ -186,14 +155,14 @@ void* find_real(Entry entry) noexcept {
 }
 
 void* stand_in_for(void* address, const char* name) noexcept {
-    const auto* known = catches() ? table() : nullptr;
+    const auto* known = intercepts() ? table() : nullptr;
     if (!known) return address;
     const auto* const end = known->rows.data() + known->count;
     const auto* const row = std::lower_bound(known->rows.data(), end, Table::Row{address, 0, nullptr});
     if (row != end && row->real == address) return row->stand_in;
     const bool is_unknown = is_entry_point(name) && !is_harmless(name) && known->count != 0 &&
                             are_together(known->rows.front().real, address);
-    return is_unknown ? stand_in_for_unknown(address, name) : address;
+    return is_unknown ? agent::intercepted::stand_in_for_unknown(address, name) : address;
 }
 
 // The answer to a look-up: `is_final` false means that the real dlsym is to be asked, by a jump to it, so
@@ -215,8 +184,9 @@ __attribute__((visibility("hidden"), used)) Answer gpu_sleep_look_up(void* handl
                                                                      const char* name) noexcept {
     constexpr Answer k_ask_the_real_one{nullptr, 0};
     if (!gpu_sleep_real_dlsym) gpu_sleep_find_real_dlsym();
-    if (!catches() && (is_name(name, "cuInit") || is_name(name, "cuGetProcAddress_v2"))) check_setting();
-    if (!catches() || !gpu_sleep_real_dlsym) return k_ask_the_real_one;
+    if (!intercepts() && (is_name(name, "cuInit") || is_name(name, "cuGetProcAddress_v2")))
+        check_interception_setting();
+    if (!intercepts() || !gpu_sleep_real_dlsym) return k_ask_the_real_one;
     void* const address = gpu_sleep_real_dlsym(handle, name);
     if (!address) return k_ask_the_real_one;
     void* const stand_in = stand_in_for(address, name);
@@ -325,7 +295,7 @@ dlsym:
     .size dlsym, .-dlsym
 )");
 #else
-#error "dlsym is caught on x86-64 and on arm64 only"
+#error "dlsym is intercepted on x86-64 and on arm64 only"
 #endif
 
 namespace own {

@@ -2,8 +2,9 @@
 // Copyright the gpu-sleep authors.
 // The hooks of plain and stream-ordered memory and of pools: a few lines each, no policy.
 
-#include "caught/caught.hpp"
-#include "hooks/names.hpp"
+#include "hooks/named_addresses.hpp"
+#include "intercepted/calls.hpp"
+#include "life/start.hpp"
 
 #include <optional>
 
@@ -15,11 +16,11 @@ using gate::Touch;
 CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t bytes) {
     const Passage passage(Touch::takes, k_name<Entry::cuMemAlloc_v2>);
     if (!passage.admitted()) return refused();
-    agent::caught::Left left;
-    if (catches())
-        if (const auto answer = agent::caught::allocate(address, bytes, left)) return *answer;
+    agent::intercepted::Left left;
+    if (agent::life::intercepts_allocations())
+        if (const auto answer = agent::intercepted::allocate(address, bytes, left)) return *answer;
     const auto status = real<Entry::cuMemAlloc_v2>()(address, bytes);
-    if (status == CUDA_SUCCESS) agent::caught::left_to_driver(*address, bytes, left);
+    if (status == CUDA_SUCCESS) agent::intercepted::left_to_driver(*address, bytes, left);
     return status;
 }
 
@@ -27,24 +28,24 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t* pitch, std::size_
                             unsigned element_bytes) {
     const Passage passage(Touch::takes, k_name<Entry::cuMemAllocPitch_v2>);
     if (!passage.admitted()) return refused();
-    agent::caught::Left left;
-    if (catches())
+    agent::intercepted::Left left;
+    if (agent::life::intercepts_allocations())
         if (const auto answer =
-                agent::caught::allocate_pitched(address, pitch, width, height, element_bytes, left))
+                agent::intercepted::allocate_pitched(address, pitch, width, height, element_bytes, left))
             return *answer;
     const auto status = real<Entry::cuMemAllocPitch_v2>()(address, pitch, width, height, element_bytes);
-    if (status == CUDA_SUCCESS) agent::caught::left_to_driver(*address, *pitch * height, left);
+    if (status == CUDA_SUCCESS) agent::intercepted::left_to_driver(*address, *pitch * height, left);
     return status;
 }
 
 // Freeing touches nothing: what sleeps is dropped.
 CUresult cuMemFree_v2(CUdeviceptr address) {
-    if (catches())
-        if (const auto answer = agent::caught::free(address)) return *answer;
+    if (intercepts())
+        if (const auto answer = agent::intercepted::free(address)) return *answer;
     const auto free = [=] { return real<Entry::cuMemFree_v2>()(address); };
-    if (!catches()) return free();
-    const auto status = agent::caught::free_left(address, free);
-    if (status == CUDA_SUCCESS) agent::caught::forget_residual(address);
+    if (!intercepts()) return free();
+    const auto status = agent::intercepted::free_left(address, free);
+    if (status == CUDA_SUCCESS) agent::intercepted::forget_residual(address);
     return status;
 }
 
@@ -52,7 +53,7 @@ CUresult cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsigned fla
     const Passage passage(Touch::takes, k_name<Entry::cuMemAllocManaged>);
     if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuMemAllocManaged>()(address, bytes, flags);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::managed_allocated(*address, bytes);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::managed_allocated(*address, bytes);
     return status;
 }
 
@@ -62,13 +63,13 @@ template <Entry entry>
 CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream, bool per_thread) {
     const Passage passage(Touch::takes, k_name<entry>);
     if (!passage.admitted()) return refused();
-    agent::caught::Left left;
-    if (catches())
+    agent::intercepted::Left left;
+    if (agent::life::intercepts_allocations())
         if (const auto answer =
-                agent::caught::allocate_async(address, bytes, std::nullopt, stream, per_thread, left))
+                agent::intercepted::allocate_async(address, bytes, std::nullopt, stream, per_thread, left))
             return *answer;
     const auto status = real<entry>()(address, bytes, stream);
-    if (status == CUDA_SUCCESS) agent::caught::left_to_driver(*address, bytes, left);
+    if (status == CUDA_SUCCESS) agent::intercepted::left_to_driver(*address, bytes, left);
     return status;
 }
 
@@ -77,23 +78,24 @@ CUresult allocate_from_pool(CUdeviceptr* address, std::size_t bytes, CUmemoryPoo
                             bool per_thread) {
     const Passage passage(Touch::takes, k_name<entry>);
     if (!passage.admitted()) return refused();
-    agent::caught::Left left;
-    if (catches())
-        if (const auto answer = agent::caught::allocate_async(address, bytes, pool, stream, per_thread, left))
+    agent::intercepted::Left left;
+    if (agent::life::intercepts_allocations())
+        if (const auto answer =
+                agent::intercepted::allocate_async(address, bytes, pool, stream, per_thread, left))
             return *answer;
     const auto status = real<entry>()(address, bytes, pool, stream);
-    if (status == CUDA_SUCCESS) agent::caught::left_to_driver(*address, bytes, left);
+    if (status == CUDA_SUCCESS) agent::intercepted::left_to_driver(*address, bytes, left);
     return status;
 }
 
 template <Entry entry>
 CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread) {
-    if (catches())
-        if (const auto answer = agent::caught::free_async(address, stream, per_thread)) return *answer;
+    if (intercepts())
+        if (const auto answer = agent::intercepted::free_async(address, stream, per_thread)) return *answer;
     const auto free = [=] { return real<entry>()(address, stream); };
-    if (!catches()) return free();
-    const auto status = agent::caught::free_left(address, free);
-    if (status == CUDA_SUCCESS) agent::caught::forget_residual(address); // managed memory, say
+    if (!intercepts()) return free();
+    const auto status = agent::intercepted::free_left(address, free);
+    if (status == CUDA_SUCCESS) agent::intercepted::forget_residual(address); // managed memory, say
     return status;
 }
 
@@ -122,35 +124,35 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
 
 CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
     const auto status = real<Entry::cuMemPoolCreate>()(pool, properties);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::pool_created(*pool, *properties);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::pool_created(*pool, *properties);
     return status;
 }
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     const auto call = [=] { return real<Entry::cuMemPoolDestroy>()(pool); };
-    return catches() ? agent::caught::end_pool(pool, call) : call();
+    return intercepts() ? agent::intercepted::end_pool(pool, call) : call();
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, std::size_t keep) {
-    if (catches()) agent::caught::pool_trimmed(pool, keep);
+    if (intercepts()) agent::intercepted::pool_trimmed(pool, keep);
     return real<Entry::cuMemPoolTrimTo>()(pool, keep);
 }
 
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
     const auto status = real<Entry::cuMemPoolSetAttribute>()(pool, attribute, value);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::pool_set(pool, attribute, value);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::pool_set(pool, attribute, value);
     return status;
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
     const auto status = real<Entry::cuMemPoolGetAttribute>()(pool, attribute, value);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::add_pool_figures(pool, attribute, value);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::add_pool_figures(pool, attribute, value);
     return status;
 }
 
 CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t count) {
     const auto status = real<Entry::cuMemPoolSetAccess>()(pool, grants, count);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::pool_access(pool, grants, count);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::pool_access(pool, grants, count);
     return status;
 }
 
@@ -159,8 +161,8 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     const auto inspector = inspector_of<Entry::cuIpcGetMemHandle>(handle, address);
     const Passage passage(Touch::shares, k_name<Entry::cuIpcGetMemHandle>, &inspector);
     if (!passage.admitted()) return refused();
-    if (catches())
-        if (const auto answer = agent::caught::ipc_handle(handle, address)) return *answer;
+    if (intercepts())
+        if (const auto answer = agent::intercepted::ipc_handle(handle, address)) return *answer;
     return real<Entry::cuIpcGetMemHandle>()(handle, address);
 }
 
@@ -170,14 +172,14 @@ template <Entry entry>
 CUresult open_ipc(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
     const Passage passage(Touch::takes, k_name<entry>);
     if (!passage.admitted()) return refused();
-    if (catches())
-        if (const auto answer = agent::caught::open_ipc(address, handle, flags)) return *answer;
+    if (intercepts())
+        if (const auto answer = agent::intercepted::open_ipc(address, handle, flags)) return *answer;
     const auto status = real<entry>()(address, handle, flags);
-    if (status == CUDA_SUCCESS && catches()) {
+    if (status == CUDA_SUCCESS && intercepts()) {
         CUdeviceptr base = 0;
         std::size_t bytes = 0;
         static_cast<void>(real<Entry::cuMemGetAddressRange_v2>()(&base, &bytes, *address));
-        agent::caught::imported(*address, bytes, "ipc");
+        agent::intercepted::imported(*address, bytes, "ipc");
     }
     return status;
 }
@@ -192,10 +194,10 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsi
 }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
-    if (catches())
-        if (const auto answer = agent::caught::close_ipc(address)) return *answer;
+    if (intercepts())
+        if (const auto answer = agent::intercepted::close_ipc(address)) return *answer;
     const auto status = real<Entry::cuIpcCloseMemHandle>()(address);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::forget_residual(address);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::forget_residual(address);
     return status;
 }
 

@@ -3,14 +3,14 @@
 // The hooks of questions about addresses. They never wait and never fail because something sleeps: what the
 // driver does not know, or knows of the range and not of the allocation, we know.
 
-#include "caught/caught.hpp"
-#include "hooks/names.hpp"
+#include "hooks/named_addresses.hpp"
+#include "intercepted/calls.hpp"
 
 #include <cstdint>
 
 namespace gpu_sleep::hooks::own {
 
-using agent::caught::Known;
+using agent::intercepted::Known;
 
 namespace {
 
@@ -72,14 +72,14 @@ CUresult ask(void* data, CUpointer_attribute attribute, const Known& known, CUde
 bool is_beyond(CUdeviceptr address) {
     CUdeviceptr begin = 0;
     std::size_t bytes = 0;
-    return catches() && real<Entry::cuMemGetAddressRange_v2>()(&begin, &bytes, address) == CUDA_SUCCESS &&
-           agent::caught::is_range_of_ours(begin, bytes);
+    return intercepts() && real<Entry::cuMemGetAddressRange_v2>()(&begin, &bytes, address) == CUDA_SUCCESS &&
+           agent::intercepted::is_range_of_ours(begin, bytes);
 }
 
 } // namespace
 
 CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
-    const auto known = catches() && data ? agent::caught::find(address) : std::nullopt;
+    const auto known = intercepts() && data ? agent::intercepted::find(address) : std::nullopt;
     if (known) return ask(data, attribute, *known, address);
     if (is_beyond(address)) return CUDA_ERROR_INVALID_VALUE;
     return real<Entry::cuPointerGetAttribute>()(data, attribute, address);
@@ -88,7 +88,7 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
                                 CUdeviceptr address) {
     constexpr CUdeviceptr k_nobodys = 1; // of which the driver gives the answers for what nobody knows
-    const auto known = catches() && attributes && data ? agent::caught::find(address) : std::nullopt;
+    const auto known = intercepts() && attributes && data ? agent::intercepted::find(address) : std::nullopt;
     if (!known && is_beyond(address)) address = k_nobodys;
     const auto status = real<Entry::cuPointerGetAttributes>()(count, attributes, data, address);
     if (!known) return status;
@@ -108,12 +108,12 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
     const auto status = real<Entry::cuPointerSetAttribute>()(value, attribute, address);
     const bool is_set = status == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS &&
                         *static_cast<const unsigned*>(value) != 0;
-    if (is_set && catches()) agent::caught::pin_span(address, 1, "registered with another device");
+    if (is_set && intercepts()) agent::intercepted::pin_span(address, 1, "registered with another device");
     return status;
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address) {
-    const auto known = catches() ? agent::caught::find(address) : std::nullopt;
+    const auto known = intercepts() ? agent::intercepted::find(address) : std::nullopt;
     if (!known && is_beyond(address)) return CUDA_ERROR_NOT_FOUND;
     if (!known) return real<Entry::cuMemGetAddressRange_v2>()(base, bytes, address);
     if (known->is_virtual && !known->is_own) {
@@ -126,10 +126,10 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdevice
 }
 
 CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
-    const auto known = catches() && flags && location ? agent::caught::find(address) : std::nullopt;
+    const auto known = intercepts() && flags && location ? agent::intercepted::find(address) : std::nullopt;
     if (!known && is_beyond(address)) return CUDA_ERROR_INVALID_VALUE;
     const auto status = real<Entry::cuMemGetAccess>()(flags, location, address);
-    return known ? agent::caught::access_of(*known, *location, status, *flags) : status;
+    return known ? agent::intercepted::access_of(*known, *location, status, *flags) : status;
 }
 
 } // namespace gpu_sleep::hooks::own

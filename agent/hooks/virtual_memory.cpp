@@ -2,8 +2,9 @@
 // Copyright the gpu-sleep authors.
 // The hooks of the program's own virtual memory: a few lines each, no policy.
 
-#include "caught/caught.hpp"
-#include "hooks/names.hpp"
+#include "hooks/named_addresses.hpp"
+#include "intercepted/calls.hpp"
+#include "life/start.hpp"
 
 #include <functional>
 
@@ -14,15 +15,15 @@ using gate::Touch;
 
 namespace {
 
-/// As caught::use_handle(), where anything is caught.
+/// As intercepted::use_handle(), where anything is intercepted.
 template <class Use>
 CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason, const Use& use) noexcept {
-    return catches() ? agent::caught::use_handle(handle, reason, std::cref(use)) : use(handle);
+    return intercepts() ? agent::intercepted::use_handle(handle, reason, std::cref(use)) : use(handle);
 }
 
 /// Memory whose address was given away has to stay where it is.
 CUresult pinning(CUresult status, CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
-    if (status == CUDA_SUCCESS && catches()) agent::caught::pin_span(address, bytes, reason);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::pin_span(address, bytes, reason);
     return status;
 }
 
@@ -32,15 +33,16 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
                      const CUmemAllocationProp* properties, unsigned long long flags) {
     const Passage passage(Touch::takes, k_name<Entry::cuMemCreate>);
     if (!passage.admitted()) return refused();
-    if (catches())
-        if (const auto answer = agent::caught::create(handle, bytes, properties, flags)) return *answer;
+    if (agent::life::intercepts_allocations())
+        if (const auto answer = agent::intercepted::create(handle, bytes, properties, flags)) return *answer;
     return real<Entry::cuMemCreate>()(handle, bytes, properties, flags);
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-    if (catches())
-        if (const auto answer = agent::caught::release(handle)) return *answer;
-    if (catches()) agent::caught::imported_handle_released(handle); // first: another may have it at once
+    if (intercepts())
+        if (const auto answer = agent::intercepted::release(handle)) return *answer;
+    if (intercepts())
+        agent::intercepted::imported_handle_released(handle); // first: another may have it at once
     return real<Entry::cuMemRelease>()(handle);
 }
 
@@ -51,10 +53,11 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
     const auto inspector = inspector_of<Entry::cuMemMap>(address, bytes, offset, handle, flags);
     const Passage passage(Touch::takes, k_name<Entry::cuMemMap>, &inspector);
     if (!passage.admitted()) return refused();
-    if (catches())
-        if (const auto answer = agent::caught::map(address, bytes, offset, handle, flags)) return *answer;
+    if (intercepts())
+        if (const auto answer = agent::intercepted::map(address, bytes, offset, handle, flags))
+            return *answer;
     const auto status = real<Entry::cuMemMap>()(address, bytes, offset, handle, flags);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::mapped_by_driver(address, bytes, handle);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::mapped_by_driver(address, bytes, handle);
     return status;
 }
 
@@ -62,9 +65,9 @@ CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
     const auto inspector = inspector_of<Entry::cuMemUnmap>(address, bytes);
     const Passage passage(Touch::takes, k_name<Entry::cuMemUnmap>, &inspector);
     if (!passage.admitted()) return refused();
-    const auto answer = catches() ? agent::caught::unmap(address, bytes) : std::nullopt;
+    const auto answer = intercepts() ? agent::intercepted::unmap(address, bytes) : std::nullopt;
     const auto status = answer ? *answer : real<Entry::cuMemUnmap>()(address, bytes);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::unmapped_by_driver(address, bytes);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::unmapped_by_driver(address, bytes);
     return status;
 }
 
@@ -73,27 +76,27 @@ CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAcces
     const auto inspector = inspector_of<Entry::cuMemSetAccess>(address, bytes, grants, count);
     const Passage passage(Touch::takes, k_name<Entry::cuMemSetAccess>, &inspector);
     if (!passage.admitted()) return refused();
-    if (catches())
-        if (const auto answer = agent::caught::set_access(address, bytes, grants, count)) return *answer;
+    if (intercepts())
+        if (const auto answer = agent::intercepted::set_access(address, bytes, grants, count)) return *answer;
     return real<Entry::cuMemSetAccess>()(address, bytes, grants, count);
 }
 
 // Without what sleeps the driver would think the addresses unused, and give them to others.
 CUresult cuMemAddressFree(CUdeviceptr address, std::size_t bytes) {
-    if (catches() && agent::caught::has_mappings_in(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (intercepts() && agent::intercepted::has_mappings_in(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
     return real<Entry::cuMemAddressFree>()(address, bytes);
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
-    if (catches())
-        if (const auto answer = agent::caught::retain_handle(handle, address)) return *answer;
+    if (intercepts())
+        if (const auto answer = agent::intercepted::retain_handle(handle, address)) return *answer;
     return real<Entry::cuMemRetainAllocationHandle>()(handle, address);
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
                                                 CUmemGenericAllocationHandle handle) {
-    if (catches())
-        if (const auto answer = agent::caught::properties_of(properties, handle)) return *answer;
+    if (intercepts())
+        if (const auto answer = agent::intercepted::properties_of(properties, handle)) return *answer;
     return real<Entry::cuMemGetAllocationPropertiesFromHandle>()(properties, handle);
 }
 
@@ -112,7 +115,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
     const Passage passage(Touch::takes, k_name<Entry::cuMemImportFromShareableHandle>);
     if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type);
-    if (status == CUDA_SUCCESS && catches()) agent::caught::handle_imported(*handle);
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::handle_imported(*handle);
     return status;
 }
 
@@ -157,7 +160,7 @@ CUresult map_arrays(CUarrayMapInfo* maps, unsigned count, CUstream stream) {
     const Passage passage(Touch::submits, k_name<entry>, &inspector);
     if (!passage.admitted()) return refused();
     const auto call = [=](CUarrayMapInfo* all) { return real<entry>()(all, count, stream); };
-    return catches() && maps ? agent::caught::map_arrays(maps, count, call) : call(maps);
+    return intercepts() && maps ? agent::intercepted::map_arrays(maps, count, call) : call(maps);
 }
 
 } // namespace

@@ -4,12 +4,12 @@
 
 #include "operations/gate_settler.hpp"
 
-#include "hooks/catches.hpp"
+#include "common/interception.hpp"
 
 namespace gpu_sleep::agent::operations {
 
 void settle_gate(ProgramMemory& memory, ProcessStatus& status) noexcept {
-    if (hooks::catches() && !memory.settle_gate()) status.set_touch_trouble({});
+    if (intercepts() && !memory.settle_gate()) status.set_touch_trouble({});
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -4,8 +4,8 @@
 
 #include "operations/giving_back.hpp"
 
-#include "caught/caught.hpp"
-#include "hooks/catches.hpp"
+#include "common/interception.hpp"
+#include "intercepted/calls.hpp"
 
 #include <mutex>
 #include <shared_mutex>
@@ -18,10 +18,10 @@ bool tidy(Parts& parts) {
     // The driver may be locked while all sleeps: it is called no more.
     const auto state = parts.status.state();
     const bool is_any_awake = state == model::State::awake || state == model::State::partial;
-    if (hooks::catches() && is_any_awake) caught::give_back_due();
+    if (intercepts() && is_any_awake) intercepted::give_back_due();
     parts.retired.collect();
     // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.
-    const std::shared_lock contexts(caught::contexts_mutex(), std::try_to_lock);
+    const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
     if (!contexts) {
         std::this_thread::sleep_for(Milliseconds(1));
         return parts.retired.has_waste();

@@ -4,12 +4,12 @@
 
 #pragma once
 
-#include "callbacks.hpp"
+#include "callbacks/callbacks.hpp"
 #include "operations/process_status.hpp"
 #include "operations/turnstile.hpp"
 #include "program_memory/program_memory.hpp"
 #include "program_memory/retired_contents.hpp"
-#include "torch_trim.hpp"
+#include "torch/torch_trim.hpp"
 
 #include <atomic>
 #include <string>
@@ -24,7 +24,7 @@ struct Parts {
     ProcessStatus status;
     Turnstile turnstile;
     Callbacks callbacks;
-    TorchTrim torch_trim;             ///< used by one operation at a time
+    torch::TorchTrim torch_trim;      ///< used by one operation at a time
     std::atomic<bool> exiting{false}; ///< the process is ending: no more calls of CUDA
     /// Called before the gate stays shut: has the agent hear of the process's end before all others.
     void (*const come_first_at_exit)() noexcept;

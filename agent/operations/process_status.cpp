@@ -4,10 +4,10 @@
 
 #include "operations/process_status.hpp"
 
-#include "caught/caught.hpp"
+#include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
-#include "hooks/catches.hpp"
+#include "intercepted/calls.hpp"
 #include "operations/unseen.hpp"
 
 #include <unistd.h>
@@ -33,7 +33,7 @@ auto ProcessStatus::look(Use&& use, Before&& before) {
 
 Report ProcessStatus::report() {
     std::vector<std::string> notes;
-    if (hooks::catches())
+    if (intercepts())
         if (const auto uses = find_unseen_uses(); uses && !uses->empty()) notes.push_back(words_for(*uses));
     auto report = look(
         [&](const LockedMemory& locked) {
@@ -81,7 +81,7 @@ void ProcessStatus::note_touch_trouble(Report& report) {
 
 void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     report.pid = ::getpid();
-    report.captures = hooks::catches();
+    report.captures = intercepts();
     const auto& gate = gate::Gate::instance();
     report.gate = gate.is_open()      ? model::GateState::open
                   : gate.is_checked() ? model::GateState::checked
@@ -96,7 +96,7 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     report.touches = waiting.held_ever;
     report.last_touch = std::move(waiting.last);
     if (report.captures)
-        for (const auto& row : caught::residual(locked))
+        for (const auto& row : intercepted::residual(locked))
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
     if (!memory_.is_open()) return;
     for (auto& device : report.devices) device.name = driver::device_name(memory_.api(), device.device);

@@ -6,7 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/thread_safety.hpp"
-#include "lock_order.hpp"
+#include "common/lock_order.hpp"
 #include "model/model.hpp"
 #include "program_memory/program_memory.hpp"
 #include "program_memory/retired_contents.hpp"

@@ -4,13 +4,13 @@
 
 #include "operations/quiesce.hpp"
 
-#include "caught/caught.hpp"
+#include "common/interception.hpp"
 #include "driver/drain.hpp"
 #include "gate/gate.hpp"
-#include "gate/python_lock.hpp"
-#include "hooks/catches.hpp"
+#include "intercepted/calls.hpp"
 #include "operations/gate_settler.hpp"
 #include "operations/unseen.hpp"
+#include "python/python_lock.hpp"
 
 #include <fmt/ranges.h>
 
@@ -33,7 +33,7 @@ std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_releas
     constexpr Milliseconds k_rest{50};
     static constexpr Milliseconds k_between{2};
     return [keep_going = std::move(keep_going), &has_released, next = Clock::now() + k_rest]() mutable {
-        if (hooks::catches() && Clock::now() >= next) {
+        if (intercepts() && Clock::now() >= next) {
             has_released |= gate::Gate::instance().release_oldest();
             next = Clock::now() + k_between;
         }
@@ -44,7 +44,7 @@ std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_releas
 } // namespace
 
 Result<void> Quiesce::check_unseen() {
-    if (!hooks::catches()) return {};
+    if (!intercepts()) return {};
     const auto uses = find_unseen_uses();
     std::string trouble;
     if (!uses)
@@ -106,7 +106,7 @@ Result<void> Quiesce::run_callbacks(const Event& event, Callbacks::Jobs& owed) {
 }
 
 Result<void> Quiesce::check_captures_may_end() const {
-    const auto spans = caught::captures_wait_for();
+    const auto spans = intercepted::captures_wait_for();
     if (!spans) return {};
     const auto tags = parts_.memory.tags_at(*spans);
     const auto what = tags.empty() ? std::string("memory") : fmt::format("{}", fmt::join(tags, ", "));
@@ -119,7 +119,7 @@ Result<void> Quiesce::end_captures() {
     // A capture must not meet a closed gate, and waiting for the device would break it: no new ones begin,
     // and those under way go on until they end.
     gate::Gate::instance().hold_captures();
-    while (caught::captures_open() != 0) {
+    while (intercepted::captures_open() != 0) {
         GPU_SLEEP_TRY(check_captures_may_end());
         if (Clock::now() >= deadline_)
             return make_error(ErrorCode::capture_in_progress,
@@ -131,19 +131,19 @@ Result<void> Quiesce::end_captures() {
 }
 
 Result<void> Quiesce::shut_gate() {
-    if (!hooks::catches()) return {};
+    if (!intercepts()) return {};
     auto& gate = gate::Gate::instance();
     const auto keep_going = [this] { return keeps_going(); };
     // Looking symbols up takes the loader's lock, which a thread that a closed gate holds may have.
-    if (gate::Gate::is_open()) gate::find_python();
+    if (gate::Gate::is_open()) python::find_python(gate.loader_lock());
     for (bool has_trimmed = false;;) {
         GPU_SLEEP_TRY(end_captures());
         // PyTorch could not unmap blocks of its own that sleep, and would be left in disorder.
-        if (!std::exchange(has_trimmed, true) && !caught::own_mappings_sleep())
+        if (!std::exchange(has_trimmed, true) && !intercepted::own_mappings_sleep())
             GPU_SLEEP_TRY(parts_.torch_trim.run(deadline_, keep_going));
         bool has_released = false;
         GPU_SLEEP_TRY(gate.close(deadline_, coaxing(keep_going, has_released)));
-        if (caught::captures_open() == 0) return {};
+        if (intercepted::captures_open() == 0) return {};
         settle_gate(parts_.memory, parts_.status); // one began just before: let it end
     }
 }
@@ -153,7 +153,7 @@ Result<void> Quiesce::drain() {
     const auto keep_going = [this] { return keeps_going(); };
     const auto contexts = driver::active_contexts(api);
     if (!contexts) return contexts.error();
-    std::vector<CUcontext> all = caught::own_contexts();
+    std::vector<CUcontext> all = intercepted::own_contexts();
     for (const auto& context : *contexts) all.push_back(context.get());
     for (bool has_released = true; has_released;) {
         has_released = false;
@@ -161,7 +161,7 @@ Result<void> Quiesce::drain() {
         if (has_released)
             GPU_SLEEP_TRY(gate::Gate::instance().wait_empty(deadline_, coaxing(keep_going, has_released)));
     }
-    if (hooks::catches()) caught::trim();
+    if (intercepts()) intercepted::trim();
     return {};
 }
 

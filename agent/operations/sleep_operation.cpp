@@ -5,8 +5,8 @@
 #include "operations/sleep_operation.hpp"
 
 #include "base/guard.hpp"
-#include "caught/caught.hpp"
 #include "driver/context.hpp"
+#include "intercepted/calls.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"

@@ -4,7 +4,7 @@
 
 #include "operations/turn.hpp"
 
-#include "caught/caught.hpp"
+#include "intercepted/calls.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -17,7 +17,8 @@ Result<Turn> Turn::take(Turnstile& turnstile, bool is_sleep, Clock::time_point d
 }
 
 std::shared_lock<std::shared_mutex> keep_contexts(bool only_looks) {
-    return only_looks ? std::shared_lock(caught::contexts_mutex()) : std::shared_lock<std::shared_mutex>();
+    return only_looks ? std::shared_lock(intercepted::contexts_mutex())
+                      : std::shared_lock<std::shared_mutex>();
 }
 
 Error process_is_ending() {

@@ -7,7 +7,7 @@
 #include "base/result.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
-#include "lock_order.hpp"
+#include "common/lock_order.hpp"
 
 #include <functional>
 

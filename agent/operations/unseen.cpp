@@ -5,7 +5,7 @@
 #include "operations/unseen.hpp"
 
 #include "base/fd.hpp"
-#include "hooks/unknown_calls.hpp"
+#include "intercepted/unknown_calls.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -45,7 +45,7 @@ Result<std::vector<model::UnseenUse>> find_unseen_uses() {
 
 std::vector<model::UnseenUse> find_unseen_calls() {
     std::vector<model::UnseenUse> uses;
-    for (auto& name : hooks::called_unknown())
+    for (auto& name : intercepted::called_unknown())
         uses.push_back({"calls of the driver that this version does not know", std::move(name)});
     return uses;
 }

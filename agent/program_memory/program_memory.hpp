@@ -6,8 +6,8 @@
 #pragma once
 
 #include "base/thread_safety.hpp"
+#include "common/lock_order.hpp"
 #include "gate/gate.hpp"
-#include "lock_order.hpp"
 #include "memory/heap.hpp"
 #include "program_memory/locked_memory.hpp"
 #include "program_memory/shared_ranges.hpp"

@@ -7,8 +7,8 @@
 
 #include "base/fd.hpp"
 #include "base/thread_safety.hpp"
+#include "common/lock_order.hpp"
 #include "driver/memory.hpp"
-#include "lock_order.hpp"
 
 #include <cstdint>
 #include <functional>

@@ -5,10 +5,10 @@
 #pragma once
 
 #include "base/thread_safety.hpp"
+#include "common/lock_order.hpp"
 #include "connection.hpp"
 #include "endpoint.hpp"
 #include "line.hpp"
-#include "lock_order.hpp"
 #include "model/model.hpp"
 #include "peer.hpp"
 

@@ -71,6 +71,11 @@ bool ends_context(CUresult status) noexcept {
     return code_of(status) == ErrorCode::context_lost;
 }
 
+Result<void> initialise(const Api& api) {
+    GPU_SLEEP_DRIVER_TRY(api, cuInit, "cannot initialise CUDA", 0);
+    return {};
+}
+
 Error to_error(const Api& api, CUresult status, std::string_view call, std::string_view what) {
     const char* name = nullptr;
     if (api.cuGetErrorName(status, &name) != CUDA_SUCCESS || !name) name = "unknown error";

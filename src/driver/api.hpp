@@ -90,6 +90,9 @@ struct Api {
     [[nodiscard]] static Result<Api> load();
 };
 
+/// cuInit: CUDA can be used from here on. Errors: driver_failed.
+[[nodiscard]] Result<void> initialise(const Api& api);
+
 /// Whether the status says that a context is lost, and its work with it.
 [[nodiscard]] bool ends_context(CUresult status) noexcept;
 

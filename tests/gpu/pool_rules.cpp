@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Asks a driver how its memory pools behave, and prints what it found, one line each: agent/caught/POOLS.md
-// says what the lines mean. With --exact the bytes reserved are printed as they are, otherwise by what
-// anybody who keeps freed blocks has to hold.
+// Asks a driver how its memory pools behave, and prints what it found, one line each:
+// agent/intercepted/POOLS.md says what the lines mean. With --exact the bytes reserved are printed as they
+// are, otherwise by what anybody who keeps freed blocks has to hold.
 
 #include "pool_probe.hpp"
 

@@ -89,10 +89,10 @@ TEST_CASE("Footprint: the agent exports what its header declares and what it cat
     for (std::string line; std::getline(lines, line);) exported.insert(line.substr(0, line.find(' ')));
     REQUIRE(declared_functions().size() > 10);
     auto expected = declared_functions();
-    // What has to be caught: the driver's entry points that touch, and the look-up of all others.
+    // What has to be intercepted: the driver's entry points that touch, and the look-up of all others.
     expected.insert({"dlsym",
 #define GPU_SLEEP_NAME(name) #name,
-                     GPU_SLEEP_CAUGHT(GPU_SLEEP_NAME)
+                     GPU_SLEEP_INTERCEPTED(GPU_SLEEP_NAME)
 #undef GPU_SLEEP_NAME
     });
     CHECK(exported == expected);

@@ -91,7 +91,7 @@ class CudaHeaders(unittest.TestCase):
         self.assertNotIn("Not intercepted", said)
         self.assertEqual(self.compile_hooks(older), "")
         self.assertEqual(self.compile("gpu_sleep_driver", (SOURCE / "src/driver").glob("*.cpp"), older), "")
-        self.assertEqual(self.compile("gpu-sleep-agent", (SOURCE / "agent/caught").glob("*.cpp"), older), "")
+        self.assertEqual(self.compile("gpu-sleep-agent", (SOURCE / "agent/intercepted").glob("*.cpp"), older), "")
 
     def test_a_newer_one_builds_and_what_it_has_besides_is_named(self):
         newer = self.make_header([], ADDED)

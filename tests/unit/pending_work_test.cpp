@@ -2,9 +2,9 @@
 // Copyright the gpu-sleep authors.
 // Waiting for the work in contexts, and the events that it takes.
 
-#include "caught/pending_work.hpp"
+#include "intercepted/pending_work.hpp"
 
-#include "caught/event_cache.hpp"
+#include "intercepted/event_cache.hpp"
 #include "support/failing_new.hpp"
 #include "support/simulated_driver/testing.hpp"
 
@@ -16,8 +16,8 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::sim::testing;
-using agent::caught::EventCache;
-using agent::caught::PendingWork;
+using agent::intercepted::EventCache;
+using agent::intercepted::PendingWork;
 
 namespace {
 

@@ -39,13 +39,17 @@ class CheckSource(unittest.TestCase):
     def test_dependencies(self):
         for path, header in (("src/base/x.hpp", "model/model.hpp"), ("src/model/x.hpp", "driver/api.hpp"),
                              ("src/ledger/x.cpp", "driver/api.hpp"), ("src/store/x.cpp", "sleep/plan.hpp"),
-                             ("src/protocol/x.cpp", "ledger/ledger.hpp"), ("cli/x.cpp", "driver/api.hpp")):
+                             ("src/protocol/x.cpp", "ledger/ledger.hpp"), ("cli/x.cpp", "driver/api.hpp"),
+                             ("agent/gate/x.cpp", "program_memory/program_memory.hpp"),
+                             ("agent/intercepted/x.cpp", "life/agent.hpp"), ("agent/server/x.cpp", "driver/api.hpp"),
+                             ("agent/hooks/x.cpp", "operations/parts.hpp")):
             with self.subTest(path=path):
                 self.assert_found(path, f'#include "{header}"\n', "")
 
     def test_dependencies_that_are_allowed(self):
         for path, header in (("src/model/x.hpp", '"base/units.hpp"'), ("src/sleep/x.cpp", '"store/host_arena.hpp"'),
                              ("src/store/x.cpp", "<memory>"), ("src/store/x.cpp", '"store/host_arena.hpp"'),
+                             ("agent/intercepted/x.cpp", '"gate/gate.hpp"'), ("agent/x.cpp", '"life/agent.hpp"'),
                              ("tests/unit/x.cpp", '"sleep/plan.hpp"')):
             with self.subTest(path=path):
                 self.assert_clean(path, f"#include {header}\n")
@@ -56,6 +60,12 @@ class CheckSource(unittest.TestCase):
 
     def test_unknown_module(self):
         self.assertIn("a module that MAY_USE does not list", findings("src/attic/CMakeLists.txt", "")[1])
+        self.assertIn("a module that MAY_USE does not list", findings("agent/attic/x.cpp", OPENING)[1])
+
+    def test_the_driver_is_called_where_it_may_be(self):
+        for body in ("int x = api.cuCtxGetCurrent(&y);", 'GPU_SLEEP_DRIVER_TRY(api, cuInit, "x", 0);'):
+            self.assert_found("agent/life/x.cpp", body, "agent/life calls the driver")
+            self.assert_clean("agent/intercepted/x.cpp", body)
 
     def test_standard_headers(self):
         self.assert_found("cli/x.cpp", "std::vector<int> x;\n", "names std::vector without <vector>")

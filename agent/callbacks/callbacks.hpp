@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The program's callbacks: registered, run one after another on a thread of their own, each within a
+// deadline.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "base/thread_safety.hpp"
+#include "base/units.hpp"
+#include "common/lock_order.hpp"
+#include "gate/gate.hpp"
+#include "gpu_sleep/gpu_sleep.h"
+
+#include <array>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::agent {
+
+/// What callbacks are told; gpu_sleep_event made of it points into it.
+struct Event {
+    int level = 0;
+    std::vector<std::string> tags;
+    std::vector<std::string> dropped_tags;
+};
+
+/// Thread-safe. Never destroyed: a late callback may still run when the process ends.
+class Callbacks {
+    struct Job;
+
+public:
+    /// Returns the id for remove().
+    int add(gpu_sleep_callback before_sleep, gpu_sleep_callback after_wake, void* user,
+            Milliseconds deadline);
+    /// Waits until the callbacks of `id` no longer run, unless the calling thread works for a callback.
+    /// Errors: invalid_argument.
+    [[nodiscard]] Result<void> remove(int id);
+
+    /// Calls that are to be made, with the memory that they take.
+    using Jobs = std::list<std::shared_ptr<Job>>;
+
+    /// Runs the before-sleep callbacks in order. Errors: refused, timed_out. What those that returned 0, and
+    /// one that is late, are owed if the sleep does not come is added to `owed`, also when a later one
+    /// failed.
+    [[nodiscard]] Result<void> run_before_sleep(const Event& event, Clock::time_point deadline, Jobs& owed);
+
+    /// The after-wake callbacks as they are now, for run_after_wake().
+    [[nodiscard]] Jobs draft_after_wake();
+    /// Runs the after-wake callbacks in order. A late or failing one does not stop the others. Returns a
+    /// sentence for each that failed, as far as there is memory for that.
+    [[nodiscard]] std::vector<std::string> run_after_wake(const Jobs& jobs,
+                                                          const std::shared_ptr<const Event>& event,
+                                                          Clock::time_point deadline) noexcept;
+
+    /// Runs the after-wake callbacks that are `owed`, with no tags, for a sleep that did not come. Those that
+    /// a late callback, or one of them, holds up run when it has ended; `deadline`, and what they may take,
+    /// bound only how long this waits for them.
+    void call_off(Jobs owed, Clock::time_point deadline) noexcept;
+
+    /// Lets the calling thread work for the callback that was given `event`, until it is discharged or that
+    /// callback returns. Errors: invalid_argument (no such callback runs).
+    [[nodiscard]] Result<void> enlist(const gpu_sleep_event* event);
+    /// Errors: invalid_argument (not enlisted since the last time).
+    [[nodiscard]] static Result<void> discharge();
+    /// Whether the calling thread runs a callback, or is enlisted for the one that runs.
+    [[nodiscard]] static bool works_for_callback() noexcept;
+
+private:
+    struct Entry {
+        int id;
+        gpu_sleep_callback before_sleep;
+        gpu_sleep_callback after_wake;
+        void* user;
+        Milliseconds deadline;
+    };
+    struct Job {
+        Entry entry;
+        gpu_sleep_callback function;
+        std::shared_ptr<const Event> event; ///< null: with no tags
+        int result = 0;
+        bool done = false;
+        bool is_owed = false; ///< nobody waits for its result
+    };
+
+    [[nodiscard]] std::vector<Entry> snapshot();
+    [[nodiscard]] bool is_idle() const noexcept GPU_SLEEP_REQUIRES(mutex_) { return !job_ && owed_.empty(); }
+    [[nodiscard]] bool is_registered(int id) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+    void take_owed() GPU_SLEEP_REQUIRES(mutex_);
+    /// The callback's value. Errors: timed_out (it still runs, or an earlier one does), internal.
+    [[nodiscard]] Result<int> run(const std::shared_ptr<Job>& job, Clock::time_point deadline);
+    [[nodiscard]] Result<void> start_thread() GPU_SLEEP_REQUIRES(mutex_);
+    void serve();
+    /// One call of the program's function. Not unwound when the callback ends its thread (pthread_exit), as
+    /// Python does once it is ending itself: that thread stays where it is for good.
+    struct Invocation {
+        Callbacks& callbacks;
+        const Job& job;
+        const gpu_sleep_event& event;
+        gate::Pass& pass;
+        int result = -1;
+    };
+    static void invoke(void* invocation);
+    void lose_thread(gate::Pass& pass) noexcept;
+    [[nodiscard]] int call(const Job& job);
+
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< not held while a callback runs
+    Condition changed_;
+    std::vector<Entry> entries_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::shared_ptr<Job> job_ GPU_SLEEP_GUARDED_BY(mutex_); ///< waiting or running
+    Jobs owed_ GPU_SLEEP_GUARDED_BY(mutex_);                ///< run next, before any other
+    /// What the last callbacks were given, in turn, so that a pointer that somebody has kept is not soon that
+    /// of another. Written by the thread of the callbacks alone, without the mutex.
+    std::array<gpu_sleep_event, 64> events_{};
+    const gpu_sleep_event*
+        event_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr;    ///< that of the callback that runs; null for none
+    std::uint64_t pass_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< and its number
+    bool has_thread_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
+    int next_id_ GPU_SLEEP_GUARDED_BY(mutex_) = 1;
+};
+
+} // namespace gpu_sleep::agent

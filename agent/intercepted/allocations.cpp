@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The index of allocations, those of the C API among them.
+
+#include "intercepted/allocations.hpp"
+
+#include "base/immortal.hpp"
+#include "intercepted/state.hpp"
+
+#include <iterator>
+#include <utility>
+
+namespace gpu_sleep::agent::intercepted {
+
+std::map<CUdeviceptr, Known> move_out(std::map<CUdeviceptr, Known>& from,
+                                      const std::function<bool(const Known&)>& wanted) {
+    std::map<CUdeviceptr, Known> taken;
+    for (auto next = from.begin(); next != from.end();) {
+        const auto here = next++;
+        if (wanted(here->second)) taken.insert(from.extract(here));
+    }
+    return taken;
+}
+
+Allocations& Allocations::instance() {
+    static Immortal<Allocations> s_index;
+    return *s_index;
+}
+
+void Allocations::add(Known allocation) {
+    const AloneLock lock(mutex_);
+    allocation.id = next_id_++;
+    by_address_.insert_or_assign(allocation.address, allocation);
+}
+
+std::optional<Known> Allocations::take(CUdeviceptr address) {
+    const AloneLock lock(mutex_);
+    const auto found = by_address_.find(address);
+    if (found == by_address_.end()) return std::nullopt;
+    const auto allocation = found->second;
+    by_address_.erase(found);
+    return allocation;
+}
+
+Allocations::Record Allocations::extract(CUdeviceptr address) {
+    const AloneLock lock(mutex_);
+    return by_address_.extract(address);
+}
+
+std::map<CUdeviceptr, Known> Allocations::extract(const std::function<bool(const Known&)>& wanted) {
+    const AloneLock lock(mutex_);
+    return move_out(by_address_, wanted);
+}
+
+void Allocations::put_back(Record record) {
+    const AloneLock lock(mutex_);
+    by_address_.insert(std::move(record));
+}
+
+void Allocations::put_back(std::map<CUdeviceptr, Known>& records) {
+    const AloneLock lock(mutex_);
+    by_address_.merge(records);
+}
+
+void Allocations::change(const std::function<void(Known&)>& body) {
+    const AloneLock lock(mutex_);
+    for (auto& [address, allocation] : by_address_) body(allocation);
+}
+
+void Allocations::change(CUdeviceptr address, const std::function<void(Known&)>& body) {
+    const AloneLock lock(mutex_);
+    const auto found = by_address_.find(address);
+    if (found != by_address_.end()) body(found->second);
+}
+
+std::optional<Known> Allocations::find(CUdeviceptr address) const {
+    const SharedLock lock(mutex_);
+    const auto after = by_address_.upper_bound(address);
+    if (after == by_address_.begin()) return std::nullopt;
+    const auto& allocation = std::prev(after)->second;
+    return address - allocation.address < allocation.bytes ? std::optional(allocation) : std::nullopt;
+}
+
+bool Allocations::has_ours_in(CUdeviceptr begin, std::size_t bytes) const {
+    const SharedLock lock(mutex_);
+    for (auto next = by_address_.lower_bound(begin); next != by_address_.end() && next->first - begin < bytes;
+         ++next)
+        if (!next->second.is_virtual || next->second.is_own) return true;
+    return false;
+}
+
+std::vector<Known> Allocations::all(const std::function<bool(const Known&)>& wanted) const {
+    const SharedLock lock(mutex_);
+    std::vector<Known> found;
+    for (const auto& [address, allocation] : by_address_)
+        if (wanted(allocation)) found.push_back(allocation);
+    return found;
+}
+
+bool is_range_of_ours(CUdeviceptr begin, std::size_t bytes) noexcept {
+    return Allocations::instance().has_ours_in(begin, bytes);
+}
+
+} // namespace gpu_sleep::agent::intercepted

@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Contexts as the program opens and ends them: what is known of one goes with it, or comes back if it stays.
+
+#include "common/lock_order.hpp"
+#include "driver/context.hpp"
+#include "intercepted/contexts_lock.hpp"
+#include "intercepted/state.hpp"
+
+#include "base/immortal.hpp"
+
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+
+namespace gpu_sleep::agent::intercepted {
+namespace {
+
+struct Green {
+    CUcontext context = nullptr; ///< null where the driver did not say
+    CUcontext primary = nullptr;
+    CUdevice device = 0;
+};
+
+/// The contexts that the program made, and the primary ones that it holds.
+struct OwnContexts {
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::map<CUcontext, int> contexts GPU_SLEEP_GUARDED_BY(mutex); ///< and their devices
+    std::map<CUdevice, unsigned>
+        primaries GPU_SLEEP_GUARDED_BY(mutex); ///< how often the program holds each, by green ones too
+    std::map<CUgreenCtx, Green> greens GPU_SLEEP_GUARDED_BY(mutex);
+    static OwnContexts& instance() {
+        static Immortal<OwnContexts> s_own;
+        return *s_own;
+    }
+};
+
+/// Which primary context a device has: a later one may get the same handle.
+struct Primary {
+    CUcontext context = nullptr; ///< null: none is active
+    unsigned long long id = 0;
+    friend bool operator==(const Primary&, const Primary&) = default;
+};
+
+Primary primary_of(const driver::Api& api, CUdevice device) {
+    unsigned flags = 0;
+    int is_active = 0;
+    if (api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) != CUDA_SUCCESS || !is_active) return {};
+    const auto held = driver::PrimaryContext::retain(api, device);
+    if (!held) return {};
+    Primary primary{held->get(), 0};
+    if (api.cuCtxGetId) api.cuCtxGetId(primary.context, &primary.id);
+    return primary;
+}
+
+/// Everything that is known of a context, out of the books while it may go.
+class Departure {
+public:
+    Departure(ProgramMemory& memory, CUcontext context, bool is_primary)
+        : memory_(memory), context_(context) {
+        // Memory of pools outlives contexts, but for the device's primary one, which takes everything with
+        // it.
+        const auto dies = [=](const Known& a) {
+            return !a.is_virtual && a.context == context && (is_primary || !a.pool);
+        };
+        captures_ = take_captures_of(context);
+        pools_ = take_pools_of(memory, context);
+        waiting_ = take_waiting_of(memory, dies);
+        allocations_ = Allocations::instance().extract(dies);
+        {
+            auto& own = OwnContexts::instance();
+            const MutexLock lock(own.mutex);
+            own_ = own.contexts.extract(context);
+        }
+        // Only reported: nothing fails for it.
+        noted([&] { left_ = take_left_of(context, is_primary); });
+        noted([&] { managed_ = take_managed_of(context); });
+    }
+
+    /// The context is gone, and with it its memory.
+    void gone() {
+        for (const auto& [address, allocation] : allocations_) {
+            if (allocation.pool) freed_from_pool(allocation);
+            give_allocation(memory_, allocation);
+        }
+        captures_.gone();
+        pools_.gone();
+        waiting_.gone();
+        Allocations::instance().change([&](Known& a) {
+            if (a.pool && a.context == context_) a.context = nullptr;
+        });
+    }
+
+    void stays() {
+        Allocations::instance().put_back(allocations_);
+        pools_.stays();
+        waiting_.stays();
+        if (left_.stays) left_.stays();
+        if (managed_.stays) managed_.stays();
+        captures_.stays();
+        auto& own = OwnContexts::instance();
+        const MutexLock lock(own.mutex);
+        own.contexts.insert(std::move(own_));
+    }
+
+private:
+    ProgramMemory& memory_;
+    CUcontext context_;
+    Taken captures_;
+    std::map<CUdeviceptr, Known> allocations_;
+    std::map<CUcontext, int>::node_type own_;
+    Taken pools_;
+    Taken waiting_;
+    Taken left_;
+    Taken managed_;
+};
+
+/// Runs `end`, which may end the context, with the context out of the books.
+CUresult end_with(ProgramMemory& memory, CUcontext context, bool is_primary,
+                  const std::function<CUresult()>& end, const std::function<bool()>& is_gone) noexcept {
+    std::optional<Departure> departure;
+    noted([&] { departure.emplace(memory, context, is_primary); });
+    const auto status = end();
+    noted([&] {
+        if (!departure) return;
+        if (status == CUDA_SUCCESS && is_gone())
+            departure->gone();
+        else
+            departure->stays();
+    });
+    return status;
+}
+
+CUresult end_own_context(CUcontext context, const std::function<CUresult()>& end,
+                         const std::function<bool(const driver::Api&)>& is_gone) noexcept {
+    const auto with = memory();
+    if (!with || !context) return end();
+    const auto status = [&] {
+        const ContextsAlone alone;
+        return end_with(*with, context, false, end, [&] { return is_gone(with->api()); });
+    }();
+    free_waiting();
+    return status;
+}
+
+struct LettingGo {
+    bool was_held = false; ///< else the driver refuses to release it
+    bool is_last = false;
+};
+
+/// The program holds a primary context once less.
+LettingGo let_go(CUdevice device) noexcept {
+    LettingGo letting_go;
+    noted([&] {
+        auto& own = OwnContexts::instance();
+        const MutexLock lock(own.mutex);
+        auto& held = own.primaries[device];
+        letting_go.was_held = held > 0;
+        if (held > 0) --held;
+        letting_go.is_last = held == 0;
+    });
+    return letting_go;
+}
+
+/// The same, unless it would be the last time. Whether it was done.
+bool let_go_of_one(CUdevice device) noexcept {
+    bool is_done = false;
+    noted([&] {
+        auto& own = OwnContexts::instance();
+        const MutexLock lock(own.mutex);
+        auto& held = own.primaries[device];
+        is_done = held > 1;
+        if (is_done) --held;
+    });
+    return is_done;
+}
+
+void hold(CUdevice device) noexcept {
+    noted([&] {
+        auto& own = OwnContexts::instance();
+        const MutexLock lock(own.mutex);
+        ++own.primaries[device];
+    });
+}
+
+/// Runs `release`, which takes one of the program's holds of the primary context. The caller holds
+/// contexts_mutex() alone, so that nobody else's hold makes it look as if the context stayed.
+CUresult release_held(ProgramMemory& memory, CUdevice device,
+                      const std::function<CUresult()>& release) noexcept {
+    const auto letting_go = let_go(device);
+    const auto status = [&] {
+        const auto primary = letting_go.is_last ? primary_of(memory.api(), device) : Primary{};
+        if (!primary.context) return release();
+        return end_with(memory, primary.context, true, release,
+                        [&] { return primary_of(memory.api(), device) != primary; });
+    }();
+    if (status != CUDA_SUCCESS && letting_go.was_held) hold(device);
+    return status;
+}
+
+} // namespace
+
+void context_created(CUcontext context) noexcept {
+    noted([&] {
+        const auto with = memory();
+        const auto device = with ? current_device(*with) : std::nullopt; // it is current to its maker
+        auto& own = OwnContexts::instance();
+        const MutexLock lock(own.mutex);
+        own.contexts.insert_or_assign(context, device.value_or(0));
+    });
+}
+
+CUresult end_context(CUcontext context, const std::function<CUresult()>& destroy) noexcept {
+    return end_own_context(context, destroy, [](const driver::Api&) { return true; });
+}
+
+CUresult detach_context(CUcontext context, const std::function<CUresult()>& detach) noexcept {
+    // It takes a context that is current, and leaves it so if others are attached to it.
+    return end_own_context(context, detach, [context](const driver::Api& api) {
+        CUcontext current = nullptr;
+        return api.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != context;
+    });
+}
+
+CUcontext owner_of_memory_in(CUcontext context) {
+    auto& own = OwnContexts::instance();
+    const MutexLock lock(own.mutex);
+    for (const auto& [handle, green] : own.greens)
+        if (context && green.context == context) return green.primary;
+    return context;
+}
+
+CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std::function<CUresult()>& make,
+                            const std::function<CUresult(CUcontext*)>& convert) noexcept {
+    const std::shared_lock contexts(contexts_mutex());
+    const auto status = make();
+    if (status != CUDA_SUCCESS) return status;
+    noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        CUcontext context = nullptr;
+        if (convert(&context) != CUDA_SUCCESS) context = nullptr;
+        const auto primary = primary_of(with->api(), device).context;
+        auto& own = OwnContexts::instance();
+        const MutexLock lock(own.mutex);
+        auto& held = own.primaries[device];
+        own.greens.insert_or_assign(*green, Green{context, primary, device}); // its end lets go
+        ++held;
+    });
+    return status;
+}
+
+CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& destroy) noexcept {
+    const auto with = memory();
+    if (!with) return destroy();
+    const auto status = [&] {
+        const ContextsAlone alone;
+        auto& own = OwnContexts::instance();
+        std::map<CUgreenCtx, Green>::node_type node;
+        {
+            const MutexLock own_lock(own.mutex);
+            node = own.greens.extract(handle);
+        }
+        if (!node) return destroy();
+        const auto green = node.mapped();
+        Taken captures;
+        noted([&] {
+            if (!green.context) return;
+            captures = take_captures_of(green.context);
+            // For good: if it stays, its blocks wait for their events.
+            forget_order_of(green.context, green.primary);
+            Allocations::instance().change([&](Known& known) {
+                if (known.context == green.context) known.context = green.primary;
+            });
+        });
+        const auto ended = release_held(*with, green.device, destroy);
+        noted([&] {
+            if (ended == CUDA_SUCCESS) return;
+            if (captures.stays) captures.stays();
+            const MutexLock own_lock(own.mutex);
+            own.greens.insert(std::move(node));
+        });
+        return ended;
+    }();
+    free_waiting();
+    return status;
+}
+
+CUresult retain_primary_context(CUdevice device, const std::function<CUresult()>& retain) noexcept {
+    // Not while one is released: neither may count without the other's being seen.
+    const std::shared_lock contexts(contexts_mutex());
+    const auto status = retain();
+    if (status == CUDA_SUCCESS) hold(device);
+    return status;
+}
+
+CUresult release_primary_context(CUdevice device, const std::function<CUresult()>& release) noexcept {
+    const auto with = memory();
+    if (!with) {
+        const auto status = release();
+        if (status == CUDA_SUCCESS) let_go(device);
+        return status;
+    }
+    const auto status = [&] {
+        {
+            // Many may let go at once while others hold it; who may be the last waits until they have.
+            const std::shared_lock contexts(contexts_mutex());
+            if (let_go_of_one(device)) {
+                const auto released = release();
+                if (released != CUDA_SUCCESS) hold(device);
+                return released;
+            }
+        }
+        const ContextsAlone alone;
+        return release_held(*with, device, release);
+    }();
+    free_waiting();
+    return status;
+}
+
+CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>& reset) noexcept {
+    const auto with = memory();
+    if (!with) return reset();
+    const auto status = [&] {
+        const ContextsAlone alone;
+        const auto primary = primary_of(with->api(), device);
+        if (!primary.context) return reset();
+        return end_with(*with, primary.context, true, reset, [] { return true; });
+    }();
+    noted([&] {
+        auto& own = OwnContexts::instance();
+        const MutexLock lock(own.mutex);
+        if (status == CUDA_SUCCESS) own.primaries.erase(device);
+    });
+    free_waiting();
+    return status;
+}
+
+bool holds_primary(int device) {
+    auto& own = OwnContexts::instance();
+    const MutexLock lock(own.mutex);
+    const auto held = own.primaries.find(device);
+    return held != own.primaries.end() && held->second != 0;
+}
+
+std::vector<CUcontext> own_contexts_of(int device) {
+    auto& own = OwnContexts::instance();
+    const MutexLock lock(own.mutex);
+    std::vector<CUcontext> contexts;
+    for (const auto& [context, its_device] : own.contexts)
+        if (its_device == device) contexts.push_back(context);
+    return contexts;
+}
+
+bool enter_primary_context() noexcept {
+    bool has_entered = false;
+    noted([&] {
+        const auto with = memory();
+        // Whoever ends a context may wait for work that needs what our caller holds.
+        const std::shared_lock contexts(contexts_mutex(), std::try_to_lock);
+        if (!with || !contexts) return;
+        const auto enter = [&](int device) {
+            const auto primary = primary_of(with->api(), device);
+            return primary.context && with->api().cuCtxPushCurrent(primary.context) == CUDA_SUCCESS;
+        };
+        for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
+            has_entered = holds_primary(device) && enter(device);
+        // What a program that is not intercepted holds is not in the books.
+        for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
+            has_entered = enter(device);
+    });
+    return has_entered;
+}
+
+std::vector<CUcontext> own_contexts() noexcept {
+    std::vector<CUcontext> contexts;
+    noted([&] {
+        auto& own = OwnContexts::instance();
+        const MutexLock lock(own.mutex);
+        for (const auto& [context, device] : own.contexts) contexts.push_back(context);
+    });
+    return contexts;
+}
+
+} // namespace gpu_sleep::agent::intercepted

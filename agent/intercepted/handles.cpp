@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The program's own handles: they stay good while the driver's die at a sleep.
+
+#include "intercepted/handles.hpp"
+
+#include "base/immortal.hpp"
+#include "base/thread_safety.hpp"
+
+#include <iterator>
+
+namespace gpu_sleep::agent::intercepted {
+namespace {
+
+/// Numbers that no handle of the driver was seen to have, so that a stray one is noticed.
+constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
+
+/// Why memory of these properties cannot be made again as it was; null when it can.
+const char* why_pinned(const CUmemAllocationProp& properties) {
+    if (properties.allocFlags.compressionType != CU_MEM_ALLOCATION_COMP_NONE) return "compressible memory";
+    if ((properties.allocFlags.usage & CU_MEM_CREATE_USAGE_TILE_POOL) != 0) return "memory for sparse arrays";
+    if (properties.allocFlags.usage != 0) return "made for a special use";
+    constexpr unsigned k_understood = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    if ((static_cast<unsigned>(properties.requestedHandleTypes) & ~k_understood) != 0)
+        return "made to be shared through the fabric";
+    return nullptr;
+}
+
+} // namespace
+
+Handles& Handles::instance() {
+    static Immortal<Handles> s_all;
+    return *s_all;
+}
+
+Handle* find_handle(Handles& all, std::uint64_t number) GPU_SLEEP_REQUIRES(all.mutex) {
+    const auto found = all.handles.find(number);
+    return found == all.handles.end() ? nullptr : &found->second;
+}
+
+void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    auto* handle = find_handle(all, number);
+    if (!handle || handle->references != 0 || !handle->mappings.empty()) return;
+    memory.api().cuMemRelease(handle->real);
+    all.handles.erase(number);
+}
+
+Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
+              unsigned long long flags) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        if (!with || !handle || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+            properties->location.id < 0 || properties->location.id >= driver::k_max_devices)
+            return std::nullopt;
+        CUmemGenericAllocationHandle made = 0;
+        auto status = with->api().cuMemCreate(&made, bytes, properties, flags);
+        if (status == CUDA_ERROR_OUT_OF_MEMORY) {
+            trim();
+            status = with->api().cuMemCreate(&made, bytes, properties, flags);
+        }
+        if (status == CUDA_ERROR_OUT_OF_MEMORY && free_amid_captures(*with))
+            status = with->api().cuMemCreate(&made, bytes, properties, flags);
+        if (status != CUDA_SUCCESS) return status;
+        auto& all = Handles::instance();
+        const MutexLock lock(all.mutex);
+        const auto number = k_first_handle + ++all.next;
+        Handle mine;
+        mine.real = made;
+        mine.bytes = bytes;
+        mine.properties = *properties;
+        mine.references = 1;
+        mine.pinned = why_pinned(*properties);
+        all.handles.emplace(number, std::move(mine));
+        *handle = number;
+        return CUDA_SUCCESS;
+    });
+}
+
+Answer release(CUmemGenericAllocationHandle handle) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        if (!with) return handle >= k_first_handle ? Answer(CUDA_SUCCESS) : std::nullopt;
+        auto& all = Handles::instance();
+        const MutexLock lock(all.mutex);
+        auto* mine = find_handle(all, handle);
+        if (!mine) return std::nullopt;
+        if (mine->references == 0) return CUDA_ERROR_INVALID_VALUE;
+        --mine->references;
+        release_if_unused(*with, all, handle);
+        return CUDA_SUCCESS;
+    });
+}
+
+Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        if (!with || !handle) return std::nullopt;
+        const auto at = reinterpret_cast<CUdeviceptr>(address);
+        // Of our own memory there is none to be had, as of the driver's plain memory.
+        const auto none = Allocations::instance().find(at) ? Answer(CUDA_ERROR_INVALID_VALUE) : std::nullopt;
+        auto& all = Handles::instance();
+        const MutexLock lock(all.mutex);
+        auto after = all.mappings.upper_bound(at);
+        if (after == all.mappings.begin()) return none;
+        const auto& [start, mapping] = *std::prev(after);
+        if (at - start >= mapping.bytes) return none;
+        auto* mine = find_handle(all, mapping.handle);
+        if (!mine) return none;
+        ++mine->references;
+        *handle = mapping.handle;
+        return CUDA_SUCCESS;
+    });
+}
+
+Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        if (!with || !properties) return std::nullopt;
+        auto& all = Handles::instance();
+        const MutexLock lock(all.mutex);
+        const auto* mine = find_handle(all, handle);
+        if (!mine) return std::nullopt;
+        *properties = mine->properties;
+        return CUDA_SUCCESS;
+    });
+}
+
+void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named) {
+    auto& all = Handles::instance();
+    const MutexLock lock(all.mutex);
+    const auto* mine = find_handle(all, handle);
+    if (!mine) return;
+    for (const auto at : mine->mappings) named.spans.push_back({at, at + all.mappings.at(at).bytes});
+}
+
+} // namespace gpu_sleep::agent::intercepted

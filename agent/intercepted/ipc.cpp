@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Legacy CUDA IPC of ranges. The driver makes no such handle of virtual memory, so a handle of ours says
+// where to ask for it; the agents pass the memory itself on as a descriptor. What is shared stays on the GPU.
+
+#include "common/lock_order.hpp"
+#include "driver/context.hpp"
+#include "intercepted/pending_work.hpp"
+#include "intercepted/share.hpp"
+#include "intercepted/state.hpp"
+
+#include "base/immortal.hpp"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <list>
+#include <shared_mutex>
+
+namespace gpu_sleep::agent::intercepted {
+namespace {
+
+constexpr std::uint64_t k_magic = 0x3143'5049'5053'4C47; // "GLSPIPC1"
+
+/// A process that shares answers at once, also during a sleep, unless it is stopped or its driver is busy.
+constexpr Milliseconds k_patience{10'000};
+
+/// What the bytes of a handle say.
+struct Ticket {
+    std::uint64_t magic = k_magic;
+    std::uint64_t start_time = 0;
+    model::ShareRequest request;
+    std::int64_t pid = 0;
+    [[nodiscard]] ProcessIdentity process() const { return {static_cast<pid_t>(pid), start_time}; }
+};
+static_assert(sizeof(Ticket) <= sizeof(CUipcMemHandle) && std::is_trivially_copyable_v<Ticket>);
+
+/// Memory of another process, opened here.
+struct Import {
+    ProcessIdentity from;
+    std::uint64_t allocation = 0; ///< there
+    CUdeviceptr given = 0;        ///< what the program got
+    driver::VaReservation place;
+    driver::DeviceMask access = 0;
+    unsigned opens = 1;
+};
+
+struct Imports {
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
+        GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
+    std::list<Import> all GPU_SLEEP_GUARDED_BY(mutex);
+    std::list<Import> closing GPU_SLEEP_GUARDED_BY(mutex); ///< to be unmapped once no capture is open
+    std::atomic<bool> has_closing{false};                  ///< for who holds no mutex
+    static Imports& instance() {
+        static Immortal<Imports> s_imports;
+        return *s_imports;
+    }
+};
+
+/// Those that are being closed. What is not unmapped by its end is closed later: memory was short, say.
+struct Closing {
+    std::list<Import> imports;
+
+    Closing() = default;
+    Closing(const Closing&) = delete;
+    Closing& operator=(const Closing&) = delete;
+    ~Closing() {
+        if (imports.empty()) return;
+        auto& all = Imports::instance();
+        const MutexLock lock(all.mutex);
+        all.closing.splice(all.closing.end(), imports);
+        all.has_closing = true;
+    }
+    void take() {
+        auto& all = Imports::instance();
+        const MutexLock lock(all.mutex);
+        imports.swap(all.closing);
+        all.has_closing = false;
+    }
+};
+
+/// What nobody knows whom this process gave no handle; nothing without random numbers.
+std::optional<std::array<std::uint64_t, 2>> secret() {
+    using Words = std::array<std::uint64_t, 2>;
+    static const auto s_secret = []() -> std::optional<Words> {
+        Words words{};
+        return ::getrandom(words.data(), sizeof words, 0) == sizeof words ? std::optional(words)
+                                                                          : std::nullopt;
+    }();
+    return s_secret;
+}
+
+Result<ProcessIdentity> this_process() {
+    const auto start_time = own_start_time();
+    if (!start_time) return start_time.error();
+    return ProcessIdentity{::getpid(), *start_time};
+}
+
+Result<Import> map_import(const driver::Api& api, const server::SharedMemory& shared,
+                          driver::DeviceMask access) {
+    const driver::RelaxedCaptureMode relaxed(api);
+    CUmemGenericAllocationHandle handle = 0;
+    auto* const descriptor = reinterpret_cast<void*>(static_cast<std::intptr_t>(shared.memory.get()));
+    GPU_SLEEP_DRIVER_TRY(api, cuMemImportFromShareableHandle, "cannot open shared memory", &handle,
+                         descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    const driver::PhysicalMemory memory(api, handle); // the mapping holds it from here on
+    auto place = driver::VaReservation::create(api, shared.what.bytes);
+    if (!place) return std::move(place).error();
+    const auto span = place->span();
+    GPU_SLEEP_TRY(driver::map(api, span, memory.get()));
+    if (auto granted = driver::set_access(api, span, access); !granted) {
+        static_cast<void>(driver::unmap(api, span));
+        return std::move(granted).error();
+    }
+    return Import{{}, 0, span.address + shared.what.offset, *std::move(place), access, 1};
+}
+
+void unmap_import(const driver::Api& api, const Import& import) {
+    const driver::RelaxedCaptureMode relaxed(api);
+    if (auto unmapped = driver::unmap(api, import.place.span()); !unmapped)
+        log::warning("shared memory stays mapped: {}", unmapped.error().message);
+}
+
+/// One more open of what is open already, for a device more perhaps; nothing when it is not.
+Result<CUdeviceptr> open_again(const driver::Api& api, Imports& imports, const Ticket& ticket,
+                               driver::DeviceMask device) GPU_SLEEP_REQUIRES(imports.mutex) {
+    for (auto& import : imports.all) {
+        if (import.from != ticket.process() || import.allocation != ticket.request.allocation) continue;
+        if ((import.access & device) == 0) {
+            GPU_SLEEP_TRY(driver::set_access(api, import.place.span(), import.access | device));
+            import.access |= device;
+        }
+        ++import.opens;
+        return import.given;
+    }
+    return CUdeviceptr{0};
+}
+
+} // namespace
+
+Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        const auto known = Allocations::instance().find(address);
+        // Of virtual memory and that of pools the driver makes no handle either.
+        if (!with || !handle || !known || known->is_virtual || known->pool) return std::nullopt;
+        const auto self = this_process();
+        const auto words = secret();
+        if (!self || !words) return CUDA_ERROR_OPERATING_SYSTEM;
+        const auto shared = with->share(known->address, known->id, k_shared_by_ipc);
+        if (!shared) {
+            if (shared.error().code == ErrorCode::not_owned) return std::nullopt;
+            return shared.error().code == ErrorCode::refused ? k_sleeps : CUDA_ERROR_NOT_SUPPORTED;
+        }
+        Ticket ticket;
+        ticket.start_time = self->start_time;
+        ticket.pid = self->pid;
+        ticket.request = {*words, known->address, known->id};
+        *handle = {};
+        std::memcpy(handle->reserved, &ticket, sizeof ticket);
+        return CUDA_SUCCESS;
+    });
+}
+
+Result<server::SharedMemory> share(const model::ShareRequest& request) {
+    const auto with = memory();
+    if (!with || request.secret != secret())
+        return make_error(ErrorCode::not_owned, "there is no such shared memory");
+    const auto is_allocated = [&] {
+        const auto known = Allocations::instance().find(request.address);
+        return known && known->id == request.allocation;
+    };
+    auto opened = with->shared_ranges().open(with->api(), request.address, request.allocation, is_allocated);
+    if (!opened) return std::move(opened).error();
+    return server::SharedMemory{{opened->range.bytes, opened->range.offset}, std::move(opened->memory)};
+}
+
+Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept {
+    return answered([&]() -> Answer {
+        Ticket ticket;
+        std::memcpy(&ticket, handle.reserved, sizeof ticket);
+        const auto with = memory();
+        if (!with || ticket.magic != k_magic) return std::nullopt;
+        if (!address || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || ticket.process().pid != ticket.pid)
+            return CUDA_ERROR_INVALID_VALUE;
+        const auto self = this_process();
+        const auto device = current_device(*with);
+        if (!device || *device >= driver::k_max_devices || (self && *self == ticket.process()))
+            return CUDA_ERROR_INVALID_CONTEXT; // as the driver's own, in the process that shares
+        const auto mask = driver::DeviceMask{1} << *device;
+        auto& imports = Imports::instance();
+        {
+            const MutexLock lock(imports.mutex);
+            const auto known = open_again(with->api(), imports, ticket, mask);
+            if (!known) return to_status(known.error());
+            *address = *known;
+            if (*known != 0) return CUDA_SUCCESS;
+        }
+        const auto shared =
+            server::ask_for_memory(ticket.process(), ticket.request, Clock::now() + k_patience);
+        if (!shared) {
+            log::warning("memory of process {} cannot be opened: {}", ticket.pid, shared.error().message);
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        auto import = map_import(with->api(), *shared, mask);
+        if (!import) return to_status(import.error());
+        import->from = ticket.process();
+        import->allocation = ticket.request.allocation;
+        const MutexLock lock(imports.mutex);
+        const auto known = open_again(with->api(), imports, ticket, mask); // by another thread meanwhile
+        if (!known || *known != 0) {
+            unmap_import(with->api(), *import);
+            if (!known) return to_status(known.error());
+            *address = *known;
+            return CUDA_SUCCESS;
+        }
+        *address = import->given;
+        imported(import->given, shared->what.bytes, "ipc");
+        imports.all.push_back(*std::move(import));
+        return CUDA_SUCCESS;
+    });
+}
+
+Answer close_ipc(CUdeviceptr address) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        if (!with) return std::nullopt;
+        auto& imports = Imports::instance();
+        {
+            const MutexLock lock(imports.mutex);
+            const auto import = std::find_if(imports.all.begin(), imports.all.end(),
+                                             [&](const Import& i) { return i.given == address; });
+            if (import == imports.all.end()) return std::nullopt;
+            if (--import->opens != 0) return CUDA_SUCCESS;
+            imports.closing.splice(imports.closing.end(), imports.all, import); // which takes no memory
+            imports.has_closing = true;
+        }
+        forget_residual(address);
+        close_waiting();
+        return CUDA_SUCCESS;
+    });
+}
+
+void close_waiting() noexcept {
+    auto& imports = Imports::instance();
+    // The driver closes its own during a capture. Nothing may still use ours, though, and waiting would break
+    // the capture.
+    if (!imports.has_closing || captures_open() != 0) return;
+    noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        let_contexts_end();
+        const std::shared_lock contexts(contexts_mutex());
+        Closing due;
+        PendingWork work(with->api());
+        {
+            const std::shared_lock order(capture_order());
+            if (captures_open() != 0) return;
+            due.take();
+            for (const auto& import : due.imports)
+                for (int device = 0; device < driver::k_max_devices; ++device)
+                    if ((import.access >> device & 1) != 0) note_work_on(*with, device, work);
+        }
+        work.wait();
+        for (; !due.imports.empty(); due.imports.pop_front()) unmap_import(with->api(), due.imports.front());
+    });
+}
+
+} // namespace gpu_sleep::agent::intercepted

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What the program maps itself: given to the ledger once it can sleep.
+
+#include "base/thread_safety.hpp"
+#include "intercepted/handles.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::agent::intercepted {
+namespace {
+
+using driver::DeviceMask;
+
+/// Gives a mapping to the ledger once it is one that can sleep: the only one of its handle, whole, and open
+/// to its own device, for otherwise nobody can copy it.
+void enlist(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
+            const TagChoice& choose_tag) GPU_SLEEP_REQUIRES(all.mutex) {
+    auto* handle = find_handle(all, mapping.handle);
+    if (!handle || handle->pinned) return;
+    const auto device = handle->properties.location.id;
+    const bool can_sleep = handle->mappings.size() == 1 && mapping.offset == 0 &&
+                           mapping.bytes == handle->bytes && !mapping.has_other_access &&
+                           (mapping.access >> device & 1) != 0;
+    if (!can_sleep) {
+        strike_off(memory, all, address, mapping);
+        return;
+    }
+    if (mapping.enlisted) {
+        memory.set_mapping_access(address, mapping.access);
+        Allocations::instance().change(address, [&](Known& known) { known.access = mapping.access; });
+        return;
+    }
+    const auto tag = choose_tag(mapping.bytes);
+    if (!tag) return;
+    memory.add_mapping({address, mapping.bytes, *tag, device, mapping.access, handle->real});
+    mapping.enlisted = true;
+    const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
+    Allocations::instance().add(
+        {address, mapping.bytes, device, nullptr, nullptr, 0, true, mapping.access, false, handle_types});
+}
+
+/// The mappings that lie in [address, address + bytes).
+std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, Bytes bytes)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    std::vector<CUdeviceptr> found;
+    for (auto at = all.mappings.lower_bound(address); at != all.mappings.end() && at->first < address + bytes;
+         ++at)
+        found.push_back(at->first);
+    return found;
+}
+
+} // namespace
+
+bool sleeps(const LockedMemory& memory, CUdeviceptr address, const Mapping& mapping) {
+    return mapping.enlisted && memory.is_asleep(address);
+}
+
+bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vector<CUdeviceptr>& mappings)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    return std::any_of(mappings.begin(), mappings.end(), [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) {
+        return sleeps(memory, at, all.mappings.at(at));
+    });
+}
+
+bool strike_off(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    if (!mapping.enlisted) return true;
+    if (sleeps(memory, address, mapping)) return false;
+    const auto real = memory.remove_mapping(address);
+    mapping.enlisted = false;
+    if (auto* handle = find_handle(all, mapping.handle)) handle->real = real;
+    static_cast<void>(Allocations::instance().take(address));
+    return true;
+}
+
+Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
+           unsigned long long flags) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        if (!with) return std::nullopt;
+        auto& all = Handles::instance();
+        return with->with_lock([&](LockedMemory& locked) -> Answer {
+            const MutexLock lock(all.mutex);
+            auto* mine = find_handle(all, handle);
+            if (!mine) return std::nullopt;
+            if (!mine->mappings.empty() && !pin(locked, all, *mine, "mapped at several addresses"))
+                return k_sleeps;
+            const auto status = with->api().cuMemMap(address, bytes, offset, mine->real, flags);
+            if (status != CUDA_SUCCESS) return status;
+            Mapping mapping;
+            mapping.bytes = bytes;
+            mapping.offset = offset;
+            mapping.handle = handle;
+            all.mappings.emplace(address, mapping);
+            mine->mappings.push_back(address);
+            return CUDA_SUCCESS;
+        });
+    });
+}
+
+Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
+                  std::size_t count) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        if (!with) return std::nullopt;
+        const TagChoice choose_tag;
+        auto& all = Handles::instance();
+        return with->with_lock([&](LockedMemory& locked) -> Answer {
+            const MutexLock lock(all.mutex);
+            const auto found = mappings_in(all, address, bytes);
+            if (found.empty()) return std::nullopt;
+            if (any_sleeps(locked, all, found)) return k_sleeps;
+            const auto status = with->api().cuMemSetAccess(address, bytes, grants, count);
+            if (status != CUDA_SUCCESS) return status;
+            for (const auto at : found) {
+                auto& mapping = all.mappings.at(at);
+                for (std::size_t i = 0; i < count; ++i) {
+                    const auto& granted = grants[i];
+                    const bool of_device = granted.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+                                           granted.location.id >= 0 &&
+                                           granted.location.id < driver::k_max_devices;
+                    if (!of_device || granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READ) {
+                        mapping.has_other_access = true;
+                        continue;
+                    }
+                    const auto bit = DeviceMask{1} << granted.location.id;
+                    const bool is_granted = granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+                    mapping.access = is_granted ? mapping.access | bit : mapping.access & ~bit;
+                }
+                enlist(locked, all, at, mapping, choose_tag);
+            }
+            return CUDA_SUCCESS;
+        });
+    });
+}
+
+Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        if (!with) return std::nullopt;
+        auto& all = Handles::instance();
+        return with->with_lock([&](LockedMemory& locked) -> Answer {
+            const MutexLock lock(all.mutex);
+            const auto found = mappings_in(all, address, bytes);
+            if (found.empty()) return std::nullopt;
+            if (any_sleeps(locked, all, found)) return k_sleeps;
+            const auto status = with->api().cuMemUnmap(address, bytes);
+            if (status != CUDA_SUCCESS) return status;
+            for (const auto at : found) {
+                auto& mapping = all.mappings.at(at);
+                strike_off(locked, all, at, mapping);
+                const auto number = mapping.handle;
+                all.mappings.erase(at);
+                if (auto* mine = find_handle(all, number)) std::erase(mine->mappings, at);
+                release_if_unused(*with, all, number);
+            }
+            return CUDA_SUCCESS;
+        });
+    });
+}
+
+bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept {
+    if (!memory()) return false; // the process is ending: the driver alone knows what is mapped
+    auto& all = Handles::instance();
+    const MutexLock lock(all.mutex);
+    const auto at = all.mappings.lower_bound(address);
+    return at != all.mappings.end() && at->first < address + bytes;
+}
+
+bool own_mappings_sleep() noexcept {
+    const auto with = memory();
+    if (!with) return false;
+    return with->with_lock([](const LockedMemory& locked) {
+        auto& all = Handles::instance();
+        const MutexLock lock(all.mutex);
+        return std::any_of(all.mappings.begin(), all.mappings.end(), [&](const auto& mapping) {
+            return sleeps(locked, mapping.first, mapping.second);
+        });
+    });
+}
+
+} // namespace gpu_sleep::agent::intercepted

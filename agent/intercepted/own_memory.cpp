@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Allocating, and waiting as the driver's own free does.
+
+#include "intercepted/own_memory.hpp"
+
+#include "common/interception.hpp"
+#include "driver/context.hpp"
+#include "driver/drain.hpp"
+#include "intercepted/state.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <shared_mutex>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::agent::intercepted {
+namespace {
+
+Error not_own(CUdeviceptr address) {
+    return make_error(ErrorCode::not_owned, "{:#x} is not the start of an allocation of gpu_sleep_alloc()",
+                      address);
+}
+
+bool is_own(CUdeviceptr address) {
+    const auto known = find(address);
+    return known && known->is_own && known->address == address;
+}
+
+/// False: memory was short, and it is not known.
+bool note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
+    const auto added = guarded([&]() -> Result<void> {
+        Allocations::instance().add(
+            {address, bytes, device, nullptr, nullptr, 0, true, driver::DeviceMask{1} << device, true});
+        return {};
+    });
+    return added.has_value();
+}
+
+/// Says once that work in a context of the program's own cannot be waited for.
+void warn_of_own_context(const driver::Api& api) {
+    static std::atomic<bool> looked{false};
+    if (looked.exchange(true)) return;
+    const std::shared_lock contexts(contexts_mutex());
+    if (!driver::has_own_context_current(api)) return;
+    log::warning(
+        "the program works in a context of its own: it must synchronize that itself before a sleep, in a "
+        "before-sleep callback");
+}
+
+/// The contexts of `devices` in which there may be work: those of `primaries`, the program's own that are
+/// known, and the one that it works in now. They stay as long as the caller holds
+/// contexts_mutex().
+std::vector<CUcontext> contexts_on(const driver::Api& api, driver::DeviceMask devices,
+                                   const std::vector<driver::PrimaryContext>& primaries) {
+    std::vector<CUcontext> contexts;
+    for (const auto& primary : primaries)
+        if ((devices >> primary.device() & 1) != 0) contexts.push_back(primary.get());
+    for (int device = 0; device < driver::k_max_devices; ++device) {
+        if ((devices >> device & 1) == 0) continue;
+        const auto own = own_contexts_of(device);
+        contexts.insert(contexts.end(), own.begin(), own.end());
+    }
+    CUcontext current = nullptr;
+    CUdevice device = 0;
+    const bool has_current = api.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current &&
+                             api.cuCtxGetDevice(&device) == CUDA_SUCCESS && (devices >> device & 1) != 0;
+    if (has_current && std::find(contexts.begin(), contexts.end(), current) == contexts.end())
+        contexts.push_back(current);
+    return contexts;
+}
+
+/// Waits for the work that may use the allocation.
+Result<void> wait_for_use(ProgramMemory& memory, driver::DeviceAddress address) {
+    const auto devices = memory.devices_at(address);
+    if (devices == 0) return {};
+    // As the driver's own free does: nothing may still use memory that goes, and a capture must not be under
+    // way. It may take long. Other devices may wait for what comes after the free.
+    let_contexts_end();
+    const std::shared_lock stay(contexts_mutex());
+    if (captures_open() != 0)
+        return make_error(ErrorCode::capture_in_progress, "a CUDA graph is being captured: nothing is freed");
+    const auto& api = memory.api();
+    const driver::RelaxedCaptureMode relaxed(api);
+    const auto primaries = driver::active_contexts(api);
+    if (!primaries) return primaries.error();
+    driver::DrainLimits limits;
+    limits.captures = Clock::now();
+    limits.work = Clock::time_point::max();
+    for (auto* const context : contexts_on(api, devices, *primaries)) {
+        auto drained = driver::drain(api, std::vector{context}, limits);
+        if (drained) continue;
+        if (drained.error().code != ErrorCode::context_lost) return drained;
+        log::debug("freeing without waiting: {}", drained.error().message); // no work runs in a broken one
+    }
+    return {};
+}
+
+} // namespace
+
+Result<driver::DeviceAddress> allocate_own(ProgramMemory& memory, int device, std::string_view tag,
+                                           Bytes bytes) {
+    warn_of_own_context(memory.api());
+    auto address = memory.allocate(device, tag, bytes);
+    if (address && intercepts() && !note_own(*address, bytes, device)) {
+        static_cast<void>(guarded([&] { return memory.free(*address); }));
+        address = out_of_memory();
+    }
+    return address;
+}
+
+Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
+    if (!intercepts()) { // the memory has nothing else
+        GPU_SLEEP_TRY(wait_for_use(memory, address));
+        return memory.free(address);
+    }
+    if (!is_own(address)) return not_own(address);
+    GPU_SLEEP_TRY(wait_for_use(memory, address));
+    if (!is_own(address)) return not_own(address); // another thread was faster
+    // The record goes first: behind the free the address may at once be somebody else's.
+    auto& allocations = Allocations::instance();
+    auto record = allocations.extract(address);
+    if (!record) return not_own(address);
+    auto freed = memory.free(address);
+    if (!freed) allocations.put_back(std::move(record));
+    return freed;
+}
+
+Result<void> allow_own(ProgramMemory& memory, driver::DeviceAddress address, int device) {
+    GPU_SLEEP_TRY(memory.allow_access(address, device));
+    if (intercepts())
+        noted([&] {
+            Allocations::instance().change(
+                address, [&](Known& known) { known.access |= driver::DeviceMask{1} << device; });
+        });
+    return {};
+}
+
+} // namespace gpu_sleep::agent::intercepted

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Which devices reach the intercepted memory of which: plain memory is reached by copies from every device,
+// and by kernels once the program has asked for it, while ours is reached only where it was granted.
+
+#include "common/lock_order.hpp"
+#include "driver/context.hpp"
+#include "intercepted/allocations.hpp"
+#include "intercepted/state.hpp"
+
+#include "base/immortal.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace gpu_sleep::agent::intercepted {
+namespace {
+
+/// Which devices may reach whose plain memory: cuCtxEnablePeerAccess.
+struct PeerAccess {
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::array<driver::DeviceMask, driver::k_max_devices> accessors GPU_SLEEP_GUARDED_BY(mutex){};
+    static PeerAccess& instance() {
+        static Immortal<PeerAccess> s_access;
+        return *s_access;
+    }
+};
+
+/// Lets `devices` at the range of `address`. Whether that was new.
+bool grant(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) {
+    bool is_new = false;
+    for (int device = 0; device < driver::k_max_devices; ++device) {
+        if (device == owner || !(devices >> device & 1)) continue;
+        const auto allowed = memory.allow_access(address, device);
+        is_new |= allowed && *allowed;
+        if (!allowed && allowed.error().code != ErrorCode::not_owned) // it may have been freed
+            log::warning("GPU {} cannot be let at {:#x}: {}", device, address, allowed.error().message);
+    }
+    return is_new;
+}
+
+driver::DeviceMask devices_in_use(ProgramMemory& memory) {
+    driver::DeviceMask mask = 0;
+    int devices = 0;
+    if (memory.api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) devices = 0;
+    for (int device = 0; device < std::min(devices, driver::k_max_devices); ++device) {
+        unsigned flags = 0;
+        int is_active = 0;
+        const bool has_primary =
+            memory.api().cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active;
+        if (has_primary || !own_contexts_of(device).empty()) mask |= driver::DeviceMask{1} << device;
+    }
+    if (const auto current = current_device(memory)) mask |= driver::DeviceMask{1} << *current;
+    return mask;
+}
+
+} // namespace
+
+void grant_peers(ProgramMemory& memory, int device, CUdeviceptr address) {
+    auto& access = PeerAccess::instance();
+    driver::DeviceMask devices = 0;
+    {
+        const MutexLock lock(access.mutex);
+        devices = access.accessors[static_cast<std::size_t>(device)];
+    }
+    if (devices != 0) static_cast<void>(grant(memory, devices, device, address));
+}
+
+CUresult access_of(const Known& known, const CUmemLocation& location, CUresult status,
+                   unsigned long long& flags) noexcept {
+    const bool is_awake = status == CUDA_SUCCESS;
+    if (!is_awake && status != CUDA_ERROR_INVALID_VALUE) return status;
+    if (location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        if (!is_awake) flags = CU_MEM_ACCESS_FLAGS_PROT_NONE; // what the host may reach does not sleep
+        return CUDA_SUCCESS;
+    }
+    if (!is_awake) {
+        const auto with = memory();
+        int devices = 0;
+        if (!with || with->api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) return status;
+        if (location.id < 0 || location.id >= std::min(devices, driver::k_max_devices))
+            return CUDA_ERROR_INVALID_DEVICE;
+    }
+    // The driver's own plain memory has none to tell of; and what is on its way back has none yet.
+    if (!known.is_virtual)
+        flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    else if (!is_awake || flags == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+        flags = (known.access >> location.id & 1) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                                       : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
+}
+
+void peer_access_enabled(CUcontext peer) noexcept {
+    noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        const auto accessor = current_device(*with);
+        std::optional<int> owner;
+        {
+            const driver::CurrentContext current(with->api(), peer);
+            if (current.status() == CUDA_SUCCESS) owner = current_device(*with);
+        }
+        if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices)
+            return;
+        const auto mask = driver::DeviceMask{1} << *accessor;
+        auto& access = PeerAccess::instance();
+        {
+            const MutexLock lock(access.mutex);
+            access.accessors[static_cast<std::size_t>(*owner)] |= mask;
+        }
+        const auto theirs = Allocations::instance().all(
+            [&](const Known& a) { return a.device == *owner && !a.is_virtual && !a.pool; });
+        for (const auto& allocation : theirs)
+            static_cast<void>(grant(*with, mask, *owner, allocation.address));
+    });
+}
+
+bool let_copies_reach(const gate::Inspector& copy) noexcept {
+    bool is_new = false;
+    noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        const driver::RelaxedCaptureMode relaxed(with->api());
+        for (const auto& span : copy.inspect().spans) {
+            const auto known = find(span.begin);
+            if (!known || known->is_virtual || known->pool)
+                continue; // the program grants access to those itself
+            is_new |= grant(*with, devices_in_use(*with), known->device, known->address);
+        }
+    });
+    return is_new;
+}
+
+} // namespace gpu_sleep::agent::intercepted

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One event for each context.
+
+#include "intercepted/pending_work.hpp"
+
+#include "base/guard.hpp"
+#include "driver/context.hpp"
+#include "intercepted/event_cache.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::agent::intercepted {
+
+PendingWork::~PendingWork() {
+    for (std::size_t i = 0; i < count_; ++i) {
+        auto& noted = noted_[i];
+        if (noted.done) EventCache::instance().give(noted.context, noted.done);
+        if (noted.block == 0) continue; // nobody has waited
+        const driver::RelaxedCaptureMode relaxed(api_);
+        free_block(noted);
+    }
+}
+
+bool PendingWork::record(CUcontext context) noexcept {
+    if (!api_.cuCtxRecordEvent || count_ == noted_.size()) return false; // a driver before 12.5, say
+    bool is_recorded = false;
+    noted([&] {
+        auto* const event = EventCache::instance().take(api_, context);
+        if (!event) return;
+        is_recorded = api_.cuCtxRecordEvent(context, event) == CUDA_SUCCESS;
+        if (is_recorded)
+            noted_[count_++] = {context, event, 0};
+        else
+            EventCache::instance().give(context, event);
+    });
+    return is_recorded;
+}
+
+bool PendingWork::take_block(CUcontext context) noexcept {
+    if (count_ == noted_.size()) return false;
+    CUdeviceptr block = 0;
+    if (api_.cuMemAlloc(&block, 1) != CUDA_SUCCESS) return false;
+    noted_[count_++] = {context, nullptr, block};
+    return true;
+}
+
+void PendingWork::free_block(Noted& noted) noexcept {
+    const driver::CurrentContext current(api_, noted.context);
+    look_at(api_.cuMemFree(noted.block));
+    noted.block = 0;
+}
+
+void PendingWork::look_at(CUresult status) noexcept {
+    if (failure_ == CUDA_SUCCESS && driver::ends_context(status)) failure_ = status;
+}
+
+bool PendingWork::note(CUcontext context) noexcept {
+    const auto end = noted_.begin() + static_cast<std::ptrdiff_t>(count_);
+    const auto same = [=](const Noted& noted) { return noted.context == context; };
+    if (!context || std::any_of(noted_.begin(), end, same)) return true;
+    const driver::RelaxedCaptureMode relaxed(api_);
+    const driver::CurrentContext current(api_, context);
+    if (way_ == Way::amid_captures) return current.status() == CUDA_SUCCESS && take_block(context);
+    if (current.status() == CUDA_SUCCESS && !record(context) && !take_block(context))
+        look_at(api_.cuCtxSynchronize());
+    return true;
+}
+
+void PendingWork::wait_for(CUcontext context) noexcept {
+    const driver::RelaxedCaptureMode relaxed(api_);
+    const driver::CurrentContext current(api_, context);
+    if (current.status() == CUDA_SUCCESS) look_at(api_.cuCtxSynchronize());
+}
+
+CUresult PendingWork::wait() noexcept {
+    const driver::RelaxedCaptureMode relaxed(api_); // in which it breaks no capture that has begun since
+    for (std::size_t i = 0; i < count_; ++i) {
+        auto& noted = noted_[i];
+        if (noted.block != 0) free_block(noted);
+        if (!noted.done || api_.cuEventQuery(noted.done) == CUDA_SUCCESS) continue; // most often
+        const driver::CurrentContext current(api_, noted.context);
+        look_at(api_.cuEventSynchronize(noted.done));
+    }
+    return failure_;
+}
+
+} // namespace gpu_sleep::agent::intercepted

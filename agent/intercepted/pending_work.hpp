@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Waiting for the work in contexts without keeping captures from beginning meanwhile. Internal to this
+// module.
+
+#pragma once
+
+#include "driver/api.hpp"
+
+#include <array>
+#include <cstddef>
+
+namespace gpu_sleep::agent::intercepted {
+
+/// What the GPU had yet to do in some contexts when it was noted. For one thread. The contexts must outlive
+/// it.
+class PendingWork {
+public:
+    /// How it is noted: at best, or while captures may be open, by what breaks none.
+    enum class Way : int { best, amid_captures };
+    explicit PendingWork(const driver::Api& api, Way way = Way::best) noexcept : api_(api), way_(way) {}
+    PendingWork(const PendingWork&) = delete;
+    PendingWork& operator=(const PendingWork&) = delete;
+    ~PendingWork();
+
+    /// Notes the work of one more context; nothing for null. Would break a capture, so capture_order() is
+    /// held and none is open. Waits at once where nothing can be had to note it by; amid captures it returns
+    /// false instead, and needs neither.
+    bool note(CUcontext context) noexcept;
+    /// Waits for the work of a context at once, of which nothing is kept. Needs what note() does.
+    void wait_for(CUcontext context) noexcept;
+    /// Waits for all of it. Breaks no capture, so capture_order() is not held. Returns what went wrong with
+    /// the work, as the driver's own free does; CUDA_SUCCESS otherwise.
+    CUresult wait() noexcept;
+
+private:
+    struct Noted {
+        CUcontext context = nullptr;
+        CUevent done = nullptr;
+        CUdeviceptr block = 0; ///< where there is no event
+    };
+    /// Whether an event was recorded. The context is current.
+    [[nodiscard]] bool record(CUcontext context) noexcept;
+    /// The same for drivers that cannot record a context, and amid captures: whether there is a block of the
+    /// driver's own, whose free waits for all work of the context. That breaks no capture of a thread whose
+    /// mode is relaxed, as cuCtxSynchronize does. Seen with driver 13.0; captures of the same context begin
+    /// when it is over.
+    [[nodiscard]] bool take_block(CUcontext context) noexcept;
+    /// Gives it back. The capture mode is relaxed.
+    void free_block(Noted& noted) noexcept;
+
+    /// Keeps the first status by which work failed.
+    void look_at(CUresult status) noexcept;
+
+    const driver::Api& api_;
+    Way way_;
+    CUresult failure_ = CUDA_SUCCESS;
+    std::array<Noted, 16>
+        noted_{}; ///< of more contexts than anybody has; further ones are waited for at once
+    std::size_t count_ = 0;
+};
+
+} // namespace gpu_sleep::agent::intercepted

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Memory of the program's that has to stay where it is: shared, bound to a group, registered or mapped twice.
+
+#include "base/thread_safety.hpp"
+#include "intercepted/handles.hpp"
+#include "intercepted/residual.hpp"
+#include "intercepted/share.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::agent::intercepted {
+
+bool pin(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    if (any_sleeps(memory, all, handle.mappings)) return false;
+    for (const auto address : handle.mappings) strike_off(memory, all, address, all.mappings.at(address));
+    if (!handle.pinned) handle.pinned = reason;
+    return true;
+}
+
+namespace {
+
+/// The driver's handle behind the program's, or the handle itself when it is none of ours; nothing when its
+/// memory sleeps.
+std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocationHandle handle) noexcept {
+    std::optional real = handle;
+    noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        with->with_lock([&](const LockedMemory& locked) {
+            auto& all = Handles::instance();
+            const MutexLock lock(all.mutex);
+            const auto* mine = find_handle(all, handle);
+            if (!mine) return;
+            real = mine->real;
+            for (const auto at : mine->mappings) {
+                const auto* backing = all.mappings.at(at).enlisted ? locked.find(at) : nullptr;
+                if (backing) real = backing->is_asleep() ? std::nullopt : std::optional(backing->handle);
+            }
+        });
+    });
+    return real;
+}
+
+void pin_handle(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
+    noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        with->with_lock([&](LockedMemory& locked) {
+            auto& all = Handles::instance();
+            const MutexLock lock(all.mutex);
+            if (auto* mine = find_handle(all, handle)) pin(locked, all, *mine, reason);
+        });
+    });
+}
+
+} // namespace
+
+CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason,
+                    const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept {
+    const auto real = real_handle_of(handle);
+    if (!real) return k_sleeps;
+    const auto status = use(*real);
+    if (status == CUDA_SUCCESS) pin_handle(handle, reason);
+    return status;
+}
+
+CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
+                    const std::function<CUresult(CUarrayMapInfo*)>& map) noexcept {
+    std::vector<CUarrayMapInfo> ours;
+    const auto copied = guarded([&]() -> Result<void> {
+        ours.assign(maps, maps + count);
+        return {};
+    });
+    if (!copied) return CUDA_ERROR_OUT_OF_MEMORY;
+    for (auto& each : ours) {
+        if (each.memHandleType != CU_MEM_HANDLE_TYPE_GENERIC) continue;
+        const auto real = real_handle_of(each.memHandle.memHandle);
+        if (!real) return k_sleeps;
+        each.memHandle.memHandle = *real;
+    }
+    const auto status = map(ours.data());
+    for (unsigned i = 0; status == CUDA_SUCCESS && i < count; ++i)
+        if (maps[i].memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
+            pin_handle(maps[i].memHandle.memHandle, "mapped into a sparse array");
+    return status;
+}
+
+void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
+    noted([&] {
+        const auto with = memory();
+        if (!with) return;
+        with->with_lock([&](LockedMemory& locked) {
+            auto& all = Handles::instance();
+            const MutexLock lock(all.mutex);
+            for (auto at = address; at < address + bytes;) {
+                const auto* const backing = locked.find(at);
+                if (!backing) break;
+                const auto begin = backing->address;
+                at = backing->end();
+                const auto mapping = all.mappings.find(begin);
+                auto* const handle =
+                    mapping == all.mappings.end() ? nullptr : find_handle(all, mapping->second.handle);
+                if (handle)
+                    pin(locked, all, *handle, reason);
+                else
+                    locked.pin(begin, reason);
+            }
+        });
+    });
+}
+
+void add_pinned_handles(const LockedMemory& locked, std::vector<Residual>& rows) {
+    if (!memory()) return; // the process is ending
+    for (const auto& [address, backing] : locked.backings())
+        if (backing.pinned)
+            rows.push_back({backing.pinned == k_shared_by_ipc ? "ipc" : "pinned", backing.device,
+                            backing.bytes, 1, backing.pinned});
+    auto& all = Handles::instance();
+    const MutexLock lock(all.mutex);
+    for (const auto& [number, handle] : all.handles) {
+        const bool is_enlisted = std::any_of(
+            handle.mappings.begin(), handle.mappings.end(),
+            [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) { return all.mappings.at(at).enlisted; });
+        if (is_enlisted) continue;
+        const char* reason = handle.pinned ? handle.pinned
+                             : handle.mappings.empty()
+                                 ? "made, but not mapped"
+                                 : "mapped in part, or without access for its own device";
+        rows.push_back({"virtual", handle.properties.location.id, handle.bytes, 1, reason});
+    }
+}
+
+} // namespace gpu_sleep::agent::intercepted

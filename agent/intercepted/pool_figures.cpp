@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What pools say of themselves: what we have of them and what the driver has, as one sum.
+
+#include "intercepted/spares.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::agent::intercepted {
+
+PoolFigures figures_of_driver(ProgramMemory& memory, const Pool& pool) noexcept {
+    PoolFigures figures;
+    if (pool.is_gone || !memory.api().cuMemPoolGetAttribute) return figures;
+    const auto ask = [&](CUmemPool_attribute attribute, Bytes& figure) {
+        cuuint64_t value = 0;
+        if (memory.api().cuMemPoolGetAttribute(pool.handle, attribute, &value) == CUDA_SUCCESS)
+            figure = value;
+    };
+    ask(CU_MEMPOOL_ATTR_USED_MEM_CURRENT, figures.used);
+    ask(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, figures.reserved);
+    ask(CU_MEMPOOL_ATTR_USED_MEM_HIGH, figures.used_high);
+    ask(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, figures.reserved_high);
+    return figures;
+}
+
+void note_peaks(ProgramMemory& memory, Pool& pool) noexcept {
+    auto& ours = pool.figures;
+    const auto theirs = pool.is_mixed ? figures_of_driver(memory, pool) : PoolFigures();
+    ours.used_high = std::max(ours.used_high, ours.used + theirs.used);
+    ours.reserved_high = std::max(ours.reserved_high, ours.reserved + theirs.reserved);
+}
+
+void reset_peak(Pools& all, ProgramMemory& memory, Pool& pool, CUmemPool_attribute attribute)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    if (!pool.is_counted) return;
+    if (all.is_due && captures_open() == 0) trim_excess(all, memory);
+    if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) pool.figures.used_high = 0;
+    if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) pool.figures.reserved_high = 0;
+    note_peaks(memory, pool);
+}
+
+void pool_left_to_driver(CUmemoryPool handle) noexcept {
+    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+        const auto found = all.pools.find(handle);
+        if (found == all.pools.end()) return;
+        found->second->is_mixed = true;
+        if (found->second->is_counted) note_peaks(memory, *found->second);
+    });
+}
+
+void add_pool_figures(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) noexcept {
+    if (!value) return;
+    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+        const auto found = all.pools.find(handle);
+        if (found == all.pools.end() || !found->second->is_counted) return;
+        // What has to be gone since the last synchronise is gone before anybody sees it.
+        if (all.is_due && captures_open() == 0) trim_excess(all, memory);
+        const auto& ours = found->second->figures;
+        auto& figure = *static_cast<cuuint64_t*>(value);
+        switch (attribute) {
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: figure += ours.reserved; break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: figure = ours.reserved_high; break;
+        case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: figure += ours.used; break;
+        case CU_MEMPOOL_ATTR_USED_MEM_HIGH: figure = ours.used_high; break;
+        default: break;
+        }
+    });
+}
+
+} // namespace gpu_sleep::agent::intercepted

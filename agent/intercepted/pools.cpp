@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Stream-ordered memory on ranges: cuMemAllocAsync, cuMemFreeAsync and what the program does with pools. What
+// becomes of freed blocks is in spares.hpp, what pools say of themselves in pool_figures.cpp.
+
+#include "base/thread_safety.hpp"
+#include "driver/context.hpp"
+#include "intercepted/spares.hpp"
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+
+namespace gpu_sleep::agent::intercepted {
+namespace {
+
+CUmemoryPool pool_of_device(ProgramMemory& memory, int device) {
+    CUmemoryPool pool = nullptr;
+    if (!memory.api().cuDeviceGetMemPool || memory.api().cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS)
+        return nullptr;
+    return pool;
+}
+
+/// The device that the driver made the pool for, or took it as its current one.
+std::optional<int> device_of_pool(ProgramMemory& memory, CUmemoryPool handle) {
+    int devices = 0;
+    if (!handle || memory.api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) return std::nullopt;
+    for (int device = 0; device < devices; ++device) {
+        CUmemoryPool pool = nullptr;
+        if (pool_of_device(memory, device) == handle) return device;
+        if (memory.api().cuDeviceGetDefaultMemPool &&
+            memory.api().cuDeviceGetDefaultMemPool(&pool, device) == CUDA_SUCCESS && pool == handle)
+            return device;
+    }
+    return std::nullopt;
+}
+
+/// A pool whose creation was seen, or one of a device. Null for any other: nobody knows what its memory is.
+std::shared_ptr<Pool> find_pool(Pools& all, ProgramMemory& memory, CUmemoryPool handle)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    if (const auto found = all.pools.find(handle); found != all.pools.end()) return found->second;
+    const auto device = device_of_pool(memory, handle);
+    if (!device) return nullptr;
+    auto pool = std::make_shared<Pool>();
+    pool->handle = handle;
+    pool->device = *device;
+    all.pools.emplace(handle, pool);
+    return pool;
+}
+
+/// Takes an allocation out of its pool's count.
+void leave_pool(Pools& all, const Known& allocation) noexcept GPU_SLEEP_REQUIRES(all.mutex) {
+    const auto block = all.blocks.find(allocation.address);
+    if (block != all.blocks.end()) block->second.range->pool->figures.used -= allocation.bytes;
+}
+
+/// The stream with the handle that means the same to any call of this thread.
+StreamKey key_of(ProgramMemory& memory, CUstream stream, bool per_thread) {
+    return {context_of(memory, stream), stream       ? stream
+                                        : per_thread ? CU_STREAM_PER_THREAD
+                                                     : CU_STREAM_LEGACY};
+}
+
+bool is_capturing(ProgramMemory& memory, CUstream stream) {
+    if (captures_open() == 0) return false;
+    auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return memory.api().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/// Whether an event recorded in the stream would be part of a capture, or break one.
+bool meets_capture(ProgramMemory& memory, CUstream stream) {
+    if (captures_open() == 0) return false;
+    auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return memory.api().cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/// The device of a context, which exists.
+std::optional<int> device_of(ProgramMemory& memory, CUcontext context) {
+    CUcontext current = nullptr;
+    if (memory.api().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context)
+        return current_device(memory);
+    const driver::CurrentContext entered(memory.api(), context);
+    return entered.status() == CUDA_SUCCESS ? current_device(memory) : std::nullopt;
+}
+
+void grant(ProgramMemory& memory, const Pool& pool, CUdeviceptr address) {
+    for (int device = 0; device < driver::k_max_devices; ++device) {
+        if (device == pool.device || !(pool.access >> device & 1)) continue;
+        static_cast<void>(memory.allow_access(address, device));
+    }
+}
+
+/// A block of a new range. Before the pool has more than the driver would keep of it, it gives back what it
+/// cannot use.
+Result<CUdeviceptr> grow(Pools& all, ProgramMemory& memory, const std::shared_ptr<Pool>& pool,
+                         const Request& request) GPU_SLEEP_REQUIRES(all.mutex) {
+    constexpr Bytes k_chunk = 32 * k_mib; // what the driver takes at a time (pool_rules)
+    const auto grows_by = range_size(request.bytes);
+    const auto most = round_up(std::max(pool->most_used, pool->figures.used + request.bytes), k_chunk);
+    const auto is_too_much = [&] { return pool->figures.reserved + grows_by > most; };
+    if (is_too_much())
+        if (const auto block = take_spare(all, memory, *pool, request, true)) return *block;
+    if (is_too_much() && pool->unused_ranges > 0 && captures_open() == 0) {
+        const auto most_used = pool->most_used;
+        give_back_idle(all, memory, !pool->reuses_unwaited,
+                       [&](const Range& range) { return range.pool == pool && is_too_much(); });
+        pool->most_used = most_used; // one kind of range for another: it may have as much as before
+    }
+    auto block = take_new(all, memory, pool, request);
+    if (!block && block.error().code == ErrorCode::out_of_device_memory) {
+        trim_all(all, memory);
+        block = take_new(all, memory, pool, request);
+    }
+    if (block && pool->access != 0) grant(memory, *pool, *block);
+    return block;
+}
+
+Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t bytes, CUmemoryPool handle,
+                     const StreamKey& key, Left& left) {
+    const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
+    const driver::RelaxedCaptureMode relaxed(memory.api());
+    auto& all = Pools::instance();
+    const MutexLock lock(all.mutex);
+    const auto pool = find_pool(all, memory, handle);
+    if (!pool || !pool->is_intercepted) return std::nullopt;
+    // A spare too is taken only where the allocation would have been intercepted, and as what it would have
+    // been.
+    const auto name = choose_tag(bytes);
+    if (!name) {
+        left = {TagChoice::why_not(bytes), owner_of_memory_in(key.context), pool->device, true, handle};
+        return std::nullopt;
+    }
+    const Request request{block_size(bytes), memory.tag_id(*name), key};
+    auto block = take_spare(all, memory, *pool, request, false);
+    if (!block) {
+        auto taken = grow(all, memory, pool, request);
+        if (!taken && taken.error().code == ErrorCode::out_of_device_memory) return CUDA_ERROR_OUT_OF_MEMORY;
+        if (!taken) return std::nullopt;
+        block = *taken;
+    }
+    const auto added = guarded([&]() -> Result<void> {
+        Allocations::instance().add({*block, bytes, pool->device, key.context, handle, 0, false});
+        return {};
+    });
+    if (!added) {
+        make_spare(all, all.blocks.find(*block), {});
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pool->figures.used += bytes;
+    pool->most_used = std::max(pool->most_used, pool->figures.used);
+    note_peaks(memory, *pool);
+    *address = *block;
+    return CUDA_SUCCESS;
+}
+
+/// Keeps a freed block, out of its pool's count. False when it is the caller's still.
+bool free_in_order(ProgramMemory& memory, const Known& allocation, const StreamKey& key) {
+    auto& all = Pools::instance();
+    const MutexLock lock(all.mutex);
+    leave_pool(all, allocation);
+    const auto block = all.blocks.find(allocation.address);
+    // Plain memory is no block that anybody may have again.
+    if (block == all.blocks.end()) all.leaving.reserve(all.leaving.size() + 1);
+    const auto last_use = last_use_in(all, memory, key);
+    if (!last_use) return false;
+    if (block != all.blocks.end()) {
+        make_spare(all, block, *last_use);
+    } else {
+        all.leaving.push_back({allocation.address, *last_use});
+        all.has_excess = true;
+    }
+    return true;
+}
+
+/// Whether the memory is meant for something, such as decompression. An older cuda.h has bytes without a name
+/// there.
+template <class Properties>
+bool has_usage(const Properties& properties) noexcept {
+    if constexpr (requires { properties.usage; })
+        return properties.usage != 0;
+    else
+        return properties.reserved[0] != 0 || properties.reserved[1] != 0;
+}
+
+} // namespace
+
+Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
+                      CUstream stream, bool per_thread, Left& left) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        if (!with || !address || bytes == 0) return std::nullopt;
+        const auto key = key_of(*with, stream, per_thread);
+        // In a capture it becomes a node of the graph, whose memory is the driver's.
+        if (!key.context || is_capturing(*with, key.stream)) return std::nullopt;
+        const auto device = device_of(*with, key.context);
+        if (!device) return std::nullopt;
+        const auto handle = pool ? *pool : pool_of_device(*with, *device);
+        if (!handle) return std::nullopt;
+        const auto answer = allocate_from(*with, address, bytes, handle, key, left);
+        if (answer != CUDA_ERROR_OUT_OF_MEMORY || !free_amid_captures(*with)) return answer;
+        return allocate_from(*with, address, bytes, handle, key, left);
+    });
+}
+
+Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept {
+    return answered([&]() -> Answer {
+        Leaving allocation(Allocations::instance().extract(address));
+        if (!allocation) return std::nullopt;
+        if (allocation->is_virtual) {
+            allocation.stay();
+            return std::nullopt;
+        }
+        const auto with = memory();
+        if (!with) {
+            allocation.done();
+            return CUDA_SUCCESS;
+        }
+        const auto key = key_of(*with, stream, per_thread);
+        if (!key.context) { // the driver says what is wrong
+            allocation.stay();
+            return std::nullopt;
+        }
+        if (meets_capture(*with, key.stream)) {
+            freed_from_pool(*allocation);
+            return CUDA_SUCCESS; // when the capture has ended
+        }
+        noted([&] {
+            if (free_in_order(*with, *allocation, key)) allocation.done();
+        });
+        if (allocation) {
+            // Without an event nobody can say when the block is free: wait, and give it back.
+            allocation.wait();
+            free_waiting();
+        }
+        return CUDA_SUCCESS;
+    });
+}
+
+void freed_from_pool(const Known& allocation) {
+    auto& all = Pools::instance();
+    const MutexLock lock(all.mutex);
+    leave_pool(all, allocation);
+}
+
+void give_allocation(ProgramMemory& memory, const Known& allocation) {
+    if (!allocation.pool) return give_range(memory, allocation.address);
+    const driver::RelaxedCaptureMode relaxed(memory.api());
+    auto& all = Pools::instance();
+    const MutexLock lock(all.mutex);
+    const auto block = all.blocks.find(allocation.address);
+    if (block == all.blocks.end()) return;
+    const auto pool = block->second.range->pool;
+    make_spare(all, block, {});
+    // Whoever frees like this has waited.
+    give_back_idle(all, memory, true,
+                   [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
+}
+
+void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcept {
+    noted([&] {
+        const auto pool = std::make_shared<Pool>();
+        pool->handle = handle;
+        pool->device = properties.location.id;
+        pool->is_intercepted = properties.allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
+                               properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+                               properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE && properties.maxSize == 0 &&
+                               !has_usage(properties);
+        auto& all = Pools::instance();
+        const MutexLock lock(all.mutex);
+        all.pools.insert_or_assign(handle, pool);
+    });
+}
+
+CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy) noexcept {
+    const std::shared_lock contexts(contexts_mutex()); // none ends while its spares are out of the books
+    auto& all = Pools::instance();
+    std::map<CUmemoryPool, std::shared_ptr<Pool>>::node_type taken;
+    {
+        const MutexLock lock(all.mutex);
+        taken = all.pools.extract(handle);
+    }
+    const auto status = destroy();
+    if (!taken) return status;
+    noted([&] {
+        const auto with = memory();
+        const MutexLock lock(all.mutex);
+        if (status != CUDA_SUCCESS) {
+            all.pools.insert(std::move(taken));
+            return;
+        }
+        const auto pool = std::move(taken.mapped());
+        pool->is_gone = true;
+        all.has_excess = true; // what is not done yet
+        if (!with) return;
+        const driver::RelaxedCaptureMode relaxed(with->api());
+        give_back_idle(all, *with, false, [&](const Range& range) { return range.pool == pool; });
+    });
+    return status;
+}
+
+void pool_trimmed(CUmemoryPool handle, std::size_t keep) noexcept {
+    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+        const auto found = all.pools.find(handle);
+        if (found == all.pools.end()) return;
+        const auto& pool = found->second;
+        const auto theirs = pool->is_mixed ? figures_of_driver(memory, *pool).reserved : 0;
+        give_back_idle(all, memory, true, [&](const Range& range) {
+            return range.pool == pool && pool->figures.reserved + theirs - range.bytes >= keep;
+        });
+    });
+}
+
+void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t count) noexcept {
+    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+        const auto pool = find_pool(all, memory, handle);
+        if (!pool) return;
+        for (std::size_t i = 0; i < count; ++i) {
+            const auto& granted = grants[i];
+            if (granted.location.type != CU_MEM_LOCATION_TYPE_DEVICE || granted.location.id < 0 ||
+                granted.location.id >= driver::k_max_devices)
+                continue;
+            const auto bit = driver::DeviceMask{1} << granted.location.id;
+            pool->access = granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? pool->access | bit
+                                                                               : pool->access & ~bit;
+        }
+        for (const auto& [address, range] : all.ranges)
+            if (range.pool == pool) grant(memory, *pool, address);
+    });
+}
+
+void pool_set(CUmemoryPool handle, CUmemPool_attribute attribute, const void* value) noexcept {
+    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+        const auto pool = find_pool(all, memory, handle);
+        if (!pool) return;
+        if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+            pool->threshold = *static_cast<const cuuint64_t*>(value);
+            all.has_excess = true; // perhaps: the next synchronise looks
+        } else if (attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC) {
+            pool->reuses_unwaited = *static_cast<const int*>(value) != 0;
+        } else {
+            reset_peak(all, memory, *pool, attribute);
+        }
+    });
+}
+
+} // namespace gpu_sleep::agent::intercepted

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Memory that stays with the driver, and why: managed and imported memory, and the sum of that with what
+// handles and graphs hold.
+
+#include "intercepted/residual.hpp"
+
+#include "base/immortal.hpp"
+#include "common/lock_order.hpp"
+#include "intercepted/state.hpp"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string_view>
+
+namespace gpu_sleep::agent::intercepted {
+namespace {
+
+struct Residents {
+    struct Resident {
+        Bytes bytes;
+        const char* kind;
+        const char* reason;
+        int device;
+        CUcontext context; ///< whose end takes it; null: none that is known
+    };
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::map<CUdeviceptr, Resident> by_address GPU_SLEEP_GUARDED_BY(mutex);
+    std::map<CUmemGenericAllocationHandle, unsigned>
+        imported GPU_SLEEP_GUARDED_BY(mutex); ///< the driver's handles, with their references
+    static Residents& instance() {
+        static Immortal<Residents> s_residents;
+        return *s_residents;
+    }
+};
+
+void add_resident(CUdeviceptr address, Residents::Resident resident) noexcept {
+    noted([&] {
+        const auto with = memory();
+        if (with) resident.device = current_device(*with).value_or(0);
+        auto& residents = Residents::instance();
+        const MutexLock lock(residents.mutex);
+        residents.by_address.insert_or_assign(address, resident);
+    });
+}
+
+} // namespace
+
+void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const char* reason) noexcept {
+    noted([&] {
+        const auto with = memory();
+        CUcontext context = nullptr;
+        if (with && with->api().cuCtxGetCurrent(&context) == CUDA_SUCCESS)
+            context = owner_of_memory_in(context);
+        add_resident(address, {bytes, kind, reason, 0, context});
+    });
+}
+
+void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept {
+    stays_in_context(address, bytes, "managed", "the driver moves it between host and device itself");
+}
+
+void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept {
+    add_resident(address, {bytes, kind, "it belongs to another process", 0, nullptr});
+}
+
+void forget_residual(CUdeviceptr address) noexcept {
+    noted([&] {
+        auto& residents = Residents::instance();
+        const MutexLock lock(residents.mutex);
+        residents.by_address.erase(address);
+    });
+}
+
+void handle_imported(CUmemGenericAllocationHandle handle) noexcept {
+    noted([&] {
+        auto& residents = Residents::instance();
+        const MutexLock lock(residents.mutex);
+        ++residents.imported[handle];
+    });
+}
+
+void imported_handle_released(CUmemGenericAllocationHandle handle) noexcept {
+    auto& residents = Residents::instance();
+    const MutexLock lock(residents.mutex);
+    const auto found = residents.imported.find(handle);
+    if (found != residents.imported.end() && --found->second == 0) residents.imported.erase(found);
+}
+
+void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept {
+    {
+        auto& residents = Residents::instance();
+        const MutexLock lock(residents.mutex);
+        if (!residents.imported.contains(handle)) return;
+    }
+    imported(address, bytes, "virtual");
+}
+
+void unmapped_by_driver(CUdeviceptr address, std::size_t bytes) noexcept {
+    auto& residents = Residents::instance();
+    const MutexLock lock(residents.mutex);
+    residents.by_address.erase(residents.by_address.lower_bound(address),
+                               residents.by_address.lower_bound(address + bytes));
+}
+
+Taken take_managed_of(CUcontext context) {
+    using Taking = std::map<CUdeviceptr, Residents::Resident>;
+    const auto taken = std::make_shared<Taking>();
+    Taken both{[] {},
+               [taken] {
+                   auto& residents = Residents::instance();
+                   const MutexLock lock(residents.mutex);
+                   residents.by_address.merge(*taken);
+               }};
+    auto& residents = Residents::instance();
+    const MutexLock lock(residents.mutex);
+    for (auto next = residents.by_address.begin(); next != residents.by_address.end();) {
+        const auto here = next++;
+        if (here->second.context == context) taken->insert(residents.by_address.extract(here));
+    }
+    return both;
+}
+
+std::vector<Residual> residual(const LockedMemory& locked) noexcept {
+    std::vector<Residual> rows;
+    noted([&] {
+        {
+            auto& residents = Residents::instance();
+            const MutexLock lock(residents.mutex);
+            for (const auto& [address, resident] : residents.by_address)
+                rows.push_back({resident.kind, resident.device, resident.bytes, 1, resident.reason});
+        }
+        add_left(rows);
+        add_pinned_handles(locked, rows);
+        add_graph_memory(rows);
+    });
+    std::vector<Residual> sums;
+    noted([&] {
+        for (const auto& row : rows) add_to_sum(sums, row);
+    });
+    return sums;
+}
+
+void add_to_sum(std::vector<Residual>& sums, const Residual& row) {
+    const auto same = std::find_if(sums.begin(), sums.end(), [&](const Residual& s) {
+        return std::string_view(s.kind) == row.kind && s.device == row.device &&
+               std::string_view(s.reason) == row.reason;
+    });
+    if (same == sums.end()) return sums.push_back(row);
+    same->bytes += row.bytes;
+    same->count += row.count;
+}
+
+void add_graph_memory(std::vector<Residual>& rows) {
+    const auto with = memory();
+    if (!with || !with->api().cuDeviceGetGraphMemAttribute) return;
+    int devices = 0;
+    if (with->api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) return;
+    for (int device = 0; device < devices; ++device) {
+        unsigned flags = 0;
+        int is_active = 0;
+        cuuint64_t bytes = 0;
+        if (with->api().cuDevicePrimaryCtxGetState(device, &flags, &is_active) != CUDA_SUCCESS || !is_active)
+            continue;
+        if (with->api().cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
+                                                     &bytes) == CUDA_SUCCESS &&
+            bytes != 0)
+            rows.push_back({"graph", device, bytes, 1, "memory of graph nodes is the driver's"});
+    }
+}
+
+} // namespace gpu_sleep::agent::intercepted

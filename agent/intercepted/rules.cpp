@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What is intercepted, and under which tag: the process's settings, the rules and the scope of the calling
+// thread.
+
+#include "base/log.hpp"
+#include "common/settings.hpp"
+#include "common/tag_scope.hpp"
+#include "intercepted/state.hpp"
+#include "model/capture_rules.hpp"
+#include "model/environment.hpp"
+
+#include <dlfcn.h>
+#include <execinfo.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace gpu_sleep::agent::intercepted {
+namespace {
+
+struct Settings {
+    Bytes least = 0;
+    std::string tag{model::k_default_tag};
+    model::CaptureRules rules;
+};
+
+Settings read_settings() {
+    Settings settings;
+    const auto parse_tag = [](std::string_view text) {
+        return model::is_valid_tag(text) ? std::optional(text) : std::nullopt;
+    };
+    settings.least =
+        parsed_setting(model::environment::k_min_size, "a number of bytes", parse_count<Bytes>).value_or(0);
+    if (const auto tag = parsed_setting(model::environment::k_tag,
+                                        "a tag: 1 to 64 letters, digits, '_', '-', '.' or ':'", parse_tag))
+        settings.tag = *tag;
+    if (const auto text = setting(model::environment::k_rules); !text.empty()) {
+        auto rules = model::CaptureRules::parse(text);
+        if (rules)
+            settings.rules = *std::move(rules);
+        else
+            log::error("{} is not followed: {}", model::environment::k_rules, rules.error().message);
+    }
+    return settings;
+}
+
+const Settings& settings() {
+    static const auto* const read = new Settings(read_settings());
+    return *read;
+}
+
+/// The files of the libraries on the way from the program to this call.
+std::vector<std::string_view> find_callers() {
+    std::vector<std::string_view> files;
+    std::array<void*, 64> frames{};
+    const int count = ::backtrace(frames.data(), static_cast<int>(frames.size()));
+    for (int i = 0; i < count; ++i) {
+        Dl_info info{};
+        if (::dladdr(frames[static_cast<std::size_t>(i)], &info) != 0 && info.dli_fname)
+            files.emplace_back(info.dli_fname);
+    }
+    return files;
+}
+
+} // namespace
+
+TagChoice::TagChoice() : scope_(current_scope_tag()) {
+    if (settings().rules.name_libraries()) callers_ = find_callers();
+}
+
+std::optional<std::string> TagChoice::operator()(std::size_t bytes) const {
+    const auto& set = settings();
+    if (bytes < set.least) return std::nullopt;
+    if (set.rules.rules().empty()) return std::string(scope_.empty() ? set.tag : scope_);
+    const auto verdict = set.rules.match(bytes, callers_);
+    if (!verdict.capture) return std::nullopt;
+    if (!scope_.empty()) return std::string(scope_);
+    return std::string(verdict.tag.empty() ? std::string_view(set.tag) : verdict.tag);
+}
+
+const char* TagChoice::why_not(std::size_t bytes) {
+    return bytes < settings().least ? "it is smaller than --min-size" : "a rule leaves it to the driver";
+}
+
+} // namespace gpu_sleep::agent::intercepted

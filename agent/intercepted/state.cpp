@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What every intercepted call begins with: the running agent, where the call stands, and a range for it.
+
+#include "intercepted/state.hpp"
+
+namespace gpu_sleep::agent::intercepted {
+
+CUresult to_status(const Error& error) noexcept {
+    if (error.driver_status != 0) return static_cast<CUresult>(error.driver_status);
+    switch (error.code) {
+    case ErrorCode::out_of_device_memory:
+    case ErrorCode::out_of_host_memory: return CUDA_ERROR_OUT_OF_MEMORY;
+    case ErrorCode::invalid_argument: return CUDA_ERROR_INVALID_VALUE;
+    case ErrorCode::context_lost: return CUDA_ERROR_DEINITIALIZED;
+    default: return CUDA_ERROR_UNKNOWN;
+    }
+}
+
+std::optional<int> current_device(ProgramMemory& memory) noexcept {
+    CUdevice device = 0;
+    return memory.api().cuCtxGetDevice(&device) == CUDA_SUCCESS ? std::optional(device) : std::nullopt;
+}
+
+CUcontext context_of(ProgramMemory& memory, CUstream stream) {
+    CUcontext context = nullptr;
+    const bool has_handle = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
+    if (has_handle && memory.api().cuStreamGetCtx) {
+        if (memory.api().cuStreamGetCtx(stream, &context) == CUDA_SUCCESS) return context;
+        auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+        if (memory.api().cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS) return nullptr;
+    }
+    return memory.api().cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
+}
+
+Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std::size_t bytes, Left& left) {
+    const auto tag = TagChoice()(bytes);
+    if (!tag) {
+        left.reason = TagChoice::why_not(bytes);
+        return make_error(ErrorCode::refused, "not to be intercepted");
+    }
+    const auto try_once = [&] { return memory.allocate(device, *tag, bytes); };
+    auto address = try_once();
+    if (!address && address.error().code == ErrorCode::out_of_device_memory) {
+        trim();
+        address = try_once();
+    }
+    if (!address && address.error().code == ErrorCode::out_of_device_memory && free_amid_captures(memory))
+        address = try_once();
+    return address;
+}
+
+void give_range(ProgramMemory& memory, CUdeviceptr address) {
+    if (const auto freed = memory.free(address); !freed)
+        log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
+}
+
+} // namespace gpu_sleep::agent::intercepted

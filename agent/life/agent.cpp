@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The agent's life, the memory that the program has of it, and the way to its operations.
+
+#include "life/agent.hpp"
+
+#include "base/guard.hpp"
+#include "base/log.hpp"
+#include "common/interception.hpp"
+#include "common/lock_order.hpp"
+#include "common/settings.hpp"
+#include "intercepted/own_memory.hpp"
+#include "intercepted/share.hpp"
+#include "model/environment.hpp"
+#include "operations/giving_back.hpp"
+#include "operations/sleep_operation.hpp"
+#include "operations/turn.hpp"
+#include "operations/wake_operation.hpp"
+#include "store/unshared_fd.hpp"
+
+#include <cxxabi.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace gpu_sleep::agent {
+namespace {
+
+std::atomic<Agent*> g_agent{nullptr};
+Mutex g_agent_mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::starting); ///< one making at a time
+std::atomic<bool> g_moves_exit_handler{false};
+/// Held while the C library's list of exit handlers is changed, and over every fork(): the lock of that list
+/// is copied as it is, and a child that got it locked would hang when it ends.
+Mutex g_exit_list_mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+
+void lock_exit_list() GPU_SLEEP_ACQUIRE(g_exit_list_mutex) {
+    g_exit_list_mutex.lock();
+}
+// In a child of fork() its only thread is the one that locked it, which clang cannot know.
+void unlock_exit_list() GPU_SLEEP_UNCHECKED {
+    g_exit_list_mutex.unlock();
+}
+
+/// How touches are met unless a sleep says otherwise.
+TouchRule rule_of_environment() {
+    TouchRule rule;
+    namespace environment = model::environment;
+    if (const auto word =
+            parsed_setting(environment::k_on_touch, "wait, wake or fail", model::parse_on_touch))
+        rule.on_touch = *word;
+    rule.gate = parsed_setting(environment::k_gate, "shut or checked", model::parse_gate_mode);
+    const auto parse_limit = [](std::string_view text) {
+        const auto count = parse_count<Milliseconds::rep>(text);
+        return count && *count <= k_longest_duration.count() ? std::optional(Milliseconds(*count))
+                                                             : std::nullopt;
+    };
+    rule.limit = parsed_setting(environment::k_touch_limit, "a number of milliseconds, at most 10000 days",
+                                parse_limit);
+    const auto releases = parsed_setting(environment::k_release_gil, "1 or 0", parse_switch);
+    gate::Gate::instance().set_releases_python_lock(releases.value_or(true));
+    // The log itself has read it long since, where it could not speak of it.
+    static_cast<void>(
+        parsed_setting(environment::k_log, "error, warning, info or debug", log::parse_severity));
+    return rule;
+}
+
+/// The name by which commands are to find the process; may be empty.
+std::string name_in_environment() {
+    const auto parse_name = [](std::string_view text) {
+        return model::is_valid_name(text) ? std::optional(std::string(text)) : std::nullopt;
+    };
+    return parsed_setting(model::environment::k_name, model::k_name_rule, parse_name).value_or(std::string());
+}
+
+} // namespace
+
+Agent* Agent::existing() noexcept {
+    return g_agent.load(std::memory_order_acquire);
+}
+
+Agent& Agent::instance() {
+    if (auto* agent = existing()) return *agent;
+    const MutexLock lock(g_agent_mutex);
+    if (auto* agent = existing()) return *agent;
+    auto* agent = new Agent; // never destroyed: its threads, and late callers, may outlive static destructors
+    g_agent.store(agent, std::memory_order_release);
+    return *agent;
+}
+
+Agent::Agent()
+    : memory_(rule_of_environment()), parts_(memory_, name_in_environment(), &Agent::come_first_at_exit),
+      server_(*this) {}
+
+void Agent::come_first_at_exit() noexcept {
+    // The handler's registration is its own, as if of one more library, so that it alone can be taken back:
+    // which runs it, for nothing. Source: Itanium C++ ABI, 3.3.6.
+    static char s_registration;
+    const MutexLock lock(g_exit_list_mutex);
+    g_moves_exit_handler = true;
+    abi::__cxa_finalize(&s_registration);
+    g_moves_exit_handler = false;
+    if (abi::__cxa_atexit(&Agent::handle_exit, nullptr, &s_registration) != 0) handle_exit(nullptr);
+}
+
+void Agent::handle_exit(void* /*unused*/) noexcept {
+    auto* agent = existing();
+    if (!agent || g_moves_exit_handler) return;
+    agent->parts_.exiting = true;
+    ProgramMemory::end();
+    gate::Gate::instance().abandon();
+    // A child that no handler of fork() knew of has the memory of the agent, too. The files are its parent's.
+    if (::getpid() != agent->pid_) return;
+    agent->memory_.remove_files();
+    agent->server_.remove_endpoint();
+}
+
+void Agent::handle_fork_in_child() noexcept {
+    // The child has the memory of the agent but none of its threads, and CUDA does not work in it: it starts
+    // without.
+    if (auto* agent = existing()) agent->server_.close_in_child();
+    store::close_unshared_fds();
+    g_agent.store(nullptr, std::memory_order_release);
+    ProgramMemory::end();
+    stop_intercepting();
+    gate::Gate::instance().reset_in_child();
+}
+
+Result<void> Agent::start() {
+    if (memory_.is_open()) return {};
+    // Before the mutex: both take the loader's lock, which a thread in a library's constructor has, that may
+    // come here too.
+    auto api = driver::Api::load();
+    if (!api) return std::move(api).error();
+    GPU_SLEEP_TRY(driver::initialise(*api));
+    const MutexLock lock(start_mutex_);
+    if (memory_.is_open()) return {};
+    memory_.prepare(*api, [this](Milliseconds delay) { server_.tidy_within(delay); });
+    pid_ = ::getpid();
+    GPU_SLEEP_TRY(server_.start());
+    gate::Gate::instance().set_waker([this] { wake_on_touch(); });
+    static std::once_flag once;
+    std::call_once(once, [] {
+        ::pthread_atfork(lock_exit_list, unlock_exit_list, [] {
+            unlock_exit_list();
+            handle_fork_in_child();
+        });
+        come_first_at_exit();
+    });
+    memory_.open();
+    return {};
+}
+
+Result<void> Agent::await_start() {
+    if (memory_.is_open()) return {};
+    // The socket is there a moment before all is ready.
+    const MutexLock lock(start_mutex_);
+    if (memory_.is_open()) return {};
+    return make_error(ErrorCode::refused,
+                      "the agent could not be started; the program's next call tries again");
+}
+
+Result<driver::DeviceAddress> Agent::allocate(int device, std::string_view tag, Bytes bytes) {
+    GPU_SLEEP_TRY(start());
+    if (parts_.exiting) return make_error(ErrorCode::context_lost, "the process is ending");
+    return intercepted::allocate_own(memory_, device, tag, bytes);
+}
+
+Result<void> Agent::free(driver::DeviceAddress address) {
+    if (parts_.exiting) return {}; // the driver takes everything back
+    return intercepted::free_own(memory_, address);
+}
+
+Result<void> Agent::allow_access(driver::DeviceAddress address, int device) {
+    return intercepted::allow_own(memory_, address, device);
+}
+
+void Agent::set_name(std::string_view name) {
+    server_.show_renamed();
+    parts_.status.set_name(name);
+}
+
+server::Outcome Agent::run_here(server::Operation operation) {
+    if (Callbacks::works_for_callback())
+        return model::Failure{
+            make_error(ErrorCode::refused, "a callback may not put its process to sleep or wake it"),
+            model::State::awake};
+    if (auto started = start(); !started) return model::Failure{started.error(), model::State::awake};
+    return server_.post(std::move(operation));
+}
+
+model::Report Agent::status() {
+    return parts_.status.report();
+}
+
+model::State Agent::state() noexcept {
+    return parts_.status.state();
+}
+
+Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
+    return intercepted::share(request);
+}
+
+bool Agent::tidy() {
+    return operations::tidy(parts_);
+}
+
+server::Outcome Agent::run(const server::Operation& operation, const server::ProgressSink& progress,
+                           bool is_own, Clock::time_point since) {
+    if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
+    const auto* request = std::get_if<model::SleepRequest>(&operation);
+    auto report = guarded([&] {
+        return request ? operations::SleepOperation(parts_, *request, progress, is_own).run()
+                       : operations::WakeOperation(parts_, std::get<model::WakeRequest>(operation), progress,
+                                                   since)
+                             .run();
+    });
+    if (report) return *std::move(report);
+    const auto& tags = request ? request->tags : std::get<model::WakeRequest>(operation).tags;
+    return model::Failure{as_it_ends(std::move(report).error()), memory_.state(tags)};
+}
+
+Error Agent::as_it_ends(Error error) const {
+    // The driver shuts down before the process is gone, and then refuses all.
+    if (!parts_.exiting && error.driver_status != CUDA_ERROR_DEINITIALIZED) return error;
+    return operations::process_is_ending();
+}
+
+void Agent::wake_on_touch() {
+    if (wake_wanted_.exchange(true)) return;
+    static std::atomic<bool> s_said{false};
+    const auto tell = [this](const Error& error) {
+        gate::Gate::instance().wake_refused();
+        const auto trouble = "a touch could not wake this process yet: " + error.message;
+        if (!s_said.exchange(true)) log::warning("{}", trouble);
+        parts_.status.set_touch_trouble(trouble);
+    };
+    const auto hear = [this, tell](const server::Outcome& outcome) {
+        wake_wanted_ = false;
+        const auto* failure = std::get_if<model::Failure>(&outcome);
+        if (!failure) s_said = false;
+        if (failure && failure->error.code != ErrorCode::cancelled) return tell(failure->error);
+        parts_.status.set_touch_trouble({});
+    };
+    const auto asked = guarded([&]() -> Result<void> {
+        server_.submit_for_touch([] { return gate::Gate::instance().wants_waking(); }, tell, hear);
+        return {};
+    });
+    if (!asked) wake_wanted_ = false; // the touch still waits, and asks again
+}
+
+} // namespace gpu_sleep::agent
