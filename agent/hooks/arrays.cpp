@@ -2,8 +2,9 @@
 // Copyright the gpu-sleep authors.
 // The hooks of arrays and mipmapped arrays, which stay with the driver: a few lines each, no policy.
 
+#include "intercepted/arrays.hpp"
 #include "hooks/driver_table.hpp"
-#include "intercepted/calls.hpp"
+#include "intercepted/residual.hpp"
 
 namespace gpu_sleep::hooks::own {
 

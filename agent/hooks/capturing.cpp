@@ -5,7 +5,7 @@
 #include "hooks/capturing.hpp"
 
 #include "hooks/late_symbol.hpp"
-#include "intercepted/calls.hpp"
+#include "intercepted/captures.hpp"
 
 #include <array>
 #include <optional>

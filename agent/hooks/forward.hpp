@@ -6,7 +6,7 @@
 
 #include "hooks/driver_table.hpp"
 #include "hooks/named_addresses.hpp"
-#include "intercepted/calls.hpp"
+#include "intercepted/peers.hpp"
 
 namespace gpu_sleep::hooks {
 

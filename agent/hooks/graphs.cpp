@@ -9,7 +9,7 @@
 #include "common/lock_order.hpp"
 #include "hooks/inspect.hpp"
 #include "hooks/late_symbol.hpp"
-#include "intercepted/calls.hpp"
+#include "intercepted/allocations.hpp"
 
 #include <algorithm>
 #include <optional>

@@ -5,7 +5,7 @@
 #include "hooks/inspect.hpp"
 
 #include "hooks/late_symbol.hpp"
-#include "intercepted/calls.hpp"
+#include "intercepted/handles.hpp"
 
 #include <algorithm>
 #include <cstring>

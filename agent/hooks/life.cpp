@@ -3,7 +3,10 @@
 // The hooks of initialisation, contexts, streams and captures: a few lines each, no policy.
 
 #include "hooks/driver_table.hpp"
-#include "intercepted/calls.hpp"
+#include "intercepted/captures.hpp"
+#include "intercepted/contexts.hpp"
+#include "intercepted/peers.hpp"
+#include "intercepted/trimming.hpp"
 #include "life/start.hpp"
 
 #include <functional>

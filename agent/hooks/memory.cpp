@@ -3,7 +3,13 @@
 // The hooks of plain and stream-ordered memory and of pools: a few lines each, no policy.
 
 #include "hooks/named_addresses.hpp"
-#include "intercepted/calls.hpp"
+#include "intercepted/answer.hpp"
+#include "intercepted/ipc.hpp"
+#include "intercepted/left.hpp"
+#include "intercepted/plain.hpp"
+#include "intercepted/pool_figures.hpp"
+#include "intercepted/pools.hpp"
+#include "intercepted/residual.hpp"
 #include "life/start.hpp"
 
 #include <optional>

@@ -4,7 +4,9 @@
 // driver does not know, or knows of the range and not of the allocation, we know.
 
 #include "hooks/named_addresses.hpp"
-#include "intercepted/calls.hpp"
+#include "intercepted/allocations.hpp"
+#include "intercepted/peers.hpp"
+#include "intercepted/pinning.hpp"
 
 #include <cstdint>
 

@@ -3,7 +3,10 @@
 // The hooks of the program's own virtual memory: a few lines each, no policy.
 
 #include "hooks/named_addresses.hpp"
-#include "intercepted/calls.hpp"
+#include "intercepted/handles.hpp"
+#include "intercepted/mappings.hpp"
+#include "intercepted/pinning.hpp"
+#include "intercepted/residual.hpp"
 #include "life/start.hpp"
 
 #include <functional>

@@ -5,7 +5,6 @@
 #include "intercepted/allocations.hpp"
 
 #include "base/immortal.hpp"
-#include "intercepted/state.hpp"
 
 #include <iterator>
 #include <utility>
@@ -99,6 +98,10 @@ std::vector<Known> Allocations::all(const std::function<bool(const Known&)>& wan
 
 bool is_range_of_ours(CUdeviceptr begin, std::size_t bytes) noexcept {
     return Allocations::instance().has_ours_in(begin, bytes);
+}
+
+std::optional<Known> find(CUdeviceptr address) noexcept {
+    return Allocations::instance().find(address);
 }
 
 } // namespace gpu_sleep::agent::intercepted

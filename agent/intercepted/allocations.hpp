@@ -1,20 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The index of what the program allocated: its own sizes, where the ledger knows ranges. Internal to this
-// room.
+// The index of what the program allocated: its own sizes, where the ledger knows ranges.
 
 #pragma once
 
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
-#include "intercepted/calls.hpp"
 
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 
+struct Known {
+    CUdeviceptr address = 0; ///< of the allocation
+    std::size_t bytes = 0;   ///< that the program asked for
+    int device = 0;
+    CUcontext context = nullptr; ///< where it was allocated; null for virtual memory
+    CUmemoryPool pool = nullptr;
+    unsigned long long id = 0; ///< never used twice
+    bool is_virtual = false;  ///< the program's own mapping: the driver's answers are right while it is awake
+    std::uint64_t access = 0; ///< of virtual memory: the devices that may read and write it, one bit each
+    bool is_own = false;      ///< from the C API: a part of a range of which the driver alone would speak
+    unsigned long long handle_types = 0; ///< as which virtual memory may be shared
+};
+
+[[nodiscard]] std::optional<Known> find(CUdeviceptr address) noexcept;
+/// Whether something is allocated in these bytes of a range that the agent made: mappings of the program's
+/// own are not meant.
+[[nodiscard]] bool is_range_of_ours(CUdeviceptr begin, std::size_t bytes) noexcept;
 /// Moves what is wanted out of `from`, which takes no memory.
 [[nodiscard]] std::map<CUdeviceptr, Known> move_out(std::map<CUdeviceptr, Known>& from,
                                                     const std::function<bool(const Known&)>& wanted);

@@ -2,8 +2,9 @@
 // Copyright the gpu-sleep authors.
 // Arrays and mipmapped arrays: the driver alone knows where they lie, so they stay, and are counted.
 
-#include "intercepted/residual.hpp"
+#include "intercepted/arrays.hpp"
 
+#include "intercepted/residual.hpp"
 #include <algorithm>
 
 namespace gpu_sleep::agent::intercepted {

@@ -2,10 +2,14 @@
 // Copyright the gpu-sleep authors.
 // Graph captures under way, as the program begins and ends them.
 
-#include "intercepted/state.hpp"
+#include "intercepted/captures.hpp"
 
 #include "base/immortal.hpp"
 #include "common/lock_order.hpp"
+#include "intercepted/plain.hpp"
+#include "intercepted/state.hpp"
+#include "intercepted/taken.hpp"
+#include "intercepted/trimming.hpp"
 
 #include <algorithm>
 #include <atomic>

@@ -2,10 +2,21 @@
 // Copyright the gpu-sleep authors.
 // Contexts as the program opens and ends them: what is known of one goes with it, or comes back if it stays.
 
+#include "intercepted/contexts.hpp"
+
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"
+#include "intercepted/allocations.hpp"
+#include "intercepted/captures.hpp"
 #include "intercepted/contexts_lock.hpp"
+#include "intercepted/handles.hpp"
+#include "intercepted/left.hpp"
+#include "intercepted/plain.hpp"
+#include "intercepted/pools.hpp"
+#include "intercepted/residual.hpp"
 #include "intercepted/state.hpp"
+#include "intercepted/taken.hpp"
+#include "intercepted/trimming.hpp"
 
 #include "base/immortal.hpp"
 

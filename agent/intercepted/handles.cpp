@@ -6,6 +6,12 @@
 
 #include "base/immortal.hpp"
 #include "base/thread_safety.hpp"
+#include "intercepted/allocations.hpp"
+#include "intercepted/answer.hpp"
+#include "intercepted/handle_table.hpp"
+#include "intercepted/plain.hpp"
+#include "intercepted/state.hpp"
+#include "intercepted/trimming.hpp"
 
 #include <iterator>
 
@@ -27,24 +33,6 @@ const char* why_pinned(const CUmemAllocationProp& properties) {
 }
 
 } // namespace
-
-Handles& Handles::instance() {
-    static Immortal<Handles> s_all;
-    return *s_all;
-}
-
-Handle* find_handle(Handles& all, std::uint64_t number) GPU_SLEEP_REQUIRES(all.mutex) {
-    const auto found = all.handles.find(number);
-    return found == all.handles.end() ? nullptr : &found->second;
-}
-
-void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number)
-    GPU_SLEEP_REQUIRES(all.mutex) {
-    auto* handle = find_handle(all, number);
-    if (!handle || handle->references != 0 || !handle->mappings.empty()) return;
-    memory.api().cuMemRelease(handle->real);
-    all.handles.erase(number);
-}
 
 Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
               unsigned long long flags) noexcept {

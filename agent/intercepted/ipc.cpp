@@ -3,10 +3,17 @@
 // Legacy CUDA IPC of ranges. The driver makes no such handle of virtual memory, so a handle of ours says
 // where to ask for it; the agents pass the memory itself on as a descriptor. What is shared stays on the GPU.
 
+#include "intercepted/ipc.hpp"
+
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"
+#include "intercepted/allocations.hpp"
+#include "intercepted/answer.hpp"
+#include "intercepted/captures.hpp"
+#include "intercepted/contexts_lock.hpp"
 #include "intercepted/pending_work.hpp"
-#include "intercepted/share.hpp"
+#include "intercepted/plain.hpp"
+#include "intercepted/residual.hpp"
 #include "intercepted/state.hpp"
 
 #include "base/immortal.hpp"

@@ -3,10 +3,16 @@
 // What the least size, or a rule, leaves to the driver: remembered, so that it can be told what stays on the
 // GPU. Small allocations are frequent: each takes a short look at one of several tables.
 
+#include "intercepted/left.hpp"
+
+#include "base/guard.hpp"
 #include "base/immortal.hpp"
 #include "common/lock_order.hpp"
+#include "intercepted/answer.hpp"
+#include "intercepted/plain.hpp"
+#include "intercepted/pool_figures.hpp"
 #include "intercepted/residual.hpp"
-#include "intercepted/state.hpp"
+#include "intercepted/taken.hpp"
 
 #include <array>
 #include <atomic>

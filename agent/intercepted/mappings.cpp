@@ -2,8 +2,14 @@
 // Copyright the gpu-sleep authors.
 // What the program maps itself: given to the ledger once it can sleep.
 
+#include "intercepted/mappings.hpp"
+
 #include "base/thread_safety.hpp"
-#include "intercepted/handles.hpp"
+#include "intercepted/allocations.hpp"
+#include "intercepted/answer.hpp"
+#include "intercepted/handle_table.hpp"
+#include "intercepted/rules.hpp"
+#include "intercepted/state.hpp"
 
 #include <algorithm>
 
@@ -51,28 +57,6 @@ std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, By
 }
 
 } // namespace
-
-bool sleeps(const LockedMemory& memory, CUdeviceptr address, const Mapping& mapping) {
-    return mapping.enlisted && memory.is_asleep(address);
-}
-
-bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vector<CUdeviceptr>& mappings)
-    GPU_SLEEP_REQUIRES(all.mutex) {
-    return std::any_of(mappings.begin(), mappings.end(), [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) {
-        return sleeps(memory, at, all.mappings.at(at));
-    });
-}
-
-bool strike_off(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping)
-    GPU_SLEEP_REQUIRES(all.mutex) {
-    if (!mapping.enlisted) return true;
-    if (sleeps(memory, address, mapping)) return false;
-    const auto real = memory.remove_mapping(address);
-    mapping.enlisted = false;
-    if (auto* handle = find_handle(all, mapping.handle)) handle->real = real;
-    static_cast<void>(Allocations::instance().take(address));
-    return true;
-}
 
 Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
            unsigned long long flags) noexcept {

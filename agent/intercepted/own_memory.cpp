@@ -7,6 +7,10 @@
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "driver/drain.hpp"
+#include "intercepted/allocations.hpp"
+#include "intercepted/captures.hpp"
+#include "intercepted/contexts.hpp"
+#include "intercepted/contexts_lock.hpp"
 #include "intercepted/state.hpp"
 
 #include <algorithm>

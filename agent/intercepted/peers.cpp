@@ -3,9 +3,12 @@
 // Which devices reach the intercepted memory of which: plain memory is reached by copies from every device,
 // and by kernels once the program has asked for it, while ours is reached only where it was granted.
 
+#include "intercepted/peers.hpp"
+
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"
 #include "intercepted/allocations.hpp"
+#include "intercepted/contexts.hpp"
 #include "intercepted/state.hpp"
 
 #include "base/immortal.hpp"

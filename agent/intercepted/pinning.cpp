@@ -2,22 +2,17 @@
 // Copyright the gpu-sleep authors.
 // Memory of the program's that has to stay where it is: shared, bound to a group, registered or mapped twice.
 
+#include "intercepted/pinning.hpp"
+
 #include "base/thread_safety.hpp"
-#include "intercepted/handles.hpp"
-#include "intercepted/residual.hpp"
-#include "intercepted/share.hpp"
+#include "intercepted/handle_table.hpp"
+#include "intercepted/ipc.hpp"
+#include "intercepted/mappings.hpp"
+#include "intercepted/state.hpp"
 
 #include <algorithm>
 
 namespace gpu_sleep::agent::intercepted {
-
-bool pin(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
-    GPU_SLEEP_REQUIRES(all.mutex) {
-    if (any_sleeps(memory, all, handle.mappings)) return false;
-    for (const auto address : handle.mappings) strike_off(memory, all, address, all.mappings.at(address));
-    if (!handle.pinned) handle.pinned = reason;
-    return true;
-}
 
 namespace {
 

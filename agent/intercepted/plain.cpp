@@ -2,10 +2,21 @@
 // Copyright the gpu-sleep authors.
 // cuMemAlloc, cuMemAllocPitch and cuMemFree on ranges.
 
+#include "intercepted/plain.hpp"
+
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"
+#include "intercepted/allocations.hpp"
+#include "intercepted/answer.hpp"
+#include "intercepted/captures.hpp"
+#include "intercepted/contexts.hpp"
+#include "intercepted/contexts_lock.hpp"
+#include "intercepted/ipc.hpp"
+#include "intercepted/peers.hpp"
 #include "intercepted/pending_work.hpp"
+#include "intercepted/pools.hpp"
 #include "intercepted/state.hpp"
+#include "intercepted/taken.hpp"
 
 #include "base/immortal.hpp"
 
@@ -230,10 +241,6 @@ Answer free(CUdeviceptr address) noexcept {
         noted([&] { status = free_now(*with, allocation); });
         return status; // it is freed all the same, now or later
     });
-}
-
-std::optional<Known> find(CUdeviceptr address) noexcept {
-    return Allocations::instance().find(address);
 }
 
 } // namespace gpu_sleep::agent::intercepted

@@ -2,8 +2,11 @@
 // Copyright the gpu-sleep authors.
 // What pools say of themselves: what we have of them and what the driver has, as one sum.
 
-#include "intercepted/spares.hpp"
+#include "intercepted/pool_figures.hpp"
 
+#include "intercepted/captures.hpp"
+#include "intercepted/spares.hpp"
+#include "intercepted/state.hpp"
 #include <algorithm>
 
 namespace gpu_sleep::agent::intercepted {

@@ -3,9 +3,19 @@
 // Stream-ordered memory on ranges: cuMemAllocAsync, cuMemFreeAsync and what the program does with pools. What
 // becomes of freed blocks is in spares.hpp, what pools say of themselves in pool_figures.cpp.
 
+#include "intercepted/pools.hpp"
+
 #include "base/thread_safety.hpp"
 #include "driver/context.hpp"
+#include "intercepted/allocations.hpp"
+#include "intercepted/answer.hpp"
+#include "intercepted/captures.hpp"
+#include "intercepted/contexts.hpp"
+#include "intercepted/contexts_lock.hpp"
+#include "intercepted/plain.hpp"
+#include "intercepted/rules.hpp"
 #include "intercepted/spares.hpp"
+#include "intercepted/state.hpp"
 
 #include <algorithm>
 #include <map>

@@ -7,7 +7,11 @@
 
 #include "base/immortal.hpp"
 #include "common/lock_order.hpp"
+#include "intercepted/contexts.hpp"
+#include "intercepted/left.hpp"
+#include "intercepted/pinning.hpp"
 #include "intercepted/state.hpp"
+#include "intercepted/taken.hpp"
 
 #include <algorithm>
 #include <map>

@@ -1,19 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Counting what stays with the driver. Internal to this module.
+// Memory that stays with the driver, and why.
 
 #pragma once
 
-#include "intercepted/calls.hpp"
+#include "base/units.hpp"
+#include "intercepted/taken.hpp"
 
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
 #include <vector>
+
+namespace gpu_sleep::agent {
+class LockedMemory;
+}
 
 namespace gpu_sleep::agent::intercepted {
 
-/// Ranges, and handles of the program, whose memory cannot sleep.
-void add_pinned_handles(const LockedMemory& locked, std::vector<Residual>& rows);
-/// What the least size, or a rule, left to the driver, as sums.
-void add_left(std::vector<Residual>& rows);
+/// One kind of memory that stays, on one device.
+struct Residual {
+    const char* kind;
+    int device;
+    Bytes bytes;
+    std::uint64_t count;
+    const char* reason;
+};
+
+void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept;
+void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept;
+void forget_residual(CUdeviceptr address) noexcept;
+/// The driver gave out a handle for memory of another process, or took a reference to it back.
+void handle_imported(CUmemGenericAllocationHandle handle) noexcept;
+void imported_handle_released(CUmemGenericAllocationHandle handle) noexcept;
+/// The driver mapped memory behind a handle that is none of ours, or unmapped whatever was there.
+void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept;
+void unmapped_by_driver(CUdeviceptr address, std::size_t bytes) noexcept;
+[[nodiscard]] std::vector<Residual> residual(const LockedMemory& locked) noexcept;
+/// Takes out what the context has of managed memory and arrays, to be counted.
+[[nodiscard]] Taken take_managed_of(CUcontext context);
 /// Adds `row` to the one of its kind, device and reason.
 void add_to_sum(std::vector<Residual>& sums, const Residual& row);
 /// Memory of the current context that the driver keeps to itself, until forget_residual() or the context's

@@ -3,12 +3,14 @@
 // What is intercepted, and under which tag: the process's settings, the rules and the scope of the calling
 // thread.
 
+#include "intercepted/rules.hpp"
+
 #include "base/log.hpp"
 #include "common/settings.hpp"
 #include "common/tag_scope.hpp"
-#include "intercepted/state.hpp"
 #include "model/capture_rules.hpp"
 #include "model/environment.hpp"
+#include "model/model.hpp"
 
 #include <dlfcn.h>
 #include <execinfo.h>

@@ -4,8 +4,8 @@
 
 #include "intercepted/spares.hpp"
 
+#include "intercepted/captures.hpp"
 #include "intercepted/event_cache.hpp"
-
 #include <algorithm>
 #include <iterator>
 

@@ -4,6 +4,10 @@
 
 #include "intercepted/state.hpp"
 
+#include "intercepted/answer.hpp"
+#include "intercepted/plain.hpp"
+#include "intercepted/rules.hpp"
+#include "intercepted/trimming.hpp"
 namespace gpu_sleep::agent::intercepted {
 
 CUresult to_status(const Error& error) noexcept {

@@ -3,10 +3,15 @@
 // When pools give ranges back: at a synchronise, a trim, when memory is short, and with the contexts that
 // their blocks were freed in.
 
+#include "intercepted/trimming.hpp"
+
 #include "base/thread_safety.hpp"
 #include "driver/context.hpp"
+#include "intercepted/captures.hpp"
 #include "intercepted/event_cache.hpp"
 #include "intercepted/spares.hpp"
+#include "intercepted/state.hpp"
+#include "intercepted/taken.hpp"
 
 #include <algorithm>
 #include <iterator>

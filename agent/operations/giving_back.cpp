@@ -5,7 +5,8 @@
 #include "operations/giving_back.hpp"
 
 #include "common/interception.hpp"
-#include "intercepted/calls.hpp"
+#include "intercepted/contexts_lock.hpp"
+#include "intercepted/trimming.hpp"
 
 #include <mutex>
 #include <shared_mutex>

@@ -7,7 +7,7 @@
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
-#include "intercepted/calls.hpp"
+#include "intercepted/residual.hpp"
 #include "operations/unseen.hpp"
 
 #include <unistd.h>

@@ -6,7 +6,6 @@
 
 #include "base/guard.hpp"
 #include "driver/context.hpp"
-#include "intercepted/calls.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"

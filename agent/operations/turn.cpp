@@ -4,7 +4,7 @@
 
 #include "operations/turn.hpp"
 
-#include "intercepted/calls.hpp"
+#include "intercepted/contexts_lock.hpp"
 
 namespace gpu_sleep::agent::operations {
 

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Contexts as the program opens and ends them.
+
+#pragma once
+
+#include <cuda.h>
+
+#include <functional>
+#include <vector>
+
+namespace gpu_sleep::agent::intercepted {
+
+void context_created(CUcontext context) noexcept;
+/// Runs the driver's cuCtxDestroy. What is known of the context is out of the books meanwhile, for another
+/// may get its handle at once, and comes back if the context stays; its memory goes with it.
+CUresult end_context(CUcontext context, const std::function<CUresult()>& destroy) noexcept;
+/// The same for cuCtxDetach: a context that others are attached to stays.
+CUresult detach_context(CUcontext context, const std::function<CUresult()>& detach) noexcept;
+/// Runs the driver's cuGreenCtxCreate, and its cuCtxFromGreenCtx. A green context holds its device's primary
+/// one, and memory is allocated there.
+CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std::function<CUresult()>& make,
+                            const std::function<CUresult(CUcontext*)>& convert) noexcept;
+/// The same as end_context() for cuGreenCtxDestroy, which does not wait for work and may end the primary
+/// context.
+CUresult end_green_context(CUgreenCtx green, const std::function<CUresult()>& destroy) noexcept;
+/// Runs the driver's cuDevicePrimaryCtxRetain: the program holds a primary context once more.
+CUresult retain_primary_context(CUdevice device, const std::function<CUresult()>& retain) noexcept;
+/// The same as end_context() for cuDevicePrimaryCtxRelease and cuDevicePrimaryCtxReset.
+CUresult release_primary_context(CUdevice device, const std::function<CUresult()>& release) noexcept;
+CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>& reset) noexcept;
+[[nodiscard]] std::vector<CUcontext> own_contexts() noexcept;
+/// Makes a primary context that is in use current on the calling thread, which is ours and ends soon:
+/// what the runtime is asked there would make one on the first device otherwise, for good. Never waits. False
+/// where there is none, or one ends just now.
+[[nodiscard]] bool enter_primary_context() noexcept;
+/// The program's own contexts of the device. They live as long as the caller holds contexts_mutex().
+[[nodiscard]] std::vector<CUcontext> own_contexts_of(int device);
+/// The context whose end takes what is allocated in `context`: the primary one of a green one, else itself.
+[[nodiscard]] CUcontext owner_of_memory_in(CUcontext context);
+/// Whether the program holds the device's primary context, so that its end is seen.
+[[nodiscard]] bool holds_primary(int device);
+
+} // namespace gpu_sleep::agent::intercepted

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Finding handles, and moving mappings between the table and the ledger.
+
+#include "intercepted/handle_table.hpp"
+
+#include "base/immortal.hpp"
+#include "intercepted/allocations.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::agent::intercepted {
+
+Handles& Handles::instance() {
+    static Immortal<Handles> s_all;
+    return *s_all;
+}
+
+Handle* find_handle(Handles& all, std::uint64_t number) GPU_SLEEP_REQUIRES(all.mutex) {
+    const auto found = all.handles.find(number);
+    return found == all.handles.end() ? nullptr : &found->second;
+}
+
+void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    auto* handle = find_handle(all, number);
+    if (!handle || handle->references != 0 || !handle->mappings.empty()) return;
+    memory.api().cuMemRelease(handle->real);
+    all.handles.erase(number);
+}
+
+bool sleeps(const LockedMemory& memory, CUdeviceptr address, const Mapping& mapping) {
+    return mapping.enlisted && memory.is_asleep(address);
+}
+
+bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vector<CUdeviceptr>& mappings)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    return std::any_of(mappings.begin(), mappings.end(), [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) {
+        return sleeps(memory, at, all.mappings.at(at));
+    });
+}
+
+bool strike_off(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    if (!mapping.enlisted) return true;
+    if (sleeps(memory, address, mapping)) return false;
+    const auto real = memory.remove_mapping(address);
+    mapping.enlisted = false;
+    if (auto* handle = find_handle(all, mapping.handle)) handle->real = real;
+    static_cast<void>(Allocations::instance().take(address));
+    return true;
+}
+
+bool pin(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    if (any_sleeps(memory, all, handle.mappings)) return false;
+    for (const auto address : handle.mappings) strike_off(memory, all, address, all.mappings.at(address));
+    if (!handle.pinned) handle.pinned = reason;
+    return true;
+}
+
+} // namespace gpu_sleep::agent::intercepted

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Legacy CUDA IPC of ranges. Source: CUDA Driver API, cuIpcGetMemHandle.
+
+#pragma once
+
+#include "intercepted/answer.hpp"
+#include "model/share.hpp"
+#include "server/peer.hpp"
+
+#include <cuda.h>
+
+namespace gpu_sleep::agent::intercepted {
+
+/// A handle of ours for a plain allocation, which stays on the GPU from now on.
+[[nodiscard]] Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept;
+/// Opens such a handle of another process; waits for that one.
+[[nodiscard]] Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept;
+[[nodiscard]] Answer close_ipc(CUdeviceptr address) noexcept;
+/// Closes the memory of other processes that waited for captures to end.
+void close_waiting() noexcept;
+/// Why shared memory stays on the GPU.
+inline constexpr char k_shared_by_ipc[] = "shared with other processes by CUDA IPC";
+/// Memory of which the program made a handle. Thread-safe; does not wait for a sleep. Errors: not_owned
+/// (there is no such memory, or no longer), driver_failed.
+[[nodiscard]] Result<server::SharedMemory> share(const model::ShareRequest& request);
+
+} // namespace gpu_sleep::agent::intercepted

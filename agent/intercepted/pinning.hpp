@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Memory of the program's that has to stay where it is.
+
+#pragma once
+
+#include "intercepted/residual.hpp"
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+namespace gpu_sleep::agent {
+class LockedMemory;
+}
+
+namespace gpu_sleep::agent::intercepted {
+
+/// Runs `use` with the driver's handle behind the program's, or with the handle itself when it is none of
+/// ours. If it succeeds the memory has to stay where it is from now on; `reason` says why. The caller passes
+/// the gate meanwhile, so that nothing moves.
+CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason,
+                    const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept;
+/// Runs the driver's cuMemMapArrayAsync on a copy of `maps` that has the driver's handles.
+CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
+                    const std::function<CUresult(CUarrayMapInfo*)>& map) noexcept;
+/// Memory in the span has to stay where it is from now on. The caller passes the gate since before it was
+/// given away.
+void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
+/// Ranges, and handles of the program, whose memory cannot sleep.
+void add_pinned_handles(const LockedMemory& locked, std::vector<Residual>& rows);
+
+} // namespace gpu_sleep::agent::intercepted
