@@ -64,7 +64,7 @@ void LockedMemory::set_mapping_access(driver::DeviceAddress address, driver::Dev
 }
 
 Result<sleep::SleepPlan> LockedMemory::plan_sleep(const model::SleepRequest& request) {
-    return sleep::plan_sleep(ledger(), request);
+    return engine().plan_sleep(request);
 }
 
 Result<void> LockedMemory::sleep(const model::SleepRequest& request, const sleep::Control& control,

@@ -11,8 +11,7 @@ void RetiredContents::collect() {
 }
 
 bool RetiredContents::shrink_one() {
-    const auto waste =
-        memory_.with_lock([](LockedMemory& locked) { return locked.contents().find_waste(); });
+    const auto waste = memory_.with_lock([](LockedMemory& locked) { return locked.contents().find_waste(); });
     if (!waste) return false;
     // The driver may take its time. No operation runs beside this one, and nobody else reads the contents.
     const auto given_back = waste->give_back();

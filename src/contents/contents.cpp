@@ -5,6 +5,8 @@
 #include "contents/contents.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 #include <utility>
 
 namespace gpu_sleep::contents {
@@ -62,14 +64,18 @@ const Keeper& Contents::keeper_of(Number range) const {
     return ranges_.at(range).blocks.front().place.batch->keeper();
 }
 
-Result<bool> Contents::keep_files(Number range) {
-    Result<bool> kept = false;
-    for_each_part(ranges_.at(range), [&](Batch& batch, Span) {
-        if (!kept) return;
-        auto done = batch.keep_file();
-        kept = done ? Result<bool>(*kept || *done) : std::move(done);
-    });
-    return kept;
+Result<bool> Contents::keep_files(const std::vector<Number>& ranges) {
+    std::set<Batch*> batches;
+    for (const auto range : ranges)
+        for_each_part(ranges_.at(range), [&](Batch& batch, Span) { batches.insert(&batch); });
+    std::set<std::shared_ptr<const store::SnapshotDirectory>> directories;
+    for (auto* const batch : batches) {
+        auto directory = batch->keep_file();
+        if (!directory) return std::move(directory).error();
+        if (*directory) directories.insert(*std::move(directory));
+    }
+    for (const auto& directory : directories) GPU_SLEEP_TRY(directory->flush());
+    return !directories.empty();
 }
 
 void Contents::admit(std::map<Number, KeptRange>& ranges, Batches& batches) noexcept {
@@ -105,13 +111,12 @@ std::optional<Waste> Contents::find_waste() {
         break;
     }
     if (!waste.batch) return std::nullopt;
-    // What takes memory comes before the wish is ended.
+    // What takes memory comes before the wish is ended. In a batch the ranges lie as they are numbered.
     std::vector<Span> live;
     for (const auto& [number, range] : ranges_)
         for_each_part(range, [&](const Batch& batch, Span part) {
             if (&batch == waste.batch) live.push_back(part);
         });
-    std::sort(live.begin(), live.end(), [](const Span& a, const Span& b) { return a.offset < b.offset; });
     waste.needed.reserve(live.size());
     waste.part = *waste.batch->take_waste();
     const auto part = waste.batch->part(waste.part);

@@ -14,6 +14,7 @@
 #include "driver/api.hpp"
 #include "model/model.hpp"
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <filesystem>
@@ -26,6 +27,9 @@
 #include <vector>
 
 namespace gpu_sleep::contents {
+
+/// All stores there are.
+inline constexpr std::array k_stores{model::Store::host, model::Store::file};
 
 using Batches = std::list<std::unique_ptr<Batch>>;
 
@@ -49,6 +53,9 @@ public:
     Contents(const driver::Api& api, Options options) noexcept
         : api_(api), options_(options), pinner_(api), host_(&pinner_) {}
 
+    Contents(const Contents&) = delete;
+    Contents& operator=(const Contents&) = delete;
+
     [[nodiscard]] const driver::Api& api() const noexcept { return api_; }
     [[nodiscard]] const Options& options() const noexcept { return options_; }
     [[nodiscard]] store::Pinner& pinner() noexcept { return pinner_; }
@@ -62,9 +69,9 @@ public:
     [[nodiscard]] bool is_mendable(Number range) const;
     /// Who has the range; if several have, the first of them.
     [[nodiscard]] const Keeper& keeper_of(Number range) const;
-    /// Has the files that hold a part of the range stay when they are no longer needed. Returns whether any
+    /// Has the files that hold a part of the ranges stay when they are no longer needed. Returns whether any
     /// was to go. Errors: out_of_disk, io_failed.
-    [[nodiscard]] Result<bool> keep_files(Number range);
+    [[nodiscard]] Result<bool> keep_files(const std::vector<Number>& ranges);
 
     /// Gives the range up. A batch that nothing needs any more is retired: it holds what it takes until
     /// reap(), but its file has no name any more. What is worth giving back is told of, see when_wasted().

@@ -4,13 +4,15 @@
 
 #include "contents/file_keeper.hpp"
 
+#include "base/log.hpp"
+#include "base/text.hpp"
 #include "store/host_memory.hpp"
 #include "store/snapshot_reader.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
+#include <iterator>
 #include <utility>
 
 namespace gpu_sleep::contents {
@@ -20,10 +22,6 @@ namespace {
 bool is_about_file(ErrorCode code) noexcept {
     return code == ErrorCode::damaged || code == ErrorCode::io_failed || code == ErrorCode::not_permitted ||
            code == ErrorCode::protocol_mismatch;
-}
-
-FileBatch& batch_of(const Fetch& block) noexcept {
-    return static_cast<FileBatch&>(*block.place.batch);
 }
 
 } // namespace
@@ -59,12 +57,11 @@ Result<Bytes> FileBatch::needs() const {
     return store::most_file_bytes(*description);
 }
 
-Result<bool> FileBatch::keep_file() {
-    if (stays_) return false;
+Result<std::shared_ptr<const store::SnapshotDirectory>> FileBatch::keep_file() {
+    if (stays_) return std::shared_ptr<const store::SnapshotDirectory>();
     GPU_SLEEP_TRY(snapshot_->file.keep());
     stays_ = true;
-    GPU_SLEEP_TRY(snapshot_->file.flush_name());
-    return true;
+    return directory_;
 }
 
 void FileBatch::retire(Files files) noexcept {
@@ -78,6 +75,27 @@ void FileBatch::retire(Files files) noexcept {
 std::optional<std::filesystem::path> FileBatch::left_behind() const {
     if (!snapshot_ || !snapshot_->file.is_out_of_reach()) return std::nullopt;
     return snapshot_->file.path();
+}
+
+Result<SaveOptions> open_stores(const SaveRequest& request, std::vector<std::string>& notes) {
+    SaveOptions options;
+    options.keeps_files = request.keeps_files;
+    if (request.directory.empty()) return options;
+    auto directory = store::SnapshotDirectory::open(request.directory);
+    if (!directory && request.uses_files) return std::move(directory).error();
+    if (!directory) return options;
+    // Whoever looks here takes away what a crash has left.
+    if (const auto removed = (*directory)->remove_leftovers(); !removed)
+        log::debug("leftovers stay: {}", removed.error().message);
+    if (const auto doubtful = (*directory)->doubtful(); doubtful && !doubtful->empty()) {
+        auto note = fmt::format(
+            "in {}, what may be of processes that cannot be seen from here stays: {}, the first {}",
+            request.directory, counted(doubtful->size(), "snapshot"), doubtful->front().text());
+        // A sleep may try again.
+        if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
+    }
+    if (request.uses_files) options.directory = *std::move(directory);
+    return options;
 }
 
 std::unique_ptr<Batch> FileKeeper::make_batch(Label label, const SaveOptions& options) {
@@ -143,20 +161,24 @@ Result<void> FileKeeper::write(Transfer& transfer, FileBatch& batch) {
 }
 
 Result<void> FileKeeper::give(Transfer& transfer, std::span<const Fetch> blocks, Failures& failures) {
-    std::vector<Fetch> wanted(blocks.begin(), blocks.end()); // file by file, each in its order
-    std::sort(wanted.begin(), wanted.end(), [](const Fetch& a, const Fetch& b) {
-        if (a.place.batch != b.place.batch) return std::less<>()(a.place.batch, b.place.batch);
-        return a.place.at < b.place.at;
-    });
+    std::vector<FileBatch*> files; // as they come
     std::size_t chunks = 0;
-    for (const auto& block : wanted) chunks = std::max(chunks, batch_of(block).snapshot_->header.rows.size());
-    for (auto first = wanted.begin(); first != wanted.end();) {
-        const auto last = std::find_if(
-            first, wanted.end(), [=](const Fetch& block) { return block.place.batch != first->place.batch; });
-        auto done = read(transfer, batch_of(*first), {first, last}, chunks);
-        if (!done && !is_about_file(done.error().code)) return done;
-        for (; first != last; ++first)
-            if (!done) failures.try_emplace(first->range, done.error());
+    for (const auto& block : blocks) {
+        auto* const file = static_cast<FileBatch*>(block.place.batch);
+        if (std::find(files.begin(), files.end(), file) != files.end()) continue;
+        files.push_back(file);
+        chunks = std::max(chunks, file->snapshot_->header.rows.size());
+    }
+    for (auto* const file : files) {
+        std::vector<Fetch> wanted;
+        std::copy_if(blocks.begin(), blocks.end(), std::back_inserter(wanted),
+                     [&](const Fetch& block) { return block.place.batch == file; });
+        std::sort(wanted.begin(), wanted.end(),
+                  [](const Fetch& a, const Fetch& b) { return a.place.at < b.place.at; });
+        auto done = read(transfer, *file, wanted, chunks);
+        if (done) continue;
+        if (!is_about_file(done.error().code)) return done;
+        for (const auto& block : wanted) failures.try_emplace(block.range, done.error());
     }
     return {};
 }

@@ -24,7 +24,7 @@ public:
     [[nodiscard]] Bytes held() const noexcept override {
         return snapshot_ ? snapshot_->header.file_bytes : 0;
     }
-    [[nodiscard]] Result<bool> keep_file() override;
+    [[nodiscard]] Result<std::shared_ptr<const store::SnapshotDirectory>> keep_file() override;
     void retire(Files files) noexcept override;
     [[nodiscard]] std::optional<std::filesystem::path> left_behind() const override;
 

@@ -4,7 +4,13 @@
 
 #include "contents/keeper.hpp"
 
+#include "base/guard.hpp"
+
 namespace gpu_sleep::contents {
+
+Transfer::~Transfer() {
+    if (staging) noted([this] { static_cast<void>(session.synchronize()); });
+}
 
 Result<void> Transfer::queued(Bytes bytes) {
     GPU_SLEEP_TRY(session.mark(bytes));

@@ -33,6 +33,8 @@ struct Transfer {
     Options options;                    ///< for this device
     std::unique_ptr<Staging> staging{}; ///< made when the first keeper needs it
 
+    /// Waits for copies that still use the staging.
+    ~Transfer();
     /// Notes that a copy of `bytes` was queued, and tells what has passed meanwhile. Does not wait. Errors:
     /// cancelled, timed_out, driver_failed, context_lost.
     [[nodiscard]] Result<void> queued(Bytes bytes);
@@ -42,11 +44,22 @@ struct Transfer {
     [[nodiscard]] Result<void> wait();
 };
 
-/// What belongs to all batches of a save.
+/// What a save is asked for besides ranges.
+struct SaveRequest {
+    const std::string& directory; ///< for files; empty for none
+    bool uses_files = false;
+    bool keeps_files = false; ///< when their contents are no longer needed
+};
+
+/// What a save has of the stores.
 struct SaveOptions {
     std::shared_ptr<const store::SnapshotDirectory> directory; ///< null when nothing goes to a file
     bool keeps_files = false; ///< files stay when their contents are no longer needed
 };
+
+/// Opens what the stores need. Adds to `notes` what its user should know of leftovers there. Errors:
+/// not_permitted, io_failed.
+[[nodiscard]] Result<SaveOptions> open_stores(const SaveRequest& request, std::vector<std::string>& notes);
 
 /// Whose contents a batch has.
 struct Label {
@@ -86,8 +99,11 @@ public:
     /// `span` is no longer needed. Returns whether more has become worth giving back.
     [[nodiscard]] virtual bool forget(Span span) noexcept;
     [[nodiscard]] bool is_needed() const noexcept { return live_ != 0; }
-    /// Makes its file one that stays. Returns whether it was not. Errors: out_of_disk, io_failed.
-    [[nodiscard]] virtual Result<bool> keep_file() { return false; }
+    /// Makes its file one that stays, once the directory that this returns is flushed; null if it has none,
+    /// or it stays already. Errors: out_of_disk, io_failed.
+    [[nodiscard]] virtual Result<std::shared_ptr<const store::SnapshotDirectory>> keep_file() {
+        return std::shared_ptr<const store::SnapshotDirectory>();
+    }
 
     /// A part of it that is worth giving back. Telling of it ends the wish, whatever comes of it.
     [[nodiscard]] virtual std::optional<std::size_t> take_waste() noexcept { return std::nullopt; }
@@ -134,18 +150,21 @@ struct Fetch {
 /// Ranges that could not be brought back, and why.
 using Failures = std::map<Number, Error>;
 
-/// What a dry run says of needs.
+/// What a dry run supposes.
 struct Rehearsal {
-    Options options;
     const std::string& directory; ///< for files; may be empty
-    bool has_fallback = false;    ///< what cannot be kept here would be kept elsewhere
-    bool is_fallback = false;     ///< this is that elsewhere
+    bool has_fallback = false;    ///< what host memory cannot take goes to files
+    bool is_fallback = false;     ///< it does
+    Options options{};
 };
 
 /// All places of one kind. Knows nothing of the ledger, of transactions and of the agent, and has no mutex
 /// that outlasts a call. Thread-safe as far as different batches go.
 class Keeper {
 public:
+    Keeper() = default;
+    Keeper(const Keeper&) = delete;
+    Keeper& operator=(const Keeper&) = delete;
     virtual ~Keeper() = default;
 
     [[nodiscard]] virtual model::Store store() const noexcept = 0;

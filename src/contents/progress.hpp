@@ -31,8 +31,8 @@ public:
     /// `control` outlives it. `total`: bytes that are to be moved in all.
     ProgressCounter(const Control& control, Bytes total) noexcept : control_(control), total_(total) {}
 
-    /// What is copied once more counts no second time. Errors: cancelled, timed_out (the asker's deadline has
-    /// passed).
+    /// The sum never passes the total, though something be copied twice. Errors: cancelled, timed_out (the
+    /// asker's deadline has passed).
     [[nodiscard]] Result<void> add(Bytes bytes);
     /// Ends the transfer on every device after one has failed.
     void stop() noexcept { stopped_ = true; }

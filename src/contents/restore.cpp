@@ -17,10 +17,6 @@ Restore::Restore(Contents& contents, driver::DeviceSession& session, ProgressCou
     transfer_.options.staging /= std::max<std::size_t>(1, devices);
 }
 
-Restore::~Restore() {
-    if (transfer_.staging) static_cast<void>(transfer_.session.synchronize());
-}
-
 Result<void> Restore::give(std::span<const Fetch> blocks, bool at_once) {
     // Of each keeper in turn; as a rule there is one.
     std::vector<Keeper*> asked;
@@ -88,7 +84,7 @@ Result<void> Restore::verify() {
                      counted(damaged->size(), "block"));
     for (const auto index : *still) {
         const auto& block = wanted_[index];
-        if (failures_.contains(block.range)) continue; // a file that could not be read once more
+        if (failures_.contains(block.range)) continue; // it could not be brought once more
         failures_.emplace(block.range,
                           make_error(ErrorCode::damaged, "{} of {} changed while asleep, the first at {:#x}",
                                      still->size(), counted(wanted_.size(), "block"), block.to.address));

@@ -15,13 +15,9 @@ namespace gpu_sleep::contents {
 /// where they are kept, whatever becomes of it.
 class Restore {
 public:
-    /// All outlive it. `devices`: that share what Options bounds.
+    /// All outlive it. `devices`: how many share Options::staging.
     Restore(Contents& contents, driver::DeviceSession& session, ProgressCounter& progress,
             std::size_t devices);
-    Restore(const Restore&) = delete;
-    Restore& operator=(const Restore&) = delete;
-    /// Waits for copies that are under way.
-    ~Restore();
 
     struct Target {
         Number range = 0;

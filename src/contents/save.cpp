@@ -53,6 +53,25 @@ Result<Bytes> Save::needs(model::Store store) const {
     return sum;
 }
 
+Result<void> Save::note_needs(Rehearsal rehearsal, std::vector<std::string>& notes) const {
+    rehearsal.options = contents_.options();
+    for (const auto store : k_stores) {
+        const auto needed = needs(store);
+        if (!needed) return needed.error();
+        contents_.keeper(store).note_needs(*needed, rehearsal, notes);
+    }
+    return {};
+}
+
+Result<void> Save::keep_files() {
+    if (!options_.keeps_files) return {};
+    std::vector<Number> numbers;
+    for (const auto& [device, part] : parts_)
+        for (const auto& item : part.items) numbers.push_back(item.number);
+    const auto kept = contents_.keep_files(numbers);
+    return kept ? Result<void>() : kept.error();
+}
+
 Bytes Save::bytes(int device) const noexcept {
     const auto part = parts_.find(device);
     return part == parts_.end() ? 0 : part->second.bytes;

@@ -16,7 +16,7 @@ namespace gpu_sleep::contents {
 /// outlive the sessions that were given to take(). Not thread-safe, but for take() on different devices.
 class Save {
 public:
-    /// `contents` outlives it. `devices`: that share what Options bounds.
+    /// `contents` outlives it. `devices`: how many share Options::staging.
     Save(Contents& contents, SaveOptions options, std::size_t devices);
 
     /// Adds what to keep of a range that begins at `address`: `spans` of it, sorted and disjoint, none empty.
@@ -24,6 +24,8 @@ public:
                              std::vector<Span> spans);
     /// What `store` must take at most. Errors: io_failed.
     [[nodiscard]] Result<Bytes> needs(model::Store store) const;
+    /// Adds to `notes` what each store must take, and whether it can. Errors: io_failed.
+    [[nodiscard]] Result<void> note_needs(Rehearsal rehearsal, std::vector<std::string>& notes) const;
     /// Bytes that are to be kept of the device.
     [[nodiscard]] Bytes bytes(int device) const noexcept;
 
@@ -35,6 +37,9 @@ public:
     /// From here on the contents are kept, under the numbers that add() gave; Contents::forget() is the way
     /// back.
     void admit() noexcept { contents_.admit(ranges_, batches_); }
+    /// After admit(): gives files that are to stay the names of such. Not before all are whole: a sleep that
+    /// fails, or is killed, leaves only what the next one removes. Errors: out_of_disk, io_failed.
+    [[nodiscard]] Result<void> keep_files();
 
 private:
     struct Item {

@@ -37,7 +37,6 @@ private:
 };
 
 void add_to(model::TagReport& row, const Backing& backing) {
-    const auto kept = backing.has_lost_contents() ? backing.kept.bytes : backing.bytes;
     ++row.ranges;
     row.bytes += backing.bytes;
     row.allocated += backing.allocated;
@@ -50,8 +49,8 @@ void add_to(model::TagReport& row, const Backing& backing) {
         row.dropped += backing.bytes - backing.kept.bytes;
         break;
     case Residence::damaged:
-        row.damaged += kept;
-        row.dropped += backing.bytes - kept;
+        row.damaged += backing.kept.bytes;
+        row.dropped += backing.bytes - backing.kept.bytes;
         break;
     }
 }

@@ -11,7 +11,6 @@
 #include "sleep/room.hpp"
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
-#include "store/host_memory.hpp"
 
 #include <fmt/ranges.h>
 
@@ -127,12 +126,13 @@ void add_given_up(const SleepPlan& plan, model::Report& report) {
 
 Result<void> Engine::sleep(const model::SleepRequest& request, const Control& control,
                            model::Report& report) {
-    auto plan = plan_sleep(ledger_, request);
+    auto plan = plan_sleep(request);
     if (!plan) return std::move(plan).error();
     report.dropped_without_refill = plan->without_refill;
     if (request.dry_run) return rehearse(request, *plan, report);
     if (plan->is_empty()) return {};
-    auto options = save_options_for(request, report);
+    auto options = contents::open_stores({request.directory, model::uses_files(request), request.keep_files},
+                                         report.notes);
     if (!options) return std::move(options).error();
     SleepTransaction transaction(api_, contents_, *plan, *std::move(options));
     const auto start = Clock::now();
@@ -156,47 +156,15 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
     add_given_up(plan, report);
     contents::Save save(contents_, {}, plan.devices.size());
     static_cast<void>(draft(plan, save));
-    contents::Rehearsal rehearsal{contents_.options(), request.directory, request.spill};
-    Bytes in_host = 0;
-    for (const auto store : {model::Store::host, model::Store::file}) {
-        const auto needed = save.needs(store);
-        if (!needed) return needed.error();
-        contents_.keeper(store).note_needs(*needed, rehearsal, report.notes);
-        if (store == model::Store::host) in_host = *needed;
-    }
-    if (request.spill && in_host > 0) {
+    GPU_SLEEP_TRY(save.note_needs({request.directory, request.spill, false}, report.notes));
+    if (request.spill) {
+        const auto in_host = save.needs(model::Store::host);
+        if (!in_host) return in_host.error();
         contents::Save spilled(contents_, {}, plan.devices.size());
         static_cast<void>(draft(plan, spilled, model::Store::file));
-        const auto needed = spilled.needs(model::Store::file);
-        if (!needed) return needed.error();
-        rehearsal.is_fallback = true;
-        contents_.keeper(model::Store::file).note_needs(*needed, rehearsal, report.notes);
+        if (*in_host > 0) GPU_SLEEP_TRY(spilled.note_needs({request.directory, false, true}, report.notes));
     }
     return add_memory(api_, free_after_sleep, report);
-}
-
-Result<contents::SaveOptions> Engine::save_options_for(const model::SleepRequest& request,
-                                                       model::Report& report) {
-    contents::SaveOptions options;
-    options.keeps_files = request.keep_files;
-    const bool needs_directory = model::uses_files(request);
-    if (request.directory.empty()) return options;
-    auto directory = store::SnapshotDirectory::open(request.directory);
-    if (!directory && needs_directory) return std::move(directory).error();
-    if (!directory) return options;
-    // Whoever looks here takes away what a crash has left.
-    if (const auto removed = (*directory)->remove_leftovers(); !removed)
-        log::debug("leftovers stay: {}", removed.error().message);
-    if (const auto doubtful = (*directory)->doubtful(); doubtful && !doubtful->empty()) {
-        auto note = fmt::format(
-            "in {}, what may be of processes that cannot be seen from here stays: {}, the first {}",
-            request.directory, counted(doubtful->size(), "snapshot"), doubtful->front().text());
-        // A sleep may try again.
-        if (std::find(report.notes.begin(), report.notes.end(), note) == report.notes.end())
-            report.notes.push_back(std::move(note));
-    }
-    if (needs_directory) options.directory = *std::move(directory);
-    return options;
 }
 
 void Engine::adjust_asleep(const model::SleepRequest& request, model::Report& report) {
@@ -215,14 +183,17 @@ void Engine::adjust_asleep(const model::SleepRequest& request, model::Report& re
         report.notes.push_back(fmt::format(
             "tag '{}' stays in {}: contents are not moved while they sleep; wake it first", tag, where));
     if (!request.keep_files || request.dry_run) return;
-    for (const auto range : asleep) {
-        const auto kept = contents_.keep_files(range);
-        if (!kept)
-            report.notes.push_back("files that were there already may go when the process wakes: " +
-                                   kept.error().message);
-        if (!kept) return;
+    const auto kept = contents_.keep_files(asleep);
+    if (!kept)
+        report.notes.push_back("files that were there already may go when the process wakes: " +
+                               kept.error().message);
+    else
         report.changed |= *kept;
-    }
+}
+
+Result<SleepPlan> Engine::plan_sleep(const model::SleepRequest& request) {
+    return sleep::plan_sleep(ledger_, request,
+                             [this](contents::Number range) { return contents_.is_mendable(range); });
 }
 
 Result<WakePlan> Engine::plan_wake(const model::WakeRequest& request) {

@@ -35,6 +35,9 @@ public:
     Engine(const driver::Api& api, ledger::Ledger& ledger, Options options) noexcept
         : api_(api), ledger_(ledger), contents_(api, options) {}
 
+    /// What sleep() would do. Errors: those of sleep::plan_sleep().
+    [[nodiscard]] Result<SleepPlan> plan_sleep(const model::SleepRequest& request);
+
     /// Fills in `report` what the transaction did on each device, and its times. Nothing to do: not changed.
     /// Tries once: to use files when host memory is short (SleepRequest::spill) is the caller's.
     /// Errors: those of plan_sleep(); out_of_host_memory, out_of_disk, io_failed, not_permitted (the
@@ -63,10 +66,6 @@ private:
     /// Says what a sleep would do, and what it needs.
     [[nodiscard]] Result<void> rehearse(const model::SleepRequest& request, const SleepPlan& plan,
                                         model::Report& report);
-    /// What `request` says of files. Notes in `report` files in its directory that may be leftovers of
-    /// another machine. Errors: those of SnapshotDirectory::open().
-    [[nodiscard]] static Result<contents::SaveOptions> save_options_for(const model::SleepRequest& request,
-                                                                        model::Report& report);
     [[nodiscard]] Result<WakePlan> plan_wake(const model::WakeRequest& request);
 
     /// What `plan` brought back, but for the tags that are `spoiled`.

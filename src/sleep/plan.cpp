@@ -54,12 +54,12 @@ Result<void> check_directory(const model::SleepRequest& request) {
 
 } // namespace
 
-Action action_for(Residence residence, bool keep, bool has_preserved) noexcept {
+Action action_for(Residence residence, bool keep, bool has_preserved, bool is_mendable) noexcept {
     switch (residence) {
     case Residence::device: return keep ? Action::keep : Action::drop;
     case Residence::kept: return keep || has_preserved ? Action::leave : Action::give_up;
     case Residence::dropped: return Action::leave;
-    case Residence::damaged: return keep ? Action::leave : Action::give_up;
+    case Residence::damaged: return keep || (has_preserved && is_mendable) ? Action::leave : Action::give_up;
     }
     return Action::leave;
 }
@@ -103,7 +103,8 @@ std::vector<Run> make_runs(const std::vector<Backing*>& backings) {
     return runs;
 }
 
-Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request) {
+Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request,
+                             const IsMendable& is_mendable) {
     GPU_SLEEP_TRY(check_directory(request));
     GPU_SLEEP_TRY(check_tags(ledger, request.tags));
     GPU_SLEEP_TRY(check_tags(ledger, request.keep));
@@ -122,9 +123,12 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
         const auto& tag = ledger.tag(backing.tag);
         if (!request.tags.empty() && !contains(request.tags, tag.name)) continue;
         const bool keep = keeps_contents(request, tag.name, tag.policy);
-        const auto action = action_for(backing.residence(), keep, !backing.preserved.empty());
-        if (action == Action::leave && !keep && backing.residence() == Residence::kept)
-            add_once(plan.still_kept, tag.name);
+        const bool is_damaged = backing.residence() == Residence::damaged;
+        const auto action = action_for(backing.residence(), keep, !backing.preserved.empty(),
+                                       is_damaged && is_mendable(backing.kept.range));
+        const bool has_all =
+            backing.residence() == Residence::kept || (is_damaged && backing.kept.bytes == backing.bytes);
+        if (action == Action::leave && !keep && has_all) add_once(plan.still_kept, tag.name);
         if (action == Action::leave) continue;
         add_to(plan, backing, action);
         if (!plan.targets.contains(backing.tag))
@@ -162,7 +166,7 @@ std::vector<Drafted> draft(const SleepPlan& plan, contents::Save& save, std::opt
 }
 
 Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request,
-                           const std::function<bool(contents::Number)>& is_mendable) {
+                           const IsMendable& is_mendable) {
     GPU_SLEEP_TRY(check_tags(ledger, request.tags));
     WakePlan plan;
     std::vector<Backing*> asleep;

@@ -35,8 +35,9 @@ enum class Action : std::uint8_t {
 ///     device      keep       drop
 ///     kept        leave      give_up, unless it has preserved spans: then leave
 ///     dropped     leave      leave
-///     damaged     leave      give_up
-[[nodiscard]] Action action_for(model::Residence residence, bool keep, bool has_preserved) noexcept;
+///     damaged     leave      give_up, unless it has preserved spans and may be mended: then leave
+[[nodiscard]] Action action_for(model::Residence residence, bool keep, bool has_preserved,
+                                bool is_mendable) noexcept;
 
 /// What a wake does to a backing: kept and dropped ones wake, awake ones stay. Damaged ones keep all of their
 /// tag asleep, but are tried again where they may have been put right meanwhile.
@@ -109,12 +110,16 @@ struct WakePlan {
     [[nodiscard]] bool is_empty() const noexcept { return devices.empty(); }
 };
 
+/// Whether a kept range that was found damaged may have been put right since.
+using IsMendable = std::function<bool(contents::Number)>;
+
 /// Leaves pinned backings alone. Errors: unknown_tag, invalid_argument (a tag both kept and discarded; no
 /// directory where files are wanted, or none that can be opened from anywhere), no_refill.
-[[nodiscard]] Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request);
+[[nodiscard]] Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request,
+                                           const IsMendable& is_mendable);
 
-/// `is_mendable`: whether a kept range that was found damaged may have been put right. Errors: unknown_tag.
+/// Errors: unknown_tag.
 [[nodiscard]] Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request,
-                                         const std::function<bool(contents::Number)>& is_mendable);
+                                         const IsMendable& is_mendable);
 
 } // namespace gpu_sleep::sleep

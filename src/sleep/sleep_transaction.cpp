@@ -108,7 +108,7 @@ std::size_t SleepTransaction::leave_asleep() {
 Result<void> SleepTransaction::commit() {
     // Everything that takes memory comes first: behind the last unmap nothing may fail.
     admit();
-    if (const auto named = guarded([this] { return name_kept_files(); }); !named) {
+    if (const auto named = guarded([this] { return save_.keep_files(); }); !named) {
         forget_kept();
         return named.error();
     }
@@ -156,13 +156,6 @@ void SleepTransaction::release(DeviceSleep& device) {
 void SleepTransaction::admit() noexcept {
     save_.admit();
     for (const auto& drafted : drafted_) drafted.backing->kept = drafted.kept;
-}
-
-Result<void> SleepTransaction::name_kept_files() {
-    if (!keeps_files_) return {};
-    for (const auto& drafted : drafted_)
-        if (auto kept = contents_.keep_files(drafted.kept.range); !kept) return std::move(kept).error();
-    return {};
 }
 
 void SleepTransaction::forget_kept() noexcept {

@@ -31,7 +31,7 @@ public:
     /// All outlive it.
     SleepTransaction(const driver::Api& api, contents::Contents& contents, const SleepPlan& plan,
                      contents::SaveOptions options)
-        : api_(api), contents_(contents), plan_(plan), keeps_files_(options.keeps_files),
+        : api_(api), contents_(contents), plan_(plan),
           save_(contents, std::move(options), plan.devices.size()) {}
 
     /// Errors: out_of_host_memory, out_of_disk, io_failed, driver_failed, context_lost, cancelled, timed_out.
@@ -52,15 +52,11 @@ private:
     void release(DeviceSleep& device);
     /// Has the contents kept, and their owners know of it; forget_kept() takes it back.
     void admit() noexcept;
-    /// Gives files that are to stay the names of such: not before all are whole, for a sleep that fails or is
-    /// killed leaves only what the next one removes. Errors: out_of_disk, io_failed.
-    [[nodiscard]] Result<void> name_kept_files();
     void forget_kept() noexcept;
 
     const driver::Api& api_;
     contents::Contents& contents_;
     const SleepPlan& plan_;
-    const bool keeps_files_;
     std::vector<Drafted> drafted_;
     contents::Save save_; // outlives the sessions
     std::vector<DeviceSleep> devices_;

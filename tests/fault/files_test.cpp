@@ -7,7 +7,9 @@
 #include "support/engine_fixture.hpp"
 #include "support/scratch.hpp"
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 #include <system_error>
@@ -43,6 +45,18 @@ struct KeptFiles {
     EngineFixture fixture;
     model::SleepRequest request = level(1);
 };
+
+/// Changes a byte in the middle of every file in the directory, or changes it back.
+void turn_a_byte(const fs::path& directory) {
+    for (const auto& file : fs::directory_iterator(directory)) {
+        std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+        const auto at = static_cast<std::streamoff>(fs::file_size(file.path()) / 2);
+        stream.seekg(at);
+        const auto byte = static_cast<char>(stream.get() ^ 0x40);
+        stream.seekp(at);
+        stream.put(byte);
+    }
+}
 
 } // namespace
 
@@ -186,4 +200,36 @@ TEST_CASE("Files: a bit that flips on the way in is caught wherever it is, and i
         CHECK(fixture.all_intact());
         sim_clear();
     }
+}
+
+TEST_CASE(
+    "Files: preserved parts whose file is damaged outlast a deeper sleep, and come back once it is mended",
+    "[transaction]") {
+    const auto first = GENERATE(1, 2);
+    EngineFixture fixture;
+    const Scratch scratch;
+    const auto weights = fixture.add(0, "weights", 5 * k_mib);
+    ledger::Ledger::preserve(*fixture.ledger().find(fixture.allocations()[weights].address),
+                             {k_mib, 2 * k_mib});
+    auto request = level(first);
+    request.store = model::Store::file;
+    request.directory = scratch.file("sleep");
+    REQUIRE(fixture.sleep(request));
+    turn_a_byte(request.directory);
+    REQUIRE_FALSE(fixture.wake());
+    CHECK(fixture.state() == State::damaged);
+    const auto row = fixture.ledger().report().front();
+    CHECK(row.damaged == (first == 1 ? 6 * k_mib : 2 * k_mib));
+    CHECK(row.damaged + row.dropped == 6 * k_mib);
+
+    request.level = model::Level::drop;
+    model::Report report;
+    REQUIRE(fixture.sleep(request, &report));
+    CHECK_FALSE(report.changed);
+    turn_a_byte(request.directory);
+    REQUIRE(fixture.wake());
+    const auto bytes = fixture.read(weights);
+    CHECK(std::equal(bytes.begin() + k_mib, bytes.begin() + 3 * k_mib,
+                     fixture.allocations()[weights].contents.begin() + k_mib));
+    CHECK(fs::is_empty(request.directory));
 }

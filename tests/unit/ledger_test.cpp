@@ -145,6 +145,7 @@ TEST_CASE("Ledger: residences add up to a state, by tag and in all", "[ledger]")
     CHECK(report[1].dropped == 15);
     const auto in_files = [](std::uint64_t range) { return Bytes{range == 1 ? 3U : 0U}; };
     CHECK(ledger.report(in_files)[1].in_files == 3);
+    first.kept = {2, 10};
     Ledger::move(first, Residence::damaged);
     CHECK(ledger.state() == State::damaged);
     CHECK(ledger.report()[1].damaged == 10);

@@ -41,6 +41,11 @@ model::SleepRequest request(Level level) {
 }
 
 /// Where nothing can be put right from outside.
+Result<sleep::SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request) {
+    return sleep::plan_sleep(ledger, request, [](contents::Number) { return false; });
+}
+
+/// The same.
 Result<sleep::WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request) {
     return sleep::plan_wake(ledger, request, [](contents::Number) { return false; });
 }
@@ -63,21 +68,25 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
     };
     for (const auto& row : table) {
         INFO(to_string(row.residence));
-        CHECK(sleep::action_for(row.residence, true, false) == row.keep);
-        CHECK(sleep::action_for(row.residence, true, true) == row.keep);
-        CHECK(sleep::action_for(row.residence, false, false) == row.drop);
-        CHECK(sleep::action_for(row.residence, false, true) == row.drop_with_spans);
+        CHECK(sleep::action_for(row.residence, true, false, false) == row.keep);
+        CHECK(sleep::action_for(row.residence, true, true, false) == row.keep);
+        CHECK(sleep::action_for(row.residence, false, false, false) == row.drop);
+        CHECK(sleep::action_for(row.residence, false, true, false) == row.drop_with_spans);
         CHECK(sleep::wake_action_for(row.residence, false) == row.wake);
+        CHECK(sleep::action_for(row.residence, false, false, true) == row.drop);
+        const bool is_damaged = row.residence == Residence::damaged;
+        CHECK(sleep::action_for(row.residence, false, true, true) ==
+              (is_damaged ? Action::leave : row.drop_with_spans));
         const bool tries_again = row.residence == Residence::damaged;
         CHECK(sleep::wake_action_for(row.residence, true) == (tries_again ? WakeAction::restore : row.wake));
 
         // The same through whole plans over a ledger with one backing.
         ledger::Ledger ledger;
         put(add(ledger, k_unit, "weights"), row.residence);
-        const auto first = sleep::plan_sleep(ledger, request(Level::keep));
+        const auto first = plan_sleep(ledger, request(Level::keep));
         REQUIRE(first);
         CHECK(first->is_empty() == (row.keep == Action::leave));
-        const auto second = sleep::plan_sleep(ledger, request(Level::drop));
+        const auto second = plan_sleep(ledger, request(Level::drop));
         REQUIRE(second);
         CHECK(second->is_empty() == (row.drop == Action::leave));
         CHECK(second->give_up.size() == (row.drop == Action::give_up ? 1U : 0U));
@@ -93,11 +102,11 @@ TEST_CASE("Plan: what sleeps with preserved parts and cannot be dropped is named
     auto& backing = add(ledger, k_unit, "weights");
     ledger::Ledger::preserve(backing, {0, 10});
     put(backing, Residence::kept);
-    const auto plan = sleep::plan_sleep(ledger, request(Level::drop));
+    const auto plan = plan_sleep(ledger, request(Level::drop));
     REQUIRE(plan);
     CHECK(plan->is_empty());
     CHECK(plan->still_kept == std::vector<std::string>{"weights"});
-    CHECK(sleep::plan_sleep(ledger, request(Level::keep))->still_kept.empty());
+    CHECK(plan_sleep(ledger, request(Level::keep))->still_kept.empty());
 }
 
 TEST_CASE("Plan: damage keeps all of its tag asleep, and no other", "[plan]") {
@@ -140,19 +149,19 @@ TEST_CASE("Plan: tags limit a request, unknown and contradictory ones are refuse
     add(ledger, 2 * k_unit, "kv_cache");
     auto sleep_request = request(Level::keep);
     sleep_request.tags = {"kv_cache"};
-    const auto plan = sleep::plan_sleep(ledger, sleep_request);
+    const auto plan = plan_sleep(ledger, sleep_request);
     REQUIRE(plan);
     CHECK(plan->tags == std::vector<std::string>{"kv_cache"});
     CHECK(plan->devices.at(0).keep.size() == 1);
 
     sleep_request.tags = {"cache"};
-    CHECK(sleep::plan_sleep(ledger, sleep_request).error().code == ErrorCode::unknown_tag);
+    CHECK(plan_sleep(ledger, sleep_request).error().code == ErrorCode::unknown_tag);
     sleep_request.tags = {};
     sleep_request.keep = {"cache"};
-    CHECK(sleep::plan_sleep(ledger, sleep_request).error().code == ErrorCode::unknown_tag);
+    CHECK(plan_sleep(ledger, sleep_request).error().code == ErrorCode::unknown_tag);
     sleep_request.keep = {"weights"};
     sleep_request.discard = {"weights"};
-    CHECK(sleep::plan_sleep(ledger, sleep_request).error().code == ErrorCode::invalid_argument);
+    CHECK(plan_sleep(ledger, sleep_request).error().code == ErrorCode::invalid_argument);
     CHECK(plan_wake(ledger, {{"cache"}, false, {}, {}}).error().code == ErrorCode::unknown_tag);
 }
 
@@ -164,25 +173,25 @@ TEST_CASE("Plan: what is dropped without a declared refill is named, or refused"
     ledger.set_policy(ledger.tag_id("kv_cache"), {Retention::discard, false});
     ledger.set_policy(ledger.tag_id("lora"), {Retention::offload, true});
     auto sleep_request = request(Level::drop);
-    const auto plan = sleep::plan_sleep(ledger, sleep_request);
+    const auto plan = plan_sleep(ledger, sleep_request);
     REQUIRE(plan);
     CHECK(plan->dropped_tags == std::vector<std::string>{"weights", "kv_cache", "lora"});
     CHECK(plan->without_refill == std::vector<std::string>{"weights"});
     sleep_request.require_refill = true;
-    CHECK(sleep::plan_sleep(ledger, sleep_request).error().code == ErrorCode::no_refill);
+    CHECK(plan_sleep(ledger, sleep_request).error().code == ErrorCode::no_refill);
     sleep_request.keep = {"weights"};
-    CHECK(sleep::plan_sleep(ledger, sleep_request));
+    CHECK(plan_sleep(ledger, sleep_request));
 }
 
 TEST_CASE("Plan: a backing that is preserved whole is not called dropped", "[plan]") {
     ledger::Ledger ledger;
     auto& backing = add(ledger, k_unit, "weights");
     ledger::Ledger::preserve(backing, {0, backing.allocated - 1});
-    const auto almost = sleep::plan_sleep(ledger, request(Level::drop));
+    const auto almost = plan_sleep(ledger, request(Level::drop));
     REQUIRE(almost);
     CHECK(almost->dropped_tags.size() == 1);
     ledger::Ledger::preserve(backing, {0, backing.allocated});
-    const auto plan = sleep::plan_sleep(ledger, request(Level::drop));
+    const auto plan = plan_sleep(ledger, request(Level::drop));
     REQUIRE(plan);
     CHECK(plan->tags.size() == 1);
     CHECK(plan->dropped_tags.empty());
@@ -205,7 +214,7 @@ TEST_CASE("Plan: what is damaged and given up is dropped, preserved or not", "[p
     auto& backing = add(ledger, k_unit, "weights");
     ledger::Ledger::preserve(backing, {0, k_unit});
     put(backing, Residence::damaged);
-    const auto plan = sleep::plan_sleep(ledger, request(Level::drop));
+    const auto plan = plan_sleep(ledger, request(Level::drop));
     REQUIRE(plan);
     CHECK(plan->give_up.size() == 1);
     CHECK(plan->dropped_tags.size() == 1);
@@ -234,13 +243,13 @@ TEST_CASE("Plan: a pinned backing stays, at every level and whatever is asked of
     add(ledger, 3 * k_unit, "cache").pinned = "shared";
     for (const auto level : {Level::keep, Level::drop}) {
         auto sleep_request = request(level);
-        const auto plan = sleep::plan_sleep(ledger, sleep_request);
+        const auto plan = plan_sleep(ledger, sleep_request);
         REQUIRE(plan);
         CHECK(plan->tags == std::vector<std::string>{"weights"});
         CHECK(plan->devices.at(0).keep.size() + plan->devices.at(0).drop.size() == 1);
         sleep_request.tags = {"cache"};
         sleep_request.require_refill = true;
-        const auto nothing = sleep::plan_sleep(ledger, sleep_request);
+        const auto nothing = plan_sleep(ledger, sleep_request);
         REQUIRE(nothing); // the tag is known still, and has nothing to drop
         CHECK(nothing->is_empty());
     }
@@ -262,14 +271,14 @@ TEST_CASE("Plan: files need a directory that is the same from anywhere", "[plan]
         want(wanted);
         for (const auto& directory : {std::string(), std::string("here"), std::string("/a\0b", 4)}) {
             wanted.directory = directory;
-            const auto plan = sleep::plan_sleep(ledger, wanted);
+            const auto plan = plan_sleep(ledger, wanted);
             REQUIRE_FALSE(plan);
             CHECK(plan.error().code == ErrorCode::invalid_argument);
         }
         wanted.directory = "/somewhere";
-        CHECK(sleep::plan_sleep(ledger, wanted));
+        CHECK(plan_sleep(ledger, wanted));
     }
     auto unused = request(Level::keep);
     unused.directory = "here";
-    CHECK_FALSE(sleep::plan_sleep(ledger, unused)); // it would be looked through
+    CHECK_FALSE(plan_sleep(ledger, unused)); // it would be looked through
 }
