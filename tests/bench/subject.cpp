@@ -15,6 +15,9 @@ namespace {
 
 using Json = nlohmann::json;
 
+/// For an answer: holding that much takes a while.
+constexpr Milliseconds k_for_tens_of_gigabytes{300'000};
+
 /// The two numbers of an answer.
 template <class Number, class Pair>
 Result<Pair> read_pair(const Result<std::string>& answer) {
@@ -24,6 +27,16 @@ Result<Pair> read_pair(const Result<std::string>& answer) {
     Number second{};
     words >> first >> second;
     return Pair{first, second};
+}
+
+/// What `act` gives; a process that did not do its part is an error.
+template <class Act>
+auto attempt(Act&& act) -> Result<decltype(act())> {
+    try {
+        return act();
+    } catch (const test::ProcessFailure& failure) {
+        return make_error(ErrorCode::io_failed, "{}", failure.what());
+    }
 }
 
 /// Adds up the devices' `field` in a report.
@@ -48,13 +61,17 @@ std::optional<Bytes> read_kib(const std::string& path, std::string_view field) {
 } // namespace
 
 Result<Subject> Subject::start() {
-    auto server = test::Server::start({test::sibling_program("sleep_bench"), "--serve"});
-    if (!server) return std::move(server).error();
-    return Subject(*std::move(server));
+    return attempt([] {
+        return Subject(test::Process(
+            {{test::command_file("sleep_bench"), "--serve"}, {}, true, k_for_tens_of_gigabytes}));
+    });
 }
 
 Result<std::string> Subject::ask(const std::string& line) {
-    auto answer = server_.ask(line);
+    auto answer = attempt([&] {
+        server_.send(line);
+        return server_.read_line();
+    });
     if (answer && answer->starts_with("error: "))
         return make_error(ErrorCode::driver_failed, "the server that holds the memory: {}", *answer);
     return answer;
@@ -94,12 +111,15 @@ Result<Timed> Subject::wake(std::vector<std::string> arguments) {
 
 Result<Timed> Subject::run(std::string_view command, std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(),
-                     {test::sibling_program(command), std::to_string(server_.pid()), "--json"});
-    const auto done = test::run_command(std::move(arguments));
+                     {test::command_file(command), std::to_string(server_.pid()), "--json"});
+    const auto done = attempt([&] {
+        return test::run({std::move(arguments), {}, true, k_for_tens_of_gigabytes});
+    });
     if (!done) return done.error();
-    const auto document = Json::parse(done->output, nullptr, false);
+    const auto document = Json::parse(done->out, nullptr, false);
     if (done->status != 0 || document.is_discarded())
-        return make_error(ErrorCode::internal, "{} ended with {}: {}", command, done->status, done->output);
+        return make_error(ErrorCode::internal, "{} ended with {}: {}", command, done->status,
+                          done->out + done->err);
     const auto& report = document.at("/processes/0/report"_json_pointer);
     Timed timed;
     timed.seconds = done->seconds;

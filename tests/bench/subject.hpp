@@ -4,10 +4,13 @@
 
 #pragma once
 
-#include "support/child.hpp"
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "support/process.hpp"
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::bench {
@@ -32,10 +35,11 @@ struct Link {
     double to_device = 0;
 };
 
-/// A sleep_server in a process of its own; ended when destroyed. One thread at a time. Move-only.
+/// A sleep_server in a process of its own; killed when destroyed. One thread at a time. Move-only.
 class Subject {
 public:
-    /// Errors, as of all below: io_failed, timed_out, driver_failed (in words of the server).
+    /// Errors, as of all below: io_failed (a process did not do its part), driver_failed (in words of the
+    /// server).
     [[nodiscard]] static Result<Subject> start();
 
     /// Allocates one range or more of these sizes, under `tag`. `retention` as in gpu_sleep.h.
@@ -55,11 +59,11 @@ public:
     [[nodiscard]] Result<Bytes> resident_bytes() const;
 
 private:
-    explicit Subject(test::Server server) noexcept : server_(std::move(server)) {}
+    explicit Subject(test::Process server) noexcept : server_(std::move(server)) {}
     [[nodiscard]] Result<std::string> ask(const std::string& line);
     [[nodiscard]] Result<Timed> run(std::string_view command, std::vector<std::string> arguments);
 
-    test::Server server_;
+    test::Process server_;
 };
 
 } // namespace gpu_sleep::bench

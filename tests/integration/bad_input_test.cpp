@@ -2,9 +2,9 @@
 // Copyright the gpu-sleep authors.
 // Peers that misbehave, commands that come in each other's way, and processes that are killed in the middle.
 
-#include "host.hpp"
 #include "mentions.hpp"
 #include "protocol/messages.hpp"
+#include "support/host.hpp"
 #include "unharmed.hpp"
 
 #include <poll.h>

@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // How the commands read what was typed, and how they answer.
 
-#include "host.hpp"
 #include "mentions.hpp"
+#include "support/host.hpp"
 
 #include <unistd.h>
 

@@ -2,9 +2,9 @@
 // Copyright the gpu-sleep authors.
 // What each option of the commands does to a process, and the exit status of each outcome.
 
-#include "host.hpp"
 #include "mentions.hpp"
 #include "stage.hpp"
+#include "support/host.hpp"
 #include "support/skip.hpp"
 
 #include <csignal>

@@ -3,9 +3,9 @@
 // Programs that shut themselves in, or are shut in: another root, another /tmp, names taken by strangers.
 
 #include "empty_tmp.hpp"
-#include "host.hpp"
 #include "mentions.hpp"
 #include "place.hpp"
+#include "support/host.hpp"
 #include "support/other_user.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "process.hpp"
+#include "support/process.hpp"
 #include "support/skip.hpp"
 
 #include <string>

@@ -3,8 +3,8 @@
 // Finding a process by its pid alone: whatever became of its socket, wherever it runs, whoever forked it.
 
 #include "empty_tmp.hpp"
-#include "host.hpp"
 #include "mentions.hpp"
+#include "support/host.hpp"
 
 #include "base/process.hpp"
 #include "support/skip.hpp"

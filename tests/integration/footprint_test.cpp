@@ -3,8 +3,8 @@
 // What the agent adds to the program that holds it: symbols, threads, files, descriptors, memory.
 
 #include "hooks/entry_points.hpp"
-#include "host.hpp"
 #include "mentions.hpp"
+#include "support/host.hpp"
 #include "support/skip.hpp"
 
 #include <fcntl.h>

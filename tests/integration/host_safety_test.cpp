@@ -3,8 +3,8 @@
 // Programs that treat the driver in every way that real ones do: none is harmed by the agent. They are in
 // safety/.
 
-#include "host.hpp"
 #include "mentions.hpp"
+#include "support/host.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 

@@ -5,9 +5,9 @@
 
 #include "address_limit.hpp"
 #include "control_group.hpp"
-#include "host.hpp"
 #include "mentions.hpp"
 #include "shared_devices.hpp"
+#include "support/host.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 

@@ -3,8 +3,8 @@
 // Every option of every command, as --help lists them, with every kind of value that it cannot take, and some
 // that it can.
 
-#include "host.hpp"
 #include "mentions.hpp"
+#include "support/host.hpp"
 #include "support/scratch.hpp"
 
 #include <algorithm>
@@ -240,7 +240,8 @@ TEST_CASE("Options: each takes what it should, and refuses anything else in one 
 TEST_CASE("Options: every command is tried", "[options]") {
     std::set<std::string> tried;
     for (const auto& command : all_commands("")) tried.insert(command.words.front());
-    for (const auto& file : std::filesystem::directory_iterator(GPU_SLEEP_TEST_PROGRAMS)) {
+    for (const auto& file :
+         std::filesystem::directory_iterator(std::filesystem::path(command_file("gpu-ps")).parent_path())) {
         const auto name = file.path().filename().string();
         if (name.starts_with("gpu-")) CHECK(tried.contains(name));
     }

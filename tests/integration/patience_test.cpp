@@ -3,10 +3,10 @@
 // How long the commands wait, for whom, and what they say when they are interrupted: before the point of no
 // return, and behind it.
 
-#include "host.hpp"
 #include "mentions.hpp"
 #include "protocol/messages.hpp"
 #include "stage.hpp"
+#include "support/host.hpp"
 #include "support/skip.hpp"
 #include "unharmed.hpp"
 

@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // The program's part in it: callbacks, holds, captures, long kernels, and how it ends.
 
-#include "host.hpp"
 #include "mentions.hpp"
+#include "support/host.hpp"
 #include "support/skip.hpp"
 #include "unharmed.hpp"
 

@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // Programs in Python: its lock, and PyTorch's cache.
 
-#include "host.hpp"
 #include "mentions.hpp"
+#include "support/host.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 

@@ -4,34 +4,25 @@
 
 #pragma once
 
-#include "host.hpp"
+#include "support/host.hpp"
+#include "support/scratch.hpp"
 
-#include <fmt/format.h>
-#include <unistd.h>
-
-#include <filesystem>
 #include <string>
+#include <utility>
 
 namespace gpu_sleep::test {
 
 /// Two devices' worth of memory that several host programs share.
 class SharedDevices {
 public:
-    explicit SharedDevices(const std::string& bytes)
-        : file_(fmt::format("/tmp/gpu-sleep-devices-{}", ::getpid())), bytes_(bytes) {}
-    SharedDevices(const SharedDevices&) = delete;
-    SharedDevices& operator=(const SharedDevices&) = delete;
-    ~SharedDevices() {
-        std::error_code ignored;
-        std::filesystem::remove(file_, ignored);
-    }
+    explicit SharedDevices(std::string bytes) : bytes_(std::move(bytes)) {}
 
     [[nodiscard]] Arguments environment() const {
-        return {"GPU_SLEEP_SIM_STATE=" + file_, "GPU_SLEEP_SIM_MEMORY=" + bytes_};
+        return {"GPU_SLEEP_SIM_STATE=" + scratch_.file("devices"), "GPU_SLEEP_SIM_MEMORY=" + bytes_};
     }
 
 private:
-    std::string file_;
+    Scratch scratch_;
     std::string bytes_;
 };
 

@@ -5,6 +5,7 @@
 #include "base/error.hpp"
 #include "support/failing_call.hpp"
 #include "support/man_page.hpp"
+#include "support/process.hpp"
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
@@ -27,18 +28,12 @@ struct Answer {
 
 /// Through the shell.
 Answer run_command(const std::string& command) {
-    auto* const pipe = ::popen((command + " 2>&1").c_str(), "r");
-    REQUIRE(pipe != nullptr);
-    Answer answer;
-    char buffer[4096];
-    for (std::size_t bytes = 0; (bytes = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;)
-        answer.output.append(buffer, bytes);
-    answer.status = WEXITSTATUS(::pclose(pipe));
-    return answer;
+    auto done = test::run({{"sh", "-c", command + " 2>&1"}});
+    return {done.status, std::move(done.out)};
 }
 
 Answer run(const std::string& arguments) {
-    return run_command(std::string(GPU_SLEEP_TEST_SNAPSHOT_COMMAND) + " " + arguments);
+    return run_command(test::command_file("gpu-snapshot") + " " + arguments);
 }
 
 bool has(const Answer& answer, const std::string& text) {
@@ -68,13 +63,13 @@ struct Stage {
         contents.add("weights", first);
         contents.add("kv_cache", second);
         contents.description.owner = {::getpid(), *own_start_time()};
-        auto made = store::write_snapshot(directory.open(), contents.description, contents, {});
+        auto made = store::write_snapshot(test::opened(directory), contents.description, contents, {});
         REQUIRE(made);
         snapshot.emplace(*std::move(made));
         path = snapshot->file.path();
     }
-    test::TemporaryDirectory directory;
-    test::TemporaryDirectory elsewhere;
+    test::Scratch directory;
+    test::Scratch elsewhere;
     test::ByteVector first = test::normal_bf16(3 * k_mib + 1);
     test::ByteVector second = test::random_bytes(77);
     test::MemoryContents contents;
@@ -267,12 +262,13 @@ TEST_CASE("gpu-snapshot: a living sleeper of another pid namespace is asleep and
     test::MemoryContents contents;
     contents.add("weights", stage.first);
     contents.description.owner = test::k_nobody;
-    const auto theirs = store::write_snapshot(stage.directory.open(), contents.description, contents, {});
+    const auto theirs =
+        store::write_snapshot(test::opened(stage.directory), contents.description, contents, {});
     REQUIRE(theirs);
     const auto file = theirs->file.path();
     const auto inside = [&](const std::string& arguments) {
         return "unshare --user --map-root-user --pid --fork --mount-proc " +
-               std::string(GPU_SLEEP_TEST_SNAPSHOT_COMMAND) + " " + arguments;
+               test::command_file("gpu-snapshot") + " " + arguments;
     };
     if (run_command(inside("ls " + stage.elsewhere.path().string())).status != 0)
         return test::skip_without_right("make namespaces");
@@ -299,7 +295,7 @@ TEST_CASE("gpu-snapshot: where locks may be lost, what is of another pid namespa
     test::MemoryContents contents;
     contents.add("weights", stage.first);
     contents.description.owner = test::k_nobody;
-    auto theirs = store::write_snapshot(stage.directory.open(), contents.description, contents, {});
+    auto theirs = store::write_snapshot(test::opened(stage.directory), contents.description, contents, {});
     REQUIRE(theirs);
     for (const auto& file : {ended, unseen}) std::filesystem::copy_file(theirs->file.path(), file);
     nlohmann::json looked;
@@ -429,9 +425,8 @@ TEST_CASE("gpu-snapshot extract: a file is there whole and flushed, or not at al
     const auto out = stage.elsewhere.path() / "out";
     const auto arguments = "extract " + stage.path.string() + " --extent 0 -o ";
     SECTION("nothing is left where the command is killed in the middle") {
-        const auto killed =
-            run_command("ulimit -c 0; ulimit -f 1; " + std::string(GPU_SLEEP_TEST_SNAPSHOT_COMMAND) + " " +
-                        arguments + out.string() + "; exit");
+        const auto killed = run_command("ulimit -c 0; ulimit -f 1; " + test::command_file("gpu-snapshot") +
+                                        " " + arguments + out.string() + "; exit");
         CHECK(killed.status != exit_status::done);
         CHECK(stage.elsewhere.file_count() == 0);
     }

@@ -8,7 +8,6 @@
 
 #include <sys/stat.h>
 
-#include <cstdlib>
 #include <filesystem>
 
 namespace gpu_sleep::test {
@@ -16,24 +15,16 @@ namespace gpu_sleep::test {
 namespace fs = std::filesystem;
 
 Stage::Stage() {
-    char name[] = "/tmp/gpu-sleep-stage-XXXXXX";
-    REQUIRE(::mkdtemp(name) != nullptr);
-    directory_ = name;
-    REQUIRE(::chmod(name, 0755) == 0);
+    REQUIRE(::chmod(directory_.path().c_str(), 0755) == 0);
     for (const auto* program : {"gpu-sleep", "gpu-wake", "integration_host"})
         fs::copy_file(command_file(program), file(program));
     for (const fs::path library : {GPU_SLEEP_TEST_AGENT, GPU_SLEEP_TEST_DRIVER})
         fs::copy_file(library, file(library.filename().string()));
 }
 
-Stage::~Stage() {
-    std::error_code ignored;
-    fs::remove_all(directory_, ignored);
-}
-
 Launch Stage::launch(Arguments prefix) const {
     prefix.push_back(file("integration_host"));
-    return {std::move(prefix), {"LD_LIBRARY_PATH=" + directory_}};
+    return {std::move(prefix), {"LD_LIBRARY_PATH=" + directory_.path().string()}};
 }
 
 } // namespace gpu_sleep::test

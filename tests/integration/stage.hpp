@@ -4,7 +4,8 @@
 
 #pragma once
 
-#include "host.hpp"
+#include "support/host.hpp"
+#include "support/scratch.hpp"
 
 #include <string>
 
@@ -14,17 +15,14 @@ namespace gpu_sleep::test {
 class Stage {
 public:
     Stage();
-    Stage(const Stage&) = delete;
-    Stage& operator=(const Stage&) = delete;
-    ~Stage();
 
     /// The file of a program or library.
-    [[nodiscard]] std::string file(const std::string& name) const { return directory_ + "/" + name; }
+    [[nodiscard]] std::string file(const std::string& name) const { return directory_.file(name); }
     /// Starts the host program by `prefix`.
     [[nodiscard]] Launch launch(Arguments prefix) const;
 
 private:
-    std::string directory_;
+    Scratch directory_{"/tmp"}; // which every user can reach
 };
 
 } // namespace gpu_sleep::test

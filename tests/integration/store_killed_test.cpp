@@ -2,9 +2,9 @@
 // Copyright the gpu-sleep authors.
 // Contents in files when processes share a directory, and when they or commands are killed.
 
-#include "host.hpp"
 #include "mentions.hpp"
 #include "place.hpp"
+#include "support/host.hpp"
 
 #include <fmt/format.h>
 

@@ -4,9 +4,9 @@
 // are in store_failures_test.cpp.
 
 #include "address_limit.hpp"
-#include "host.hpp"
 #include "mentions.hpp"
 #include "place.hpp"
+#include "support/host.hpp"
 #include "support/skip.hpp"
 #include "unharmed.hpp"
 

@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // What happens around a process: a debugger that stops it or traces it, and a clock that jumps.
 
-#include "host.hpp"
 #include "mentions.hpp"
+#include "support/host.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 

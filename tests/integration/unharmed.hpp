@@ -4,8 +4,8 @@
 
 #pragma once
 
-#include "host.hpp"
 #include "support/catch.hpp"
+#include "support/host.hpp"
 
 namespace gpu_sleep::test {
 

@@ -2,9 +2,9 @@
 // Copyright the gpu-sleep authors.
 // A wake that waits for GPU memory: others go past it, it is seen, and it ends with what is true.
 
-#include "host.hpp"
 #include "mentions.hpp"
 #include "shared_devices.hpp"
+#include "support/host.hpp"
 
 #include <fmt/ranges.h>
 

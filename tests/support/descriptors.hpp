@@ -8,6 +8,7 @@
 #include "support/catch.hpp"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,10 +36,8 @@ namespace gpu_sleep::test {
 class Usurper {
 public:
     explicit Usurper(std::vector<int> numbers) : numbers_(std::move(numbers)) {
-        std::string name = "/tmp/gpu-sleep-usurper-XXXXXX";
-        file_ = UniqueFd(::mkostemp(name.data(), O_CLOEXEC));
+        file_ = UniqueFd(::memfd_create("a file of the program", MFD_CLOEXEC));
         REQUIRE(file_);
-        ::unlink(name.c_str());
         REQUIRE(::write(file_.get(), "contents", k_bytes) == k_bytes);
         for (const int number : numbers_) REQUIRE(::dup2(file_.get(), number) == number);
     }

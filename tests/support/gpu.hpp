@@ -8,7 +8,7 @@
 #include "base/units.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/catch.hpp"
-#include "support/child.hpp"
+#include "support/process.hpp"
 
 #include <cuda.h>
 #include <unistd.h>
@@ -102,11 +102,11 @@ private:
 
 /// Runs a command of this build, such as "gpu-sleep", for this very process. Returns its exit status.
 inline int command(std::string_view name, std::vector<std::string> arguments = {}) {
-    arguments.insert(arguments.begin(), {sibling_program(name), std::to_string(::getpid())});
-    const auto done = run_command(std::move(arguments));
-    REQUIRE(done);
-    UNSCOPED_INFO(done->output);
-    return done->status;
+    constexpr Milliseconds k_for_tens_of_gigabytes{300'000};
+    arguments.insert(arguments.begin(), {command_file(name), std::to_string(::getpid())});
+    const auto done = run({std::move(arguments), {}, true, k_for_tens_of_gigabytes});
+    UNSCOPED_INFO(done.out << done.err);
+    return done.status;
 }
 
 } // namespace gpu_sleep::test

@@ -4,9 +4,6 @@
 
 #include "support/proc_tree.hpp"
 
-#include "support/catch.hpp"
-
-#include <cstdlib>
 #include <fstream>
 
 namespace gpu_sleep::test {
@@ -14,16 +11,8 @@ namespace gpu_sleep::test {
 namespace fs = std::filesystem;
 
 ProcTree::ProcTree() {
-    std::string name = (fs::temp_directory_path() / "gs-test-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
     fs::create_directories(proc());
     fs::create_directories(root() / "tmp");
-}
-
-ProcTree::~ProcTree() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
 }
 
 void ProcTree::add(const FakeProcess& process) const {
@@ -39,14 +28,14 @@ void ProcTree::add(const FakeProcess& process) const {
                                    std::to_string(process.start_time) + " 20 21\n");
     write(directory + "/cmdline", process.arguments);
     std::error_code exists;
-    fs::create_directory_symlink(root(), path_ / directory / "root", exists);
-    const auto thread = path_ / directory / "task" / pid;
+    fs::create_directory_symlink(root(), scratch_.path() / directory / "root", exists);
+    const auto thread = scratch_.path() / directory / "task" / pid;
     fs::create_directories(thread);
     fs::create_symlink("/bin/program", thread / "exe", exists);
 }
 
 void ProcTree::write(const std::string& name, const std::string& text) const {
-    const auto path = path_ / name;
+    const auto path = scratch_.path() / name;
     fs::create_directories(path.parent_path());
     std::ofstream(path, std::ios::binary) << text;
 }

@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include "support/scratch.hpp"
+
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -28,12 +30,9 @@ struct FakeProcess {
 class ProcTree {
 public:
     ProcTree();
-    ProcTree(const ProcTree&) = delete;
-    ProcTree& operator=(const ProcTree&) = delete;
-    ~ProcTree();
 
-    [[nodiscard]] std::filesystem::path proc() const { return path_ / "proc"; }
-    [[nodiscard]] std::filesystem::path root() const { return path_ / "root"; }
+    [[nodiscard]] std::filesystem::path proc() const { return scratch_.path() / "proc"; }
+    [[nodiscard]] std::filesystem::path root() const { return scratch_.path() / "root"; }
 
     /// Adds a process, or changes it, with the tree's root as its root.
     void add(const FakeProcess& process) const;
@@ -45,7 +44,7 @@ public:
     [[nodiscard]] std::filesystem::path add_agent_directory(const std::string& name) const;
 
 private:
-    std::filesystem::path path_;
+    Scratch scratch_;
 };
 
 } // namespace gpu_sleep::test

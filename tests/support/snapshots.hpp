@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Snapshots for tests: a private directory, contents in memory, and whole snapshots made of them.
+// Snapshots for tests: contents in memory, and whole snapshots made of them.
 
 #pragma once
 
 #include "store/snapshot_reader.hpp"
 #include "store/snapshot_writer.hpp"
 #include "support/catch.hpp"
+#include "support/scratch.hpp"
 #include "support/weights.hpp"
 
 #include <sys/stat.h>
@@ -25,35 +26,12 @@ namespace gpu_sleep::test {
 /// Beyond what the kernel gives out, so that it is nobody's.
 inline constexpr ProcessIdentity k_nobody{0x7FFFFFF0, 99};
 
-/// A new directory of mode 0700 beneath `parent`, removed with all that is in it.
-class TemporaryDirectory {
-public:
-    explicit TemporaryDirectory(
-        const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
-        auto pattern = (parent / "gpu-sleep-test-XXXXXX").string();
-        REQUIRE(::mkdtemp(pattern.data()) != nullptr);
-        path_ = pattern;
-    }
-    TemporaryDirectory(const TemporaryDirectory&) = delete;
-    TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-    ~TemporaryDirectory() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
-    [[nodiscard]] std::size_t file_count() const {
-        const auto entries = std::filesystem::directory_iterator(path_);
-        return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
-    }
-    [[nodiscard]] std::shared_ptr<const store::SnapshotDirectory> open() const {
-        const auto directory = store::SnapshotDirectory::open(path_);
-        REQUIRE(directory);
-        return *directory;
-    }
-
-private:
-    std::filesystem::path path_;
-};
+/// A scratch directory, opened for snapshots.
+[[nodiscard]] inline std::shared_ptr<const store::SnapshotDirectory> opened(const Scratch& scratch) {
+    const auto directory = store::SnapshotDirectory::open(scratch.path());
+    REQUIRE(directory);
+    return *directory;
+}
 
 /// Extents with their contents, as a source and as a sink that compares.
 class MemoryContents final : public store::ChunkSource, public store::ChunkSink {

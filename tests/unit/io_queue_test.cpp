@@ -17,7 +17,7 @@ namespace gpu_sleep::store {
 namespace {
 
 /// A file that passes by the page cache where the file system lets it.
-UniqueFd direct_file(const test::TemporaryDirectory& directory) {
+UniqueFd direct_file(const test::Scratch& directory) {
     UniqueFd fd(::open((directory.path() / "file").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     REQUIRE(fd);
     use_direct_io(fd.get());
@@ -25,7 +25,7 @@ UniqueFd direct_file(const test::TemporaryDirectory& directory) {
 }
 
 TEST_CASE("Reads and writes: those that are refused past the page cache go through it", "[store]") {
-    const test::TemporaryDirectory directory;
+    const test::Scratch directory;
     auto bytes = test::random_bytes(100'001);
     SECTION("at once") {
         const auto fd = direct_file(directory);

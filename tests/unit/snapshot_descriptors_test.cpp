@@ -41,7 +41,7 @@ public:
     explicit operator bool() const noexcept { return is_mounted_; }
 
 private:
-    test::TemporaryDirectory layers_{"/dev/shm"};
+    test::Scratch layers_{"/dev/shm"};
     std::filesystem::path where_;
     bool is_mounted_ = false;
 };
@@ -53,7 +53,7 @@ struct Closed {
         if (on_overlay && !*overlay) return;
         contents.add("weights", test::random_bytes(50'000));
         contents.description.owner = on_overlay ? ProcessIdentity{::getpid(), *own_start_time()} : k_nobody;
-        auto made = write_snapshot(directory.open(), contents.description, contents, small_write());
+        auto made = write_snapshot(test::opened(directory), contents.description, contents, small_write());
         REQUIRE(made);
         snapshot.emplace(*std::move(made));
         path = snapshot->file.path();
@@ -67,7 +67,7 @@ struct Closed {
         const auto reader = SnapshotReader::open(snapshot->file, snapshot->header);
         return reader ? reader->read(contents, small_read()) : reader.error();
     }
-    test::TemporaryDirectory directory;
+    test::Scratch directory;
     std::optional<Overlay> overlay;
     MemoryContents contents;
     std::optional<Snapshot> snapshot;
@@ -82,11 +82,11 @@ TEST_CASE("Closed descriptors: a snapshot is found again by its name, and others
     if (GENERATE(false, true)) usurper.emplace(closed.numbers);
     CHECK(SnapshotReader::open(closed.snapshot->file, closed.snapshot->header).error().code ==
           ErrorCode::io_failed);
-    CHECK(closed.directory.open()->leftovers()->empty()); // it is locked still
+    CHECK(test::opened(closed.directory)->leftovers()->empty()); // it is locked still
     const auto before = std::filesystem::current_path();
     std::filesystem::current_path("/"); // as daemons do
     CHECK(closed.read());
-    CHECK(closed.directory.open()->leftovers()->empty());
+    CHECK(test::opened(closed.directory)->leftovers()->empty());
     for (const int number : test::descriptors_in(closed.directory.path())) ::close(number);
     CHECK(closed.read());
     closed.snapshot.reset();
@@ -99,7 +99,7 @@ TEST_CASE("Closed descriptors: a snapshot is found again by its name, and others
 TEST_CASE("Closed descriptors: no lock is left on overlayfs, and the living owner counts", "[store]") {
     Closed closed(true);
     if (!*closed.overlay) return test::skip("no right to mount");
-    CHECK(closed.directory.open()->remove_leftovers()->empty());
+    CHECK(test::opened(closed.directory)->remove_leftovers()->empty());
     CHECK(closed.read());
 }
 
@@ -165,12 +165,12 @@ TEST_CASE("Closed descriptors: nothing is written to what the program opened in 
         std::filesystem::path directory_;
         test::ByteVector bytes_ = test::random_bytes(4 * k_mib);
     };
-    const test::TemporaryDirectory directory;
+    const test::Scratch directory;
     Closer closer(directory.path());
     SnapshotDescription description{{}, {}, k_nobody, ::geteuid(), {{0x7f0000000000, 12 * k_mib, "t", 0}}};
     auto options = small_write();
     options.under_way = 1; // one after the other
-    const auto written = write_snapshot(directory.open(), description, closer, options);
+    const auto written = write_snapshot(test::opened(directory), description, closer, options);
     REQUIRE_FALSE(written);
     CHECK(written.error().code == ErrorCode::io_failed);
     REQUIRE(closer.usurper);

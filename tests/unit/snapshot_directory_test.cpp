@@ -19,7 +19,7 @@ namespace gpu_sleep::store {
 namespace {
 
 using test::k_nobody;
-using test::TemporaryDirectory;
+using test::Scratch;
 using Kind = SnapshotName::Kind;
 
 TEST_CASE("Snapshot names: read as they are written, and no others", "[store]") {
@@ -62,7 +62,7 @@ TEST_CASE("Snapshot names: read as they are written, and no others", "[store]") 
 }
 
 TEST_CASE("Snapshot directories: made private; links and those open to others are refused", "[store]") {
-    const TemporaryDirectory parent;
+    const Scratch parent;
     const auto path = parent.path() / "new";
     const auto opened = SnapshotDirectory::open(path);
     REQUIRE(opened);
@@ -88,12 +88,12 @@ TEST_CASE("Snapshot directories: made private; links and those open to others ar
 }
 
 TEST_CASE("Snapshot files: a name that somebody has is not followed and not replaced", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     const auto victim = directory.path() / "victim";
     test::write_file(victim, test::random_bytes(100));
     const auto before = test::read_file(victim);
     // The next numbers, both as links to the victim and as plain files.
-    auto probe = SnapshotFile::create(directory.open(), k_nobody, false);
+    auto probe = SnapshotFile::create(test::opened(directory), k_nobody, false);
     REQUIRE(probe);
     const auto number = probe->name().number;
     for (std::uint64_t i = 1; i <= 4; ++i) {
@@ -103,7 +103,7 @@ TEST_CASE("Snapshot files: a name that somebody has is not followed and not repl
         else
             test::write_file(directory.path() / name.text(), test::random_bytes(9));
     }
-    auto file = SnapshotFile::create(directory.open(), k_nobody, false);
+    auto file = SnapshotFile::create(test::opened(directory), k_nobody, false);
     REQUIRE(file);
     CHECK(file->name().number == number + 5);
     REQUIRE(file->commit());
@@ -112,7 +112,7 @@ TEST_CASE("Snapshot files: a name that somebody has is not followed and not repl
 }
 
 TEST_CASE("Snapshots are opened only where they are plain files", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     const auto file = directory.path() / "file";
     test::write_file(file, test::random_bytes(100));
     std::filesystem::create_symlink(file, directory.path() / "link");
@@ -124,7 +124,7 @@ TEST_CASE("Snapshots are opened only where they are plain files", "[store]") {
 }
 
 TEST_CASE("Leftovers: those that nobody holds", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     const ProcessIdentity living{::getpid(), *own_start_time()};
     const auto make = [&](ProcessIdentity owner, std::uint64_t number, Kind kind) {
         const SnapshotName name{owner, number, kind};
@@ -141,23 +141,23 @@ TEST_CASE("Leftovers: those that nobody holds", "[store]") {
     const auto link = SnapshotName{k_nobody, 100'006, Kind::sleeping};
     std::filesystem::create_symlink(directory.path() / "something else", directory.path() / link.text());
     // Its owner cannot be seen from here, as in another container, but holds it.
-    const auto held = SnapshotFile::create(directory.open(), k_nobody, false);
+    const auto held = SnapshotFile::create(test::opened(directory), k_nobody, false);
     REQUIRE(held);
-    const auto held_by_living = SnapshotFile::create(directory.open(), living, false);
+    const auto held_by_living = SnapshotFile::create(test::opened(directory), living, false);
     REQUIRE(held_by_living);
 
     const auto sorted = [](std::vector<SnapshotName> names) {
         std::sort(names.begin(), names.end(), [](auto& a, auto& b) { return a.number < b.number; });
         return names;
     };
-    CHECK(sorted(*directory.open()->leftovers()) == dead);
-    CHECK(sorted(*directory.open()->remove_leftovers()) == dead);
-    CHECK(directory.open()->leftovers()->empty());
+    CHECK(sorted(*test::opened(directory)->leftovers()) == dead);
+    CHECK(sorted(*test::opened(directory)->remove_leftovers()) == dead);
+    CHECK(test::opened(directory)->leftovers()->empty());
     CHECK(directory.file_count() == 6);
 }
 
 TEST_CASE("Leftovers: those of another machine only where a file system is no other machine's", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     const ProcessIdentity living{::getpid(), *own_start_time()};
     const auto here = boot_id();
     const std::string other(32, 'a');
@@ -180,7 +180,7 @@ TEST_CASE("Leftovers: those of another machine only where a file system is no ot
         for (const auto& name : *names) found.insert(name.number);
         return found;
     };
-    const auto opened = directory.open();
+    const auto opened = test::opened(directory);
     std::set<std::uint64_t> left;
     std::set<std::uint64_t> doubtful;
     // As on a file system that nothing is known of.
@@ -200,7 +200,7 @@ TEST_CASE("Leftovers: those of another machine only where a file system is no ot
 }
 
 TEST_CASE("Leftovers: a process killed at any moment leaves what the next one finds", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     test::MemoryContents contents;
     contents.add("weights", test::normal_bf16(300'000));
     contents.description.owner = k_nobody;
@@ -218,7 +218,7 @@ TEST_CASE("Leftovers: a process killed at any moment leaves what the next one fi
         REQUIRE(::waitpid(child, nullptr, 0) == child);
         // The kernel lets go of what io_uring had under way, and with it of the lock, a moment later.
         const auto deadline = Clock::now() + std::chrono::seconds(5);
-        do CHECK(directory.open()->remove_leftovers());
+        do CHECK(test::opened(directory)->remove_leftovers());
         while (directory.file_count() > 0 && Clock::now() < deadline);
         CHECK(directory.file_count() == 0);
     }

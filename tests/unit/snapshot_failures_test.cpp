@@ -24,9 +24,9 @@ namespace gpu_sleep::store {
 namespace {
 
 using test::MemoryContents;
+using test::Scratch;
 using test::small_read;
 using test::small_write;
-using test::TemporaryDirectory;
 
 /// A file system in memory, of this many bytes, if this user may mount one.
 class TinyDisk {
@@ -42,14 +42,14 @@ public:
     }
     explicit operator bool() const noexcept { return is_mounted_; }
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return mount_point_.path(); }
-    [[nodiscard]] const TemporaryDirectory& directory() const noexcept { return mount_point_; }
+    [[nodiscard]] const Scratch& directory() const noexcept { return mount_point_; }
     [[nodiscard]] bool resize(Bytes bytes) const {
         const auto options = "size=" + std::to_string(bytes);
         return ::mount(nullptr, path().c_str(), nullptr, MS_REMOUNT, options.c_str()) == 0;
     }
 
 private:
-    TemporaryDirectory mount_point_;
+    Scratch mount_point_;
     bool is_mounted_ = false;
 };
 
@@ -68,7 +68,7 @@ private:
 };
 
 TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);
     const auto queue = open_io_queue();
@@ -77,7 +77,8 @@ TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "
         FullDisk disk(**queue, i);
         auto options = small_write();
         options.queue = &disk;
-        const auto snapshot = write_snapshot(directory.open(), contents.description, contents, options);
+        const auto snapshot =
+            write_snapshot(test::opened(directory), contents.description, contents, options);
         CHECK(snapshot.error().code == ErrorCode::out_of_disk);
         CHECK(contents.is_quiet());
         CHECK(directory.file_count() == 0);
@@ -104,7 +105,8 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
     };
     SECTION("and fails where that is too little") {
         host_memory = GENERATE(Bytes{0}, 3 * k_mib, 8 * k_mib, 16 * k_mib);
-        const auto failed = write_snapshot(disk.directory().open(), contents.description, contents, options);
+        const auto failed =
+            write_snapshot(test::opened(disk.directory()), contents.description, contents, options);
         REQUIRE_FALSE(failed);
         CHECK(failed.error().code == ErrorCode::out_of_host_memory);
         CHECK(failed.error().message.find("limited by a test") != std::string::npos);
@@ -115,12 +117,13 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
         options.memory.patience = std::chrono::hours(1);
         std::atomic<int> asked{0};
         options.memory.headroom = [&] { return Headroom{asked++ % 3 == 2 ? k_gib : 0, "a test"}; };
-        CHECK(write_snapshot(disk.directory().open(), contents.description, contents, options));
+        CHECK(write_snapshot(test::opened(disk.directory()), contents.description, contents, options));
     }
     SECTION("and is written where that is enough") {
         host_memory = 24 * k_mib;
         options.memory.patience = std::chrono::minutes(1); // what is being written may count twice
-        const auto written = write_snapshot(disk.directory().open(), contents.description, contents, options);
+        const auto written =
+            write_snapshot(test::opened(disk.directory()), contents.description, contents, options);
         REQUIRE(written);
         const auto reader = SnapshotReader::open(written->file, written->header);
         REQUIRE(reader);
@@ -131,10 +134,10 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
 }
 
 TEST_CASE("Snapshots: a flush, a rename or a header that fails leaves nothing behind", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::random_bytes(5000));
-    const auto opened = directory.open();
+    const auto opened = test::opened(directory);
     const auto failing =
         GENERATE(test::FailingCall{SYS_fsync, EIO, {}}, test::FailingCall{SYS_renameat2, EIO, {}},
                  test::FailingCall{SYS_fsync, ENOSPC, {}}, test::FailingCall{SYS_renameat2, ENOSPC, {}},
@@ -152,10 +155,10 @@ TEST_CASE("Snapshots: a flush, a rename or a header that fails leaves nothing be
 }
 
 TEST_CASE("Snapshots: what some file systems do not have is done without", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::random_bytes(50'000));
-    const auto opened = directory.open();
+    const auto opened = test::opened(directory);
     const auto descriptor = static_cast<std::uint32_t>(test::descriptors_in(directory.path()).at(0));
     const auto failing = GENERATE_COPY(
         test::FailingCall{SYS_flock, EOPNOTSUPP, {}}, test::FailingCall{SYS_flock, ENOSYS, {}},
@@ -197,13 +200,13 @@ private:
 };
 
 TEST_CASE("Snapshots: room is taken a step ahead, not for all contents uncompressed", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     SnapshotDescription description{{}, {}, test::k_nobody, ::geteuid(), {{0x1000, k_gib, "weights", 0}}};
     Watching contents(directory.path());
     Bytes file_bytes = 0;
     Bytes taken_bytes = 0;
     const auto write = [&] {
-        const auto written = write_snapshot(directory.open(), description, contents, small_write());
+        const auto written = write_snapshot(test::opened(directory), description, contents, small_write());
         if (!written) return;
         file_bytes = written->header.file_bytes;
         struct stat status = {};
@@ -225,10 +228,10 @@ TEST_CASE("Snapshots: room is taken a step ahead, not for all contents uncompres
 }
 
 TEST_CASE("Snapshots: a lock that is refused is done without only where nobody can have one", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::random_bytes(5000));
-    const auto opened = directory.open();
+    const auto opened = test::opened(directory);
     bool is_written_here = true;
     bool is_written_afar = false;
     test::write_file(directory.path() / SnapshotName{test::k_nobody, 1}.text(), test::random_bytes(10));
@@ -254,10 +257,10 @@ TEST_CASE("Snapshots: a lock that is refused is done without only where nobody c
 }
 
 TEST_CASE("Snapshots: room that cannot be reserved is not needed", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::random_bytes(50'000));
-    const auto opened = directory.open();
+    const auto opened = test::opened(directory);
     const auto error = static_cast<std::uint32_t>(GENERATE(ENOSPC, EOPNOTSUPP));
     bool is_right = false;
     const bool was_run = test::with_failing_calls({{SYS_fallocate, error, {}}}, [&] {
@@ -270,10 +273,10 @@ TEST_CASE("Snapshots: room that cannot be reserved is not needed", "[store]") {
 
 TEST_CASE("Snapshots: a kernel that takes no requests, or lets nobody wait for them, is done without",
           "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);
-    const auto opened = directory.open();
+    const auto opened = test::opened(directory);
     const auto error = static_cast<std::uint32_t>(GENERATE(EBADF, ENOMEM, EAGAIN, EBUSY));
     Result<void> done = make_error(ErrorCode::internal, "it was not run");
     const bool was_run = test::with_failing_calls({{SYS_io_uring_enter, error, {}}}, [&] {
@@ -299,7 +302,7 @@ TEST_CASE("Snapshots: a disk of any size holds a whole one or none", "[store]") 
     Bytes needed = 0;
     {
         const auto whole =
-            write_snapshot(disk.directory().open(), contents.description, contents, small_write());
+            write_snapshot(test::opened(disk.directory()), contents.description, contents, small_write());
         REQUIRE(whole);
         needed = whole->header.file_bytes;
     }
@@ -308,7 +311,7 @@ TEST_CASE("Snapshots: a disk of any size holds a whole one or none", "[store]") 
         INFO(bytes << " of " << needed);
         REQUIRE(disk.resize(bytes));
         const auto snapshot =
-            write_snapshot(disk.directory().open(), contents.description, contents, small_write());
+            write_snapshot(test::opened(disk.directory()), contents.description, contents, small_write());
         CHECK(contents.is_quiet());
         if (bytes == needed) {
             REQUIRE(snapshot);
@@ -328,17 +331,17 @@ TEST_CASE("Snapshots: a disk without room for one more file", "[store]") {
     MemoryContents contents;
     contents.add("weights", test::random_bytes(5000));
     const auto snapshot =
-        write_snapshot(disk.directory().open(), contents.description, contents, small_write());
+        write_snapshot(test::opened(disk.directory()), contents.description, contents, small_write());
     CHECK(snapshot.error().code == ErrorCode::out_of_disk);
     CHECK(contents.is_quiet());
     CHECK(disk.directory().file_count() == 0);
 }
 
 TEST_CASE("Snapshots: a limit on the length of files is as a full disk, and ends nobody", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::random_bytes(300'000));
-    const auto opened = directory.open();
+    const auto opened = test::opened(directory);
     rlimit before{};
     REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
     for (const rlim_t limit : {rlim_t{0}, rlim_t{4096}, rlim_t{100'000}, rlim_t{300'000}}) {
@@ -387,10 +390,11 @@ private:
 };
 
 TEST_CASE("Snapshots: reads that are slow come in order, and one that fails ends the reading", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);
-    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    const auto snapshot =
+        write_snapshot(test::opened(directory), contents.description, contents, small_write());
     REQUIRE(snapshot);
     const auto queue = open_io_queue();
     REQUIRE(queue);
@@ -415,10 +419,11 @@ TEST_CASE("Snapshots: reads that are slow come in order, and one that fails ends
 }
 
 TEST_CASE("Snapshots: a read that the kernel fails is an error, not damage", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::random_bytes(50'000));
-    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    const auto snapshot =
+        write_snapshot(test::opened(directory), contents.description, contents, small_write());
     REQUIRE(snapshot);
     const auto options = small_read(store::IoKind::threads);
     const auto bytes = snapshot->header.rows.front().stored_bytes;

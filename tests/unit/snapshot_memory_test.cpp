@@ -48,7 +48,7 @@ bool fails() noexcept {
 namespace gpu_sleep::store {
 namespace {
 
-using test::TemporaryDirectory;
+using test::Scratch;
 
 /// Contents that take no memory once they are made.
 class Contents final : public ChunkSource, public ChunkSink {
@@ -126,12 +126,12 @@ bool is_mapped_for_itself(std::size_t bytes) {
 #ifdef GPU_SLEEP_HAVE_MALLINFO
 TEST_CASE("Snapshots: large buffers are not the allocator's, which would keep such for good", "[store]") {
     if (test::is_sanitized()) return test::skip("a sanitizer has an allocator of its own");
-    const TemporaryDirectory directory;
+    const Scratch directory;
     Contents contents;
     SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
     {
         const auto snapshot =
-            write_snapshot(directory.open(), description, contents, write_options(IoKind::automatic));
+            write_snapshot(test::opened(directory), description, contents, write_options(IoKind::automatic));
         REQUIRE(snapshot);
         const auto reader = SnapshotReader::open(snapshot->file, snapshot->header);
         REQUIRE(reader);
@@ -145,8 +145,8 @@ TEST_CASE("Snapshots: large buffers are not the allocator's, which would keep su
 TEST_CASE("Snapshots: memory that runs out at any allocation ends a writing, and leaves nothing", "[store]") {
     const auto io = GENERATE(IoKind::automatic, IoKind::threads);
     const auto lasting = GENERATE(false, true);
-    const TemporaryDirectory directory;
-    const auto opened = directory.open();
+    const Scratch directory;
+    const auto opened = test::opened(directory);
     Contents contents;
     SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
     int written = 0;
@@ -173,10 +173,10 @@ TEST_CASE("Snapshots: memory that runs out at any allocation ends a reading, whi
     const auto io = GENERATE(IoKind::automatic, IoKind::threads);
     const auto lasting = GENERATE(false, true);
     const auto is_cut = GENERATE(false, true); // errors, too, take memory
-    const TemporaryDirectory directory;
+    const Scratch directory;
     Contents contents;
     SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
-    const auto snapshot = write_snapshot(directory.open(), description, contents, write_options(io));
+    const auto snapshot = write_snapshot(test::opened(directory), description, contents, write_options(io));
     REQUIRE(snapshot);
     SnapshotReadOptions options;
     options.threads = 2;
@@ -197,11 +197,11 @@ TEST_CASE("Snapshots: memory that runs out at any allocation ends a reading, whi
 }
 
 TEST_CASE("Snapshots: memory that runs out at any allocation ends an opening", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     Contents contents;
     SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
     const auto snapshot =
-        write_snapshot(directory.open(), description, contents, write_options(IoKind::threads));
+        write_snapshot(test::opened(directory), description, contents, write_options(IoKind::threads));
     REQUIRE(snapshot);
     for_every_allocation(
         GENERATE(false, true), [&] { return SnapshotReader::open(snapshot->file, snapshot->header); },

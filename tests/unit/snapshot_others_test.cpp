@@ -28,7 +28,7 @@ public:
     [[nodiscard]] std::string own() const { return path("own"); }
 
 private:
-    test::TemporaryDirectory parent_;
+    test::Scratch parent_;
 };
 
 /// Whether a system call has failed for want of a right.

@@ -24,9 +24,9 @@ namespace {
 
 using test::ByteVector;
 using test::MemoryContents;
+using test::Scratch;
 using test::small_read;
 using test::small_write;
-using test::TemporaryDirectory;
 
 /// Reads a file of these bytes. Returns the first error.
 Result<void> read_all(const std::filesystem::path& path, MemoryContents& contents) {
@@ -40,12 +40,12 @@ TEST_CASE("Snapshots: what was written is read, by both kinds of queues, past th
           "[store]") {
     const auto io = GENERATE(IoKind::automatic, IoKind::threads);
     const auto direct = GENERATE(true, false);
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);
     auto options = small_write(io);
     options.direct = direct;
-    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, options);
+    const auto snapshot = write_snapshot(test::opened(directory), contents.description, contents, options);
     REQUIRE(snapshot);
     CHECK(contents.is_quiet());
     CHECK(contents.most_out <= 6);
@@ -63,10 +63,11 @@ TEST_CASE("Snapshots: what was written is read, by both kinds of queues, past th
 }
 
 TEST_CASE("Snapshots: single extents, and those that are not there", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);
-    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    const auto snapshot =
+        write_snapshot(test::opened(directory), contents.description, contents, small_write());
     REQUIRE(snapshot);
     const auto reader = SnapshotReader::open(snapshot->file.path());
     REQUIRE(reader);
@@ -79,23 +80,25 @@ TEST_CASE("Snapshots: single extents, and those that are not there", "[store]") 
 }
 
 TEST_CASE("Snapshots: files are private, and go with their owner unless kept", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::random_bytes(5000));
     std::filesystem::path kept;
     {
-        auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+        auto snapshot =
+            write_snapshot(test::opened(directory), contents.description, contents, small_write());
         REQUIRE(snapshot);
         struct stat status = {};
         REQUIRE(::stat(snapshot->file.path().c_str(), &status) == 0);
         CHECK((status.st_mode & 07777) == 0600);
         CHECK(snapshot->file.name().kind == SnapshotName::Kind::sleeping);
         CHECK(directory.file_count() == 1);
-        auto other = write_snapshot(directory.open(), contents.description, contents, small_write());
+        auto other = write_snapshot(test::opened(directory), contents.description, contents, small_write());
         REQUIRE(other);
         REQUIRE(other->file.keep());
         {
-            auto given_up = write_snapshot(directory.open(), contents.description, contents, small_write());
+            auto given_up =
+                write_snapshot(test::opened(directory), contents.description, contents, small_write());
             REQUIRE(given_up);
             REQUIRE(given_up->file.keep());
         }
@@ -106,16 +109,16 @@ TEST_CASE("Snapshots: files are private, and go with their owner unless kept", "
     }
     CHECK(directory.file_count() == 1);
     CHECK(SnapshotReader::open(kept));
-    CHECK(directory.open()->leftovers()->empty());
+    CHECK(test::opened(directory)->leftovers()->empty());
 }
 
 TEST_CASE("Snapshots: a small staging bound still works, one chunk at a time", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);
     auto options = small_write();
     options.staging = k_mib;
-    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, options);
+    const auto snapshot = write_snapshot(test::opened(directory), contents.description, contents, options);
     REQUIRE(snapshot);
     CHECK(contents.most_out == 1);
     auto reading = small_read();
@@ -126,27 +129,30 @@ TEST_CASE("Snapshots: a small staging bound still works, one chunk at a time", "
 }
 
 TEST_CASE("Snapshots: without extents", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
-    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    const auto snapshot =
+        write_snapshot(test::opened(directory), contents.description, contents, small_write());
     REQUIRE(snapshot);
     CHECK(read_all(snapshot->file.path(), contents));
 }
 
 TEST_CASE("Snapshots: a source or a sink that fails at any chunk", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);
     const auto count = places_of(contents.description.extents).size();
     for (std::size_t i = 0; i < count; ++i) {
         contents.fails_at = i;
-        const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+        const auto snapshot =
+            write_snapshot(test::opened(directory), contents.description, contents, small_write());
         CHECK(snapshot.error().code == ErrorCode::driver_failed);
         CHECK(contents.is_quiet());
         CHECK(directory.file_count() == 0);
     }
     contents.fails_at = SIZE_MAX;
-    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    const auto snapshot =
+        write_snapshot(test::opened(directory), contents.description, contents, small_write());
     REQUIRE(snapshot);
     for (std::size_t i = 0; i < count; ++i) {
         contents.fails_at = i;
@@ -155,11 +161,11 @@ TEST_CASE("Snapshots: a source or a sink that fails at any chunk", "[store]") {
 }
 
 TEST_CASE("Snapshots: one that is cut at any 4 KiB, or longer, is refused", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::normal_bf16(100'000));
     contents.add("kv_cache", test::random_bytes(100'000));
-    auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    auto snapshot = write_snapshot(test::opened(directory), contents.description, contents, small_write());
     REQUIRE(snapshot);
     const auto path = snapshot->file.path();
     const auto size = std::filesystem::file_size(path);
@@ -173,11 +179,11 @@ TEST_CASE("Snapshots: one that is cut at any 4 KiB, or longer, is refused", "[st
 }
 
 TEST_CASE("Snapshots: a flipped bit anywhere in the header, and in every block, is found", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::normal_bf16(100'000));
     contents.add("kv_cache", test::random_bytes(20'000));
-    auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    auto snapshot = write_snapshot(test::opened(directory), contents.description, contents, small_write());
     REQUIRE(snapshot);
     const auto path = snapshot->file.path();
     auto bytes = test::read_file(path);
@@ -195,10 +201,11 @@ TEST_CASE("Snapshots: a flipped bit anywhere in the header, and in every block, 
 
 TEST_CASE("Snapshots: JSON that was written by somebody else is refused, in little time and room",
           "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     for (int i = 0; i < 100; ++i) contents.add("weights", test::random_bytes(50));
-    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    const auto snapshot =
+        write_snapshot(test::opened(directory), contents.description, contents, small_write());
     REQUIRE(snapshot);
     const auto honest = encode_header(snapshot->header);
     const auto forged = [&](std::string json, std::size_t header_bytes) {
@@ -274,11 +281,12 @@ TEST_CASE("Snapshots: the header's JSON is what a library makes of it, whatever 
 }
 
 TEST_CASE("Snapshots: a header that lies, with good checksums", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::normal_bf16(100'000));
     contents.add("kv_cache", test::random_bytes(20'000));
-    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    const auto snapshot =
+        write_snapshot(test::opened(directory), contents.description, contents, small_write());
     REQUIRE(snapshot);
     const auto& honest = snapshot->header;
     const auto refused = [&](const auto& lie) {
@@ -325,11 +333,12 @@ TEST_CASE("Snapshots: a header that lies, with good checksums", "[store]") {
 }
 
 TEST_CASE("Snapshots: one that does not say when its machine was started is read, too", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::random_bytes(5000));
     if (GENERATE(true, false)) contents.description.boot.clear(); // as before there was such a member
-    const auto snapshot = write_snapshot(directory.open(), contents.description, contents, small_write());
+    const auto snapshot =
+        write_snapshot(test::opened(directory), contents.description, contents, small_write());
     REQUIRE(snapshot);
     const auto bytes = test::read_file(snapshot->file.path());
     const std::string text(reinterpret_cast<const char*>(bytes.data()), k_alignment);
@@ -353,13 +362,13 @@ TEST_CASE("Snapshots: one of a later version is refused as such", "[store]") {
 }
 
 TEST_CASE("Snapshots: one that is held open is read whatever became of its name", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);
     auto options = small_write();
     options.direct = GENERATE(true, false);
-    auto one = write_snapshot(directory.open(), contents.description, contents, options);
-    auto other = write_snapshot(directory.open(), contents.description, contents, options);
+    auto one = write_snapshot(test::opened(directory), contents.description, contents, options);
+    auto other = write_snapshot(test::opened(directory), contents.description, contents, options);
     REQUIRE(one);
     REQUIRE(other);
     const auto path = one->file.path();
@@ -388,11 +397,11 @@ TEST_CASE("Snapshots: one that is held open is read whatever became of its name"
 }
 
 TEST_CASE("Snapshots: another one that was written over it is noticed", "[store]") {
-    const TemporaryDirectory directory;
+    const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::random_bytes(5000));
-    const auto one = write_snapshot(directory.open(), contents.description, contents, small_write());
-    const auto other = write_snapshot(directory.open(), contents.description, contents, small_write());
+    const auto one = write_snapshot(test::opened(directory), contents.description, contents, small_write());
+    const auto other = write_snapshot(test::opened(directory), contents.description, contents, small_write());
     REQUIRE(one);
     REQUIRE(other);
     test::write_file(one->file.path(), test::read_file(other->file.path()));

@@ -15,7 +15,6 @@
 namespace gpu_sleep::test {
 
 inline constexpr std::chrono::milliseconds k_moment{100}; ///< time enough to do what must not be done
-inline constexpr std::chrono::seconds k_patience{20};
 
 /// Registered until the end. Either function may be empty.
 class Callbacks {

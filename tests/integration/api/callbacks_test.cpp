@@ -25,11 +25,10 @@ namespace {
 
 /// What gpu-wake says of this process.
 std::string woken_by_command() {
-    const auto done = run_command({sibling_program("gpu-wake"), std::to_string(::getpid())});
-    REQUIRE(done);
-    INFO(done->output);
-    REQUIRE(done->status == 0);
-    return done->output;
+    const auto done = run({{command_file("gpu-wake"), std::to_string(::getpid())}});
+    INFO(done.out << done.err);
+    REQUIRE(done.status == 0);
+    return done.out;
 }
 
 bool says_late(const std::string& output) {

@@ -57,12 +57,8 @@ struct Memory {
 
 /// "open", "checked" or "shut", as gpu-ps has it.
 std::string gate() {
-    const auto listed = run_command({sibling_program("gpu-ps"), std::to_string(::getpid())});
-    REQUIRE(listed);
-    const auto at = listed->output.find("gate ");
-    REQUIRE(at != std::string::npos);
-    const auto from = at + std::string("gate ").size();
-    return listed->output.substr(from, listed->output.find_first_of(":;", from) - from);
+    return run({{command_file("gpu-ps"), std::to_string(::getpid()), "--json"}})
+        .json("/processes/0/report/gate/state");
 }
 
 void sleep_from_outside(std::vector<std::string> arguments) {

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "../host.hpp"
+#include "support/host.hpp"
 
 #include <cstdint>
 #include <string>

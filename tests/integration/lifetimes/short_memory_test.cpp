@@ -3,9 +3,9 @@
 // Frees of a caught program while the agent's memory runs out: each allocation in it fails once, or all from
 // one on. Whatever the call returns, nothing is lost.
 
-#include "../process.hpp"
 #include "devices.hpp"
 #include "short_memory.hpp"
+#include "support/process.hpp"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Real processes: started with pipes and an environment, talked to line by line, waited for with a limit.
+// Needs no test framework, so benchmarks use it too.
 
 #pragma once
 
@@ -9,23 +10,34 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
+#include <chrono>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 namespace gpu_sleep::test {
 
-/// Ends every wait of these tests; generous, since sanitizers are slow. What ought to be fast is timed where
-/// it is tested.
+/// Ends every wait that names no other limit; generous, since sanitizers are slow. What ought to be fast is
+/// timed where it is tested.
 inline constexpr Milliseconds k_patience{60'000};
+
+/// What a process did not do, and its standard error so far. Catch2 reports it as a failure of the test.
+class ProcessFailure : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
 
 /// What to start. `command` is looked up in PATH unless it names a file.
 struct Launch {
     std::vector<std::string> command;
     std::vector<std::string> environment = {}; ///< "NAME=VALUE", besides what is inherited
     bool inherits_environment = true;
+    Milliseconds patience = k_patience; ///< for each of its lines, and for its end
 };
 
 /// What a command left behind.
@@ -33,16 +45,17 @@ struct Output {
     int status = 0; ///< exit status, or 128 and the number of the signal that ended it
     std::string out;
     std::string err;
+    double seconds = 0; ///< from before it was started until its end was known
 
     /// The value in the JSON of `out` at `pointer`, such as "/processes/0/state"; texts without quotes, and
-    /// "none" where there is no such value. Fails the test when `out` is no JSON. Source: RFC 6901.
+    /// "none" where there is no such value. Throws ProcessFailure when `out` is no JSON. Source: RFC 6901.
     [[nodiscard]] std::string json(const std::string& pointer) const;
     /// The value of `field` in the report of `tag` of the first process; as json().
     [[nodiscard]] std::string tag(std::string_view tag, const std::string& field) const;
 };
 
 /// A child process; killed at the end if it still runs. Standard output is a pipe, standard error is kept.
-/// Not thread-safe. What fails, fails the test.
+/// Not thread-safe. Throws ProcessFailure where it cannot do what it says in its time.
 class Process {
 public:
     explicit Process(const Launch& launch);
@@ -60,7 +73,7 @@ public:
 
     /// Waits for its end. Returns the status as in Output.
     int wait();
-    /// The same, or nothing when it still runs after `limit`; never fails the test.
+    /// The same, or nothing when it still runs after `limit`; never throws.
     [[nodiscard]] std::optional<int> wait_for(Milliseconds limit);
     /// Reads to the end of its standard output and waits for its end.
     [[nodiscard]] Output finish();
@@ -70,6 +83,7 @@ public:
 private:
     /// Adds what comes to unread_; false at the end of the output.
     [[nodiscard]] bool read_more(Clock::time_point deadline);
+    [[noreturn]] void fail(const std::string& what) const;
 
     /// The pid, which is a move-only value.
     class Owned {
@@ -87,6 +101,9 @@ private:
         pid_t pid_ = 0; ///< 0 once nothing runs any more
     };
 
+    std::string name_; ///< what was started
+    Clock::time_point start_ = Clock::now();
+    Milliseconds patience_;
     Owned pid_;
     UniqueFd input_;
     UniqueFd output_;
@@ -97,7 +114,7 @@ private:
 /// Starts `launch` and waits for its end.
 [[nodiscard]] Output run(const Launch& launch);
 
-/// The file of a command of this build, such as "gpu-sleep".
+/// The file of a program of this build, such as "gpu-sleep": it lies beside the running program.
 [[nodiscard]] std::string command_file(std::string_view name);
 
 /// Waits until `is_so` is true, within the limit. Returns what it was last.
@@ -108,11 +125,11 @@ void pause_for(Milliseconds time);
 
 template <class Condition>
 bool becomes_true(Condition&& is_so, Milliseconds limit) {
-    constexpr Milliseconds k_look{10};
+    constexpr std::chrono::microseconds k_longest_look{10'000};
     const auto deadline = Clock::now() + limit;
-    while (!is_so()) {
+    for (std::chrono::microseconds look{100}; !is_so(); look = std::min(2 * look, k_longest_look)) {
         if (Clock::now() >= deadline) return false;
-        pause_for(k_look);
+        std::this_thread::sleep_for(look);
     }
     return true;
 }

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "process.hpp"
+#include "support/process.hpp"
 #include "support/sanitized.hpp"
 
 namespace gpu_sleep::test {

@@ -2,10 +2,9 @@
 // Copyright the gpu-sleep authors.
 // Spawning, pipes, and reading JSON.
 
-#include "process.hpp"
+#include "support/process.hpp"
 
-#include "support/catch.hpp"
-
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <fcntl.h>
@@ -18,7 +17,9 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <thread>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
 
 namespace gpu_sleep::test {
 namespace {
@@ -32,9 +33,31 @@ struct Pipe {
 
 Pipe make_pipe() {
     std::array<int, 2> ends{};
-    REQUIRE(::pipe2(ends.data(), O_CLOEXEC) == 0);
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw ProcessFailure("there is no pipe");
     return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
+
+/// While it lives, a write to a program that has ended is an error and does not end this one.
+class NoPipeSignal {
+public:
+    NoPipeSignal() noexcept {
+        ::sigemptyset(&signal_);
+        ::sigaddset(&signal_, SIGPIPE);
+        ::pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+    }
+    NoPipeSignal(const NoPipeSignal&) = delete;
+    NoPipeSignal& operator=(const NoPipeSignal&) = delete;
+    ~NoPipeSignal() {
+        constexpr timespec k_now{};
+        while (::sigtimedwait(&signal_, nullptr, &k_now) < 0 && errno == EINTR) {
+        }
+        ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    }
+
+private:
+    sigset_t signal_{};
+    sigset_t before_{};
+};
 
 std::vector<char*> pointers_to(std::vector<std::string>& texts) {
     std::vector<char*> pointers;
@@ -66,8 +89,8 @@ std::string text_of(const Json* value) {
 
 Json parsed(const Output& output) {
     auto document = Json::parse(output.out, nullptr, false);
-    INFO("status " << output.status << "\n" << output.out << output.err);
-    REQUIRE_FALSE(document.is_discarded());
+    if (document.is_discarded())
+        throw ProcessFailure(fmt::format("no JSON, status {}\n{}{}", output.status, output.out, output.err));
     return document;
 }
 
@@ -92,8 +115,10 @@ std::string Output::tag(std::string_view name, const std::string& field) const {
     return found == tags->end() ? "none" : text_of(at(*found, "/" + field));
 }
 
-Process::Process(const Launch& launch) : errors_(::memfd_create("errors", MFD_CLOEXEC)) {
-    REQUIRE(errors_);
+Process::Process(const Launch& launch)
+    : name_(launch.command.front()), patience_(launch.patience),
+      errors_(::memfd_create("errors", MFD_CLOEXEC)) {
+    if (!errors_) fail("has no file for its standard error");
     auto input = make_pipe();
     auto output = make_pipe();
     auto command = launch.command;
@@ -106,8 +131,7 @@ Process::Process(const Launch& launch) : errors_(::memfd_create("errors", MFD_CL
     const int failure = ::posix_spawnp(pid_.address(), command.front().c_str(), &actions, nullptr,
                                        pointers_to(command).data(), pointers_to(environment).data());
     ::posix_spawn_file_actions_destroy(&actions);
-    INFO(command.front());
-    REQUIRE(failure == 0);
+    if (failure != 0) fail(fmt::format("cannot be started: {}", std::strerror(failure)));
     input_ = std::move(input.write);
     output_ = std::move(output.read);
 }
@@ -118,25 +142,31 @@ Process::~Process() {
     ::waitpid(pid_, nullptr, 0);
 }
 
+void Process::fail(const std::string& what) const {
+    throw ProcessFailure(fmt::format("{} {}; standard error: {}", name_, what, errors()));
+}
+
 void Process::send(const std::string& line) const {
     const auto text = line + '\n';
-    REQUIRE(::write(input_.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()));
+    const NoPipeSignal no_signal;
+    const auto sent = ::write(input_.get(), text.data(), text.size());
+    if (sent != static_cast<ssize_t>(text.size())) fail(fmt::format("does not read '{}'", line));
 }
 
 bool Process::read_more(Clock::time_point deadline) {
     const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
     pollfd readable{output_.get(), POLLIN, 0};
-    INFO("standard error so far: " << errors());
-    REQUIRE(::poll(&readable, 1, static_cast<int>(std::max<Milliseconds::rep>(left, 0))) == 1);
+    if (::poll(&readable, 1, static_cast<int>(std::max<Milliseconds::rep>(left, 0))) != 1)
+        fail("says nothing");
     std::array<char, 4096> buffer;
     const auto got = ::read(output_.get(), buffer.data(), buffer.size());
-    REQUIRE(got >= 0);
+    if (got < 0) fail("cannot be read");
     unread_.append(buffer.data(), static_cast<std::size_t>(got));
     return got > 0;
 }
 
 std::string Process::read_line() {
-    const auto deadline = Clock::now() + k_patience;
+    const auto deadline = Clock::now() + patience_;
     for (;;) {
         const auto end = unread_.find('\n');
         if (end != std::string::npos) {
@@ -144,14 +174,12 @@ std::string Process::read_line() {
             unread_.erase(0, end + 1);
             return line;
         }
-        const bool goes_on = read_more(deadline);
-        INFO("standard error: " << errors());
-        REQUIRE(goes_on);
+        if (!read_more(deadline)) fail("has ended, or closed its output");
     }
 }
 
 void Process::signal(int number) const {
-    REQUIRE(::kill(pid_, number) == 0);
+    if (::kill(pid_, number) != 0) fail("cannot be sent a signal");
 }
 
 std::optional<int> Process::wait_for(Milliseconds limit) {
@@ -162,19 +190,19 @@ std::optional<int> Process::wait_for(Milliseconds limit) {
 }
 
 int Process::wait() {
-    const auto status = wait_for(k_patience);
-    INFO("standard error: " << errors());
-    REQUIRE(status.has_value());
+    const auto status = wait_for(patience_);
+    if (!status) fail("does not end");
     return *status;
 }
 
 Output Process::finish() {
     input_.reset();
-    const auto deadline = Clock::now() + k_patience;
+    const auto deadline = Clock::now() + patience_;
     while (read_more(deadline)) {
     }
     const int status = wait();
-    return {status, std::exchange(unread_, {}), errors()};
+    const std::chrono::duration<double> time = Clock::now() - start_;
+    return {status, std::exchange(unread_, {}), errors(), time.count()};
 }
 
 std::string Process::errors() const {
@@ -193,7 +221,7 @@ Output run(const Launch& launch) {
 }
 
 std::string command_file(std::string_view name) {
-    return fmt::format("{}/{}", GPU_SLEEP_TEST_PROGRAMS, name);
+    return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
 }
 
 void pause_for(Milliseconds time) {

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Talking to the host program.
 
-#include "host.hpp"
+#include "support/host.hpp"
 
 #include "base/process.hpp"
 #include "support/catch.hpp"
