@@ -18,15 +18,15 @@ namespace {
 
 constexpr Milliseconds k_end_limit{is_sanitized() ? 20'000 : 2'000};
 
-/// A program of safety/, under gpu-run.
+/// A program that runs a routine of safety/, under gpu-run.
 class Program {
 public:
     explicit Program(Arguments words, Arguments options = {}, Arguments environment = {},
-                     const char* file = "safety_program")
+                     const char* file = "capture_program_linked")
         : process_(launch(std::move(words), std::move(options), std::move(environment), file)) {}
 
     static Program loader(Arguments words, Arguments options = {}) {
-        return Program(std::move(words), std::move(options), {}, "safety_loader");
+        return Program(std::move(words), std::move(options), {}, "capture_program_dlsym");
     }
 
     [[nodiscard]] Process& process() { return process_; }
@@ -252,7 +252,7 @@ TEST_CASE("Host safety: a thread's last destructors use CUDA", "[host_safety]") 
 
 TEST_CASE("Host safety: a program that crashes within CUDA crashes as it does without the agent",
           "[host_safety]") {
-    Process plain({{command_file("safety_program"), "crash"}, environment_for_others()});
+    Process plain({{command_file("capture_program_linked"), "crash"}, environment_for_others()});
     REQUIRE(plain.read_line() == "ready");
     plain.send("");
     Program caught({"crash"});
@@ -344,7 +344,7 @@ TEST_CASE("Host safety: a library in a namespace of its own works with --audit a
 }
 
 TEST_CASE("Host safety: what is asked for wrongly is answered as the driver does", "[host_safety]") {
-    const auto plain = run({{command_file("safety_program"), "symbols"}, environment_for_others()});
+    const auto plain = run({{command_file("capture_program_linked"), "symbols"}, environment_for_others()});
     const auto caught = Program({"symbols"}).ends();
     CHECK(caught.out == plain.out);
     CHECK(caught.status == plain.status);

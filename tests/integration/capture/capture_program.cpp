@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// A program that uses the driver and knows nothing of gpu-sleep. Before the first command that needs it, it
-// makes no call of the driver.
+// A program that uses the driver and knows nothing of gpu-sleep. It obeys commands, or runs the routine that
+// its first argument names. Before the first command that needs it, it makes no call of the driver.
 
 #include "capture_memory.hpp"
 #include "capture_share.hpp"
 #include "capture_work.hpp"
+#include "routines.hpp"
 #include "support/commanded.hpp"
 
 #include <dlfcn.h>
@@ -433,7 +434,12 @@ const Commands& commands() {
 } // namespace
 } // namespace gpu_sleep::test
 
-int main() {
-    gpu_sleep::test::obey(gpu_sleep::test::commands());
-    return EXIT_SUCCESS;
+int main(int count, char** words) {
+    using namespace gpu_sleep::test;
+    if (count < 2) {
+        obey(commands());
+        return EXIT_SUCCESS;
+    }
+    const auto routine = routines().find(words[1]);
+    return routine == routines().end() ? 2 : routine->second({words + 2, words + count});
 }

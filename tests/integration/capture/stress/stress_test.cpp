@@ -29,10 +29,9 @@ int cycles() {
 TEST_CASE("Stress: 16 threads lose nothing while the process sleeps and wakes, wholly and by tag",
           "[stress]") {
     constexpr int k_limit_seconds = 900;
-    const Way way{"stress", "stress_program", "WAY=stress"};
-    auto launch = captured_launch(way);
+    auto launch = captured_launch(k_runtime);
     launch.command.insert(launch.command.end(),
-                          {"16", std::to_string(cycles()), std::to_string(k_limit_seconds)});
+                          {"stress", "16", std::to_string(cycles()), std::to_string(k_limit_seconds)});
     Process program(launch);
     const auto status = program.wait_for(std::chrono::seconds(k_limit_seconds + 10));
     INFO("standard error: " << program.errors());

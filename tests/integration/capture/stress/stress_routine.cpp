@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Usage: stress_program THREADS CYCLES SECONDS
+// Usage: capture_program_runtime stress THREADS CYCLES SECONDS
 //
 // THREADS threads allocate, launch, capture, copy and free, and check every byte, while the main thread puts
 // the process to sleep and wakes it CYCLES times, wholly and by tag. It finds the agent as programs do that
@@ -9,6 +9,7 @@
 
 #include "../capture_memory.hpp"
 #include "../capture_work.hpp"
+#include "../routines.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 
 #include <dlfcn.h>
@@ -232,11 +233,12 @@ int run(unsigned thread_count, int cycles) {
     return EXIT_SUCCESS;
 }
 
+const AddRoutines g_routines({{"stress", [](const auto& words) {
+                                   if (words.size() != 3) return 2;
+                                   ::alarm(static_cast<unsigned>(std::stoul(words[2])));
+                                   return run(static_cast<unsigned>(std::stoul(words[0])),
+                                              std::stoi(words[1]));
+                               }}});
+
 } // namespace
 } // namespace gpu_sleep::test
-
-int main(int count, char** words) {
-    if (count != 4) return 2;
-    ::alarm(static_cast<unsigned>(std::atoi(words[3])));
-    return gpu_sleep::test::run(static_cast<unsigned>(std::atoi(words[1])), std::atoi(words[2]));
-}

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Small programs, one for each way to treat the driver badly; the first argument says which. Linked to
-// libcuda. Each says a line when it is ready to be put to sleep, and goes on when it is sent one.
+// One routine for each way to treat the driver badly, of a program that is linked to libcuda. Each says a
+// line when it is ready to be put to sleep, and goes on when it is sent one.
 
+#include "../capture/routines.hpp"
 #include "safety_driver.hpp"
 #include "support/simulated_driver/control.h"
 
@@ -14,8 +15,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
-#include <map>
 #include <thread>
 
 extern "C" __attribute__((weak)) CUresult CUDAAPI cuMulticastBindMem(CUmemGenericAllocationHandle,
@@ -121,7 +120,7 @@ int fork_and_exec() {
     say_and_wait("ready");
     const auto child = ::fork();
     if (child == 0) {
-        ::execl("/proc/self/exe", "safety_program", "touch", nullptr);
+        ::execl("/proc/self/exe", "/proc/self/exe", "touch", nullptr);
         ::_exit(99);
     }
     const int status = status_of(child);
@@ -302,9 +301,9 @@ int spin() {
 }
 
 /// Holds so many MiB until it is told to give them back.
-int hold_memory(const char* mib) {
+int hold_memory(const std::string& mib) {
     start_cuda();
-    const auto bytes = std::strtoull(mib, nullptr, 10) << 20;
+    const auto bytes = std::stoull(mib) << 20;
     const auto memory = allocate(bytes);
     say_and_wait("ready");
     check(cuMemFree(memory), "cuMemFree");
@@ -313,10 +312,10 @@ int hold_memory(const char* mib) {
 }
 
 /// Initialises CUDA while a library does in its constructor.
-int start_with_library(const char* file) {
+int start_with_library(const std::string& file) {
     static_cast<void>(cuMemFree(0)); // so that nothing of the driver has to be looked up any more
     std::thread loader([=] {
-        if (!::dlopen(file, RTLD_NOW)) std::_Exit(99);
+        if (!::dlopen(file.c_str(), RTLD_NOW)) std::_Exit(99);
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(100)); // it is in the constructor
     start_cuda();
@@ -363,37 +362,32 @@ int unmap_at_exit() {
     return 0;
 }
 
-const std::map<std::string, std::function<int()>>& programs() {
-    static const std::map<std::string, std::function<int()>> table = {
-        {"end", end_with_seven},
-        {"clean_up", clean_up_at_exit},
-        {"join", join_at_exit},
-        {"fork", fork_without_cuda},
-        {"fork_and_exec", fork_and_exec},
-        {"workers", fork_workers},
-        {"touch", touch_once},
-        {"touch_often", touch_often},
-        {"reset", reset_primary_context},
-        {"own_context", destroy_own_context},
-        {"thread_local", thread_local_destructor},
-        {"crash", crash_within},
-        {"symbols", ask_for_symbols},
-        {"missing", call_what_is_missing},
-        {"cancel", cancel_allocating_threads},
-        {"spin", spin},
-        {"unmap_at_exit", unmap_at_exit},
-    };
-    return table;
+template <int (*run)()>
+int alone(const std::vector<std::string>&) {
+    return run();
 }
+
+const AddRoutines g_routines({
+    {"end", alone<end_with_seven>},
+    {"clean_up", alone<clean_up_at_exit>},
+    {"join", alone<join_at_exit>},
+    {"fork", alone<fork_without_cuda>},
+    {"fork_and_exec", alone<fork_and_exec>},
+    {"workers", alone<fork_workers>},
+    {"touch", alone<touch_once>},
+    {"touch_often", alone<touch_often>},
+    {"reset", alone<reset_primary_context>},
+    {"own_context", alone<destroy_own_context>},
+    {"thread_local", alone<thread_local_destructor>},
+    {"crash", alone<crash_within>},
+    {"symbols", alone<ask_for_symbols>},
+    {"missing", alone<call_what_is_missing>},
+    {"cancel", alone<cancel_allocating_threads>},
+    {"spin", alone<spin>},
+    {"unmap_at_exit", alone<unmap_at_exit>},
+    {"constructor", [](const auto& words) { return start_with_library(words.at(0)); }},
+    {"hold", [](const auto& words) { return hold_memory(words.at(0)); }},
+});
 
 } // namespace
 } // namespace gpu_sleep::test
-
-int main(int count, char** arguments) {
-    using namespace gpu_sleep::test;
-    const std::string name = count > 1 ? arguments[1] : "";
-    if (name == "constructor" && count > 2) return start_with_library(arguments[2]);
-    if (name == "hold" && count > 2) return hold_memory(arguments[2]);
-    const auto program = programs().find(name);
-    return program == programs().end() ? 2 : program->second();
-}
