@@ -59,18 +59,22 @@ class EntryPoints(unittest.TestCase):
         self.assertGreater(len(header), 500)
         self.assertEqual(list(findings(self.lists, header)), [])
 
+    def assert_one(self, found, name):
+        found = list(found)
+        self.assertEqual(len(found), 1, found)
+        self.assertIn(name, found[0].split())
+
     def test_a_new_one_is_noticed(self):
         header = declared(HEADERS + "CUresult CUDAAPI cuBrandNew_v7(int value);\n")
-        self.assertEqual(list(findings(self.lists, header)),
-                         ["cuBrandNew_v7 is in cuda.h and in no list: say what it touches"])
+        self.assert_one(findings(self.lists, header), "cuBrandNew_v7")
 
     def test_one_that_went_is_noticed(self):
         header = declared(HEADERS) - {"cuMemAlloc_v2"}
-        self.assertEqual(list(findings(self.lists, header)), ["cuMemAlloc_v2 is in a list and not in cuda.h"])
+        self.assert_one(findings(self.lists, header), "cuMemAlloc_v2")
 
     def test_one_listed_twice_is_noticed(self):
         lists = self.lists | {"GPU_SLEEP_TAKING": [*self.lists["GPU_SLEEP_TAKING"], "cuInit"]}
-        self.assertEqual(list(findings(lists, declared(HEADERS))), ["cuInit is listed 2 times"])
+        self.assert_one(findings(lists, declared(HEADERS)), "cuInit")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What people read, character by character.
+// What people read: two goldens for the layout, and the rest by meaning.
 
 #include "cli/advice.hpp"
 #include "cli/progress.hpp"
@@ -9,6 +9,7 @@
 
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"
+#include "support/printed.hpp"
 #include "support/sample_reports.hpp"
 #include "support/skip.hpp"
 
@@ -26,6 +27,10 @@ using namespace gpu_sleep::cli;
 
 namespace {
 
+using test::Printed;
+using PrintedRow = Printed::Row;
+using Sentences = std::vector<std::string>;
+
 Process listed_process() {
     Process process;
     process.pid = 4242;
@@ -36,6 +41,7 @@ Process listed_process() {
 
 } // namespace
 
+// The layout, character by character; the tests around it read by meaning.
 TEST_CASE("Render: the listing has a line for each process and each of its tags", "[render]") {
     auto other = listed_process();
     other.pid = 77;
@@ -62,17 +68,28 @@ TEST_CASE("Render: the listing has a line for each process and each of its tags"
 TEST_CASE("Render: the listing says what is in files", "[render]") {
     auto report = test::sample_sleep_in_files();
     report.tags.pop_back();
-    CHECK(render_listing({{listed_process(), report}}) ==
-          R"( PID  USER  NAME   STATE        TAG      DEVICE     BYTES  WHERE                         POLICY
-4242  root  llama  asleep 0 us  1 tag    1 GPU   15.0 GiB  host 10.0 GiB, file 5.00 GiB
-                   asleep       weights  GPU 0   15.0 GiB  host 10.0 GiB, file 5.00 GiB  offload, refillable
-)");
+    const auto listed = [&] { return Printed(render_listing({{listed_process(), report}})); };
+    auto printed = listed();
+    CHECK(printed.sentences.empty());
+    REQUIRE(printed.rows.size() == 2);
+    CHECK(printed.rows[0] == PrintedRow{{"PID", "4242"},
+                                        {"USER", "root"},
+                                        {"NAME", "llama"},
+                                        {"STATE", "asleep 0 us"},
+                                        {"TAG", "1 tag"},
+                                        {"DEVICE", "1 GPU"},
+                                        {"BYTES", "15.0 GiB"},
+                                        {"WHERE", "host 10.0 GiB, file 5.00 GiB"}});
+    CHECK(printed.rows[1] == PrintedRow{{"STATE", "asleep"},
+                                        {"TAG", "weights"},
+                                        {"DEVICE", "GPU 0"},
+                                        {"BYTES", "15.0 GiB"},
+                                        {"WHERE", "host 10.0 GiB, file 5.00 GiB"},
+                                        {"POLICY", "offload, refillable"}});
     report.tags[0].in_files = report.tags[0].kept;
-    CHECK(render_listing({{listed_process(), report}}) ==
-          R"( PID  USER  NAME   STATE        TAG      DEVICE     BYTES  WHERE  POLICY
-4242  root  llama  asleep 0 us  1 tag    1 GPU   15.0 GiB  file
-                   asleep       weights  GPU 0   15.0 GiB  file   offload, refillable
-)");
+    printed = listed();
+    REQUIRE(printed.rows.size() == 2);
+    for (const auto& row : printed.rows) CHECK(row.at("WHERE") == "file");
 }
 
 TEST_CASE("Render: the listing says how the gate stands and what stays with the driver", "[render]") {
@@ -83,19 +100,23 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
     awake.tags.pop_back();
     awake.captures = true;
     awake.notes = {"a sentence of the agent"};
-    CHECK(render_listing({{listed_process(), captured}, {listed_process(), awake}}) ==
-          R"( PID  USER  NAME   STATE             TAG      DEVICE     BYTES  WHERE  POLICY
-4242  root  llama  asleep 2 min 5 s  1 tag    1 GPU   15.0 GiB  host
-                   asleep            weights  GPU 0   15.0 GiB  host   offload, refillable
-      gate shut: work on the GPU wakes the process; 2 threads wait; held 17 times so far, last cuLaunchKernel
-      stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)
-      stays on GPU 1: array 4.00 KiB in 1 allocation
-      a wake of weights, kv_cache waits for GPU memory, for 12.50 s: too little
-4242  root  llama  awake 1 h 0 min   1 tag    1 GPU   15.0 GiB  GPU
-                   awake             weights  GPU 0   15.0 GiB  GPU    offload, refillable
-      gate open; once asleep, work on the GPU waits
-      a sentence of the agent
-)");
+    const Printed asleep(render_listing({{listed_process(), captured}}));
+    REQUIRE(asleep.rows.size() == 2);
+    CHECK(asleep.rows[0].at("STATE") == "asleep 2 min 5 s");
+    CHECK(asleep.rows[1].at("WHERE") == "host");
+    CHECK(asleep.sentences ==
+          Sentences{"gate shut: work on the GPU wakes the process; 2 threads wait; held 17 times so far, "
+                    "last cuLaunchKernel",
+                    "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)",
+                    "stays on GPU 1: array 4.00 KiB in 1 allocation",
+                    "a wake of weights, kv_cache waits for GPU memory, for 12.50 s: too little"});
+    const Printed both(render_listing({{listed_process(), captured}, {listed_process(), awake}}));
+    REQUIRE(both.rows.size() == 4);
+    CHECK(both.rows[2].at("STATE") == "awake 1 h 0 min");
+    for (const int row : {2, 3}) CHECK(both.rows[static_cast<std::size_t>(row)].at("WHERE") == "GPU");
+    REQUIRE(both.sentences.size() == asleep.sentences.size() + 2);
+    CHECK(both.sentences[4] == "gate open; once asleep, work on the GPU waits");
+    CHECK(both.sentences[5] == "a sentence of the agent");
 }
 
 TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render]") {
@@ -104,18 +125,16 @@ TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render
     report.on_touch = model::OnTouch::fail;
     report.waiting = report.touches = 0;
     report.dropped_without_refill.clear();
-    CHECK(render_operation(listed_process(), report) ==
-          R"(4242 llama is asleep at level 1 after 0.46 s:
-  DEVICE                FREED      KEPT   DROPPED  STILL USED
-  GPU 0 NVIDIA H200  15.0 GiB  15.0 GiB       0 B    25.0 GiB
-  GPU 1 NVIDIA H200  24.0 GiB       0 B  24.0 GiB           -
-  stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)
-  stays on GPU 1: array 4.00 KiB in 1 allocation
-  gate checked: work that names a sleeping address fails
-  a sentence of the agent
-)");
+    const Printed printed(render_operation(listed_process(), report));
+    CHECK(printed.rows.size() == 2);
+    CHECK(printed.sentences ==
+          Sentences{"4242 llama is asleep at level 1 after 0.46 s:",
+                    "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)",
+                    "stays on GPU 1: array 4.00 KiB in 1 allocation",
+                    "gate checked: work that names a sleeping address fails", "a sentence of the agent"});
 }
 
+// The layout, character by character; the tests around it read by meaning.
 TEST_CASE("Render: a sleep names what each device gave back, kept and dropped", "[render]") {
     CHECK(render_operation(listed_process(), test::sample_sleep()) ==
           R"(4242 llama is asleep at level 1 after 0.46 s:
@@ -133,24 +152,35 @@ TEST_CASE("Render: a wake names what each device took and got back", "[render]")
     report.changed = true;
     report.times.total = 0.31;
     report.devices = {{0, "NVIDIA H200", 15 * k_gib, 15 * k_gib, 0, 115 * k_gib, 100 * k_gib, 140 * k_gib}};
-    CHECK(render_operation(listed_process(), report) == R"(4242 llama is awake after 0.31 s:
-  DEVICE                TAKEN  RESTORED  ZEROED  STILL FREE
-  GPU 0 NVIDIA H200  15.0 GiB  15.0 GiB     0 B   100.0 GiB
-)");
+    const Printed printed(render_operation(listed_process(), report));
+    CHECK(printed.sentences == Sentences{"4242 llama is awake after 0.31 s:"});
+    REQUIRE(printed.rows.size() == 1);
+    CHECK(printed.rows[0] == PrintedRow{{"DEVICE", "GPU 0 NVIDIA H200"},
+                                        {"TAKEN", "15.0 GiB"},
+                                        {"RESTORED", "15.0 GiB"},
+                                        {"ZEROED", "0 B"},
+                                        {"STILL FREE", "100.0 GiB"}});
 }
 
 TEST_CASE("Render: a dry run says what would be", "[render]") {
     auto report = test::sample_sleep();
     report.dry_run = true;
     report.changed = false;
-    CHECK(render_operation(listed_process(), report) ==
-          R"(4242 llama would sleep at level 1; nothing was changed:
-  DEVICE             WOULD FREE      KEEP      DROP  USED NOW
-  GPU 0 NVIDIA H200    15.0 GiB  15.0 GiB       0 B  40.0 GiB
-  GPU 1 NVIDIA H200    24.0 GiB       0 B  24.0 GiB         -
-  would drop with no declared refill: kv_cache
-  a sentence of the agent
-)");
+    const Printed printed(render_operation(listed_process(), report));
+    CHECK(printed.sentences == Sentences{"4242 llama would sleep at level 1; nothing was changed:",
+                                         "would drop with no declared refill: kv_cache",
+                                         "a sentence of the agent"});
+    REQUIRE(printed.rows.size() == 2);
+    CHECK(printed.rows[0] == PrintedRow{{"DEVICE", "GPU 0 NVIDIA H200"},
+                                        {"WOULD FREE", "15.0 GiB"},
+                                        {"KEEP", "15.0 GiB"},
+                                        {"DROP", "0 B"},
+                                        {"USED NOW", "40.0 GiB"}});
+    CHECK(printed.rows[1] == PrintedRow{{"DEVICE", "GPU 1 NVIDIA H200"},
+                                        {"WOULD FREE", "24.0 GiB"},
+                                        {"KEEP", "0 B"},
+                                        {"DROP", "24.0 GiB"},
+                                        {"USED NOW", "-"}});
 }
 
 TEST_CASE("Render: what was so already is said to be so", "[render]") {
