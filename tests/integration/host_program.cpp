@@ -3,17 +3,15 @@
 // The program that the integration tests command and put to sleep. It knows nothing of the commands that act
 // on it.
 
-#include "base/fd.hpp"
 #include "host_callbacks.hpp"
 #include "host_confinement.hpp"
+#include "host_descriptors.hpp"
 #include "host_gpu.hpp"
 #include "host_reads.hpp"
 #include "support/commanded.hpp"
 #include "support/simulated_driver/control.h"
 
-#include <fcntl.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -38,7 +36,6 @@ struct Host {
     Graph graph;
     HostCallbacks callbacks{allocations};
     std::vector<std::thread> churners;
-    std::vector<int> usurped; ///< descriptors
     std::atomic<bool> churns{false};
     std::atomic<std::uint64_t> churned{0};
 };
@@ -271,39 +268,6 @@ Answer become_another(Words&) {
     return errno_error(ErrorCode::io_failed, errno, "execv", self);
 }
 
-/// Puts a file of the program's in the place of every socket, as one that closes all descriptors may. The
-/// answer is how many there were.
-Answer usurp_sockets(Words&) {
-    host().usurped.clear();
-    const int file = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-    for (int number = STDERR_FILENO + 1; number < 1024; ++number) {
-        struct stat status = {};
-        if (::fstat(number, &status) != 0 || !S_ISSOCK(status.st_mode)) continue;
-        if (::dup2(file, number) == number) host().usurped.push_back(number);
-    }
-    return std::to_string(host().usurped.size());
-}
-
-/// Whether those are all still there.
-Answer check_usurped(Words&) {
-    for (const int number : host().usurped) {
-        struct stat status = {};
-        if (::fstat(number, &status) != 0 || !S_ISCHR(status.st_mode)) return std::string("harmed");
-    }
-    return std::string("unharmed");
-}
-
-std::vector<UniqueFd> g_used; ///< descriptors
-
-/// Until there are none left.
-Answer use_descriptors(Words&) {
-    for (;;) {
-        UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-        if (!file) return std::to_string(g_used.size());
-        g_used.push_back(std::move(file));
-    }
-}
-
 Answer block_signals(Words&) {
     std::signal(SIGUSR1, [](int) { ++g_signals; });
     sigset_t set;
@@ -377,11 +341,7 @@ const Commands& commands() {
         {"usurp_sockets", usurp_sockets},
         {"usurped", check_usurped},
         {"use_descriptors", use_descriptors},
-        {"leave_descriptors",
-         [](Words&) {
-             g_used.clear();
-             return Answer(std::string());
-         }},
+        {"leave_descriptors", leave_descriptors},
         {"chroot", change_root},
         {"own_tmp", have_own_tmp},
         {"become", become_user},

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Programs that treat the driver in every way that real ones do: none is harmed by the agent. They are in
-// safety/.
+// safety/. Libraries of theirs are in host_libraries_test.cpp.
 
 #include "mentions.hpp"
-#include "support/host.hpp"
+#include "routine.hpp"
 #include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 #include <algorithm>
 #include <csignal>
@@ -15,66 +14,6 @@ using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
-
-constexpr Milliseconds k_end_limit{is_sanitized() ? 20'000 : 2'000};
-
-/// A program that runs a routine of safety/, under gpu-run.
-class Program {
-public:
-    explicit Program(Arguments words, Arguments options = {}, Arguments environment = {},
-                     const char* file = "capture_program_linked")
-        : process_(launch(std::move(words), std::move(options), std::move(environment), file)) {}
-
-    static Program loader(Arguments words, Arguments options = {}) {
-        return Program(std::move(words), std::move(options), {}, "capture_program_dlsym");
-    }
-
-    [[nodiscard]] Process& process() { return process_; }
-    [[nodiscard]] std::string line() { return process_.read_line(); }
-    void go_on(const std::string& with = "") { process_.send(with); }
-
-    [[nodiscard]] Output command(const std::string& name, Arguments arguments = {}) const {
-        return command_for(process_.pid(), name, std::move(arguments));
-    }
-    [[nodiscard]] static Output command_for(pid_t pid, const std::string& name, Arguments arguments = {}) {
-        Arguments words{command_file(name), std::to_string(pid)};
-        words.insert(words.end(), arguments.begin(), arguments.end());
-        return run({std::move(words)});
-    }
-    void sleep(Arguments arguments = {}) const {
-        const auto slept = command("gpu-sleep", std::move(arguments));
-        INFO(slept.err);
-        REQUIRE(slept.status == 0);
-    }
-    void wake() const {
-        const auto woken = command("gpu-wake");
-        INFO(woken.err);
-        REQUIRE(woken.status == 0);
-    }
-    [[nodiscard]] std::string status(const std::string& pointer) const {
-        return command("gpu-ps", {"--json"}).json("/processes/0/" + pointer);
-    }
-    [[nodiscard]] bool waits_at_the_gate() const {
-        return becomes_true([&] { return status("report/gate/waiting_threads") == "1"; });
-    }
-    /// Its end, which has to come soon.
-    [[nodiscard]] Output ends() {
-        const auto start = Clock::now();
-        auto output = process_.finish();
-        INFO(output.err);
-        CHECK(Clock::now() - start < k_end_limit);
-        return output;
-    }
-
-private:
-    static Launch launch(Arguments words, Arguments options, Arguments environment, const char* file) {
-        options.insert(options.end(), {"--", command_file(file)});
-        options.insert(options.end(), words.begin(), words.end());
-        return gpu_run(std::move(options), std::move(environment));
-    }
-
-    Process process_;
-};
 
 std::vector<std::string> lines_of(const std::string& text) {
     std::vector<std::string> lines;
@@ -93,10 +32,8 @@ std::size_t count_in(const std::string& text, const std::string& part) {
     return count;
 }
 
-constexpr const char* k_captured = "report/tags/0/bytes";
 constexpr const char* k_first_note = "report/notes/0";
 constexpr const char* k_touch_trouble = "a touch could not wake this process yet: ";
-constexpr const char* k_four_mib = "4194304";
 
 } // namespace
 
@@ -280,81 +217,12 @@ TEST_CASE("Host safety: a thread may be cancelled while it asks for memory that 
     CHECK(end.err.empty());
 }
 
-TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go", "[host_safety]") {
-    const auto words = GENERATE(Arguments{"driver"}, Arguments{"plugin", GPU_SLEEP_TEST_PLUGIN});
-    auto program = Program::loader(words);
-    for (const char* line : {"ready", "again"}) {
-        REQUIRE(program.line() == line);
-        CHECK(program.status("report/tags/0/ranges") != "none");
-        program.sleep();
-        program.wake();
-        program.go_on();
-    }
-    const auto end = program.ends();
-    CHECK(end.status == 0);
-    CHECK(end.err.empty());
-}
-
-TEST_CASE("Host safety: a program initialises CUDA while a library does in its constructor",
-          "[host_safety]") {
-    Program program({"constructor", GPU_SLEEP_TEST_CONSTRUCTOR});
-    REQUIRE(program.line() == "ready"); // neither waits for what the other has
-    program.sleep();
-    program.wake();
-    program.go_on();
-    CHECK(program.ends().status == 0);
-}
-
-TEST_CASE("Host safety: a library bound to its own dependencies first is caught with --audit",
-          "[host_safety]") {
-    if (is_sanitized()) return skip("a sanitizer refuses such libraries");
-    const bool is_audited = GENERATE(false, true);
-    auto program =
-        Program::loader({"deep", GPU_SLEEP_TEST_PLUGIN}, is_audited ? Arguments{"--audit"} : Arguments{});
-    for (const char* line : {"ready", "again"}) {
-        REQUIRE(program.line() == line);
-        if (is_audited) {
-            CHECK(program.status(k_captured) == (line == std::string("ready") ? k_four_mib : "8388608"));
-            program.sleep();
-            program.go_on();
-            REQUIRE(program.waits_at_the_gate());
-            program.wake();
-        } else {
-            CHECK(program.command("gpu-sleep").status == 3); // the agent has seen nothing of CUDA
-            program.go_on();
-        }
-    }
-    REQUIRE(program.line() == "done");
-    program.go_on();
-    const auto end = program.ends();
-    CHECK(end.status == 0);
-    CHECK(end.err.empty());
-}
-
-TEST_CASE("Host safety: a library in a namespace of its own works with --audit and without",
-          "[host_safety]") {
-    if (is_sanitized()) return skip("a sanitizer refuses such libraries");
-    const auto options = GENERATE(Arguments{}, Arguments{"--audit"});
-    auto program = Program::loader({"apart", GPU_SLEEP_TEST_PLUGIN}, options);
-    for (const char* line : {"ready", "again"}) {
-        REQUIRE(program.line() == line);
-        program.go_on();
-    }
-    CHECK(program.ends().status == 0);
-}
-
 TEST_CASE("Host safety: what is asked for wrongly is answered as the driver does", "[host_safety]") {
     const auto plain = run({{command_file("capture_program_linked"), "symbols"}, environment_for_others()});
     const auto caught = Program({"symbols"}).ends();
     CHECK(caught.out == plain.out);
     CHECK(caught.status == plain.status);
     CHECK_THAT(plain.out, mentions("cuNoSuchThing"));
-}
-
-TEST_CASE("Host safety: a function that an older driver lacks is not found", "[host_safety]") {
-    const auto end = Program({"missing"}).ends();
-    CHECK(end.status == 0);
-    CHECK(end.out == "500\n"); // CUDA_ERROR_NOT_FOUND
 }
 
 TEST_CASE("Host safety: while a kernel does not end, a sleep times out and changes nothing",

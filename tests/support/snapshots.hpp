@@ -113,6 +113,14 @@ inline void add_sample_contents(MemoryContents& contents) {
     return options;
 }
 
+/// Reads a file of these bytes. Returns the first error.
+[[nodiscard]] inline Result<void> read_all(const std::filesystem::path& path, MemoryContents& contents) {
+    contents.delivered.clear();
+    const auto reader = store::SnapshotReader::open(path);
+    if (!reader) return reader.error();
+    return reader->read(contents, small_read());
+}
+
 [[nodiscard]] inline ByteVector read_file(const std::filesystem::path& path) {
     std::ifstream file(path, std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(file), {}};

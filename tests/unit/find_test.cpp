@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Finding processes and their agents in a tree that looks like /proc. The agents are threads of this process,
-// so it is this process's pid that the kernel names as their peer.
+// Finding one process and its agent. Whom a word of the command line names is in targets_test.cpp.
 
-#include "cli/find.hpp"
-#include "cli/targets.hpp"
-
-#include "support/catch.hpp"
-#include "support/fake_agent.hpp"
-#include "support/proc_tree.hpp"
-#include "support/sample_reports.hpp"
+#include "find_fixture.hpp"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -21,31 +14,6 @@ using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
 using namespace std::string_literals;
 namespace fs = std::filesystem;
-
-namespace {
-
-const std::string k_directory =
-    "gpu-sleep-77"; // the name says which user its own namespace sees; it need not be ours
-
-void answer_status(const protocol::Request&, test::FakeConnection& connection) {
-    connection.send(test::sample_status());
-}
-
-Finder finder_of(const test::ProcTree& tree) {
-    return Finder(ProcFs(tree.proc()), tree.root());
-}
-
-ErrorCode code_of(const Result<UniqueFd>& result) {
-    REQUIRE_FALSE(result);
-    return result.error().code;
-}
-
-ErrorCode code_of(const Result<Targets>& result) {
-    REQUIRE_FALSE(result);
-    return result.error().code;
-}
-
-} // namespace
 
 TEST_CASE("Find: a process is read from its status, stat and cmdline", "[find]") {
     const test::ProcTree tree;
@@ -290,46 +258,6 @@ TEST_CASE("Find: why there is no connection tells an agent that cannot be reache
     CHECK(why_not().code == ErrorCode::no_process); // it is about to end
 }
 
-TEST_CASE("Targets: a pid, a parent without an agent, a name", "[find]") {
-    const test::ProcTree tree;
-    tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
-    tree.add({.pid = 20, .parent = 10});
-    tree.add({.pid = 10, .parent = 1});
-    tree.add({.pid = 30, .parent = 1});
-    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
-                                answer_status);
-    for (const auto& text : {std::to_string(::getpid()), "20"s, "10"s, "llama"s}) {
-        auto finder = finder_of(tree);
-        const auto targets = find_targets(finder, text);
-        REQUIRE(targets);
-        REQUIRE(targets->reached.size() == 1);
-        CHECK(targets->reached.front().process.pid == ::getpid());
-        CHECK(targets->unreached.empty());
-    }
-    auto finder = finder_of(tree);
-    CHECK(code_of(find_targets(finder, "30")) == ErrorCode::no_agent);
-    CHECK(code_of(find_targets(finder, "31")) == ErrorCode::no_process);
-    CHECK(code_of(find_targets(finder, "99999999999999")) == ErrorCode::no_process);
-    CHECK(code_of(find_targets(finder, "lama")) == ErrorCode::no_process);
-    CHECK(find_all(finder)->reached.size() == 1);
-}
-
-TEST_CASE("Targets: those of one user alone are looked for, where one is named", "[find]") {
-    const test::ProcTree tree;
-    tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
-    tree.add({.pid = 20});
-    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
-                                answer_status);
-    auto finder = finder_of(tree);
-    const auto own = ::geteuid();
-    for (const auto& text : {std::to_string(::getpid()), "20"s, "llama"s}) {
-        CHECK(find_targets(finder, text, {.user = own})->reached.size() == 1);
-        CHECK(code_of(find_targets(finder, text, {.user = own + 1})) == ErrorCode::no_process);
-    }
-    CHECK(find_all(finder, own)->reached.size() == 1);
-    CHECK(find_all(finder, own + 1)->reached.empty());
-}
-
 TEST_CASE("Find: a user is named, or numbered", "[find]") {
     CHECK(*parse_user("root") == 0);
     CHECK(*parse_user("0") == 0);
@@ -355,72 +283,4 @@ TEST_CASE("Find: a process is stopped when all of it is, but for what has ended"
     CHECK_FALSE(is_stopped("", ""));
     fs::remove_all(tree.proc() / "40" / "task");
     CHECK_FALSE(proc.is_stopped(*proc.read(40)));
-}
-
-TEST_CASE("Targets: of a process that does not say its name, the environment says it, or nothing does",
-          "[find]") {
-    constexpr Milliseconds k_patience{50};
-    const test::ProcTree tree;
-    tree.add({.pid = ::getpid(), .start_time = 99});
-    const auto environment = "proc/" + std::to_string(::getpid()) + "/environ";
-    std::function<void()> ends; // what becomes of the process when it is asked; nothing, and it is silent
-    const auto socket = tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99);
-    const test::FakeAgent agent(socket, [&](const protocol::Request&, test::FakeConnection& connection) {
-        if (ends) ends();
-        if (!ends) connection.wait_for_close();
-    });
-    auto finder = finder_of(tree);
-    const auto thread = "proc/" + std::to_string(::getpid()) + "/task/" + std::to_string(::getpid());
-    SECTION("it was started under the name") {
-        tree.write(thread + "/comm", "gpu-sleep-ctl\n");
-        tree.write(environment, "GPU_SLEEP_NAMES=no\0GPU_SLEEP_NAME=llama\0HOME=/root\0"s);
-        const auto targets = find_targets(finder, "llama", {.name_timeout = k_patience});
-        REQUIRE(targets);
-        CHECK(targets->unreached.empty());
-        REQUIRE(targets->reached.size() == 1);
-        CHECK(targets->reached.front().process.pid == ::getpid());
-    }
-    SECTION("it may have given itself the name") {
-        const auto text = GENERATE(""s, "GPU_SLEEP_NAME=lama\0"s, "GPU_SLEEP_NAME=llama\0"s);
-        tree.write(environment, text);
-        tree.write(thread + "/comm", "gpu-sleep-ctl+\n");
-        const auto targets = find_targets(finder, "llama", {.name_timeout = k_patience});
-        REQUIRE(targets);
-        CHECK(targets->reached.empty());
-        REQUIRE(targets->unreached.size() == 1);
-        CHECK(targets->unreached.front().process.pid == ::getpid());
-        CHECK(exit_status_of(targets->unreached.front()) == exit_status::timed_out);
-        CHECK(std::get<Error>(targets->unreached.front().answer).message.find("'llama'") !=
-              std::string::npos);
-    }
-    SECTION("it has another name, or none") {
-        const auto text = GENERATE(""s, "GPU_SLEEP_NAME=lama\0"s);
-        tree.write(environment, text);
-        tree.write(thread + "/comm", "gpu-sleep-ctl\n");
-        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_patience})) == ErrorCode::no_process);
-    }
-    const auto directory = tree.proc() / std::to_string(::getpid());
-    SECTION("it has ended meanwhile") {
-        ends = [&] { fs::remove(directory / "stat"); };
-        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_patience})) == ErrorCode::no_process);
-    }
-    SECTION("another process has its pid by now") {
-        ends = [&] { tree.add({.pid = ::getpid(), .start_time = 100}); };
-        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_patience})) == ErrorCode::no_process);
-    }
-    SECTION("it is about to end") {
-        ends = [&] { fs::remove(directory / "task" / std::to_string(::getpid()) / "exe"); };
-        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_patience})) == ErrorCode::no_process);
-    }
-    SECTION("it runs another program now") {
-        ends = [&] { fs::remove(socket); };
-        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_patience})) == ErrorCode::no_process);
-    }
-    SECTION("it only lost the connection") {
-        ends = [] {};
-        const auto targets = find_targets(finder, "llama", {.name_timeout = k_patience});
-        REQUIRE(targets);
-        REQUIRE(targets->unreached.size() == 1);
-        CHECK(std::get<Error>(targets->unreached.front().answer).code == ErrorCode::connection_lost);
-    }
 }

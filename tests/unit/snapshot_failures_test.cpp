@@ -1,22 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Snapshots on disks that are full at any point, and that read slowly or not at all.
+// Snapshots where calls of the kernel fail, or are slow. Disks that are full are in
+// snapshot_full_disk_test.cpp.
 
-#include "base/quiet_thread.hpp"
 #include "store/snapshot.hpp"
 #include "support/descriptors.hpp"
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
-#include <sys/mount.h>
-#include <sys/resource.h>
-
-#include <atomic>
 #include <cerrno>
-#include <csignal>
-#include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -27,111 +20,6 @@ using test::MemoryContents;
 using test::Scratch;
 using test::small_read;
 using test::small_write;
-
-/// A file system in memory, of this many bytes, if this user may mount one.
-class TinyDisk {
-public:
-    explicit TinyDisk(const std::string& options) {
-        is_mounted_ =
-            ::mount("gpu-sleep-test", path().c_str(), "tmpfs", 0, (options + ",mode=0700").c_str()) == 0;
-    }
-    TinyDisk(const TinyDisk&) = delete;
-    TinyDisk& operator=(const TinyDisk&) = delete;
-    ~TinyDisk() {
-        if (is_mounted_) ::umount2(path().c_str(), MNT_DETACH);
-    }
-    explicit operator bool() const noexcept { return is_mounted_; }
-    [[nodiscard]] const std::filesystem::path& path() const noexcept { return mount_point_.path(); }
-    [[nodiscard]] const Scratch& directory() const noexcept { return mount_point_; }
-    [[nodiscard]] bool resize(Bytes bytes) const {
-        const auto options = "size=" + std::to_string(bytes);
-        return ::mount(nullptr, path().c_str(), nullptr, MS_REMOUNT, options.c_str()) == 0;
-    }
-
-private:
-    Scratch mount_point_;
-    bool is_mounted_ = false;
-};
-
-/// A queue whose n-th write fails.
-class FullDisk final : public IoQueue {
-public:
-    FullDisk(IoQueue& queue, std::size_t fails_at) : queue_(queue), left_(fails_at) {}
-    void submit(IoRequest request) override {
-        if (left_-- != 0) return queue_.submit(std::move(request));
-        request.done(make_error(ErrorCode::out_of_disk, "full"));
-    }
-
-private:
-    IoQueue& queue_;
-    std::atomic<std::size_t> left_;
-};
-
-TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "[store]") {
-    const Scratch directory;
-    MemoryContents contents;
-    test::add_sample_contents(contents);
-    const auto queue = open_io_queue();
-    REQUIRE(queue);
-    for (std::size_t i = 0; i < places_of(contents.description.extents).size(); ++i) {
-        FullDisk disk(**queue, i);
-        auto options = small_write();
-        options.queue = &disk;
-        const auto snapshot =
-            write_snapshot(test::opened(directory), contents.description, contents, options);
-        CHECK(snapshot.error().code == ErrorCode::out_of_disk);
-        CHECK(contents.is_quiet());
-        CHECK(directory.file_count() == 0);
-    }
-}
-
-TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than may be taken", "[store]") {
-    const TinyDisk disk("size=64m");
-    if (!disk) return test::skip_without_right("mount a file system");
-    MemoryContents contents;
-    for (int i = 0; i < 4; ++i) contents.add("weights", test::random_bytes(4 * k_mib));
-    const auto room = [&] { return *SnapshotDirectory::room_in(disk.path()); };
-    REQUIRE(room().in_memory);
-    const auto whole = room().bytes;
-    const auto used = [&] { return whole - room().bytes; };
-    auto options = small_write();
-    options.memory.reserve = 3 * k_mib;
-    options.memory.patience = Milliseconds(0);
-    Bytes host_memory = 0;
-    std::atomic<Bytes> most_used{0};
-    options.memory.headroom = [&] {
-        most_used = std::max(most_used.load(), used());
-        return Headroom{host_memory - std::min(host_memory, used()), "a test"};
-    };
-    SECTION("and fails where that is too little") {
-        host_memory = GENERATE(Bytes{0}, 3 * k_mib, 8 * k_mib, 16 * k_mib);
-        const auto failed =
-            write_snapshot(test::opened(disk.directory()), contents.description, contents, options);
-        REQUIRE_FALSE(failed);
-        CHECK(failed.error().code == ErrorCode::out_of_host_memory);
-        CHECK(failed.error().message.find("limited by a test") != std::string::npos);
-        CHECK(most_used + options.memory.reserve <= std::max(host_memory, options.memory.reserve));
-        CHECK(used() == 0);
-    }
-    SECTION("and waits for what comes in time") {
-        options.memory.patience = std::chrono::hours(1);
-        std::atomic<int> asked{0};
-        options.memory.headroom = [&] { return Headroom{asked++ % 3 == 2 ? k_gib : 0, "a test"}; };
-        CHECK(write_snapshot(test::opened(disk.directory()), contents.description, contents, options));
-    }
-    SECTION("and is written where that is enough") {
-        host_memory = 24 * k_mib;
-        options.memory.patience = std::chrono::minutes(1); // what is being written may count twice
-        const auto written =
-            write_snapshot(test::opened(disk.directory()), contents.description, contents, options);
-        REQUIRE(written);
-        const auto reader = SnapshotReader::open(written->file, written->header);
-        REQUIRE(reader);
-        CHECK(reader->read(contents, small_read()));
-    }
-    CHECK(contents.is_quiet());
-    CHECK(disk.directory().file_count() == 0);
-}
 
 TEST_CASE("Snapshots: a flush, a rename or a header that fails leaves nothing behind", "[store]") {
     const Scratch directory;
@@ -178,55 +66,6 @@ TEST_CASE("Snapshots: what some file systems do not have is done without", "[sto
     CHECK(reader->read(contents, small_read()));
 }
 
-/// Contents that repeat one chunk, and what the file of a directory takes of the disk meanwhile.
-class Watching final : public ChunkSource {
-public:
-    explicit Watching(std::filesystem::path directory) : directory_(std::move(directory)) {}
-    [[nodiscard]] Result<std::span<const std::byte>> take(const ChunkPlace& place) override {
-        for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
-            struct stat status = {};
-            if (::stat(entry.path().c_str(), &status) == 0)
-                most_bytes = std::max(most_bytes, static_cast<Bytes>(status.st_blocks) * 512);
-        }
-        return std::span<const std::byte>(chunk_).first(place.bytes);
-    }
-    void release(const ChunkPlace&) noexcept override {}
-
-    Bytes most_bytes = 0;
-
-private:
-    std::filesystem::path directory_;
-    test::ByteVector chunk_ = test::ByteVector(codec::k_chunk_bytes, std::byte{7});
-};
-
-TEST_CASE("Snapshots: room is taken a step ahead, not for all contents uncompressed", "[store]") {
-    const Scratch directory;
-    SnapshotDescription description{{}, {}, test::k_nobody, ::geteuid(), {{0x1000, k_gib, "weights", 0}}};
-    Watching contents(directory.path());
-    Bytes file_bytes = 0;
-    Bytes taken_bytes = 0;
-    const auto write = [&] {
-        const auto written = write_snapshot(test::opened(directory), description, contents, small_write());
-        if (!written) return;
-        file_bytes = written->header.file_bytes;
-        struct stat status = {};
-        if (::stat(written->file.path().c_str(), &status) == 0)
-            taken_bytes = static_cast<Bytes>(status.st_blocks) * 512;
-    };
-    SECTION("where there is some") {
-        write();
-        CHECK(contents.most_bytes < 300 * k_mib);
-    }
-    SECTION("and where there is none, it goes on without") {
-        if (!test::with_failing_calls({{SYS_fallocate, ENOSPC, {}}}, write))
-            return test::skip_without_right("filter its system calls");
-        CHECK(contents.most_bytes < 50 * k_mib);
-    }
-    REQUIRE(file_bytes > 0);
-    CHECK(file_bytes < 50 * k_mib);
-    CHECK(taken_bytes < file_bytes + k_mib); // the rest was given back
-}
-
 TEST_CASE("Snapshots: a lock that is refused is done without only where nobody can have one", "[store]") {
     const Scratch directory;
     MemoryContents contents;
@@ -256,21 +95,6 @@ TEST_CASE("Snapshots: a lock that is refused is done without only where nobody c
     CHECK(directory.file_count() == 0);
 }
 
-TEST_CASE("Snapshots: room that cannot be reserved is not needed", "[store]") {
-    const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(50'000));
-    const auto opened = test::opened(directory);
-    const auto error = static_cast<std::uint32_t>(GENERATE(ENOSPC, EOPNOTSUPP));
-    bool is_right = false;
-    const bool was_run = test::with_failing_calls({{SYS_fallocate, error, {}}}, [&] {
-        const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
-        is_right = snapshot && SnapshotReader::open(snapshot->file, snapshot->header);
-    });
-    if (!was_run) return test::skip_without_right("filter its system calls");
-    CHECK(is_right);
-}
-
 TEST_CASE("Snapshots: a kernel that takes no requests, or lets nobody wait for them, is done without",
           "[store]") {
     const Scratch directory;
@@ -291,75 +115,6 @@ TEST_CASE("Snapshots: a kernel that takes no requests, or lets nobody wait for t
     if (!was_run) return test::skip_without_right("filter its system calls");
     CHECK(done);
     CHECK(contents.delivered.size() == places_of(contents.description.extents).size());
-}
-
-TEST_CASE("Snapshots: a disk of any size holds a whole one or none", "[store]") {
-    const TinyDisk disk("size=16m");
-    if (!disk) return test::skip_without_right("mount a file system");
-    MemoryContents contents;
-    contents.add("weights", test::normal_bf16(30'000));
-    contents.add("kv_cache", test::random_bytes(40'000));
-    Bytes needed = 0;
-    {
-        const auto whole =
-            write_snapshot(test::opened(disk.directory()), contents.description, contents, small_write());
-        REQUIRE(whole);
-        needed = whole->header.file_bytes;
-    }
-    bool has_failed_at_header = false;
-    for (Bytes bytes = k_alignment; bytes <= needed; bytes += k_alignment) {
-        INFO(bytes << " of " << needed);
-        REQUIRE(disk.resize(bytes));
-        const auto snapshot =
-            write_snapshot(test::opened(disk.directory()), contents.description, contents, small_write());
-        CHECK(contents.is_quiet());
-        if (bytes == needed) {
-            REQUIRE(snapshot);
-            CHECK(SnapshotReader::open(snapshot->file.path())->read(contents, small_read()));
-            continue;
-        }
-        CHECK(snapshot.error().code == ErrorCode::out_of_disk);
-        CHECK(disk.directory().file_count() == 0);
-        has_failed_at_header = bytes == needed - k_alignment; // which is written last
-    }
-    CHECK(has_failed_at_header);
-}
-
-TEST_CASE("Snapshots: a disk without room for one more file", "[store]") {
-    const TinyDisk disk("size=16m,nr_inodes=1"); // its directory's
-    if (!disk) return test::skip_without_right("mount a file system");
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(5000));
-    const auto snapshot =
-        write_snapshot(test::opened(disk.directory()), contents.description, contents, small_write());
-    CHECK(snapshot.error().code == ErrorCode::out_of_disk);
-    CHECK(contents.is_quiet());
-    CHECK(disk.directory().file_count() == 0);
-}
-
-TEST_CASE("Snapshots: a limit on the length of files is as a full disk, and ends nobody", "[store]") {
-    const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(300'000));
-    const auto opened = test::opened(directory);
-    rlimit before{};
-    REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
-    for (const rlim_t limit : {rlim_t{0}, rlim_t{4096}, rlim_t{100'000}, rlim_t{300'000}}) {
-        const rlimit short_files{limit, before.rlim_max};
-        std::optional<Error> error;
-        // As in the agent, where signals are blocked: the one that comes with such a write would end it.
-        REQUIRE(::setrlimit(RLIMIT_FSIZE, &short_files) == 0);
-        auto thread = start_quiet_thread("writer", [&] {
-            const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
-            if (!snapshot) error = snapshot.error();
-        });
-        if (thread) thread->join();
-        REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
-        REQUIRE(thread);
-        REQUIRE(error);
-        CHECK(error->code == ErrorCode::out_of_disk);
-        CHECK(directory.file_count() == 0);
-    }
 }
 
 /// A queue whose n-th read fails, and whose others come late and in another order.

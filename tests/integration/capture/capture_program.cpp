@@ -5,6 +5,7 @@
 
 #include "capture_memory.hpp"
 #include "capture_share.hpp"
+#include "capture_unknown.hpp"
 #include "capture_work.hpp"
 #include "routines.hpp"
 #include "support/commanded.hpp"
@@ -63,44 +64,10 @@ Result<void> synchronize() {
     return {};
 }
 
-std::uint64_t hash_of(const std::vector<std::uint64_t>& contents) {
-    std::uint64_t hash = 0xCBF29CE484222325U;
-    for (const auto word : contents) hash = (hash ^ word) * 0x100000001B3U;
-    return hash;
-}
-
-Result<std::uint64_t> hash_at(CUdeviceptr address, std::size_t bytes) {
-    std::vector<std::uint64_t> contents(bytes / sizeof(std::uint64_t));
-    GPU_SLEEP_TEST_CALL(cuMemcpyDtoH, contents.data(), address, bytes);
-    return hash_of(contents);
-}
-
-Answer hash_of_array(const Memory& which) {
-    std::vector<std::uint64_t> contents(which.bytes / sizeof(std::uint64_t));
-    GPU_SLEEP_TEST_CALL(cuMemcpyAtoH, contents.data(), which.array, 0, which.bytes);
-    return fmt::format("{:016x}", hash_of(contents));
-}
-
-Result<void> fill_array(const Memory& which, std::uint64_t seed) {
-    std::vector<std::uint64_t> contents(which.bytes / sizeof(std::uint64_t));
-    for (std::size_t i = 0; i < contents.size(); ++i) contents[i] = noise_at(seed, i);
-    GPU_SLEEP_TEST_CALL(cuMemcpyHtoA, which.array, 0, contents.data(), which.bytes);
-    return {};
-}
-
-/// The hash of the contents; through both mappings, if there are two.
+/// The hash of the contents, after what is under way.
 Answer hash_of(const Memory& which) {
     GPU_SLEEP_TRY(synchronize());
-    if (which.array) return hash_of_array(which);
-    const auto hash = hash_at(which.address, which.bytes);
-    if (!hash) return hash.error();
-    if (which.second.begin != 0) {
-        const auto other = hash_at(which.second.begin, which.bytes);
-        if (!other) return other.error();
-        if (*other != *hash)
-            return make_error(ErrorCode::internal, "the second mapping shows something else");
-    }
-    return fmt::format("{:016x}", *hash);
+    return hash_of_contents(which);
 }
 
 // ---- The commands
@@ -334,49 +301,17 @@ Answer do_load(Words& words) {
     return make_error(ErrorCode::invalid_argument, "{}", ::dlerror());
 }
 
-/// As the simulated driver has it; no cuda.h does.
-using FutureSubmit = CUresult (*)(float, CUdeviceptr, std::size_t, double, CUstream, std::uint64_t,
-                                  std::uint64_t, std::uint64_t, std::uint64_t);
-
-FutureSubmit& future_submit() {
-    static FutureSubmit function = nullptr;
-    return function;
-}
-
 /// look_up WAY: cuFutureSubmit, as a symbol, or by the driver's own look-up; "same" if it was found before
 Answer do_look_up(Words& words) {
     GPU_SLEEP_TRY(start());
-    void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    void* found = nullptr;
-    if (next<std::string>(words) == "symbol") {
-        found = find_or_die(library, "cuFutureSubmit");
-    } else {
-        auto* const ask =
-            reinterpret_cast<decltype(&::cuGetProcAddress)>(find_or_die(library, "cuGetProcAddress_v2"));
-        if (ask("cuFutureSubmit", &found, 13000, 0, nullptr) != CUDA_SUCCESS)
-            return make_error(ErrorCode::internal, "the driver does not find it");
-    }
-    const auto before = std::exchange(future_submit(), reinterpret_cast<FutureSubmit>(found));
-    return std::string(before == future_submit() ? "same" : "");
+    return look_up_unknown_call(next<std::string>(words));
 }
 
-/// ask_version: by a later version of a function that only asks
-Answer do_ask_version(Words&) {
-    void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    int version = 0;
-    reinterpret_cast<decltype(&::cuDriverGetVersion)>(find_or_die(library, "cuDriverGetVersion_v9"))(
-        &version);
-    return std::to_string(version);
-}
-
-/// submit NUMBER: sets every byte to 36 by what was looked up; arguments come by registers and by the stack
+/// submit NUMBER: sets every byte to 36 by what was looked up
 Answer do_submit(Words& words) {
     const auto which = memory(words);
     if (!which) return which.error();
-    const auto status =
-        future_submit()(2.5F, (*which)->address, (*which)->bytes, 0.5, program().stream, 3, 6, 9, 12);
-    if (status != CUDA_SUCCESS)
-        return make_error(ErrorCode::driver_failed, "cuFutureSubmit gave {}", static_cast<int>(status));
+    GPU_SLEEP_TRY(submit_by_unknown_call(**which, program().stream));
     std::vector<unsigned char> contents((*which)->bytes);
     GPU_SLEEP_TRY(synchronize());
     GPU_SLEEP_TEST_CALL(cuMemcpyDtoH, contents.data(), (*which)->address, contents.size());
@@ -415,7 +350,7 @@ const Commands& commands() {
         {"fork", do_fork},
         {"load", do_load},
         {"look_up", do_look_up},
-        {"ask_version", do_ask_version},
+        {"ask_version", [](Words&) { return Answer(std::to_string(version_by_unknown_call())); }},
         {"submit", do_submit},
         {"open", do_open},
         {"close", do_close},

@@ -1,13 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The kernel of the capture programs.
+// The kernel of the capture programs, and what their memory holds.
 
 #include "capture_work.hpp"
 
+#include <fmt/format.h>
+
 #include <array>
+#include <vector>
 
 namespace gpu_sleep::test {
 namespace {
+
+std::uint64_t hash_of(const std::vector<std::uint64_t>& contents) {
+    std::uint64_t hash = 0xCBF29CE484222325U;
+    for (const auto word : contents) hash = (hash ^ word) * 0x100000001B3U;
+    return hash;
+}
+
+Result<std::uint64_t> hash_at(CUdeviceptr address, std::size_t bytes) {
+    std::vector<std::uint64_t> contents(bytes / sizeof(std::uint64_t));
+    GPU_SLEEP_TEST_CALL(cuMemcpyDtoH, contents.data(), address, bytes);
+    return hash_of(contents);
+}
+
+Result<std::string> hash_of_array(const Memory& which) {
+    std::vector<std::uint64_t> contents(which.bytes / sizeof(std::uint64_t));
+    GPU_SLEEP_TEST_CALL(cuMemcpyAtoH, contents.data(), which.array, 0, which.bytes);
+    return fmt::format("{:016x}", hash_of(contents));
+}
 
 void write_noise(const sim_launch*, void** arguments) {
     auto* const to = *static_cast<std::uint64_t**>(arguments[0]);
@@ -21,6 +42,26 @@ void write_noise(const sim_launch*, void** arguments) {
 void register_noise_kernel() {
     constexpr std::array<std::size_t, 3> k_parameters = {8, 8, 8};
     control().register_kernel(k_noise_kernel, write_noise, k_parameters.data(), k_parameters.size());
+}
+
+Result<void> fill_array(const Memory& which, std::uint64_t seed) {
+    std::vector<std::uint64_t> contents(which.bytes / sizeof(std::uint64_t));
+    for (std::size_t i = 0; i < contents.size(); ++i) contents[i] = noise_at(seed, i);
+    GPU_SLEEP_TEST_CALL(cuMemcpyHtoA, which.array, 0, contents.data(), which.bytes);
+    return {};
+}
+
+Result<std::string> hash_of_contents(const Memory& which) {
+    if (which.array) return hash_of_array(which);
+    const auto hash = hash_at(which.address, which.bytes);
+    if (!hash) return hash.error();
+    if (which.second.begin != 0) {
+        const auto other = hash_at(which.second.begin, which.bytes);
+        if (!other) return other.error();
+        if (*other != *hash)
+            return make_error(ErrorCode::internal, "the second mapping shows something else");
+    }
+    return fmt::format("{:016x}", *hash);
 }
 
 } // namespace gpu_sleep::test

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Kernels of the capture programs: launching one, and the one that fills memory with what looks random.
+// Work of the capture programs: launching kernels, filling memory with what looks random, and its hash.
 
 #pragma once
 
 #include "capture_memory.hpp"
 
 #include <cstdint>
+#include <string>
 
 namespace gpu_sleep::test {
 
@@ -23,6 +24,13 @@ inline constexpr const char* k_noise_kernel = "capture_noise";
 
 /// Makes every module have it.
 void register_noise_kernel();
+
+/// The hash of what `memory` holds; through both mappings, if there are two, which must show the same.
+/// Errors: driver_failed, internal.
+[[nodiscard]] Result<std::string> hash_of_contents(const Memory& memory);
+
+/// Fills memory of the kind "array", by a copy, with noise_at(seed, i). Errors: driver_failed.
+[[nodiscard]] Result<void> fill_array(const Memory& memory, std::uint64_t seed);
 
 /// Launches `kernel` of `module` with one thread. Errors: driver_failed.
 template <class... Arguments>

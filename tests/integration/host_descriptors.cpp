@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Descriptors of the host program.
+
+#include "host_descriptors.hpp"
+
+#include "base/fd.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::test {
+namespace {
+
+std::vector<int> g_usurped;
+std::vector<UniqueFd> g_used;
+
+} // namespace
+
+Answer usurp_sockets(Words&) {
+    g_usurped.clear();
+    const int file = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    for (int number = STDERR_FILENO + 1; number < 1024; ++number) {
+        struct stat status = {};
+        if (::fstat(number, &status) != 0 || !S_ISSOCK(status.st_mode)) continue;
+        if (::dup2(file, number) == number) g_usurped.push_back(number);
+    }
+    return std::to_string(g_usurped.size());
+}
+
+Answer check_usurped(Words&) {
+    for (const int number : g_usurped) {
+        struct stat status = {};
+        if (::fstat(number, &status) != 0 || !S_ISCHR(status.st_mode)) return std::string("harmed");
+    }
+    return std::string("unharmed");
+}
+
+Answer use_descriptors(Words&) {
+    for (;;) {
+        UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+        if (!file) return std::to_string(g_used.size());
+        g_used.push_back(std::move(file));
+    }
+}
+
+Answer leave_descriptors(Words&) {
+    g_used.clear();
+    return std::string();
+}
+
+} // namespace gpu_sleep::test

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Libraries of programs that use the driver late, early, or apart: no program is harmed by the agent.
+
+#include "mentions.hpp"
+#include "routine.hpp"
+#include "support/skip.hpp"
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go", "[host_safety]") {
+    const auto words = GENERATE(Arguments{"driver"}, Arguments{"plugin", GPU_SLEEP_TEST_PLUGIN});
+    auto program = Program::loader(words);
+    for (const char* line : {"ready", "again"}) {
+        REQUIRE(program.line() == line);
+        CHECK(program.status("report/tags/0/ranges") != "none");
+        program.sleep();
+        program.wake();
+        program.go_on();
+    }
+    const auto end = program.ends();
+    CHECK(end.status == 0);
+    CHECK(end.err.empty());
+}
+
+TEST_CASE("Host safety: a program initialises CUDA while a library does in its constructor",
+          "[host_safety]") {
+    Program program({"constructor", GPU_SLEEP_TEST_CONSTRUCTOR});
+    REQUIRE(program.line() == "ready"); // neither waits for what the other has
+    program.sleep();
+    program.wake();
+    program.go_on();
+    CHECK(program.ends().status == 0);
+}
+
+TEST_CASE("Host safety: a library bound to its own dependencies first is caught with --audit",
+          "[host_safety]") {
+    if (is_sanitized()) return skip("a sanitizer refuses such libraries");
+    const bool is_audited = GENERATE(false, true);
+    auto program =
+        Program::loader({"deep", GPU_SLEEP_TEST_PLUGIN}, is_audited ? Arguments{"--audit"} : Arguments{});
+    for (const char* line : {"ready", "again"}) {
+        REQUIRE(program.line() == line);
+        if (is_audited) {
+            CHECK(program.status(k_captured) == (line == std::string("ready") ? k_four_mib : "8388608"));
+            program.sleep();
+            program.go_on();
+            REQUIRE(program.waits_at_the_gate());
+            program.wake();
+        } else {
+            CHECK(program.command("gpu-sleep").status == 3); // the agent has seen nothing of CUDA
+            program.go_on();
+        }
+    }
+    REQUIRE(program.line() == "done");
+    program.go_on();
+    const auto end = program.ends();
+    CHECK(end.status == 0);
+    CHECK(end.err.empty());
+}
+
+TEST_CASE("Host safety: a library in a namespace of its own works with --audit and without",
+          "[host_safety]") {
+    if (is_sanitized()) return skip("a sanitizer refuses such libraries");
+    const auto options = GENERATE(Arguments{}, Arguments{"--audit"});
+    auto program = Program::loader({"apart", GPU_SLEEP_TEST_PLUGIN}, options);
+    for (const char* line : {"ready", "again"}) {
+        REQUIRE(program.line() == line);
+        program.go_on();
+    }
+    CHECK(program.ends().status == 0);
+}
+
+TEST_CASE("Host safety: a function that an older driver lacks is not found", "[host_safety]") {
+    const auto end = Program({"missing"}).ends();
+    CHECK(end.status == 0);
+    CHECK(end.out == "500\n"); // CUDA_ERROR_NOT_FOUND
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// gpu-snapshot tidies up: what ended processes have left goes, and what living ones have stays.
+
+#include "snapshot_command.hpp"
+#include "support/failing_call.hpp"
+#include "support/skip.hpp"
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <csignal>
+#include <set>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test::snapshot_command;
+
+TEST_CASE("gpu-snapshot: looking at a directory removes what ended processes have left there", "[snapshot]") {
+    const Stage stage; // whose owner lives
+    using Kind = store::SnapshotName::Kind;
+    std::set<std::string> left;
+    const auto make = [&](std::uint64_t number, Kind kind, const std::string& boot) {
+        const store::SnapshotName name{test::k_nobody, number, kind, boot};
+        std::filesystem::copy_file(stage.path, stage.directory.path() / name.text());
+        return name.text();
+    };
+    left.insert(make(1, Kind::sleeping, boot_id()));
+    left.insert(make(2, Kind::partial, boot_id()));
+    left.insert(make(3, Kind::sleeping, std::string(32, 'a'))); // before a crash
+    const auto kept = make(4, Kind::kept, boot_id());
+    const auto command = GENERATE(as<std::string>(), "ls ", "verify ");
+    const auto directory = stage.directory.path().string();
+
+    SECTION("unless it is only to be looked at") {
+        const auto looked = run(command + directory + " --keep-leftovers");
+        CHECK_FALSE(has(looked, "removed"));
+        CHECK(has(looked, *left.begin()));
+        CHECK_FALSE(ask(command + directory + " --keep-leftovers").contains("removed"));
+        CHECK(stage.directory.file_count() == 5);
+    }
+    SECTION("or a single file is named") {
+        CHECK_FALSE(has(run(command + directory + "/" + *left.begin()), "removed"));
+        CHECK_FALSE(ask(command + directory + "/" + *left.begin()).contains("removed"));
+        CHECK(stage.directory.file_count() == 5);
+    }
+    SECTION("or others can look into it, too") {
+        REQUIRE(::chmod(directory.c_str(), 0750) == 0);
+        const auto looked = run(command + directory);
+        CHECK(looked.status == exit_status::done);
+        CHECK_FALSE(has(looked, "removed"));
+        CHECK(stage.directory.file_count() == 5);
+    }
+    SECTION("or it is reached by a link") {
+        const auto link = stage.elsewhere.path() / "link";
+        std::filesystem::create_directory_symlink(directory, link);
+        CHECK_FALSE(has(run(command + link.string()), "removed"));
+        CHECK(stage.directory.file_count() == 5);
+    }
+    SECTION("and says which") {
+        const auto looked = run(command + directory);
+        CHECK(looked.status == exit_status::done);
+        for (const auto& name : left)
+            CHECK(has(looked, "removed " + name + ": its process has let go of it\n"));
+        CHECK_FALSE(has(looked, "removed " + kept));
+        CHECK(has(looked, kept));
+        CHECK(has(looked, stage.path.filename().string()));
+        CHECK(stage.directory.file_count() == 2);
+        CHECK(std::filesystem::exists(stage.path));
+        CHECK_FALSE(has(run(command + directory), "removed"));
+    }
+    SECTION("and says which to programs") {
+        const auto looked = ask(command + directory);
+        CHECK(looked["exit_status"] == 0);
+        CHECK(looked["removed"].get<std::set<std::string>>() == left);
+        CHECK(looked["snapshots"].size() == 2);
+        CHECK(ask(command + directory)["removed"] == nlohmann::json::array());
+    }
+}
+
+TEST_CASE("gpu-snapshot: what a killed process left in a directory goes, what a living one has stays",
+          "[snapshot]") {
+    const Stage stage;
+    const auto name = [&](const std::string& text) { return stage.directory.path() / text; };
+    int ready[2];
+    REQUIRE(::pipe(ready) == 0);
+    const auto child = ::fork();
+    if (child == 0) {
+        const auto directory = store::SnapshotDirectory::open(stage.directory.path());
+        auto file = store::SnapshotFile::create(*directory, {::getpid(), *own_start_time()}, false);
+        if (!file || !file->commit()) ::_exit(1);
+        const auto text = file->name().text();
+        if (::write(ready[1], text.data(), text.size()) > 0) ::pause();
+        ::_exit(1);
+    }
+    char text[256];
+    const auto bytes = ::read(ready[0], text, sizeof(text));
+    REQUIRE(bytes > 0);
+    const auto file = name({text, static_cast<std::size_t>(bytes)});
+    CHECK(ask("ls " + stage.directory.path().string())["removed"].empty());
+    CHECK(std::filesystem::exists(file));
+    ::kill(child, SIGKILL);
+    REQUIRE(::waitpid(child, nullptr, 0) == child);
+    const auto looked = ask("ls " + stage.directory.path().string());
+    CHECK(looked["removed"] == nlohmann::json::array({file.filename().string()}));
+    CHECK(looked["exit_status"] == 0);
+    CHECK_FALSE(std::filesystem::exists(file));
+    CHECK(std::filesystem::exists(stage.path));
+    ::close(ready[0]);
+    ::close(ready[1]);
+}
+
+TEST_CASE("gpu-snapshot: a living sleeper of another pid namespace is asleep and stays", "[snapshot]") {
+    const Stage stage; // whose pid and start time are nobody's in the new namespace
+    test::MemoryContents contents;
+    contents.add("weights", stage.first);
+    contents.description.owner = test::k_nobody;
+    const auto theirs =
+        store::write_snapshot(test::opened(stage.directory), contents.description, contents, {});
+    REQUIRE(theirs);
+    const auto file = theirs->file.path();
+    const auto inside = [&](const std::string& arguments) {
+        return "unshare --user --map-root-user --pid --fork --mount-proc " +
+               test::command_file("gpu-snapshot") + " " + arguments;
+    };
+    if (run_command(inside("ls " + stage.elsewhere.path().string())).status != 0)
+        return test::skip_without_right("make namespaces");
+    for (const auto& path : {stage.path, file}) {
+        CHECK(has(run("ls " + path.string()), "asleep"));
+        const auto listed = run_command(inside("ls " + path.string() + " --json"));
+        const auto json = nlohmann::json::parse(listed.output, nullptr, false);
+        REQUIRE(json.is_object());
+        CHECK(json["snapshots"][0]["state"] == "asleep");
+        CHECK(json["snapshots"][0]["owner"]["alive"] == true);
+    }
+    CHECK_FALSE(has(run_command(inside("ls " + stage.directory.path().string())), "removed"));
+    CHECK(stage.directory.file_count() == 2);
+}
+
+TEST_CASE("gpu-snapshot: where locks may be lost, what is of another pid namespace stays", "[snapshot]") {
+    const Stage stage;
+    store::SnapshotName name{test::k_nobody, 1, store::SnapshotName::Kind::sleeping, boot_id(),
+                             pid_namespace()};
+    REQUIRE(name.pid_namespace != 0);
+    const auto ended = stage.directory.path() / name.text();
+    ++name.pid_namespace;
+    const auto unseen = stage.directory.path() / name.text();
+    test::MemoryContents contents;
+    contents.add("weights", stage.first);
+    contents.description.owner = test::k_nobody;
+    auto theirs = store::write_snapshot(test::opened(stage.directory), contents.description, contents, {});
+    REQUIRE(theirs);
+    for (const auto& file : {ended, unseen}) std::filesystem::copy_file(theirs->file.path(), file);
+    nlohmann::json looked;
+    const auto body = [&] { looked = ask("ls " + stage.directory.path().string()); };
+    // As on a file system that nothing is known of.
+    if (!test::with_failing_calls({{SYS_fstatfs, EIO, {}}}, body))
+        return test::skip_without_right("filter its system calls");
+    CHECK(looked["removed"] == nlohmann::json::array({ended.filename().string()}));
+    REQUIRE(looked["snapshots"].size() == 3);
+    for (const auto& each : looked["snapshots"])
+        CHECK(each["state"] == (each["path"] == unseen.string() ? "of another pid namespace" : "asleep"));
+    CHECK(std::filesystem::exists(unseen));
+    CHECK(has(run("ls --keep-leftovers " + stage.directory.path().string()), "left over")); // the lock tells
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Finding processes and their agents in a tree that looks like /proc. The agents are threads of this process,
+// so it is this process's pid that the kernel names as their peer.
+
+#pragma once
+
+#include "cli/find.hpp"
+#include "cli/targets.hpp"
+#include "support/catch.hpp"
+#include "support/fake_agent.hpp"
+#include "support/proc_tree.hpp"
+#include "support/sample_reports.hpp"
+
+#include <string>
+
+namespace gpu_sleep::cli {
+
+/// The name says which user its own namespace sees; it need not be ours.
+inline const std::string k_directory = "gpu-sleep-77";
+
+inline void answer_status(const protocol::Request&, test::FakeConnection& connection) {
+    connection.send(test::sample_status());
+}
+
+[[nodiscard]] inline Finder finder_of(const test::ProcTree& tree) {
+    return Finder(ProcFs(tree.proc()), tree.root());
+}
+
+template <class Value>
+[[nodiscard]] ErrorCode code_of(const Result<Value>& result) {
+    REQUIRE_FALSE(result);
+    return result.error().code;
+}
+
+} // namespace gpu_sleep::cli
