@@ -30,7 +30,7 @@ void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number
 }
 
 bool sleeps(const LockedMemory& memory, CUdeviceptr address, const Mapping& mapping) {
-    return mapping.enlisted && memory.is_asleep(address);
+    return mapping.in_ledger && memory.is_asleep(address);
 }
 
 bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vector<CUdeviceptr>& mappings)
@@ -40,12 +40,12 @@ bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vecto
     });
 }
 
-bool strike_off(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping)
+bool take_from_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping)
     GPU_SLEEP_REQUIRES(all.mutex) {
-    if (!mapping.enlisted) return true;
+    if (!mapping.in_ledger) return true;
     if (sleeps(memory, address, mapping)) return false;
     const auto real = memory.remove_mapping(address);
-    mapping.enlisted = false;
+    mapping.in_ledger = false;
     if (auto* handle = find_handle(all, mapping.handle)) handle->real = real;
     static_cast<void>(Allocations::instance().take(address));
     return true;
@@ -54,7 +54,8 @@ bool strike_off(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping
 bool pin(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
     GPU_SLEEP_REQUIRES(all.mutex) {
     if (any_sleeps(memory, all, handle.mappings)) return false;
-    for (const auto address : handle.mappings) strike_off(memory, all, address, all.mappings.at(address));
+    for (const auto address : handle.mappings)
+        take_from_ledger(memory, all, address, all.mappings.at(address));
     if (!handle.pinned) handle.pinned = reason;
     return true;
 }

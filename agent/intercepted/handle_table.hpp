@@ -20,7 +20,7 @@ struct Mapping {
     std::uint64_t handle = 0; ///< the program's
     driver::DeviceMask access = 0;
     bool has_other_access = false; ///< of the host, or for reading only
-    bool enlisted = false;         ///< the ledger has it, and its driver handle
+    bool in_ledger = false;        ///< the ledger has it, and its driver handle
 };
 
 struct Handle {
@@ -56,7 +56,7 @@ void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number
 
 /// Takes a mapping out of the ledger; its handle knows the driver's again. False when it sleeps: then it
 /// stays, for the ledger alone knows where its contents are.
-bool strike_off(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping)
+bool take_from_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping)
     GPU_SLEEP_REQUIRES(all.mutex);
 /// Its memory stays where it is from now on; `reason` says why. False when it sleeps: then nothing changes.
 bool pin(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)

@@ -20,8 +20,8 @@ using driver::DeviceMask;
 
 /// Gives a mapping to the ledger once it is one that can sleep: the only one of its handle, whole, and open
 /// to its own device, for otherwise nobody can copy it.
-void enlist(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
-            const TagChoice& choose_tag) GPU_SLEEP_REQUIRES(all.mutex) {
+void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
+                    const TagChoice& choose_tag) GPU_SLEEP_REQUIRES(all.mutex) {
     auto* handle = find_handle(all, mapping.handle);
     if (!handle || handle->pinned) return;
     const auto device = handle->properties.location.id;
@@ -29,10 +29,10 @@ void enlist(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& ma
                            mapping.bytes == handle->bytes && !mapping.has_other_access &&
                            (mapping.access >> device & 1) != 0;
     if (!can_sleep) {
-        strike_off(memory, all, address, mapping);
+        take_from_ledger(memory, all, address, mapping);
         return;
     }
-    if (mapping.enlisted) {
+    if (mapping.in_ledger) {
         memory.set_mapping_access(address, mapping.access);
         Allocations::instance().change(address, [&](Known& known) { known.access = mapping.access; });
         return;
@@ -40,7 +40,7 @@ void enlist(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& ma
     const auto tag = choose_tag(mapping.bytes);
     if (!tag) return;
     memory.add_mapping({address, mapping.bytes, *tag, device, mapping.access, handle->real});
-    mapping.enlisted = true;
+    mapping.in_ledger = true;
     const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
     Allocations::instance().add(
         {address, mapping.bytes, device, nullptr, nullptr, 0, true, mapping.access, false, handle_types});
@@ -112,7 +112,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
                     const bool is_granted = granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
                     mapping.access = is_granted ? mapping.access | bit : mapping.access & ~bit;
                 }
-                enlist(locked, all, at, mapping, choose_tag);
+                hand_to_ledger(locked, all, at, mapping, choose_tag);
             }
             return CUDA_SUCCESS;
         });
@@ -133,7 +133,7 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
             if (status != CUDA_SUCCESS) return status;
             for (const auto at : found) {
                 auto& mapping = all.mappings.at(at);
-                strike_off(locked, all, at, mapping);
+                take_from_ledger(locked, all, at, mapping);
                 const auto number = mapping.handle;
                 all.mappings.erase(at);
                 if (auto* mine = find_handle(all, number)) std::erase(mine->mappings, at);

@@ -30,7 +30,7 @@ std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocatio
             if (!mine) return;
             real = mine->real;
             for (const auto at : mine->mappings) {
-                const auto* backing = all.mappings.at(at).enlisted ? locked.find(at) : nullptr;
+                const auto* backing = all.mappings.at(at).in_ledger ? locked.find(at) : nullptr;
                 if (backing) real = backing->is_asleep() ? std::nullopt : std::optional(backing->handle);
             }
         });
@@ -115,10 +115,10 @@ void add_pinned_handles(const LockedMemory& locked, std::vector<Residual>& rows)
     auto& all = Handles::instance();
     const MutexLock lock(all.mutex);
     for (const auto& [number, handle] : all.handles) {
-        const bool is_enlisted = std::any_of(
+        const bool is_in_ledger = std::any_of(
             handle.mappings.begin(), handle.mappings.end(),
-            [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) { return all.mappings.at(at).enlisted; });
-        if (is_enlisted) continue;
+            [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) { return all.mappings.at(at).in_ledger; });
+        if (is_in_ledger) continue;
         const char* reason = handle.pinned ? handle.pinned
                              : handle.mappings.empty()
                                  ? "made, but not mapped"

@@ -4,7 +4,7 @@
 """What memory pools do, with the agent and without, beside what a real driver was seen to do.
 
 Runs pool_rules and compares its lines with the recorded ones: without the agent as they are, under gpu-run in words, but
-for the lines of which agent/caught/POOLS.md says why they differ.
+for the lines of which agent/intercepted/POOLS.md says why they differ.
 
 Usage: pool_rules.py --build DIR [--without] [--record]. Exit status: 0 when all is as it must be. --without leaves the
 agent out; --record writes what a real driver prints, instead of comparing it.
