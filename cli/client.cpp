@@ -26,7 +26,7 @@ constexpr Milliseconds k_farewell{1'000};
 
 /// How much may lie in a socket that an agent has written to before it learns that it is given up. Who has
 /// written more goes on writing, perhaps faster than anybody reads.
-constexpr std::size_t k_most_unread = std::size_t{1} << 20;
+constexpr std::size_t k_max_unread = std::size_t{1} << 20;
 
 /// Why the agent's words cannot be read: that is no fault of the command line's, and does not say how the
 /// process stands.
@@ -94,7 +94,7 @@ public:
         const auto nobody = [](const model::Progress&) {};
         const bool was_past_return = is_past_return();
         ::shutdown(question_.socket.get(), SHUT_WR);
-        for (const auto limit = received_ + k_most_unread; !is_over() && received_ < limit;)
+        for (const auto limit = received_ + k_max_unread; !is_over() && received_ < limit;)
             if (!receive(nobody)) break;
         if (!is_over() && is_past_return() && !was_past_return) return; // just so: it is worth waiting for
         ::shutdown(question_.socket.get(), SHUT_RDWR);

@@ -124,7 +124,7 @@ Result<std::vector<Finder::Candidate>> Finder::read_candidates(uid_t owner, int 
         directories = named->second;
     if (!seen.directories.is_whole) // the look ended before it, perhaps: the commonest is known
         directories.push_back(fs::path(agent_directory(owner)).filename());
-    auto left = k_most_entries;
+    auto left = k_max_entries;
     for (const auto& directory : directories) {
         const auto opened = open_private_directory(tmp, directory, owner);
         if (!opened && lacks_descriptors(errno)) return lack_of_descriptors(errno);

@@ -21,7 +21,7 @@ namespace gpu_sleep::cli {
 namespace {
 
 using Json = nlohmann::json;
-using model::CaptureRule;
+using model::AllocationRule;
 
 constexpr std::size_t k_max_file_bytes = 1 << 20;
 constexpr std::string_view k_members = "min_size, max_size, library, tag and capture";
@@ -40,7 +40,7 @@ Json parse_json(std::string_view text, std::optional<std::string>& repeated) {
 }
 
 /// What is wrong with `value` as `member` of a rule, or nothing; sets it in `rule`.
-std::string set_member(CaptureRule& rule, const std::string& member, const Json& value) {
+std::string set_member(AllocationRule& rule, const std::string& member, const Json& value) {
     if (member == "min_size" || member == "max_size") {
         auto& size = member == "min_size" ? rule.min_size : rule.max_size;
         if (value.is_number_unsigned()) {
@@ -65,10 +65,10 @@ std::string set_member(CaptureRule& rule, const std::string& member, const Json&
     return {};
 }
 
-Result<CaptureRule> rule_from(const Json& value, std::size_t number, std::string_view name) {
+Result<AllocationRule> rule_from(const Json& value, std::size_t number, std::string_view name) {
     if (!value.is_object())
         return make_error(ErrorCode::invalid_argument, "{}: rule {} is not an object", name, number);
-    CaptureRule rule;
+    AllocationRule rule;
     for (const auto& [member, content] : value.items())
         if (const auto trouble = set_member(rule, member, content); !trouble.empty())
             return make_error(ErrorCode::invalid_argument, "{}: rule {}, {}: {}", name, number, member,
@@ -83,27 +83,27 @@ std::string words_of(const Json::exception& error) {
     return std::string(end == std::string_view::npos ? text : text.substr(end + 2));
 }
 
-Result<model::CaptureRules> rules_from(const Json& document, std::string_view name) {
+Result<model::AllocationRules> rules_from(const Json& document, std::string_view name) {
     const auto bad = [&](std::string_view what) {
         return make_error(ErrorCode::invalid_argument, "{}: {}", name, what);
     };
     if (!document.is_object() || !document.contains("rules") || !document["rules"].is_array())
         return bad("it should be an object with a list: {\"rules\": [...]}");
     if (document.size() != 1) return bad("there should be nothing beside \"rules\"");
-    std::vector<CaptureRule> rules;
+    std::vector<AllocationRule> rules;
     for (const auto& value : document["rules"]) {
         auto rule = rule_from(value, rules.size() + 1, name);
         if (!rule) return std::move(rule).error();
         rules.push_back(*std::move(rule));
     }
-    auto made = model::CaptureRules::create(std::move(rules));
+    auto made = model::AllocationRules::create(std::move(rules));
     if (!made) return bad(made.error().message);
     return made;
 }
 
 } // namespace
 
-Result<model::CaptureRules> parse_rules(std::string_view text, std::string_view name) {
+Result<model::AllocationRules> parse_rules(std::string_view text, std::string_view name) {
     // nlohmann-json throws what it cannot read, and on texts that are not UTF-8 when it shows them.
     try {
         std::optional<std::string> repeated;
@@ -117,7 +117,7 @@ Result<model::CaptureRules> parse_rules(std::string_view text, std::string_view 
     }
 }
 
-Result<model::CaptureRules> read_rules_file(const std::string& path) {
+Result<model::AllocationRules> read_rules_file(const std::string& path) {
     const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) return errno_error(ErrorCode::io_failed, errno, "open", path);
     std::string text;

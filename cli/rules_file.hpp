@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "model/capture_rules.hpp"
+#include "model/allocation_rules.hpp"
 
 #include <string>
 #include <string_view>
@@ -15,9 +15,9 @@ namespace gpu_sleep::cli {
 /// {"library": "libcublas", "capture": false}]}. Sizes are texts with units or numbers of bytes; every member
 /// may be left out. `name` is what messages call the text. Errors: invalid_argument (where, by line, or rule
 /// and member).
-[[nodiscard]] Result<model::CaptureRules> parse_rules(std::string_view text, std::string_view name);
+[[nodiscard]] Result<model::AllocationRules> parse_rules(std::string_view text, std::string_view name);
 
 /// The same, of a file. Errors: io_failed as well.
-[[nodiscard]] Result<model::CaptureRules> read_rules_file(const std::string& path);
+[[nodiscard]] Result<model::AllocationRules> read_rules_file(const std::string& path);
 
 } // namespace gpu_sleep::cli

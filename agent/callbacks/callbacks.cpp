@@ -110,7 +110,7 @@ std::vector<std::string> Callbacks::run_after_wake(const Jobs& jobs,
     for (const auto& job : jobs) {
         job->event = event;
         auto answer = guarded([&] { return run(job, deadline); });
-        noted([&] {
+        ignoring_errors([&] {
             if (!answer)
                 failures.push_back(std::move(answer).error().message);
             else if (*answer != 0)

@@ -332,14 +332,14 @@ bool Gate::hold(Waiter& waiter) {
             last_wake_ = now;
             const auto waker = waker_;
             mutex_.unlock();
-            if (waker) noted([&] { (*waker)(); }); // it is asked again
+            if (waker) ignoring_errors([&] { (*waker)(); }); // it is asked again
             mutex_.lock();
             continue;
         }
         if (!waiter.said && phase_ == Phase::asleep && now - waiter.since >= k_say_after) {
             waiter.said = true;
             mutex_.unlock(); // nobody waits for standard error
-            noted([&] {
+            ignoring_errors([&] {
                 log::warning("{} waits, for memory of this process sleeps; wake it with: gpu-wake {}",
                              waiter.entry_point, ::getpid());
             });

@@ -68,7 +68,7 @@ void put_captures_back(std::map<CaptureKey, Capture>& taken) {
 /// Its address tells threads apart. A thread's default streams end with it, and so do their captures.
 struct ThreadMark {
     ~ThreadMark() {
-        noted([&] {
+        ignoring_errors([&] {
             const auto is_mine = [&](const CaptureKey& key, const Capture&) {
                 return std::get<2>(key) == number();
             };
@@ -104,7 +104,7 @@ std::shared_mutex& capture_order() noexcept {
 
 std::uint64_t capture_begins(CUstream stream, bool per_thread, bool any_may_end) noexcept {
     std::uint64_t number = 0;
-    noted([&] {
+    ignoring_errors([&] {
         const std::unique_lock order(capture_order());
         auto* const context = known_context_of(stream);
         auto& all = Captures::instance();
@@ -119,7 +119,7 @@ std::uint64_t capture_begins(CUstream stream, bool per_thread, bool any_may_end)
 }
 
 void capture_failed(CUstream stream, bool per_thread, std::uint64_t number) noexcept {
-    noted([&] {
+    ignoring_errors([&] {
         if (number == 0) return;
         const auto key = capture_key(stream, per_thread, known_context_of(stream));
         take_captures([&](const CaptureKey& k, const Capture& c) { return k == key && c.number == number; });
@@ -129,7 +129,7 @@ void capture_failed(CUstream stream, bool per_thread, std::uint64_t number) noex
 
 std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept {
     std::uint64_t number = 0;
-    noted([&] {
+    ignoring_errors([&] {
         const auto key = capture_key(stream, per_thread, known_context_of(stream));
         auto& all = Captures::instance();
         const MutexLock lock(all.mutex);
@@ -140,7 +140,7 @@ std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept {
 }
 
 void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUresult status) noexcept {
-    noted([&] {
+    ignoring_errors([&] {
         // A broken capture is over too, but not one that was to be ended in the wrong way.
         if (status == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) return;
         if (const auto with = memory(); with && status != CUDA_SUCCESS) {
@@ -156,14 +156,14 @@ void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUres
 
 CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept {
     std::map<CaptureKey, Capture> captures;
-    noted([&] {
+    ignoring_errors([&] {
         captures =
             take_captures([=](const CaptureKey& key, const Capture&) { return std::get<0>(key) == stream; });
         forget_order_of(stream); // for good: if the stream stays, its blocks wait for their events
     });
     const auto status = destroy();
     if (status == CUDA_SUCCESS) synchronized(); // as the driver's pools have it
-    noted([&] {
+    ignoring_errors([&] {
         if (captures.empty()) return;
         if (status == CUDA_SUCCESS)
             free_waiting();

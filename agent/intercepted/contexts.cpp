@@ -84,8 +84,8 @@ public:
             own_ = own.contexts.extract(context);
         }
         // Only reported: nothing fails for it.
-        noted([&] { left_ = take_left_of(context, is_primary); });
-        noted([&] { managed_ = take_managed_of(context); });
+        ignoring_errors([&] { left_ = take_left_of(context, is_primary); });
+        ignoring_errors([&] { managed_ = take_managed_of(context); });
     }
 
     /// The context is gone, and with it its memory.
@@ -130,9 +130,9 @@ private:
 CUresult end_with(ProgramMemory& memory, CUcontext context, bool is_primary,
                   const std::function<CUresult()>& end, const std::function<bool()>& is_gone) noexcept {
     std::optional<Departure> departure;
-    noted([&] { departure.emplace(memory, context, is_primary); });
+    ignoring_errors([&] { departure.emplace(memory, context, is_primary); });
     const auto status = end();
-    noted([&] {
+    ignoring_errors([&] {
         if (!departure) return;
         if (status == CUDA_SUCCESS && is_gone())
             departure->gone();
@@ -162,7 +162,7 @@ struct LettingGo {
 /// The program holds a primary context once less.
 LettingGo let_go(CUdevice device) noexcept {
     LettingGo letting_go;
-    noted([&] {
+    ignoring_errors([&] {
         auto& own = OwnContexts::instance();
         const MutexLock lock(own.mutex);
         auto& held = own.primaries[device];
@@ -176,7 +176,7 @@ LettingGo let_go(CUdevice device) noexcept {
 /// The same, unless it would be the last time. Whether it was done.
 bool let_go_of_one(CUdevice device) noexcept {
     bool is_done = false;
-    noted([&] {
+    ignoring_errors([&] {
         auto& own = OwnContexts::instance();
         const MutexLock lock(own.mutex);
         auto& held = own.primaries[device];
@@ -187,7 +187,7 @@ bool let_go_of_one(CUdevice device) noexcept {
 }
 
 void hold(CUdevice device) noexcept {
-    noted([&] {
+    ignoring_errors([&] {
         auto& own = OwnContexts::instance();
         const MutexLock lock(own.mutex);
         ++own.primaries[device];
@@ -212,7 +212,7 @@ CUresult release_held(ProgramMemory& memory, CUdevice device,
 } // namespace
 
 void context_created(CUcontext context) noexcept {
-    noted([&] {
+    ignoring_errors([&] {
         const auto with = memory();
         const auto device = with ? current_device(*with) : std::nullopt; // it is current to its maker
         auto& own = OwnContexts::instance();
@@ -246,7 +246,7 @@ CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std:
     const std::shared_lock contexts(contexts_mutex());
     const auto status = make();
     if (status != CUDA_SUCCESS) return status;
-    noted([&] {
+    ignoring_errors([&] {
         const auto with = memory();
         if (!with) return;
         CUcontext context = nullptr;
@@ -275,7 +275,7 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
         if (!node) return destroy();
         const auto green = node.mapped();
         Taken captures;
-        noted([&] {
+        ignoring_errors([&] {
             if (!green.context) return;
             captures = take_captures_of(green.context);
             // For good: if it stays, its blocks wait for their events.
@@ -285,7 +285,7 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
             });
         });
         const auto ended = release_held(*with, green.device, destroy);
-        noted([&] {
+        ignoring_errors([&] {
             if (ended == CUDA_SUCCESS) return;
             if (captures.stays) captures.stays();
             const MutexLock own_lock(own.mutex);
@@ -338,7 +338,7 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
         if (!primary.context) return reset();
         return end_with(*with, primary.context, true, reset, [] { return true; });
     }();
-    noted([&] {
+    ignoring_errors([&] {
         auto& own = OwnContexts::instance();
         const MutexLock lock(own.mutex);
         if (status == CUDA_SUCCESS) own.primaries.erase(device);
@@ -365,7 +365,7 @@ std::vector<CUcontext> own_contexts_of(int device) {
 
 bool enter_primary_context() noexcept {
     bool has_entered = false;
-    noted([&] {
+    ignoring_errors([&] {
         const auto with = memory();
         // Whoever ends a context may wait for work that needs what our caller holds.
         const std::shared_lock contexts(contexts_mutex(), std::try_to_lock);
@@ -385,7 +385,7 @@ bool enter_primary_context() noexcept {
 
 std::vector<CUcontext> own_contexts() noexcept {
     std::vector<CUcontext> contexts;
-    noted([&] {
+    ignoring_errors([&] {
         auto& own = OwnContexts::instance();
         const MutexLock lock(own.mutex);
         for (const auto& [context, device] : own.contexts) contexts.push_back(context);

@@ -51,7 +51,7 @@ CUevent EventCache::take(const driver::Api& api, CUcontext context) {
 }
 
 void EventCache::give(CUcontext context, CUevent event) noexcept {
-    noted([&] {
+    ignoring_errors([&] {
         const MutexLock lock(mutex_);
         const auto cached = events_.find(context);
         if (cached != events_.end()) cached->second.push_back(event);

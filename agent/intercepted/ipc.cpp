@@ -256,7 +256,7 @@ void close_waiting() noexcept {
     // The driver closes its own during a capture. Nothing may still use ours, though, and waiting would break
     // the capture.
     if (!imports.has_closing || captures_open() != 0) return;
-    noted([&] {
+    ignoring_errors([&] {
         const auto with = memory();
         if (!with) return;
         let_contexts_end();

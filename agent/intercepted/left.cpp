@@ -54,7 +54,7 @@ using Record = LeftOnes::node_type;
 void put_back(Record record) noexcept {
     auto& shards = Shards::instance();
     auto& shard = shards.of(record.key());
-    noted([&] {
+    ignoring_errors([&] {
         const MutexLock lock(shard.mutex);
         shards.count += shard.ones.insert(std::move(record)).inserted;
     });
@@ -65,7 +65,7 @@ void put_back(Record record) noexcept {
 void left_to_driver(CUdeviceptr address, std::size_t bytes, const Left& left) noexcept {
     if (left.reason == nullptr) return;
     if (left.pool) pool_left_to_driver(left.pool);
-    noted([&] {
+    ignoring_errors([&] {
         auto& shards = Shards::instance();
         auto& shard = shards.of(address);
         const MutexLock lock(shard.mutex);

@@ -134,7 +134,7 @@ Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
 Result<void> allow_own(ProgramMemory& memory, driver::DeviceAddress address, int device) {
     GPU_SLEEP_TRY(memory.allow_access(address, device));
     if (intercepts())
-        noted([&] {
+        ignoring_errors([&] {
             Allocations::instance().change(
                 address, [&](Known& known) { known.access |= driver::DeviceMask{1} << device; });
         });

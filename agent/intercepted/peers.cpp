@@ -94,7 +94,7 @@ CUresult access_of(const Known& known, const CUmemLocation& location, CUresult s
 }
 
 void peer_access_enabled(CUcontext peer) noexcept {
-    noted([&] {
+    ignoring_errors([&] {
         const auto with = memory();
         if (!with) return;
         const auto accessor = current_device(*with);
@@ -120,7 +120,7 @@ void peer_access_enabled(CUcontext peer) noexcept {
 
 bool let_copies_reach(const gate::Inspector& copy) noexcept {
     bool is_new = false;
-    noted([&] {
+    ignoring_errors([&] {
         const auto with = memory();
         if (!with) return;
         const driver::RelaxedCaptureMode relaxed(with->api());

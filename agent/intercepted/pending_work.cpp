@@ -25,7 +25,7 @@ PendingWork::~PendingWork() {
 bool PendingWork::record(CUcontext context) noexcept {
     if (!api_.cuCtxRecordEvent || count_ == noted_.size()) return false; // a driver before 12.5, say
     bool is_recorded = false;
-    noted([&] {
+    ignoring_errors([&] {
         auto* const event = EventCache::instance().take(api_, context);
         if (!event) return;
         is_recorded = api_.cuCtxRecordEvent(context, event) == CUDA_SUCCESS;

@@ -20,7 +20,7 @@ namespace {
 /// memory sleeps.
 std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocationHandle handle) noexcept {
     std::optional real = handle;
-    noted([&] {
+    ignoring_errors([&] {
         const auto with = memory();
         if (!with) return;
         with->with_lock([&](const LockedMemory& locked) {
@@ -39,7 +39,7 @@ std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocatio
 }
 
 void pin_handle(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
-    noted([&] {
+    ignoring_errors([&] {
         const auto with = memory();
         if (!with) return;
         with->with_lock([&](LockedMemory& locked) {
@@ -83,7 +83,7 @@ CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
 }
 
 void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
-    noted([&] {
+    ignoring_errors([&] {
         const auto with = memory();
         if (!with) return;
         with->with_lock([&](LockedMemory& locked) {

@@ -117,7 +117,7 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
         }
         Allocations::instance().add({*range, bytes, *device, owner_of_memory_in(context), nullptr, 0, false});
         // Who enables access from here on finds it in the index; what was enabled before is granted now.
-        noted([&] { grant_peers(*with, *device, *range); });
+        ignoring_errors([&] { grant_peers(*with, *device, *range); });
         *address = *range;
         return CUDA_SUCCESS;
     });
@@ -155,7 +155,7 @@ Taken take_waiting_of(ProgramMemory& memory, const std::function<bool(const Know
 
 void free_waiting() noexcept {
     close_waiting();
-    noted([] {
+    ignoring_errors([] {
         auto& later = Later::instance();
         {
             const MutexLock lock(later.mutex);
@@ -181,7 +181,7 @@ void free_waiting() noexcept {
 
 bool free_amid_captures(ProgramMemory& memory) noexcept {
     bool is_any_free = false;
-    noted([&] {
+    ignoring_errors([&] {
         let_contexts_end();
         const std::shared_lock contexts(contexts_mutex());
         Due due;
@@ -238,7 +238,7 @@ Answer free(CUdeviceptr address) noexcept {
         }
         if (allocation->pool) freed_from_pool(*allocation);
         auto status = CUDA_SUCCESS;
-        noted([&] { status = free_now(*with, allocation); });
+        ignoring_errors([&] { status = free_now(*with, allocation); });
         return status; // it is freed all the same, now or later
     });
 }

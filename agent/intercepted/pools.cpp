@@ -236,7 +236,7 @@ Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcep
             freed_from_pool(*allocation);
             return CUDA_SUCCESS; // when the capture has ended
         }
-        noted([&] {
+        ignoring_errors([&] {
             if (free_in_order(*with, *allocation, key)) allocation.done();
         });
         if (allocation) {
@@ -269,7 +269,7 @@ void give_allocation(ProgramMemory& memory, const Known& allocation) {
 }
 
 void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcept {
-    noted([&] {
+    ignoring_errors([&] {
         const auto pool = std::make_shared<Pool>();
         pool->handle = handle;
         pool->device = properties.location.id;
@@ -293,7 +293,7 @@ CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy)
     }
     const auto status = destroy();
     if (!taken) return status;
-    noted([&] {
+    ignoring_errors([&] {
         const auto with = memory();
         const MutexLock lock(all.mutex);
         if (status != CUDA_SUCCESS) {

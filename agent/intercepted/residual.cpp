@@ -40,7 +40,7 @@ struct Residents {
 };
 
 void add_resident(CUdeviceptr address, Residents::Resident resident) noexcept {
-    noted([&] {
+    ignoring_errors([&] {
         const auto with = memory();
         if (with) resident.device = current_device(*with).value_or(0);
         auto& residents = Residents::instance();
@@ -52,7 +52,7 @@ void add_resident(CUdeviceptr address, Residents::Resident resident) noexcept {
 } // namespace
 
 void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const char* reason) noexcept {
-    noted([&] {
+    ignoring_errors([&] {
         const auto with = memory();
         CUcontext context = nullptr;
         if (with && with->api().cuCtxGetCurrent(&context) == CUDA_SUCCESS)
@@ -70,7 +70,7 @@ void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept
 }
 
 void forget_residual(CUdeviceptr address) noexcept {
-    noted([&] {
+    ignoring_errors([&] {
         auto& residents = Residents::instance();
         const MutexLock lock(residents.mutex);
         residents.by_address.erase(address);
@@ -78,7 +78,7 @@ void forget_residual(CUdeviceptr address) noexcept {
 }
 
 void handle_imported(CUmemGenericAllocationHandle handle) noexcept {
-    noted([&] {
+    ignoring_errors([&] {
         auto& residents = Residents::instance();
         const MutexLock lock(residents.mutex);
         ++residents.imported[handle];
@@ -128,7 +128,7 @@ Taken take_managed_of(CUcontext context) {
 
 std::vector<Residual> residual(const LockedMemory& locked) noexcept {
     std::vector<Residual> rows;
-    noted([&] {
+    ignoring_errors([&] {
         {
             auto& residents = Residents::instance();
             const MutexLock lock(residents.mutex);
@@ -140,7 +140,7 @@ std::vector<Residual> residual(const LockedMemory& locked) noexcept {
         add_graph_memory(rows);
     });
     std::vector<Residual> sums;
-    noted([&] {
+    ignoring_errors([&] {
         for (const auto& row : rows) add_to_sum(sums, row);
     });
     return sums;

@@ -8,7 +8,7 @@
 #include "base/log.hpp"
 #include "common/settings.hpp"
 #include "common/tag_scope.hpp"
-#include "model/capture_rules.hpp"
+#include "model/allocation_rules.hpp"
 #include "model/environment.hpp"
 #include "model/model.hpp"
 
@@ -26,7 +26,7 @@ namespace {
 struct Settings {
     Bytes least = 0;
     std::string tag{model::k_default_tag};
-    model::CaptureRules rules;
+    model::AllocationRules rules;
 };
 
 Settings read_settings() {
@@ -40,7 +40,7 @@ Settings read_settings() {
                                         "a tag: 1 to 64 letters, digits, '_', '-', '.' or ':'", parse_tag))
         settings.tag = *tag;
     if (const auto text = setting(model::environment::k_rules); !text.empty()) {
-        auto rules = model::CaptureRules::parse(text);
+        auto rules = model::AllocationRules::parse(text);
         if (rules)
             settings.rules = *std::move(rules);
         else

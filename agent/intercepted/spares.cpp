@@ -13,7 +13,7 @@ namespace gpu_sleep::agent::intercepted {
 namespace {
 
 /// A spare whose event is asked, and that is not done, costs as much as a small allocation.
-constexpr int k_most_questions = 16;
+constexpr int k_max_questions = 16;
 
 /// The largest range that a block may have a part of, while there are others.
 Bytes most_range(Bytes bytes) noexcept {
@@ -45,7 +45,7 @@ Blocks::iterator find_fit(Pools& all, ProgramMemory& memory, Pool& pool, const R
         if (spare.range->bytes > most || spare.range->tag != request.tag || spare.is_held) continue;
         if (!may_have(all, pool, spare.last_use, request.key)) {
             const bool is_waited = pool.reuses_unwaited || spare.last_use.free_call <= all.synchronized_to;
-            if (!may_ask || !is_waited || !spare.last_use.done || questions == k_most_questions) continue;
+            if (!may_ask || !is_waited || !spare.last_use.done || questions == k_max_questions) continue;
             ++questions;
             if (!settle(memory, spare.last_use)) continue;
         }

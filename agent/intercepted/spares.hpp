@@ -118,7 +118,7 @@ struct Pools {
 template <class Use>
 void with_pools(Use&& use) noexcept {
     // Clang does not see that the mutex which `use` requires is that of the pools it is given.
-    noted([&]() GPU_SLEEP_UNCHECKED {
+    ignoring_errors([&]() GPU_SLEEP_UNCHECKED {
         const auto with = memory();
         if (!with) return;
         const driver::RelaxedCaptureMode relaxed(with->api());

@@ -56,8 +56,7 @@ TouchRule rule_of_environment() {
     rule.gate = parsed_setting(environment::k_gate, "shut or checked", model::parse_gate_mode);
     const auto parse_limit = [](std::string_view text) {
         const auto count = parse_count<Milliseconds::rep>(text);
-        return count && *count <= k_longest_duration.count() ? std::optional(Milliseconds(*count))
-                                                             : std::nullopt;
+        return count && *count <= k_max_duration.count() ? std::optional(Milliseconds(*count)) : std::nullopt;
     };
     rule.limit = parsed_setting(environment::k_touch_limit, "a number of milliseconds, at most 10000 days",
                                 parse_limit);

@@ -27,7 +27,7 @@ public:
 
     /// How all stands; as it was before, while a transaction moves contents for a long time.
     [[nodiscard]] model::Report report();
-    /// What report() says of all memory. Takes none.
+    /// What report() says of all memory. Allocates nothing.
     [[nodiscard]] model::State state() noexcept;
     void set_name(std::string_view name);
     /// Remembers why the last wake for a touch failed; empty: it did not. report() says so while touches wait

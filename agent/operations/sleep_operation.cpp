@@ -71,7 +71,7 @@ Result<void> SleepOperation::move_contents() {
     for (const auto& remedy : k_remedies) {
         if (done || done.error().code != remedy.shortage) continue;
         bool is_applied = false;
-        noted([&] { is_applied = (this->*remedy.apply)(); });
+        ignoring_errors([&] { is_applied = (this->*remedy.apply)(); });
         if (is_applied) done = attempt();
     }
     return done;
@@ -88,7 +88,7 @@ void SleepOperation::follow() {
         if (!request.dry_run) report_.changed |= locked.follow(request, asleep_before_ > 0, is_own_);
         // What slept, sleeps: no shortage makes a failure of that. It may wait for a disk, as transactions
         // do.
-        noted([&] {
+        ignoring_errors([&] {
             static_cast<void>(parts_.status.transact(locked, [&]() -> Result<void> {
                 locked.adjust_asleep(request, report_);
                 return {};
@@ -118,7 +118,7 @@ Result<Report> SleepOperation::run() {
         parts_.callbacks.call_off(std::move(owed_), deadline_);
     if (!done) return std::move(done).error();
     parts_.memory.with_lock([&](const LockedMemory& locked) {
-        noted([&] { parts_.status.complete(locked, report_); }); // a shortage only thins it
+        ignoring_errors([&] { parts_.status.complete(locked, report_); }); // a shortage only thins it
     });
     report_.times.total = seconds_since(start_);
     return std::move(report_);

@@ -30,8 +30,8 @@ private:
     Turnstile* turnstile_;
 };
 
-/// Keeps contexts from ending, for an operation that `only_looks`: it finds the gate open. Any other holds
-/// those back that end contexts by the gate.
+/// Keeps contexts from ending, for an operation that `only_looks`: it finds the gate open. For any other the
+/// gate holds back calls that end contexts.
 [[nodiscard]] std::shared_lock<std::shared_mutex> keep_contexts(bool only_looks);
 
 /// Why nothing is done any more.

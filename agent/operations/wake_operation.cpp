@@ -27,11 +27,11 @@ WakeOperation::WakeOperation(Parts& parts, const model::WakeRequest& request,
     report_.dry_run = request.dry_run;
 }
 
-Result<void> WakeOperation::check_room() {
+Result<void> WakeOperation::check_free_memory() {
     if (request_.dry_run) return {};
     const auto contexts = keep_contexts(true);
     return parts_.memory.with_lock(
-        [&](LockedMemory& locked) { return guarded([&] { return locked.check_room(request_); }); });
+        [&](LockedMemory& locked) { return guarded([&] { return locked.check_free_memory(request_); }); });
 }
 
 Result<sleep::Woken> WakeOperation::attempt() {
@@ -49,7 +49,7 @@ void WakeOperation::run_callbacks(sleep::Woken& woken) {
     const auto called = Clock::now();
     if (intercepts()) parts_.memory.let_take();
     *event_ = {0, std::move(woken.tags), std::move(woken.dropped_tags)};
-    noted([&] { jobs_ = parts_.callbacks.draft_after_wake(); }); // as they are by now
+    ignoring_errors([&] { jobs_ = parts_.callbacks.draft_after_wake(); }); // as they are by now
     report_.notes = parts_.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
     // After a refill that may have failed, what was dropped counts as not refilled, whatever was said.
     if (!report_.notes.empty()) parts_.memory.require_refill(event_->dropped_tags);
@@ -58,7 +58,7 @@ void WakeOperation::run_callbacks(sleep::Woken& woken) {
 
 void WakeOperation::complete_report() {
     parts_.memory.with_lock([&](const LockedMemory& locked) {
-        noted([&] { // a shortage only thins it
+        ignoring_errors([&] { // a shortage only thins it
             for (const auto& file : locked.files_out_of_reach())
                 report_.notes.push_back(
                     fmt::format("{} stays, and is emptied: the process may not change its directory "
@@ -75,7 +75,7 @@ Result<Report> WakeOperation::run() {
     if (!turn) return turn.error();
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
     if (parts_.exiting) return process_is_ending();
-    GPU_SLEEP_TRY(check_room());
+    GPU_SLEEP_TRY(check_free_memory());
     GateSettler settler(parts_.memory, parts_.status);
     event_ = std::make_shared<Event>();
     jobs_ = parts_.callbacks.draft_after_wake();

@@ -21,14 +21,14 @@ public:
     WakeOperation(Parts& parts, const model::WakeRequest& request, const server::ProgressSink& progress,
                   Clock::time_point since);
 
-    /// Errors: those of Turnstile::enter(), Gate::close(), Engine::check_room() and Engine::wake(): all that
-    /// slept still does; of Woken::left: some of it; no_process (it is ending).
+    /// Errors: those of Turnstile::enter(), Gate::close(), Engine::check_free_memory() and Engine::wake():
+    /// all that slept still does; of Woken::left: some of it; no_process (it is ending).
     [[nodiscard]] Result<model::Report> run();
 
 private:
     /// Whether a wake could be begun now: without room nothing is, so that the program hears nothing of a
-    /// wake that is tried often. Errors: those of Engine::check_room().
-    [[nodiscard]] Result<void> check_room();
+    /// wake that is tried often. Errors: those of Engine::check_free_memory().
+    [[nodiscard]] Result<void> check_free_memory();
     [[nodiscard]] Result<sleep::Woken> attempt();
     void run_callbacks(sleep::Woken& woken);
     /// Files that could not be removed, and how all stands.

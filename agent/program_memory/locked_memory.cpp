@@ -83,8 +83,8 @@ Result<sleep::Woken> LockedMemory::wake(const model::WakeRequest& request, const
     return woken;
 }
 
-Result<void> LockedMemory::check_room(const model::WakeRequest& request) {
-    return engine().check_room(request);
+Result<void> LockedMemory::check_free_memory(const model::WakeRequest& request) {
+    return engine().check_free_memory(request);
 }
 
 void LockedMemory::adjust_asleep(const model::SleepRequest& request, model::Report& report) {

@@ -48,16 +48,16 @@ public:
     driver::PhysicalMemory::Handle remove_mapping(driver::DeviceAddress address);
     void set_mapping_access(driver::DeviceAddress address, driver::DeviceMask access) noexcept;
 
-    // Operations: see sleep::Engine, plan_sleep() and agent::follow(). Once the memory is open.
+    // Operations: see sleep::Engine, plan_sleep() and agent::follow(). Only after ProgramMemory::open().
     [[nodiscard]] Result<sleep::SleepPlan> plan_sleep(const model::SleepRequest& request);
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const sleep::Control& control,
                                      model::Report& report);
     [[nodiscard]] Result<sleep::Woken> wake(const model::WakeRequest& request, const sleep::Control& control,
                                             model::Report& report);
-    [[nodiscard]] Result<void> check_room(const model::WakeRequest& request);
+    [[nodiscard]] Result<void> check_free_memory(const model::WakeRequest& request);
     void adjust_asleep(const model::SleepRequest& request, model::Report& report);
     /// Does what `request` says of touches of all that sleeps, whichever request put it to sleep; nothing
-    /// where all is awake. `is_own`: the program made it. Whether that changed how touches are met.
+    /// where all is awake. `is_own`: the program made it. Returns whether that changed how touches are met.
     [[nodiscard]] bool follow(const model::SleepRequest& request, bool adds_to_sleep, bool is_own);
 
     // Reports.

@@ -65,13 +65,13 @@ public:
     /// Frees what allocate() gave, awake or asleep: its contents, and what the gate and other processes know
     /// of it. No work may still use it. Errors: not_owned; driver_failed (it is still allocated).
     [[nodiscard]] Result<void> free(driver::DeviceAddress address);
-    /// Lets `device` at the range that holds `address`. Whether that was new. Errors: those of
-    /// Heap::allow_access().
+    /// Gives `device` access to the range that holds `address`. Returns whether that was new. Errors: those
+    /// of Heap::allow_access().
     [[nodiscard]] Result<bool> allow_access(driver::DeviceAddress address, int device);
     /// The devices that may use the range that holds `address`; none where it sleeps, or there is none.
     [[nodiscard]] driver::DeviceMask devices_at(driver::DeviceAddress address);
-    /// Whether an allocation may be made anew of a part of a range, which is awake and not pinned then. What
-    /// was preserved there is so no more.
+    /// Takes a freed part of a range for a new allocation: nothing in it is preserved any more. False if the
+    /// range sleeps, or has to stay on the GPU.
     [[nodiscard]] bool reuse(driver::DeviceAddress address, Bytes bytes);
 
     /// See the functions of the same purpose in gpu_sleep.h.

@@ -22,14 +22,14 @@ struct TouchRule {
     friend bool operator==(const TouchRule&, const TouchRule&) = default;
 };
 
-/// The rule after `request` was carried out. What it leaves open stays as it is in `now` where it added to
-/// what slept, for threads may wait under that, and is else as in `environment`.
+/// The rule after `request` was carried out. Fields that it leaves unset keep the value of `now` if something
+/// slept already, for threads may wait under that, and else have that of `environment`.
 [[nodiscard]] TouchRule follow(const TouchRule& now, const TouchRule& environment,
                                const model::SleepRequest& request, bool adds_to_sleep);
 
-/// What passes while that of `ledger` sleeps which does. An operator is heard first. Else other work passes
-/// where the program has parted all that sleeps from the rest, by putting it to sleep itself or by declaring
-/// its tag separable; unless all was to sleep, and all does.
+/// Which work the gate lets pass while memory of `ledger` sleeps. An operator is heard first. Else other work
+/// passes where the program has parted all that sleeps from the rest, by putting it to sleep itself or by
+/// declaring its tag separable; unless all was to sleep, and all does.
 [[nodiscard]] model::GateMode gate_mode(const TouchRule& rule, const ledger::Ledger& ledger) noexcept;
 
 } // namespace gpu_sleep::agent

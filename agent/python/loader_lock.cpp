@@ -13,7 +13,7 @@
 namespace gpu_sleep::python {
 
 void LoaderLock::watch() noexcept {
-    noted([this] {
+    ignoring_errors([this] {
         const MutexLock lock(mutex_);
         if (is_watched_) return;
         auto thread = start_quiet_thread("gpu-sleep-load", [this] { answer_for_ever(); });

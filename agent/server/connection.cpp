@@ -119,10 +119,10 @@ bool Connection::tell(const model::Progress& progress) {
 }
 
 bool Connection::is_behind() const {
-    constexpr int k_most_unread =
+    constexpr int k_max_unread =
         32 * 1024; // with all that the kernel adds; a socket takes several times more
     int unread = 0;
-    return ::ioctl(fd(), SIOCOUTQ, &unread) == 0 && unread > k_most_unread;
+    return ::ioctl(fd(), SIOCOUTQ, &unread) == 0 && unread > k_max_unread;
 }
 
 } // namespace gpu_sleep::agent::server

@@ -119,7 +119,7 @@ bool is_stale(const std::string& path, const ProcessIdentity& owner) {
 }
 
 void remove_stale_sockets(int directory, const std::string& path) {
-    const auto names = names_in(directory, k_most_entries);
+    const auto names = names_in(directory, k_max_entries);
     if (!names) return;
     for (const auto& name : *names) {
         const auto owner = parse_agent_socket_name(name);

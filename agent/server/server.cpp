@@ -24,7 +24,7 @@
 namespace gpu_sleep::agent::server {
 namespace {
 
-constexpr std::size_t k_most_connections = 64;
+constexpr std::size_t k_max_connections = 64;
 constexpr Milliseconds k_request_limit{10'000}; ///< for a command to send its request
 constexpr Milliseconds k_tick{2'000};           ///< how often the socket's file is looked for
 constexpr Milliseconds k_shortage_pause{100};
@@ -168,7 +168,7 @@ void Server::operate(Line::Place& place) {
     auto outcome = outcome_of(place);
     if (auto* const failed = std::get_if<model::Failure>(&outcome)) {
         if (job.on_shortage && failed->error.code == ErrorCode::out_of_device_memory)
-            noted([&] { job.on_shortage(failed->error); });
+            ignoring_errors([&] { job.on_shortage(failed->error); });
         const MutexLock lock(mutex_);
         if (line_.waits(place, *failed, begun, Clock::now())) return;
     }
@@ -292,7 +292,7 @@ void Server::accept_all() {
             return;
         }
         // Who has been silent for longest makes room: otherwise silent peers could keep everybody out.
-        if (connections_.size() >= k_most_connections) connections_.erase(connections_.begin());
+        if (connections_.size() >= k_max_connections) connections_.erase(connections_.begin());
         auto connection = Connection::adopt(std::move(socket));
         if (connection)
             connections_.push_back(*std::move(connection));

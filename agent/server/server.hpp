@@ -27,7 +27,7 @@ public:
     virtual ~Operations() = default;
     /// Called on the listening thread.
     [[nodiscard]] virtual model::Report status() = 0;
-    /// Called on both threads: what status() says of all memory. Takes none.
+    /// Called on both threads: what status() says of all memory. Allocates nothing.
     [[nodiscard]] virtual model::State state() noexcept = 0;
     /// Called on the listening thread: gives memory to another process of this user that has its handle.
     [[nodiscard]] virtual Result<SharedMemory> share(const model::ShareRequest& request) = 0;

@@ -37,10 +37,10 @@ Result<std::vector<std::string>> names_in(int directory, std::size_t most) {
 }
 
 Result<AgentDirectories> find_agent_directories(int tmp) {
-    auto entries = names_in(tmp, k_most_entries);
+    auto entries = names_in(tmp, k_max_entries);
     if (!entries) return std::move(entries).error();
     AgentDirectories found;
-    found.is_whole = entries->size() < k_most_entries;
+    found.is_whole = entries->size() < k_max_entries;
     for (auto& name : *entries) {
         struct stat status = {};
         if (name.starts_with(k_agent_directory_prefix) &&

@@ -18,14 +18,14 @@
 namespace gpu_sleep {
 
 /// The limit of entries that are read of /tmp, and of each user's directories in it: others may fill them.
-inline constexpr std::size_t k_most_entries = 65'536;
+inline constexpr std::size_t k_max_entries = 65'536;
 
 /// The agents' directories in a /tmp.
 struct AgentDirectories {
     /// The names of the agents' directories, by owner. Only the owner may enter them, and none is a link.
     /// Each list is sorted, so that all processes of a user choose the same first one.
     std::map<uid_t, std::vector<std::string>> names;
-    bool is_whole = true; ///< false where there were more than k_most_entries
+    bool is_whole = true; ///< false where there were more than k_max_entries
 };
 
 /// Reads the directory `tmp`, and opens nothing in it. Errors: io_failed (it cannot be read).

@@ -41,7 +41,7 @@ template <class Body>
 /// The same for a `body` without a result: a failure is ignored. For records that may be missing when memory
 /// runs out.
 template <class Body>
-void noted(Body&& body) noexcept {
+void ignoring_errors(Body&& body) noexcept {
     static_cast<void>(guarded([&]() -> Result<void> {
         body();
         return {};

@@ -48,7 +48,7 @@ std::optional<double> parse_scaled(std::string_view text, const std::array<Unit,
 
 Result<Milliseconds> parse_duration(std::string_view text) {
     const auto value = parse_scaled(text, k_durations);
-    if (value && *value > static_cast<double>(k_longest_duration.count()))
+    if (value && *value > static_cast<double>(k_max_duration.count()))
         return make_error(ErrorCode::invalid_argument, "'{}' is too long; it is at most 10000d", text);
     if (!value)
         return make_error(ErrorCode::invalid_argument,

@@ -41,10 +41,10 @@ using Milliseconds = std::chrono::milliseconds;
 }
 
 /// The longest duration that is accepted, so that deadlines stay within the clock's range.
-inline constexpr Milliseconds k_longest_duration = std::chrono::hours(24) * 10'000;
+inline constexpr Milliseconds k_max_duration = std::chrono::hours(24) * 10'000;
 
 /// Reads "15m", "250ms", "1.5h" or "30" (seconds). Units: ms, s, m, h, d. At most
-/// k_longest_duration. Errors: invalid_argument.
+/// k_max_duration. Errors: invalid_argument.
 [[nodiscard]] Result<Milliseconds> parse_duration(std::string_view text);
 
 /// Reads "40GiB", "1.5GB", "4096" (bytes). Units: B, KiB, MiB, GiB, TiB, kB, MB, GB, TB, and K, M, G, T for

@@ -33,8 +33,8 @@ struct Block {
     Place place;
 };
 
-/// What is kept of one range of the program's memory. It may be moved between addresses and places: it knows
-/// only which parts of the range it has.
+/// What is kept of one range of the program's memory. Says which parts of the range it has, and nothing of
+/// addresses.
 struct KeptRange {
     std::vector<Span> spans;   ///< of the range: sorted and disjoint
     std::vector<Block> blocks; ///< of the first span first; the last of each span may be shorter

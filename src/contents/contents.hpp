@@ -47,7 +47,7 @@ struct Waste {
 /// What `batches` hold of `store`.
 [[nodiscard]] Bytes held_by(const Batches& batches, model::Store store) noexcept;
 
-/// Guarded by the mutex of the ledger, whose backings name kept ranges by number.
+/// Guarded by the mutex that guards the ledger, whose backings name kept ranges by number.
 class Contents {
 public:
     Contents(const driver::Api& api, Options options) noexcept
@@ -74,14 +74,14 @@ public:
     [[nodiscard]] Result<bool> keep_files(const std::vector<Number>& ranges);
 
     /// Gives the range up. A batch that nothing needs any more is retired: it holds what it takes until
-    /// reap(), but its file has no name any more. What is worth giving back is told of, see when_wasted().
-    /// Nothing for number 0.
+    /// reap(), but its file has no name any more. If there is something to give back, the function of
+    /// when_wasted() is called. Nothing for number 0.
     void forget(Number range, Files files = Files::as_asked) noexcept;
 
     /// Retired batches, for the caller to destroy where it takes nobody's time: unpinning takes 12 ms a GiB.
     [[nodiscard]] Batches reap() noexcept { return std::exchange(retired_, {}); }
-    /// From now on `told` is called when there is something to reap, or to give back: by whoever frees
-    /// memory, with the mutex held. It must neither take memory nor wait.
+    /// Sets a function to call when there is something to reap, or to give back. It is called by whoever
+    /// frees memory, with the mutex held, and must neither take memory nor wait.
     void when_wasted(std::function<void()> told) { told_ = std::move(told); }
     /// What to give back; then note_shrunk() is told how much that was. Ranges may be forgotten meanwhile.
     /// Nothing if there is none.

@@ -54,7 +54,7 @@ Result<Bytes> FileBatch::needs() const {
     description->id.assign(32, '0'); // as long as the real one
     description->created = store::utc_now();
     describe(description->extents);
-    return store::most_file_bytes(*description);
+    return store::max_file_bytes(*description);
 }
 
 Result<std::shared_ptr<const store::SnapshotDirectory>> FileBatch::keep_file() {
@@ -104,22 +104,22 @@ std::unique_ptr<Batch> FileKeeper::make_batch(Label label, const SaveOptions& op
 
 void FileKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vector<std::string>& notes) const {
     if (needed == 0 || rehearsal.directory.empty()) return;
-    auto room = store::SnapshotDirectory::room_in(rehearsal.directory);
-    if (!room) {
-        notes.push_back(room.error().message +
+    auto space = store::SnapshotDirectory::free_space_in(rehearsal.directory);
+    if (!space) {
+        notes.push_back(space.error().message +
                         (rehearsal.is_fallback ? ": nothing could be put there" : ": it would fail"));
         return;
     }
     std::string limit;
     if (const auto headroom = store::host_headroom_beyond(rehearsal.options.host_reserve);
-        room->in_memory && headroom.bytes < room->bytes) {
-        room->bytes = headroom.bytes;
+        space->in_memory && headroom.bytes < space->bytes) {
+        space->bytes = headroom.bytes;
         limit = fmt::format(", in host memory ({})", headroom.limited_by);
     }
     notes.push_back(fmt::format("{} at most {} in files in {}, and {} are free there{}{}",
                                 rehearsal.is_fallback ? "without enough host memory, needs" : "needs",
-                                format_bytes(needed), rehearsal.directory, format_bytes(room->bytes), limit,
-                                needed <= room->bytes ? "" : ": it fails unless they become small enough"));
+                                format_bytes(needed), rehearsal.directory, format_bytes(space->bytes), limit,
+                                needed <= space->bytes ? "" : ": it fails unless they become small enough"));
 }
 
 Result<void> FileKeeper::take(Transfer& transfer, std::span<Batch* const> batches) {

@@ -25,8 +25,8 @@ struct PieceUse {
     /// after another, a piece is shrunk some fifteen times until it is empty, at some 4 ms each
     /// (tests/bench/host_arena_bench.cpp measures it).
     [[nodiscard]] bool is_worth_shrinking() const noexcept {
-        constexpr Bytes k_least_share = 4;
-        return dead > 0 && (live == 0 || dead * k_least_share >= held);
+        constexpr Bytes k_min_share = 4;
+        return dead > 0 && (live == 0 || dead * k_min_share >= held);
     }
 };
 

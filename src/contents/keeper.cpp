@@ -9,7 +9,7 @@
 namespace gpu_sleep::contents {
 
 Transfer::~Transfer() {
-    if (staging) noted([this] { static_cast<void>(session.synchronize()); });
+    if (staging) ignoring_errors([this] { static_cast<void>(session.synchronize()); });
 }
 
 Result<void> Transfer::queued(Bytes bytes) {

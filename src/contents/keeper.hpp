@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // What every kind of place for contents can do: a keeper for the kind, and a batch for what one sleep puts
-// there. To add a store is to add one of each, and a line in Contents::keeper().
+// there. A store is one of each; src/ARCHITECTURE.md says what else belongs to one.
 
 #pragma once
 
@@ -90,7 +90,8 @@ public:
     [[nodiscard]] Bytes add(driver::AddressSpan memory);
     /// What the batch will take at most, in bytes of its kind. Takes nothing. Errors: io_failed.
     [[nodiscard]] virtual Result<Bytes> needs() const = 0;
-    /// Takes what can be had or missed before the device is asked for anything. Errors: out_of_host_memory.
+    /// Reserves what it needs of the host, before the device is asked for anything. Errors:
+    /// out_of_host_memory.
     [[nodiscard]] virtual Result<void> begin() { return {}; }
 
     // While they are kept:
@@ -105,7 +106,7 @@ public:
         return std::shared_ptr<const store::SnapshotDirectory>();
     }
 
-    /// A part of it that is worth giving back. Telling of it ends the wish, whatever comes of it.
+    /// A part of it that is worth giving back. It counts as tried from then on, whatever comes of it.
     [[nodiscard]] virtual std::optional<std::size_t> take_waste() noexcept { return std::nullopt; }
     [[nodiscard]] virtual bool has_waste() const noexcept { return false; }
     /// Where the part is.

@@ -14,7 +14,7 @@
 
 namespace gpu_sleep::contents {
 
-/// How the asker follows a transaction, may withdraw it, and how long he gives it. Called from several
+/// How the asker follows a transaction, may withdraw it, and how long they give it. Called from several
 /// threads, one at a time.
 struct Control {
     /// Told how far the transaction is; false withdraws the request, which is heeded until the point of no

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Keeping ranges: drafted from a plan, asked what it needs or carried out, and then admitted or dropped.
+// Keeping ranges: drafted from a plan, then estimated, or carried out and admitted.
 
 #pragma once
 
@@ -29,7 +29,7 @@ public:
     /// Bytes that are to be kept of the device.
     [[nodiscard]] Bytes bytes(int device) const noexcept;
 
-    /// Takes what can be had or missed before a device is asked for anything. Errors: out_of_host_memory.
+    /// Reserves what it needs of the host, before a device is asked for anything. Errors: out_of_host_memory.
     [[nodiscard]] Result<void> begin();
     /// Seals and copies what is kept of the session's device; then it is whole and flushed. Errors: those of
     /// Keeper::take().
@@ -37,8 +37,8 @@ public:
     /// From here on the contents are kept, under the numbers that add() gave; Contents::forget() is the way
     /// back.
     void admit() noexcept { contents_.admit(ranges_, batches_); }
-    /// After admit(): gives files that are to stay the names of such. Not before all are whole: a sleep that
-    /// fails, or is killed, leaves only what the next one removes. Errors: out_of_disk, io_failed.
+    /// After admit(): renames files that are to stay to *.kept. Not before all are whole: a sleep that fails,
+    /// or is killed, leaves only what the next one removes. Errors: out_of_disk, io_failed.
     [[nodiscard]] Result<void> keep_files();
 
 private:

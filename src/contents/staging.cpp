@@ -9,9 +9,9 @@ namespace gpu_sleep::contents {
 std::size_t Staging::slots_for(std::size_t chunks, bool has_files_in_memory, const Options& options) {
     // The ring is one part, buffers take two, and what lies in host memory takes the rest.
     const Bytes parts = has_files_in_memory ? 16 : 3;
-    const auto room = store::host_headroom_beyond(options.host_reserve).bytes;
-    const auto most = std::min(options.staging, room / parts) / codec::k_chunk_bytes;
-    return std::max(static_cast<std::size_t>(std::min<Bytes>(most, chunks + 1)), k_fewest_slots);
+    const auto space = store::host_headroom_beyond(options.host_reserve).bytes;
+    const auto most = std::min(options.staging, space / parts) / codec::k_chunk_bytes;
+    return std::max(static_cast<std::size_t>(std::min<Bytes>(most, chunks + 1)), k_min_slots);
 }
 
 Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, std::size_t slots,
@@ -20,7 +20,7 @@ Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, std::siz
     if (!arena) return std::move(arena).error();
     store::ArenaPreparer::Options filling;
     filling.threads = options.fill_threads;
-    if (slots > k_fewest_slots) {
+    if (slots > k_min_slots) {
         filling.reserve = options.host_reserve;
         filling.patience = Milliseconds(0); // fewer may be there at once
     } else {
@@ -64,7 +64,7 @@ Result<void> DeviceSource::queue(std::size_t number, std::size_t slot) {
 
 Result<std::span<const std::byte>> DeviceSource::take(const store::ChunkPlace& place) {
     while (next_ < places_.size()) {
-        // The wanted one is waited for; those after it are copied ahead if there is room.
+        // The wanted one is waited for; those after it are copied ahead if there is space.
         const auto slot = find_slot(next_ <= place.number);
         if (!slot) break;
         GPU_SLEEP_TRY(queue(next_, *slot));

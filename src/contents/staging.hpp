@@ -25,13 +25,13 @@ namespace gpu_sleep::contents {
 class Staging {
 public:
     /// Two are slow, but work.
-    static constexpr std::size_t k_fewest_slots = 2;
-    /// Those that `chunks` of them need, but no more than Options::staging has space for, nor than host
-    /// memory has, of which files that lie there are left the most.
+    static constexpr std::size_t k_min_slots = 2;
+    /// Slots for `chunks`, but no more than Options::staging and free host memory allow; fewer if the files
+    /// lie in host memory themselves.
     [[nodiscard]] static std::size_t slots_for(std::size_t chunks, bool has_files_in_memory,
                                                const Options& options);
-    /// The fewest slots are made whatever is to be left to everybody else, and waited for a little; more are
-    /// there at once or not at all. Errors: out_of_host_memory, cancelled.
+    /// For k_min_slots host memory is waited for a little, and Options::host_reserve does not count; more are
+    /// made at once or not at all. Errors: out_of_host_memory, cancelled.
     [[nodiscard]] static Result<std::unique_ptr<Staging>>
     create(store::Pinner& pinner, std::size_t slots, const Options& options, ProgressCounter& progress);
 
@@ -71,13 +71,13 @@ template <class Job>
                 done = std::move(made).error();
         }
         if (staging) done = job(*staging);
-        if (done || slots == Staging::k_fewest_slots || done.error().code != ErrorCode::out_of_host_memory)
+        if (done || slots == Staging::k_min_slots || done.error().code != ErrorCode::out_of_host_memory)
             return done;
         // What a file in host memory lacks is more than a ring has.
         if (staging && done.error().where == store::HostClaims::k_where) return done;
         GPU_SLEEP_TRY(session.synchronize()); // nothing may still use the ring
         staging.reset();
-        slots = std::max(slots / 2, Staging::k_fewest_slots);
+        slots = std::max(slots / 2, Staging::k_min_slots);
     }
 }
 

@@ -82,6 +82,25 @@ Result<MemoryInfo> memory_info(const Api& api) {
     return MemoryInfo{free, total};
 }
 
+Result<int> device_count(const Api& api) {
+    int count = 0;
+    GPU_SLEEP_DRIVER_TRY(api, cuDeviceGetCount, "cannot count the devices", &count);
+    return count;
+}
+
+Result<Bytes> device_memory(const Api& api, int device) {
+    std::size_t memory = 0;
+    GPU_SLEEP_DRIVER_TRY(api, cuDeviceTotalMem, "cannot ask for the device's memory", &memory, device);
+    return Bytes{memory};
+}
+
+Result<bool> can_reach(const Api& api, int device, int other) {
+    int reachable = 0;
+    GPU_SLEEP_DRIVER_TRY(api, cuDeviceCanAccessPeer, "cannot ask about peer access", &reachable, device,
+                         other);
+    return reachable != 0;
+}
+
 std::string device_name(const Api& api, int device) {
     char name[256] = {};
     return api.cuDeviceGetName(name, sizeof(name) - 1, device) == CUDA_SUCCESS ? name : std::string();

@@ -87,6 +87,13 @@ struct MemoryInfo {
 /// Source: CUDA Driver API, cuMemGetInfo.
 [[nodiscard]] Result<MemoryInfo> memory_info(const Api& api);
 
+/// Devices of the process. Errors: driver_failed.
+[[nodiscard]] Result<int> device_count(const Api& api);
+/// All memory of the device. Errors: driver_failed.
+[[nodiscard]] Result<Bytes> device_memory(const Api& api, int device);
+/// Whether `device` can reach the memory of `other`, which is another one. Errors: driver_failed.
+[[nodiscard]] Result<bool> can_reach(const Api& api, int device, int other);
+
 /// The device's name for people; empty if the driver does not say. Source: CUDA Driver API, cuDeviceGetName.
 [[nodiscard]] std::string device_name(const Api& api, int device);
 

@@ -117,6 +117,11 @@ Result<void> unmap(const Api& api, AddressSpan span) {
     return {};
 }
 
+Result<void> release(const Api& api, PhysicalMemory::Handle handle) {
+    GPU_SLEEP_DRIVER_TRY(api, cuMemRelease, "cannot release memory", handle);
+    return {};
+}
+
 Result<UniqueFd> export_memory(const Api& api, PhysicalMemory::Handle handle) {
     const RelaxedCaptureMode relaxed(api);
     int descriptor = -1;

@@ -100,6 +100,10 @@ private:
 /// Errors: driver_failed (nothing unmapped).
 [[nodiscard]] Result<void> unmap(const Api& api, AddressSpan span);
 
+/// Gives back the memory of `handle`, which nothing maps any more. Errors: driver_failed (the handle stays).
+/// Source: CUDA Driver API, cuMemRelease.
+[[nodiscard]] Result<void> release(const Api& api, PhysicalMemory::Handle handle);
+
 /// A descriptor by which other processes map the memory of `handle`. Errors: driver_failed.
 /// Source: CUDA Driver API, cuMemExportToShareableHandle.
 [[nodiscard]] Result<UniqueFd> export_memory(const Api& api, PhysicalMemory::Handle handle);

@@ -6,6 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
+#include "driver/context.hpp"
 
 #include <algorithm>
 
@@ -29,16 +30,16 @@ Error no_place(Bytes bytes) {
 
 Result<Heap::Device*> Heap::device(int ordinal) {
     if (const auto known = devices_.find(ordinal); known != devices_.end()) return &known->second;
-    int count = 0;
-    GPU_SLEEP_DRIVER_TRY(api_, cuDeviceGetCount, "cannot count the devices", &count);
-    if (ordinal < 0 || ordinal >= std::min(count, driver::k_max_devices))
+    const auto count = driver::device_count(api_);
+    if (!count) return count.error();
+    if (ordinal < 0 || ordinal >= std::min(*count, driver::k_max_devices))
         return make_error(ErrorCode::invalid_argument, "there is no device {}: the process has {}", ordinal,
-                          count);
-    std::size_t memory = 0;
-    GPU_SLEEP_DRIVER_TRY(api_, cuDeviceTotalMem, "cannot ask for the device's memory", &memory, ordinal);
+                          *count);
+    const auto memory = driver::device_memory(api_, ordinal);
+    if (!memory) return memory.error();
     auto kind = driver::MemoryKind::of_device(api_, ordinal);
     if (!kind) return std::move(kind).error();
-    return &devices_.emplace(ordinal, Device{*kind, memory}).first->second;
+    return &devices_.emplace(ordinal, Device{*kind, *memory}).first->second;
 }
 
 std::vector<int> Heap::devices() const {
@@ -74,7 +75,8 @@ Result<Backing*> Heap::add_range(Pool& pool, const Device& device, ledger::TagId
     auto address = reserve(pool, device, bytes);
     if (!address) return std::move(address).error();
     auto range = guarded([&] { return back({*address, bytes}, device, tag); });
-    if (!range) noted([&] { unreserve(pool, *address); }); // else addresses are lost, which are plenty
+    if (!range)
+        ignoring_errors([&] { unreserve(pool, *address); }); // else addresses are lost, which are plenty
     return range;
 }
 
@@ -98,7 +100,7 @@ Result<Backing*> Heap::back(AddressSpan span, const Device& device, ledger::TagI
     if (added)
         static_cast<void>(memory->release()); // the ledger's now
     else
-        noted([&] { static_cast<void>(driver::unmap(api_, span)); });
+        ignoring_errors([&] { static_cast<void>(driver::unmap(api_, span)); });
     return added;
 }
 
@@ -106,7 +108,7 @@ Result<Freed> Heap::remove_range(Pool& pool, Backing& backing) {
     if (backing.mapped) GPU_SLEEP_TRY(driver::unmap(api_, {backing.address, backing.bytes}));
     auto removed = ledger_.remove(backing.address);
     if (removed.handle != 0) static_cast<void>(driver::PhysicalMemory(api_, removed.handle));
-    noted([&] { unreserve(pool, removed.address); }); // else addresses are lost, which are plenty
+    ignoring_errors([&] { unreserve(pool, removed.address); }); // else addresses are lost, which are plenty
     return Freed{removed.kept.range};
 }
 
@@ -202,7 +204,7 @@ Result<Freed> Heap::free_small(Backing& backing, DeviceAddress address) {
     if (!freed) {
         // The allocation is gone, only its empty range could not be: it stays for the next ones. Nothing may
         // be thrown: somebody else may soon be given what would then be freed again.
-        noted([&] { log::warning("an empty range stays: {}", freed.error().message); });
+        ignoring_errors([&] { log::warning("an empty range stays: {}", freed.error().message); });
         return Freed{};
     }
     pool.blocks_by_space.erase(space);
@@ -226,13 +228,13 @@ Result<void> Heap::allow_access(DeviceAddress address, int ordinal) {
     if (auto known = device(ordinal); !known) return std::move(known).error();
     auto& backing = *place->backing;
     const auto mask = backing.access | driver::DeviceMask{1} << ordinal;
-    int reachable = 1;
-    if (ordinal != backing.device)
-        GPU_SLEEP_DRIVER_TRY(api_, cuDeviceCanAccessPeer, "cannot ask about peer access", &reachable, ordinal,
-                             backing.device);
-    if (!reachable)
-        return make_error(ErrorCode::invalid_argument, "GPU {} cannot reach memory of GPU {}", ordinal,
-                          backing.device);
+    if (ordinal != backing.device) {
+        const auto reaches = driver::can_reach(api_, ordinal, backing.device);
+        if (!reaches) return reaches.error();
+        if (!*reaches)
+            return make_error(ErrorCode::invalid_argument, "GPU {} cannot reach memory of GPU {}", ordinal,
+                              backing.device);
+    }
     if (backing.mapped) GPU_SLEEP_TRY(driver::set_access(api_, {backing.address, backing.bytes}, mask));
     backing.access = mask;
     return {};

@@ -12,7 +12,7 @@ inline constexpr const char* k_name = "GPU_SLEEP_NAME"; ///< the name by which c
 inline constexpr const char* k_tag = "GPU_SLEEP_TAG";   ///< of intercepted allocations without another tag
 inline constexpr const char* k_min_size =
     "GPU_SLEEP_MIN_SIZE"; ///< bytes; smaller allocations are left to the driver
-inline constexpr const char* k_rules = "GPU_SLEEP_RULES";             ///< CaptureRules, as their text
+inline constexpr const char* k_rules = "GPU_SLEEP_RULES";             ///< AllocationRules, as their text
 inline constexpr const char* k_on_touch = "GPU_SLEEP_ON_TOUCH";       ///< wait, wake or fail
 inline constexpr const char* k_touch_limit = "GPU_SLEEP_TOUCH_LIMIT"; ///< milliseconds
 inline constexpr const char* k_release_gil =

@@ -157,7 +157,7 @@ struct DeviceReport {
     int device = 0;
     std::string name;
     Bytes released = 0;    ///< GPU memory that this operation gave back (sleep) or took (wake)
-    Bytes kept = 0;        ///< contents this operation moved to, or brought back from, host memory
+    Bytes kept = 0;        ///< contents this operation moved to, or brought back from, their store
     Bytes dropped = 0;     ///< contents this operation dropped, or ranges it set to zero
     Bytes free_before = 0; ///< free GPU memory as the driver reported it; 0 when it was not asked
     Bytes free_after = 0;  ///< likewise; in a dry run, what it would be

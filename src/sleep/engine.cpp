@@ -8,7 +8,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "driver/context.hpp"
-#include "sleep/room.hpp"
+#include "sleep/free_memory.hpp"
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
 
@@ -237,10 +237,10 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
     return woken;
 }
 
-Result<void> Engine::check_room(const model::WakeRequest& request) {
+Result<void> Engine::check_free_memory(const model::WakeRequest& request) {
     const auto plan = plan_wake(request);
     if (!plan) return plan.error();
-    return sleep::check_room(api_, *plan);
+    return sleep::check_free_memory(api_, *plan);
 }
 
 Woken Engine::woken_but(const Spoiled& spoiled, const WakePlan& plan) const {

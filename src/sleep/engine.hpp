@@ -54,7 +54,7 @@ public:
 
     /// Whether the devices have room for that now; asks, and changes nothing. Errors: those of plan_wake();
     /// out_of_device_memory, driver_failed, context_lost.
-    [[nodiscard]] Result<void> check_room(const model::WakeRequest& request);
+    [[nodiscard]] Result<void> check_free_memory(const model::WakeRequest& request);
 
     /// After a sleep that may have found some asleep already: has the files of that kept too, if `request`
     /// asks for it, and notes in `report` what lies in another store than it asks for, and stays there.

@@ -27,8 +27,8 @@ enum class Action : std::uint8_t {
 };
 
 /// What a sleep does to a backing that is `residence`, when the request means to `keep` its tag or not. This
-/// table and the one below are the whole meaning of requests in states. A wake that waits for GPU memory is
-/// no state: what it is to wake is kept or dropped, every request does to that what it does without the
+/// table and wake_action_for() are the whole meaning of requests in states. A wake that waits for GPU memory
+/// is no state: what it is to wake is kept or dropped, every request does to that what it does without the
 /// wake, and each try of the wake is a new wake.
 ///
 ///     residence   keep       drop

@@ -138,11 +138,11 @@ Result<void> SleepTransaction::commit() {
 void SleepTransaction::release(DeviceSleep& device) {
     for (const auto& run : device.runs) {
         for (auto* backing : run.backings) {
-            if (const auto status = api_.cuMemRelease(backing->handle); status != CUDA_SUCCESS) {
+            if (const auto released = driver::release(api_, backing->handle); !released) {
                 // Nothing is lost: the handle stays, and waking maps it again.
                 ++unreleased_;
-                log::warning("range {:#x} keeps its GPU memory: cuMemRelease gave {}", backing->address,
-                             static_cast<int>(status));
+                log::warning("range {:#x} keeps its GPU memory: {}", backing->address,
+                             released.error().message);
                 continue;
             }
             backing->handle = 0;
@@ -167,7 +167,7 @@ void SleepTransaction::forget_kept() noexcept {
 void SleepTransaction::describe(model::Report& report) const {
     for (const auto& device : devices_) report.devices.push_back(device.report);
     if (unreleased_ == 0) return;
-    noted([&] {
+    ignoring_errors([&] {
         report.notes.push_back(fmt::format("the driver did not release {}; waking takes back what it holds",
                                            counted(unreleased_, "range")));
     });

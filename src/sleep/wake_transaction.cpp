@@ -6,7 +6,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "sleep/room.hpp"
+#include "sleep/free_memory.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -66,7 +66,7 @@ Result<void> WakeTransaction::open(DeviceWake& device, const std::vector<Backing
     if (!session) return std::move(session).error();
     device.session = *std::move(session);
     device.runs = make_wake_runs(backings);
-    return check_room(backings, device.device, {device.report.free_before, device.report.total});
+    return check_free_memory(backings, device.device, {device.report.free_before, device.report.total});
 }
 
 Result<void> WakeTransaction::prepare(const WakePlan& plan, const contents::Control& control) {
@@ -184,7 +184,7 @@ Bytes WakeTransaction::close(const std::vector<Backing*>& opened) {
             }
             backing->mapped = false;
         }
-        if (backing->handle == 0 || api_.cuMemRelease(backing->handle) != CUDA_SUCCESS) continue;
+        if (backing->handle == 0 || !driver::release(api_, backing->handle)) continue;
         backing->handle = 0;
         released += backing->bytes;
     }

@@ -94,7 +94,7 @@ Bytes header_bytes_of(const SnapshotDescription& description) {
     return round_up(k_preamble_bytes + max_json_bytes(description) + rows * sizeof(ChunkRow), k_alignment);
 }
 
-Bytes most_file_bytes(const SnapshotDescription& description) {
+Bytes max_file_bytes(const SnapshotDescription& description) {
     auto bytes = header_bytes_of(description);
     for (const auto& extent : description.extents) bytes += round_up(extent.bytes, k_alignment);
     return bytes;

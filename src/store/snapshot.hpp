@@ -87,7 +87,7 @@ inline constexpr Bytes k_max_header_bytes = 64 * k_mib;
 [[nodiscard]] Bytes header_bytes_of(const SnapshotDescription& description);
 
 /// The size of the file if no chunk can be compressed.
-[[nodiscard]] Bytes most_file_bytes(const SnapshotDescription& description);
+[[nodiscard]] Bytes max_file_bytes(const SnapshotDescription& description);
 
 /// The header's bytes: header_bytes of them.
 [[nodiscard]] std::vector<std::byte> encode_header(const SnapshotHeader& header);

@@ -158,7 +158,7 @@ Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const s
     return std::shared_ptr<const SnapshotDirectory>(new SnapshotDirectory(*std::move(fd), path));
 }
 
-Result<SnapshotDirectory::FreeSpace> SnapshotDirectory::room_in(const std::filesystem::path& named) {
+Result<SnapshotDirectory::FreeSpace> SnapshotDirectory::free_space_in(const std::filesystem::path& named) {
     const auto path = without_slash(named);
     struct stat status = {};
     const bool is_missing = ::lstat(path.c_str(), &status) != 0 && errno == ENOENT;

@@ -72,7 +72,7 @@ public:
     };
     /// The free space in `path` or, if it is missing, in the directory that it would be made in. Makes
     /// nothing. Errors: as for open().
-    [[nodiscard]] static Result<FreeSpace> room_in(const std::filesystem::path& path);
+    [[nodiscard]] static Result<FreeSpace> free_space_in(const std::filesystem::path& path);
 
     /// Its descriptor. If the program has closed that, opens the directory again into `anew`, provided that
     /// the same directory is still at its path and still private; otherwise -1.

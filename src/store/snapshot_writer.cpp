@@ -32,7 +32,7 @@ public:
     SnapshotWriter(SnapshotFile& file, SnapshotHeader& header, ChunkSource& source, IoQueue& queue,
                    BufferPool& pool, HostClaims* claims)
         : file_(file), header_(header), source_(source), queue_(queue), pool_(pool), claims_(claims),
-          places_(places_of(header.description.extents)), left_(most_file_bytes(header.description)),
+          places_(places_of(header.description.extents)), left_(max_file_bytes(header.description)),
           end_(header.header_bytes) {
         header_.rows.resize(places_.size());
         left_ -= header.header_bytes;
@@ -64,7 +64,7 @@ public:
         std::shared_ptr<const HostClaim> held;
         if (claims_ == nullptr) return held;
         const auto needed = [this, bytes] {
-            return "at most " + format_bytes(most_file_bytes(header_.description) - end_ + bytes);
+            return "at most " + format_bytes(max_file_bytes(header_.description) - end_ + bytes);
         };
         auto made = claims_->make(bytes, needed, [this](Milliseconds time) {
             if (!has_failed_) std::this_thread::sleep_for(time);

@@ -125,9 +125,9 @@ void pause_for(Milliseconds time);
 
 template <class Condition>
 bool becomes_true(Condition&& is_so, Milliseconds limit) {
-    constexpr std::chrono::microseconds k_longest_look{10'000};
+    constexpr std::chrono::microseconds k_max_look{10'000};
     const auto deadline = Clock::now() + limit;
-    for (std::chrono::microseconds look{100}; !is_so(); look = std::min(2 * look, k_longest_look)) {
+    for (std::chrono::microseconds look{100}; !is_so(); look = std::min(2 * look, k_max_look)) {
         if (Clock::now() >= deadline) return false;
         std::this_thread::sleep_for(look);
     }

@@ -22,9 +22,9 @@ inline int sweep_stride() {
 /// fewer.
 template <class Step>
 void for_each_call(Step&& step) {
-    constexpr int k_most_calls = 2000;
+    constexpr int k_max_calls = 2000;
     int call = 1;
-    while (call < k_most_calls) {
+    while (call < k_max_calls) {
         INFO("call " << call);
         if (!step(call)) return;
         call += sweep_stride();

@@ -86,7 +86,7 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
     if (!disk) return test::skip_without_right("mount a file system");
     MemoryContents contents;
     for (int i = 0; i < 4; ++i) contents.add("weights", test::random_bytes(4 * k_mib));
-    const auto room = [&] { return *SnapshotDirectory::room_in(disk.path()); };
+    const auto room = [&] { return *SnapshotDirectory::free_space_in(disk.path()); };
     REQUIRE(room().in_memory);
     const auto whole = room().bytes;
     const auto used = [&] { return whole - room().bytes; };

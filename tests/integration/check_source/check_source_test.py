@@ -66,6 +66,7 @@ class CheckSource(unittest.TestCase):
     def test_the_driver_is_called_where_it_may_be(self):
         for body in ("int x = api.cuCtxGetCurrent(&y);", 'GPU_SLEEP_DRIVER_TRY(api, cuInit, "x", 0);'):
             self.assert_found("agent/life/x.cpp", body, "agent/life calls the driver")
+            self.assert_found("src/sleep/x.cpp", body, "src/sleep calls the driver")
             self.assert_clean("agent/intercepted/x.cpp", body)
 
     def test_standard_headers(self):

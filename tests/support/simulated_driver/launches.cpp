@@ -43,9 +43,9 @@ bool is_valid(const LaunchShape& shape) {
     const auto positive = [](const auto& sizes) {
         return std::all_of(sizes.begin(), sizes.end(), [](unsigned size) { return size > 0; });
     };
-    constexpr unsigned k_most_threads = 1024;
+    constexpr unsigned k_max_threads = 1024;
     return positive(shape.grid) && positive(shape.block) &&
-           shape.block[0] * shape.block[1] * shape.block[2] <= k_most_threads;
+           shape.block[0] * shape.block[1] * shape.block[2] <= k_max_threads;
 }
 
 CUresult call_launch(Entry entry, CUfunction handle, const LaunchShape& shape, CUstream stream_handle,

@@ -29,7 +29,7 @@ namespace {
 
 constexpr std::array k_tags = {"even", "odd"};
 constexpr std::array k_kinds = {"plain", "async", "pool", "vmm2", "plain", "async"};
-constexpr std::uint64_t k_most_words = std::uint64_t{1} << 17; // 1 MiB
+constexpr std::uint64_t k_max_words = std::uint64_t{1} << 17; // 1 MiB
 
 /// The agent's functions.
 struct Agent {
@@ -93,7 +93,7 @@ private:
         if (!made) return made.error();
         counter_ = *std::move(made);
         GPU_SLEEP_TEST_CALL(cuMemsetD8Async, counter_.address, 0, counter_.bytes, stream_);
-        made = make("vmm2", k_most_words * sizeof(std::uint64_t));
+        made = make("vmm2", k_max_words * sizeof(std::uint64_t));
         if (!made) return made.error();
         kept_ = *std::move(made);
         return write(kept_, kept_seed_ = random_());
@@ -108,7 +108,7 @@ private:
 
     /// Allocates, writes, passes it on by a graph now and then, checks, frees.
     Result<void> iterate() {
-        const auto words = 1 + random_() % k_most_words;
+        const auto words = 1 + random_() % k_max_words;
         auto made = make(k_kinds[random_() % k_kinds.size()], words * sizeof(std::uint64_t));
         if (!made) return made.error();
         const auto seed = random_();

@@ -17,23 +17,23 @@
 namespace gpu_sleep::model {
 
 /// What to do with allocations of some sizes by some library.
-struct CaptureRule {
+struct AllocationRule {
     Bytes min_size = 0;                                 ///< smallest size that matches
     Bytes max_size = std::numeric_limits<Bytes>::max(); ///< largest size that matches
     std::string library;                                ///< that requests them; empty: any. See names_library
     bool capture = true;                                ///< intercept them; false leaves them to the driver
     std::string tag;                                    ///< empty: the process's own
 
-    friend bool operator==(const CaptureRule&, const CaptureRule&) = default;
+    friend bool operator==(const AllocationRule&, const AllocationRule&) = default;
 };
 
 /// The result of the rules for one allocation.
-struct CaptureVerdict {
+struct AllocationVerdict {
     bool capture = true;
     std::string_view tag; ///< lives as long as the rules; empty: the process's own
 };
 
-inline constexpr std::size_t k_max_capture_rules = 64;
+inline constexpr std::size_t k_max_allocation_rules = 64;
 inline constexpr std::size_t k_max_library_length = 100;
 
 /// Whether `name`, in a rule, means the library whose file is `file`: its file name without directories is
@@ -45,7 +45,7 @@ inline constexpr std::size_t k_max_library_length = 100;
 [[nodiscard]] bool is_valid_library(std::string_view name) noexcept;
 
 /// What is wrong with `rule`, beginning with the member's name in a rules file; empty if nothing is.
-[[nodiscard]] std::string problem_with(const CaptureRule& rule);
+[[nodiscard]] std::string problem_with(const AllocationRule& rule);
 
 /// Rules in order: the first that matches an allocation decides. Immutable, thread-safe.
 ///
@@ -58,34 +58,34 @@ inline constexpr std::size_t k_max_library_length = 100;
 ///
 /// Fields come in this order, each at most once, and never with its default value: each list of rules has
 /// exactly one text.
-class CaptureRules {
+class AllocationRules {
 public:
-    CaptureRules() = default;
+    AllocationRules() = default;
 
     /// Errors: invalid_argument (too many, or one that problem_with finds fault with; the rule is named by
     /// number).
-    [[nodiscard]] static Result<CaptureRules> create(std::vector<CaptureRule> rules);
+    [[nodiscard]] static Result<AllocationRules> create(std::vector<AllocationRule> rules);
 
     /// Reads the text. Errors: invalid_argument (the text is not exactly as above; the message names the
     /// rule).
-    [[nodiscard]] static Result<CaptureRules> parse(std::string_view text);
+    [[nodiscard]] static Result<AllocationRules> parse(std::string_view text);
 
     [[nodiscard]] std::string text() const;
 
     /// The result for an allocation of `bytes`. `libraries` are the files of the libraries on the call stack,
     /// in any order. An allocation that no rule matches is intercepted under the process's tag.
-    [[nodiscard]] CaptureVerdict match(Bytes bytes,
-                                       std::span<const std::string_view> libraries) const noexcept;
+    [[nodiscard]] AllocationVerdict match(Bytes bytes,
+                                          std::span<const std::string_view> libraries) const noexcept;
 
     /// Whether any rule names a library. If none does, match() needs no libraries.
     [[nodiscard]] bool name_libraries() const noexcept;
 
-    [[nodiscard]] const std::vector<CaptureRule>& rules() const noexcept { return rules_; }
+    [[nodiscard]] const std::vector<AllocationRule>& rules() const noexcept { return rules_; }
 
 private:
-    explicit CaptureRules(std::vector<CaptureRule> rules) : rules_(std::move(rules)) {}
+    explicit AllocationRules(std::vector<AllocationRule> rules) : rules_(std::move(rules)) {}
 
-    std::vector<CaptureRule> rules_;
+    std::vector<AllocationRule> rules_;
 };
 
 } // namespace gpu_sleep::model

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Reading, writing and matching capture rules.
 
-#include "model/capture_rules.hpp"
+#include "model/allocation_rules.hpp"
 
 #include "model/model.hpp"
 
@@ -44,7 +44,7 @@ bool parse_bytes_into(Bytes& field, std::string_view value) {
 }
 
 /// Sets the field that `piece` names. False when it names none, or its value cannot be read.
-bool set_field(CaptureRule& rule, std::string_view piece) {
+bool set_field(AllocationRule& rule, std::string_view piece) {
     const auto value = piece.substr(std::min(piece.find('=') + 1, piece.size()));
     if (piece.starts_with("min=")) return parse_bytes_into(rule.min_size, value);
     if (piece.starts_with("max=")) return parse_bytes_into(rule.max_size, value);
@@ -55,7 +55,7 @@ bool set_field(CaptureRule& rule, std::string_view piece) {
     return true;
 }
 
-std::string text_of(const CaptureRule& rule) {
+std::string text_of(const AllocationRule& rule) {
     std::string text;
     if (rule.min_size != 0) text += fmt::format(",min={}", rule.min_size);
     if (rule.max_size != k_no_limit) text += fmt::format(",max={}", rule.max_size);
@@ -67,8 +67,8 @@ std::string text_of(const CaptureRule& rule) {
 
 /// The rule that is written so, or nothing. That it is written so exactly settles order, repetition and
 /// defaults.
-std::optional<CaptureRule> parse_rule(std::string_view text) {
-    CaptureRule rule;
+std::optional<AllocationRule> parse_rule(std::string_view text) {
+    AllocationRule rule;
     for (std::optional rest = text; text != k_any && rest;)
         if (!set_field(rule, take_piece(rest, ','))) return std::nullopt;
     if (text_of(rule) != text) return std::nullopt;
@@ -93,7 +93,7 @@ bool is_valid_library(std::string_view name) noexcept {
            std::all_of(name.begin(), name.end(), allowed);
 }
 
-std::string problem_with(const CaptureRule& rule) {
+std::string problem_with(const AllocationRule& rule) {
     if (rule.min_size > rule.max_size)
         return fmt::format("min_size: {} is more than max_size, {}", format_bytes(rule.min_size),
                            format_bytes(rule.max_size));
@@ -108,20 +108,20 @@ std::string problem_with(const CaptureRule& rule) {
     return {};
 }
 
-Result<CaptureRules> CaptureRules::create(std::vector<CaptureRule> rules) {
-    if (rules.size() > k_max_capture_rules)
+Result<AllocationRules> AllocationRules::create(std::vector<AllocationRule> rules) {
+    if (rules.size() > k_max_allocation_rules)
         return make_error(ErrorCode::invalid_argument, "there are {} rules, and {} at most are allowed",
-                          rules.size(), k_max_capture_rules);
+                          rules.size(), k_max_allocation_rules);
     for (std::size_t i = 0; i < rules.size(); ++i)
         if (const auto problem = problem_with(rules[i]); !problem.empty())
             return make_error(ErrorCode::invalid_argument, "rule {}, {}", i + 1, problem);
-    return CaptureRules(std::move(rules));
+    return AllocationRules(std::move(rules));
 }
 
-Result<CaptureRules> CaptureRules::parse(std::string_view text) {
-    std::vector<CaptureRule> rules;
-    if (text.empty()) return CaptureRules();
-    for (std::optional rest = text; rest && rules.size() <= k_max_capture_rules;) {
+Result<AllocationRules> AllocationRules::parse(std::string_view text) {
+    std::vector<AllocationRule> rules;
+    if (text.empty()) return AllocationRules();
+    for (std::optional rest = text; rest && rules.size() <= k_max_allocation_rules;) {
         const auto piece = take_piece(rest, ';');
         auto rule = parse_rule(piece);
         if (!rule)
@@ -132,14 +132,15 @@ Result<CaptureRules> CaptureRules::parse(std::string_view text) {
     return create(std::move(rules));
 }
 
-std::string CaptureRules::text() const {
+std::string AllocationRules::text() const {
     std::string text;
     for (const auto& rule : rules_) text += (text.empty() ? "" : ";") + text_of(rule);
     return text;
 }
 
-CaptureVerdict CaptureRules::match(Bytes bytes, std::span<const std::string_view> libraries) const noexcept {
-    const auto is_about = [&](const CaptureRule& rule) {
+AllocationVerdict AllocationRules::match(Bytes bytes,
+                                         std::span<const std::string_view> libraries) const noexcept {
+    const auto is_about = [&](const AllocationRule& rule) {
         if (bytes < rule.min_size || bytes > rule.max_size) return false;
         return rule.library.empty() ||
                std::any_of(libraries.begin(), libraries.end(),
@@ -150,9 +151,9 @@ CaptureVerdict CaptureRules::match(Bytes bytes, std::span<const std::string_view
     return {rule->capture, rule->tag};
 }
 
-bool CaptureRules::name_libraries() const noexcept {
+bool AllocationRules::name_libraries() const noexcept {
     return std::any_of(rules_.begin(), rules_.end(),
-                       [](const CaptureRule& rule) { return !rule.library.empty(); });
+                       [](const AllocationRule& rule) { return !rule.library.empty(); });
 }
 
 } // namespace gpu_sleep::model

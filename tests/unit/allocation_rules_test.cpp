@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Capture rules: their text is strict, and the first that is about an allocation decides.
 
-#include "model/capture_rules.hpp"
+#include "model/allocation_rules.hpp"
 
 #include "support/catch.hpp"
 
@@ -16,20 +16,20 @@ namespace {
 
 constexpr std::array<std::string_view, 0> k_nobody{};
 
-CaptureVerdict match(const CaptureRules& rules, Bytes bytes, std::string_view library = "main") {
+AllocationVerdict match(const AllocationRules& rules, Bytes bytes, std::string_view library = "main") {
     const std::array<std::string_view, 2> libraries{"/usr/bin/python3", library};
     return rules.match(bytes, libraries);
 }
 
 std::string complaint(std::string_view text) {
-    const auto rules = CaptureRules::parse(text);
+    const auto rules = AllocationRules::parse(text);
     return rules ? "none" : rules.error().message;
 }
 
 } // namespace
 
-TEST_CASE("Capture rules: the first that is about an allocation decides", "[capture_rules]") {
-    const auto rules = *CaptureRules::parse(
+TEST_CASE("Capture rules: the first that is about an allocation decides", "[allocation_rules]") {
+    const auto rules = *AllocationRules::parse(
         "max=4095,capture=0;min=67108864,lib=libtorch_cuda,tag=weights;lib=libcublas,capture=0");
     CHECK_FALSE(match(rules, 4095, "/lib/libtorch_cuda.so").capture);
     CHECK(match(rules, 4096).capture);
@@ -39,17 +39,17 @@ TEST_CASE("Capture rules: the first that is about an allocation decides", "[capt
     CHECK_FALSE(match(rules, k_gib, "libcublas.so.12").capture);
     CHECK(rules.match(k_gib, k_nobody).capture);
     CHECK(rules.name_libraries());
-    CHECK_FALSE(CaptureRules::parse("min=1,tag=a")->name_libraries());
+    CHECK_FALSE(AllocationRules::parse("min=1,tag=a")->name_libraries());
 }
 
-TEST_CASE("Capture rules: without a rule, all is captured", "[capture_rules]") {
-    CHECK(match(CaptureRules(), 1).capture);
-    CHECK(match(*CaptureRules::parse(""), 1).tag.empty());
-    CHECK(match(*CaptureRules::parse("lib=libx,tag=a;any;tag=b"), 1).tag.empty());
-    CHECK(match(*CaptureRules::parse("min=1,max=18446744073709551614,tag=a"), ~Bytes{0}).tag.empty());
+TEST_CASE("Capture rules: without a rule, all is captured", "[allocation_rules]") {
+    CHECK(match(AllocationRules(), 1).capture);
+    CHECK(match(*AllocationRules::parse(""), 1).tag.empty());
+    CHECK(match(*AllocationRules::parse("lib=libx,tag=a;any;tag=b"), 1).tag.empty());
+    CHECK(match(*AllocationRules::parse("min=1,max=18446744073709551614,tag=a"), ~Bytes{0}).tag.empty());
 }
 
-TEST_CASE("Capture rules: a library is meant by its file name, up to a dot or a dash", "[capture_rules]") {
+TEST_CASE("Capture rules: a library is meant by its file name, up to a dot or a dash", "[allocation_rules]") {
     CHECK(names_library("libcublas", "/usr/local/cuda/lib64/libcublas.so.12"));
     CHECK(names_library("libcublas.so.12", "libcublas.so.12"));
     CHECK(names_library("libcublas", "/venv/nvidia.libs/libcublas-5a3c.so.12"));
@@ -59,11 +59,11 @@ TEST_CASE("Capture rules: a library is meant by its file name, up to a dot or a 
     CHECK_FALSE(names_library("libcublas", "libcubla"));
 }
 
-TEST_CASE("Capture rules: what was written is read", "[capture_rules]") {
+TEST_CASE("Capture rules: what was written is read", "[allocation_rules]") {
     std::mt19937_64 engine(17);
     const auto roll = [&](std::uint64_t sides) { return engine() % sides; };
     for (int round = 0; round < 200; ++round) {
-        std::vector<CaptureRule> rules(roll(6));
+        std::vector<AllocationRule> rules(roll(6));
         for (auto& rule : rules) {
             if (roll(2)) rule.min_size = roll(~std::uint64_t{0} / 2) + 1;
             if (roll(2)) rule.max_size = ~std::uint64_t{0} / 2 + roll(1000);
@@ -71,16 +71,16 @@ TEST_CASE("Capture rules: what was written is read", "[capture_rules]") {
             rule.capture = roll(2) == 0;
             if (rule.capture && roll(2)) rule.tag = fmt::format("a:{}", roll(99));
         }
-        const auto made = CaptureRules::create(rules);
+        const auto made = AllocationRules::create(rules);
         REQUIRE(made);
-        const auto again = CaptureRules::parse(made->text());
+        const auto again = AllocationRules::parse(made->text());
         INFO(made->text());
         REQUIRE(again);
         CHECK(again->rules() == rules);
     }
 }
 
-TEST_CASE("Capture rules: any other text is refused, and says where", "[capture_rules]") {
+TEST_CASE("Capture rules: any other text is refused, and says where", "[allocation_rules]") {
     for (const std::string_view bad : {";",
                                        "tag=a;",
                                        ";tag=a",
@@ -113,14 +113,14 @@ TEST_CASE("Capture rules: any other text is refused, and says where", "[capture_
                                        " tag=a",
                                        "tag=a\n"}) {
         INFO(bad);
-        CHECK_FALSE(CaptureRules::parse(bad));
+        CHECK_FALSE(AllocationRules::parse(bad));
     }
     CHECK(complaint("tag=a;min=x") == "rule 2, 'min=x', is not a valid rule");
     CHECK(complaint("min=2048,max=1024") == "rule 1, min_size: 2.00 KiB is more than max_size, 1.00 KiB");
     std::string many = "any";
-    for (std::size_t i = 1; i < k_max_capture_rules; ++i) many += ";any";
-    CHECK(CaptureRules::parse(many));
-    CHECK_FALSE(CaptureRules::parse(many + ";any"));
-    CHECK_FALSE(CaptureRules::parse("tag=" + std::string(65, 'a')));
-    CHECK_FALSE(CaptureRules::parse("lib=" + std::string(101, 'a')));
+    for (std::size_t i = 1; i < k_max_allocation_rules; ++i) many += ";any";
+    CHECK(AllocationRules::parse(many));
+    CHECK_FALSE(AllocationRules::parse(many + ";any"));
+    CHECK_FALSE(AllocationRules::parse("tag=" + std::string(65, 'a')));
+    CHECK_FALSE(AllocationRules::parse("lib=" + std::string(101, 'a')));
 }

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Asking devices for free memory.
 
-#include "sleep/room.hpp"
+#include "sleep/free_memory.hpp"
 
 #include "base/units.hpp"
 
@@ -10,8 +10,8 @@
 
 namespace gpu_sleep::sleep {
 
-Result<void> check_room(const std::vector<ledger::Backing*>& backings, int device,
-                        const driver::MemoryInfo& memory) {
+Result<void> check_free_memory(const std::vector<ledger::Backing*>& backings, int device,
+                               const driver::MemoryInfo& memory) {
     Bytes needed = 0;
     for (const auto* backing : backings) needed += backing->handle == 0 ? backing->bytes : 0;
     if (needed <= memory.free) return {};
@@ -19,7 +19,7 @@ Result<void> check_room(const std::vector<ledger::Backing*>& backings, int devic
                       format_bytes(needed), device, format_bytes(memory.free), format_bytes(memory.total));
 }
 
-Result<void> check_room(const driver::Api& api, const WakePlan& plan) {
+Result<void> check_free_memory(const driver::Api& api, const WakePlan& plan) {
     if (plan.is_empty()) return {};
     const auto contexts = driver::active_contexts(api);
     if (!contexts) return contexts.error();
@@ -29,7 +29,7 @@ Result<void> check_room(const driver::Api& api, const WakePlan& plan) {
         const driver::CurrentContext current(api, context.get());
         const auto memory = driver::memory_info(api);
         if (!memory) return memory.error();
-        GPU_SLEEP_TRY(check_room(part->second, part->first, *memory));
+        GPU_SLEEP_TRY(check_free_memory(part->second, part->first, *memory));
     }
     return {};
 }

@@ -3,7 +3,7 @@
 // Feeds the reader of capture rules with anything. What it reads is written as the very same text, and can be
 // matched.
 
-#include "model/capture_rules.hpp"
+#include "model/allocation_rules.hpp"
 
 #include <array>
 #include <cstdlib>
@@ -12,7 +12,7 @@ using namespace gpu_sleep;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     const std::string_view text(reinterpret_cast<const char*>(data), size);
-    const auto rules = model::CaptureRules::parse(text);
+    const auto rules = model::AllocationRules::parse(text);
     if (!rules) return 0;
     if (rules->text() != text) std::abort();
     const std::array libraries{text, std::string_view("/usr/lib/libcublas.so.12")};
