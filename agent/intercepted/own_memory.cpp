@@ -126,7 +126,7 @@ Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
     auto& allocations = Allocations::instance();
     auto record = allocations.extract(address);
     if (!record) return not_own(address);
-    auto freed = memory.free(address);
+    auto freed = guarded([&] { return memory.free(address); });
     if (!freed) allocations.put_back(std::move(record));
     return freed;
 }

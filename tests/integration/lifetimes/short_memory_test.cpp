@@ -4,6 +4,7 @@
 // one on. Whatever the call returns, nothing is lost.
 
 #include "devices.hpp"
+#include "gpu_sleep/gpu_sleep.h"
 #include "short_memory.hpp"
 #include "support/process.hpp"
 
@@ -149,4 +150,30 @@ TEST_CASE("Short memory: memory of another process is closed at once or later", 
         });
     giver.close_input();
     CHECK(giver.wait() == 0);
+}
+
+TEST_CASE("Short memory: a free of the agent's own memory frees, or leaves it to be freed",
+          "[short_memory]") {
+    Devices devices;
+    void* other = nullptr;
+    REQUIRE(gpu_sleep_alloc(&other, k_small, 0, "t") == GPU_SLEEP_OK);
+    REQUIRE(gpu_sleep_preserve(other, k_small) == GPU_SLEEP_OK); // so that a free has marks to keep
+    void* address = nullptr;
+    auto status = GPU_SLEEP_OK;
+    sweep(
+        [&] {
+            REQUIRE(gpu_sleep_alloc(&address, k_small, 0, "t") == GPU_SLEEP_OK);
+            return [&] {
+                status = gpu_sleep_free(address);
+                return status == GPU_SLEEP_OK || status == GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY;
+            };
+        },
+        [&] {
+            if (status == GPU_SLEEP_OK) return;
+            const auto again = gpu_sleep_free(address);
+            INFO("again " << static_cast<int>(again) << " " << gpu_sleep_last_error());
+            CHECK(again == GPU_SLEEP_OK);
+        });
+    CHECK(gpu_sleep_free(other) == GPU_SLEEP_OK);
+    CHECK(held() == 0);
 }
