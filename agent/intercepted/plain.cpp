@@ -111,7 +111,7 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
         if (!range) {
             left.context = owner_of_memory_in(context);
             left.device = *device;
-            if (range.error().code == ErrorCode::out_of_device_memory) return CUDA_ERROR_OUT_OF_MEMORY;
+            if (is_shortage(range.error())) return CUDA_ERROR_OUT_OF_MEMORY;
             log::debug("left to the driver: {}", range.error().message);
             return std::nullopt;
         }

@@ -22,6 +22,11 @@ namespace gpu_sleep::agent::intercepted {
 /// The status that the driver would have given for `error`.
 [[nodiscard]] CUresult to_status(const Error& error) noexcept;
 
+/// Whether memory of the device or of the host was short: then the driver is not asked, whose memory stays.
+[[nodiscard]] inline bool is_shortage(const Error& error) noexcept {
+    return error.code == ErrorCode::out_of_device_memory || error.code == ErrorCode::out_of_host_memory;
+}
+
 /// Runs what may throw for want of memory, and turns that into a status.
 template <class Body>
 [[nodiscard]] Answer answered(Body&& body) noexcept {
