@@ -115,7 +115,15 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
             log::debug("left to the driver: {}", range.error().message);
             return std::nullopt;
         }
-        Allocations::instance().add({*range, bytes, *device, owner_of_memory_in(context), nullptr, 0, false});
+        const auto added = guarded([&]() -> Result<void> {
+            Allocations::instance().add(
+                {*range, bytes, *device, owner_of_memory_in(context), nullptr, 0, false});
+            return {};
+        });
+        if (!added) {
+            give_range(*with, *range);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
         // Who enables access from here on finds it in the index; what was enabled before is granted now.
         ignoring_errors([&] { grant_peers(*with, *device, *range); });
         *address = *range;

@@ -151,6 +151,7 @@ Result<void> Agent::start() {
         come_first_at_exit();
     });
     memory_.open();
+    if (parts_.exiting) ProgramMemory::end(); // it began meanwhile
     return {};
 }
 

@@ -46,7 +46,7 @@ bool SleepOperation::turn_to_files() {
     spilled.store = model::Store::file;
     spilled.stores.clear();
     spilled_ = std::move(spilled);
-    report_.notes.emplace_back("host memory is short: contents went to files");
+    ignoring_errors([this] { report_.notes.emplace_back("host memory is short: contents went to files"); });
     return true;
 }
 

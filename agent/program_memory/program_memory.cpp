@@ -85,9 +85,10 @@ Result<void> ProgramMemory::free(driver::DeviceAddress address) {
     const auto* backing = ledger_.find(address);
     const auto span = backing && backing->is_asleep() ? gate::Named::Span{backing->address, backing->end()}
                                                       : gate::Named::Span{};
-    shared_.forget(address);
+    auto sharing = shared_.withdraw(address);
     auto freed = storage_->heap.free(address);
     if (!freed) return std::move(freed).error();
+    sharing.end();
     storage_->engine.contents().forget(freed->kept);
     if (span.end != 0 && !ledger_.find(address)) gate::Gate::instance().forget(span);
     return {};

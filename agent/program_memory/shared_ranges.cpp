@@ -14,9 +14,15 @@ void SharedRanges::add(driver::DeviceAddress address, const Range& range) {
     ranges_.insert_or_assign(address, range);
 }
 
-void SharedRanges::forget(driver::DeviceAddress address) noexcept {
+SharedRanges::Withdrawn SharedRanges::withdraw(driver::DeviceAddress address) noexcept {
     const MutexLock lock(mutex_);
-    ranges_.erase(address);
+    return {*this, ranges_.extract(address)};
+}
+
+SharedRanges::Withdrawn::~Withdrawn() {
+    if (!node_) return;
+    const MutexLock lock(owner_.mutex_);
+    owner_.ranges_.insert(std::move(node_));
 }
 
 Result<SharedRanges::Exported> SharedRanges::open(const driver::Api& api, driver::DeviceAddress address,

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <utility>
 
 namespace gpu_sleep::agent {
 
@@ -31,8 +32,24 @@ public:
     };
 
     void add(driver::DeviceAddress address, const Range& range);
-    /// Nobody gets it any more. Before its memory is released.
-    void forget(driver::DeviceAddress address) noexcept;
+    /// A range that nobody gets any more; shared again when this is destroyed, unless it ended.
+    class Withdrawn {
+    public:
+        Withdrawn(const Withdrawn&) = delete;
+        Withdrawn& operator=(const Withdrawn&) = delete;
+        ~Withdrawn();
+        void end() noexcept { node_ = {}; }
+
+    private:
+        friend class SharedRanges;
+        using Node = std::map<driver::DeviceAddress, Range>::node_type;
+        Withdrawn(SharedRanges& owner, Node node) noexcept : owner_(owner), node_(std::move(node)) {}
+
+        SharedRanges& owner_;
+        Node node_; ///< empty if it was not shared
+    };
+    /// Before its memory is released.
+    [[nodiscard]] Withdrawn withdraw(driver::DeviceAddress address) noexcept;
     /// The memory of allocation `id`, which begins at `address`. `is_allocated`: whether it still is; asked
     /// while it cannot be forgotten. Errors: not_owned; those of driver::export_memory().
     [[nodiscard]] Result<Exported> open(const driver::Api& api, driver::DeviceAddress address,

@@ -177,3 +177,36 @@ TEST_CASE("Short memory: a free of the agent's own memory frees, or leaves it to
     CHECK(gpu_sleep_free(other) == GPU_SLEEP_OK);
     CHECK(held() == 0);
 }
+
+TEST_CASE("Short memory: an allocation is made so that it can sleep, or fails", "[short_memory]") {
+    Devices devices;
+    const bool pooled = GENERATE(false, true);
+    const bool has_new_tag = GENERATE(true, false);
+    const auto left_to_driver = [] {
+        return sim_calls("cuMemAlloc_v2") + sim_calls("cuMemAlloc") + sim_calls("cuMemAllocAsync");
+    };
+    CUdeviceptr address = 0;
+    CUresult status = CUDA_SUCCESS;
+    std::uint64_t before = 0;
+    int count = 0;
+    int refused = 0;
+    sweep(
+        [&] {
+            const auto tag = has_new_tag ? "tag" + std::to_string(++count) : "tag";
+            REQUIRE(gpu_sleep_push_tag(tag.c_str()) == GPU_SLEEP_OK);
+            before = left_to_driver();
+            return [&] {
+                status = pooled ? cuMemAllocAsync(&address, k_bytes, nullptr) : cuMemAlloc(&address, k_bytes);
+                return true;
+            };
+        },
+        [&] {
+            CHECK(left_to_driver() == before);
+            refused += status != CUDA_SUCCESS;
+            if (status == CUDA_SUCCESS) CHECK(cuMemFree(address) == CUDA_SUCCESS);
+            CHECK(cuMemPoolTrimTo(default_pool(0), 0) == CUDA_SUCCESS);
+            REQUIRE(gpu_sleep_pop_tag() == GPU_SLEEP_OK);
+        });
+    CHECK(refused > 0);
+    CHECK(held() == 0);
+}
