@@ -119,8 +119,11 @@ void LockedMemory::describe(model::Report& report) const {
         report.host_bytes = contents().held(model::Store::host);
         report.file_bytes = contents().held(model::Store::file);
     }
-    report.tags = ledger().report(
-        [this](contents::Number range) { return contents().bytes_in(model::Store::file, range); });
+    // Asking walks all blocks of the range, with the mutex held.
+    const bool has_files = report.file_bytes != 0;
+    report.tags = ledger().report([this, has_files](contents::Number range) {
+        return has_files ? contents().bytes_in(model::Store::file, range) : 0;
+    });
 }
 
 std::vector<std::filesystem::path> LockedMemory::files_out_of_reach() const {

@@ -38,12 +38,6 @@ struct Block {
 struct KeptRange {
     std::vector<Span> spans;   ///< of the range: sorted and disjoint
     std::vector<Block> blocks; ///< of the first span first; the last of each span may be shorter
-
-    [[nodiscard]] Bytes bytes() const noexcept {
-        Bytes sum = 0;
-        for (const auto& span : spans) sum += span.bytes;
-        return sum;
-    }
 };
 
 /// Blocks that `bytes` are cut into.

@@ -68,13 +68,19 @@ Result<bool> Contents::keep_files(const std::vector<Number>& ranges) {
     std::set<Batch*> batches;
     for (const auto range : ranges)
         for_each_part(ranges_.at(range), [&](Batch& batch, Span) { batches.insert(&batch); });
+    Result<void> done;
     std::set<std::shared_ptr<const store::SnapshotDirectory>> directories;
     for (auto* const batch : batches) {
         auto directory = batch->keep_file();
-        if (!directory) return std::move(directory).error();
+        if (!directory) {
+            done = std::move(directory).error();
+            break;
+        }
         if (*directory) directories.insert(*std::move(directory));
     }
+    // Also after a failure: what has its name by now is not named again.
     for (const auto& directory : directories) GPU_SLEEP_TRY(directory->flush());
+    if (!done) return std::move(done).error();
     return !directories.empty();
 }
 

@@ -147,8 +147,6 @@ public:
     /// Renames a complete file so that it is never a leftover; the name is safe once the directory is
     /// flushed. Errors: out_of_disk, io_failed.
     [[nodiscard]] Result<void> keep() { return rename(SnapshotName::Kind::kept); }
-    /// Flushes its name to the disk. Errors: io_failed.
-    [[nodiscard]] Result<void> flush_name() const { return directory_->flush(); }
     /// Closes it and does not remove it.
     void let_stay() noexcept { fd_.reset(); }
     /// Removes its name at once. Its space is freed when this is destroyed, which may take long.
