@@ -2,13 +2,11 @@
 // Copyright the gpu-sleep authors.
 // Failures, delays and corruption on request, and the counts of what went wrong.
 
-#include "support/simulated_driver/entry_points.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 #include <dlfcn.h>
 
 #include <chrono>
-#include <string>
 #include <thread>
 
 using namespace gpu_sleep::sim::testing;
@@ -21,17 +19,6 @@ CUresult create_and_release() {
     const auto status = cuMemCreate(&handle, k_granularity, &properties, 0);
     return status == CUDA_SUCCESS ? cuMemRelease(handle) : status;
 }
-
-struct Exported {
-    const char* name;   ///< as documented
-    const char* symbol; ///< as exported
-    int version;
-};
-
-#define SIM_TEST_STRING(name) #name
-#define SIM_TEST_SYMBOL(name) SIM_TEST_STRING(name)
-#define SIM_TEST_ROW(name, version, trait) {#name, SIM_TEST_SYMBOL(name), version},
-constexpr Exported k_exported[] = {GPU_SLEEP_SIM_ENTRY_POINTS(SIM_TEST_ROW)};
 
 } // namespace
 
@@ -108,105 +95,9 @@ TEST_CASE("Simulated driver: a copy can be corrupted, and memory too", "[simulat
     CHECK((out[100] ^ bytes[100]) == std::byte{8});
 }
 
-TEST_CASE("Simulated driver: every entry point is found, by symbol and by look-up", "[simulated_driver]") {
-    for (const auto& [name, symbol, version] : k_exported) {
-        INFO(name);
-        void* const by_symbol = ::dlsym(RTLD_DEFAULT, symbol);
-        CHECK(by_symbol != nullptr);
-        void* looked_up = nullptr;
-        CUdriverProcAddressQueryResult result{};
-        CHECK(cuGetProcAddress(name, &looked_up, 13000, 0, &result) == CUDA_SUCCESS);
-        CHECK(looked_up == by_symbol);
-        CHECK(cuGetProcAddress(name, &looked_up, version, 0, nullptr) == CUDA_SUCCESS);
-        CHECK(looked_up == by_symbol);
-    }
-}
-
-TEST_CASE("Simulated driver: look-ups as the CUDA runtime makes them", "[simulated_driver]") {
-    void* function = nullptr;
-    CUdriverProcAddressQueryResult result{};
-    CHECK(cuGetProcAddress("", &function, 0, 0, &result) == CUDA_SUCCESS);
-    CHECK(function == nullptr);
-    CHECK(cuGetProcAddress("cuGetProcAddress", &function, 12000, 0, &result) == CUDA_SUCCESS);
-    CHECK(function == reinterpret_cast<void*>(&cuGetProcAddress));
-    CHECK(cuGetProcAddress("cuGetProcAddress", &function, 11030, 0, &result) == CUDA_SUCCESS);
-    CHECK(function == ::dlsym(RTLD_DEFAULT, "cuGetProcAddress"));
-    CHECK(cuGetProcAddress("cuNoSuchThing", &function, 13000, 0, &result) == CUDA_ERROR_NOT_FOUND);
-    CHECK(result == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
-    CHECK(cuGetProcAddress("cuMemCreate", &function, 10000, 0, &result) == CUDA_ERROR_NOT_FOUND);
-    CHECK(result == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
-    CHECK(cuGetProcAddress("cuEventElapsedTime", &function, 11000, 0, &result) == CUDA_SUCCESS);
-    CHECK(function == ::dlsym(RTLD_DEFAULT, "cuEventElapsedTime"));
-}
-
-TEST_CASE("Simulated driver: statuses have names", "[simulated_driver]") {
-    const char* text = nullptr;
-    REQUIRE(cuGetErrorName(CUDA_ERROR_OUT_OF_MEMORY, &text) == CUDA_SUCCESS);
-    CHECK(std::string(text) == "CUDA_ERROR_OUT_OF_MEMORY");
-    REQUIRE(cuGetErrorString(CUDA_ERROR_OUT_OF_MEMORY, &text) == CUDA_SUCCESS);
-    CHECK(std::string(text) == "out of memory");
-    CHECK(cuGetErrorName(static_cast<CUresult>(998), &text) == CUDA_ERROR_INVALID_VALUE);
-    CHECK(text == nullptr);
-}
-
-TEST_CASE("Simulated driver: devices describe themselves", "[simulated_driver]") {
-    const Session session;
-    int count = 0;
-    REQUIRE(cuDeviceGetCount(&count) == CUDA_SUCCESS);
-    CHECK(count == 2);
-    CUdevice device = -1;
-    CHECK(cuDeviceGet(&device, 2) == CUDA_ERROR_INVALID_DEVICE);
-    REQUIRE(cuDeviceGet(&device, 1) == CUDA_SUCCESS);
-    char id[32];
-    REQUIRE(cuDeviceGetPCIBusId(id, sizeof id, device) == CUDA_SUCCESS);
-    CUdevice found = -1;
-    REQUIRE(cuDeviceGetByPCIBusId(&found, id) == CUDA_SUCCESS);
-    CHECK(found == device);
-    CUuuid first{};
-    CUuuid second{};
-    REQUIRE(cuDeviceGetUuid(&first, 0) == CUDA_SUCCESS);
-    REQUIRE(cuDeviceGetUuid(&second, 1) == CUDA_SUCCESS);
-    CHECK(std::string(first.bytes, sizeof first.bytes) != std::string(second.bytes, sizeof second.bytes));
-    for (const auto attribute : {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-                                 CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED}) {
-        int value = 0;
-        REQUIRE(cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS);
-        CHECK(value == 1);
-    }
-    int can = -1;
-    REQUIRE(cuDeviceCanAccessPeer(&can, 0, 1) == CUDA_SUCCESS);
-    CHECK(can == 1);
-}
-
-TEST_CASE("Simulated driver: kernels", "[simulated_driver]") {
+TEST_CASE("Simulated driver: a host function stands for a kernel", "[simulated_driver]") {
     const Session session;
     const Range range;
-    const auto fill = kernel("sim_fill");
-    std::size_t offset = 0;
-    std::size_t bytes = 0;
-    REQUIRE(cuFuncGetParamInfo(fill, 2, &offset, &bytes) == CUDA_SUCCESS);
-    CHECK(offset == 16);
-    CHECK(bytes == 4);
-    CHECK(cuFuncGetParamInfo(fill, 3, &offset, &bytes) == CUDA_ERROR_INVALID_VALUE);
-    const char* name = nullptr;
-    REQUIRE(cuFuncGetName(&name, fill) == CUDA_SUCCESS);
-    CHECK(std::string(name) == "sim_fill");
-
-    struct __attribute__((packed)) Buffer {
-        CUdeviceptr address;
-        std::uint64_t count;
-        std::uint32_t value;
-    } buffer{range.address, 4, 77};
-    std::size_t size = sizeof buffer;
-    void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &buffer, CU_LAUNCH_PARAM_BUFFER_SIZE, &size,
-                     CU_LAUNCH_PARAM_END};
-    REQUIRE(cuLaunchKernel(fill, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra) == CUDA_SUCCESS);
-    std::vector<std::uint32_t> out(4);
-    REQUIRE(cuMemcpyDtoH(out.data(), range.address, 16) == CUDA_SUCCESS);
-    CHECK(out == std::vector<std::uint32_t>(4, 77));
-    CHECK(cuLaunchKernel(fill, 0, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra) == CUDA_ERROR_INVALID_VALUE);
-    CHECK(cuLaunchKernel(fill, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr) == CUDA_ERROR_INVALID_VALUE);
-
     const std::size_t sizes[] = {sizeof(CUdeviceptr)};
     sim_register_kernel(
         "answer",
@@ -221,30 +112,25 @@ TEST_CASE("Simulated driver: kernels", "[simulated_driver]") {
     CUdeviceptr address = range.address;
     void* parameters[] = {&address};
     REQUIRE(cuLaunchKernelEx(&config, kernel("answer"), parameters, nullptr) == CUDA_SUCCESS);
-    REQUIRE(cuMemcpyDtoH(out.data(), range.address, 16) == CUDA_SUCCESS);
-    CHECK(out[0] == 42);
-    CUfunction unknown = nullptr;
-    CUmodule module = nullptr;
-    REQUIRE(cuModuleLoadData(&module, "image") == CUDA_SUCCESS);
-    CHECK(cuModuleGetFunction(&unknown, module, "nobody") == CUDA_ERROR_NOT_FOUND);
-    REQUIRE(cuModuleGetFunction(&unknown, module, "sim_fill") == CUDA_SUCCESS);
-    REQUIRE(cuModuleUnload(module) == CUDA_SUCCESS);
-    CHECK(launch(unknown, nullptr, address, std::uint64_t{1}, 1U) == CUDA_ERROR_INVALID_HANDLE);
+    std::uint32_t answer = 0;
+    REQUIRE(cuMemcpyDtoH(&answer, range.address, sizeof answer) == CUDA_SUCCESS);
+    CHECK(answer == 42);
 }
 
-TEST_CASE("Simulated driver: kernels of libraries", "[simulated_driver]") {
+TEST_CASE("Simulated driver: calls for a default stream a thread count, and fail, as the others do",
+          "[simulated_driver]") {
     const Session session;
-    CUlibrary library = nullptr;
-    CUkernel handle = nullptr;
-    CUfunction function = nullptr;
-    REQUIRE(cuLibraryLoadData(&library, "image", nullptr, nullptr, 0, nullptr, nullptr, 0) == CUDA_SUCCESS);
-    REQUIRE(cuLibraryGetKernel(&handle, library, "sim_spin") == CUDA_SUCCESS);
-    REQUIRE(cuKernelGetFunction(&function, handle) == CUDA_SUCCESS);
-    CHECK(launch(function, nullptr, std::uint64_t{0}) == CUDA_SUCCESS);
-    CHECK(launch(reinterpret_cast<CUfunction>(handle), nullptr, std::uint64_t{0}) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
-    REQUIRE(cuLibraryUnload(library) == CUDA_SUCCESS);
-    CHECK(cuLibraryUnload(library) == CUDA_ERROR_INVALID_HANDLE);
+    const Range range;
+    const auto symbol = [](const char* name) { return ::dlsym(RTLD_DEFAULT, name); };
+    auto* const memset = reinterpret_cast<decltype(&cuMemsetD8Async)>(symbol("cuMemsetD8Async_ptsz"));
+    auto* const fill = reinterpret_cast<decltype(&cuMemsetD32)>(symbol("cuMemsetD32_v2_ptds"));
+    REQUIRE(memset != nullptr);
+    REQUIRE(fill != nullptr);
+    REQUIRE(memset(range.address, 1, 16, nullptr) == CUDA_SUCCESS);
+    CHECK(sim_calls("cuMemsetD8Async") == 1);
+    CHECK(sim_calls("cuMemsetD8Async_ptsz") == 1);
+    sim_fail("cuMemsetD32_v2_ptds", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+    CHECK(fill(range.address, 7, 4) == CUDA_ERROR_UNKNOWN);
 }
 
 TEST_CASE("Simulated driver: the product's fingerprint kernel sees a flipped bit", "[simulated_driver]") {

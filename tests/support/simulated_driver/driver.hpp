@@ -107,6 +107,7 @@ struct Graph {
 
 struct GraphExec {
     std::shared_ptr<const Work> work;
+    std::weak_ptr<const Graph> graph; ///< of which it was made
     const Context* context = nullptr;
 };
 

@@ -68,15 +68,30 @@ bool has_its_memory(const Call& c, const Context& context, const Graph& graph) {
     });
 }
 
+/// Whether `graph` allocates or frees memory, and is instantiated: then it cannot be once more. Source: CUDA
+/// Driver API, cuGraphAddMemAllocNode.
+bool is_taken(const Driver& driver, const std::shared_ptr<Graph>& graph) {
+    const bool has_memory = std::any_of(graph->nodes.begin(), graph->nodes.end(), [](const auto& node) {
+        const auto type = node->work->type();
+        return type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE;
+    });
+    if (!has_memory) return false;
+    bool any = false;
+    driver.execs.for_each([&](CUgraphExec, const GraphExec& exec) { any |= exec.graph.lock() == graph; });
+    return any;
+}
+
 CUresult instantiate(Call& c, const Context& context, CUgraphExec* handle, CUgraph graph_handle,
                      unsigned long long flags) {
     const auto graph = c.driver.graphs.find(graph_handle);
-    if (!handle || !graph || !has_its_memory(c, context, *graph)) return CUDA_ERROR_INVALID_VALUE;
+    if (!handle || !graph || is_taken(c.driver, graph) || !has_its_memory(c, context, *graph))
+        return CUDA_ERROR_INVALID_VALUE;
     std::vector<GraphRun::Step> steps;
     for (const auto& node : graph->nodes) steps.push_back({node->handle, node->work});
     const bool frees_first = (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
     const auto exec = std::make_shared<GraphExec>();
     exec->work = std::make_shared<GraphRun>(std::move(steps), frees_first);
+    exec->graph = graph;
     exec->context = &context;
     *handle = c.driver.execs.insert(exec);
     return CUDA_SUCCESS;

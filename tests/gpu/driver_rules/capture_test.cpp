@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Captures and graphs: what is recorded, and what breaks a capture.
+// Captures: what is recorded, and what breaks one.
 
-#include "support/simulated_driver/testing.hpp"
+#include "rules.hpp"
 
 #include <algorithm>
 #include <functional>
 #include <thread>
 
-using namespace gpu_sleep::sim::testing;
+using namespace gpu_sleep::driver_rules;
 
 namespace {
 
@@ -75,8 +75,8 @@ CUresult end(CUstream stream) {
 
 } // namespace
 
-TEST_CASE("Simulated driver: a captured graph replays on its addresses, after they were backed anew",
-          "[simulated_driver]") {
+TEST_CASE("Driver: a captured graph replays on its addresses, after they were backed anew",
+          "[driver_rules]") {
     const Session session;
     Range range;
     PageLocked host(range.bytes);
@@ -120,14 +120,28 @@ TEST_CASE("Simulated driver: a captured graph replays on its addresses, after th
         range.take_away();
         range.bring_back();
     }
-    range.take_away();
-    REQUIRE(cuGraphLaunch(exec, stream) == CUDA_SUCCESS);
-    CHECK(cuStreamSynchronize(stream) == CUDA_ERROR_ILLEGAL_ADDRESS);
     CHECK(cuGraphExecDestroy(exec) == CUDA_SUCCESS);
-    range.bring_back();
 }
 
-TEST_CASE("Simulated driver: calls of another thread break a capture as measured", "[simulated_driver]") {
+TEST_CASE("Driver: a graph whose addresses have no memory behind them faults", "[driver_rules]") {
+    const Session session;
+    Range range;
+    const auto stream = make_stream();
+    const auto add = kernel("sim_add");
+    REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+    REQUIRE(launch(add, stream, range.address, std::uint64_t{16}, 5U) == CUDA_SUCCESS);
+    CUgraph graph = nullptr;
+    REQUIRE(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
+    CUgraphExec exec = nullptr;
+    REQUIRE(cuGraphInstantiate(&exec, graph, 0) == CUDA_SUCCESS);
+    range.take_away();
+    range.abandon();
+    REQUIRE(cuGraphLaunch(exec, stream) == CUDA_SUCCESS);
+    CHECK(cuStreamSynchronize(stream) == CUDA_ERROR_ILLEGAL_ADDRESS);
+    CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
+TEST_CASE("Driver: calls of another thread break a capture as measured", "[driver_rules]") {
     const Session session;
     const Range range;
     const auto stream = make_stream();
@@ -166,8 +180,7 @@ TEST_CASE("Simulated driver: calls of another thread break a capture as measured
     }
 }
 
-TEST_CASE("Simulated driver: the capturing thread may not make unsafe calls unless it relaxed",
-          "[simulated_driver]") {
+TEST_CASE("Driver: the capturing thread may not make unsafe calls unless it relaxed", "[driver_rules]") {
     const Session session;
     const auto stream = make_stream();
     CUdeviceptr address = 0;
@@ -185,10 +198,10 @@ TEST_CASE("Simulated driver: the capturing thread may not make unsafe calls unle
     REQUIRE(cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS);
     CHECK(cuStreamQuery(stream) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     CHECK(end(stream) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-    CHECK(sim_fault_counts().broken_captures == 2);
+    if (const auto* sim = simulated()) CHECK(sim->fault_counts().broken_captures == 2);
 }
 
-TEST_CASE("Simulated driver: asking about a capture does no harm", "[simulated_driver]") {
+TEST_CASE("Driver: asking about a capture does no harm", "[driver_rules]") {
     const Session session;
     const auto stream = make_stream(CU_STREAM_DEFAULT);
     CUstreamCaptureStatus status{};
@@ -210,7 +223,7 @@ TEST_CASE("Simulated driver: asking about a capture does no harm", "[simulated_d
     CHECK(end(stream) == CUDA_ERROR_ILLEGAL_STATE);
 }
 
-TEST_CASE("Simulated driver: legacy work breaks the captures that it would depend on", "[simulated_driver]") {
+TEST_CASE("Driver: legacy work breaks the captures that it would depend on", "[driver_rules]") {
     const Session session;
     const Range range;
     const auto blocking = make_stream(CU_STREAM_DEFAULT);
@@ -226,7 +239,7 @@ TEST_CASE("Simulated driver: legacy work breaks the captures that it would depen
     REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
 }
 
-TEST_CASE("Simulated driver: streams join a capture by events, and must come back", "[simulated_driver]") {
+TEST_CASE("Driver: streams join a capture by events, and must come back", "[driver_rules]") {
     const Session session;
     const Range range;
     const auto origin = make_stream();
@@ -267,7 +280,7 @@ TEST_CASE("Simulated driver: streams join a capture by events, and must come bac
     CHECK(cuStreamSynchronize(branch) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Simulated driver: a capture belongs to its thread and stands alone", "[simulated_driver]") {
+TEST_CASE("Driver: a capture belongs to its thread and stands alone", "[driver_rules]") {
     const Session session;
     const auto stream = make_stream();
     const auto outside = make_stream();
@@ -280,18 +293,30 @@ TEST_CASE("Simulated driver: a capture belongs to its thread and stands alone", 
     CHECK(elsewhere == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     CHECK(cuStreamWaitEvent(stream, event, 0) == CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
     CHECK(end(stream) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-    CHECK(sim_live_objects().graphs == 0);
+    if (const auto* sim = simulated()) CHECK(sim->live_objects().graphs == 0);
 }
 
-TEST_CASE("Simulated driver: a context that is destroyed while it captures", "[simulated_driver]") {
+TEST_CASE("Driver: a context that is destroyed while it captures", "[driver_rules]") {
     const Session session;
     CUcontext context = nullptr;
     REQUIRE(cuCtxCreate(&context, nullptr, 0, 0) == CUDA_SUCCESS);
     const auto stream = make_stream();
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
     REQUIRE(cuCtxDestroy(context) == CUDA_SUCCESS);
-    CHECK(sim_live_objects().graphs == 0);
+    if (const auto* sim = simulated()) CHECK(sim->live_objects().graphs == 0);
     CUdeviceptr address = 0;
     CHECK(cuMemAlloc(&address, 16) == CUDA_SUCCESS);
     CHECK(cuMemFree(address) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Driver: a synchronise breaks a capture", "[driver_rules]") {
+    const Session session;
+    const auto stream = make_stream();
+    REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+    CHECK(cuCtxSynchronize() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    if (const auto* sim = simulated()) CHECK(sim->fault_counts().broken_captures == 1);
+    CUgraph graph = nullptr;
+    CHECK(cuStreamEndCapture(stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    CHECK(graph == nullptr);
+    CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
 }

@@ -2,13 +2,11 @@
 // Copyright the gpu-sleep authors.
 // Names, symbols and versions: what a look-up finds, and the null stream of programs that have one a thread.
 
-#include "support/simulated_driver/testing.hpp"
+#include "rules.hpp"
 
-#include <dlfcn.h>
+#include "support/simulated_driver/entry_points.hpp"
 
-#include <string>
-
-using namespace gpu_sleep::sim::testing;
+using namespace gpu_sleep::driver_rules;
 
 namespace {
 
@@ -32,10 +30,20 @@ Function* as(void* pointer) {
     return reinterpret_cast<Function*>(pointer);
 }
 
+struct Exported {
+    const char* name;   ///< as documented
+    const char* symbol; ///< as exported
+    int version;
+};
+
+#define SIM_TEST_STRING(name) #name
+#define SIM_TEST_SYMBOL(name) SIM_TEST_STRING(name)
+#define SIM_TEST_ROW(name, version, trait) {#name, SIM_TEST_SYMBOL(name), version},
+constexpr Exported k_exported[] = {GPU_SLEEP_SIM_ENTRY_POINTS(SIM_TEST_ROW)};
+
 } // namespace
 
-TEST_CASE("Simulated driver: what names mean to programs with a default stream a thread",
-          "[simulated_driver]") {
+TEST_CASE("Driver: what names mean to programs with a default stream a thread", "[driver_rules]") {
     struct Meaning {
         const char* name;
         int version;
@@ -65,7 +73,7 @@ TEST_CASE("Simulated driver: what names mean to programs with a default stream a
     CHECK(look_up(meaning.name, meaning.version, 64) == nullptr);
 }
 
-TEST_CASE("Simulated driver: the first look-up there was is still there", "[simulated_driver]") {
+TEST_CASE("Driver: the first look-up there was is still there", "[driver_rules]") {
     using LookUp = CUresult(const char*, void**, int, cuuint64_t);
     auto* const first = as<LookUp>(symbol("cuGetProcAddress"));
     CHECK(reinterpret_cast<void*>(first) == look_up("cuGetProcAddress", 11030, 0));
@@ -77,7 +85,7 @@ TEST_CASE("Simulated driver: the first look-up there was is still there", "[simu
     CHECK(found == nullptr);
 }
 
-TEST_CASE("Simulated driver: the null stream of a thread", "[simulated_driver]") {
+TEST_CASE("Driver: the null stream of a thread", "[driver_rules]") {
     const Session session;
     const Range range;
     auto* const memset = as<decltype(cuMemsetD8Async)>(symbol("cuMemsetD8Async_ptsz"));
@@ -89,10 +97,10 @@ TEST_CASE("Simulated driver: the null stream of a thread", "[simulated_driver]")
     {
         // Non-blocking work holds nobody back; what the thread's own stream has to do shows in it alone.
         const auto other = make_stream();
-        const Gate gate(other);
-        std::uint64_t milliseconds = 50;
-        void* arguments[] = {&milliseconds};
         const auto spin = kernel("sim_spin");
+        const Gate gate(other);
+        std::uint64_t milliseconds = 200;
+        void* arguments[] = {&milliseconds};
         REQUIRE(launch_own(spin, 1, 1, 1, 1, 1, 1, 0, nullptr, arguments, nullptr) == CUDA_SUCCESS);
         CHECK(query(nullptr) == CUDA_ERROR_NOT_READY);
         CHECK(cuStreamQuery(CU_STREAM_PER_THREAD) == CUDA_ERROR_NOT_READY);
@@ -100,7 +108,6 @@ TEST_CASE("Simulated driver: the null stream of a thread", "[simulated_driver]")
         REQUIRE(cuStreamSynchronize(CU_STREAM_PER_THREAD) == CUDA_SUCCESS);
     }
     // A capture of it, which a legacy stream never has.
-    sim_reset_counts();
     REQUIRE(begin(nullptr, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
     REQUIRE(memset(range.address, 1, 16, nullptr) == CUDA_SUCCESS);
     REQUIRE(fill(range.address, 7, 4) == CUDA_SUCCESS);
@@ -110,9 +117,35 @@ TEST_CASE("Simulated driver: the null stream of a thread", "[simulated_driver]")
     REQUIRE(cuGraphGetNodes(graph, nullptr, &count) == CUDA_SUCCESS);
     CHECK(count == 2);
     REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
-    // They count, and fail, as the others do.
-    CHECK(sim_calls("cuMemsetD8Async") == 1);
-    CHECK(sim_calls("cuMemsetD8Async_ptsz") == 1);
-    sim_fail("cuMemsetD32_v2_ptds", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
-    CHECK(fill(range.address, 7, 4) == CUDA_ERROR_UNKNOWN);
+}
+
+TEST_CASE("Driver: every entry point is found, by symbol and by look-up", "[driver_rules]") {
+    for (const auto& [name, symbol, version] : k_exported) {
+        INFO(name);
+        void* const by_symbol = ::dlsym(RTLD_DEFAULT, symbol);
+        CHECK(by_symbol != nullptr);
+        void* looked_up = nullptr;
+        CUdriverProcAddressQueryResult result{};
+        CHECK(cuGetProcAddress(name, &looked_up, 13000, 0, &result) == CUDA_SUCCESS);
+        CHECK(looked_up == by_symbol);
+        CHECK(cuGetProcAddress(name, &looked_up, version, 0, nullptr) == CUDA_SUCCESS);
+        CHECK(looked_up == by_symbol);
+    }
+}
+
+TEST_CASE("Driver: look-ups as the CUDA runtime makes them", "[driver_rules]") {
+    void* function = nullptr;
+    CUdriverProcAddressQueryResult result{};
+    CHECK(cuGetProcAddress("", &function, 0, 0, &result) == CUDA_SUCCESS);
+    CHECK(function == nullptr);
+    CHECK(cuGetProcAddress("cuGetProcAddress", &function, 12000, 0, &result) == CUDA_SUCCESS);
+    CHECK(function == reinterpret_cast<void*>(&cuGetProcAddress));
+    CHECK(cuGetProcAddress("cuGetProcAddress", &function, 11030, 0, &result) == CUDA_SUCCESS);
+    CHECK(function == ::dlsym(RTLD_DEFAULT, "cuGetProcAddress"));
+    CHECK(cuGetProcAddress("cuNoSuchThing", &function, 13000, 0, &result) == CUDA_ERROR_NOT_FOUND);
+    CHECK(result == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+    CHECK(cuGetProcAddress("cuMemCreate", &function, 10000, 0, &result) == CUDA_ERROR_NOT_FOUND);
+    CHECK(result == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+    CHECK(cuGetProcAddress("cuEventElapsedTime", &function, 11000, 0, &result) == CUDA_SUCCESS);
+    CHECK(function == ::dlsym(RTLD_DEFAULT, "cuEventElapsedTime"));
 }

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Memory of other kinds: plain, managed, page-locked.
+
+#include "rules.hpp"
+
+using namespace gpu_sleep::driver_rules;
+
+TEST_CASE("Driver: plain allocations", "[driver_rules]") {
+    const Session session;
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAlloc(&address, 1000) == CUDA_SUCCESS);
+    CUdeviceptr begin = 0;
+    std::size_t bytes = 0;
+    REQUIRE(cuMemGetAddressRange(&begin, &bytes, address + 999) == CUDA_SUCCESS);
+    CHECK(begin == address);
+    CHECK(bytes == 1000);
+    CHECK(cuMemGetAddressRange(&begin, &bytes, address + 1000) == CUDA_ERROR_NOT_FOUND);
+    if (const auto* sim = simulated()) {
+        CHECK(sim->live_objects().plain_bytes == 1000);
+        CHECK(sim->live_objects().mappings == 0);
+    }
+    CHECK(cuMemUnmap(address, 4096) == CUDA_ERROR_INVALID_VALUE);
+    CUcontext owner = nullptr;
+    REQUIRE(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, address) == CUDA_SUCCESS);
+    CHECK(owner == session.context);
+    REQUIRE(cuMemFree(address) == CUDA_SUCCESS);
+    CHECK(cuMemFree(address) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuMemFree(0) == CUDA_SUCCESS);
+    CHECK(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, address) == CUDA_ERROR_INVALID_VALUE);
+    std::size_t pitch = 0;
+    REQUIRE(cuMemAllocPitch(&address, &pitch, 700, 3, 4) == CUDA_SUCCESS);
+    CHECK(pitch == 1024);
+    REQUIRE(cuMemFree(address) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Driver: managed memory is for every device and the host", "[driver_rules]") {
+    const Session session;
+    const auto last = device_count() - 1;
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAllocManaged(&address, k_granularity, CU_MEM_ATTACH_GLOBAL) == CUDA_SUCCESS);
+    CUdeviceptr none = 0;
+    CHECK(cuMemAllocManaged(&none, k_granularity, 0) == CUDA_ERROR_INVALID_VALUE);
+    auto* const words = reinterpret_cast<std::uint32_t*>(address);
+    words[0] = 40;
+    {
+        const Session other(last);
+        REQUIRE(launch(kernel("sim_add"), nullptr, address, std::uint64_t{1}, 2U) == CUDA_SUCCESS);
+        REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
+    }
+    CHECK(words[0] == 42);
+    unsigned managed = 0;
+    REQUIRE(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) == CUDA_SUCCESS);
+    CHECK(managed == 1);
+    const CUmemLocation there{CU_MEM_LOCATION_TYPE_DEVICE, last};
+    CHECK(cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, there) == CUDA_SUCCESS);
+    CHECK(cuMemPrefetchAsync(address, 4096, there, 0, nullptr) == CUDA_SUCCESS);
+    CHECK(cuMemPrefetchAsync(address, 2 * k_granularity, there, 0, nullptr) == CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(cuMemFree(address) == CUDA_SUCCESS);
+    CHECK(cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, there) ==
+          CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("Driver: page-locked memory", "[driver_rules]") {
+    const Session session;
+    constexpr std::size_t k_page = 4096;
+    alignas(k_page) static std::byte pages[4 * k_page];
+    const std::span memory(pages, 3 * k_page); // the fourth is not registered
+    REQUIRE(cuMemHostRegister(memory.data(), memory.size(), CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS);
+    CHECK(cuMemHostRegister(memory.data() + 5000, 10, 0) == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+    CHECK(cuMemHostUnregister(memory.data() + 5000) == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    unsigned flags = 0;
+    REQUIRE(cuMemHostGetFlags(&flags, memory.data() + memory.size() - 1) == CUDA_SUCCESS);
+    CHECK((flags & CU_MEMHOSTREGISTER_PORTABLE) != 0);
+    if (const auto* sim = simulated()) CHECK(sim->live_objects().host_bytes == memory.size());
+    // A copy may not cross the border of a registration.
+    const Range range;
+    CHECK(cuMemcpyHtoDAsync(range.address, memory.data() + 2 * k_page, 2 * k_page, nullptr) ==
+          CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(cuMemHostUnregister(memory.data()) == CUDA_SUCCESS);
+    CHECK(cuMemHostRegister(reinterpret_cast<void*>(4096), 4096, 0) == CUDA_ERROR_INVALID_VALUE);
+    void* allocated = nullptr;
+    REQUIRE(cuMemHostAlloc(&allocated, 5000, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS);
+    CHECK(cuMemHostUnregister(allocated) == CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(cuMemHostGetFlags(&flags, allocated) == CUDA_SUCCESS);
+    CHECK((flags & CU_MEMHOSTALLOC_PORTABLE) != 0);
+    CUdeviceptr same = 0;
+    REQUIRE(cuMemHostGetDevicePointer(&same, allocated, 0) == CUDA_SUCCESS);
+    CHECK(same == reinterpret_cast<CUdeviceptr>(allocated));
+    REQUIRE(cuMemFreeHost(allocated) == CUDA_SUCCESS);
+    CHECK(cuMemFreeHost(allocated) == CUDA_ERROR_INVALID_VALUE);
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What is left of what was destroyed, which a real driver leaves undefined: errors. And what is not
+// simulated.
+
+#include "support/simulated_driver/testing.hpp"
+
+using namespace gpu_sleep::sim::testing;
+
+namespace {
+
+CUevent make_event(unsigned flags = CU_EVENT_DEFAULT) {
+    CUevent event = nullptr;
+    REQUIRE(cuEventCreate(&event, flags) == CUDA_SUCCESS);
+    return event;
+}
+
+} // namespace
+
+TEST_CASE("Simulated driver: what belongs to a context dies with it, and stale handles are errors",
+          "[simulated_driver]") {
+    const Session session;
+    const auto before = sim_live_objects();
+    CUcontext context = nullptr;
+    REQUIRE(cuCtxCreate(&context, nullptr, 0, 0) == CUDA_SUCCESS);
+    CHECK(sim_live_objects().contexts == before.contexts + 1);
+    const auto stream = make_stream();
+    const auto event = make_event();
+    const auto function = kernel("sim_spin");
+    CUdeviceptr plain = 0;
+    REQUIRE(cuMemAlloc(&plain, 4096) == CUDA_SUCCESS);
+    unsigned long long id = 0;
+    REQUIRE(cuCtxGetId(context, &id) == CUDA_SUCCESS);
+    // Cut short, or the end would wait for ten minutes.
+    REQUIRE(launch(function, stream, std::uint64_t{600'000}) == CUDA_SUCCESS);
+    REQUIRE(cuEventRecord(event, stream) == CUDA_SUCCESS);
+    CUcontext current = nullptr;
+    REQUIRE(cuCtxPushCurrent(context) == CUDA_SUCCESS);
+    REQUIRE(cuCtxDestroy(context) == CUDA_SUCCESS);
+    REQUIRE(cuCtxGetCurrent(&current) == CUDA_SUCCESS);
+    CHECK(current == context);
+    CHECK(cuCtxSynchronize() == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    REQUIRE(cuCtxPopCurrent(&current) == CUDA_SUCCESS);
+    CHECK(cuCtxPushCurrent(context) == CUDA_ERROR_INVALID_CONTEXT);
+    CHECK(cuCtxGetId(context, &id) == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    CHECK(cuStreamSynchronize(stream) == CUDA_ERROR_INVALID_HANDLE);
+    CHECK(cuEventQuery(event) == CUDA_ERROR_INVALID_HANDLE);
+    CHECK(launch(function, nullptr, std::uint64_t{0}) == CUDA_ERROR_INVALID_HANDLE);
+    CHECK(cuMemFree(plain) == CUDA_ERROR_INVALID_VALUE);
+    const auto after = sim_live_objects();
+    CHECK(after.contexts == before.contexts);
+    CHECK(after.streams == before.streams);
+    CHECK(after.events == before.events);
+    CHECK(after.modules == before.modules);
+    CHECK(after.plain_bytes == before.plain_bytes);
+    CHECK(after.host_registrations == before.host_registrations);
+}
+
+TEST_CASE("Simulated driver: a context takes device memory", "[simulated_driver]") {
+    const Session session;
+    const auto before = sim_free_bytes(1);
+    CUcontext context = nullptr;
+    REQUIRE(cuDevicePrimaryCtxRetain(&context, 1) == CUDA_SUCCESS);
+    CHECK(sim_free_bytes(1) == before - (std::uint64_t{8} << 20));
+    REQUIRE(cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
+    CHECK(sim_free_bytes(1) == before);
+}
+
+TEST_CASE("Simulated driver: what was destroyed is no longer known", "[simulated_driver]") {
+    const Session session;
+    const auto stream = make_stream();
+    const auto event = make_event();
+    REQUIRE(cuEventDestroy(event) == CUDA_SUCCESS);
+    CHECK(cuEventDestroy(event) == CUDA_ERROR_INVALID_HANDLE);
+    CHECK(cuEventRecord(event, stream) == CUDA_ERROR_INVALID_HANDLE);
+    REQUIRE(cuStreamDestroy(stream) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(stream) == CUDA_ERROR_INVALID_HANDLE);
+    CHECK(cuStreamSynchronize(stream) == CUDA_ERROR_INVALID_HANDLE);
+    CUgraph graph = nullptr;
+    REQUIRE(cuGraphCreate(&graph, 0) == CUDA_SUCCESS);
+    REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
+    CHECK(cuGraphDestroy(graph) == CUDA_ERROR_INVALID_VALUE);
+    const auto handle = create(k_granularity);
+    REQUIRE(cuMemRelease(handle) == CUDA_SUCCESS);
+    CHECK(cuMemRelease(handle) == CUDA_ERROR_INVALID_VALUE);
+    CUmemPoolProps properties{};
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemoryPool pool = nullptr;
+    REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
+    REQUIRE(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+    CHECK(cuMemPoolDestroy(pool) == CUDA_ERROR_INVALID_VALUE);
+    CUlibrary library = nullptr;
+    REQUIRE(cuLibraryLoadData(&library, "image", nullptr, nullptr, 0, nullptr, nullptr, 0) == CUDA_SUCCESS);
+    REQUIRE(cuLibraryUnload(library) == CUDA_SUCCESS);
+    CHECK(cuLibraryUnload(library) == CUDA_ERROR_INVALID_HANDLE);
+    CUmodule module = nullptr;
+    CUfunction function = nullptr;
+    REQUIRE(cuModuleLoadData(&module, "image") == CUDA_SUCCESS);
+    REQUIRE(cuModuleGetFunction(&function, module, "sim_spin") == CUDA_SUCCESS);
+    REQUIRE(cuModuleUnload(module) == CUDA_SUCCESS);
+    CHECK(launch(function, nullptr, std::uint64_t{0}) == CUDA_ERROR_INVALID_HANDLE);
+}
+
+TEST_CASE("Simulated driver: a box whose layers do not follow each other is refused", "[simulated_driver]") {
+    const Session session;
+    const Range range;
+    const auto stream = make_stream();
+    const auto bytes = random_bytes(4096);
+    CUDA_MEMCPY3D box{};
+    box.srcMemoryType = CU_MEMORYTYPE_HOST;
+    box.srcHost = bytes.data();
+    box.srcPitch = 64;
+    box.srcHeight = box.Height = 8;
+    box.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    box.dstDevice = range.address;
+    box.dstPitch = 512;
+    box.dstHeight = 9;
+    box.WidthInBytes = 64;
+    box.Depth = 8;
+    CHECK(cuMemcpy3DAsync(&box, stream) == CUDA_ERROR_NOT_SUPPORTED);
+}
