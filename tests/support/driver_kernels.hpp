@@ -119,7 +119,7 @@ next:
     ret;
 }
 
-// sim_spin_until(const uint32_t* flag), at most 20 seconds
+// sim_spin_until(const uint32_t* flag), at most 10 seconds
 .visible .entry sim_spin_until(.param .u64 flag)
 {
     .reg .pred %going;
@@ -127,7 +127,7 @@ next:
     .reg .b64 %flag, %now, %end;
     ld.param.u64 %flag, [flag];
     mov.u64 %end, %globaltimer;
-    add.u64 %end, %end, 20000000000;
+    add.u64 %end, %end, 10000000000;
 next:
     ld.volatile.global.u32 %word, [%flag];
     setp.ne.u32 %going, %word, 0;

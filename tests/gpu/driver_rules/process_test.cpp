@@ -133,7 +133,7 @@ TEST_CASE("child: exits with work under way", "[.child]") {
     CUcontext context = nullptr;
     REQUIRE(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
     REQUIRE(cuCtxPushCurrent(context) == CUDA_SUCCESS);
-    REQUIRE(launch(kernel("sim_spin"), nullptr, std::uint64_t{20'000}) == CUDA_SUCCESS);
+    REQUIRE(launch(kernel("sim_spin"), nullptr, std::uint64_t{10'000}) == CUDA_SUCCESS);
     std::exit(0);
 }
 
