@@ -13,6 +13,7 @@ status: 0 when no case failed. Needs nothing of the build but PROGRAM.
 import argparse
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def main():
     parser.add_argument("--case", action="append", default=[])
     parser.add_argument("--timeout", type=float, default=60)
     options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # some end by a signal, with a whole GPU's addresses mapped
     ended = {"ok": 0, "skipped": 0, "FAILED": 0}
     for name in names(options.program):
         if options.case and not any(text in name for text in options.case):

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is the program's and not the simulated driver's: signals that are sent, and faults of its own; and
+// Signals that are sent, which are the program's and not the simulated driver's, amid a kernel, too; and
 // what the driver says where the system gives it no thread.
 
 #include "support/failing_call.hpp"
+#include "support/own_action.hpp"
 #include "support/sanitized.hpp"
 #include "support/simulated_driver/testing.hpp"
 #include "support/skip.hpp"
 
-#include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -24,58 +23,9 @@ using namespace gpu_sleep::sim::testing;
 
 namespace {
 
-/// The program's action for SIGSEGV, in place of the test framework's; over it the driver has set its own.
-class OwnAction {
-public:
-    explicit OwnAction(void (*handler)(int)) {
-        struct sigaction own {};
-        own.sa_handler = handler;
-        REQUIRE(::sigaction(SIGSEGV, &own, &before) == 0);
-        let_driver_set_its_handler();
-    }
-    OwnAction(const OwnAction&) = delete;
-    OwnAction& operator=(const OwnAction&) = delete;
-    ~OwnAction() { ::sigaction(SIGSEGV, &before, nullptr); }
-
-    void let_driver_set_its_handler() const {
-        const Range range;
-        CHECK(cuMemsetD8(range.address, 1, range.bytes) == CUDA_SUCCESS);
-        CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
-    }
-
-    static inline struct sigaction before {}; ///< of the last one made
-};
-
-/// The signal that ends a child which does `what`; 0 if it goes on.
-template <class What>
-int signal_that_ends(What&& what) {
-    const auto child = ::fork();
-    if (child == 0) {
-        what();
-        ::_exit(0);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-}
-
 std::atomic<int> signals{0};
-char* page = nullptr;
-
-void fault() {
-    *static_cast<volatile char*>(page) = 1;
-}
 
 } // namespace
-
-TEST_CASE("Simulated driver: a SIGSEGV that is sent ends the program, as without a driver",
-          "[simulated_driver]") {
-    if (gpu_sleep::test::is_thread_sanitized()) return gpu_sleep::test::skip("signals are held back");
-    const Session session;
-    const OwnAction action(SIG_DFL);
-    CHECK(signal_that_ends([] { ::kill(::getpid(), SIGSEGV); }) == SIGSEGV);
-    CHECK(signal_that_ends([] { ::raise(SIGSEGV); }) == SIGSEGV);
-}
 
 TEST_CASE("Simulated driver: a SIGSEGV that the program ignores, or takes, is none of the driver's",
           "[simulated_driver]") {
@@ -104,40 +54,6 @@ TEST_CASE("Simulated driver: a SIGSEGV that the program ignores, or takes, is no
     for (int i = 0; i < 1000 && signals != sent; ++i)
         ::usleep(10'000); // each thread takes its own in its time
     CHECK(signals == sent);
-}
-
-TEST_CASE("Simulated driver: the program's own faults are handed on, as often as they come",
-          "[simulated_driver]") {
-    if (gpu_sleep::test::is_thread_sanitized()) return gpu_sleep::test::skip("signals are held back");
-    const Session session;
-    page = static_cast<char*>(::mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    REQUIRE(page != MAP_FAILED);
-    signals = 0;
-    {
-        const OwnAction mends([](int) {
-            ++signals;
-            ::mprotect(page, 4096, PROT_READ | PROT_WRITE);
-        });
-        for (int i = 1; i < 4; ++i) {
-            fault();
-            CHECK(signals == i);
-            REQUIRE(::mprotect(page, 4096, PROT_NONE) == 0);
-        }
-    }
-    const OwnAction by_default(SIG_DFL);
-    CHECK(signal_that_ends(fault) == SIGSEGV);
-    // Frameworks put back what was there before them, and have it happen again.
-    const OwnAction puts_back([](int signal) {
-        ::sigaction(signal, &OwnAction::before, nullptr);
-        ::raise(signal);
-    });
-    CHECK(signal_that_ends(fault) == SIGSEGV);
-    {
-        const OwnAction another([](int) {}); // and the driver's over it
-    }
-    puts_back.let_driver_set_its_handler();
-    CHECK(signal_that_ends([] { ::raise(SIGSEGV); }) == SIGSEGV);
-    CHECK(::munmap(page, 4096) == 0);
 }
 
 TEST_CASE("Simulated driver: where no thread can be had a call says so, and has done nothing",

@@ -70,7 +70,7 @@ TEST_CASE("Driver: page-locked memory", "[driver_rules]") {
     CHECK(cuMemHostRegister(memory.data() + 5000, 10, 0) == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     CHECK(cuMemHostUnregister(memory.data() + 5000) == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
     unsigned flags = 0;
-    REQUIRE(cuMemHostGetFlags(&flags, memory.data() + memory.size() - 1) == CUDA_SUCCESS);
+    CHECK(cuMemHostGetFlags(&flags, memory.data() + memory.size() - 1) == CUDA_SUCCESS);
     CHECK((flags & CU_MEMHOSTREGISTER_PORTABLE) != 0);
     if (const auto* sim = simulated()) CHECK(sim->live_objects().host_bytes == memory.size());
     // A copy may not cross the border of a registration.

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// For tests of what is the program's and not the driver's: its actions for signals, and how a child ends.
+
+#pragma once
+
+#include "support/catch.hpp"
+#include "support/driver_testing.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+namespace gpu_sleep::driver_testing {
+
+/// The program's action for SIGSEGV, in place of the test framework's; over it the driver has set its own.
+class OwnAction {
+public:
+    explicit OwnAction(void (*handler)(int)) {
+        struct sigaction own {};
+        own.sa_handler = handler;
+        REQUIRE(::sigaction(SIGSEGV, &own, &before) == 0);
+        let_driver_set_its_handler();
+    }
+    OwnAction(const OwnAction&) = delete;
+    OwnAction& operator=(const OwnAction&) = delete;
+    ~OwnAction() { ::sigaction(SIGSEGV, &before, nullptr); }
+
+    void let_driver_set_its_handler() const {
+        const Range range;
+        CHECK(cuMemsetD8(range.address, 1, range.bytes) == CUDA_SUCCESS);
+        CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
+    }
+
+    static inline struct sigaction before {}; ///< of the last one made
+};
+
+/// The signal that ends a child which does `what`; 0 if it goes on.
+template <class What>
+int signal_that_ends(What&& what) {
+    const auto child = ::fork();
+    if (child == 0) {
+        what();
+        ::_exit(0);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+} // namespace gpu_sleep::driver_testing
