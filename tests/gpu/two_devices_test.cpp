@@ -3,6 +3,7 @@
 // A program on two devices that reach each other's memory, from kernels and by copies, inside captured
 // graphs.
 
+#include "support/driver_kernels.hpp"
 #include "support/gpu.hpp"
 #include "support/skip.hpp"
 
@@ -15,37 +16,6 @@ namespace {
 
 constexpr Bytes k_bytes_each = 32 * k_mib;
 constexpr Bytes k_half = k_bytes_each / 2;
-
-/// One thread copies one word. The simulated driver has a kernel of this name and these parameters built in.
-constexpr const char* k_kernel = "sim_copy";
-constexpr const char* k_ptx = R"(
-.version 6.4
-.target sm_70
-.address_size 64
-.visible .entry sim_copy(.param .u64 to, .param .u64 from, .param .u64 count)
-{
-    .reg .pred %out_of_range;
-    .reg .b32 %block, %threads, %thread, %word;
-    .reg .b64 %to, %from, %count, %index, %offset;
-    ld.param.u64 %to, [to];
-    ld.param.u64 %from, [from];
-    ld.param.u64 %count, [count];
-    mov.u32 %block, %ctaid.x;
-    mov.u32 %threads, %ntid.x;
-    mov.u32 %thread, %tid.x;
-    cvt.u64.u32 %offset, %thread;
-    mad.wide.u32 %index, %block, %threads, %offset;
-    setp.ge.u64 %out_of_range, %index, %count;
-    @%out_of_range bra done;
-    shl.b64 %offset, %index, 2;
-    add.u64 %to, %to, %offset;
-    add.u64 %from, %from, %offset;
-    ld.global.u32 %word, [%from];
-    st.global.u32 [%to], %word;
-done:
-    ret;
-}
-)";
 
 /// What one of the two devices holds.
 struct Holding {
@@ -67,8 +37,8 @@ class PeerGraph {
 public:
     PeerGraph(const Gpu& gpu, const Holding& own, const Holding& other) : gpu_(gpu) {
         gpu_.enter();
-        check(cuModuleLoadData(&module_, k_ptx));
-        check(cuModuleGetFunction(&kernel_, module_, k_kernel));
+        check(cuModuleLoadData(&module_, driver_testing::k_kernels_ptx));
+        check(cuModuleGetFunction(&kernel_, module_, "sim_copy"));
         check(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
         check(gpu_sleep_hold());
         check(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_GLOBAL));
