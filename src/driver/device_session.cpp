@@ -4,6 +4,7 @@
 
 #include "driver/device_session.hpp"
 
+#include "driver/fingerprint_key.hpp"
 #include "driver/kernels/image.hpp"
 
 #include <algorithm>
@@ -101,6 +102,8 @@ Result<void> DeviceSession::zero_aside(AddressSpan span) {
 
 Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const FingerprintBlock> blocks) {
     if (blocks.empty()) return std::span<const Fingerprint>();
+    const auto of_process = process_fingerprint_key();
+    if (!of_process) return of_process.error();
     GPU_SLEEP_TRY(load_kernel());
     const auto needed = blocks.size() * (sizeof(FingerprintBlock) + sizeof(Fingerprint));
     if (!buffer_ || buffer_->bytes() < needed) {
@@ -114,7 +117,8 @@ Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const 
     auto* output = reinterpret_cast<Fingerprint*>(buffer_->data() + blocks.size_bytes());
 
     std::uint64_t count = blocks.size();
-    void* arguments[] = {&input, &output, &count};
+    FingerprintKey key = **of_process;
+    void* arguments[] = {&input, &output, &count, &key};
     constexpr std::uint64_t k_max_blocks = 16'384; // several for each multiprocessor of any device
     const auto grid = static_cast<unsigned>(std::min(count, k_max_blocks));
     GPU_SLEEP_DRIVER_TRY(api_, cuLaunchKernel, "cannot launch the fingerprint kernel", fingerprint_kernel_,

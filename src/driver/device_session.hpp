@@ -44,8 +44,9 @@ public:
     /// them.
     [[nodiscard]] Result<void> zero_aside(AddressSpan span);
 
-    /// Queues the fingerprinting of `blocks`. The fingerprints, in their order, are valid once synchronize()
-    /// has returned, and until the next call. Errors: out_of_host_memory, driver_failed, context_lost.
+    /// Queues the fingerprinting of `blocks`, by the key of the process. The fingerprints, in their order,
+    /// are valid once synchronize() has returned, and until the next call. Errors: out_of_host_memory,
+    /// io_failed (no key), driver_failed, context_lost.
     [[nodiscard]] Result<std::span<const Fingerprint>> fingerprint(std::span<const FingerprintBlock> blocks);
 
     /// Waits for all queued work. Errors: driver_failed, context_lost.

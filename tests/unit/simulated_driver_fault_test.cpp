@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Failures, delays and corruption on request, and the counts of what went wrong.
 
+#include "support/fingerprint_key.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 #include <dlfcn.h>
@@ -10,6 +11,9 @@
 #include <thread>
 
 using namespace gpu_sleep::sim::testing;
+using gpu_sleep::driver::Fingerprint;
+using gpu_sleep::driver::FingerprintBlock;
+using gpu_sleep::driver::k_fingerprint_block_bytes;
 
 namespace {
 
@@ -140,15 +144,15 @@ TEST_CASE("Simulated driver: the product's fingerprint kernel sees a flipped bit
     REQUIRE(cuMemcpyHtoD(range.address, bytes.data(), bytes.size()) == CUDA_SUCCESS);
     void* pinned = nullptr;
     REQUIRE(cuMemHostAlloc(&pinned, 4096, 0) == CUDA_SUCCESS);
-    auto* const words = static_cast<std::uint64_t*>(pinned);
-    words[0] = range.address;
-    words[1] = range.bytes;
+    auto* const block = static_cast<FingerprintBlock*>(pinned);
+    auto* const prints = reinterpret_cast<Fingerprint*>(block + 1);
+    *block = {range.address, k_fingerprint_block_bytes};
     const auto fingerprint = kernel("gpu_sleep_fingerprint");
     for (int round = 0; round < 2; ++round) {
-        REQUIRE(launch(fingerprint, nullptr, words, words + 8 + 2 * round, std::uint64_t{1}) == CUDA_SUCCESS);
+        REQUIRE(launch(fingerprint, nullptr, block, prints + round, std::uint64_t{1},
+                       gpu_sleep::test::fixed_key(1)) == CUDA_SUCCESS);
         REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
         sim_flip_bit(range.address, 12'345, 6);
     }
-    CHECK(words[8] != words[10]);
-    CHECK(words[9] != words[11]);
+    CHECK_FALSE(prints[0] == prints[1]);
 }

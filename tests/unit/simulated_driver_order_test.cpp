@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What the simulated driver is for: a wrong order, which a real driver leaves undefined, is caught.
 
+#include "support/fingerprint_key.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 #include <sys/mman.h>
@@ -82,6 +83,7 @@ TEST_CASE("Simulated driver: the product's kernel faults on a block that its dev
     words[0] = range.address;
     words[1] = 4096;
     const auto fingerprint = kernel("gpu_sleep_fingerprint");
-    REQUIRE(launch(fingerprint, nullptr, words, words + 8, std::uint64_t{1}) == CUDA_SUCCESS);
+    REQUIRE(launch(fingerprint, nullptr, words, words + 8, std::uint64_t{1}, gpu_sleep::test::fixed_key(1)) ==
+            CUDA_SUCCESS);
     CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS);
 }

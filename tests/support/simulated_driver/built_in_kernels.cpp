@@ -14,6 +14,7 @@ namespace {
 
 using driver::Fingerprint;
 using driver::FingerprintBlock;
+using driver::FingerprintKey;
 
 template <class T>
 T argument(void** arguments, std::size_t index) {
@@ -63,7 +64,7 @@ void fingerprint(const sim_launch* launch, void** arguments) {
     sim_require_access(launch, reinterpret_cast<std::uint64_t>(out), count * sizeof *out, 1);
     for (std::uint64_t i = 0; i < count; ++i)
         sim_require_access(launch, blocks[i].address, blocks[i].bytes, 0);
-    driver::fingerprint_on_host(blocks, out, count);
+    driver::fingerprint_on_host(argument<FingerprintKey>(arguments, 3), blocks, out, count);
 }
 
 constexpr std::size_t k_pointer = sizeof(void*);
@@ -81,7 +82,8 @@ void add_built_in_kernels(KernelRegistry& registry) {
 }
 
 void add_product_kernels(KernelRegistry& registry) {
-    registry.add("gpu_sleep_fingerprint", fingerprint, std::array{k_pointer, k_pointer, k_long});
+    registry.add("gpu_sleep_fingerprint", fingerprint,
+                 std::array{k_pointer, k_pointer, k_long, sizeof(FingerprintKey)});
 }
 
 } // namespace gpu_sleep::sim
