@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// How fast a device takes fingerprints of its memory, against the bandwidth of that memory as a copy within
-// the device shows it in the same run. Needs a real GPU.
+// How fast a device takes fingerprints of its memory, against a kernel that only reads the same memory in the
+// same order, and against a copy within the device, in the same run. Needs a real GPU.
 
 #include "bench/figures.hpp"
 #include "driver/device_session.hpp"
@@ -12,8 +12,23 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <span>
 #include <utility>
 #include <vector>
+
+// The compiled read_kernel.cu.
+asm(R"(
+    .section .rodata
+    .balign 16
+    .hidden gpu_sleep_read_kernel
+    .globl gpu_sleep_read_kernel
+gpu_sleep_read_kernel:
+    .incbin ")" GPU_SLEEP_READ_KERNEL R"("
+    .byte 0
+    .previous
+)");
+
+extern "C" const unsigned char gpu_sleep_read_kernel[];
 
 namespace {
 
@@ -76,11 +91,41 @@ Result<std::vector<double>> measure_memory(const driver::Api& api, CUdeviceptr m
     });
 }
 
-Result<std::vector<double>> measure_fingerprints(driver::DeviceSession& session, CUdeviceptr memory,
-                                                 unsigned repeats) {
+std::vector<FingerprintBlock> blocks_of(CUdeviceptr memory) {
     std::vector<FingerprintBlock> blocks;
     for (Bytes done = 0; done < k_bytes; done += driver::k_fingerprint_block_bytes)
         blocks.push_back({memory + done, driver::k_fingerprint_block_bytes});
+    return blocks;
+}
+
+Result<std::vector<double>> measure_reads(const driver::Api& api, std::span<const FingerprintBlock> blocks,
+                                          unsigned repeats) {
+    const auto list = PlainMemory::create(api, blocks.size_bytes() + sizeof(unsigned));
+    if (!list) return list.error();
+    if (const auto status = cuMemcpyHtoD(list->address(), blocks.data(), blocks.size_bytes());
+        status != CUDA_SUCCESS)
+        return driver::to_error(api, status, "cuMemcpyHtoD", "cannot copy the list of blocks");
+    CUmodule module = nullptr; // unloaded with the context
+    CUfunction kernel = nullptr;
+    GPU_SLEEP_DRIVER_TRY(api, cuModuleLoadData, "cannot load the kernel that reads", &module,
+                         gpu_sleep_read_kernel);
+    GPU_SLEEP_DRIVER_TRY(api, cuModuleGetFunction, "cannot find the kernel that reads", &kernel, module,
+                         "read_blocks");
+    auto address = list->address();
+    auto out = address + blocks.size_bytes();
+    std::uint64_t count = blocks.size();
+    void* arguments[] = {&address, &count, &out};
+    return rates(k_bytes, repeats, [&]() -> Result<void> {
+        GPU_SLEEP_DRIVER_TRY(api, cuLaunchKernel, "cannot launch the kernel that reads", kernel,
+                             static_cast<unsigned>(count), 1, 1, driver::k_fingerprint_threads, 1, 1, 0,
+                             nullptr, arguments, nullptr);
+        GPU_SLEEP_DRIVER_TRY(api, cuStreamSynchronize, "the kernel that reads failed", nullptr);
+        return {};
+    });
+}
+
+Result<std::vector<double>> measure_fingerprints(driver::DeviceSession& session,
+                                                 std::span<const FingerprintBlock> blocks, unsigned repeats) {
     return rates(k_bytes, repeats, [&]() -> Result<void> {
         const auto prints = session.fingerprint(blocks);
         if (!prints) return prints.error();
@@ -100,13 +145,17 @@ Result<bench::Figures> run(const driver::Api& api, const Options& options) {
                          nullptr);
     const auto bandwidth = measure_memory(api, memory->address(), options.repeats);
     if (!bandwidth) return bandwidth.error();
-    const auto fingerprints = measure_fingerprints(**session, memory->address(), options.repeats);
+    const auto blocks = blocks_of(memory->address());
+    const auto reads = measure_reads(api, blocks, options.repeats);
+    if (!reads) return reads.error();
+    const auto fingerprints = measure_fingerprints(**session, blocks, options.repeats);
     if (!fingerprints) return fingerprints.error();
     char name[256] = {};
     GPU_SLEEP_DRIVER_TRY(api, cuDeviceGetName, "cannot ask for the device's name", name, sizeof(name) - 1, 0);
     bench::Figures figures("fingerprint_bench", fmt::format("real {}, 8 GiB in blocks of 1 MiB", name));
     figures.add({"copy within the device, read and written", "GB/s", *bandwidth, {}, {}});
-    figures.add({"fingerprints", "GB/s", *fingerprints, {}, bench::median(*bandwidth)});
+    figures.add({"a kernel that only reads", "GB/s", *reads, {}, bench::median(*bandwidth)});
+    figures.add({"fingerprints, against only reading", "GB/s", *fingerprints, {}, bench::median(*reads)});
     return figures;
 }
 
