@@ -148,7 +148,7 @@ struct TagReport {
     Bytes kept = 0;            ///< contents held in host memory or in files
     Bytes in_files = 0;        ///< of those, in files
     Bytes dropped = 0;         ///< asleep without contents
-    Bytes damaged = 0;         ///< asleep with contents that failed their checksum, or whose file did
+    Bytes damaged = 0;         ///< asleep with contents that differ from their seal, or whose file is
     bool needs_refill = false; ///< awake, but dropped in an earlier sleep and not yet reported refilled
     Bytes allocated = 0;       ///< the size that the program requested
 };
@@ -188,7 +188,7 @@ enum class Operation : std::uint8_t { status = 0, sleep = 1, wake = 2 };
 struct PhaseTimes {
     double callbacks = 0;
     double drain = 0;
-    double transfer = 0; ///< preparing host memory, checksums and copying (or copying and verifying)
+    double transfer = 0; ///< preparing host memory, fingerprints and copying (or copying and verifying)
     double release = 0;  ///< unmapping and releasing (or creating and mapping)
     double total = 0;
 };
