@@ -152,7 +152,7 @@ Result<void> FileKeeper::write(Transfer& transfer, FileBatch& batch) {
     DeviceSource source(transfer.session, staging, std::move(spans), description->extents, transfer.progress);
     store::SnapshotWriteOptions options;
     options.under_way = staging.ahead();
-    options.staging = std::min(transfer.options.staging, staging.buffer_bytes());
+    options.buffer_bytes = std::min(transfer.options.staging, staging.buffer_bytes());
     options.memory.reserve = transfer.options.host_reserve;
     auto written = store::write_snapshot(batch.directory_, *std::move(description), source, options);
     if (!written) return std::move(written).error();
@@ -199,7 +199,7 @@ Result<void> FileKeeper::read(Transfer& transfer, FileBatch& batch, std::span<co
     }
     const auto read = [&](Staging& staging) {
         options.ahead = staging.ahead();
-        options.staging = std::min(transfer.options.staging, staging.buffer_bytes());
+        options.buffer_bytes = std::min(transfer.options.staging, staging.buffer_bytes());
         DeviceSink sink(transfer.session, staging, addresses, transfer.progress);
         return reader->read(sink, options);
     };

@@ -247,7 +247,7 @@ Result<void> SnapshotReader::read_unguarded(ChunkSink& sink, const SnapshotReadO
     const auto places = places_to_read(header_, options.extents);
     if (!places) return places.error();
     const auto each = 2 * codec::k_chunk_bytes; // a buffer, and as much again for a decoder's planes
-    const auto most = std::max<std::size_t>(1, static_cast<std::size_t>(options.staging / each));
+    const auto most = std::max<std::size_t>(1, static_cast<std::size_t>(options.buffer_bytes / each));
     auto threads = options.threads > 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
     threads = static_cast<unsigned>(std::min<std::size_t>(threads, most));
     const auto ahead = std::min(options.ahead > 0 ? options.ahead : std::size_t{3} * threads, most);

@@ -29,9 +29,9 @@ public:
 };
 
 struct SnapshotReadOptions {
-    unsigned threads = 0;        ///< that check and decode; 0 for one per processor
-    std::size_t ahead = 0;       ///< chunks in progress; 0 for three per thread
-    Bytes staging = 512 * k_mib; ///< bound for all buffers; lowers the two above
+    unsigned threads = 0;             ///< that check and decode; 0 for one per processor
+    std::size_t ahead = 0;            ///< chunks in progress; 0 for three per thread
+    Bytes buffer_bytes = 512 * k_mib; ///< bound for all buffers; lowers the two above
     IoKind io = IoKind::automatic;
     IoQueue* queue = nullptr; ///< used instead of one of its own
     /// Which extents to read, by number; all if there is none.

@@ -217,7 +217,7 @@ Result<Snapshot> write_unguarded(std::shared_ptr<const SnapshotDirectory> direct
 
     const auto bound = codec::ChunkEncoder::bound(codec::k_chunk_bytes);
     const auto each = bound + codec::k_chunk_bytes; // a buffer, and as much again for an encoder's planes
-    const auto most = std::max<std::size_t>(1, static_cast<std::size_t>(options.staging / each));
+    const auto most = std::max<std::size_t>(1, static_cast<std::size_t>(options.buffer_bytes / each));
     auto threads = options.threads > 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
     threads = static_cast<unsigned>(std::min<std::size_t>(threads, most));
     const auto buffers = std::min(options.under_way > 0 ? options.under_way : std::size_t{3} * threads, most);

@@ -29,10 +29,10 @@ public:
 };
 
 struct SnapshotWriteOptions {
-    unsigned threads = 0;        ///< that encode; 0 for one per processor
-    std::size_t under_way = 0;   ///< chunks taken and not yet written; 0 for three per thread
-    Bytes staging = 512 * k_mib; ///< bound for all buffers; lowers the two above
-    bool direct = true;          ///< use direct I/O if the file system can
+    unsigned threads = 0;             ///< that encode; 0 for one per processor
+    std::size_t under_way = 0;        ///< chunks taken and not yet written; 0 for three per thread
+    Bytes buffer_bytes = 512 * k_mib; ///< bound for all buffers; lowers the two above
+    bool direct = true;               ///< use direct I/O if the file system can
     IoKind io = IoKind::automatic;
     IoQueue* queue = nullptr; ///< used instead of one of its own
     ClaimOptions memory{};    ///< for files that lie in host memory (tmpfs, ramfs): each chunk is a claim

@@ -94,17 +94,17 @@ TEST_CASE("Snapshots: files are private, and go with their owner unless kept", "
     CHECK(test::opened(directory)->leftovers()->empty());
 }
 
-TEST_CASE("Snapshots: a small staging bound still works, one chunk at a time", "[store]") {
+TEST_CASE("Snapshots: a small bound for buffers still works, one chunk at a time", "[store]") {
     const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);
     auto options = small_write();
-    options.staging = k_mib;
+    options.buffer_bytes = k_mib;
     const auto snapshot = write_snapshot(test::opened(directory), contents.description, contents, options);
     REQUIRE(snapshot);
     CHECK(contents.most_out == 1);
     auto reading = small_read();
-    reading.staging = k_mib;
+    reading.buffer_bytes = k_mib;
     contents.most_out = 0;
     REQUIRE(SnapshotReader::open(snapshot->file.path())->read(contents, reading));
     CHECK(contents.most_out == 1);
