@@ -29,20 +29,37 @@ gpu_sleep_status fail(const Error& error) noexcept {
     } catch (const std::bad_alloc&) {
         t_last_error.clear();
     }
-    switch (error.code) {
+    switch (error.code) { // every code, so that the compiler asks for the status of a new one
+    case ErrorCode::invalid_argument:
+    case ErrorCode::unknown_tag:
+    case ErrorCode::timed_out:
+    case ErrorCode::damaged:
+    case ErrorCode::driver_failed:
+    case ErrorCode::out_of_device_memory:
+    case ErrorCode::out_of_host_memory:
+    case ErrorCode::refused:
+    case ErrorCode::capture_in_progress:
+    case ErrorCode::io_failed:
+    case ErrorCode::no_refill:
+    case ErrorCode::no_driver:
+    case ErrorCode::not_owned:
+    case ErrorCode::context_lost:
+    case ErrorCode::unseen_library:
+    case ErrorCode::out_of_disk: return static_cast<gpu_sleep_status>(error.code); // has the same number
     case ErrorCode::no_process: return GPU_SLEEP_ERROR_CONTEXT_LOST; // this one, which is ending
-    case ErrorCode::no_agent:                                        // of commands, not of calls
+    case ErrorCode::out_of_threads:
+        return GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY; // the nearest that callers know
+    case ErrorCode::internal:
+    case ErrorCode::no_agent: // of commands, not of calls, as those below
     case ErrorCode::not_permitted:
     case ErrorCode::cancelled:
     case ErrorCode::protocol_mismatch:
     case ErrorCode::connection_lost:
     case ErrorCode::outcome_unknown:
     case ErrorCode::ambiguous_name:
-    case ErrorCode::agent_unreachable: return GPU_SLEEP_ERROR_INTERNAL;
-    case ErrorCode::out_of_threads:
-        return GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY; // the nearest that callers know
-    default: return static_cast<gpu_sleep_status>(error.code);
+    case ErrorCode::agent_unreachable: break;
     }
+    return GPU_SLEEP_ERROR_INTERNAL;
 }
 
 /// Runs the body of an API function, which returns a Result<void>: nothing it throws reaches the program.
