@@ -81,6 +81,10 @@ bool keeps_contents(const model::SleepRequest& request, std::string_view name, m
     return policy.retention == model::Retention::preserve;
 }
 
+bool may_be_lost(model::Policy policy) noexcept {
+    return policy.refillable || policy.retention == model::Retention::discard;
+}
+
 std::optional<model::Store> store_named_for(const model::SleepRequest& request, std::string_view name) {
     const auto named = std::find_if(request.stores.begin(), request.stores.end(),
                                     [&](const model::TagStore& each) { return each.tag == name; });
@@ -137,8 +141,7 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
         if (action != Action::give_up) plan.awake_tags.insert(tag.name);
         if (action == Action::keep || (action == Action::drop && backing.is_wholly_preserved())) continue;
         add_once(plan.dropped_tags, tag.name);
-        const bool declared = tag.policy.refillable || tag.policy.retention == model::Retention::discard;
-        if (!declared) add_once(plan.without_refill, tag.name);
+        if (!may_be_lost(tag.policy)) add_once(plan.without_refill, tag.name);
     }
     if (request.require_refill && !plan.without_refill.empty())
         return make_error(ErrorCode::no_refill,
