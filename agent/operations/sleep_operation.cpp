@@ -9,12 +9,12 @@
 #include "operations/giving_back.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"
+#include "sleep/point_of_no_return.hpp"
 
 #include <utility>
 
 namespace gpu_sleep::agent::operations {
 
-using model::Progress;
 using model::Report;
 
 const SleepOperation::Remedy SleepOperation::k_remedies[] = {
@@ -78,8 +78,8 @@ Result<void> SleepOperation::move_contents() {
 }
 
 Result<void> SleepOperation::pass_without_moving() {
-    if (report_.changed || request_.dry_run || progress_({Progress::Phase::release, 0, 0})) return {};
-    return make_error(ErrorCode::cancelled, "the request was withdrawn");
+    if (report_.changed || request_.dry_run) return {};
+    return sleep::pass_point_of_no_return({progress_}); // nothing was prepared that could be late
 }
 
 void SleepOperation::follow() {

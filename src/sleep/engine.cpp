@@ -9,6 +9,7 @@
 #include "base/text.hpp"
 #include "driver/context.hpp"
 #include "sleep/free_memory.hpp"
+#include "sleep/point_of_no_return.hpp"
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
 
@@ -100,15 +101,6 @@ void note_short_devices(model::Report& report) {
                                                format_bytes(device.released)));
 }
 
-/// Passes the point of no return: from here on neither a withdrawal nor the deadline is heeded, and the asker
-/// has been told so. Errors: cancelled, timed_out.
-Result<void> ask_a_last_time(const Control& control) {
-    if (Clock::now() >= control.deadline)
-        return make_error(ErrorCode::timed_out, "the time was over when all was ready, and it was undone");
-    if (control.progress({model::Progress::Phase::release, 0, 0})) return {};
-    return make_error(ErrorCode::cancelled, "the request was withdrawn");
-}
-
 /// Contents that were given up without touching the device belong in the report too.
 void add_given_up(const SleepPlan& plan, model::Report& report) {
     for (const auto* backing : plan.give_up) {
@@ -138,7 +130,7 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     const auto start = Clock::now();
     GPU_SLEEP_TRY(transaction.prepare(control));
     report.times.transfer = seconds_since(start);
-    GPU_SLEEP_TRY(ask_a_last_time(control));
+    GPU_SLEEP_TRY(pass_point_of_no_return(control));
     report.devices.reserve(report.devices.size() + plan->devices.size() + plan->give_up.size());
     const auto prepared = Clock::now();
     GPU_SLEEP_TRY(transaction.commit());
@@ -224,7 +216,7 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
         // What takes memory comes first: what is awake must be told of.
         woken = woken_but(spoiled, *plan);
         report.devices.reserve(report.devices.size() + plan->devices.size());
-        return ask_a_last_time(control);
+        return pass_point_of_no_return(control);
     });
     if (!prepared) {
         transaction.undo();

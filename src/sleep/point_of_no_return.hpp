@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The one point of no return that every sleep and every wake passes, whether or not it moves memory.
+
+#pragma once
+
+#include "contents/progress.hpp"
+
+namespace gpu_sleep::sleep {
+
+/// Asks a last time whether to go on. From here on neither a withdrawal nor the deadline is heeded, and the
+/// asker has been told so. All is ready, and can still be undone; where memory is moved, its mutex is held.
+/// Errors: cancelled, timed_out.
+[[nodiscard]] Result<void> pass_point_of_no_return(const contents::Control& control);
+
+} // namespace gpu_sleep::sleep
