@@ -77,13 +77,13 @@ std::optional<std::filesystem::path> FileBatch::left_behind() const {
     return snapshot_->file.path();
 }
 
-Result<SaveOptions> open_stores(const SaveRequest& request, std::vector<std::string>& notes) {
-    SaveOptions options;
-    options.keeps_files = request.keeps_files;
-    if (request.directory.empty()) return options;
+Result<void> FileKeeper::open(const model::SleepRequest& request, SaveOptions& options,
+                              std::vector<std::string>& notes) {
+    options.keeps_files = request.keep_files;
+    if (request.directory.empty()) return {};
     auto directory = store::SnapshotDirectory::open(request.directory);
-    if (!directory && request.uses_files) return std::move(directory).error();
-    if (!directory) return options;
+    if (!directory && model::uses_files(request)) return std::move(directory).error();
+    if (!directory) return {};
     // Whoever looks here takes away what a crash has left.
     if (const auto removed = (*directory)->remove_leftovers(); !removed)
         log::debug("leftovers stay: {}", removed.error().message);
@@ -94,8 +94,8 @@ Result<SaveOptions> open_stores(const SaveRequest& request, std::vector<std::str
         // A sleep may try again.
         if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
     }
-    if (request.uses_files) options.directory = *std::move(directory);
-    return options;
+    if (model::uses_files(request)) options.directory = *std::move(directory);
+    return {};
 }
 
 std::unique_ptr<Batch> FileKeeper::make_batch(Label label, const SaveOptions& options) {
@@ -103,8 +103,9 @@ std::unique_ptr<Batch> FileKeeper::make_batch(Label label, const SaveOptions& op
 }
 
 void FileKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vector<std::string>& notes) const {
-    if (needed == 0 || rehearsal.directory.empty()) return;
-    auto space = store::SnapshotDirectory::free_space_in(rehearsal.directory);
+    const auto& directory = rehearsal.request.directory;
+    if (needed == 0 || directory.empty()) return;
+    auto space = store::SnapshotDirectory::free_space_in(directory);
     if (!space) {
         notes.push_back(space.error().message +
                         (rehearsal.is_fallback ? ": nothing could be put there" : ": it would fail"));
@@ -118,7 +119,7 @@ void FileKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vecto
     }
     notes.push_back(fmt::format("{} at most {} in files in {}, and {} are free there{}{}",
                                 rehearsal.is_fallback ? "without enough host memory, needs" : "needs",
-                                format_bytes(needed), rehearsal.directory, format_bytes(space->bytes), limit,
+                                format_bytes(needed), directory, format_bytes(space->bytes), limit,
                                 needed <= space->bytes ? "" : ": it fails unless they become small enough"));
 }
 

@@ -136,9 +136,9 @@ void HostKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vecto
     if (const auto left = store::address_space_left(); left < headroom.bytes)
         headroom = {left, "the process's limit on address space, ulimit -v"};
     const auto available = headroom.bytes;
-    const auto* const outcome = needed <= available      ? ""
-                                : rehearsal.has_fallback ? ": contents would go to files"
-                                                         : ": it would fail";
+    const auto* const outcome = needed <= available       ? ""
+                                : rehearsal.request.spill ? ": contents would go to files"
+                                                          : ": it would fail";
     notes.push_back(fmt::format("needs {} of host memory, and {} may be taken ({}){}", format_bytes(needed),
                                 format_bytes(available), headroom.limited_by, outcome));
 }

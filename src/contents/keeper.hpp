@@ -44,22 +44,11 @@ struct Transfer {
     [[nodiscard]] Result<void> wait();
 };
 
-/// What a save is asked for besides ranges.
-struct SaveRequest {
-    const std::string& directory; ///< for files; empty for none
-    bool uses_files = false;
-    bool keeps_files = false; ///< when their contents are no longer needed
-};
-
-/// What a save has of the stores.
+/// What a save has of the stores: each keeper's part is what its open() has put there.
 struct SaveOptions {
     std::shared_ptr<const store::SnapshotDirectory> directory; ///< null when nothing goes to a file
     bool keeps_files = false; ///< files stay when their contents are no longer needed
 };
-
-/// Opens what the stores need. Adds to `notes` what its user should know of leftovers there. Errors:
-/// not_permitted, io_failed.
-[[nodiscard]] Result<SaveOptions> open_stores(const SaveRequest& request, std::vector<std::string>& notes);
 
 /// Whose contents a batch has.
 struct Label {
@@ -153,9 +142,8 @@ using Failures = std::map<Number, Error>;
 
 /// What a dry run supposes.
 struct Rehearsal {
-    const std::string& directory; ///< for files; may be empty
-    bool has_fallback = false;    ///< what host memory cannot take goes to files
-    bool is_fallback = false;     ///< it does
+    const model::SleepRequest& request;
+    bool is_fallback = false; ///< host memory cannot take it: it goes to files, if the request says so
     Options options{};
 };
 
@@ -176,6 +164,12 @@ public:
     /// Whether give() only queues copies. It is then called for what is mapped while more is being mapped.
     [[nodiscard]] virtual bool gives_at_once() const noexcept = 0;
 
+    /// Opens what `request` wants of this store, into its part of `options`. Adds to `notes` what its user
+    /// should know of what is there. Errors: not_permitted, io_failed.
+    [[nodiscard]] virtual Result<void> open(const model::SleepRequest& /*request*/, SaveOptions& /*options*/,
+                                            std::vector<std::string>& /*notes*/) {
+        return {};
+    }
     /// Takes nothing yet.
     [[nodiscard]] virtual std::unique_ptr<Batch> make_batch(Label label, const SaveOptions& options) = 0;
     /// Adds to `notes` what `needed` (Batch::needs() of all batches) are, and whether they are there.

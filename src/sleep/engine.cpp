@@ -7,6 +7,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "contents/stores.hpp"
 #include "driver/context.hpp"
 #include "sleep/free_memory.hpp"
 #include "sleep/point_of_no_return.hpp"
@@ -123,8 +124,7 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     report.dropped_without_refill = plan->without_refill;
     if (request.dry_run) return rehearse(request, *plan, report);
     if (plan->is_empty()) return {};
-    auto options = contents::open_stores({request.directory, model::uses_files(request), request.keep_files},
-                                         report.notes);
+    auto options = contents::open_stores(contents_, request, report.notes);
     if (!options) return std::move(options).error();
     SleepTransaction transaction(api_, contents_, *plan, *std::move(options));
     const auto start = Clock::now();
@@ -148,13 +148,13 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
     add_given_up(plan, report);
     contents::Save save(contents_, {}, plan.devices.size());
     static_cast<void>(draft(plan, save));
-    GPU_SLEEP_TRY(save.note_needs({request.directory, request.spill, false}, report.notes));
+    GPU_SLEEP_TRY(save.note_needs({request}, report.notes));
     if (request.spill) {
         const auto in_host = save.needs(model::Store::host);
         if (!in_host) return in_host.error();
         contents::Save spilled(contents_, {}, plan.devices.size());
         static_cast<void>(draft(plan, spilled, model::Store::file));
-        if (*in_host > 0) GPU_SLEEP_TRY(spilled.note_needs({request.directory, false, true}, report.notes));
+        if (*in_host > 0) GPU_SLEEP_TRY(spilled.note_needs({request, true}, report.notes));
     }
     return add_memory(api_, free_after_sleep, report);
 }
