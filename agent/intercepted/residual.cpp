@@ -158,7 +158,7 @@ void add_to_sum(std::vector<Residual>& sums, const Residual& row) {
 
 void add_graph_memory(std::vector<Residual>& rows) {
     const auto with = memory();
-    if (!with || !with->api().cuDeviceGetGraphMemAttribute) return;
+    if (!with || !with->may_call_driver() || !with->api().cuDeviceGetGraphMemAttribute) return;
     int devices = 0;
     if (with->api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) return;
     for (int device = 0; device < devices; ++device) {

@@ -109,8 +109,7 @@ void Agent::come_first_at_exit() noexcept {
 void Agent::handle_exit(void* /*unused*/) noexcept {
     auto* agent = existing();
     if (!agent || g_moves_exit_handler) return;
-    agent->parts_.exiting = true;
-    ProgramMemory::end();
+    agent->memory_.end_with_process();
     gate::Gate::instance().abandon();
     // A child that no handler of fork() knew of has the memory of the agent, too. The files are its parent's.
     if (::getpid() != agent->pid_) return;
@@ -151,7 +150,6 @@ Result<void> Agent::start() {
         come_first_at_exit();
     });
     memory_.open();
-    if (parts_.exiting) ProgramMemory::end(); // it began meanwhile
     return {};
 }
 
@@ -166,12 +164,12 @@ Result<void> Agent::await_start() {
 
 Result<driver::DeviceAddress> Agent::allocate(int device, std::string_view tag, Bytes bytes) {
     GPU_SLEEP_TRY(start());
-    if (parts_.exiting) return make_error(ErrorCode::context_lost, "the process is ending");
+    if (!memory_.may_call_driver()) return make_error(ErrorCode::context_lost, "the process is ending");
     return intercepted::allocate_own(memory_, device, tag, bytes);
 }
 
 Result<void> Agent::free(driver::DeviceAddress address) {
-    if (parts_.exiting) return {}; // the driver takes everything back
+    if (memory_.is_ending()) return {}; // the driver takes everything back
     return intercepted::free_own(memory_, address);
 }
 
@@ -226,7 +224,7 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
 
 Error Agent::as_it_ends(Error error) const {
     // The driver shuts down before the process is gone, and then refuses all.
-    if (!parts_.exiting && error.driver_status != CUDA_ERROR_DEINITIALIZED) return error;
+    if (!memory_.is_ending() && error.driver_status != CUDA_ERROR_DEINITIALIZED) return error;
     return operations::process_is_ending();
 }
 

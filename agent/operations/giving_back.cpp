@@ -15,8 +15,8 @@
 namespace gpu_sleep::agent::operations {
 
 bool tidy(Parts& parts) {
-    if (!parts.memory.is_open() || parts.exiting) return false;
-    // The driver may be locked while all sleeps: it is called no more.
+    if (!parts.memory.may_call_driver()) return false;
+    // While all sleeps somebody else may have locked the driver: what can wait does.
     const auto state = parts.status.state();
     const bool is_any_awake = state == model::State::awake || state == model::State::partial;
     if (intercepts() && is_any_awake) intercepted::give_back_due();
@@ -31,13 +31,13 @@ bool tidy(Parts& parts) {
 }
 
 bool give_back_files(Parts& parts) {
-    if (parts.exiting) return false;
+    if (parts.memory.is_ending()) return false;
     parts.retired.collect();
     return parts.retired.give_back_files();
 }
 
 bool give_back_all(Parts& parts) {
-    if (parts.exiting) return false;
+    if (!parts.memory.may_call_driver()) return false;
     parts.retired.collect();
     bool has_any = parts.retired.has_any();
     while (tidy(parts)) has_any = true;

@@ -11,7 +11,6 @@
 #include "program_memory/retired_contents.hpp"
 #include "torch/torch_trim.hpp"
 
-#include <atomic>
 #include <string>
 #include <utility>
 
@@ -24,8 +23,7 @@ struct Parts {
     ProcessStatus status;
     Turnstile turnstile;
     Callbacks callbacks;
-    torch::TorchTrim torch_trim;      ///< used by one operation at a time
-    std::atomic<bool> exiting{false}; ///< the process is ending: no more calls of CUDA
+    torch::TorchTrim torch_trim; ///< used by one operation at a time
     /// Called before the gate stays shut: has the agent hear of the process's end before all others.
     void (*const come_first_at_exit)() noexcept;
 

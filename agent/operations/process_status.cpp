@@ -98,7 +98,7 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     if (report.captures)
         for (const auto& row : intercepted::residual(locked))
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
-    if (!memory_.is_open()) return;
+    if (!memory_.may_call_driver()) return;
     for (auto& device : report.devices) device.name = driver::device_name(memory_.api(), device.device);
 }
 

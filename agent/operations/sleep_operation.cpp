@@ -101,7 +101,7 @@ Result<Report> SleepOperation::run() {
     const auto turn = Turn::take(parts_.turnstile, true, deadline_, progress_);
     if (!turn) return turn.error();
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
-    if (parts_.exiting) return process_is_ending();
+    if (parts_.memory.is_ending()) return process_is_ending();
     // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
     give_back_files(parts_);
     GateSettler settler(parts_.memory, parts_.status);

@@ -74,7 +74,7 @@ Result<Report> WakeOperation::run() {
     const auto turn = Turn::take(parts_.turnstile, false, deadline_, progress_);
     if (!turn) return turn.error();
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
-    if (parts_.exiting) return process_is_ending();
+    if (parts_.memory.is_ending()) return process_is_ending();
     GPU_SLEEP_TRY(check_free_memory());
     GateSettler settler(parts_.memory, parts_.status);
     event_ = std::make_shared<Event>();

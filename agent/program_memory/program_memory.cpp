@@ -37,10 +37,16 @@ void ProgramMemory::prepare(const driver::Api& api, std::function<void(Milliseco
 void ProgramMemory::open() noexcept {
     running_.store(storage_.get(), std::memory_order_release);
     g_in_use.store(this, std::memory_order_release);
+    if (is_ending_) end(); // it began meanwhile
 }
 
 void ProgramMemory::end() noexcept {
     g_in_use.store(nullptr, std::memory_order_release);
+}
+
+void ProgramMemory::end_with_process() noexcept {
+    is_ending_ = true;
+    end();
 }
 
 void ProgramMemory::remove_files() noexcept {

@@ -48,6 +48,12 @@ public:
     [[nodiscard]] bool is_open() const noexcept { return running_.load() != nullptr; }
     /// The process is ending, or this is a child of fork(): in_use() is null from here on.
     static void end() noexcept;
+    /// The process is ending: the agent calls the driver no more.
+    void end_with_process() noexcept;
+    [[nodiscard]] bool is_ending() const noexcept { return is_ending_; }
+    /// Whether the agent may call the driver of its own accord now: CUDA is in use, and the process is not
+    /// ending. Whatever else is to keep it from the driver for a while belongs here.
+    [[nodiscard]] bool may_call_driver() const noexcept { return is_open() && !is_ending_; }
     /// Removes the files of kept contents, but for those to be kept: the process is ending. Not while a
     /// transaction is under way, for which it waits for a bounded time.
     void remove_files() noexcept;
@@ -127,6 +133,7 @@ private:
 
     std::unique_ptr<Running> storage_; ///< its heap and its engine are used with the mutex held
     std::atomic<Running*> running_{nullptr};
+    std::atomic<bool> is_ending_{false};
     std::function<void(Milliseconds)> tidy_within_ = [](Milliseconds) {};
 
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::memory) GPU_SLEEP_ACQUIRED_BEFORE(lock_order::handles);
