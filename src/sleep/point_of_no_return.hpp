@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The one point of no return that every sleep and every wake passes, whether or not it moves memory.
+// The one point of no return, which every sleep passes, and every wake that moves memory.
 
 #pragma once
 
