@@ -103,11 +103,11 @@ std::string where(const TagReport& tag) {
         std::string_view name;
         Bytes bytes;
     };
-    std::vector<Place> places{{"GPU", tag.resident},
-                              {"host", tag.kept - tag.in_files},
-                              {"file", tag.in_files},
-                              {"dropped", tag.dropped},
-                              {"damaged", tag.damaged}};
+    std::vector<Place> places{{"GPU", tag.resident}};
+    for (const auto store : model::k_stores)
+        places.push_back({model::to_string(store), model::kept_in(tag, store)});
+    places.push_back({"dropped", tag.dropped});
+    places.push_back({"damaged", tag.damaged});
     std::erase_if(places, [](const Place& place) { return place.bytes == 0; });
     std::vector<std::string> words;
     words.reserve(places.size());

@@ -115,10 +115,8 @@ void LockedMemory::describe(model::Report& report) const {
     // Awake, the rule of the last sleep is over.
     const auto& rule = report.state == model::State::awake ? memory_.default_rule_ : memory_.rule_;
     report.on_touch = rule.on_touch;
-    if (memory_.is_open()) {
-        report.host_bytes = contents().held(model::Store::host);
-        report.file_bytes = contents().held(model::Store::file);
-    }
+    if (memory_.is_open())
+        for (const auto store : model::k_stores) model::held_in(report, store) = contents().held(store);
     // Asking walks all blocks of the range, with the mutex held.
     const bool has_files = report.file_bytes != 0;
     report.tags = ledger().report([this, has_files](contents::Number range) {

@@ -14,7 +14,6 @@
 #include "driver/api.hpp"
 #include "model/model.hpp"
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <filesystem>
@@ -28,8 +27,7 @@
 
 namespace gpu_sleep::contents {
 
-/// All stores there are.
-inline constexpr std::array k_stores{model::Store::host, model::Store::file};
+using model::k_stores;
 
 using Batches = std::list<std::unique_ptr<Batch>>;
 

@@ -7,13 +7,13 @@
 #include "base/text.hpp"
 
 #include <algorithm>
-#include <initializer_list>
+#include <array>
 
 namespace gpu_sleep::model {
 namespace {
 
-template <class T>
-std::optional<T> find_word(std::string_view word, std::initializer_list<T> values) noexcept {
+template <class T, std::size_t N>
+std::optional<T> find_word(std::string_view word, const std::array<T, N>& values) noexcept {
     for (const auto value : values)
         if (to_string(value) == word) return value;
     return std::nullopt;
@@ -128,16 +128,32 @@ std::string_view to_string(Progress::Phase phase) noexcept {
     return "unknown";
 }
 
+Bytes kept_in(const TagReport& tag, Store store) noexcept {
+    switch (store) {
+    case Store::host: break;
+    case Store::file: return tag.in_files;
+    }
+    return tag.kept - tag.in_files;
+}
+
+Bytes& held_in(Report& report, Store store) noexcept {
+    switch (store) {
+    case Store::host: break;
+    case Store::file: return report.file_bytes;
+    }
+    return report.host_bytes;
+}
+
 std::optional<OnTouch> parse_on_touch(std::string_view word) noexcept {
-    return find_word(word, {OnTouch::wait, OnTouch::wake, OnTouch::fail});
+    return find_word(word, std::array{OnTouch::wait, OnTouch::wake, OnTouch::fail});
 }
 
 std::optional<GateMode> parse_gate_mode(std::string_view word) noexcept {
-    return find_word(word, {GateMode::shut, GateMode::checked});
+    return find_word(word, std::array{GateMode::shut, GateMode::checked});
 }
 
 std::optional<Store> parse_store(std::string_view word) noexcept {
-    return find_word(word, {Store::host, Store::file});
+    return find_word(word, k_stores);
 }
 
 int exit_status_of(const Failure& failure, Operation asked) noexcept {

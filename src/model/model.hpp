@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -59,6 +60,9 @@ enum class Store : std::uint8_t {
     host = 0, ///< pinned host memory (the default)
     file = 1, ///< a file of a directory, made smaller
 };
+
+/// All stores there are.
+inline constexpr std::array k_stores{Store::host, Store::file};
 
 /// The store of one tag.
 struct TagStore {
@@ -250,6 +254,11 @@ struct Failure {
 [[nodiscard]] std::string_view to_string(GateState gate) noexcept;
 [[nodiscard]] std::string_view to_string(Operation operation) noexcept;
 [[nodiscard]] std::string_view to_string(Progress::Phase phase) noexcept;
+
+/// The part of the kept contents of `tag` that is in `store`.
+[[nodiscard]] Bytes kept_in(const TagReport& tag, Store store) noexcept;
+/// The place for what the agent holds in `store`.
+[[nodiscard]] Bytes& held_in(Report& report, Store store) noexcept;
 
 /// The word's value, or nothing for any other word.
 [[nodiscard]] std::optional<OnTouch> parse_on_touch(std::string_view word) noexcept;
