@@ -88,7 +88,7 @@ OrderedJson to_value(const model::Report& report) {
     value["times"] = to_value(report.times);
     value["tags"] = to_array(report.tags);
     value["devices"] = to_array(report.devices);
-    value["captures"] = report.captures;
+    value["captures"] = report.intercepts;
     value["gate"] = gate_of(report);
     value["residual"] = to_array(report.residual);
     value["wakes_waiting"] = to_array(report.wakes_waiting);

@@ -152,7 +152,7 @@ void add_process(Table& table, const Process& process, const Report& report) {
     for (const auto& tag : report.tags)
         table.add({"", "", "", std::string(words_for(tag.state)), tag.tag, fmt::format("GPU {}", tag.device),
                    format_bytes(tag.bytes), where(tag), policy(tag)});
-    if (report.captures || report.gate != GateState::open || report.touches != 0)
+    if (report.intercepts || report.gate != GateState::open || report.touches != 0)
         table.add_line(gate_line(report));
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));
     for (const auto& wake : report.wakes_waiting)

@@ -61,7 +61,7 @@ std::string set_member(AllocationRule& rule, const std::string& member, const Js
     }
     if (member != "capture") return fmt::format("there is no such member; there are {}", k_members);
     if (!value.is_boolean()) return fmt::format("{} is neither true nor false", value.dump());
-    rule.capture = value.get<bool>();
+    rule.intercept = value.get<bool>();
     return {};
 }
 

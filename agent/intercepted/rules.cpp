@@ -78,7 +78,7 @@ std::optional<std::string> TagChoice::operator()(std::size_t bytes) const {
     if (bytes < set.least) return std::nullopt;
     if (set.rules.rules().empty()) return std::string(scope_.empty() ? set.tag : scope_);
     const auto verdict = set.rules.match(bytes, callers_);
-    if (!verdict.capture) return std::nullopt;
+    if (!verdict.intercept) return std::nullopt;
     if (!scope_.empty()) return std::string(scope_);
     return std::string(verdict.tag.empty() ? std::string_view(set.tag) : verdict.tag);
 }

@@ -22,7 +22,8 @@ namespace {
 
 /// How long what was freed before a synchronise may stay, if another synchronise gives it back: programs that
 /// synchronise after every step would make and release the same ranges again and again, 54 us for each 2 MiB
-/// (catch_bench, "in stream order"). Whoever asks meanwhile is answered as if it were gone: it goes then.
+/// (interception_bench, "in stream order"). Whoever asks meanwhile is answered as if it were gone: it goes
+/// then.
 constexpr Milliseconds k_between{10};
 /// When it goes if there is none.
 constexpr Milliseconds k_by_itself{50};

@@ -81,7 +81,7 @@ void ProcessStatus::note_touch_trouble(Report& report) {
 
 void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     report.pid = ::getpid();
-    report.captures = intercepts();
+    report.intercepts = intercepts();
     const auto& gate = gate::Gate::instance();
     report.gate = gate.is_open()      ? model::GateState::open
                   : gate.is_checked() ? model::GateState::checked
@@ -95,7 +95,7 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     report.waiting = waiting.held_now;
     report.touches = waiting.held_ever;
     report.last_touch = std::move(waiting.last);
-    if (report.captures)
+    if (report.intercepts)
         for (const auto& row : intercepted::residual(locked))
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
     if (!memory_.may_call_driver()) return;

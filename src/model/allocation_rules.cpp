@@ -51,7 +51,7 @@ bool set_field(AllocationRule& rule, std::string_view piece) {
     if (piece.starts_with("lib=")) return !(rule.library = value).empty();
     if (piece.starts_with("tag=")) return !(rule.tag = value).empty();
     if (piece != "capture=0") return false;
-    rule.capture = false;
+    rule.intercept = false;
     return true;
 }
 
@@ -61,7 +61,7 @@ std::string text_of(const AllocationRule& rule) {
     if (rule.max_size != k_no_limit) text += fmt::format(",max={}", rule.max_size);
     if (!rule.library.empty()) text += ",lib=" + rule.library;
     if (!rule.tag.empty()) text += ",tag=" + rule.tag;
-    if (!rule.capture) text += ",capture=0";
+    if (!rule.intercept) text += ",capture=0";
     return text.empty() ? std::string(k_any) : text.substr(1);
 }
 
@@ -104,7 +104,7 @@ std::string problem_with(const AllocationRule& rule) {
     if (!rule.tag.empty() && !is_valid_tag(rule.tag))
         return fmt::format("tag: '{}' is not a tag: 1 to {} letters, digits, '_', '-', '.' and ':'", rule.tag,
                            k_max_tag_length);
-    if (!rule.capture && !rule.tag.empty()) return "tag: allocations that are not intercepted have no tag";
+    if (!rule.intercept && !rule.tag.empty()) return "tag: allocations that are not intercepted have no tag";
     return {};
 }
 
@@ -148,7 +148,7 @@ AllocationVerdict AllocationRules::match(Bytes bytes,
     };
     const auto rule = std::find_if(rules_.begin(), rules_.end(), is_about);
     if (rule == rules_.end()) return {};
-    return {rule->capture, rule->tag};
+    return {rule->intercept, rule->tag};
 }
 
 bool AllocationRules::name_libraries() const noexcept {

@@ -21,7 +21,7 @@ struct AllocationRule {
     Bytes min_size = 0;                                 ///< smallest size that matches
     Bytes max_size = std::numeric_limits<Bytes>::max(); ///< largest size that matches
     std::string library;                                ///< that requests them; empty: any. See names_library
-    bool capture = true;                                ///< intercept them; false leaves them to the driver
+    bool intercept = true;                              ///< intercept them; false leaves them to the driver
     std::string tag;                                    ///< empty: the process's own
 
     friend bool operator==(const AllocationRule&, const AllocationRule&) = default;
@@ -29,7 +29,7 @@ struct AllocationRule {
 
 /// The result of the rules for one allocation.
 struct AllocationVerdict {
-    bool capture = true;
+    bool intercept = true;
     std::string_view tag; ///< lives as long as the rules; empty: the process's own
 };
 

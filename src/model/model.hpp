@@ -214,7 +214,7 @@ struct Report {
     std::vector<DeviceReport> devices;               ///< every device it holds ranges on
     std::vector<std::string> dropped_without_refill; ///< tags dropped by this sleep with no declared refill
     std::vector<std::string> notes; ///< sentences for a person, such as what could not be done
-    bool captures = false;          ///< the program's own allocations are intercepted
+    bool intercepts = false;        ///< the program's own allocations are intercepted
     GateState gate = GateState::open;
     OnTouch on_touch = OnTouch::wait; ///< what a touch does; of this sleep, or the default of the process
     std::uint64_t waiting = 0;        ///< threads that the gate holds now

@@ -107,7 +107,7 @@ TEST_CASE("Level 2: contents are dropped, but for preserved spans", "[basic]") {
     CHECK(weights.read() == expected);
 }
 
-TEST_CASE("Damage: a bit that flips in host memory is caught, and can be given up", "[basic]") {
+TEST_CASE("Damage: a bit that flips in host memory is detected, and can be given up", "[basic]") {
     const Gpu gpu(0);
     const TaggedMemory weights("weights", k_bytes);
     const auto contents = random_words(k_bytes, 4);

@@ -80,7 +80,7 @@ std::set<std::string> declared_functions() {
 
 } // namespace
 
-TEST_CASE("Footprint: the agent exports what its header declares and what it catches, and nothing else",
+TEST_CASE("Footprint: the agent exports what its header declares and what it intercepts, and nothing else",
           "[footprint]") {
     const auto listed = run({{"nm", "-D", "--defined-only", "--format=posix", GPU_SLEEP_TEST_AGENT}});
     REQUIRE(listed.status == 0);

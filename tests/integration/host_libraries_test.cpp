@@ -34,7 +34,7 @@ TEST_CASE("Host safety: a program initialises CUDA while a library does in its c
     CHECK(program.ends().status == 0);
 }
 
-TEST_CASE("Host safety: a library bound to its own dependencies first is caught with --audit",
+TEST_CASE("Host safety: a library bound to its own dependencies first is intercepted with --audit",
           "[host_safety]") {
     if (is_sanitized()) return skip("a sanitizer refuses such libraries");
     const bool is_audited = GENERATE(false, true);
@@ -43,7 +43,8 @@ TEST_CASE("Host safety: a library bound to its own dependencies first is caught 
     for (const char* line : {"ready", "again"}) {
         REQUIRE(program.line() == line);
         if (is_audited) {
-            CHECK(program.status(k_captured) == (line == std::string("ready") ? k_four_mib : "8388608"));
+            CHECK(program.status(k_intercepted_bytes) ==
+                  (line == std::string("ready") ? k_four_mib : "8388608"));
             program.sleep();
             program.go_on();
             REQUIRE(program.waits_at_the_gate());

@@ -136,10 +136,10 @@ TEST_CASE("Host safety: workers of a process that never used CUDA sleep each for
 TEST_CASE("Host safety: the primary context may be reset, awake and asleep", "[host_safety]") {
     Program program({"reset"});
     REQUIRE(program.line() == "ready");
-    CHECK(program.status(k_captured) == k_four_mib);
+    CHECK(program.status(k_intercepted_bytes) == k_four_mib);
     program.go_on();
     REQUIRE(program.line() == "reset");
-    CHECK(program.status(k_captured) != k_four_mib);
+    CHECK(program.status(k_intercepted_bytes) != k_four_mib);
     program.go_on();
     REQUIRE(program.line() == "again");
     program.sleep();
@@ -164,7 +164,7 @@ TEST_CASE("Host safety: a context of the program's own may end, awake and asleep
     program.go_on();
     REQUIRE(program.line() == "destroyed");
     if (!is_asleep) program.sleep();
-    CHECK(program.status(k_captured) == k_four_mib);
+    CHECK(program.status(k_intercepted_bytes) == k_four_mib);
     program.wake();
     program.go_on();
     CHECK(program.line() == "intact");
@@ -189,14 +189,14 @@ TEST_CASE("Host safety: a thread's last destructors use CUDA", "[host_safety]") 
 
 TEST_CASE("Host safety: a program that crashes within CUDA crashes as it does without the agent",
           "[host_safety]") {
-    Process plain({{command_file("capture_program_linked"), "crash"}, environment_for_others()});
+    Process plain({{command_file("intercepted_program_linked"), "crash"}, environment_for_others()});
     REQUIRE(plain.read_line() == "ready");
     plain.send("");
-    Program caught({"crash"});
-    REQUIRE(caught.line() == "ready");
-    caught.go_on();
+    Program intercepted({"crash"});
+    REQUIRE(intercepted.line() == "ready");
+    intercepted.go_on();
     const auto expected = plain.finish();
-    const auto end = caught.ends();
+    const auto end = intercepted.ends();
     CHECK(end.status == expected.status);
     CHECK(end.status != 0);
     if (!is_sanitized()) {
@@ -218,10 +218,11 @@ TEST_CASE("Host safety: a thread may be cancelled while it asks for memory that 
 }
 
 TEST_CASE("Host safety: what is asked for wrongly is answered as the driver does", "[host_safety]") {
-    const auto plain = run({{command_file("capture_program_linked"), "symbols"}, environment_for_others()});
-    const auto caught = Program({"symbols"}).ends();
-    CHECK(caught.out == plain.out);
-    CHECK(caught.status == plain.status);
+    const auto plain =
+        run({{command_file("intercepted_program_linked"), "symbols"}, environment_for_others()});
+    const auto intercepted = Program({"symbols"}).ends();
+    CHECK(intercepted.out == plain.out);
+    CHECK(intercepted.status == plain.status);
     CHECK_THAT(plain.out, mentions("cuNoSuchThing"));
 }
 

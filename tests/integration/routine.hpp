@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// A capture program that runs one of its routines, as a test holds it.
+// An intercepted program that runs one of its routines, as a test holds it.
 
 #pragma once
 
@@ -14,18 +14,18 @@ namespace gpu_sleep::test {
 
 inline constexpr Milliseconds k_end_limit{is_sanitized() ? 20'000 : 2'000};
 
-inline constexpr const char* k_captured = "report/tags/0/bytes"; ///< in the JSON of a process
-inline constexpr const char* k_four_mib = "4194304";             ///< what safety/ allocates at a time
+inline constexpr const char* k_intercepted_bytes = "report/tags/0/bytes"; ///< in the JSON of a process
+inline constexpr const char* k_four_mib = "4194304"; ///< what safety/ allocates at a time
 
 /// A program that runs a routine of safety/, under gpu-run.
 class Program {
 public:
     explicit Program(Arguments words, Arguments options = {}, Arguments environment = {},
-                     const char* file = "capture_program_linked")
+                     const char* file = "intercepted_program_linked")
         : process_(launch(std::move(words), std::move(options), std::move(environment), file)) {}
 
     static Program loader(Arguments words, Arguments options = {}) {
-        return Program(std::move(words), std::move(options), {}, "capture_program_dlsym");
+        return Program(std::move(words), std::move(options), {}, "intercepted_program_dlsym");
     }
 
     [[nodiscard]] Process& process() { return process_; }

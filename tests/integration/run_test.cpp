@@ -112,8 +112,8 @@ double median(std::vector<double> values) {
 TEST_CASE("Run: a setting of the environment that makes no sense is named once, and not followed", "[run]") {
     const auto start = [](Arguments settings) {
         settings.push_back("LD_PRELOAD=" + agent_file());
-        return run(
-            {{command_file("capture_program_linked"), "end"}, environment_for_others(std::move(settings))});
+        return run({{command_file("intercepted_program_linked"), "end"},
+                    environment_for_others(std::move(settings))});
     };
     const auto right = start({"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake", "GPU_SLEEP_TOUCH_LIMIT=100",
                               "GPU_SLEEP_MIN_SIZE=1", "GPU_SLEEP_TAG=weights", "GPU_SLEEP_GATE=checked",

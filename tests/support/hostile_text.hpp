@@ -31,9 +31,9 @@ inline bool is_safe(std::string_view text) {
     return true;
 }
 
-/// As sample_captured_sleep(), but of an operation, and every text is hostile.
+/// As sample_intercepted_sleep(), but of an operation, and every text is hostile.
 inline model::Report hostile_report(model::Operation operation) {
-    auto report = sample_captured_sleep();
+    auto report = sample_intercepted_sleep();
     const auto text = hostile_text();
     report.operation = operation;
     report.name = report.last_touch = text;

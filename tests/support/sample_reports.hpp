@@ -69,10 +69,10 @@ inline model::Report sample_sleep_in_files() {
     return report;
 }
 
-/// As sample_sleep(), of a program whose allocations are captured and which has touched the gate meanwhile.
-inline model::Report sample_captured_sleep() {
+/// As sample_sleep(), of a program whose calls are intercepted and which has touched the gate meanwhile.
+inline model::Report sample_intercepted_sleep() {
     auto report = sample_sleep();
-    report.captures = true;
+    report.intercepts = true;
     report.gate = model::GateState::shut;
     report.on_touch = model::OnTouch::wake;
     report.waiting = 2;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Capture rules: their text is strict, and the first that is about an allocation decides.
+// Allocation rules: their text is strict, and the first that is about an allocation decides.
 
 #include "model/allocation_rules.hpp"
 
@@ -28,28 +28,29 @@ std::string complaint(std::string_view text) {
 
 } // namespace
 
-TEST_CASE("Capture rules: the first that is about an allocation decides", "[allocation_rules]") {
+TEST_CASE("Allocation rules: the first that is about an allocation decides", "[allocation_rules]") {
     const auto rules = *AllocationRules::parse(
         "max=4095,capture=0;min=67108864,lib=libtorch_cuda,tag=weights;lib=libcublas,capture=0");
-    CHECK_FALSE(match(rules, 4095, "/lib/libtorch_cuda.so").capture);
-    CHECK(match(rules, 4096).capture);
+    CHECK_FALSE(match(rules, 4095, "/lib/libtorch_cuda.so").intercept);
+    CHECK(match(rules, 4096).intercept);
     CHECK(match(rules, 4096).tag.empty());
     CHECK(match(rules, 64 * k_mib, "/opt/torch/lib/libtorch_cuda.so").tag == "weights");
     CHECK(match(rules, 64 * k_mib - 1, "/opt/torch/lib/libtorch_cuda.so").tag.empty());
-    CHECK_FALSE(match(rules, k_gib, "libcublas.so.12").capture);
-    CHECK(rules.match(k_gib, k_nobody).capture);
+    CHECK_FALSE(match(rules, k_gib, "libcublas.so.12").intercept);
+    CHECK(rules.match(k_gib, k_nobody).intercept);
     CHECK(rules.name_libraries());
     CHECK_FALSE(AllocationRules::parse("min=1,tag=a")->name_libraries());
 }
 
-TEST_CASE("Capture rules: without a rule, all is captured", "[allocation_rules]") {
-    CHECK(match(AllocationRules(), 1).capture);
+TEST_CASE("Allocation rules: without a rule, all is intercepted", "[allocation_rules]") {
+    CHECK(match(AllocationRules(), 1).intercept);
     CHECK(match(*AllocationRules::parse(""), 1).tag.empty());
     CHECK(match(*AllocationRules::parse("lib=libx,tag=a;any;tag=b"), 1).tag.empty());
     CHECK(match(*AllocationRules::parse("min=1,max=18446744073709551614,tag=a"), ~Bytes{0}).tag.empty());
 }
 
-TEST_CASE("Capture rules: a library is meant by its file name, up to a dot or a dash", "[allocation_rules]") {
+TEST_CASE("Allocation rules: a library is meant by its file name, up to a dot or a dash",
+          "[allocation_rules]") {
     CHECK(names_library("libcublas", "/usr/local/cuda/lib64/libcublas.so.12"));
     CHECK(names_library("libcublas.so.12", "libcublas.so.12"));
     CHECK(names_library("libcublas", "/venv/nvidia.libs/libcublas-5a3c.so.12"));
@@ -59,7 +60,7 @@ TEST_CASE("Capture rules: a library is meant by its file name, up to a dot or a 
     CHECK_FALSE(names_library("libcublas", "libcubla"));
 }
 
-TEST_CASE("Capture rules: what was written is read", "[allocation_rules]") {
+TEST_CASE("Allocation rules: what was written is read", "[allocation_rules]") {
     std::mt19937_64 engine(17);
     const auto roll = [&](std::uint64_t sides) { return engine() % sides; };
     for (int round = 0; round < 200; ++round) {
@@ -68,8 +69,8 @@ TEST_CASE("Capture rules: what was written is read", "[allocation_rules]") {
             if (roll(2)) rule.min_size = roll(~std::uint64_t{0} / 2) + 1;
             if (roll(2)) rule.max_size = ~std::uint64_t{0} / 2 + roll(1000);
             if (roll(2)) rule.library = fmt::format("lib-{}.so+", roll(99));
-            rule.capture = roll(2) == 0;
-            if (rule.capture && roll(2)) rule.tag = fmt::format("a:{}", roll(99));
+            rule.intercept = roll(2) == 0;
+            if (rule.intercept && roll(2)) rule.tag = fmt::format("a:{}", roll(99));
         }
         const auto made = AllocationRules::create(rules);
         REQUIRE(made);
@@ -80,7 +81,7 @@ TEST_CASE("Capture rules: what was written is read", "[allocation_rules]") {
     }
 }
 
-TEST_CASE("Capture rules: any other text is refused, and says where", "[allocation_rules]") {
+TEST_CASE("Allocation rules: any other text is refused, and says where", "[allocation_rules]") {
     for (const std::string_view bad : {";",
                                        "tag=a;",
                                        ";tag=a",

@@ -60,7 +60,7 @@ TEST_CASE("JSON: a report has every figure, in bytes and seconds", "[json]") {
 }
 
 TEST_CASE("JSON: a report says how the gate stands and what stays with the driver", "[json]") {
-    const auto value = json::parse(to_json("gpu-ps", {{sample_process(), test::sample_captured_sleep()}}));
+    const auto value = json::parse(to_json("gpu-ps", {{sample_process(), test::sample_intercepted_sleep()}}));
     const auto& report = value["processes"][0]["report"];
     CHECK(report["captures"] == true);
     CHECK(report["gate"] == json::parse(R"({"state": "shut", "on_touch": "wake", "waiting_threads": 2,
@@ -134,7 +134,7 @@ TEST_CASE("JSON: the manual page names every member, and no other", "[json]") {
     test::Members members;
     for (const auto& text :
          {to_json("gpu-sleep", {{sample_process(), test::sample_sleep_in_files()}}),
-          to_json("gpu-ps", {{sample_process(), test::sample_captured_sleep()}}),
+          to_json("gpu-ps", {{sample_process(), test::sample_intercepted_sleep()}}),
           to_json("gpu-wake", {{sample_process(), failure}}), to_json("gpu-ps", failure.error)})
         test::add_members(json::parse(text), "The object", members);
     for (const auto& row : all_errors()) members["Words of error.code"].emplace(row.name);

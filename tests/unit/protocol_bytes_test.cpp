@@ -79,7 +79,7 @@ Report report_to_send() {
     report.devices = {{3, "H200", 0x31, 0x32, 0x33, 0x34, 0x35, 0x36}};
     report.dropped_without_refill = {"a"};
     report.notes = {"n", ""};
-    report.captures = true;
+    report.intercepts = true;
     report.gate = GateState::shut;
     report.on_touch = OnTouch::wake;
     report.waiting = 0x41;

@@ -93,14 +93,14 @@ TEST_CASE("Render: the listing says what is in files", "[render]") {
 }
 
 TEST_CASE("Render: the listing says how the gate stands and what stays with the driver", "[render]") {
-    auto captured = test::sample_captured_sleep();
-    captured.state_seconds = 125;
-    captured.tags.pop_back();
+    auto intercepted = test::sample_intercepted_sleep();
+    intercepted.state_seconds = 125;
+    intercepted.tags.pop_back();
     auto awake = test::sample_status();
     awake.tags.pop_back();
-    awake.captures = true;
+    awake.intercepts = true;
     awake.notes = {"a sentence of the agent"};
-    const Printed asleep(render_listing({{listed_process(), captured}}));
+    const Printed asleep(render_listing({{listed_process(), intercepted}}));
     REQUIRE(asleep.rows.size() == 2);
     CHECK(asleep.rows[0].at("STATE") == "asleep 2 min 5 s");
     CHECK(asleep.rows[1].at("WHERE") == "host");
@@ -110,7 +110,7 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
                     "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)",
                     "stays on GPU 1: array 4.00 KiB in 1 allocation",
                     "a wake of weights, kv_cache waits for GPU memory, for 12.50 s: too little"});
-    const Printed both(render_listing({{listed_process(), captured}, {listed_process(), awake}}));
+    const Printed both(render_listing({{listed_process(), intercepted}, {listed_process(), awake}}));
     REQUIRE(both.rows.size() == 4);
     CHECK(both.rows[2].at("STATE") == "awake 1 h 0 min");
     for (const int row : {2, 3}) CHECK(both.rows[static_cast<std::size_t>(row)].at("WHERE") == "GPU");
@@ -120,7 +120,7 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
 }
 
 TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render]") {
-    auto report = test::sample_captured_sleep();
+    auto report = test::sample_intercepted_sleep();
     report.gate = model::GateState::checked;
     report.on_touch = model::OnTouch::fail;
     report.waiting = report.touches = 0;

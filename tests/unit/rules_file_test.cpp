@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Capture rules in JSON: what is read, and what is said of mistakes.
+// Allocation rules in JSON: what is read, and what is said of mistakes.
 
 #include "cli/rules_file.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the simulated driver is for: a wrong order, which a real driver leaves undefined, is caught.
+// What the simulated driver is for: a wrong order, which a real driver leaves undefined, is detected.
 
 #include "support/fingerprint_key.hpp"
 #include "support/simulated_driver/testing.hpp"
@@ -9,7 +9,7 @@
 
 using namespace gpu_sleep::sim::testing;
 
-TEST_CASE("Simulated driver: memory released before its copy is over is caught", "[simulated_driver]") {
+TEST_CASE("Simulated driver: memory released before its copy is over is detected", "[simulated_driver]") {
     const Session session;
     Range range;
     PageLocked host(range.bytes);
@@ -24,7 +24,7 @@ TEST_CASE("Simulated driver: memory released before its copy is over is caught",
     CHECK(sim_fault_counts().host_memory_lost == 0);
 }
 
-TEST_CASE("Simulated driver: memory replaced before its copy is over is caught", "[simulated_driver]") {
+TEST_CASE("Simulated driver: memory replaced before its copy is over is detected", "[simulated_driver]") {
     const Session session;
     Range range;
     PageLocked host(range.bytes);
@@ -50,7 +50,7 @@ TEST_CASE("Simulated driver: memory replaced before its copy is over is caught",
     CHECK(sim_fault_counts().illegal_accesses == 1);
 }
 
-TEST_CASE("Simulated driver: page-locked memory given up before its copy is over is caught",
+TEST_CASE("Simulated driver: page-locked memory given up before its copy is over is detected",
           "[simulated_driver]") {
     const Session session;
     const Range range;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Captures of a caught program, as they begin, are in the way of others, and end.
+// Captures of an intercepted program, as they begin, are in the way of others, and end.
 
 #include "devices.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Green contexts of a caught program, as they begin and end.
+// Green contexts of an intercepted program, as they begin and end.
 
 #include "devices.hpp"
 

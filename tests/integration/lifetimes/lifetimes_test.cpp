@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// A caught program's pools, contexts and streams, as they begin and end. Its captures are in
+// An intercepted program's pools, contexts and streams, as they begin and end. Its captures are in
 // captures_test.cpp.
 
 #include "devices.hpp"
@@ -20,7 +20,7 @@ TEST_CASE("Lifetimes: a pool is its device's, whichever is current when it is fi
             CUDA_SUCCESS);
     CUdeviceptr address = 0;
     REQUIRE(cuMemAllocFromPoolAsync(&address, k_bytes, default_pool(1), nullptr) == CUDA_SUCCESS);
-    CHECK(sim_live_objects().pool_allocations == 0); // caught
+    CHECK(sim_live_objects().pool_allocations == 0); // intercepted
     int device = -1;
     REQUIRE(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) == CUDA_SUCCESS);
     CHECK(device == 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Copies between the caught memory of two devices.
+// Copies between the intercepted memory of two devices.
 
 #include "devices.hpp"
 

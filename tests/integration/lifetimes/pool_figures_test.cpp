@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What pools of a caught program say of themselves, awake and asleep, and when they give memory back.
+// What pools of an intercepted program say of themselves, awake and asleep, and when they give memory back.
 
 #include "devices.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Primary contexts of a caught program, released while somebody else holds them for a moment.
+// Primary contexts of an intercepted program, released while somebody else holds them for a moment.
 
 #include "devices.hpp"
 #include "driver/api.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Frees of a caught program while the agent's memory runs out: each allocation in it fails once, or all from
-// one on. Whatever the call returns, nothing is lost.
+// Frees of an intercepted program while the agent's memory runs out: each allocation in it fails once, or all
+// from one on. Whatever the call returns, nothing is lost.
 
 #include "devices.hpp"
 #include "gpu_sleep/gpu_sleep.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Sleeps and wakes of a caught program while the agent's memory runs out on the thread that runs them: each
-// allocation fails once, or all from one on. The answer says how memory is, and callbacks come in pairs.
+// Sleeps and wakes of an intercepted program while the agent's memory runs out on the thread that runs them:
+// each allocation fails once, or all from one on. The answer says how memory is, and callbacks come in pairs.
 
 #include "devices.hpp"
 #include "gpu_sleep/gpu_sleep.h"

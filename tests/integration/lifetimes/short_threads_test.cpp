@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// A caught program that may start no thread when it first uses CUDA, and may later.
+// An intercepted program that may start no thread when it first uses CUDA, and may later.
 
 #include "devices.hpp"
 #include "gpu_sleep/gpu_sleep.h"
@@ -21,14 +21,14 @@ using namespace gpu_sleep::test;
 namespace {
 
 /// What is written to standard error while it lives.
-class Caught {
+class StandardError {
 public:
-    Caught() : before_(::dup(STDERR_FILENO)), file_(::memfd_create("errors", 0)) {
+    StandardError() : before_(::dup(STDERR_FILENO)), file_(::memfd_create("errors", 0)) {
         ::dup2(file_, STDERR_FILENO);
     }
-    Caught(const Caught&) = delete;
-    Caught& operator=(const Caught&) = delete;
-    ~Caught() {
+    StandardError(const StandardError&) = delete;
+    StandardError& operator=(const StandardError&) = delete;
+    ~StandardError() {
         ::dup2(before_, STDERR_FILENO);
         ::close(before_);
         ::close(file_);
@@ -51,7 +51,7 @@ TEST_CASE("Short of threads: the agent says so, and starts once it can", "[short
     bool was_run = false;
     CUresult begun = CUDA_ERROR_UNKNOWN;
     {
-        const Caught errors;
+        const StandardError errors;
         was_run = with_failing_calls({{SYS_clone3, EAGAIN}, {SYS_clone, EAGAIN}}, [&] { begun = cuInit(0); });
         said = errors.text();
     }
@@ -63,11 +63,11 @@ TEST_CASE("Short of threads: the agent says so, and starts once it can", "[short
     REQUIRE(cuCtxSetCurrent(context) == CUDA_SUCCESS);
     const auto left = allocate(); // before it is time to try again
     std::this_thread::sleep_for(std::chrono::milliseconds(3'500));
-    const auto caught = allocate();
+    const auto intercepted = allocate();
     CHECK(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_OK);
     CHECK(gpu_sleep_asleep_bytes() == k_bytes);
     CHECK(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
-    CHECK(cuMemFree(caught) == CUDA_SUCCESS);
+    CHECK(cuMemFree(intercepted) == CUDA_SUCCESS);
     CHECK(cuMemFree(left) == CUDA_SUCCESS);
     CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
 }

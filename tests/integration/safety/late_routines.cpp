@@ -4,7 +4,7 @@
 // dlsym; `plugin FILE`: through a library; `deep FILE`: through one that is bound to its own dependencies
 // first; `apart FILE`: through one in a namespace of its own. In between it closes what it opened.
 
-#include "../capture/routines.hpp"
+#include "../interception/routines.hpp"
 
 #include <dlfcn.h>
 

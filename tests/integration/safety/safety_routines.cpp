@@ -3,7 +3,7 @@
 // One routine for each way to treat the driver badly, of a program that is linked to libcuda. Each says a
 // line when it is ready to be put to sleep, and goes on when it is sent one.
 
-#include "../capture/routines.hpp"
+#include "../interception/routines.hpp"
 #include "safety_driver.hpp"
 #include "support/simulated_driver/control.h"
 

@@ -3,7 +3,7 @@
 // What cannot sleep: virtual memory that processes share by its descriptors, and arrays. It stays, is
 // reported with its reason, and all else sleeps.
 
-#include "capture_host.hpp"
+#include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
 #include "support/scratch.hpp"

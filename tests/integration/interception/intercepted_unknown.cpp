@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Looking unknown calls up, and making them.
 
-#include "capture_unknown.hpp"
+#include "intercepted_unknown.hpp"
 
 #include <dlfcn.h>
 

@@ -4,7 +4,7 @@
 // forced.
 
 #include "../mentions.hpp"
-#include "capture_host.hpp"
+#include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
 
@@ -80,8 +80,9 @@ TEST_CASE("Unknown call: the first one waits while the process sleeps, or is ref
     check_no_harm(host);
 }
 
-TEST_CASE("Unknown call: a later version of what only asks, and programs that are not caught, are let be",
-          "[unknown_call]") {
+TEST_CASE(
+    "Unknown call: a later version of what only asks, and programs that are not intercepted, are let be",
+    "[unknown_call]") {
     Host host(captured_launch(k_runtime));
     const auto piece = make_piece(host, "plain", k_piece_bytes);
     CHECK(host.tell("ask_version") != "0");
@@ -89,8 +90,8 @@ TEST_CASE("Unknown call: a later version of what only asks, and programs that ar
     change(host, "gpu-wake");
     check_intact(host, piece);
 
-    Host uncaught(preloaded_launch(k_dlsym, {}));
-    static_cast<void>(make_piece(uncaught, "plain", k_piece_bytes));
-    uncaught.tell("look_up symbol");
-    CHECK(uncaught.tell("submit 0").size() == 16);
+    Host plain(preloaded_launch(k_dlsym, {}));
+    static_cast<void>(make_piece(plain, "plain", k_piece_bytes));
+    plain.tell("look_up symbol");
+    CHECK(plain.tell("submit 0").size() == 16);
 }

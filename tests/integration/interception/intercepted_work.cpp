@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The kernel of the capture programs, and what their memory holds.
 
-#include "capture_work.hpp"
+#include "intercepted_work.hpp"
 
 #include <fmt/format.h>
 

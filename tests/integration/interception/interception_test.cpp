@@ -3,7 +3,7 @@
 // Unmodified programs with the agent preloaded: what they allocate sleeps and comes back, and what they do
 // meanwhile waits.
 
-#include "capture_host.hpp"
+#include "intercepted_host.hpp"
 
 #include "../mentions.hpp"
 #include "support/catch.hpp"
@@ -25,7 +25,7 @@ constexpr std::uint64_t k_MiB = std::uint64_t{1} << 20;
 /// What the agent may keep for itself, and what the rounding of ranges may cost.
 constexpr std::uint64_t k_slack = 8 * k_MiB;
 
-/// What is caught and sleeps.
+/// What is intercepted and sleeps.
 constexpr std::array k_kinds = {"plain", "pitch", "async", "pool", "vmm2", "vmm20", "segments"};
 
 void sleep(const Host& host, const Arguments& arguments = {}) {
@@ -54,9 +54,10 @@ void send_held(Host& host, const std::string& line) {
 
 } // namespace
 
-TEST_CASE("Capture: what an unmodified program allocates sleeps and comes back, whichever way it reaches the "
-          "driver",
-          "[capture]") {
+TEST_CASE(
+    "Interception: what an unmodified program allocates sleeps and comes back, whichever way it reaches the "
+    "driver",
+    "[interception]") {
     const auto way = GENERATE(k_linked, k_dlsym, k_late, k_runtime, k_per_thread);
     if (!is_tested(way)) return;
     INFO(way.name);
@@ -84,7 +85,7 @@ TEST_CASE("Capture: what an unmodified program allocates sleeps and comes back, 
     check_no_harm(host);
 }
 
-TEST_CASE("Capture: level 2 drops contents, and they read as zeros", "[capture]") {
+TEST_CASE("Interception: level 2 drops contents, and they read as zeros", "[interception]") {
     Host host(captured_launch(k_runtime));
     std::vector<Piece> pieces;
     for (const auto* kind : k_kinds) pieces.push_back(make_piece(host, kind, k_piece_bytes));
@@ -97,7 +98,7 @@ TEST_CASE("Capture: level 2 drops contents, and they read as zeros", "[capture]"
     check_no_harm(host);
 }
 
-TEST_CASE("Capture: a touch while asleep waits until the process is awake", "[capture]") {
+TEST_CASE("Interception: a touch while asleep waits until the process is awake", "[interception]") {
     using Case = std::pair<Way, const char*>;
     const auto [way, touch] =
         GENERATE(Case{k_linked, "launch 0 1"}, Case{k_dlsym, "hash 0"}, Case{k_late, "copy 1 0"},
@@ -123,7 +124,7 @@ TEST_CASE("Capture: a touch while asleep waits until the process is awake", "[ca
     check_no_harm(host);
 }
 
-TEST_CASE("Capture: a touch wakes the process, or fails, if that was asked for", "[capture]") {
+TEST_CASE("Interception: a touch wakes the process, or fails, if that was asked for", "[interception]") {
     Host host(captured_launch(k_linked));
     auto piece = make_piece(host, "plain", k_piece_bytes);
     sleep(host, {"--on-touch", "wake"});
@@ -138,8 +139,8 @@ TEST_CASE("Capture: a touch wakes the process, or fails, if that was asked for",
     check_no_harm(host);
 }
 
-TEST_CASE("Capture: touches are met as the last request that said so wants it, while anything sleeps",
-          "[capture]") {
+TEST_CASE("Interception: touches are met as the last request that said so wants it, while anything sleeps",
+          "[interception]") {
     Host host(captured_launch(k_linked, {"GPU_SLEEP_RULES=min=8388608,tag=big"}));
     static_cast<void>(make_piece(host, "plain", k_piece_bytes));
     host.tell("alloc plain 10485760");
@@ -157,7 +158,8 @@ TEST_CASE("Capture: touches are met as the last request that said so wants it, w
     check_no_harm(host);
 }
 
-TEST_CASE("Capture: a wake that is withdrawn does not wait for the call that it waited for", "[capture]") {
+TEST_CASE("Interception: a wake that is withdrawn does not wait for the call that it waited for",
+          "[interception]") {
     Host host(captured_launch(
         k_runtime, {"GPU_SLEEP_RULES=min=8388608,tag=big", "GPU_SLEEP_SIM_DELAY=cuMemcpyDtoH:2s"}));
     const auto small = make_piece(host, "plain", k_piece_bytes);
@@ -178,7 +180,8 @@ TEST_CASE("Capture: a wake that is withdrawn does not wait for the call that it 
     check_no_harm(host);
 }
 
-TEST_CASE("Capture: questions about addresses are answered while asleep, and as before", "[capture]") {
+TEST_CASE("Interception: questions about addresses are answered while asleep, and as before",
+          "[interception]") {
     const auto way = GENERATE(k_linked, k_runtime);
     Host host(captured_launch(way));
     std::vector<Piece> pieces;
@@ -199,7 +202,7 @@ TEST_CASE("Capture: questions about addresses are answered while asleep, and as 
     CHECK(host.ask("query 0 0").substr(0, 6) == "error ");
 }
 
-TEST_CASE("Capture: a sleep waits for a capture under way, which is not broken", "[capture]") {
+TEST_CASE("Interception: a sleep waits for a capture under way, which is not broken", "[interception]") {
     using Case = std::pair<Way, const char*>;
     const auto [way, kind] =
         GENERATE(Case{k_linked, "capture 0 1"}, Case{k_dlsym, "capture 0 1"}, Case{k_late, "capture 0 1"},
@@ -230,7 +233,7 @@ TEST_CASE("Capture: a sleep waits for a capture under way, which is not broken",
     check_no_harm(host);
 }
 
-TEST_CASE("Capture: a sleep waits for a capture that contains others", "[capture]") {
+TEST_CASE("Interception: a sleep waits for a capture that contains others", "[interception]") {
     Host host(captured_launch(GENERATE(k_linked, k_per_thread)));
     static_cast<void>(make_piece(host, "plain", k_piece_bytes));
     static_cast<void>(make_piece(host, "plain", k_piece_bytes));
@@ -247,7 +250,7 @@ TEST_CASE("Capture: a sleep waits for a capture that contains others", "[capture
     check_no_harm(host);
 }
 
-TEST_CASE("Capture: what is freed while asleep is gone", "[capture]") {
+TEST_CASE("Interception: what is freed while asleep is gone", "[interception]") {
     Host host(captured_launch(k_linked));
     host.tell("start");
     const auto empty = free_bytes(host);
@@ -273,7 +276,7 @@ TEST_CASE("Capture: what is freed while asleep is gone", "[capture]") {
     check_no_harm(host);
 }
 
-TEST_CASE("Capture: memory that cannot be moved stays, is reported, and is whole", "[capture]") {
+TEST_CASE("Interception: memory that cannot be moved stays, is reported, and is whole", "[interception]") {
     using Case = std::pair<const char*, const char*>;
     const auto [kind, reported_as] = GENERATE(Case{"managed", "managed"}, Case{"alias", "virtual"});
     const std::string what = kind;
@@ -293,7 +296,8 @@ TEST_CASE("Capture: memory that cannot be moved stays, is reported, and is whole
     check_no_harm(host);
 }
 
-TEST_CASE("Capture: memory that is left to the driver on request is reported until it is gone", "[capture]") {
+TEST_CASE("Interception: memory that is left to the driver on request is reported until it is gone",
+          "[interception]") {
     using Case = std::pair<const char*, const char*>;
     const auto [setting, reason] = GENERATE(Case{"GPU_SLEEP_MIN_SIZE=1073741824", "--min-size"},
                                             Case{"GPU_SLEEP_RULES=capture=0", "a rule"});
@@ -319,7 +323,8 @@ TEST_CASE("Capture: memory that is left to the driver on request is reported unt
     check_no_harm(host);
 }
 
-TEST_CASE("Capture: managed memory is reported until it is freed or its context ends", "[capture]") {
+TEST_CASE("Interception: managed memory is reported until it is freed or its context ends",
+          "[interception]") {
     const std::string end = GENERATE("free 0", "reset");
     INFO(end);
     Host host(captured_launch(k_linked));
@@ -333,7 +338,7 @@ TEST_CASE("Capture: managed memory is reported until it is freed or its context 
     check_no_harm(host);
 }
 
-TEST_CASE("Capture: a program may fork and end while asleep", "[capture]") {
+TEST_CASE("Interception: a program may fork and end while asleep", "[interception]") {
     Host host(captured_launch(GENERATE(k_linked, k_runtime)));
     const auto piece = make_piece(host, "plain", k_piece_bytes);
     CHECK(host.tell("fork") == "7");
@@ -346,7 +351,7 @@ TEST_CASE("Capture: a program may fork and end while asleep", "[capture]") {
     CHECK(host.wait() == 5);
 }
 
-TEST_CASE("Capture: preloaded alone, the agent leaves the program as it is", "[capture]") {
+TEST_CASE("Interception: preloaded alone, the agent leaves the program as it is", "[interception]") {
     for (const auto& launch :
          {preloaded_launch(k_runtime, {}), preloaded_launch(k_linked, {"GPU_SLEEP_CAPTURE=0"})}) {
         Host host(launch);
@@ -358,7 +363,8 @@ TEST_CASE("Capture: preloaded alone, the agent leaves the program as it is", "[c
     }
 }
 
-TEST_CASE("Capture: a sleep says how the gate is, whatever the program was started with", "[capture]") {
+TEST_CASE("Interception: a sleep says how the gate is, whatever the program was started with",
+          "[interception]") {
     Host host(captured_launch(k_runtime, {"GPU_SLEEP_GATE=checked"}));
     static_cast<void>(make_piece(host, "plain", k_piece_bytes));
     const auto gate_after = [&](const Arguments& arguments) {

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "capture_memory.hpp"
+#include "intercepted_memory.hpp"
 
 #include <cstdint>
 #include <string>

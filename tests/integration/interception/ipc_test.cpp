@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Legacy CUDA IPC of caught memory: other processes open it, it stays where it is, and all else sleeps.
+// Legacy CUDA IPC of intercepted memory: other processes open it, it stays where it is, and all else sleeps.
 
-#include "capture_host.hpp"
+#include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
 
@@ -37,7 +37,7 @@ void cycle(Host& host) {
 
 } // namespace
 
-TEST_CASE("IPC: another process opens caught memory, which stays while the rest sleeps", "[ipc]") {
+TEST_CASE("IPC: another process opens intercepted memory, which stays while the rest sleeps", "[ipc]") {
     const auto way = GENERATE(k_linked, k_runtime);
     const auto bytes = GENERATE(k_piece_bytes, k_small);
     INFO(way.name << ", " << bytes << " bytes");
@@ -209,8 +209,8 @@ TEST_CASE("IPC: a handle opens nothing where it must not", "[ipc]") {
         INFO(i);
         CHECK((refused(taker, forged) || i >= 2 * 56)); // the last eight bytes say nothing
     }
-    Host uncaught(plain_launch(k_runtime));
-    CHECK(refused(uncaught, handle));
+    Host plain(plain_launch(k_runtime));
+    CHECK(refused(plain, handle));
     check_intact(giver, given);
     check_no_harm(giver);
     check_no_harm(taker);

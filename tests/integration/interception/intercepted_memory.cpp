@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The ways to allocate.
 
-#include "capture_memory.hpp"
+#include "intercepted_memory.hpp"
 
 #include "base/units.hpp"
 

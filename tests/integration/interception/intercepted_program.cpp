@@ -3,10 +3,10 @@
 // A program that uses the driver and knows nothing of gpu-sleep. It obeys commands, or runs the routine that
 // its first argument names. Before the first command that needs it, it makes no call of the driver.
 
-#include "capture_memory.hpp"
-#include "capture_share.hpp"
-#include "capture_unknown.hpp"
-#include "capture_work.hpp"
+#include "intercepted_memory.hpp"
+#include "intercepted_share.hpp"
+#include "intercepted_unknown.hpp"
+#include "intercepted_work.hpp"
 #include "routines.hpp"
 #include "support/commanded.hpp"
 

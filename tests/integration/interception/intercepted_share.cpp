@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Descriptors through sockets, and back to memory.
 
-#include "capture_share.hpp"
+#include "intercepted_share.hpp"
 
 #include "base/fd.hpp"
 

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Many threads under way while the process sleeps and wakes a thousand times.
 
-#include "../capture_host.hpp"
+#include "../intercepted_host.hpp"
 
 #include "support/catch.hpp"
 

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The capture program itself, without the agent: what the other tests expect of it is the driver's doing.
 
-#include "capture_host.hpp"
+#include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
 
@@ -13,8 +13,8 @@
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
-TEST_CASE("Capture program: it works without the agent, whichever way it reaches the driver",
-          "[capture_program]") {
+TEST_CASE("Intercepted program: it works without the agent, whichever way it reaches the driver",
+          "[intercepted_program]") {
     const auto way = GENERATE(k_linked, k_dlsym, k_late, k_runtime, k_per_thread);
     if (!is_tested(way)) return;
     INFO(way.name);
@@ -48,7 +48,7 @@ TEST_CASE("Capture program: it works without the agent, whichever way it reaches
     check_no_harm(host);
 }
 
-TEST_CASE("Capture program: it has a default stream a thread when told to", "[capture_program]") {
+TEST_CASE("Intercepted program: it has a default stream a thread when told to", "[intercepted_program]") {
     CHECK(Host(plain_launch(k_runtime)).tell("null_stream") == "shared");
     CHECK(Host(plain_launch(k_per_thread)).tell("null_stream") == "own");
     CHECK(Host(plain_launch(k_linked)).tell("null_stream") == "shared");

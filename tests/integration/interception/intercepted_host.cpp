@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Starting capture programs and talking to them.
 
-#include "capture_host.hpp"
+#include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
 

@@ -3,7 +3,7 @@
 // Programs with a library whose use of the GPU cannot be seen: a sleep refuses, unless forced.
 
 #include "../mentions.hpp"
-#include "capture_host.hpp"
+#include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
 #include "support/skip.hpp"
@@ -61,20 +61,20 @@ TEST_CASE("Unseen library: a sleep refuses and says why; forced, it goes on", "[
     check_no_harm(host);
 }
 
-TEST_CASE("Unseen library: a program that puts itself to sleep, or is not caught, answers for it itself",
+TEST_CASE("Unseen library: a program that puts itself to sleep, or is not intercepted, answers for it itself",
           "[unseen_library]") {
-    Host caught(host_with_library({command_file("gpu-run")}));
-    caught.tell("alloc weights 4194304");
-    CHECK(caught.command("gpu-sleep").status == 1);
-    caught.tell("sleep 1");
-    CHECK(caught.state() == "asleep");
-    CHECK(caught.command("gpu-wake").status == 0);
-    CHECK(caught.tell("check_all") == "intact");
+    Host intercepted(host_with_library({command_file("gpu-run")}));
+    intercepted.tell("alloc weights 4194304");
+    CHECK(intercepted.command("gpu-sleep").status == 1);
+    intercepted.tell("sleep 1");
+    CHECK(intercepted.state() == "asleep");
+    CHECK(intercepted.command("gpu-wake").status == 0);
+    CHECK(intercepted.tell("check_all") == "intact");
 
-    Host uncaught(host_with_library({}));
-    uncaught.tell("alloc weights 4194304");
-    CHECK(uncaught.command("gpu-sleep").status == 0);
-    CHECK(uncaught.state() == "asleep");
-    CHECK(uncaught.command("gpu-wake").status == 0);
-    CHECK(uncaught.tell("check_all") == "intact");
+    Host plain(host_with_library({}));
+    plain.tell("alloc weights 4194304");
+    CHECK(plain.command("gpu-sleep").status == 0);
+    CHECK(plain.state() == "asleep");
+    CHECK(plain.command("gpu-wake").status == 0);
+    CHECK(plain.tell("check_all") == "intact");
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // The driver as the CUDA runtime reaches it: one dlsym, then everything by the look-up that this gave, in the
-// order that was seen. With CAPTURE_PROGRAM_PER_THREAD=1 it asks for the symbols of a per-thread default
+// order that was seen. With INTERCEPTED_PROGRAM_PER_THREAD=1 it asks for the symbols of a per-thread default
 // stream.
 
 #include "driver_calls.hpp"
@@ -19,7 +19,7 @@ using LookUp = decltype(&::cuGetProcAddress);
 constexpr int k_version = 13000;
 
 cuuint64_t flags() {
-    const char* wanted = std::getenv("CAPTURE_PROGRAM_PER_THREAD");
+    const char* wanted = std::getenv("INTERCEPTED_PROGRAM_PER_THREAD");
     return wanted && std::strcmp(wanted, "1") == 0 ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
                                                    : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Usage: capture_program_runtime stress THREADS CYCLES SECONDS
+// Usage: intercepted_program_runtime stress THREADS CYCLES SECONDS
 //
 // THREADS threads allocate, launch, capture, copy and free, and check every byte, while the main thread puts
 // the process to sleep and wakes it CYCLES times, wholly and by tag. It finds the agent as programs do that
 // may run without: by dlsym. Prints "cycles C iterations I launches L captures G illegal A broken B" and ends
 // with 0; with 1 and a line on standard error at the first thing that is wrong; by SIGALRM after SECONDS.
 
-#include "../capture_memory.hpp"
-#include "../capture_work.hpp"
+#include "../intercepted_memory.hpp"
+#include "../intercepted_work.hpp"
 #include "../routines.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What being caught costs a program that is awake: one passage of the gate, a launch, and allocating and
-// freeing, beside the same calls uncaught. To be run under gpu-run.
+// What interception costs a program that is awake: one passage of the gate, a launch, and allocating and
+// freeing, beside the same calls that are not intercepted. To be run under gpu-run.
 
 #include "base/symbols.hpp"
 #include "bench/figures.hpp"
@@ -135,10 +135,10 @@ double measure_allocations(const Calls& calls, std::size_t bytes, bool in_stream
 void add_pair(bench::Figures& figures, const std::string& name, unsigned repeats,
               std::optional<double> most_ratio, const std::function<double(const Calls&)>& measure) {
     constexpr double k_us = 1e6;
-    const Calls caught(&::dlsym);
-    const Calls uncaught(&find_symbol);
-    const auto without = sampled(repeats, k_us, [&] { return measure(uncaught); });
-    const auto with = sampled(repeats, k_us, [&] { return measure(caught); });
+    const Calls intercepted(&::dlsym);
+    const Calls plain(&find_symbol);
+    const auto without = sampled(repeats, k_us, [&] { return measure(plain); });
+    const auto with = sampled(repeats, k_us, [&] { return measure(intercepted); });
     const auto least = bench::median(without);
     figures.add({name, "us", with, most_ratio ? std::optional(*most_ratio * least) : std::nullopt, least});
 }
@@ -147,7 +147,7 @@ Result<bench::Figures> run(const Options& options) {
     auto api = driver::Api::load();
     if (!api) return std::move(api).error();
     if (Calls(&::dlsym).launch == Calls(&find_symbol).launch)
-        return make_error(ErrorCode::invalid_argument, "nothing is caught here: run it under gpu-run");
+        return make_error(ErrorCode::invalid_argument, "nothing is intercepted here: run it under gpu-run");
     // The program's own cuInit, which starts the agent.
     void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW);
     reinterpret_cast<decltype(&::cuInit)>(::dlsym(driver, "cuInit"))(0);
@@ -163,7 +163,8 @@ Result<bench::Figures> run(const Options& options) {
     char name[256] = {};
     GPU_SLEEP_DRIVER_TRY(*api, cuDeviceGetName, "cannot ask for the device's name", name, sizeof(name) - 1,
                          0);
-    bench::Figures figures("catch_bench", fmt::format("{}; the limit is the same call uncaught", name));
+    bench::Figures figures("interception_bench",
+                           fmt::format("{}; the limit is of the same call without interception", name));
     add_passages(figures, options);
     add_pair(figures, "an empty launch", options.repeats, {},
              [&](const Calls& calls) { return measure_launches(calls, kernel); });
@@ -182,7 +183,7 @@ Result<bench::Figures> run(const Options& options) {
 
 int main(int argc, char** argv) {
     Options options;
-    CLI::App app{"Measures what being caught costs a program that is awake. Run it under gpu-run."};
+    CLI::App app{"Measures what interception costs a program that is awake. Run it under gpu-run."};
     app.add_option("--repeats", options.repeats, "measurements of a kind")->check(CLI::Range(1, 1000));
     app.add_option("--threads", options.threads, "that pass the gate at once")->check(CLI::Range(1, 1000));
     app.add_option("--json", options.json, "file for the figures");
@@ -190,6 +191,6 @@ int main(int argc, char** argv) {
     CLI11_PARSE(app, argc, argv);
     const auto figures = run(options);
     if (figures) return bench::finish(*figures, options.json, options.check);
-    std::fprintf(stderr, "catch_bench: %s\n", figures.error().message.c_str());
+    std::fprintf(stderr, "interception_bench: %s\n", figures.error().message.c_str());
     return EXIT_FAILURE;
 }

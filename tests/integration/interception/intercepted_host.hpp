@@ -17,12 +17,12 @@ struct Way {
     const char* program;
     const char* variable; ///< in the environment
 };
-inline constexpr Way k_linked{"linked", "capture_program_linked", "WAY=linked"};
-inline constexpr Way k_dlsym{"by dlsym", "capture_program_dlsym", "WAY=dlsym"};
-inline constexpr Way k_late{"late, by dlsym of the default", "capture_program_late", "WAY=late"};
-inline constexpr Way k_runtime{"as the runtime does", "capture_program_runtime", "WAY=runtime"};
+inline constexpr Way k_linked{"linked", "intercepted_program_linked", "WAY=linked"};
+inline constexpr Way k_dlsym{"by dlsym", "intercepted_program_dlsym", "WAY=dlsym"};
+inline constexpr Way k_late{"late, by dlsym of the default", "intercepted_program_late", "WAY=late"};
+inline constexpr Way k_runtime{"as the runtime does", "intercepted_program_runtime", "WAY=runtime"};
 inline constexpr Way k_per_thread{"as the runtime does, with a default stream a thread",
-                                  "capture_program_runtime", "CAPTURE_PROGRAM_PER_THREAD=1"};
+                                  "intercepted_program_runtime", "INTERCEPTED_PROGRAM_PER_THREAD=1"};
 
 /// Whether a test goes this way: under a sanitizer, where a program takes ten times as long, only the one
 /// that most programs go.
@@ -36,7 +36,7 @@ inline constexpr Way k_per_thread{"as the runtime does, with a default stream a 
 /// Starts it with the agent preloaded and `variables` in its environment; by itself that captures nothing.
 [[nodiscard]] Launch preloaded_launch(const Way& way, Arguments variables);
 
-/// The same, with what gpu-run sets: everything is captured.
+/// The same, with what gpu-run sets: all its calls are intercepted.
 [[nodiscard]] Launch captured_launch(const Way& way, Arguments variables = {});
 
 /// One of its memories.

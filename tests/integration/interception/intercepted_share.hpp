@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "capture_memory.hpp"
+#include "intercepted_memory.hpp"
 
 #include <string>
 
