@@ -8,7 +8,7 @@
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
 #include "base/thread_safety.hpp"
-#include "common/stay.h"
+#include "common/park.h"
 
 #include <algorithm>
 
@@ -202,7 +202,7 @@ int Callbacks::call(const Job& job) {
         pass_ = pass.number();
     }
     Invocation invocation{*this, job, event, pass};
-    gpu_sleep_call_and_stay(invoke, &invocation, [](void* lost) {
+    gpu_sleep_call_or_park(invoke, &invocation, [](void* lost) {
         const auto& its = *static_cast<Invocation*>(lost);
         its.callbacks.lose_thread(its.pass);
     });

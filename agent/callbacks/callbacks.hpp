@@ -95,7 +95,7 @@ private:
     [[nodiscard]] Result<void> start_thread() GPU_SLEEP_REQUIRES(mutex_);
     void serve();
     /// One call of the program's function. Not unwound when the callback ends its thread (pthread_exit), as
-    /// Python does once it is ending itself: that thread stays where it is for good.
+    /// Python does once it is ending itself: that thread is parked.
     struct Invocation {
         Callbacks& callbacks;
         const Job& job;

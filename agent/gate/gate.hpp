@@ -255,7 +255,7 @@ public:
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
 
-    /// Ends it early, on its thread, which may stay where it is for good. Does nothing the second time.
+    /// Ends it early, on its thread, which may be parked. Does nothing the second time.
     void end() noexcept {
         seat_.has_pass = false;
         auto expected = number_;

@@ -5,8 +5,8 @@
 
 #include "hooks/named_addresses.hpp"
 #include "intercepted/allocations.hpp"
+#include "intercepted/must_stay.hpp"
 #include "intercepted/peers.hpp"
-#include "intercepted/pinning.hpp"
 
 #include <cstdint>
 
@@ -110,7 +110,8 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
     const auto status = real<Entry::cuPointerSetAttribute>()(value, attribute, address);
     const bool is_set = status == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS &&
                         *static_cast<const unsigned*>(value) != 0;
-    if (is_set && intercepts()) agent::intercepted::pin_span(address, 1, "registered with another device");
+    if (is_set && intercepts())
+        agent::intercepted::make_span_stay(address, 1, "registered with another device");
     return status;
 }
 

@@ -5,7 +5,7 @@
 #include "hooks/named_addresses.hpp"
 #include "intercepted/handles.hpp"
 #include "intercepted/mappings.hpp"
-#include "intercepted/pinning.hpp"
+#include "intercepted/must_stay.hpp"
 #include "intercepted/residual.hpp"
 #include "life/start.hpp"
 
@@ -25,8 +25,8 @@ CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason, con
 }
 
 /// Memory whose address was given away has to stay where it is.
-CUresult pinning(CUresult status, CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::pin_span(address, bytes, reason);
+CUresult made_to_stay(CUresult status, CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::make_span_stay(address, bytes, reason);
     return status;
 }
 
@@ -140,8 +140,8 @@ CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t gro
         inspector_of<Entry::cuMulticastBindAddr>(group, group_offset, address, bytes, flags);
     const Passage passage(Touch::shares, k_name<Entry::cuMulticastBindAddr>, &inspector);
     if (!passage.admitted()) return refused();
-    return pinning(real<Entry::cuMulticastBindAddr>()(group, group_offset, address, bytes, flags), address,
-                   bytes, "bound to a multicast group");
+    return made_to_stay(real<Entry::cuMulticastBindAddr>()(group, group_offset, address, bytes, flags),
+                        address, bytes, "bound to a multicast group");
 }
 
 CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::size_t bytes,
@@ -150,8 +150,8 @@ CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::s
         inspector_of<Entry::cuMemGetHandleForAddressRange>(handle, address, bytes, type, flags);
     const Passage passage(Touch::shares, k_name<Entry::cuMemGetHandleForAddressRange>, &inspector);
     if (!passage.admitted()) return refused();
-    return pinning(real<Entry::cuMemGetHandleForAddressRange>()(handle, address, bytes, type, flags), address,
-                   bytes, "shared with other devices");
+    return made_to_stay(real<Entry::cuMemGetHandleForAddressRange>()(handle, address, bytes, type, flags),
+                        address, bytes, "shared with other devices");
 }
 
 namespace {

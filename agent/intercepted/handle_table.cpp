@@ -51,12 +51,12 @@ bool take_from_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, M
     return true;
 }
 
-bool pin(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
+bool make_stay(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
     GPU_SLEEP_REQUIRES(all.mutex) {
     if (any_sleeps(memory, all, handle.mappings)) return false;
     for (const auto address : handle.mappings)
         take_from_ledger(memory, all, address, all.mappings.at(address));
-    if (!handle.pinned) handle.pinned = reason;
+    if (!handle.stay_reason) handle.stay_reason = reason;
     return true;
 }
 

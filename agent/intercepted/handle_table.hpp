@@ -29,7 +29,7 @@ struct Handle {
     CUmemAllocationProp properties{};
     unsigned references = 0;
     std::vector<CUdeviceptr> mappings;
-    const char* pinned = nullptr; ///< why it has to stay
+    const char* stay_reason = nullptr; ///< why it has to stay
 };
 
 /// Its mutex comes after the memory's, which a sleep holds for long: who asks about handles, or has one
@@ -59,7 +59,7 @@ void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number
 bool take_from_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping)
     GPU_SLEEP_REQUIRES(all.mutex);
 /// Its memory stays where it is from now on; `reason` says why. False when it sleeps: then nothing changes.
-bool pin(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
+bool make_stay(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
     GPU_SLEEP_REQUIRES(all.mutex);
 
 } // namespace gpu_sleep::agent::intercepted

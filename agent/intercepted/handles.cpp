@@ -22,7 +22,7 @@ namespace {
 constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
 
 /// Why memory of these properties cannot be made again as it was; null when it can.
-const char* why_pinned(const CUmemAllocationProp& properties) {
+const char* why_it_must_stay(const CUmemAllocationProp& properties) {
     if (properties.allocFlags.compressionType != CU_MEM_ALLOCATION_COMP_NONE) return "compressible memory";
     if ((properties.allocFlags.usage & CU_MEM_CREATE_USAGE_TILE_POOL) != 0) return "memory for sparse arrays";
     if (properties.allocFlags.usage != 0) return "made for a special use";
@@ -58,7 +58,7 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
         mine.bytes = bytes;
         mine.properties = *properties;
         mine.references = 1;
-        mine.pinned = why_pinned(*properties);
+        mine.stay_reason = why_it_must_stay(*properties);
         all.handles.emplace(number, std::move(mine));
         *handle = number;
         return CUDA_SUCCESS;

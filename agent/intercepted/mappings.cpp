@@ -23,7 +23,7 @@ using driver::DeviceMask;
 void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
                     const TagChoice& choose_tag) GPU_SLEEP_REQUIRES(all.mutex) {
     auto* handle = find_handle(all, mapping.handle);
-    if (!handle || handle->pinned) return;
+    if (!handle || handle->stay_reason) return;
     const auto device = handle->properties.location.id;
     const bool can_sleep = handle->mappings.size() == 1 && mapping.offset == 0 &&
                            mapping.bytes == handle->bytes && !mapping.has_other_access &&
@@ -68,7 +68,7 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
             const MutexLock lock(all.mutex);
             auto* mine = find_handle(all, handle);
             if (!mine) return std::nullopt;
-            if (!mine->mappings.empty() && !pin(locked, all, *mine, "mapped at several addresses"))
+            if (!mine->mappings.empty() && !make_stay(locked, all, *mine, "mapped at several addresses"))
                 return k_sleeps;
             const auto status = with->api().cuMemMap(address, bytes, offset, mine->real, flags);
             if (status != CUDA_SUCCESS) return status;

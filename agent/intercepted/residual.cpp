@@ -9,7 +9,7 @@
 #include "common/lock_order.hpp"
 #include "intercepted/contexts.hpp"
 #include "intercepted/left.hpp"
-#include "intercepted/pinning.hpp"
+#include "intercepted/must_stay.hpp"
 #include "intercepted/state.hpp"
 #include "intercepted/taken.hpp"
 
@@ -136,7 +136,7 @@ std::vector<Residual> residual(const LockedMemory& locked) noexcept {
                 rows.push_back({resident.kind, resident.device, resident.bytes, 1, resident.reason});
         }
         add_left(rows);
-        add_pinned_handles(locked, rows);
+        add_memory_that_stays(locked, rows);
         add_graph_memory(rows);
     });
     std::vector<Residual> sums;

@@ -35,9 +35,9 @@ bool LockedMemory::is_asleep(driver::DeviceAddress address) const noexcept {
     return backing && backing->is_asleep();
 }
 
-void LockedMemory::pin(driver::DeviceAddress address, const char* reason) noexcept {
+void LockedMemory::make_stay(driver::DeviceAddress address, const char* reason) noexcept {
     auto& backing = *ledger().find(address);
-    if (!backing.pinned) backing.pinned = reason;
+    if (!backing.stay_reason) backing.stay_reason = reason;
 }
 
 void LockedMemory::add_mapping(const OwnMapping& mapping) {

@@ -31,7 +31,7 @@ public:
     [[nodiscard]] const ledger::Ledger::Backings& backings() const noexcept;
     [[nodiscard]] bool is_asleep(driver::DeviceAddress address) const noexcept;
     /// The backing that holds `address`, which exists, stays on the GPU from now on; the first reason counts.
-    void pin(driver::DeviceAddress address, const char* reason) noexcept;
+    void make_stay(driver::DeviceAddress address, const char* reason) noexcept;
 
     // Mappings that the program made itself.
     struct OwnMapping {

@@ -120,7 +120,7 @@ driver::DeviceMask ProgramMemory::devices_at(driver::DeviceAddress address) {
 bool ProgramMemory::reuse(driver::DeviceAddress address, Bytes bytes) {
     const MutexLock lock(mutex_);
     auto* const backing = ledger_.find(address);
-    if (!backing || backing->pinned || backing->is_asleep()) return false;
+    if (!backing || backing->stay_reason || backing->is_asleep()) return false;
     if (!backing->preserved.empty())
         ledger::Ledger::forget_preserved(*backing, {address - backing->address, bytes});
     return true;
@@ -242,7 +242,7 @@ Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t i
     if (backing->is_asleep()) return make_error(ErrorCode::refused, "{:#x} sleeps", address);
     if (auto tried = driver::export_memory(api(), backing->handle); !tried) return std::move(tried).error();
     shared_.add(address, {id, backing->handle, backing->bytes, address - backing->address});
-    if (!backing->pinned) backing->pinned = reason;
+    if (!backing->stay_reason) backing->stay_reason = reason;
     return {};
 }
 

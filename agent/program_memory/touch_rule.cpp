@@ -23,7 +23,7 @@ GateMode gate_mode(const TouchRule& rule, const ledger::Ledger& ledger) noexcept
     bool is_some_awake = false;
     for (const auto& [address, backing] : ledger.backings()) {
         if (!backing.is_asleep())
-            is_some_awake |= !backing.pinned;
+            is_some_awake |= !backing.stay_reason;
         else if (!backing.slept_by_program && !ledger.tag(backing.tag).is_separable)
             return GateMode::shut;
     }

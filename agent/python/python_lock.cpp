@@ -5,7 +5,7 @@
 #include "python/python_lock.hpp"
 
 #include "base/symbols.hpp"
-#include "common/stay.h"
+#include "common/park.h"
 #include "python/functions.hpp"
 
 #include <dlfcn.h>
@@ -67,7 +67,7 @@ void PythonUnlocked::give_up_if_safe() noexcept {
 PythonUnlocked::~PythonUnlocked() {
     if (!thread_state_) return;
     const auto take_again = [](void* state) { functions()->restore_thread(state); };
-    gpu_sleep_call_and_stay(take_again, thread_state_, nullptr);
+    gpu_sleep_call_or_park(take_again, thread_state_, nullptr);
 }
 
 } // namespace gpu_sleep::python

@@ -4,7 +4,7 @@
 
 #include "torch/torch_cache.hpp"
 
-#include "common/stay.h"
+#include "common/park.h"
 #include "gate/gate.hpp"
 #include "python/functions.hpp"
 
@@ -42,7 +42,7 @@ void empty_torch_cache(CacheRequest& request, bool (*prepare)()) noexcept {
     };
     const gate::Exemption exempt;
     Call call{*found, request, prepare};
-    gpu_sleep_call_and_stay(with_lock, &call, nullptr);
+    gpu_sleep_call_or_park(with_lock, &call, nullptr);
 }
 
 } // namespace gpu_sleep::agent::torch

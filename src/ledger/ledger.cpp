@@ -173,7 +173,7 @@ State Ledger::state(const std::vector<std::string>& tags) const noexcept {
     StateSum some;
     bool is_any = false;
     for (const auto& [address, backing] : backings_) {
-        if (backing.pinned) continue;
+        if (backing.stay_reason) continue;
         all.add(backing);
         if (std::find(tags.begin(), tags.end(), tag(backing.tag).name) == tags.end()) continue;
         some.add(backing);
@@ -186,7 +186,7 @@ std::vector<model::TagReport>
 Ledger::report(const std::function<Bytes(std::uint64_t range)>& in_files) const {
     std::map<std::pair<std::string_view, int>, std::pair<model::TagReport, StateSum>> rows;
     for (const auto& [address, backing] : backings_) {
-        if (backing.pinned) continue;
+        if (backing.stay_reason) continue;
         const auto& tag = tags_[backing.tag];
         auto& [row, sum] = rows[{tag.name, backing.device}];
         row.tag = tag.name;

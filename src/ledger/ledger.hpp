@@ -42,10 +42,11 @@ struct Backing {
     bool needs_refill = false;     ///< awake, but dropped by an earlier sleep
     bool mapped = false;           ///< its address shows its handle
     bool slept_by_program = false; ///< the program itself asked that it sleep; until it wakes
-    const char* pinned = nullptr;  ///< why it has to stay on the GPU, in static text; null when it may sleep
-    std::uint64_t handle = 0;      ///< the driver's physical memory; 0 when it has none
-    std::vector<Span> preserved;   ///< sorted, disjoint, not touching
-    Kept kept;                     ///< none while awake
+    const char* stay_reason =
+        nullptr;                 ///< why it has to stay on the GPU, in static text; null when it may sleep
+    std::uint64_t handle = 0;    ///< the driver's physical memory; 0 when it has none
+    std::vector<Span> preserved; ///< sorted, disjoint, not touching
+    Kept kept;                   ///< none while awake
 
     [[nodiscard]] model::Residence residence() const noexcept { return residence_; }
     [[nodiscard]] std::uint64_t end() const noexcept { return address + bytes; }
@@ -119,7 +120,7 @@ public:
     /// Forgets every mark within `span`.
     static void forget_preserved(Backing& backing, Span span);
 
-    /// What the residences of all backings add up to, but for those that are pinned; or of those under
+    /// What the residences of all backings add up to, but for those that must stay; or of those under
     /// `tags`. Where nothing is under them, that of all.
     [[nodiscard]] model::State state(const std::vector<std::string>& tags = {}) const noexcept;
     /// One report for each tag on each device, ordered by tag and device. Pinned backings are left out.

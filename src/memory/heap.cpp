@@ -144,10 +144,10 @@ void Heap::update_space(Pool& pool, const Block& block, Bytes before) {
 Result<DeviceAddress> Heap::allocate_small(Pool& pool, const Device& device, ledger::TagId tag, Bytes bytes) {
     const auto rounded = round_up(bytes, k_alignment);
     // Only a range that is awake may take new allocations: memory allocated while its tag sleeps is awake. In
-    // a pinned range they could never sleep.
+    // a range that must stay they could never sleep.
     const auto takes_no_more = [&](DeviceAddress block) {
         const auto* backing = ledger_.find(block);
-        return backing->is_asleep() || backing->pinned;
+        return backing->is_asleep() || backing->stay_reason;
     };
     auto fit = pool.blocks_by_space.lower_bound({rounded, 0});
     while (fit != pool.blocks_by_space.end() && takes_no_more(fit->second)) ++fit;

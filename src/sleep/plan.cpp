@@ -123,7 +123,7 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
 
     SleepPlan plan;
     for (auto& [address, backing] : ledger.backings()) {
-        if (backing.pinned) continue;
+        if (backing.stay_reason) continue;
         const auto& tag = ledger.tag(backing.tag);
         if (!request.tags.empty() && !contains(request.tags, tag.name)) continue;
         const bool keep = keeps_contents(request, tag.name, tag.policy);

@@ -117,8 +117,8 @@ struct WakePlan {
 /// Whether a kept range that was found damaged may have been put right since.
 using IsMendable = std::function<bool(contents::Number)>;
 
-/// Leaves pinned backings alone. Errors: unknown_tag, invalid_argument (a tag both kept and discarded; no
-/// directory where files are wanted, or none that can be opened from anywhere), no_refill.
+/// Leaves alone the backings that must stay. Errors: unknown_tag, invalid_argument (a tag both kept and
+/// discarded; no directory where files are wanted, or none that can be opened from anywhere), no_refill.
 [[nodiscard]] Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request,
                                            const IsMendable& is_mendable);
 

@@ -102,18 +102,18 @@ TEST_CASE("Ledger: freeing a part forgets the marks in it and no others", "[ledg
     CHECK(backing.preserved.empty());
 }
 
-TEST_CASE("Ledger: what is pinned counts neither for a tag nor for the process", "[ledger]") {
+TEST_CASE("Ledger: what must stay counts neither for a tag nor for the process", "[ledger]") {
     Ledger ledger;
     const auto weights = ledger.tag_id("weights");
     auto& first = ledger.add(backing_at(0x1000, 10, weights));
     auto& second = ledger.add(backing_at(0x2000, 20, weights));
-    second.pinned = "shared";
+    second.stay_reason = "shared";
     CHECK(ledger.report().front().bytes == 10);
     CHECK(ledger.report().front().ranges == 1);
     Ledger::move(first, Residence::kept);
     CHECK(ledger.state() == State::asleep);
     CHECK(ledger.report().front().state == State::asleep);
-    first.pinned = "shared";
+    first.stay_reason = "shared";
     CHECK(ledger.report().empty());
     CHECK(ledger.state() == State::awake);
 }

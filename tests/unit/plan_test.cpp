@@ -236,11 +236,11 @@ TEST_CASE("Plan: runs join neighbours of one tag and one set of grants", "[plan]
     CHECK(runs[3].span().bytes == 2 * k_unit);
 }
 
-TEST_CASE("Plan: a pinned backing stays, at every level and whatever is asked of its tag", "[plan]") {
+TEST_CASE("Plan: a backing that must stay does, at every level and whatever is asked of its tag", "[plan]") {
     ledger::Ledger ledger;
     add(ledger, k_unit, "weights");
-    add(ledger, 2 * k_unit, "weights").pinned = "shared";
-    add(ledger, 3 * k_unit, "cache").pinned = "shared";
+    add(ledger, 2 * k_unit, "weights").stay_reason = "shared";
+    add(ledger, 3 * k_unit, "cache").stay_reason = "shared";
     for (const auto level : {Level::keep, Level::drop}) {
         auto sleep_request = request(level);
         const auto plan = plan_sleep(ledger, sleep_request);

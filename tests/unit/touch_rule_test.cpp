@@ -24,7 +24,7 @@ struct Part {
     const char* tag;
     bool sleeps;
     bool own = false; ///< put to sleep by the program
-    bool pinned = false;
+    bool must_stay = false;
 };
 
 using Parts = std::vector<Part>;
@@ -37,7 +37,7 @@ Ledger ledger_of(const Parts& parts, const std::vector<std::string>& separable =
         backing.address = address;
         backing.bytes = backing.allocated = 0x100;
         backing.tag = ledger.tag_id(part.tag);
-        backing.pinned = part.pinned ? "shared" : nullptr;
+        backing.stay_reason = part.must_stay ? "shared" : nullptr;
         auto& added = ledger.add(std::move(backing));
         if (part.sleeps) REQUIRE(Ledger::move(added, Residence::kept));
         added.slept_by_program = part.own;
@@ -76,7 +76,7 @@ TEST_CASE("Touch rule: a checked gate is the operator's choice, or of a program 
         {"all that there is, by its name", {k_own}, {}, false, checked},
         {"all, by the program", {k_own, {"weights", true, true}}, {}, true, shut},
         {"all, and separable", {k_others}, {"other"}, true, shut},
-        {"all but what is pinned", {k_own, {"weights", false, false, true}}, {}, true, shut},
+        {"all but what must stay", {k_own, {"weights", false, false, true}}, {}, true, shut},
         {"all, and a part woke", {k_own, k_awake}, {}, true, checked},
         {"all from outside, and a part woke", {k_others, k_awake}, {}, true, shut},
     };

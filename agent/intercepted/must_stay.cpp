@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Memory of the program's that has to stay where it is: shared, bound to a group, registered or mapped twice.
 
-#include "intercepted/pinning.hpp"
+#include "intercepted/must_stay.hpp"
 
 #include "base/thread_safety.hpp"
 #include "intercepted/handle_table.hpp"
@@ -38,14 +38,14 @@ std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocatio
     return real;
 }
 
-void pin_handle(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
+void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
     ignoring_errors([&] {
         const auto with = memory();
         if (!with) return;
         with->with_lock([&](LockedMemory& locked) {
             auto& all = Handles::instance();
             const MutexLock lock(all.mutex);
-            if (auto* mine = find_handle(all, handle)) pin(locked, all, *mine, reason);
+            if (auto* mine = find_handle(all, handle)) make_stay(locked, all, *mine, reason);
         });
     });
 }
@@ -57,7 +57,7 @@ CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason,
     const auto real = real_handle_of(handle);
     if (!real) return k_sleeps;
     const auto status = use(*real);
-    if (status == CUDA_SUCCESS) pin_handle(handle, reason);
+    if (status == CUDA_SUCCESS) make_handle_stay(handle, reason);
     return status;
 }
 
@@ -78,11 +78,11 @@ CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
     const auto status = map(ours.data());
     for (unsigned i = 0; status == CUDA_SUCCESS && i < count; ++i)
         if (maps[i].memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
-            pin_handle(maps[i].memHandle.memHandle, "mapped into a sparse array");
+            make_handle_stay(maps[i].memHandle.memHandle, "mapped into a sparse array");
     return status;
 }
 
-void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
+void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
     ignoring_errors([&] {
         const auto with = memory();
         if (!with) return;
@@ -98,20 +98,20 @@ void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexce
                 auto* const handle =
                     mapping == all.mappings.end() ? nullptr : find_handle(all, mapping->second.handle);
                 if (handle)
-                    pin(locked, all, *handle, reason);
+                    make_stay(locked, all, *handle, reason);
                 else
-                    locked.pin(begin, reason);
+                    locked.make_stay(begin, reason);
             }
         });
     });
 }
 
-void add_pinned_handles(const LockedMemory& locked, std::vector<Residual>& rows) {
+void add_memory_that_stays(const LockedMemory& locked, std::vector<Residual>& rows) {
     if (!memory()) return; // the process is ending
     for (const auto& [address, backing] : locked.backings())
-        if (backing.pinned)
-            rows.push_back({backing.pinned == k_shared_by_ipc ? "ipc" : "pinned", backing.device,
-                            backing.bytes, 1, backing.pinned});
+        if (backing.stay_reason)
+            rows.push_back({backing.stay_reason == k_shared_by_ipc ? "ipc" : "pinned", backing.device,
+                            backing.bytes, 1, backing.stay_reason});
     auto& all = Handles::instance();
     const MutexLock lock(all.mutex);
     for (const auto& [number, handle] : all.handles) {
@@ -119,7 +119,7 @@ void add_pinned_handles(const LockedMemory& locked, std::vector<Residual>& rows)
             handle.mappings.begin(), handle.mappings.end(),
             [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) { return all.mappings.at(at).in_ledger; });
         if (is_in_ledger) continue;
-        const char* reason = handle.pinned ? handle.pinned
+        const char* reason = handle.stay_reason ? handle.stay_reason
                              : handle.mappings.empty()
                                  ? "made, but not mapped"
                                  : "mapped in part, or without access for its own device";

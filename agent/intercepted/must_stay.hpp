@@ -28,8 +28,8 @@ CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
                     const std::function<CUresult(CUarrayMapInfo*)>& map) noexcept;
 /// Memory in the span has to stay where it is from now on. The caller passes the gate since before it was
 /// given away.
-void pin_span(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
+void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
 /// Ranges, and handles of the program, whose memory cannot sleep.
-void add_pinned_handles(const LockedMemory& locked, std::vector<Residual>& rows);
+void add_memory_that_stays(const LockedMemory& locked, std::vector<Residual>& rows);
 
 } // namespace gpu_sleep::agent::intercepted
