@@ -12,7 +12,9 @@
 #include "intercepted/captures.hpp"
 #include "intercepted/contexts.hpp"
 #include "intercepted/contexts_lock.hpp"
+#include "intercepted/idle_ranges.hpp"
 #include "intercepted/plain.hpp"
+#include "intercepted/pool_peaks.hpp"
 #include "intercepted/rules.hpp"
 #include "intercepted/spares.hpp"
 #include "intercepted/state.hpp"
@@ -105,7 +107,7 @@ void grant(ProgramMemory& memory, const Pool& pool, CUdeviceptr address) {
 /// A block of a new range. Before the pool has more than the driver would keep of it, it gives back what it
 /// cannot use.
 Result<CUdeviceptr> grow(Pools& all, ProgramMemory& memory, const std::shared_ptr<Pool>& pool,
-                         const Request& request) GPU_SLEEP_REQUIRES(all.mutex) {
+                         const BlockRequest& request) GPU_SLEEP_REQUIRES(all.mutex) {
     constexpr Bytes k_chunk = 32 * k_mib; // what the driver takes at a time (pool_rules)
     const auto grows_by = range_size(request.bytes);
     const auto most = round_up(std::max(pool->most_used, pool->figures.used + request.bytes), k_chunk);
@@ -142,7 +144,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
         left = {TagChoice::why_not(bytes), owner_of_memory_in(key.context), pool->device, true, handle};
         return std::nullopt;
     }
-    const Request request{block_size(bytes), memory.tag_id(*name), key};
+    const BlockRequest request{block_size(bytes), memory.tag_id(*name), key};
     auto block = take_spare(all, memory, *pool, request, false);
     if (!block) {
         auto taken = grow(all, memory, pool, request);

@@ -6,6 +6,8 @@
 
 #include "intercepted/captures.hpp"
 #include "intercepted/event_cache.hpp"
+#include "intercepted/pool_peaks.hpp"
+
 #include <algorithm>
 #include <iterator>
 
@@ -35,8 +37,8 @@ bool may_have(const Pools& all, const Pool& pool, const LastUse& last_use, const
 }
 
 /// The smallest spare that fits. `may_ask`: those whose events say so as well.
-Blocks::iterator find_fit(Pools& all, ProgramMemory& memory, Pool& pool, const Request& request, Bytes most,
-                          bool may_ask) GPU_SLEEP_REQUIRES(all.mutex) {
+Blocks::iterator find_fit(Pools& all, ProgramMemory& memory, Pool& pool, const BlockRequest& request,
+                          Bytes most, bool may_ask) GPU_SLEEP_REQUIRES(all.mutex) {
     int questions = 0;
     for (auto fit = pool.spares.lower_bound({request.bytes, 0}); fit != pool.spares.end(); ++fit) {
         if (fit->first > most) break;
@@ -49,8 +51,8 @@ Blocks::iterator find_fit(Pools& all, ProgramMemory& memory, Pool& pool, const R
             ++questions;
             if (!settle(memory, spare.last_use)) continue;
         }
-        // What backs it stays as its first owner had it, pinned if so. In part asleep a checked gate lets
-        // allocations pass: they must not be given what sleeps.
+        // What backs it stays as its first owner had it, also when that must stay. In part asleep a checked
+        // gate lets allocations pass: they must not be given what sleeps.
         if (memory.reuse(block->first, request.bytes)) return block;
     }
     return all.blocks.end();
@@ -159,8 +161,9 @@ std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const Stre
     return std::nullopt;
 }
 
-std::optional<CUdeviceptr> take_spare(Pools& all, ProgramMemory& memory, Pool& pool, const Request& request,
-                                      bool is_any) GPU_SLEEP_REQUIRES(all.mutex) {
+std::optional<CUdeviceptr> take_spare(Pools& all, ProgramMemory& memory, Pool& pool,
+                                      const BlockRequest& request, bool is_any)
+    GPU_SLEEP_REQUIRES(all.mutex) {
     const auto most = is_any ? ~Bytes{0} : most_range(request.bytes);
     auto fit = find_fit(all, memory, pool, request, most, false);
     if (fit == all.blocks.end() && captures_open() == 0)
@@ -177,7 +180,7 @@ Bytes range_size(Bytes bytes) noexcept {
 }
 
 Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::shared_ptr<Pool>& pool,
-                             const Request& request) GPU_SLEEP_REQUIRES(all.mutex) {
+                             const BlockRequest& request) GPU_SLEEP_REQUIRES(all.mutex) {
     const auto bytes = range_size(request.bytes);
     // What takes memory comes first: once there is a range, nothing may fail.
     std::map<CUdeviceptr, Range> range;
