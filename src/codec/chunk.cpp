@@ -5,6 +5,8 @@
 #include "codec/chunk.hpp"
 
 #include "codec/bits.hpp"
+#include "codec/frame_decoder.hpp"
+#include "codec/frame_encoder.hpp"
 #include "codec/planes.hpp"
 
 #include <algorithm>

@@ -2,6 +2,8 @@
 // Copyright the gpu-sleep authors.
 // Reading frames: the walk over the headers, and the blocks in turn.
 
+#include "codec/frame_decoder.hpp"
+
 #include "codec/bits.hpp"
 #include "codec/frame_layout.hpp"
 #include "codec/stream_decoder.hpp"

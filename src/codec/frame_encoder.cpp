@@ -2,6 +2,8 @@
 // Copyright the gpu-sleep authors.
 // Writing frames: one histogram, one tree, then a block after the other.
 
+#include "codec/frame_encoder.hpp"
+
 #include "codec/bits.hpp"
 #include "codec/frame_layout.hpp"
 

@@ -4,7 +4,8 @@
 
 #pragma once
 
-#include "codec/frame.hpp"
+#include "codec/frame_decoder.hpp"
+#include "codec/frame_encoder.hpp"
 #include "support/weights.hpp"
 
 #include <vector>

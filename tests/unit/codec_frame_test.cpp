@@ -2,7 +2,8 @@
 // Copyright the gpu-sleep authors.
 // Frames there and back, block by block, cut, bent and made up.
 
-#include "codec/frame.hpp"
+#include "codec/frame_decoder.hpp"
+#include "codec/frame_encoder.hpp"
 #include "support/catch.hpp"
 #include "support/frames.hpp"
 #include "support/weights.hpp"

@@ -4,7 +4,8 @@
 
 #define ZSTD_STATIC_LINKING_ONLY // for the parameter that forces Huffman codes
 #include "base/checksum.hpp"
-#include "codec/frame.hpp"
+#include "codec/frame_decoder.hpp"
+#include "codec/frame_encoder.hpp"
 #include "support/catch.hpp"
 #include "support/frames.hpp"
 
