@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // One snapshot's file: made, locked, named, found again, removed.
 
-#include "store/snapshot_directory.hpp"
+#include "store/snapshot_file.hpp"
 
 #include "store/file_checks.hpp"
 

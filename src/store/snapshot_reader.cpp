@@ -9,6 +9,7 @@
 #include "base/text.hpp"
 #include "store/buffer_pool.hpp"
 #include "store/snapshot_directory.hpp"
+#include "store/snapshot_file.hpp"
 #include "store/thread_pool.hpp"
 
 #include <sys/stat.h>

@@ -8,6 +8,7 @@
 #include "store/io_queue.hpp"
 #include "store/snapshot.hpp"
 #include "store/snapshot_directory.hpp"
+#include "store/snapshot_file.hpp"
 
 #include <memory>
 #include <span>

@@ -4,6 +4,7 @@
 
 #include "store/io_queue.hpp"
 #include "store/snapshot_directory.hpp"
+#include "store/snapshot_file.hpp"
 #include "support/snapshots.hpp"
 
 #include <fcntl.h>

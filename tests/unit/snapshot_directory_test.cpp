@@ -3,6 +3,7 @@
 // Names, leftovers, and other people's attempts.
 
 #include "store/snapshot_directory.hpp"
+#include "store/snapshot_file.hpp"
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
