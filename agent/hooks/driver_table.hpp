@@ -77,6 +77,9 @@ inline constexpr const char* k_name = k_symbols[static_cast<std::size_t>(entry)]
 /// libcuda if it is loaded, else null. Never loads it.
 [[nodiscard]] void* loaded_driver() noexcept;
 
+/// Whether the address lies in the agent's own library.
+[[nodiscard]] bool is_ours(const void* address) noexcept;
+
 /// What stands in for the function of libcuda at `address`, for which the program asked as `name`; `address`
 /// itself when nothing does.
 [[nodiscard]] void* stand_in_for(void* address, const char* name) noexcept;

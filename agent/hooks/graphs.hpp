@@ -15,5 +15,15 @@ void note_graph(CUgraphExec executable, CUgraph graph) noexcept;
 /// Notes what one changed node names now.
 void note_node(CUgraphExec executable, CUgraphNode node, const gate::Inspector& names) noexcept;
 void forget_graph(CUgraphExec executable) noexcept;
+/// Adds what the graph's nodes name, as they were when it was instantiated or last changed; knows nothing of
+/// an executable graph that it did not see made.
+void add_graph(gate::Named& named, CUgraphExec graph);
+/// Adds what all nodes of `graph` name, those of child graphs among them.
+void add_nodes(gate::Named& named, CUgraph graph);
+/// Adds what those of them name whose memory the driver looks at as soon as it has them: copies, fills,
+/// numbers in memory, but no kernels.
+void add_checked_nodes(gate::Named& named, CUgraph graph);
+/// Adds what a node of these parameters names.
+void add_node(gate::Named& named, const CUgraphNodeParams& node);
 
 } // namespace gpu_sleep::hooks

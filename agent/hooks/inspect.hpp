@@ -35,14 +35,6 @@ void add_resource(gate::Named& named, const CUDA_RESOURCE_DESC& resource);
 /// Adds every word among a kernel's parameters that may be an address. Source: CUDA Driver API,
 /// cuFuncGetParamInfo.
 void add_kernel(gate::Named& named, CUfunction function, void** parameters, void** extra);
-/// Adds what the graph's nodes name, as they were when it was instantiated or last changed; knows nothing of
-/// an executable graph that it did not see made.
-void add_graph(gate::Named& named, CUgraphExec graph);
-/// Adds what all nodes of `graph` name, those of child graphs among them.
-void add_nodes(gate::Named& named, CUgraph graph);
-/// Adds what those of them name whose memory the driver looks at as soon as it has them: copies, fills,
-/// numbers in memory, but no kernels.
-void add_checked_nodes(gate::Named& named, CUgraph graph);
 /// Adds what a node of these parameters names.
 template <class Fill>
 void add_fill_node(gate::Named& named, const Fill& fill) {
@@ -53,7 +45,6 @@ void add_kernel_node(gate::Named& named, const Kernel& kernel) {
     auto* const function = kernel.func ? kernel.func : reinterpret_cast<CUfunction>(kernel.kern);
     add_kernel(named, function, kernel.kernelParams, kernel.extra);
 }
-void add_node(gate::Named& named, const CUgraphNodeParams& node);
 /// Adds where the program has mapped the memory of a handle of its own.
 void add_handle(gate::Named& named, CUmemGenericAllocationHandle handle);
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "hooks/capturing.hpp"
+#include "hooks/graphs.hpp"
 #include "hooks/inspect.hpp"
 
 #include <string_view>
