@@ -63,19 +63,19 @@ void give_back_idle(Pools& all, ProgramMemory& memory, bool is_synchronized,
     }
 }
 
-void trim_leaving(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
-    std::erase_if(all.leaving, [&](LeavingBlock& block) {
+void finish_pending_frees(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+    std::erase_if(all.pending_frees, [&](PendingFree& block) {
         if (!settle(memory, block.last_use)) return false;
         give_range(memory, block.address);
         return true;
     });
-    if (!all.leaving.empty()) all.has_excess = true;
+    if (!all.pending_frees.empty()) all.has_excess = true;
 }
 
 void trim_all(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
     all.is_due = false;
     give_back_idle(all, memory, false, [](const Range&) { return true; });
-    trim_leaving(all, memory);
+    finish_pending_frees(all, memory);
 }
 
 void trim_excess(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
@@ -85,7 +85,7 @@ void trim_excess(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex
     all.has_excess = std::any_of(all.ranges.begin(), all.ranges.end(), [&](const auto& entry) {
         return entry.second.live == 0 && is_excess(memory, entry.second); // not done, or not waited for
     });
-    trim_leaving(all, memory);
+    finish_pending_frees(all, memory);
 }
 
 } // namespace gpu_sleep::agent::intercepted

@@ -18,7 +18,7 @@ void give_back_idle(Pools& all, ProgramMemory& memory, bool is_synchronized,
 /// Whether the range may go at a synchronise.
 [[nodiscard]] bool is_excess(ProgramMemory& memory, const Range& range) noexcept;
 /// Frees the blocks of no pool that nobody uses any more.
-void trim_leaving(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex);
+void finish_pending_frees(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex);
 /// Gives back every range, and block of no pool, that nobody uses any more.
 void trim_all(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex);
 /// Gives back what exceeds the thresholds.

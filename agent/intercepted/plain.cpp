@@ -143,7 +143,7 @@ Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t wi
     return answer;
 }
 
-void Leaving::wait() noexcept {
+void Freeing::free_later() noexcept {
     if (record_.empty()) return;
     auto& later = Later::instance();
     const MutexLock lock(later.mutex);
@@ -208,12 +208,12 @@ bool free_amid_captures(ProgramMemory& memory) noexcept {
 namespace {
 
 /// Unless a capture is open. Returns what went wrong with the work before. The caller holds contexts_mutex().
-CUresult free_now(ProgramMemory& memory, Leaving& allocation) {
+CUresult free_now(ProgramMemory& memory, Freeing& allocation) {
     PendingWork work(memory.api());
     {
         const std::shared_lock order(capture_order());
         if (captures_open() != 0) {
-            allocation.wait();
+            allocation.free_later();
             return CUDA_SUCCESS;
         }
         note_work(memory, *allocation, work);
@@ -232,22 +232,12 @@ Answer free(CUdeviceptr address) noexcept {
         let_contexts_end();
         // While the record is out of the index its context must not end: it would be worked in all the same.
         const std::shared_lock contexts(contexts_mutex());
-        // The record goes first: behind the free the address may at once be somebody else's.
-        Leaving allocation(Allocations::instance().extract(address));
-        if (!allocation) return std::nullopt;
-        if (allocation->is_virtual) {
-            allocation.stay();
-            return std::nullopt;
-        }
-        const auto with = memory();
-        if (!with) {
-            allocation.done(); // the process is ending: the driver takes everything back
-            return CUDA_SUCCESS;
-        }
-        if (allocation->pool) freed_from_pool(*allocation);
-        auto status = CUDA_SUCCESS;
-        ignoring_errors([&] { status = free_now(*with, allocation); });
-        return status; // it is freed all the same, now or later
+        return free_known(address, [](ProgramMemory& memory, Freeing& allocation) -> Answer {
+            if (allocation->pool) freed_from_pool(*allocation);
+            auto status = CUDA_SUCCESS;
+            ignoring_errors([&] { status = free_now(memory, allocation); });
+            return status; // it is freed all the same, now or later
+        });
     });
 }
 

@@ -6,12 +6,14 @@
 
 #include "intercepted/allocations.hpp"
 #include "intercepted/answer.hpp"
+#include "intercepted/state.hpp"
 #include "intercepted/taken.hpp"
 
 #include <cuda.h>
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <utility>
 
 namespace gpu_sleep::agent {
@@ -40,12 +42,12 @@ void free_waiting() noexcept;
 void note_work_on(ProgramMemory& memory, int device, PendingWork& work);
 /// An allocation that is out of the index to be freed. Unless that is done by its end, it is freed with those
 /// that wait for captures to end: also when it was memory that was short.
-class Leaving {
+class Freeing {
 public:
-    explicit Leaving(Allocations::Record record) noexcept : record_(std::move(record)) {}
-    Leaving(const Leaving&) = delete;
-    Leaving& operator=(const Leaving&) = delete;
-    ~Leaving() { wait(); }
+    explicit Freeing(Allocations::Record record) noexcept : record_(std::move(record)) {}
+    Freeing(const Freeing&) = delete;
+    Freeing& operator=(const Freeing&) = delete;
+    ~Freeing() { free_later(); }
 
     explicit operator bool() const noexcept { return !record_.empty(); }
     const Known* operator->() const noexcept { return &record_.mapped(); }
@@ -53,12 +55,28 @@ public:
     /// It is freed, or somebody else's to free.
     void done() noexcept { record_ = {}; }
     /// It is not to be freed: puts it back into the index.
-    void stay() { Allocations::instance().put_back(std::move(record_)); }
-    /// It is freed later.
-    void wait() noexcept;
+    void put_back() { Allocations::instance().put_back(std::move(record_)); }
+    /// It is freed with those that wait for captures to end.
+    void free_later() noexcept;
 
 private:
     Allocations::Record record_;
 };
+
+/// Takes the allocation at `address` out of the index and has `free` free it. No answer where there is none
+/// of ours, or it is a mapping of the program's own.
+template <class Free>
+Answer free_known(CUdeviceptr address, const Free& free) {
+    // The record goes first: behind the free the address may at once be somebody else's.
+    Freeing allocation(Allocations::instance().extract(address));
+    if (!allocation) return std::nullopt;
+    if (allocation->is_virtual) {
+        allocation.put_back();
+        return std::nullopt;
+    }
+    if (auto* const with = memory()) return free(*with, allocation);
+    allocation.done(); // the process is ending: the driver takes everything back
+    return CUDA_SUCCESS;
+}
 
 } // namespace gpu_sleep::agent::intercepted

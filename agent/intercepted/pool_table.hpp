@@ -90,7 +90,7 @@ struct Block {
 using Blocks = std::map<CUdeviceptr, Block>;
 
 /// Plain memory that was freed in a stream's order.
-struct LeavingBlock {
+struct PendingFree {
     CUdeviceptr address = 0;
     LastUse last_use;
 };
@@ -101,8 +101,8 @@ struct Pools {
     std::map<CUmemoryPool, std::shared_ptr<Pool>> pools GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUdeviceptr, Range> ranges GPU_SLEEP_GUARDED_BY(mutex);
     Blocks blocks GPU_SLEEP_GUARDED_BY(mutex);
-    std::vector<LeavingBlock> leaving GPU_SLEEP_GUARDED_BY(mutex); ///< given back once they are done
-    std::atomic<bool> has_excess{false};      ///< some pool has more than its threshold, or a block leaves
+    std::vector<PendingFree> pending_frees GPU_SLEEP_GUARDED_BY(mutex); ///< given back once they are done
+    std::atomic<bool> has_excess{false};      ///< some pool has more than its threshold, or a free is pending
     std::atomic<bool> is_due{false};          ///< the program synchronised since, nothing was given back
     std::atomic<std::uint64_t> free_calls{0}; ///< how often blocks were freed
     std::atomic<std::uint64_t> synchronized_to{0}; ///< those up to which were before a synchronise

@@ -174,13 +174,13 @@ bool free_in_order(ProgramMemory& memory, const Known& allocation, const StreamK
     leave_pool(all, allocation);
     const auto block = all.blocks.find(allocation.address);
     // Plain memory is no block that anybody may have again.
-    if (block == all.blocks.end()) all.leaving.reserve(all.leaving.size() + 1);
+    if (block == all.blocks.end()) all.pending_frees.reserve(all.pending_frees.size() + 1);
     const auto last_use = last_use_in(all, memory, key);
     if (!last_use) return false;
     if (block != all.blocks.end()) {
         make_spare(all, block, *last_use);
     } else {
-        all.leaving.push_back({allocation.address, *last_use});
+        all.pending_frees.push_back({allocation.address, *last_use});
         all.has_excess = true;
     }
     return true;
@@ -217,36 +217,27 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
 }
 
 Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept {
-    return answered([&]() -> Answer {
-        Leaving allocation(Allocations::instance().extract(address));
-        if (!allocation) return std::nullopt;
-        if (allocation->is_virtual) {
-            allocation.stay();
-            return std::nullopt;
-        }
-        const auto with = memory();
-        if (!with) {
-            allocation.done();
+    return answered([&] {
+        return free_known(address, [&](ProgramMemory& memory, Freeing& allocation) -> Answer {
+            const auto key = key_of(memory, stream, per_thread);
+            if (!key.context) { // the driver says what is wrong
+                allocation.put_back();
+                return std::nullopt;
+            }
+            if (meets_capture(memory, key.stream)) {
+                freed_from_pool(*allocation);
+                return CUDA_SUCCESS; // when the capture has ended
+            }
+            ignoring_errors([&] {
+                if (free_in_order(memory, *allocation, key)) allocation.done();
+            });
+            if (allocation) {
+                // Without an event nobody can say when the block is free: wait, and give it back.
+                allocation.free_later();
+                free_waiting();
+            }
             return CUDA_SUCCESS;
-        }
-        const auto key = key_of(*with, stream, per_thread);
-        if (!key.context) { // the driver says what is wrong
-            allocation.stay();
-            return std::nullopt;
-        }
-        if (meets_capture(*with, key.stream)) {
-            freed_from_pool(*allocation);
-            return CUDA_SUCCESS; // when the capture has ended
-        }
-        ignoring_errors([&] {
-            if (free_in_order(*with, *allocation, key)) allocation.done();
         });
-        if (allocation) {
-            // Without an event nobody can say when the block is free: wait, and give it back.
-            allocation.wait();
-            free_waiting();
-        }
-        return CUDA_SUCCESS;
     });
 }
 

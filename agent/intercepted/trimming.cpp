@@ -62,16 +62,16 @@ void trim() noexcept {
 
 Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
     auto& all = Pools::instance();
-    std::vector<LeavingBlock> leaving;
+    std::vector<PendingFree> pending;
     const auto is_of = [=](const LastUse& last_use) {
         return last_use.done && last_use.freed_in.context == context;
     };
     {
         const MutexLock lock(all.mutex);
-        for (const auto& block : all.leaving)
-            if (is_of(block.last_use)) leaving.push_back(block);
+        for (const auto& block : all.pending_frees)
+            if (is_of(block.last_use)) pending.push_back(block);
         for (auto& [address, block] : all.blocks) block.is_held |= !block.is_live && is_of(block.last_use);
-        std::erase_if(all.leaving, [&](const LeavingBlock& block) { return is_of(block.last_use); });
+        std::erase_if(all.pending_frees, [&](const PendingFree& block) { return is_of(block.last_use); });
     }
     const auto events = EventCache::instance().take_all_of(context);
     const auto let_go = [=, &all](bool is_gone) GPU_SLEEP_REQUIRES(all.mutex) {
@@ -83,7 +83,7 @@ Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
     };
     auto gone = [=, &all, &memory] {
         const driver::RelaxedCaptureMode relaxed(memory.api());
-        for (const auto& block : leaving) give_range(memory, block.address);
+        for (const auto& block : pending) give_range(memory, block.address);
         const MutexLock lock(all.mutex);
         let_go(true);
         trim_excess(all, memory);
@@ -92,7 +92,7 @@ Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
         EventCache::instance().put_back(context, events);
         const MutexLock lock(all.mutex);
         let_go(false);
-        all.leaving.insert(all.leaving.end(), leaving.begin(), leaving.end());
+        all.pending_frees.insert(all.pending_frees.end(), pending.begin(), pending.end());
         all.has_excess = true;
     };
     return {std::move(gone), std::move(stays)};
@@ -114,7 +114,7 @@ void forget_order_of(CUcontext green, CUcontext primary) {
         last_use.in_order = false;
     };
     for (auto& [address, block] : all.blocks) hand_over(block.last_use);
-    for (auto& block : all.leaving) hand_over(block.last_use);
+    for (auto& block : all.pending_frees) hand_over(block.last_use);
     EventCache::instance().hand_on(green, primary);
 }
 
