@@ -64,22 +64,21 @@ bool Gate::is_abandoned() const {
 
 Waiting Gate::waiting() const {
     const MutexLock lock(mutex_);
-    return {held_now_, held_ever_, last_held_};
+    return waiters_.figures();
 }
 
 bool Gate::wants_waking() const {
     const MutexLock lock(mutex_);
-    return waiters_ && rule_.on_touch == model::OnTouch::wake;
+    return !waiters_.empty() && rule_.on_touch == model::OnTouch::wake;
 }
 
 std::optional<std::vector<Named::Span>> Gate::sleeping_for(const Seat* seat) const {
     const MutexLock lock(mutex_);
-    const auto* waiter = waiters_;
-    while (waiter && waiter->seat != seat) waiter = waiter->next;
+    const auto* const waiter = waiters_.find(seat);
     if (!waiter || phase_ != Phase::asleep) return std::nullopt;
     std::vector<Named::Span> spans;
     for (const auto& span : waiter->named->spans)
-        if (names_sleeping({{span}, true})) spans.push_back(span);
+        if (rule_.names_sleeping({{span}, true})) spans.push_back(span);
     return spans;
 }
 
@@ -125,7 +124,7 @@ void Gate::set_phase(Phase phase) {
     changed_.notify_all();
 }
 
-void Gate::set_phase(Phase phase, Rule rule) {
+void Gate::set_phase(Phase phase, HoldRule rule) {
     {
         const MutexLock lock(mutex_);
         if (abandoned_) return;
@@ -135,11 +134,11 @@ void Gate::set_phase(Phase phase, Rule rule) {
     changed_.notify_all();
 }
 
-void Gate::keep_shut(Rule rule) {
+void Gate::keep_shut(HoldRule rule) {
     set_phase(Phase::asleep, std::move(rule));
 }
 
-void Gate::let_take(Rule rule) {
+void Gate::let_take(HoldRule rule) {
     set_phase(Phase::mapped, std::move(rule));
 }
 
@@ -166,8 +165,7 @@ void Gate::reset_in_child() noexcept {
 bool Gate::is_empty() const noexcept {
     // Who was let through and has not entered yet is on its way; it enters under the mutex.
     const MutexLock lock(mutex_);
-    for (const auto* waiter = waiters_; waiter; waiter = waiter->next)
-        if (waiter->released) return false;
+    if (waiters_.is_any_released()) return false;
     for (const auto* seat = Seats::first(); seat; seat = seat->next)
         if (seat != t_seat && !has_pass(*seat) && seat->inside.load(std::memory_order_acquire)) return false;
     return true;
@@ -220,71 +218,20 @@ bool Gate::release_oldest() {
     bool has_released = false;
     {
         const MutexLock lock(mutex_);
-        for (auto* waiter = waiters_; waiter && !has_released; waiter = waiter->next) {
-            const bool may_pass = !begins_capture(waiter->touch) && waiter->touch != Touch::ends;
-            if (!may_pass || waiter->released || waiter->names_sleeping) continue;
-            waiter->released = true;
-            has_released = true;
-        }
+        has_released = waiters_.release_oldest();
     }
     if (has_released) changed_.notify_all();
     return has_released;
 }
 
-void Gate::add(Waiter& waiter) noexcept {
-    auto** place = &waiters_;
-    while (*place) place = &(*place)->next;
-    *place = &waiter;
-    ++held_now_;
-    ++held_ever_;
-    last_held_ = waiter.entry_point;
-    waiter.refusals = refusals_;
-}
-
-void Gate::remove(Waiter& waiter) noexcept {
-    auto** place = &waiters_;
-    while (*place != &waiter) place = &(*place)->next;
-    *place = waiter.next;
-    --held_now_;
-}
-
 void Gate::forget(Named::Span gone) noexcept {
     {
         const MutexLock lock(mutex_);
-        auto& sleeping = rule_.sleeping;
-        for (std::size_t i = 0; i < sleeping.size(); ++i) {
-            auto& span = sleeping[i];
-            if (gone.begin >= span.end || gone.end <= span.begin) continue;
-            if (gone.begin <= span.begin && gone.end >= span.end) {
-                sleeping.erase(sleeping.begin() + static_cast<std::ptrdiff_t>(i--));
-            } else if (gone.begin <= span.begin) {
-                span.begin = gone.end;
-            } else if (gone.end >= span.end) {
-                span.end = gone.begin;
-            }
-            // A hole in the middle stays listed: that holds too much, never too little.
-        }
-        if (phase_ != Phase::asleep || abandoned_ || something_sleeps()) return;
+        rule_.forget(gone);
+        if (phase_ != Phase::asleep || abandoned_ || rule_.something_sleeps()) return;
         publish(Phase::open);
     }
     changed_.notify_all();
-}
-
-bool Gate::names_sleeping(const Named& named) const {
-    for (const auto& span : named.spans) {
-        const auto after =
-            std::upper_bound(rule_.sleeping.begin(), rule_.sleeping.end(), span.begin,
-                             [](std::uint64_t at, const Named::Span& s) { return at < s.end; });
-        if (after != rule_.sleeping.end() && after->begin < span.end) return true;
-    }
-    return false;
-}
-
-bool Gate::may_touch_sleeping(Touch touch, const Named& named) const {
-    if (!something_sleeps()) return false;
-    const bool may_name = rule_.lists_all ? names_sleeping(named) : !named.spans.empty();
-    if (touch == Touch::takes) return may_name; // most name none
-    return !named.known || !rule_.lists_all || may_name;
 }
 
 Gate::Verdict Gate::judge(Touch touch, const Named& named, bool records) const {
@@ -294,12 +241,13 @@ Gate::Verdict Gate::judge(Touch touch, const Named& named, bool records) const {
     case Phase::open: return Verdict::pass;
     case Phase::draining: return Verdict::hold;
     case Phase::mapped:
-        return touch == Touch::takes && !may_touch_sleeping(touch, named) ? Verdict::pass : Verdict::hold;
+        return touch == Touch::takes && !rule_.may_touch_sleeping(touch, named) ? Verdict::pass
+                                                                                : Verdict::hold;
     case Phase::asleep: break;
     }
     if (records) return Verdict::pass; // else the capture could not end before all is awake
     if (rule_.checked) {
-        if (begins_capture(touch) || !may_touch_sleeping(touch, named)) return Verdict::pass;
+        if (begins_capture(touch) || !rule_.may_touch_sleeping(touch, named)) return Verdict::pass;
     }
     return rule_.on_touch == model::OnTouch::fail ? Verdict::fail : Verdict::hold;
 }
@@ -365,13 +313,13 @@ bool Gate::hold(Waiter& waiter) {
 bool Gate::admit_with_pass(const Inspector* inspector) const {
     const auto sleeps = [this] {
         const MutexLock lock(mutex_);
-        return something_sleeps();
+        return rule_.something_sleeps();
     };
     if (!inspector || !sleeps()) return true;
     const auto named = guarded([&]() -> Result<Named> { return inspector->inspect(); });
     if (!named) return false;
     const MutexLock lock(mutex_);
-    return rule_.lists_all ? !names_sleeping(*named) : named->spans.empty();
+    return rule_.lists_all ? !rule_.names_sleeping(*named) : named->spans.empty();
 }
 
 bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
@@ -399,14 +347,15 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
     };
     if (judged() == Verdict::pass) return true;
     Waiter waiter{entry_point, touch, &seat, &named};
-    add(waiter);
+    waiter.refusals = refusals_;
+    waiters_.add(waiter);
     Verdict verdict = Verdict::hold;
     for (;;) {
         verdict = judged();
         waiter.names_sleeping = false;
         if (waiter.released && phase_ == Phase::draining) {
             // What slept before this transaction began still does.
-            waiter.names_sleeping = may_touch_sleeping(touch, named);
+            waiter.names_sleeping = rule_.may_touch_sleeping(touch, named);
             if (!waiter.names_sleeping) verdict = Verdict::pass;
         }
         if (verdict != Verdict::hold) break;
@@ -418,7 +367,7 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
         seat.inside.store(true, std::memory_order_relaxed);
         if (verdict == Verdict::fail) break;
     }
-    remove(waiter);
+    waiters_.remove(waiter);
     return verdict == Verdict::pass;
 }
 

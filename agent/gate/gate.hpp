@@ -9,7 +9,9 @@
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
 #include "common/lock_order.hpp"
+#include "gate/hold_rule.hpp"
 #include "gate/seats.hpp"
+#include "gate/waiters.hpp"
 #include "model/model.hpp"
 #include "python/loader_lock.hpp"
 
@@ -24,27 +26,6 @@
 
 namespace gpu_sleep::gate {
 
-/// What a call of the program does, as far as the gate cares.
-enum class Touch : std::uint8_t {
-    submits,  ///< gives the GPU work that reads or writes its memory
-    shares,   ///< gives memory or its address to others, or ties it down; held as work is
-    takes,    ///< may take GPU memory
-    captures, ///< begins the capture of a graph
-    nests,    ///< the same, by a thread that has one open, which may end only after this one
-    ends,     ///< ends a context: held only while a transaction works in it
-};
-
-/// Addresses that a call names, in bytes: first and one past the last. A call whose addresses are not known
-/// names none and says so.
-struct Named {
-    struct Span {
-        std::uint64_t begin = 0;
-        std::uint64_t end = 0;
-    };
-    std::vector<Span> spans;
-    bool known = false; ///< false: it may touch anything
-};
-
 /// How a call asks for its addresses, only when somebody wants to know. Errors are told by known == false.
 class Inspector {
 public:
@@ -54,13 +35,6 @@ public:
     /// Whether the call, made now by this thread, gives the GPU no work but is recorded in a graph, and the
     /// driver does not look at what it names. Called without any lock of the gate.
     [[nodiscard]] virtual bool records() const noexcept { return false; }
-};
-
-/// How the touches stand, for a person to read.
-struct Waiting {
-    std::uint64_t held_now = 0;
-    std::uint64_t held_ever = 0;
-    std::string last; ///< the entry point that was held last
 };
 
 /// Thread-safe. One operation at a time closes and opens it. Never destroyed.
@@ -95,21 +69,12 @@ public:
     /// False when none waits.
     bool release_oldest();
 
-    /// What sleeps, for a checked gate: sorted, disjoint. Not checked: everything is held.
-    struct Rule {
-        model::OnTouch on_touch = model::OnTouch::wait;
-        std::optional<Milliseconds>
-            limit; ///< how long a touch asks again for a waking that was refused; then it fails
-        bool checked = false;
-        std::vector<Named::Span> sleeping;
-        bool lists_all = true; ///< false: more sleeps than is listed, for want of memory
-    };
     /// The transaction is over and memory sleeps.
-    void keep_shut(Rule rule);
+    void keep_shut(HoldRule rule);
     /// What slept at these addresses is gone. Opens the gate when nothing sleeps any more.
     void forget(Named::Span gone) noexcept;
     /// Memory is mapped again and callbacks are about to run. `rule` says what still sleeps.
-    void let_take(Rule rule);
+    void let_take(HoldRule rule);
     void open() { set_phase(Phase::open); }
     /// Opens it for good, and every later touch of sleeping memory fails: the process is ending.
     void abandon() noexcept;
@@ -155,20 +120,6 @@ public:
 
 private:
     friend class Pass;
-    /// On the stack of the thread that waits, in a list of its own: waiting takes no memory.
-    struct Waiter {
-        const char* entry_point;
-        Touch touch;
-        const Seat* seat;
-        const Named* named;
-        Waiter* next = nullptr;
-        Clock::time_point since = Clock::now();
-        std::uint64_t change = 0;   ///< the gate's last when it was judged
-        std::uint64_t refusals = 0; ///< of wakes, when it came
-        bool released = false;
-        bool names_sleeping = false; ///< it may, and is not let through while a transaction is under way
-        bool said = false;
-    };
     enum class Verdict : std::uint8_t { pass, hold, fail };
 
     Gate();
@@ -178,21 +129,11 @@ private:
         GPU_SLEEP_REQUIRES(mutex_);
     /// Whether the answer depends on what the touch names.
     [[nodiscard]] bool wants_names(Touch touch) const noexcept GPU_SLEEP_REQUIRES(mutex_) {
-        const bool depends = phase_ == Phase::asleep ? rule_.checked : something_sleeps();
+        const bool depends = phase_ == Phase::asleep ? rule_.checked : rule_.something_sleeps();
         return depends && !begins_capture(touch) && touch != Touch::ends;
     }
-    [[nodiscard]] static bool begins_capture(Touch touch) noexcept {
-        return touch == Touch::captures || touch == Touch::nests;
-    }
-    [[nodiscard]] bool something_sleeps() const noexcept GPU_SLEEP_REQUIRES(mutex_) {
-        return !rule_.sleeping.empty() || !rule_.lists_all;
-    }
-    [[nodiscard]] bool may_touch_sleeping(Touch touch, const Named& named) const GPU_SLEEP_REQUIRES(mutex_);
-    void set_phase(Phase phase, Rule rule);
+    void set_phase(Phase phase, HoldRule rule);
     [[nodiscard]] bool admit_with_pass(const Inspector* inspector) const;
-    void add(Waiter& waiter) noexcept GPU_SLEEP_REQUIRES(mutex_);
-    void remove(Waiter& waiter) noexcept GPU_SLEEP_REQUIRES(mutex_);
-    [[nodiscard]] bool names_sleeping(const Named& named) const GPU_SLEEP_REQUIRES(mutex_);
     [[nodiscard]] bool hold(Waiter& waiter) GPU_SLEEP_REQUIRES(mutex_);
     [[nodiscard]] bool is_empty() const noexcept;
 
@@ -203,11 +144,8 @@ private:
     bool holds_captures_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
     std::uint64_t changes_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< of the phase and its rule
     bool abandoned_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
-    Rule rule_ GPU_SLEEP_GUARDED_BY(mutex_);
-    Waiter* waiters_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr;  ///< oldest first
-    std::uint64_t held_now_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< of those
-    std::uint64_t held_ever_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
-    const char* last_held_ GPU_SLEEP_GUARDED_BY(mutex_) = "";
+    HoldRule rule_ GPU_SLEEP_GUARDED_BY(mutex_);
+    Waiters waiters_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::shared_ptr<const std::function<void()>>
         waker_ GPU_SLEEP_GUARDED_BY(mutex_); ///< copied without taking memory
     Clock::time_point last_wake_ GPU_SLEEP_GUARDED_BY(mutex_){};

@@ -194,8 +194,8 @@ std::vector<std::string> ProgramMemory::tags_at(const std::vector<gate::Named::S
     return tags;
 }
 
-gate::Gate::Rule ProgramMemory::rule_for_what_sleeps(bool& sleeps) noexcept {
-    gate::Gate::Rule rule;
+gate::HoldRule ProgramMemory::rule_for_what_sleeps(bool& sleeps) noexcept {
+    gate::HoldRule rule;
     rule.on_touch = rule_.on_touch;
     rule.limit = rule_.limit;
     rule.checked = gate_mode(rule_, ledger_) == model::GateMode::checked;

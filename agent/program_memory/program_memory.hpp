@@ -129,7 +129,7 @@ private:
         GPU_SLEEP_REQUIRES(mutex_);
     /// The rule for what sleeps now. The gate has it before the mutex is free: what is freed in between would
     /// stay listed for ever.
-    [[nodiscard]] gate::Gate::Rule rule_for_what_sleeps(bool& sleeps) noexcept GPU_SLEEP_REQUIRES(mutex_);
+    [[nodiscard]] gate::HoldRule rule_for_what_sleeps(bool& sleeps) noexcept GPU_SLEEP_REQUIRES(mutex_);
 
     std::unique_ptr<Running> storage_; ///< its heap and its engine are used with the mutex held
     std::atomic<Running*> running_{nullptr};

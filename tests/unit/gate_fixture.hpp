@@ -142,14 +142,14 @@ inline bool waits(std::uint64_t count) {
     return becomes_true([=] { return the_gate().waiting().held_now == count; });
 }
 
-inline gate::Gate::Rule rule(model::OnTouch on_touch, std::optional<Milliseconds> limit = {}) {
-    gate::Gate::Rule made;
+inline gate::HoldRule rule(model::OnTouch on_touch, std::optional<Milliseconds> limit = {}) {
+    gate::HoldRule made;
     made.on_touch = on_touch;
     made.limit = limit;
     return made;
 }
 
-inline void fall_asleep(gate::Gate::Rule how) {
+inline void fall_asleep(gate::HoldRule how) {
     REQUIRE(the_gate().close(after(k_patience), goes_on));
     the_gate().keep_shut(std::move(how));
 }

@@ -64,7 +64,7 @@ TEST_CASE("Gate: a touch whose waker finds no memory asks again", "[gate]") {
         if (++asked == 1) throw std::bad_alloc();
         the_gate().open();
     });
-    gate::Gate::Rule rule;
+    gate::HoldRule rule;
     rule.on_touch = model::OnTouch::wake;
     the_gate().keep_shut(std::move(rule));
     {

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The list of the threads that the gate holds.
+
+#include "gate/waiters.hpp"
+
+namespace gpu_sleep::gate {
+
+void Waiters::add(Waiter& waiter) noexcept {
+    auto** place = &first_;
+    while (*place) place = &(*place)->next;
+    *place = &waiter;
+    ++held_now_;
+    ++held_ever_;
+    last_held_ = waiter.entry_point;
+}
+
+void Waiters::remove(Waiter& waiter) noexcept {
+    auto** place = &first_;
+    while (*place != &waiter) place = &(*place)->next;
+    *place = waiter.next;
+    --held_now_;
+}
+
+const Waiter* Waiters::find(const Seat* seat) const noexcept {
+    const auto* waiter = first_;
+    while (waiter && waiter->seat != seat) waiter = waiter->next;
+    return waiter;
+}
+
+bool Waiters::is_any_released() const noexcept {
+    for (const auto* waiter = first_; waiter; waiter = waiter->next)
+        if (waiter->released) return true;
+    return false;
+}
+
+bool Waiters::release_oldest() noexcept {
+    for (auto* waiter = first_; waiter; waiter = waiter->next) {
+        const bool may_pass = !begins_capture(waiter->touch) && waiter->touch != Touch::ends;
+        if (!may_pass || waiter->released || waiter->names_sleeping) continue;
+        waiter->released = true;
+        return true;
+    }
+    return false;
+}
+
+} // namespace gpu_sleep::gate

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The threads that the gate holds, in the order in which they came. The gate's mutex guards them.
+
+#pragma once
+
+#include "base/units.hpp"
+#include "gate/hold_rule.hpp"
+#include "gate/seats.hpp"
+
+#include <cstdint>
+#include <string>
+
+namespace gpu_sleep::gate {
+
+/// How the touches stand, for a person to read.
+struct Waiting {
+    std::uint64_t held_now = 0;
+    std::uint64_t held_ever = 0;
+    std::string last; ///< the entry point that was held last
+};
+
+/// On the stack of the thread that waits, in a list of its own: waiting takes no memory.
+struct Waiter {
+    const char* entry_point;
+    Touch touch;
+    const Seat* seat;
+    const Named* named;
+    Waiter* next = nullptr;
+    Clock::time_point since = Clock::now();
+    std::uint64_t change = 0;   ///< the gate's last when it was judged
+    std::uint64_t refusals = 0; ///< of wakes, when it came
+    bool released = false;
+    bool names_sleeping = false; ///< it may, and is not let through while a transaction is under way
+    bool said = false;
+};
+
+/// A list of them that owns none.
+class Waiters {
+public:
+    void add(Waiter& waiter) noexcept;
+    void remove(Waiter& waiter) noexcept;
+    /// The one of the thread in `seat`, or null.
+    [[nodiscard]] const Waiter* find(const Seat* seat) const noexcept;
+    /// Whether one was released and has not left yet.
+    [[nodiscard]] bool is_any_released() const noexcept;
+    /// Releases the one that has waited longest, of those that begin no capture, end no context and name
+    /// nothing that sleeps. False when there is none.
+    bool release_oldest() noexcept;
+    [[nodiscard]] bool empty() const noexcept { return !first_; }
+    [[nodiscard]] Waiting figures() const { return {held_now_, held_ever_, last_held_}; }
+
+private:
+    Waiter* first_ = nullptr; ///< the oldest
+    std::uint64_t held_now_ = 0;
+    std::uint64_t held_ever_ = 0;
+    const char* last_held_ = "";
+};
+
+} // namespace gpu_sleep::gate
