@@ -138,7 +138,7 @@ void Gate::keep_shut(HoldRule rule) {
     set_phase(Phase::asleep, std::move(rule));
 }
 
-void Gate::let_take(HoldRule rule) {
+void Gate::let_allocate(HoldRule rule) {
     set_phase(Phase::mapped, std::move(rule));
 }
 

@@ -74,7 +74,7 @@ public:
     /// What slept at these addresses is gone. Opens the gate when nothing sleeps any more.
     void forget(Named::Span gone) noexcept;
     /// Memory is mapped again and callbacks are about to run. `rule` says what still sleeps.
-    void let_take(HoldRule rule);
+    void let_allocate(HoldRule rule);
     void open() { set_phase(Phase::open); }
     /// Opens it for good, and every later touch of sleeping memory fails: the process is ending.
     void abandon() noexcept;

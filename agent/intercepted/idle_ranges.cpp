@@ -23,7 +23,7 @@ bool is_idle(Pools& all, ProgramMemory& memory, const Range& range, std::uint64_
     for (auto at = first; at != all.blocks.end() && at->second.range == &range; ++at)
         if (at->second.is_held || at->second.last_use.free_call > free_calls) return false;
     for (auto at = first; at != all.blocks.end() && at->second.range == &range; ++at)
-        if (!settle(memory, at->second.last_use)) return false;
+        if (!note_if_done(memory, at->second.last_use)) return false;
     return true;
 }
 
@@ -65,7 +65,7 @@ void give_back_idle(Pools& all, ProgramMemory& memory, bool is_synchronized,
 
 void finish_pending_frees(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
     std::erase_if(all.pending_frees, [&](PendingFree& block) {
-        if (!settle(memory, block.last_use)) return false;
+        if (!note_if_done(memory, block.last_use)) return false;
         give_range(memory, block.address);
         return true;
     });

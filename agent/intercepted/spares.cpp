@@ -49,7 +49,7 @@ Blocks::iterator find_fit(Pools& all, ProgramMemory& memory, Pool& pool, const B
             const bool is_waited = pool.reuses_unwaited || spare.last_use.free_call <= all.synchronized_to;
             if (!may_ask || !is_waited || !spare.last_use.done || questions == k_max_questions) continue;
             ++questions;
-            if (!settle(memory, spare.last_use)) continue;
+            if (!note_if_done(memory, spare.last_use)) continue;
         }
         // What backs it stays as its first owner had it, also when that must stay. In part asleep a checked
         // gate lets allocations pass: they must not be given what sleeps.
@@ -129,7 +129,7 @@ void join_done(Pools& all, ProgramMemory& memory, Pool& pool) GPU_SLEEP_REQUIRES
     for (const auto address : spares) {
         const auto right = all.blocks.find(address);
         auto& block = right->second;
-        if (!block.is_held) static_cast<void>(settle(memory, block.last_use));
+        if (!block.is_held) static_cast<void>(note_if_done(memory, block.last_use));
         const bool are_neighbours = left != all.blocks.end() && std::next(left) == right;
         if (are_neighbours && may_join(left->second, block))
             join(all, left, right);
@@ -145,7 +145,7 @@ Bytes block_size(Bytes bytes) noexcept {
     return round_up(bytes, k_least);
 }
 
-bool settle(ProgramMemory& memory, LastUse& last_use) {
+bool note_if_done(ProgramMemory& memory, LastUse& last_use) {
     if (last_use.done && memory.api().cuEventQuery(last_use.done) != CUDA_SUCCESS) return false;
     give_event(last_use);
     return true;

@@ -129,15 +129,15 @@ void Agent::handle_fork_in_child() noexcept {
 }
 
 Result<void> Agent::start() {
-    if (memory_.is_open()) return {};
+    if (memory_.is_started()) return {};
     // Before the mutex: both take the loader's lock, which a thread in a library's constructor has, that may
     // come here too.
     auto api = driver::Api::load();
     if (!api) return std::move(api).error();
     GPU_SLEEP_TRY(driver::initialise(*api));
     const MutexLock lock(start_mutex_);
-    if (memory_.is_open()) return {};
-    memory_.prepare(*api, [this](Milliseconds delay) { server_.tidy_within(delay); });
+    if (memory_.is_started()) return {};
+    memory_.set_up(*api, [this](Milliseconds delay) { server_.tidy_within(delay); });
     pid_ = ::getpid();
     GPU_SLEEP_TRY(server_.start());
     gate::Gate::instance().set_waker([this] { wake_on_touch(); });
@@ -149,15 +149,15 @@ Result<void> Agent::start() {
         });
         come_first_at_exit();
     });
-    memory_.open();
+    memory_.start();
     return {};
 }
 
 Result<void> Agent::await_start() {
-    if (memory_.is_open()) return {};
+    if (memory_.is_started()) return {};
     // The socket is there a moment before all is ready.
     const MutexLock lock(start_mutex_);
-    if (memory_.is_open()) return {};
+    if (memory_.is_started()) return {};
     return make_error(ErrorCode::refused,
                       "the agent could not be started; the program's next call tries again");
 }

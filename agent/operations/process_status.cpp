@@ -40,7 +40,7 @@ Report ProcessStatus::report() {
             Report now;
             complete(locked, now);
             // What nothing needs any more, too, until it is given back: a moment later.
-            if (memory_.is_open()) now.host_bytes += retired_.host_bytes(locked);
+            if (memory_.is_started()) now.host_bytes += retired_.host_bytes(locked);
             now.notes = std::move(notes);
             return now;
         },

@@ -82,10 +82,11 @@ Result<void> SleepOperation::pass_without_moving() {
     return sleep::pass_point_of_no_return({progress_}); // nothing was prepared that could be late
 }
 
-void SleepOperation::follow() {
+void SleepOperation::apply_to_sleepers() {
     const auto& request = spilled_ ? *spilled_ : request_;
     parts_.memory.with_lock([&](LockedMemory& locked) {
-        if (!request.dry_run) report_.changed |= locked.follow(request, asleep_before_ > 0, is_own_);
+        if (!request.dry_run)
+            report_.changed |= locked.adopt_touch_rule(request, asleep_before_ > 0, is_own_);
         // What slept, sleeps: no shortage makes a failure of that. It may wait for a disk, as transactions
         // do.
         ignoring_errors([&] {
@@ -109,7 +110,7 @@ Result<Report> SleepOperation::run() {
     auto done = move_contents();
     const bool has_slept = report_.changed;
     if (done) done = pass_without_moving();
-    if (done) follow();
+    if (done) apply_to_sleepers();
     // After a failure too: what could not be mapped again sleeps.
     if (!done || report_.changed) parts_.come_first_at_exit();
     settler.settle();

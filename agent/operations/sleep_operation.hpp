@@ -45,7 +45,7 @@ private:
     /// Where nothing is moved, this is the point of no return.
     [[nodiscard]] Result<void> pass_without_moving();
     /// Does what the request says of all that sleeps, whichever request put it to sleep.
-    void follow();
+    void apply_to_sleepers();
 
     Parts& parts_;
     const model::SleepRequest& request_;

@@ -47,7 +47,7 @@ Result<sleep::Woken> WakeOperation::attempt() {
 void WakeOperation::run_callbacks(sleep::Woken& woken) {
     if (!report_.changed) return;
     const auto called = Clock::now();
-    if (intercepts()) parts_.memory.let_take();
+    if (intercepts()) parts_.memory.let_allocate();
     *event_ = {0, std::move(woken.tags), std::move(woken.dropped_tags)};
     ignoring_errors([&] { jobs_ = parts_.callbacks.draft_after_wake(); }); // as they are by now
     report_.notes = parts_.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);

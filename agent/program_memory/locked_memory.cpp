@@ -91,11 +91,11 @@ void LockedMemory::adjust_asleep(const model::SleepRequest& request, model::Repo
     engine().adjust_asleep(request, report);
 }
 
-bool LockedMemory::follow(const model::SleepRequest& request, bool adds_to_sleep, bool is_own) {
+bool LockedMemory::adopt_touch_rule(const model::SleepRequest& request, bool adds_to_sleep, bool is_own) {
     memory_.mutex_.assert_held();
     if (ledger().state() == model::State::awake) return false;
     auto& now = memory_.rule_;
-    const auto rule = agent::follow(now, memory_.default_rule_, request, adds_to_sleep);
+    const auto rule = touch_rule_after(now, memory_.default_rule_, request, adds_to_sleep);
     const auto mode = gate_mode(now, ledger());
     if (is_own) ledger().note_own_sleep(request.tags);
     const bool is_new =
@@ -115,7 +115,7 @@ void LockedMemory::describe(model::Report& report) const {
     // Awake, the rule of the last sleep is over.
     const auto& rule = report.state == model::State::awake ? memory_.default_rule_ : memory_.rule_;
     report.on_touch = rule.on_touch;
-    if (memory_.is_open())
+    if (memory_.is_started())
         for (const auto store : model::k_stores) model::held_in(report, store) = contents().held(store);
     // Asking walks all blocks of the range, with the mutex held.
     const bool has_files = report.file_bytes != 0;

@@ -48,7 +48,7 @@ public:
     driver::PhysicalMemory::Handle remove_mapping(driver::DeviceAddress address);
     void set_mapping_access(driver::DeviceAddress address, driver::DeviceMask access) noexcept;
 
-    // Operations: see sleep::Engine, plan_sleep() and agent::follow(). Only after ProgramMemory::open().
+    // Operations: see sleep::Engine, plan_sleep() and X.
     [[nodiscard]] Result<sleep::SleepPlan> plan_sleep(const model::SleepRequest& request);
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const sleep::Control& control,
                                      model::Report& report);
@@ -58,7 +58,7 @@ public:
     void adjust_asleep(const model::SleepRequest& request, model::Report& report);
     /// Does what `request` says of touches of all that sleeps, whichever request put it to sleep; nothing
     /// where all is awake. `is_own`: the program made it. Returns whether that changed how touches are met.
-    [[nodiscard]] bool follow(const model::SleepRequest& request, bool adds_to_sleep, bool is_own);
+    [[nodiscard]] bool adopt_touch_rule(const model::SleepRequest& request, bool adds_to_sleep, bool is_own);
 
     // Reports.
     [[nodiscard]] model::State state() const noexcept;

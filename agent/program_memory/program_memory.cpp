@@ -27,14 +27,14 @@ ProgramMemory* ProgramMemory::in_use() noexcept {
     return g_in_use.load(std::memory_order_acquire);
 }
 
-void ProgramMemory::prepare(const driver::Api& api, std::function<void(Milliseconds)> tidy_within) {
+void ProgramMemory::set_up(const driver::Api& api, std::function<void(Milliseconds)> tidy_within) {
     const MutexLock lock(mutex_);
     if (!storage_) storage_ = std::make_unique<Running>(api, ledger_);
     tidy_within_ = std::move(tidy_within);
     storage_->engine.contents().when_wasted([this] { tidy_within_(Milliseconds(0)); });
 }
 
-void ProgramMemory::open() noexcept {
+void ProgramMemory::start() noexcept {
     running_.store(storage_.get(), std::memory_order_release);
     g_in_use.store(this, std::memory_order_release);
     if (is_ending_) end(); // it began meanwhile
@@ -50,7 +50,7 @@ void ProgramMemory::end_with_process() noexcept {
 }
 
 void ProgramMemory::remove_files() noexcept {
-    if (!is_open()) return;
+    if (!is_started()) return;
     constexpr int k_looks = 50;
     constexpr Milliseconds k_pause{2};
     for (int i = 0; i < k_looks; ++i) {
@@ -86,7 +86,7 @@ Result<driver::DeviceAddress> ProgramMemory::allocate(int device, ledger::TagId 
 }
 
 Result<void> ProgramMemory::free(driver::DeviceAddress address) {
-    if (!is_open()) return not_owned(address);
+    if (!is_started()) return not_owned(address);
     const MutexLock lock(mutex_);
     const auto* backing = ledger_.find(address);
     const auto span = backing && backing->is_asleep() ? gate::Named::Span{backing->address, backing->end()}
@@ -101,7 +101,7 @@ Result<void> ProgramMemory::free(driver::DeviceAddress address) {
 }
 
 Result<bool> ProgramMemory::allow_access(driver::DeviceAddress address, int device) {
-    if (!is_open()) return not_owned(address);
+    if (!is_started()) return not_owned(address);
     const MutexLock lock(mutex_);
     const auto place = storage_->heap.locate(address);
     if (!place) return place.error();
@@ -137,7 +137,7 @@ void ProgramMemory::set_separable(std::string_view tag, bool is_separable) {
 }
 
 Result<void> ProgramMemory::preserve(driver::DeviceAddress address, Bytes bytes) {
-    if (!is_open()) return not_owned(address);
+    if (!is_started()) return not_owned(address);
     const MutexLock lock(mutex_);
     auto place = storage_->heap.locate(address);
     if (!place) return std::move(place).error();
@@ -229,10 +229,10 @@ bool ProgramMemory::settle_gate() noexcept {
     return sleeps;
 }
 
-void ProgramMemory::let_take() noexcept {
+void ProgramMemory::let_allocate() noexcept {
     const MutexLock lock(mutex_);
     bool sleeps = false;
-    gate::Gate::instance().let_take(rule_for_what_sleeps(sleeps));
+    gate::Gate::instance().let_allocate(rule_for_what_sleeps(sleeps));
 }
 
 Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t id, const char* reason) {

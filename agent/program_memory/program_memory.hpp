@@ -42,10 +42,10 @@ public:
 
     /// CUDA can be used. `tidy_within` is called from now on when there is something to tidy up: with the
     /// mutex held, by whoever frees memory. It must neither take memory nor wait. One caller at a time.
-    void prepare(const driver::Api& api, std::function<void(Milliseconds)> tidy_within);
-    /// After prepare(): all else can be used from here on. Thread-safe.
-    void open() noexcept;
-    [[nodiscard]] bool is_open() const noexcept { return running_.load() != nullptr; }
+    void set_up(const driver::Api& api, std::function<void(Milliseconds)> tidy_within);
+    /// After set_up(): all else can be used from here on. Thread-safe.
+    void start() noexcept;
+    [[nodiscard]] bool is_started() const noexcept { return running_.load() != nullptr; }
     /// The process is ending, or this is a child of fork(): in_use() is null from here on.
     static void end() noexcept;
     /// The process is ending: the agent calls the driver no more.
@@ -58,9 +58,9 @@ public:
     /// transaction is under way, for which it waits for a bounded time.
     void remove_files() noexcept;
 
-    /// Once it is open.
+    /// Once it is started.
     [[nodiscard]] const driver::Api& api() const noexcept { return running_.load()->api; }
-    /// Has the operations thread tidy up, though nobody asks it for anything. Once it is open.
+    /// Has the operations thread tidy up, though nobody asks it for anything. Once it is started.
     void tidy_within(Milliseconds delay) const { tidy_within_(delay); }
 
     /// The number of a tag, which is made where it is new.
@@ -98,7 +98,7 @@ public:
     /// whether something sleeps.
     bool settle_gate() noexcept;
     /// The same while after-wake callbacks run.
-    void let_take() noexcept;
+    void let_allocate() noexcept;
 
     /// Lets other processes ask for the range of `address`, where allocation `id` begins: it stays on the GPU
     /// from now on, for `reason`. Errors: not_owned; refused (it sleeps); those of driver::export_memory().

@@ -8,8 +8,8 @@ namespace gpu_sleep::agent {
 
 using model::GateMode;
 
-TouchRule follow(const TouchRule& now, const TouchRule& environment, const model::SleepRequest& request,
-                 bool adds_to_sleep) {
+TouchRule touch_rule_after(const TouchRule& now, const TouchRule& environment,
+                           const model::SleepRequest& request, bool adds_to_sleep) {
     auto rule = adds_to_sleep ? now : environment;
     if (request.on_touch) rule.on_touch = *request.on_touch;
     if (request.touch_limit) rule.limit = request.touch_limit;

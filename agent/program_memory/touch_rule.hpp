@@ -24,8 +24,8 @@ struct TouchRule {
 
 /// The rule after `request` was carried out. Fields that it leaves unset keep the value of `now` if something
 /// slept already, for threads may wait under that, and else have that of `environment`.
-[[nodiscard]] TouchRule follow(const TouchRule& now, const TouchRule& environment,
-                               const model::SleepRequest& request, bool adds_to_sleep);
+[[nodiscard]] TouchRule touch_rule_after(const TouchRule& now, const TouchRule& environment,
+                                         const model::SleepRequest& request, bool adds_to_sleep);
 
 /// Which work the gate lets pass while memory of `ledger` sleeps. An operator is heard first. Else other work
 /// passes where the program has parted all that sleeps from the rest, by putting it to sleep itself or by

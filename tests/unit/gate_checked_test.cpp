@@ -67,7 +67,7 @@ TEST_CASE("Gate: draining in part asleep, it lets nothing through that may touch
 TEST_CASE("Gate: with memory back and callbacks under way, what takes memory passes", "[gate]") {
     const OpenGate open;
     fall_asleep(rule(OnTouch::fail));
-    the_gate().let_take(rule(OnTouch::fail));
+    the_gate().let_allocate(rule(OnTouch::fail));
     CHECK(passes(Touch::takes));
     Toucher submits, captures(Touch::captures);
     REQUIRE(waits(2));
@@ -82,7 +82,7 @@ TEST_CASE("Gate: while callbacks run, what takes memory is held where it names w
     auto part = rule(OnTouch::fail);
     part.sleeping = {{1'000, 2'000}};
     fall_asleep(part);
-    the_gate().let_take(part);
+    the_gate().let_allocate(part);
     const Names awake({{2'000, 3'000}});
     CHECK(passes(Touch::takes, &awake));
     CHECK(passes(Touch::takes));

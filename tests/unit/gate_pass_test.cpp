@@ -69,7 +69,7 @@ TEST_CASE("Gate: who holds a pass is refused what sleeps, and waits for nothing"
     check_all(false);
     auto less = part;
     less.sleeping.pop_back();
-    the_gate().let_take(less);
+    the_gate().let_allocate(less);
     check_all(true);
     the_gate().keep_shut(std::move(less));
     check_all(true);
@@ -82,7 +82,7 @@ TEST_CASE("Gate: what was freed asleep may be touched again while callbacks run"
     auto part = rule(OnTouch::wait);
     part.sleeping = {{1'000, 2'000}};
     fall_asleep(part);
-    the_gate().let_take(std::move(part));
+    the_gate().let_allocate(std::move(part));
     const Names names({{1'000, 1'001}});
     const Pass pass;
     CHECK_FALSE(passes(Touch::submits, &names));

@@ -114,16 +114,16 @@ TEST_CASE("Touch rule: a sleep is heard until all is awake, and then the environ
     const TouchRule now{OnTouch::fail, Milliseconds(7), GateMode::checked, true};
     model::SleepRequest request;
     request.tags = {"weights"};
-    CHECK(agent::follow(now, environment, request, false) == environment);
-    CHECK(agent::follow(now, environment, request, true) ==
+    CHECK(agent::touch_rule_after(now, environment, request, false) == environment);
+    CHECK(agent::touch_rule_after(now, environment, request, true) ==
           TouchRule{OnTouch::fail, Milliseconds(7), GateMode::checked, false});
     request.on_touch = OnTouch::wait;
     request.touch_limit = Milliseconds(9);
     request.gate = GateMode::shut;
     const TouchRule asked{OnTouch::wait, Milliseconds(9), GateMode::shut, false};
-    CHECK(agent::follow(now, environment, request, true) == asked);
-    CHECK(agent::follow(now, TouchRule(), request, false) == asked);
+    CHECK(agent::touch_rule_after(now, environment, request, true) == asked);
+    CHECK(agent::touch_rule_after(now, TouchRule(), request, false) == asked);
     request = {};
-    CHECK(agent::follow(now, TouchRule(), request, false) ==
+    CHECK(agent::touch_rule_after(now, TouchRule(), request, false) ==
           TouchRule{OnTouch::wait, std::nullopt, std::nullopt, true});
 }
