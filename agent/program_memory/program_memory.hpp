@@ -53,7 +53,7 @@ public:
     [[nodiscard]] bool is_ending() const noexcept { return is_ending_; }
     /// Whether the agent may call the driver of its own accord now: CUDA is in use, and the process is not
     /// ending. Whatever else is to keep it from the driver for a while belongs here.
-    [[nodiscard]] bool may_call_driver() const noexcept { return is_open() && !is_ending_; }
+    [[nodiscard]] bool may_call_driver() const noexcept { return is_started() && !is_ending_; }
     /// Removes the files of kept contents, but for those to be kept: the process is ending. Not while a
     /// transaction is under way, for which it waits for a bounded time.
     void remove_files() noexcept;
