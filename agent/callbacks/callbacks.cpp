@@ -139,7 +139,7 @@ void Callbacks::call_off(Jobs owed, Clock::time_point deadline) noexcept {
     if (const auto started = start_thread(); !started) {
         owed_.clear(); // nobody ever would
         lock.unlock();
-        return log::warning("callbacks were not told that the sleep did not come: {}",
+        return log::warning("callbacks could not be told that the sleep was called off: {}",
                             started.error().message);
     }
     changed_.notify_all();

@@ -20,9 +20,9 @@ inline std::string_view setting(const char* name) noexcept {
     return value ? value : "";
 }
 
-/// Says that the setting is not followed, for its value is not one of those `allowed`. Called once for each.
+/// Says that the setting is ignored, because its value is not one of those `allowed`. Called once for each.
 inline void refuse_setting(const char* name, std::string_view allowed) noexcept {
-    log::error("{} is not followed: '{}' is not {}", name, setting(name), allowed);
+    log::error("{} is ignored: '{}' is not {}", name, setting(name), allowed);
 }
 
 /// What `parse` makes of a setting. Nothing when it is not set, or refused.

@@ -288,7 +288,7 @@ bool Gate::hold(Waiter& waiter) {
             waiter.said = true;
             mutex_.unlock(); // nobody waits for standard error
             ignoring_errors([&] {
-                log::warning("{} waits, for memory of this process sleeps; wake it with: gpu-wake {}",
+                log::warning("{} waits because memory of this process is asleep; wake it with: gpu-wake {}",
                              waiter.entry_point, ::getpid());
             });
             mutex_.lock();

@@ -37,7 +37,8 @@ bool grant(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUdevic
         const auto allowed = memory.allow_access(address, device);
         is_new |= allowed && *allowed;
         if (!allowed && allowed.error().code != ErrorCode::not_owned) // it may have been freed
-            log::warning("GPU {} cannot be let at {:#x}: {}", device, address, allowed.error().message);
+            log::warning("GPU {} cannot be given access to {:#x}: {}", device, address,
+                         allowed.error().message);
     }
     return is_new;
 }

@@ -44,7 +44,7 @@ Settings read_settings() {
         if (rules)
             settings.rules = *std::move(rules);
         else
-            log::error("{} is not followed: {}", model::environment::k_rules, rules.error().message);
+            log::error("{} is ignored: {}", model::environment::k_rules, rules.error().message);
     }
     return settings;
 }

@@ -25,7 +25,7 @@ std::atomic<Clock::rep> g_next_start{0};
 void start() noexcept {
     const auto started = guarded([] { return Agent::instance().start(); });
     if (started) {
-        if (g_next_start.exchange(0) != 0) log::warning("from here on the process can be put to sleep");
+        if (g_next_start.exchange(0) != 0) log::warning("the process can be put to sleep now");
         return;
     }
     const auto next = (Clock::now() + k_start_again).time_since_epoch().count();

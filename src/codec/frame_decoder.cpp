@@ -149,7 +149,7 @@ Result<FrameDecoder> FrameDecoder::open(std::span<const std::byte> frame) {
 
 Result<void> FrameDecoder::decode_block(std::size_t index, std::span<std::byte> out) const {
     if (index >= blocks_.size() || out.size() != content_of_block(content_bytes_, index))
-        return make_error(ErrorCode::internal, "a block is decoded to where it does not fit");
+        return make_error(ErrorCode::internal, "the output for a decoded block has the wrong size");
     const auto& entry = blocks_[index];
     const auto* from = frame_.data() + entry.offset();
     switch (entry.kind()) {
@@ -163,7 +163,7 @@ Result<void> FrameDecoder::decode_block(std::size_t index, std::span<std::byte> 
 
 Result<void> FrameDecoder::decode(std::span<std::byte> out) const {
     if (out.size() != content_bytes_)
-        return make_error(ErrorCode::internal, "a frame is decoded to where it does not fit");
+        return make_error(ErrorCode::internal, "the output for a decoded frame has the wrong size");
     const auto contents = [&](std::size_t i) {
         return out.subspan(i * static_cast<std::size_t>(k_block_bytes), content_of_block(content_bytes_, i));
     };

@@ -23,7 +23,7 @@ namespace {
 constexpr Milliseconds k_create_patience{50};
 
 Error no_place(Bytes bytes) {
-    return make_error(ErrorCode::internal, "no place for {} where it was thought to be", format_bytes(bytes));
+    return make_error(ErrorCode::internal, "no room for {} where there should be some", format_bytes(bytes));
 }
 
 } // namespace

@@ -17,7 +17,7 @@ Result<std::vector<std::byte>> encode_what_fits(const Reply& reply) {
     while (!bytes && !cut.tags.empty()) {
         cut.tags.resize(cut.tags.size() / 2);
         cut.notes.resize(notes);
-        cut.notes.push_back(fmt::format("only {} of {} rows of tags are told: there are too many",
+        cut.notes.push_back(fmt::format("only {} of {} rows of tags are listed: there are too many",
                                         cut.tags.size(), whole->tags.size()));
         bytes = encode(Reply(cut));
     }

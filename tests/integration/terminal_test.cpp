@@ -129,7 +129,7 @@ TEST_CASE("Terminal: what the environment says of the agent cannot steer it", "[
     host.tell("alloc weights 4096 0");
     const auto said = host.process().errors();
     for (const auto* const name : {"NAME", "ON_TOUCH", "TOUCH_LIMIT", "GATE", "LOG"})
-        CHECK_THAT(said, mentions(fmt::format("GPU_SLEEP_{} is not followed", name)));
+        CHECK_THAT(said, mentions(fmt::format("GPU_SLEEP_{} is ignored", name)));
     CHECK(is_safe(said));
     CHECK_THAT(said, !mentions("\ngpu-sleep: all is well"));
     check_safe(host.command("gpu-ps"), false);

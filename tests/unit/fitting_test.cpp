@@ -34,7 +34,7 @@ TEST_CASE("Fitting: a report of more tags than a message holds is cut, and says 
     CHECK(told.tags.size() > 1000);
     REQUIRE(told.notes.size() == 2);
     CHECK(told.notes[1] ==
-          fmt::format("only {} of 20000 rows of tags are told: there are too many", told.tags.size()));
+          fmt::format("only {} of 20000 rows of tags are listed: there are too many", told.tags.size()));
 
     report.tags.resize(10);
     CHECK(*protocol::encode_what_fits(protocol::Reply(report)) == *protocol::encode(protocol::Reply(report)));
