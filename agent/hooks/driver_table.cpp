@@ -150,7 +150,7 @@ void* find_real(Entry entry) noexcept {
     return address ? address : reinterpret_cast<void*>(&answer_for_missing);
 }
 
-void* stand_in_for(void* address, const char* name) noexcept {
+void* stand_in_for(void* address, const char* name, int version) noexcept {
     const auto* known = intercepts() ? table() : nullptr;
     if (!known) return address;
     const auto* const end = known->rows.data() + known->count;
@@ -158,7 +158,12 @@ void* stand_in_for(void* address, const char* name) noexcept {
     if (row != end && row->real == address) return row->stand_in;
     const bool is_unknown = is_entry_point(name) && !is_harmless(name) && known->count != 0 &&
                             are_together(known->rows.front().real, address);
-    return is_unknown ? agent::intercepted::stand_in_for_unknown(address, name) : address;
+    if (!is_unknown) return address;
+    // For this name alone the look-up has a function that no symbol leads to.
+    constexpr int k_with_flags_since = 12'000;
+    if (version >= k_with_flags_since && std::string_view(name) == "cuGraphInstantiate")
+        return k_stand_ins[static_cast<std::size_t>(Entry::cuGraphInstantiateWithFlags)]();
+    return agent::intercepted::stand_in_for_unknown(address, name);
 }
 
 } // namespace gpu_sleep::hooks

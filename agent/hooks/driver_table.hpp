@@ -81,8 +81,8 @@ inline constexpr const char* k_name = k_symbols[static_cast<std::size_t>(entry)]
 [[nodiscard]] bool is_ours(const void* address) noexcept;
 
 /// What stands in for the function of libcuda at `address`, for which the program asked as `name`; `address`
-/// itself when nothing does.
-[[nodiscard]] void* stand_in_for(void* address, const char* name) noexcept;
+/// itself when nothing does. `version` is that of cuGetProcAddress; 0 for a symbol.
+[[nodiscard]] void* stand_in_for(void* address, const char* name, int version = 0) noexcept;
 
 using agent::check_interception_setting;
 using agent::intercepts;

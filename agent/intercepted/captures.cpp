@@ -141,8 +141,8 @@ std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept {
 
 void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUresult status) noexcept {
     ignoring_errors([&] {
-        // A broken capture is over too, but not one that was to be ended in the wrong way.
-        if (status == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) return;
+        // A broken capture is over too, and one that the wrong thread was to end, but not one that the wrong
+        // stream was.
         if (const auto with = memory(); with && status != CUDA_SUCCESS) {
             auto state = CU_STREAM_CAPTURE_STATUS_NONE;
             auto* const handle = !stream && per_thread ? CU_STREAM_PER_THREAD : stream;
