@@ -37,8 +37,8 @@ struct Green {
 struct OwnContexts {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::map<CUcontext, int> contexts GPU_SLEEP_GUARDED_BY(mutex); ///< and their devices
-    std::map<CUdevice, unsigned>
-        primaries GPU_SLEEP_GUARDED_BY(mutex); ///< how often the program holds each, by green ones too
+    /// How often the program holds each, by green ones too. A reset changes nothing of that.
+    std::map<CUdevice, unsigned> primaries GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUgreenCtx, Green> greens GPU_SLEEP_GUARDED_BY(mutex);
     static OwnContexts& instance() {
         static Immortal<OwnContexts> s_own;
@@ -338,11 +338,6 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
         if (!primary.context) return reset();
         return end_with(*with, primary.context, true, reset, [] { return true; });
     }();
-    ignoring_errors([&] {
-        auto& own = OwnContexts::instance();
-        const MutexLock lock(own.mutex);
-        if (status == CUDA_SUCCESS) own.primaries.erase(device);
-    });
     free_waiting();
     return status;
 }

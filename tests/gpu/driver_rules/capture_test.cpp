@@ -252,7 +252,7 @@ TEST_CASE("Driver: streams join a capture by events, and must come back", "[driv
     REQUIRE(cuEventRecord(fork, origin) == CUDA_SUCCESS);
     REQUIRE(cuStreamWaitEvent(branch, fork, 0) == CUDA_SUCCESS);
     REQUIRE(cuMemsetD8Async(range.address, 1, 16, branch) == CUDA_SUCCESS);
-    CHECK(cuEventSynchronize(fork) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    CHECK(cuEventSynchronize(fork) == CUDA_ERROR_CAPTURED_EVENT);
     CHECK(end(origin) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 
     REQUIRE(cuStreamBeginCapture(origin, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
@@ -280,7 +280,7 @@ TEST_CASE("Driver: streams join a capture by events, and must come back", "[driv
     CHECK(cuStreamSynchronize(branch) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: a capture belongs to its thread and stands alone", "[driver_rules]") {
+TEST_CASE("Driver: a capture is over when another thread tries to end it", "[driver_rules]") {
     const Session session;
     const auto stream = make_stream();
     const auto outside = make_stream();
@@ -291,6 +291,20 @@ TEST_CASE("Driver: a capture belongs to its thread and stands alone", "[driver_r
     const auto elsewhere =
         on_another_thread(session.context, CU_STREAM_CAPTURE_MODE_GLOBAL, [&] { return end(stream); });
     CHECK(elsewhere == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+    CHECK(cuStreamWaitEvent(stream, event, 0) == CUDA_SUCCESS); // nothing is captured any more
+    CHECK(end(stream) == CUDA_ERROR_ILLEGAL_STATE);
+    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    if (const auto* sim = simulated()) CHECK(sim->live_objects().graphs == 0);
+}
+
+TEST_CASE("Driver: a capture does not wait for work outside of it", "[driver_rules]") {
+    const Session session;
+    const auto stream = make_stream();
+    const auto outside = make_stream();
+    CUevent event = nullptr;
+    REQUIRE(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+    REQUIRE(cuEventRecord(event, outside) == CUDA_SUCCESS);
+    REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) == CUDA_SUCCESS);
     CHECK(cuStreamWaitEvent(stream, event, 0) == CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
     CHECK(end(stream) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     if (const auto* sim = simulated()) CHECK(sim->live_objects().graphs == 0);

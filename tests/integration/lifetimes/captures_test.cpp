@@ -38,7 +38,7 @@ TEST_CASE("Lifetimes: a capture ends with the thread whose stream it is", "[life
     CHECK(held() == 0);
 }
 
-TEST_CASE("Lifetimes: a capture goes on when the wrong thread ends it", "[lifetimes]") {
+TEST_CASE("Lifetimes: a capture is over when the wrong thread is to end it", "[lifetimes]") {
     Devices devices;
     const auto stream = make_stream();
     const auto address = allocate();
@@ -47,15 +47,39 @@ TEST_CASE("Lifetimes: a capture goes on when the wrong thread ends it", "[lifeti
     CUgraph graph = nullptr;
     std::thread([&] {
         cuCtxSetCurrent(devices.contexts[0]);
-        CHECK(cuStreamEndCapture(stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+        auto mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        CHECK(cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS);
         CHECK(cuMemFree(address) == CUDA_SUCCESS);
+        CHECK(held() == k_bytes); // it waits
+        CHECK(cuStreamEndCapture(stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     }).join();
-    CHECK(held() == k_bytes);
-    CHECK(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
     CHECK(held() == 0);
-    CHECK(sim_fault_counts().broken_captures == 0);
-    CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
+    CHECK(cuStreamEndCapture(stream, &graph) == CUDA_ERROR_ILLEGAL_STATE);
+    const auto again = allocate();
+    CHECK(cuMemFree(again) == CUDA_SUCCESS);
+    CHECK(held() == 0);
     CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Lifetimes: a capture goes on when the wrong stream is to end it", "[lifetimes]") {
+    Devices devices;
+    const auto origin = make_stream();
+    const auto branch = make_stream();
+    CUevent fork = nullptr;
+    REQUIRE(cuEventCreate(&fork, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+    const auto address = allocate();
+    CUgraph graph = nullptr;
+    REQUIRE(cuStreamBeginCapture(origin, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+    REQUIRE(cuEventRecord(fork, origin) == CUDA_SUCCESS);
+    REQUIRE(cuStreamWaitEvent(branch, fork, 0) == CUDA_SUCCESS);
+    CHECK(cuStreamEndCapture(branch, &graph) == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+    CHECK(cuMemFree(address) == CUDA_SUCCESS);
+    CHECK(held() == k_bytes);
+    CHECK(cuStreamEndCapture(origin, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    CHECK(held() == 0);
+    CHECK(cuEventDestroy(fork) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(origin) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(branch) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Lifetimes: a capture begins while a free waits for the device, and is not broken", "[lifetimes]") {

@@ -186,6 +186,23 @@ TEST_CASE("Lifetimes: a device that is reset has nothing left, and works again",
     REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
     CHECK(used(default_pool(0)) == 0);
     for (int i = 0; i < 2; ++i) CHECK(cuMemFreeAsync(allocate_async(nullptr), nullptr) == CUDA_SUCCESS);
+    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS); // of before, which the reset did not do
+}
+
+TEST_CASE("Lifetimes: who held a device before its reset holds what is made after it", "[lifetimes]") {
+    Devices devices;
+    allocate();
+    CHECK(cuDevicePrimaryCtxReset(0) == CUDA_SUCCESS);
+    REQUIRE(cuDevicePrimaryCtxRetain(&devices.contexts[0], 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    const auto address = allocate();
+    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
+    CHECK(held() == k_bytes);
+    CHECK(launch(kernel("sim_fill"), nullptr, address, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
+    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_ERROR_INVALID_CONTEXT);
+    REQUIRE(cuDevicePrimaryCtxRetain(&devices.contexts[0], 0) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Lifetimes: memory freed in another device's stream is freed without waiting", "[lifetimes]") {

@@ -8,6 +8,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <iterator>
+
 namespace gpu_sleep::sim {
 namespace {
 
@@ -137,35 +140,40 @@ void AddressSpace::remove(std::uint64_t begin) {
 }
 
 std::optional<std::pair<AddressSpace::Mappings::iterator, AddressSpace::Mappings::iterator>>
-AddressSpace::exact_span(std::uint64_t begin, std::uint64_t bytes) {
-    const auto first = mappings_.find(begin);
-    auto last = first;
-    auto reached = begin;
-    while (last != mappings_.end() && last->first == reached && reached - begin < bytes) {
-        reached = last->second.end();
-        ++last;
-    }
-    if (bytes == 0 || reached - begin != bytes) return std::nullopt;
+AddressSpace::whole_mappings(std::uint64_t begin, std::uint64_t bytes) {
+    const auto first = mappings_.lower_bound(begin);
+    const auto last = mappings_.lower_bound(begin + bytes);
+    const auto before = [&](Mappings::iterator it) { return std::prev(it)->second.end(); };
+    if (first != mappings_.begin() && before(first) > begin) return std::nullopt;
+    if (first != last && before(last) > begin + bytes) return std::nullopt;
     return std::pair{first, last};
 }
 
+AddressSpace::Mappings::iterator AddressSpace::end_of_run(Mappings::iterator first, Mappings::iterator last) {
+    auto reached = first->first;
+    for (; first != last && first->first == reached; ++first) reached = first->second.end();
+    return first;
+}
+
 CUresult AddressSpace::unmap(std::uint64_t begin, std::uint64_t bytes) {
-    const auto span = exact_span(begin, bytes);
-    if (!span) return CUDA_ERROR_INVALID_VALUE;
-    const bool counted = span->first->second.origin == Origin::program; // a reservation holds one origin
-    bool shown = false;
-    std::uint64_t count = 0;
-    for (auto it = span->first; it != span->second; ++it, ++count)
-        shown |= it->second.protection != PROT_NONE;
-    if (shown &&
-        ::mmap(to_pointer(begin), bytes, PROT_NONE, k_reserve_flags | MAP_FIXED, -1, 0) == MAP_FAILED)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (counted) {
-        totals_.mappings -= count;
-        totals_.mapped_bytes -= bytes;
+    const auto span = whole_mappings(begin, bytes);
+    if (!span || bytes == 0 || !is_reserved(begin) || !is_reserved(begin + bytes - 1))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (auto first = span->first; first != span->second;) {
+        const auto next = end_of_run(first, span->second);
+        const auto from = first->first;
+        const auto length = std::prev(next)->second.end() - from;
+        const auto is_shown = [](const auto& m) { return m.second.protection != PROT_NONE; };
+        if (std::any_of(first, next, is_shown) &&
+            ::mmap(to_pointer(from), length, PROT_NONE, k_reserve_flags | MAP_FIXED, -1, 0) == MAP_FAILED)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        if (first->second.origin == Origin::program) { // a reservation holds one origin
+            totals_.mappings -= static_cast<std::uint64_t>(std::distance(first, next));
+            totals_.mapped_bytes -= length;
+        }
+        first = mappings_.erase(first, next);
     }
     ++generation_;
-    mappings_.erase(span->first, span->second);
     return CUDA_SUCCESS;
 }
 
@@ -192,8 +200,8 @@ CUresult AddressSpace::show(Mappings::iterator first, Mappings::iterator last, i
 
 CUresult AddressSpace::set_access(std::uint64_t begin, std::uint64_t bytes, std::uint32_t devices,
                                   CUmemAccess_flags flags) {
-    const auto span = exact_span(begin, bytes);
-    if (!span) return CUDA_ERROR_INVALID_VALUE;
+    const auto span = whole_mappings(begin, bytes);
+    if (!span || span->first == span->second || span->first->first != begin) return CUDA_ERROR_INVALID_VALUE;
     for (auto it = span->first; it != span->second; ++it) {
         auto& mapping = it->second;
         mapping.readers =

@@ -73,10 +73,11 @@ public:
     CUresult place(std::shared_ptr<Physical> memory, Origin origin, int device, std::uint64_t& begin);
     /// Undoes place().
     void remove(std::uint64_t begin);
-    /// Unmaps all mappings of a span that they fill without holes.
+    /// Unmaps all mappings of a reserved span. It may have holes, or nothing mapped at all, but cut no
+    /// mapping.
     CUresult unmap(std::uint64_t begin, std::uint64_t bytes);
-    /// Sets what the devices in `devices` (one bit each) may do in a span that whole mappings fill without
-    /// holes.
+    /// Sets what the devices in `devices` (one bit each) may do in a span. It may have holes, but begins with
+    /// a mapping, and cuts none.
     CUresult set_access(std::uint64_t begin, std::uint64_t bytes, std::uint32_t devices,
                         CUmemAccess_flags flags);
     /// Shows the mappings of `memory` in the file where it lies now.
@@ -102,9 +103,11 @@ public:
 private:
     using Mappings = std::map<std::uint64_t, Mapping>;
 
-    /// The mappings that fill the span exactly: first, and one past the last; or nothing.
-    std::optional<std::pair<Mappings::iterator, Mappings::iterator>> exact_span(std::uint64_t begin,
-                                                                                std::uint64_t bytes);
+    /// The mappings in a span: first, and one past the last. Nothing if one lies across its border.
+    std::optional<std::pair<Mappings::iterator, Mappings::iterator>> whole_mappings(std::uint64_t begin,
+                                                                                    std::uint64_t bytes);
+    /// Where a run of neighbours without holes ends that `first` begins, before `last`.
+    static Mappings::iterator end_of_run(Mappings::iterator first, Mappings::iterator last);
     CUresult show(Mappings::iterator first, Mappings::iterator last, int protection);
 
     struct Reservation {

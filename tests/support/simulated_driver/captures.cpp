@@ -61,8 +61,8 @@ CUresult end_capture(Driver& driver, const std::shared_ptr<Capture>& capture, CU
     leave(driver, capture);
     if (status == CUDA_SUCCESS)
         *graph = capture->graph;
-    else if (!capture->extends_graph)
-        destroy_graph(driver, capture->graph);
+    else
+        destroy_graph(driver, capture->graph); // also one that was the program's before
     return status;
 }
 
@@ -77,7 +77,6 @@ CUresult begin_capture(Driver& driver, const std::shared_ptr<Stream>& stream, CU
     capture->thread = thread_id();
     capture->origin = stream.get();
     capture->context = &stream->context;
-    capture->extends_graph = graph != nullptr;
     capture->graph = graph ? graph : driver.graphs.insert(std::make_shared<Graph>());
     capture->streams[stream][stream.get()] = 0;
     stream->capture = capture;
@@ -117,12 +116,17 @@ CUresult break_capture(Stream& stream) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
+CUresult break_capture_of(const Event& event) {
+    if (const auto capture = event.capture.lock()) break_it(*capture);
+    return CUDA_ERROR_CAPTURED_EVENT;
+}
+
 void forget_captures(Driver& driver, const Context& context) {
     const auto captures = driver.captures;
     for (const auto& capture : captures) {
         if (capture->context != &context) continue;
         leave(driver, capture);
-        if (!capture->extends_graph) destroy_graph(driver, capture->graph);
+        destroy_graph(driver, capture->graph);
     }
 }
 
@@ -230,8 +234,11 @@ CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph* graph) {
         if (!graph) return CUDA_ERROR_INVALID_VALUE;
         const auto capture = stream->capture;
         if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
-        if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thread_id())
+        if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thread_id()) {
+            break_it(*capture); // and it is over
+            end_capture(c.driver, capture, graph);
             return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+        }
         if (capture->origin != stream.get()) {
             break_it(*capture);
             return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;

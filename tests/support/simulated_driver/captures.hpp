@@ -17,6 +17,9 @@ bool break_captures_of(Driver& driver, const Context& context);
 /// Breaks the capture of `stream`, which has one. Returns CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.
 CUresult break_capture(Stream& stream);
 
+/// Breaks the capture that an event was recorded in, if it goes on. Returns CUDA_ERROR_CAPTURED_EVENT.
+CUresult break_capture_of(const Event& event);
+
 /// Ends the captures of a context that is being destroyed.
 void forget_captures(Driver& driver, const Context& context);
 

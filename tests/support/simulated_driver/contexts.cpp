@@ -193,7 +193,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice device) {
             has_green |= green.context->owner == primary.active.get();
         });
         if (has_green) return CUDA_ERROR_NOT_PERMITTED;
-        primary.references = 0;
+        // Who retained it still has to release it.
         if (const auto last = std::exchange(primary.active, nullptr)) destroy_context(c, last);
         return CUDA_SUCCESS;
     });

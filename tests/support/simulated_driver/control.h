@@ -25,8 +25,8 @@
  *
  * Simpler than the real driver: managed memory lies on its device and never moves; a pool gives memory back
  * when the free is executed, where the real one waits for the next synchronisation; a graph's memory is taken
- * when it is launched and given back when it is freed, with nothing kept in between; graphs have an order and
- * no edges.
+ * when it is launched and given back when it is freed, with nothing kept in between but what a launch took that did
+ * not find all of its memory; graphs have an order and no edges.
  *
  * Not simulated: what green contexts have of a device, textures, levels of mipmapped arrays, what is no whole row of an
  * array, sparse arrays, global variables of modules,

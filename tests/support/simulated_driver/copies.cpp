@@ -63,6 +63,7 @@ CUresult copy(Call& c, Context& context, CUstream handle, Request request, Wait 
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (request.width == 0 || request.height == 0) return CUDA_SUCCESS;
     if (const auto status = resolve(c, request); status != CUDA_SUCCESS) return status;
+    if (stream->capture && wait == Wait::yes) return break_capture(*stream); // none is recorded
     const bool host = request.to.space != Space::device || request.from.space != Space::device;
     const bool into_pageable = request.to.space == Space::pageable;
     const auto work = std::make_shared<Copy>(request.to, request.from, request.width, request.height);

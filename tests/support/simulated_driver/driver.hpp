@@ -62,7 +62,7 @@ struct GreenContext {
 };
 
 struct PrimaryContext {
-    std::shared_ptr<Context> active; ///< null while nobody retains it
+    std::shared_ptr<Context> active; ///< null while nobody retains it, and from a reset to the next retain
     unsigned references = 0;
     unsigned flags = 0;
 };
@@ -120,7 +120,6 @@ struct Capture {
     const Context* context = nullptr;
     bool broken = false;
     CUgraph graph = nullptr;
-    bool extends_graph = false; ///< the graph was the program's before, and stays if the capture fails
     std::map<std::shared_ptr<Stream>, CaptureClock> streams; ///< those taking part
 };
 
@@ -182,6 +181,13 @@ struct GraphMemory {
     unsigned live = 0; ///< launches that allocated it and have not freed it
 };
 
+/// What the launch of a graph took that did not find all its memory. The next launch has it.
+struct KeptByGraphs {
+    int device = 0;
+    const Context* context = nullptr; ///< whose end gives it back
+    std::uint64_t bytes = 0;
+};
+
 /// Everything the driver knows. One lock guards it all; whoever waits or runs work lets go of it. Locks
 /// inside are taken after it: those of streams, of Faults, of DeviceBudget. Made at the first call and never
 /// destroyed.
@@ -217,6 +223,7 @@ struct Driver {
     std::map<std::uint64_t, PlainAllocation> plain;         ///< this and the next two by address
     std::map<std::uint64_t, PoolBlock> blocks;
     std::map<std::uint64_t, std::shared_ptr<GraphMemory>> graph_memory;
+    std::vector<KeptByGraphs> kept_by_graphs;
     std::uint64_t plain_bytes = 0;
     std::vector<std::shared_ptr<Capture>> captures;
     std::uint64_t next_id = 1; ///< of contexts, streams and captures

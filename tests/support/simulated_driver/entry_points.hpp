@@ -91,8 +91,8 @@ enum class Trait : std::uint8_t {
     X(cuEventDestroy, 4000, safe)                                                                            \
     X(cuEventRecord, 2000, queued)                                                                           \
     X(cuEventRecordWithFlags, 11010, queued)                                                                 \
-    X(cuEventQuery, 2000, unsafe)                                                                            \
-    X(cuEventSynchronize, 2000, unsafe)                                                                      \
+    X(cuEventQuery, 2000, safe)                                                                              \
+    X(cuEventSynchronize, 2000, safe)                                                                        \
     X(cuEventElapsedTime, 12080, safe)                                                                       \
     X(cuThreadExchangeStreamCaptureMode, 10010, safe)                                                        \
     X(cuStreamBeginCapture, 10010, safe)                                                                     \

@@ -63,7 +63,7 @@ CUresult call_with_event(Entry entry, CUevent handle, Body&& body) noexcept {
     return call(entry, [&](Call& c) -> CUresult {
         const auto event = c.driver.events.find(handle);
         if (!event) return CUDA_ERROR_INVALID_HANDLE;
-        if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
+        if (event->captured) return break_capture_of(*event);
         const auto context = find_context(c.driver, event->context->handle);
         return context->error() != CUDA_SUCCESS ? context->error() : body(c, *context, *event);
     });
@@ -103,21 +103,24 @@ CUresult CUDAAPI cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned
     });
 }
 
+// Both are unsafe amid a capture, but of a captured event the driver says that first.
 CUresult CUDAAPI cuEventQuery(CUevent handle) {
-    return call_with_event(Entry::cuEventQuery, handle,
-                           [](Call&, const Context& context, const Event& event) {
-                               return is_done(event) ? context.error() : CUDA_ERROR_NOT_READY;
-                           });
+    return call_with_event(
+        Entry::cuEventQuery, handle, [](Call& c, const Context& context, const Event& event) {
+            if (const auto status = refuse_during_capture(c.driver); status != CUDA_SUCCESS) return status;
+            return is_done(event) ? context.error() : CUDA_ERROR_NOT_READY;
+        });
 }
 
 CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
-    return call_with_event(Entry::cuEventSynchronize, handle,
-                           [](Call& c, const Context& context, const Event& event) {
-                               const auto known = known_by(event);
-                               const auto status = wait_for(c, context, std::vector<Ticket>(event.tickets));
-                               if (status == CUDA_SUCCESS) synchronize_pools(c.driver, known);
-                               return status;
-                           });
+    return call_with_event(
+        Entry::cuEventSynchronize, handle, [](Call& c, const Context& context, const Event& event) {
+            if (const auto refusal = refuse_during_capture(c.driver); refusal != CUDA_SUCCESS) return refusal;
+            const auto known = known_by(event);
+            const auto status = wait_for(c, context, std::vector<Ticket>(event.tickets));
+            if (status == CUDA_SUCCESS) synchronize_pools(c.driver, known);
+            return status;
+        });
 }
 
 CUresult CUDAAPI cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {

@@ -6,6 +6,7 @@
 
 #include "base/units.hpp"
 #include "support/simulated_driver/captures.hpp"
+#include "support/simulated_driver/device_budget.hpp"
 #include "support/simulated_driver/memory_pools.hpp"
 #include "support/simulated_driver/plain_memory.hpp"
 
@@ -107,7 +108,23 @@ void forget_graph_memory(Driver& driver) {
     });
 }
 
+void keep_all_memory(Driver& driver, const GraphMemory& memory) {
+    auto& budget = DeviceBudget::instance();
+    const auto bytes = budget.free_bytes(memory.device);
+    if (budget.take(memory.device, bytes))
+        driver.kept_by_graphs.push_back({memory.device, memory.context, bytes});
+}
+
+void give_kept_memory_back(Driver& driver, const Context* context) {
+    std::erase_if(driver.kept_by_graphs, [=](const KeptByGraphs& kept) {
+        if (context && kept.context != context) return false;
+        DeviceBudget::instance().give_back(kept.device, kept.bytes);
+        return true;
+    });
+}
+
 void free_graph_memory_of(Driver& driver, const Context& context) {
+    give_kept_memory_back(driver, &context);
     for (const auto& [begin, memory] : driver.graph_memory) {
         if (memory->context != &context || memory->live == 0) continue;
         memory->live = 1;
@@ -177,7 +194,7 @@ CUresult CUDAAPI cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr* addr
 
 CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice device) {
     return call(Entry::cuDeviceGraphMemTrim, [&](Call& c) {
-        // Nothing is kept between launches.
+        // Nothing is kept between launches, but what a failed one took; that stays.
         return device >= 0 && device < c.driver.device_count() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
     });
 }

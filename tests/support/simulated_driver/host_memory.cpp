@@ -62,7 +62,8 @@ HostMemory::Ranges::iterator HostMemory::erase(Ranges::iterator it) {
 
 CUresult HostMemory::remove(std::uint64_t begin) {
     const auto found = ranges_.find(begin);
-    if (found == ranges_.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    if (found == ranges_.end())
+        return find(begin) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     if (found->second.allocated) return CUDA_ERROR_INVALID_VALUE;
     erase(found);
     return CUDA_SUCCESS;

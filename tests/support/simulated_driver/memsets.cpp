@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // cuMemset*. None of them waits: a memset is asynchronous to the host whatever its name.
 
+#include "support/simulated_driver/captures.hpp"
 #include "support/simulated_driver/contexts.hpp"
 #include "support/simulated_driver/transfer.hpp"
 
@@ -11,6 +12,18 @@ namespace {
 /// Destination, pitch, value, element size, width, height.
 using Fill = CUDA_MEMSET_NODE_PARAMS;
 
+bool is_synchronous(Entry entry) noexcept {
+    switch (entry) {
+    case Entry::cuMemsetD8:
+    case Entry::cuMemsetD16:
+    case Entry::cuMemsetD32:
+    case Entry::cuMemsetD2D8:
+    case Entry::cuMemsetD2D16:
+    case Entry::cuMemsetD2D32: return true;
+    default: return false;
+    }
+}
+
 CUresult call_memset(Entry entry, const Fill& fill, CUstream handle) noexcept {
     return call_in_context(entry, [&](Call& c, Context& context) {
         const auto stream = find_stream(c.driver, context, handle);
@@ -18,6 +31,8 @@ CUresult call_memset(Entry entry, const Fill& fill, CUstream handle) noexcept {
         if (fill.width == 0 || fill.height == 0) return CUDA_SUCCESS;
         std::shared_ptr<const Work> work;
         const auto status = make_memset(c, context, fill, work);
+        // Of calls that are synchronous by their name none is recorded.
+        if (status == CUDA_SUCCESS && stream->capture && is_synchronous(entry)) return break_capture(*stream);
         return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
     });
 }

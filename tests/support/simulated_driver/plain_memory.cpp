@@ -59,8 +59,15 @@ bool add_allocation(const Driver& driver, Found& found) {
     return true;
 }
 
+/// Whether a graph allocates the memory and frees it again: nobody outside is told of it.
+bool is_within_graph(const Driver& driver, std::uint64_t begin) {
+    const auto graph = driver.graph_memory.find(begin);
+    return graph != driver.graph_memory.end() && graph->second->freed_in_graph;
+}
+
 bool find(const Driver& driver, CUdeviceptr address, Found& found) {
     if (const auto* mapping = driver.space.find(address)) {
+        if (is_within_graph(driver, mapping->begin)) return false;
         found = {mapping->begin, mapping->bytes, mapping, nullptr, mapping->memory->device(), mapping->since};
         if (mapping->origin == Origin::pool && !driver.graph_memory.contains(mapping->begin)) {
             const auto after = driver.blocks.upper_bound(address);

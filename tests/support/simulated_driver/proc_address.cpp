@@ -20,7 +20,7 @@ std::span<const Symbol> other_symbols();
 /// Of those, the ones for a per-thread default stream.
 std::span<const Symbol> other_per_thread_symbols();
 
-/// Finds what `name` means to a program built for `version`; 0 asks for the newest.
+/// Finds what `name` means to a program built for `version`.
 CUdriverProcAddressQueryResult find(std::string_view name, int version, bool per_thread, void** function) {
     auto result = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     int best = -1;
@@ -28,17 +28,19 @@ CUdriverProcAddressQueryResult find(std::string_view name, int version, bool per
         if (name != candidate) return;
         if (result == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND)
             result = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
-        if ((version != 0 && since > version) || since < best) return;
+        if (since > version || since < best) return;
         best = since;
         *function = pointer;
         result = CU_GET_PROC_ADDRESS_SUCCESS;
     };
+    if (per_thread) {
+        for (const auto& own : other_per_thread_symbols()) consider(own.name, own.function, own.version);
+        for (const auto& own : per_thread_symbols()) consider(own.name, own.function, own.version);
+        // Programs with a default stream a thread never get the plain symbol of such a name.
+        if (result != CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND) return result;
+    }
     for (const auto& point : entry_points()) consider(point.name, point.function, point.version);
     for (const auto& other : other_symbols()) consider(other.name, other.function, other.version);
-    if (!per_thread) return result;
-    // Last, so that of two symbols as old as each other theirs is found.
-    for (const auto& own : other_per_thread_symbols()) consider(own.name, own.function, own.version);
-    for (const auto& own : per_thread_symbols()) consider(own.name, own.function, own.version);
     return result;
 }
 
@@ -47,11 +49,12 @@ CUresult look_up(const char* name, void** function, int version, cuuint64_t flag
     constexpr cuuint64_t k_per_thread = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
     if ((flags & ~(k_per_thread | CU_GET_PROC_ADDRESS_LEGACY_STREAM)) != 0) return CUDA_ERROR_INVALID_VALUE;
     if (!name || !function) return CUDA_ERROR_INVALID_VALUE;
-    *function = nullptr;
-    const auto found = find(name, version, (flags & k_per_thread) != 0, function);
+    const auto found = find(name, version, (flags & k_per_thread) != 0, function); // else unchanged
     if (result) *result = found;
-    // The runtime asks for an empty name first, to see whether there is an answer at all.
-    return found == CU_GET_PROC_ADDRESS_SUCCESS || *name == '\0' ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+    // The runtime asks for an empty name first, to see whether there is an answer at all. Whoever asks for
+    // the result has it there.
+    const bool is_answered = found == CU_GET_PROC_ADDRESS_SUCCESS || result || *name == '\0';
+    return is_answered ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
 } // namespace
@@ -80,6 +83,33 @@ SIM_OLDER_SYMBOL cuStreamGetCaptureInfo_v2_ptsz(CUstream stream, CUstreamCapture
                                                 const CUgraphNode** dependencies, std::size_t* count) {
     const PerThreadDefault scope;
     return cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, nullptr, count);
+}
+
+SIM_OLDER_SYMBOL cuStreamGetCtx_v2(CUstream stream, CUcontext* context, CUgreenCtx* green) {
+    if (green) *green = nullptr;
+    return cuStreamGetCtx(stream, context);
+}
+
+SIM_OLDER_SYMBOL cuStreamGetCtx_v2_ptsz(CUstream stream, CUcontext* context, CUgreenCtx* green) {
+    const PerThreadDefault scope;
+    return cuStreamGetCtx_v2(stream, context, green);
+}
+
+/// In another context, as cuCtxPushCurrent and cuCtxPopCurrent around the call would have it.
+SIM_OLDER_SYMBOL cuCtxGetDevice_v2(CUdevice* device, CUcontext context) {
+    if (!context) return cuCtxGetDevice(device);
+    if (const auto status = cuCtxPushCurrent(context); status != CUDA_SUCCESS) return status;
+    const auto status = cuCtxGetDevice(device);
+    cuCtxPopCurrent(nullptr);
+    return status;
+}
+
+SIM_OLDER_SYMBOL cuCtxSynchronize_v2(CUcontext context) {
+    if (!context) return cuCtxSynchronize();
+    if (const auto status = cuCtxPushCurrent(context); status != CUDA_SUCCESS) return status;
+    const auto status = cuCtxSynchronize();
+    cuCtxPopCurrent(nullptr);
+    return status;
 }
 
 #undef cuMemcpyBatchAsync
@@ -137,9 +167,18 @@ SIM_OLDER_SYMBOL cuGetProcAddress(const char* name, void** function, int version
 namespace gpu_sleep::sim {
 namespace {
 
+/// A function that no symbol of the library leads to: what the look-up gives for cuGraphInstantiate.
+CUresult CUDAAPI instantiate_by_look_up(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
+    return cuGraphInstantiateWithFlags(exec, graph, flags);
+}
+
 std::span<const Symbol> other_symbols() {
     static const std::array k_symbols = {
         Symbol{"cuCtxCreate", reinterpret_cast<void*>(&cuCtxCreate_v2), 3020},
+        Symbol{"cuCtxGetDevice", reinterpret_cast<void*>(&cuCtxGetDevice_v2), 13000},
+        Symbol{"cuCtxSynchronize", reinterpret_cast<void*>(&cuCtxSynchronize_v2), 13000},
+        Symbol{"cuStreamGetCtx", reinterpret_cast<void*>(&cuStreamGetCtx_v2), 12050},
+        Symbol{"cuGraphInstantiate", reinterpret_cast<void*>(&instantiate_by_look_up), 12000},
         Symbol{"cuGraphInstantiateWithFlags", reinterpret_cast<void*>(&cuGraphInstantiate), 11040},
         Symbol{"cuStreamGetCaptureInfo", reinterpret_cast<void*>(&cuStreamGetCaptureInfo_v2), 11030},
         Symbol{"cuEventElapsedTime", reinterpret_cast<void*>(&::cuEventElapsedTime), 2000},
@@ -156,6 +195,7 @@ std::span<const Symbol> other_symbols() {
 
 std::span<const Symbol> other_per_thread_symbols() {
     static const std::array k_symbols = {
+        Symbol{"cuStreamGetCtx", reinterpret_cast<void*>(&cuStreamGetCtx_v2_ptsz), 12050},
         Symbol{"cuStreamGetCaptureInfo", reinterpret_cast<void*>(&cuStreamGetCaptureInfo_v2_ptsz), 11030},
         Symbol{"cuMemcpyBatchAsync", reinterpret_cast<void*>(&cuMemcpyBatchAsync_ptsz), 12080},
         Symbol{"cuMemPrefetchAsync", reinterpret_cast<void*>(&cuMemPrefetchAsync_ptsz), 8000},

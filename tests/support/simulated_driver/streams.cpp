@@ -93,7 +93,13 @@ CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
 CUresult CUDAAPI cuStreamQuery(CUstream handle) {
     return call_with_stream(Entry::cuStreamQuery, handle, [](Call&, const std::shared_ptr<Stream>& stream) {
         if (stream->capture) return break_capture(*stream);
-        return stream->idle() ? stream->context.error() : CUDA_ERROR_NOT_READY;
+        // The legacy stream is done when the blocking streams are.
+        const auto& all = stream->context.streams;
+        const bool is_legacy = stream->kind() == Stream::Kind::legacy;
+        const bool is_done = stream->idle() && std::all_of(all.begin(), all.end(), [=](const auto& other) {
+                                 return !is_legacy || !other->blocks_legacy() || other->idle();
+                             });
+        return is_done ? stream->context.error() : CUDA_ERROR_NOT_READY;
     });
 }
 

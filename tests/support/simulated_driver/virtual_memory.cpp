@@ -41,11 +41,15 @@ CUresult check_properties(Driver& driver, const CUmemAllocationProp* properties)
     return pool_of(driver, properties->location) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-CUmemGenericAllocationHandle name_memory(Driver& driver, const std::shared_ptr<Physical>& memory) {
+/// A new handle, which does not count as the memory's name.
+CUmemGenericAllocationHandle make_handle(Driver& driver, const std::shared_ptr<Physical>& memory) {
     const auto allocation = std::make_shared<Allocation>();
     allocation->memory = memory;
-    memory->handle = driver.allocations.insert(allocation);
-    return memory->handle;
+    return driver.allocations.insert(allocation);
+}
+
+CUmemGenericAllocationHandle name_memory(Driver& driver, const std::shared_ptr<Physical>& memory) {
+    return memory->handle = make_handle(driver, memory);
 }
 
 /// One more reference to `memory`, by the handle that names it or by a new one.
@@ -132,7 +136,7 @@ CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle) {
         const auto allocation = c.driver.allocations.find(handle);
         if (!allocation) return CUDA_ERROR_INVALID_VALUE;
         if (--allocation->references > 0) return CUDA_SUCCESS;
-        allocation->memory->handle = 0;
+        if (allocation->memory->handle == handle) allocation->memory->handle = 0;
         c.driver.allocations.remove(handle);
         return CUDA_SUCCESS;
     });
@@ -247,12 +251,12 @@ CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* ha
         if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
         const auto fd = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
         if (const auto own = find_exported(c.driver, fd)) {
-            *handle = retain(c.driver, own);
+            *handle = make_handle(c.driver, own); // not the one that was exported
             return CUDA_SUCCESS;
         }
         const auto imported = Physical::import(fd);
-        if (!imported || imported->properties().location.id >= c.driver.device_count())
-            return CUDA_ERROR_INVALID_VALUE;
+        if (!imported) return CUDA_ERROR_UNKNOWN;
+        if (imported->properties().location.id >= c.driver.device_count()) return CUDA_ERROR_INVALID_VALUE;
         *handle = name_memory(c.driver, imported);
         return CUDA_SUCCESS;
     });
