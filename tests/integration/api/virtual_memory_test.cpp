@@ -66,6 +66,33 @@ TEST_CASE("Virtual memory: addresses are not given back while what they show sle
     CHECK(found == words);
 }
 
+TEST_CASE("Virtual memory: access to a span with a hole is for all that is mapped there, and so is its end",
+          "[api]") {
+    const Gpu gpu(0);
+    const auto part = sim::testing::k_granularity;
+    CUdeviceptr begin = 0;
+    check(cuMemAddressReserve(&begin, 3 * part, 0, 0, 0));
+    const auto last = begin + 2 * part;
+    for (const auto address : {begin, last}) {
+        const auto handle = sim::testing::create(part);
+        check(cuMemMap(address, part, 0, handle, 0));
+        check(cuMemRelease(handle));
+    }
+    check(sim::testing::grant(begin, 3 * part, 0));
+    const auto words = random_words(part, 2);
+    check(cuMemcpyHtoD(last, words.data(), part));
+    CHECK(bytes_that_sleep() == 2 * part);
+    Words found(words.size());
+    check(cuMemcpyDtoH(found.data(), last, part));
+    CHECK(found == words);
+    check(cuMemUnmap(begin, 3 * part));
+    CHECK(sim_live_objects().mapped_bytes == 0);
+    CHECK(sim_live_objects().physical_bytes == 0);
+    CHECK(bytes_that_sleep() == 0);
+    CHECK(cuMemUnmap(begin, 3 * part) == CUDA_SUCCESS); // as the driver has it where nothing is
+    check(cuMemAddressFree(begin, 3 * part));
+}
+
 TEST_CASE("Virtual memory: it is mapped and unmapped while after-wake callbacks run", "[api]") {
     const Gpu gpu(0);
     const Range slept(4 * k_mib);
