@@ -38,7 +38,7 @@ constexpr const char* k_exit_statuses =
 struct Options {
     std::optional<std::string> name, tag;
     std::string rules_file; ///< empty for none
-    std::optional<Bytes> min_size;
+    std::optional<Bytes> min_size, retain;
     std::optional<model::OnTouch> on_touch;
     std::optional<model::GateMode> gate;
     std::optional<Milliseconds> touch_limit;
@@ -69,6 +69,9 @@ void add_options(CLI::App& app, Options& options) {
         app, "--rules", "FILE", options.rules_file,
         "JSON file that says which allocations are intercepted, and their tags; see the manual page");
     cli::add_gate(app, options.on_touch, options.gate, options.touch_limit, "default: wait");
+    cli::add_size(app, "--retain", options.retain,
+                  "Host memory that may keep contents while awake, so that the next sleep copies only what\n"
+                  "changed; 0 for none (default: what the host has room for)");
     auto* release =
         cli::add_flag(app, "--release-gil", options.release_gil,
                       "A Python thread that waits to launch or copy releases Python's lock (the default)");
@@ -105,6 +108,7 @@ Result<std::map<const char*, std::string>> agent_environment(const Options& opti
     if (options.gate) variables[environment::k_gate] = model::to_string(*options.gate);
     if (options.touch_limit)
         variables[environment::k_touch_limit] = std::to_string(options.touch_limit->count());
+    if (options.retain) variables[environment::k_retain] = std::to_string(*options.retain);
     if (options.release_gil || options.keep_gil)
         variables[environment::k_release_gil] = options.release_gil ? "1" : "0";
     if (options.rules_file.empty()) return variables;

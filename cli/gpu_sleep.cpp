@@ -56,6 +56,10 @@ void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
                   "The directory for files, private to the process's user");
     cli::add_path(app, "--spill", "DIR", typed.spill, "Use files in DIR if host memory is too small");
     cli::add_flag(app, "--keep-files", request.keep_files, "Leave the files when the process wakes or ends");
+    cli::add_flag(app, "--copy-all", request.copy_all,
+                  "Copy everything that is kept, also what has not changed since the last sleep");
+    cli::add_flag(app, "--release-retained", request.release_retained,
+                  "Put nothing to sleep; give back the host memory that the last sleep left for the next");
     cli::add_gate(app, request.on_touch, request.gate, request.touch_limit,
                   "default: as the process was started");
     cli::add_flag(app, "--force", request.force,
@@ -110,6 +114,13 @@ std::string read_directory(const Typed& typed, model::SleepRequest& request) {
 std::string problem(const model::SleepRequest& request) {
     if (const auto* tag = contradiction(request))
         return fmt::format("--keep and --discard: the tag '{}' cannot be both kept and discarded", *tag);
+    const bool asks_for_sleep = request.level != model::Level::keep || !request.tags.empty() ||
+                                !request.keep.empty() || !request.discard.empty() || request.require_refill ||
+                                request.on_touch || request.gate || request.touch_limit || request.force ||
+                                !request.stores.empty() || request.store != model::Store::host ||
+                                request.spill || request.copy_all;
+    if (request.release_retained && asks_for_sleep)
+        return "--release-retained puts nothing to sleep, and goes with none of the options of a sleep";
     return cli::touch_problem(request.on_touch, request.touch_limit);
 }
 

@@ -29,10 +29,9 @@ OrderedJson to_value(const model::TagReport& tag) {
 }
 
 OrderedJson to_value(const model::DeviceReport& device) {
-    OrderedJson value{{"device", device.device},
-                      {"name", device.name},
-                      {"moved_bytes", device.released},
-                      {"kept_bytes", device.kept},
+    OrderedJson value{{"device", device.device},        {"name", device.name},
+                      {"moved_bytes", device.released}, {"kept_bytes", device.kept},
+                      {"stored_bytes", device.stored},  {"copied_bytes", device.copied},
                       {"dropped_bytes", device.dropped}};
     if (device.total == 0) return value; // the driver was not asked
     value["free_before_bytes"] = device.free_before;
@@ -85,6 +84,7 @@ OrderedJson to_value(const model::Report& report) {
     value["state_seconds"] = report.state_seconds;
     value["host_bytes"] = report.host_bytes;
     value["file_bytes"] = report.file_bytes;
+    value["retained_bytes"] = report.retained_bytes;
     value["times"] = to_value(report.times);
     value["tags"] = to_array(report.tags);
     value["devices"] = to_array(report.devices);

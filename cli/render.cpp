@@ -87,6 +87,12 @@ std::string residual_line(const model::Residual& residual) {
     return printable(text);
 }
 
+/// "13.0 GiB of host memory are retained for the next sleep".
+std::string retained_line(const Report& report) {
+    return fmt::format("{} of host memory are retained for the next sleep",
+                       format_bytes(report.retained_bytes));
+}
+
 /// "a wake of weights waits for GPU memory, for 12.50 s: waking needs 32.0 MiB on GPU 0, ...".
 std::string waiting_line(const model::WaitingWake& wake) {
     auto text = fmt::format("a wake of {} waits for GPU memory, for {}",
@@ -154,6 +160,7 @@ void add_process(Table& table, const Process& process, const Report& report) {
                    format_bytes(tag.bytes), where(tag), policy(tag)});
     if (report.intercepts || report.gate != GateState::open || report.touches != 0)
         table.add_line(gate_line(report));
+    if (report.retained_bytes != 0) table.add_line(retained_line(report));
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));
     for (const auto& wake : report.wakes_waiting)
         if (!wake.by_touch) table.add_line(waiting_line(wake)); // of a touch's a note tells
@@ -219,6 +226,7 @@ std::string render_operation(const Process& process, const Report& report) {
     if (report.operation == Operation::sleep)
         for (const auto& residual : report.residual) text += fmt::format("  {}\n", residual_line(residual));
     if (report.gate != GateState::open) text += fmt::format("  {}\n", gate_line(report));
+    if (report.retained_bytes != 0) text += fmt::format("  {}\n", retained_line(report));
     for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
     return text;
 }

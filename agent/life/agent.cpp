@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <limits>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -68,6 +69,13 @@ TouchRule rule_of_environment() {
     return rule;
 }
 
+/// Host memory that contents may take while their memory is awake. What the host has no room for is given
+/// back in any case.
+Bytes retained_of_environment() {
+    return parsed_setting(model::environment::k_retain, "a number of bytes", parse_count<Bytes>)
+        .value_or(std::numeric_limits<Bytes>::max());
+}
+
 /// The name by which commands are to find the process; may be empty.
 std::string name_in_environment() {
     const auto parse_name = [](std::string_view text) {
@@ -92,8 +100,8 @@ Agent& Agent::instance() {
 }
 
 Agent::Agent()
-    : memory_(rule_of_environment()), parts_(memory_, name_in_environment(), &Agent::come_first_at_exit),
-      server_(*this) {}
+    : memory_(rule_of_environment(), retained_of_environment()),
+      parts_(memory_, name_in_environment(), &Agent::come_first_at_exit), server_(*this) {}
 
 void Agent::come_first_at_exit() noexcept {
     // The handler's registration is its own, as if of one more library, so that it alone can be taken back:

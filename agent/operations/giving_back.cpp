@@ -7,6 +7,7 @@
 #include "common/interception.hpp"
 #include "intercepted/contexts_lock.hpp"
 #include "intercepted/trimming.hpp"
+#include "program_memory/retained_contents.hpp"
 
 #include <mutex>
 #include <shared_mutex>
@@ -20,6 +21,7 @@ bool tidy(Parts& parts) {
     const auto state = parts.status.state();
     const bool is_any_awake = state == model::State::awake || state == model::State::partial;
     if (intercepts() && is_any_awake) intercepted::give_back_due();
+    if (give_way(parts.memory)) parts.memory.tidy_within(k_between_looks_at_host);
     parts.retired.collect();
     // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.
     const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
@@ -38,8 +40,9 @@ bool give_back_files(Parts& parts) {
 
 bool give_back_all(Parts& parts) {
     if (!parts.memory.may_call_driver()) return false;
+    bool has_any = parts.memory.with_lock([](LockedMemory& locked) { return locked.trim_retained(0) > 0; });
     parts.retired.collect();
-    bool has_any = parts.retired.has_any();
+    has_any |= parts.retired.has_any();
     while (tidy(parts)) has_any = true;
     return has_any;
 }

@@ -15,7 +15,7 @@ namespace gpu_sleep::agent::operations {
 [[nodiscard]] bool tidy(Parts& parts);
 /// Closes retired files, whose room on the disk is free then. Returns whether there were any.
 bool give_back_files(Parts& parts);
-/// Gives back all that is retired or wasted, at once. Returns whether there was any.
+/// Gives back all that is retained, retired or wasted, at once. Returns whether there was any.
 bool give_back_all(Parts& parts);
 
 } // namespace gpu_sleep::agent::operations

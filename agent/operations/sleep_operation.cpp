@@ -98,11 +98,31 @@ void SleepOperation::apply_to_sleepers() {
     });
 }
 
+Report SleepOperation::release_retained() {
+    const auto retained =
+        parts_.memory.with_lock([](const LockedMemory& locked) { return locked.retained(); });
+    if (retained > 0 && !request_.dry_run) {
+        give_back_all(parts_);
+        report_.changed = true;
+    }
+    parts_.memory.with_lock([&](const LockedMemory& locked) {
+        ignoring_errors([&] {
+            parts_.status.complete(locked, report_);
+            report_.notes.push_back(fmt::format("{} {} of retained host memory",
+                                                report_.dry_run ? "would give back" : "gave back",
+                                                format_bytes(retained)));
+        });
+    });
+    report_.times.total = seconds_since(start_);
+    return std::move(report_);
+}
+
 Result<Report> SleepOperation::run() {
     const auto turn = Turn::take(parts_.turnstile, true, deadline_, progress_);
     if (!turn) return turn.error();
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
     if (parts_.memory.is_ending()) return process_is_ending();
+    if (request_.release_retained) return release_retained();
     // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
     give_back_files(parts_);
     GateSettler settler(parts_.memory, parts_.status);

@@ -40,6 +40,8 @@ private:
     bool turn_to_files();
 
     /// Gets the program quiet, and moves contents as often as remedies allow.
+    /// All of a request that puts nothing to sleep.
+    [[nodiscard]] model::Report release_retained();
     [[nodiscard]] Result<void> move_contents();
     [[nodiscard]] Result<void> attempt() noexcept;
     /// Where nothing is moved, this is the point of no return.

@@ -88,6 +88,7 @@ Result<Report> WakeOperation::run() {
         return *std::move(woken->left);
     }
     complete_report();
+    if (report_.retained_bytes > 0) parts_.memory.tidy_within(Milliseconds(0));
     return std::move(report_);
 }
 

@@ -7,6 +7,7 @@
 #include "base/guard.hpp"
 #include "program_memory/program_memory.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace gpu_sleep::agent {
@@ -115,8 +116,11 @@ void LockedMemory::describe(model::Report& report) const {
     // Awake, the rule of the last sleep is over.
     const auto& rule = report.state == model::State::awake ? memory_.default_rule_ : memory_.rule_;
     report.on_touch = rule.on_touch;
-    if (memory_.is_started())
+    if (memory_.is_started()) {
         for (const auto store : model::k_stores) model::held_in(report, store) = contents().held(store);
+        report.retained_bytes = contents().retained();
+        report.host_bytes -= std::min(report.host_bytes, report.retained_bytes);
+    }
     // Asking walks all blocks of the range, with the mutex held.
     const bool has_files = report.file_bytes != 0;
     report.tags = ledger().report([this, has_files](contents::Number range) {

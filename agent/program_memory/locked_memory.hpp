@@ -60,6 +60,11 @@ public:
     /// where all is awake. `is_own`: the program made it. Returns whether that changed how touches are met.
     [[nodiscard]] bool adopt_touch_rule(const model::SleepRequest& request, bool adds_to_sleep, bool is_own);
 
+    // Contents that are retained of what is awake.
+    [[nodiscard]] Bytes retained() const noexcept { return contents().retained(); }
+    /// Forgets them, the oldest first, until `most` bytes or less are left. Returns how much that was.
+    Bytes trim_retained(Bytes most) const noexcept { return contents().trim_retained(most); }
+
     // Reports.
     [[nodiscard]] model::State state() const noexcept;
     /// Writes the state, the sizes of what is kept, and the tags. What takes memory comes last.

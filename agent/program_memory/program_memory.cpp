@@ -21,7 +21,8 @@ Error not_owned(driver::DeviceAddress address) {
 
 } // namespace
 
-ProgramMemory::ProgramMemory(const TouchRule& environment) : default_rule_(environment), rule_(environment) {}
+ProgramMemory::ProgramMemory(const TouchRule& environment, Bytes retained)
+    : retained_(retained), default_rule_(environment), rule_(environment) {}
 
 ProgramMemory* ProgramMemory::in_use() noexcept {
     return g_in_use.load(std::memory_order_acquire);
@@ -29,7 +30,9 @@ ProgramMemory* ProgramMemory::in_use() noexcept {
 
 void ProgramMemory::set_up(const driver::Api& api, std::function<void(Milliseconds)> tidy_within) {
     const MutexLock lock(mutex_);
-    if (!storage_) storage_ = std::make_unique<Running>(api, ledger_);
+    sleep::Engine::Options options;
+    options.retained = retained_;
+    if (!storage_) storage_ = std::make_unique<Running>(api, ledger_, options);
     tidy_within_ = std::move(tidy_within);
     storage_->engine.contents().when_wasted([this] { tidy_within_(Milliseconds(0)); });
 }

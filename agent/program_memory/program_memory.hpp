@@ -32,8 +32,9 @@ namespace gpu_sleep::agent {
 /// Under it nobody waits for anything but the driver and the files of kept contents.
 class ProgramMemory {
 public:
-    /// `environment`: how touches are met unless a sleep says otherwise.
-    explicit ProgramMemory(const TouchRule& environment);
+    /// `environment`: how touches are met unless a sleep says otherwise. `retained`: bytes of host memory
+    /// that contents may take while their memory is awake.
+    ProgramMemory(const TouchRule& environment, Bytes retained);
     ProgramMemory(const ProgramMemory&) = delete;
     ProgramMemory& operator=(const ProgramMemory&) = delete;
 
@@ -118,8 +119,8 @@ private:
 
     /// What exists once CUDA is in use.
     struct Running {
-        Running(const driver::Api& found, ledger::Ledger& ledger)
-            : api(found), heap(api, ledger), engine(api, ledger, {}) {}
+        Running(const driver::Api& found, ledger::Ledger& ledger, const sleep::Engine::Options& options)
+            : api(found), heap(api, ledger), engine(api, ledger, options) {}
         driver::Api api;
         memory::Heap heap;
         sleep::Engine engine;
@@ -139,6 +140,7 @@ private:
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::memory) GPU_SLEEP_ACQUIRED_BEFORE(lock_order::handles);
     ledger::Ledger ledger_ GPU_SLEEP_GUARDED_BY(mutex_);
     Clock::time_point state_since_ GPU_SLEEP_GUARDED_BY(mutex_) = Clock::now();
+    const Bytes retained_;                        ///< the environment's limit
     const TouchRule default_rule_;                ///< of the environment
     TouchRule rule_ GPU_SLEEP_GUARDED_BY(mutex_); ///< of the sleep under way or last done
     SharedRanges shared_;

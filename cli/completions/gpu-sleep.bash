@@ -61,7 +61,7 @@ _gpu_run() {
         word=${COMP_WORDS[i]}
         case $word in
         --) ((i += 1)); break ;;
-        --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --gate) ((i += 1)) ;;
+        --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --gate | --retain) ((i += 1)) ;;
         -*) ;;
         *) break ;;
         esac
@@ -74,6 +74,7 @@ _gpu_run() {
     --on-touch | --gate) words=$(_gpu_sleep_choices "$1" "$3") ;;
     --touch-limit) words='10s 30s 60s 5m' ;;
     --min-size) words='64KiB 1MiB 16MiB' ;;
+    --retain) words='0 16GiB 64GiB' ;;
     --name | --tag) ;;
     --rules) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     *)

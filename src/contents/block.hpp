@@ -26,11 +26,14 @@ inline constexpr Bytes k_block_bytes = driver::k_fingerprint_block_bytes;
 struct Place {
     Batch* batch = nullptr; ///< lives as long as any block that lies in it
     Bytes at = 0;           ///< from the start of the batch's contents
+    friend bool operator==(const Place&, const Place&) = default;
 };
 
 struct Block {
     driver::Fingerprint seal; ///< of the bytes as the GPU held them
-    Place place;
+    Place place;              ///< no batch: all bytes are zero, and are stored nowhere
+
+    [[nodiscard]] bool is_stored() const noexcept { return place.batch != nullptr; }
 };
 
 /// What is kept of one range of the program's memory. Says which parts of the range it has, and nothing of
@@ -38,6 +41,10 @@ struct Block {
 struct KeptRange {
     std::vector<Span> spans;   ///< of the range: sorted and disjoint
     std::vector<Block> blocks; ///< of the first span first; the last of each span may be shorter
+    Bytes stored = 0;          ///< of the blocks that have a place
+    /// Its memory is awake: what is stored is a copy that the next sleep may use, and may be given back at
+    /// any time.
+    bool is_retained = false;
 };
 
 /// Blocks that `bytes` are cut into.

@@ -4,6 +4,8 @@
 
 #include "contents/contents.hpp"
 
+#include "store/host_memory.hpp"
+
 #include <algorithm>
 #include <iterator>
 #include <set>
@@ -12,12 +14,17 @@
 namespace gpu_sleep::contents {
 namespace {
 
-/// Calls `use(batch, span of its contents)` for each part of the range that lies together.
+/// Calls `use(batch, span of its contents)` for each part of the range that lies together, but for blocks
+/// whose place `successor`, if there is one, has as well.
 template <class Use>
-void for_each_part(const KeptRange& range, Use&& use) {
+void for_each_part(const KeptRange& range, const KeptRange* successor, Use&& use) {
     Batch* batch = nullptr;
     Span part;
+    std::size_t index = 0;
     for_each_block(range, [&](const Block& block, Span span) {
+        const bool is_taken_over = successor && successor->blocks[index].place == block.place;
+        ++index;
+        if (is_taken_over || !block.is_stored()) return;
         if (block.place.batch == batch && block.place.at == part.end()) {
             part.bytes += span.bytes;
             return;
@@ -29,6 +36,11 @@ void for_each_part(const KeptRange& range, Use&& use) {
     if (batch) use(*batch, part);
 }
 
+template <class Use>
+void for_each_part(const KeptRange& range, Use&& use) {
+    for_each_part(range, nullptr, use);
+}
+
 } // namespace
 
 Bytes held_by(const Batches& batches, model::Store store) noexcept {
@@ -36,6 +48,10 @@ Bytes held_by(const Batches& batches, model::Store store) noexcept {
     for (const auto& batch : batches)
         if (batch->keeper().store() == store) sum += batch->held();
     return sum;
+}
+
+Bytes room_for_retained() {
+    return store::host_headroom_beyond(k_left_available).bytes;
 }
 
 Keeper& Contents::keeper(model::Store store) noexcept {
@@ -56,12 +72,16 @@ Bytes Contents::bytes_in(model::Store store, Number range) const {
 
 bool Contents::is_mendable(Number range) const {
     const auto& blocks = ranges_.at(range).blocks;
-    return std::any_of(blocks.begin(), blocks.end(),
-                       [](const Block& block) { return block.place.batch->keeper().is_mendable(); });
+    return std::any_of(blocks.begin(), blocks.end(), [](const Block& block) {
+        return block.is_stored() && block.place.batch->keeper().is_mendable();
+    });
 }
 
-const Keeper& Contents::keeper_of(Number range) const {
-    return ranges_.at(range).blocks.front().place.batch->keeper();
+const Keeper* Contents::keeper_of(Number range) const {
+    const auto& blocks = ranges_.at(range).blocks;
+    const auto stored =
+        std::find_if(blocks.begin(), blocks.end(), [](const Block& block) { return block.is_stored(); });
+    return stored == blocks.end() ? nullptr : &stored->place.batch->keeper();
 }
 
 Result<bool> Contents::keep_files(const std::vector<Number>& ranges) {
@@ -92,8 +112,65 @@ void Contents::admit(std::map<Number, KeptRange>& ranges, Batches& batches) noex
 void Contents::forget(Number range, Files files) noexcept {
     const auto node = ranges_.extract(range);
     if (!node) return;
+    if (node.mapped().is_retained) retained_ -= node.mapped().stored;
+    forget_blocks(node.mapped(), nullptr, files);
+}
+
+bool Contents::retain(Number range) noexcept {
+    const auto found = ranges_.find(range);
+    if (found == ranges_.end()) return false;
+    auto& kept = found->second;
+    const bool may_stay = std::all_of(kept.blocks.begin(), kept.blocks.end(), [](const Block& block) {
+        return !block.is_stored() || block.place.batch->keeper().may_retain();
+    });
+    if (kept.stored == 0 || !may_stay ||
+        kept.stored > options_.retained - std::min(options_.retained, retained_)) {
+        forget(range);
+        return false;
+    }
+    kept.is_retained = true;
+    retained_ += kept.stored;
+    return true;
+}
+
+const KeptRange* Contents::find_retained(Number range) const noexcept {
+    const auto found = ranges_.find(range);
+    return found != ranges_.end() && found->second.is_retained ? &found->second : nullptr;
+}
+
+Bytes Contents::trim_retained(Bytes most) noexcept {
+    const auto before = retained_;
+    for (auto next = ranges_.begin(); next != ranges_.end() && retained_ > most;) {
+        const auto each = next++;
+        if (each->second.is_retained) forget(each->first);
+    }
+    return before - retained_;
+}
+
+void Contents::protect() noexcept {
+    for (const auto& batch : batches_) batch->protect();
+}
+
+Contents::Lent Contents::lend(Number range) noexcept {
+    auto lent = ranges_.extract(range);
+    if (lent) retained_ -= lent.mapped().stored;
+    return lent;
+}
+
+void Contents::take_back(Lent&& lent) noexcept {
+    if (!lent) return;
+    retained_ += lent.mapped().stored;
+    ranges_.insert(std::move(lent));
+}
+
+void Contents::end(Lent&& lent, const KeptRange* successor) noexcept {
+    const auto ended = std::move(lent);
+    if (ended) forget_blocks(ended.mapped(), successor, Files::as_asked);
+}
+
+void Contents::forget_blocks(const KeptRange& range, const KeptRange* successor, Files files) noexcept {
     bool is_wasted = false;
-    for_each_part(node.mapped(), [&](Batch& batch, Span part) {
+    for_each_part(range, successor, [&](Batch& batch, Span part) {
         is_wasted |= batch.forget(part);
         if (batch.is_needed()) return;
         retire(batch, files);
@@ -117,12 +194,13 @@ std::optional<Waste> Contents::find_waste() {
         break;
     }
     if (!waste.batch) return std::nullopt;
-    // What takes memory comes before the wish is ended. In a batch the ranges lie as they are numbered.
+    // What takes memory comes before the wish is ended.
     std::vector<Span> live;
     for (const auto& [number, range] : ranges_)
         for_each_part(range, [&](const Batch& batch, Span part) {
             if (&batch == waste.batch) live.push_back(part);
         });
+    std::sort(live.begin(), live.end(), [](const Span& a, const Span& b) { return a.offset < b.offset; });
     waste.needed.reserve(live.size());
     waste.part = *waste.batch->take_waste();
     const auto part = waste.batch->part(waste.part);

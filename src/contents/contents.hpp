@@ -45,6 +45,14 @@ struct Waste {
 /// What `batches` hold of `store`.
 [[nodiscard]] Bytes held_by(const Batches& batches, model::Store store) noexcept;
 
+/// Host memory that is left available when contents are retained: more than all programs together take
+/// between two looks at it, as a rule. Where they take more, the kernel may end one of them.
+inline constexpr Bytes k_left_available = 4 * k_gib;
+
+/// How much may be retained, as the host's memory is now: what it has available besides, less what is left to
+/// others. Thread-safe; reads a handful of small files.
+[[nodiscard]] Bytes room_for_retained();
+
 /// Guarded by the mutex that guards the ledger, whose backings name kept ranges by number.
 class Contents {
 public:
@@ -65,8 +73,8 @@ public:
     [[nodiscard]] Bytes bytes_in(model::Store store, Number range) const;
     /// Whether any part of the range may be put right from outside, where it was found damaged.
     [[nodiscard]] bool is_mendable(Number range) const;
-    /// Who has the range; if several have, the first of them.
-    [[nodiscard]] const Keeper& keeper_of(Number range) const;
+    /// Who has the range; if several have, the first of them. Null if it is all zeros.
+    [[nodiscard]] const Keeper* keeper_of(Number range) const;
     /// Has the files that hold a part of the ranges stay when they are no longer needed. Returns whether any
     /// was to go. Errors: out_of_disk, io_failed.
     [[nodiscard]] Result<bool> keep_files(const std::vector<Number>& ranges);
@@ -75,6 +83,28 @@ public:
     /// reap(), but its file has no name any more. If there is something to give back, the function of
     /// when_wasted() is called. Nothing for number 0.
     void forget(Number range, Files files = Files::as_asked) noexcept;
+
+    // Ranges whose memory is awake again.
+    /// Keeps the range as far as it may stay, or forgets it. Returns whether it stays: until forget(), or
+    /// until the memory is wanted.
+    bool retain(Number range) noexcept;
+    /// The range if it is retained still, else null.
+    [[nodiscard]] const KeptRange* find_retained(Number range) const noexcept;
+    /// Host memory of all that is retained.
+    [[nodiscard]] Bytes retained() const noexcept { return retained_; }
+    /// Forgets what is retained, the oldest first, until `most` or less is. Returns how much that was.
+    Bytes trim_retained(Bytes most) noexcept;
+    /// Puts what is kept and retained out of reach while nothing is copied.
+    void protect() noexcept;
+
+    /// A retained range while a save writes to its places.
+    using Lent = std::map<Number, KeptRange>::node_type;
+    [[nodiscard]] Lent lend(Number range) noexcept;
+    /// It is as it was.
+    void take_back(Lent&& lent) noexcept;
+    /// It is no longer needed, but for places that `successor`, of the same spans, has taken over; null for
+    /// none.
+    void end(Lent&& lent, const KeptRange* successor) noexcept;
 
     /// Retired batches, for the caller to destroy where it takes nobody's time: unpinning takes 12 ms a GiB.
     [[nodiscard]] Batches reap() noexcept { return std::exchange(retired_, {}); }
@@ -106,6 +136,7 @@ public:
     void admit(std::map<Number, KeptRange>& ranges, Batches& batches) noexcept;
 
 private:
+    void forget_blocks(const KeptRange& range, const KeptRange* successor, Files files) noexcept;
     void retire(const Batch& batch, Files files) noexcept;
 
     const driver::Api& api_;
@@ -116,6 +147,7 @@ private:
     std::map<Number, KeptRange> ranges_;
     Batches batches_;
     Batches retired_;
+    Bytes retained_ = 0; ///< of the ranges that are
     Number next_number_ = 1;
     std::function<void()> told_ = [] {};
 };

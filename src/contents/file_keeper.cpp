@@ -161,7 +161,7 @@ Result<void> FileKeeper::write(Transfer& transfer, FileBatch& batch) {
     return {};
 }
 
-Result<void> FileKeeper::give(Transfer& transfer, std::span<const Fetch> blocks, Failures& failures) {
+Result<void> FileKeeper::give(Transfer& transfer, std::span<const Move> blocks, Failures& failures) {
     std::vector<FileBatch*> files; // as they come
     std::size_t chunks = 0;
     for (const auto& block : blocks) {
@@ -171,11 +171,11 @@ Result<void> FileKeeper::give(Transfer& transfer, std::span<const Fetch> blocks,
         chunks = std::max(chunks, file->snapshot_->header.rows.size());
     }
     for (auto* const file : files) {
-        std::vector<Fetch> wanted;
+        std::vector<Move> wanted;
         std::copy_if(blocks.begin(), blocks.end(), std::back_inserter(wanted),
-                     [&](const Fetch& block) { return block.place.batch == file; });
+                     [&](const Move& block) { return block.place.batch == file; });
         std::sort(wanted.begin(), wanted.end(),
-                  [](const Fetch& a, const Fetch& b) { return a.place.at < b.place.at; });
+                  [](const Move& a, const Move& b) { return a.place.at < b.place.at; });
         auto done = read(transfer, *file, wanted, chunks);
         if (done) continue;
         if (!is_about_file(done.error().code)) return done;
@@ -184,7 +184,7 @@ Result<void> FileKeeper::give(Transfer& transfer, std::span<const Fetch> blocks,
     return {};
 }
 
-Result<void> FileKeeper::read(Transfer& transfer, FileBatch& batch, std::span<const Fetch> blocks,
+Result<void> FileKeeper::read(Transfer& transfer, FileBatch& batch, std::span<const Move> blocks,
                               std::size_t chunks) {
     auto& snapshot = *batch.snapshot_;
     GPU_SLEEP_TRY(snapshot.file.hold());
@@ -195,7 +195,7 @@ Result<void> FileKeeper::read(Transfer& transfer, FileBatch& batch, std::span<co
     for (const auto& block : blocks) {
         const auto extent = batch.extent_at(block.place.at);
         if (!options.extents.empty() && options.extents.back() == extent) continue;
-        addresses[extent] = block.to.address - (block.place.at - batch.starts_[extent]);
+        addresses[extent] = block.device.address - (block.place.at - batch.starts_[extent]);
         options.extents.push_back(extent);
     }
     const auto read = [&](Staging& staging) {

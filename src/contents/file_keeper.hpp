@@ -48,6 +48,8 @@ private:
 class FileKeeper final : public Keeper {
 public:
     [[nodiscard]] model::Store store() const noexcept override { return model::Store::file; }
+    /// A snapshot has whole extents, for those who read it without the process.
+    [[nodiscard]] bool leaves_zeros_out() const noexcept override { return false; }
     [[nodiscard]] std::string_view where() const noexcept override { return "files"; }
     [[nodiscard]] bool is_mendable() const noexcept override { return true; }
     [[nodiscard]] bool gives_at_once() const noexcept override { return false; }
@@ -56,15 +58,15 @@ public:
     [[nodiscard]] std::unique_ptr<Batch> make_batch(Label label, const SaveOptions& options) override;
     void note_needs(Bytes needed, const Rehearsal& rehearsal, std::vector<std::string>& notes) const override;
     [[nodiscard]] Result<void> take(Transfer& transfer, std::span<Batch* const> batches) override;
-    [[nodiscard]] Result<void> give(Transfer& transfer, std::span<const Fetch> blocks,
+    [[nodiscard]] Result<void> give(Transfer& transfer, std::span<const Move> blocks,
                                     Failures& failures) override;
 
 private:
     [[nodiscard]] static Result<void> write(Transfer& transfer, FileBatch& batch);
     /// Brings the extents that hold `blocks`, all of one file, to the device. `chunks`: of the longest file,
     /// for they share the ring.
-    [[nodiscard]] static Result<void> read(Transfer& transfer, FileBatch& batch,
-                                           std::span<const Fetch> blocks, std::size_t chunks);
+    [[nodiscard]] static Result<void> read(Transfer& transfer, FileBatch& batch, std::span<const Move> blocks,
+                                           std::size_t chunks);
 };
 
 } // namespace gpu_sleep::contents

@@ -40,6 +40,14 @@ void add_copy(std::vector<Copy>& copies, const Copy& copy) {
     copies.push_back(copy);
 }
 
+/// The copies of `blocks`, as long as they can be.
+std::vector<Copy> joined(std::span<const Move> blocks) {
+    std::vector<Copy> copies;
+    for (const auto& block : blocks)
+        add_copy(copies, {block.device, static_cast<const HostBatch*>(block.place.batch), block.place.at});
+    return copies;
+}
+
 /// Calls `use(piece index, part)` for each part of `span` that lies in one piece: a copy must not cross the
 /// border of a registration.
 template <class Use>
@@ -123,7 +131,25 @@ Bytes HostBatch::shrink(std::size_t index, std::span<const Span> needed) {
     std::vector<std::span<const std::byte>> memory;
     memory.reserve(needed.size());
     for (const auto& span : needed) memory.emplace_back(arena_->data() + span.offset, span.bytes);
-    return arena_->shrink(index, memory);
+    // What is out of reach cannot be pinned again.
+    if (!unprotect()) return 0;
+    const auto given_back = arena_->shrink(index, memory);
+    protect();
+    return given_back;
+}
+
+void HostBatch::protect() noexcept {
+    if (arena_) arena_->protect();
+}
+
+Result<void> HostBatch::unprotect() noexcept {
+    return arena_ ? arena_->unprotect() : Result<void>();
+}
+
+Result<void> HostKeeper::open(const model::SleepRequest& request, SaveOptions& options,
+                              std::vector<std::string>& /*notes*/) {
+    options.copies_all = request.copy_all;
+    return {};
 }
 
 std::unique_ptr<Batch> HostKeeper::make_batch(Label /*label*/, const SaveOptions& /*options*/) {
@@ -169,16 +195,23 @@ Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batche
     return transfer.wait();
 }
 
-Result<void> HostKeeper::give(Transfer& transfer, std::span<const Fetch> blocks, Failures& /*failures*/) {
+Result<void> HostKeeper::replace(Transfer& transfer, std::span<const Move> blocks) {
+    const auto part = [&](std::size_t, driver::DeviceAddress from, std::byte* to,
+                          Bytes bytes) -> Result<void> {
+        GPU_SLEEP_TRY(transfer.session.copy_to_host(to, from, bytes));
+        return transfer.queued(bytes);
+    };
+    for (const auto& copy : joined(blocks)) GPU_SLEEP_TRY(for_each_part(copy, part));
+    return {};
+}
+
+Result<void> HostKeeper::give(Transfer& transfer, std::span<const Move> blocks, Failures& /*failures*/) {
     const auto part = [&](std::size_t, driver::DeviceAddress to, const std::byte* from,
                           Bytes bytes) -> Result<void> {
         GPU_SLEEP_TRY(transfer.session.copy_to_device(to, from, bytes));
         return transfer.queued(bytes);
     };
-    std::vector<Copy> copies;
-    for (const auto& block : blocks)
-        add_copy(copies, {block.to, static_cast<const HostBatch*>(block.place.batch), block.place.at});
-    for (const auto& copy : copies) GPU_SLEEP_TRY(for_each_part(copy, part));
+    for (const auto& copy : joined(blocks)) GPU_SLEEP_TRY(for_each_part(copy, part));
     return {};
 }
 

@@ -48,6 +48,8 @@ public:
         pieces_[index].held -= given_back;
     }
     [[nodiscard]] bool give_back_some() noexcept override { return arena_ && arena_->unpin_next(); }
+    void protect() noexcept override;
+    [[nodiscard]] Result<void> unprotect() noexcept override;
 
     /// The arena, once the batch has begun.
     [[nodiscard]] store::HostArena& arena() const noexcept { return *arena_; }
@@ -71,10 +73,15 @@ public:
     [[nodiscard]] std::string_view where() const noexcept override { return "host memory"; }
     [[nodiscard]] bool is_mendable() const noexcept override { return false; }
     [[nodiscard]] bool gives_at_once() const noexcept override { return true; }
+    [[nodiscard]] bool leaves_zeros_out() const noexcept override { return true; }
+    [[nodiscard]] bool may_retain() const noexcept override { return true; }
+    [[nodiscard]] Result<void> open(const model::SleepRequest& request, SaveOptions& options,
+                                    std::vector<std::string>& notes) override;
     [[nodiscard]] std::unique_ptr<Batch> make_batch(Label label, const SaveOptions& options) override;
     void note_needs(Bytes needed, const Rehearsal& rehearsal, std::vector<std::string>& notes) const override;
     [[nodiscard]] Result<void> take(Transfer& transfer, std::span<Batch* const> batches) override;
-    [[nodiscard]] Result<void> give(Transfer& transfer, std::span<const Fetch> blocks,
+    [[nodiscard]] Result<void> replace(Transfer& transfer, std::span<const Move> blocks) override;
+    [[nodiscard]] Result<void> give(Transfer& transfer, std::span<const Move> blocks,
                                     Failures& failures) override;
 
 private:

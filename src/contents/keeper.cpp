@@ -34,6 +34,10 @@ Bytes Batch::add(driver::AddressSpan memory) {
     return at;
 }
 
+Result<void> Keeper::replace(Transfer& /*transfer*/, std::span<const Move> /*blocks*/) {
+    return make_error(ErrorCode::internal, "contents in {} cannot be replaced", where());
+}
+
 bool Batch::forget(Span span) noexcept {
     live_ -= span.bytes;
     return false;

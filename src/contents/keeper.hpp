@@ -48,6 +48,7 @@ struct Transfer {
 struct SaveOptions {
     std::shared_ptr<const store::SnapshotDirectory> directory; ///< null when nothing goes to a file
     bool keeps_files = false; ///< files stay when their contents are no longer needed
+    bool copies_all = false;  ///< also what is retained and has not changed
 };
 
 /// Whose contents a batch has.
@@ -77,6 +78,7 @@ public:
     // In this order, before the contents are kept:
     /// Contents to be kept, and where in the batch they will begin. They lie together there.
     [[nodiscard]] Bytes add(driver::AddressSpan memory);
+    [[nodiscard]] bool has_sources() const noexcept { return !sources_.empty(); }
     /// What the batch will take at most, in bytes of its kind. Takes nothing. Errors: io_failed.
     [[nodiscard]] virtual Result<Bytes> needs() const = 0;
     /// Reserves what it needs of the host, before the device is asked for anything. Errors:
@@ -84,6 +86,10 @@ public:
     [[nodiscard]] virtual Result<void> begin() { return {}; }
 
     // While they are kept:
+    /// Puts them out of reach of stray writes of this process's own threads, as far as its kind can, or
+    /// within reach of copies. Errors: out_of_host_memory (they are still out of reach).
+    virtual void protect() noexcept {}
+    [[nodiscard]] virtual Result<void> unprotect() noexcept { return {}; }
     /// What it holds, in bytes of its kind.
     [[nodiscard]] virtual Bytes held() const noexcept = 0;
     /// `span` is no longer needed. Returns whether more has become worth giving back.
@@ -130,11 +136,11 @@ private:
     Bytes live_ = 0; ///< of contents that are needed
 };
 
-/// A block that is wanted on the device.
-struct Fetch {
+/// A block to be copied between its place and its memory on the device.
+struct Move {
     Number range = 0;
     Place place;
-    driver::AddressSpan to;
+    driver::AddressSpan device;
 };
 
 /// Ranges that could not be brought back, and why.
@@ -163,6 +169,10 @@ public:
     [[nodiscard]] virtual bool is_mendable() const noexcept = 0;
     /// Whether give() only queues copies. It is then called for what is mapped while more is being mapped.
     [[nodiscard]] virtual bool gives_at_once() const noexcept = 0;
+    /// Whether blocks of zeros need no place.
+    [[nodiscard]] virtual bool leaves_zeros_out() const noexcept = 0;
+    /// Whether contents may stay in their places past a wake, and replace() may write there again.
+    [[nodiscard]] virtual bool may_retain() const noexcept { return false; }
 
     /// Opens what `request` wants of this store, into its part of `options`. Adds to `notes` what its user
     /// should know of what is there. Errors: not_permitted, io_failed.
@@ -181,10 +191,13 @@ public:
     /// way. Errors: out_of_host_memory, out_of_disk, io_failed, not_permitted, driver_failed, context_lost,
     /// cancelled, timed_out.
     [[nodiscard]] virtual Result<void> take(Transfer& transfer, std::span<Batch* const> batches) = 0;
+    /// Brings `blocks`, all of this keeper, which has contents in their places, from the device once more.
+    /// Only where may_retain(). Queues copies, and returns. Errors: as take().
+    [[nodiscard]] virtual Result<void> replace(Transfer& transfer, std::span<const Move> blocks);
     /// Brings `blocks`, all of this keeper, to the device: they are there once the session was synchronized.
     /// Ranges that this cannot be done for are added to `failures`. Errors: those of the device and of
     /// waiting, as take().
-    [[nodiscard]] virtual Result<void> give(Transfer& transfer, std::span<const Fetch> blocks,
+    [[nodiscard]] virtual Result<void> give(Transfer& transfer, std::span<const Move> blocks,
                                             Failures& failures) = 0;
 };
 

@@ -14,6 +14,8 @@ struct Options {
     /// Pinned memory for contents on their way to or from files, shared by the devices. What goes to or
     /// comes from the files takes as much again.
     Bytes staging = 256 * k_mib;
+    /// Host memory that may hold contents of what is awake, for the next sleep. 0: a wake gives all back.
+    Bytes retained = 0;
 };
 
 } // namespace gpu_sleep::contents

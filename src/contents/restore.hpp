@@ -35,12 +35,14 @@ public:
     [[nodiscard]] const Failures& failures() const noexcept { return failures_; }
 
 private:
-    struct Wanted : Fetch {
+    struct Wanted : Move {
         driver::Fingerprint seal;
     };
     using Indices = std::vector<std::size_t>; ///< of wanted_
     /// Has the keepers give what is wanted: those who do so at once, or the others.
-    [[nodiscard]] Result<void> give(std::span<const Fetch> blocks, bool at_once);
+    [[nodiscard]] Result<void> give(std::span<const Move> blocks, bool at_once);
+    /// Sets those of `blocks` to zero that are stored nowhere: memory that is new is not trusted to be.
+    [[nodiscard]] Result<void> zero(std::span<const Move> blocks);
     [[nodiscard]] Result<void> verify();
     /// Those whose seal is not what it was.
     [[nodiscard]] Result<Indices> find_damage(const Indices& indices);

@@ -10,36 +10,137 @@
 #include <utility>
 
 namespace gpu_sleep::contents {
+namespace {
+
+/// New blocks that follow one another, on the device and in the range.
+struct Run {
+    std::size_t first = 0; ///< block
+    driver::AddressSpan memory;
+};
+
+} // namespace
 
 Save::Save(Contents& contents, SaveOptions options, std::size_t devices)
     : contents_(contents), options_(std::move(options)), limits_(contents.options()) {
     limits_.staging /= std::max<std::size_t>(1, devices);
 }
 
-Batch& Save::batch_for(const Label& label, model::Store store) {
-    auto& batch = parts_[label.device].batches[{store, label.tag}];
-    if (!batch) batch = batches_.emplace_back(contents_.keeper(store).make_batch(label, options_)).get();
-    return *batch;
+Save::~Save() {
+    for (auto& [device, part] : parts_) {
+        for (auto& item : part.items) {
+            if (item.is_overwritten)
+                contents_.end(std::move(item.lent), nullptr);
+            else
+                contents_.take_back(std::move(item.lent));
+        }
+    }
 }
 
-Number Save::add(const Label& label, model::Store store, driver::DeviceAddress address,
-                 std::vector<Span> spans) {
-    auto& batch = batch_for(label, store);
+Number Save::add(Label label, model::Store store, driver::DeviceAddress address, std::vector<Span> spans,
+                 Number previous) {
     auto& part = parts_[label.device];
     const auto number = contents_.next_number();
     auto& range = ranges_.emplace_hint(ranges_.end(), number, KeptRange{})->second;
     range.spans = std::move(spans);
     std::size_t count = 0;
-    for (const auto& span : range.spans) count += block_count(span.bytes);
-    range.blocks.reserve(count);
     for (const auto& span : range.spans) {
-        const auto at = batch.add({address + span.offset, span.bytes});
-        for (Bytes done = 0; done < span.bytes; done += k_block_bytes)
-            range.blocks.push_back({{}, {&batch, at + done}});
+        count += block_count(span.bytes);
         part.bytes += span.bytes;
     }
-    part.items.push_back({number, address, &range});
+    range.blocks.resize(count);
+    part.items.push_back({number, address, &range, store, std::move(label.tag), previous});
     return number;
+}
+
+Bytes Save::bytes(int device) const noexcept {
+    const auto part = parts_.find(device);
+    return part == parts_.end() ? 0 : part->second.bytes;
+}
+
+Bytes Save::stored(int device) const noexcept {
+    const auto part = parts_.find(device);
+    return part == parts_.end() ? 0 : part->second.stored;
+}
+
+Bytes Save::copied(int device) const noexcept {
+    const auto part = parts_.find(device);
+    return part == parts_.end() ? 0 : part->second.copied;
+}
+
+Result<void> Save::seal(driver::DeviceSession& session) {
+    const auto found = parts_.find(session.device());
+    if (found == parts_.end()) return {};
+    auto& part = found->second;
+    const driver::RelaxedCaptureMode relaxed(contents_.api());
+    const auto current = session.enter();
+    std::vector<driver::FingerprintBlock> blocks;
+    blocks.reserve(block_count(part.bytes) + part.items.size());
+    for (const auto& item : part.items)
+        for_each_block(*item.range, [&](const Block&, Span span) {
+            blocks.push_back({item.address + span.offset, span.bytes});
+        });
+    const auto seals = session.fingerprint(blocks);
+    if (!seals) return seals.error();
+    GPU_SLEEP_TRY(session.synchronize());
+    auto seal = seals->begin();
+    for (const auto& item : part.items)
+        for (auto& block : item.range->blocks) block.seal = *seal++;
+    return {};
+}
+
+Batch& Save::batch_for(Part& part, int device, const Item& item) {
+    auto& batch = part.batches[{item.store, item.tag}];
+    if (!batch)
+        batch = batches_.emplace_back(contents_.keeper(item.store).make_batch({device, item.tag}, options_))
+                    .get();
+    return *batch;
+}
+
+void Save::lay_out(Part& part, int device, Item& item) {
+    auto& range = *item.range;
+    auto& keeper = contents_.keeper(item.store);
+    const auto* previous = contents_.find_retained(item.previous);
+    if (!keeper.may_retain() || (previous && previous->spans != range.spans)) previous = nullptr;
+    Run run;
+    const auto end_run = [&] {
+        if (run.memory.bytes == 0) return;
+        auto& batch = batch_for(part, device, item);
+        const auto at = batch.add(run.memory);
+        part.copied += run.memory.bytes;
+        Bytes done = 0;
+        for (auto i = run.first; done < run.memory.bytes; ++i, done += k_block_bytes)
+            range.blocks[i].place = {&batch, at + done};
+        run.memory = {};
+    };
+    std::size_t index = 0;
+    for_each_block(range, [&](Block& block, Span span) {
+        const auto i = index++;
+        const driver::AddressSpan memory{item.address + span.offset, span.bytes};
+        if (block.seal.is_zero && keeper.leaves_zeros_out()) return;
+        range.stored += span.bytes;
+        if (previous && previous->blocks[i].is_stored()) {
+            block.place = previous->blocks[i].place;
+            if (!options_.copies_all && previous->blocks[i].seal == block.seal) return;
+            part.replaced.push_back({item.number, block.place, memory});
+            part.copied += memory.bytes;
+            item.is_overwritten = true;
+            return;
+        }
+        const bool follows = run.memory.bytes > 0 && run.memory.end() == memory.address &&
+                             run.memory.bytes % k_block_bytes == 0;
+        if (!follows) {
+            end_run();
+            run = {i, {memory.address, 0}};
+        }
+        run.memory.bytes += memory.bytes;
+    });
+    end_run();
+    part.stored += range.stored;
+}
+
+void Save::lay_out() {
+    for (auto& [device, part] : parts_)
+        for (auto& item : part.items) lay_out(part, device, item);
 }
 
 Result<Bytes> Save::needs(model::Store store) const {
@@ -72,17 +173,30 @@ Result<void> Save::keep_files() {
     return kept ? Result<void>() : kept.error();
 }
 
-Bytes Save::bytes(int device) const noexcept {
-    const auto part = parts_.find(device);
-    return part == parts_.end() ? 0 : part->second.bytes;
-}
-
 Result<void> Save::begin() {
     for (const auto& batch : batches_) GPU_SLEEP_TRY(batch->begin());
+    // From here on their places may be written to, and nobody else may give them back.
+    for (auto& [device, part] : parts_)
+        for (auto& item : part.items) item.lent = contents_.lend(item.previous);
+    return {};
+}
+
+Result<void> Save::replace(Transfer& transfer, const Part& part) {
+    for (const auto& block : part.replaced) GPU_SLEEP_TRY(block.place.batch->unprotect());
+    // Of each keeper in turn; as a rule there is one.
+    for (auto first = part.replaced.begin(); first != part.replaced.end();) {
+        auto& keeper = first->place.batch->keeper();
+        const auto last = std::find_if(first, part.replaced.end(), [&](const Move& block) {
+            return &block.place.batch->keeper() != &keeper;
+        });
+        GPU_SLEEP_TRY(keeper.replace(transfer, std::span<const Move>(first, last)));
+        first = last;
+    }
     return {};
 }
 
 Result<void> Save::take_from_all(Transfer& transfer, const Part& part) {
+    GPU_SLEEP_TRY(replace(transfer, part));
     // Keeper by keeper: the batches are sorted by their store.
     std::vector<Batch*> batches;
     for (auto next = part.batches.begin(); next != part.batches.end();) {
@@ -92,35 +206,32 @@ Result<void> Save::take_from_all(Transfer& transfer, const Part& part) {
             batches.push_back(next->second);
         GPU_SLEEP_TRY(keeper.take(transfer, batches));
     }
-    return {};
+    return transfer.wait();
 }
 
 Result<void> Save::take(driver::DeviceSession& session, ProgressCounter& progress) {
     const auto found = parts_.find(session.device());
     if (found == parts_.end()) return {};
-    const auto& part = found->second;
     const driver::RelaxedCaptureMode relaxed(contents_.api());
     const auto current = session.enter();
-    // The seal is taken before the first byte leaves: from here to the check on waking nothing can change
-    // unseen.
-    std::vector<driver::FingerprintBlock> blocks;
-    blocks.reserve(block_count(part.bytes) + part.items.size());
-    for (const auto& item : part.items)
-        for_each_block(*item.range, [&](const Block&, Span span) {
-            blocks.push_back({item.address + span.offset, span.bytes});
-        });
-    auto seals = session.fingerprint(blocks);
-    if (!seals) return std::move(seals).error();
-
     Transfer transfer{session, progress, contents_.pinner(), limits_};
-    auto taken = take_from_all(transfer, part);
-    const auto finished = session.synchronize(); // also after a failure: the batches must not be in use
+    auto taken = take_from_all(transfer, found->second);
+    const auto finished = session.synchronize(); // also after a failure: no place must be in use
     GPU_SLEEP_TRY(std::move(taken));
     if (!finished) return finished.error();
-    auto seal = seals->begin();
-    for (const auto& item : part.items)
-        for (auto& block : item.range->blocks) block.seal = *seal++;
     return {};
+}
+
+void Save::admit() noexcept {
+    for (auto& [device, part] : parts_) {
+        for (auto& item : part.items) {
+            // Places of its own alone: what was retained of other spans, or goes elsewhere now, is given
+            // back.
+            const bool is_same = item.lent && item.lent.mapped().spans == item.range->spans;
+            contents_.end(std::move(item.lent), is_same ? item.range : nullptr);
+        }
+    }
+    contents_.admit(ranges_, batches_);
 }
 
 } // namespace gpu_sleep::contents

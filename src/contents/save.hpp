@@ -8,35 +8,55 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::contents {
 
-/// What one sleep keeps, on all devices. Until admit() nothing is kept: all is given back with it. It must
-/// outlive the sessions that were given to take(). Not thread-safe, but for take() on different devices.
+/// What one sleep keeps, on all devices. The steps are seal(), lay_out(), begin(), take() and admit(); a dry
+/// run does lay_out() alone. Until admit() nothing is kept: all is given back with it, but for what was
+/// retained before and has not been written to. It must outlive the sessions that were given to it. Not
+/// thread-safe, but for seal() and take() on different devices.
 class Save {
 public:
     /// `contents` outlives it. `devices`: how many share Options::staging.
     Save(Contents& contents, SaveOptions options, std::size_t devices);
+    Save(const Save&) = delete;
+    Save& operator=(const Save&) = delete;
+    ~Save();
 
     /// Adds what to keep of a range that begins at `address`: `spans` of it, sorted and disjoint, none empty.
-    [[nodiscard]] Number add(const Label& label, model::Store store, driver::DeviceAddress address,
-                             std::vector<Span> spans);
-    /// What `store` must take at most. Errors: io_failed.
-    [[nodiscard]] Result<Bytes> needs(model::Store store) const;
-    /// Adds to `notes` what each store must take, and whether it can. Errors: io_failed.
-    [[nodiscard]] Result<void> note_needs(Rehearsal rehearsal, std::vector<std::string>& notes) const;
+    /// `previous`: the kept range of its last sleep, whose places are used again where it is retained; it is
+    /// forgotten with admit().
+    [[nodiscard]] Number add(Label label, model::Store store, driver::DeviceAddress address,
+                             std::vector<Span> spans, Number previous = 0);
     /// Bytes that are to be kept of the device.
     [[nodiscard]] Bytes bytes(int device) const noexcept;
 
-    /// Reserves what it needs of the host, before a device is asked for anything. Errors: out_of_host_memory.
+    /// Takes the fingerprints of what is kept of the session's device: from here to the check on waking
+    /// nothing can change unseen. Errors: out_of_host_memory, driver_failed, context_lost.
+    [[nodiscard]] Result<void> seal(driver::DeviceSession& session);
+    /// Decides on the place of each block: none for zeros, the one that it has where it is retained, else a
+    /// new one. What has no seal yet counts as changed, and as no zeros.
+    void lay_out();
+
+    // Once it is laid out:
+    /// What `store` must take at most, besides what it has. Errors: io_failed.
+    [[nodiscard]] Result<Bytes> needs(model::Store store) const;
+    /// Adds to `notes` what each store must take, and whether it can. Errors: io_failed.
+    [[nodiscard]] Result<void> note_needs(Rehearsal rehearsal, std::vector<std::string>& notes) const;
+    /// Of what is kept of the device: bytes that have a place, and bytes that are to be copied there.
+    [[nodiscard]] Bytes stored(int device) const noexcept;
+    [[nodiscard]] Bytes copied(int device) const noexcept;
+
+    /// Reserves what it needs of the host. Errors: out_of_host_memory.
     [[nodiscard]] Result<void> begin();
-    /// Seals and copies what is kept of the session's device; then it is whole and flushed. Errors: those of
+    /// Copies what is to be copied of the session's device; then it is whole and flushed. Errors: those of
     /// Keeper::take().
     [[nodiscard]] Result<void> take(driver::DeviceSession& session, ProgressCounter& progress);
     /// From here on the contents are kept, under the numbers that add() gave; Contents::forget() is the way
     /// back.
-    void admit() noexcept { contents_.admit(ranges_, batches_); }
+    void admit() noexcept;
     /// After admit(): renames files that are to stay to *.kept. Not before all are whole: a sleep that fails,
     /// or is killed, leaves only what the next one removes. Errors: out_of_disk, io_failed.
     [[nodiscard]] Result<void> keep_files();
@@ -46,14 +66,24 @@ private:
         Number number = 0;
         driver::DeviceAddress address = 0;
         KeptRange* range = nullptr; ///< in ranges_
+        model::Store store = model::Store::host;
+        std::string tag;
+        Number previous = 0;
+        Contents::Lent lent{};       ///< the previous range, from begin() to admit()
+        bool is_overwritten = false; ///< the previous range's places
     };
     /// One device's part.
     struct Part {
         std::vector<Item> items;
-        std::map<std::pair<model::Store, std::string>, Batch*> batches; ///< by store and tag
+        std::map<std::pair<model::Store, std::string>, Batch*> batches; ///< new ones, by store and tag
+        std::vector<Move> replaced; ///< blocks that get new contents in the places that they have
         Bytes bytes = 0;
+        Bytes stored = 0;
+        Bytes copied = 0;
     };
-    [[nodiscard]] Batch& batch_for(const Label& label, model::Store store);
+    [[nodiscard]] Batch& batch_for(Part& part, int device, const Item& item);
+    void lay_out(Part& part, int device, Item& item);
+    [[nodiscard]] static Result<void> replace(Transfer& transfer, const Part& part);
     [[nodiscard]] static Result<void> take_from_all(Transfer& transfer, const Part& part);
 
     Contents& contents_;

@@ -194,7 +194,7 @@ Ledger::report(const std::function<Bytes(std::uint64_t range)>& in_files) const 
         row.policy = tag.policy;
         sum.add(backing);
         add_to(row, backing);
-        if (backing.kept.range != 0 && backing.residence() != Residence::damaged)
+        if (backing.kept.bytes != 0 && backing.residence() != Residence::damaged)
             row.in_files += in_files(backing.kept.range);
     }
     std::vector<model::TagReport> reports;

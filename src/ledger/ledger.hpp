@@ -26,7 +26,7 @@ using TagId = std::uint32_t;
 /// What is kept of a backing's contents.
 struct Kept {
     std::uint64_t range = 0; ///< the kept range's number; 0 for none
-    Bytes bytes = 0;         ///< of the backing, that it holds
+    Bytes bytes = 0;         ///< of the backing, that it holds for the next wake
 };
 
 /// Physical memory of one handle, and the one mapping that shows it. Sizes and addresses are multiples of the
@@ -46,7 +46,7 @@ struct Backing {
         nullptr;                 ///< why it has to stay on the GPU, in static text; null when it may sleep
     std::uint64_t handle = 0;    ///< the driver's physical memory; 0 when it has none
     std::vector<Span> preserved; ///< sorted, disjoint, not touching
-    Kept kept;                   ///< none while awake
+    Kept kept; ///< while awake, the range of its last sleep, 0 bytes: what is retained for the next
 
     [[nodiscard]] model::Residence residence() const noexcept { return residence_; }
     [[nodiscard]] std::uint64_t end() const noexcept { return address + bytes; }

@@ -19,5 +19,7 @@ inline constexpr const char* k_release_gil =
     "GPU_SLEEP_RELEASE_GIL";                            ///< 1: a thread that waits lets Python run; 0
 inline constexpr const char* k_log = "GPU_SLEEP_LOG";   ///< error, warning, info or debug; see log::enabled()
 inline constexpr const char* k_gate = "GPU_SLEEP_GATE"; ///< shut or checked
+inline constexpr const char* k_retain =
+    "GPU_SLEEP_RETAIN"; ///< bytes of host memory that contents may take while their memory is awake
 
 } // namespace gpu_sleep::model::environment

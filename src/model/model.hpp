@@ -125,6 +125,9 @@ struct SleepRequest {
     std::string directory;        ///< for files, absolute, as the process sees it; empty without a file store
     bool spill = false;           ///< use files if host memory is too small
     bool keep_files = false;      ///< leave the files when the process wakes
+    bool copy_all = false;        ///< copy contents also where they are retained and have not changed
+    /// Nothing sleeps: give back the host memory that is retained of what is awake.
+    bool release_retained = false;
 };
 
 /// Whether it keeps anything in files, but for what spills.
@@ -166,6 +169,8 @@ struct DeviceReport {
     Bytes free_before = 0; ///< free GPU memory as the driver reported it; 0 when it was not asked
     Bytes free_after = 0;  ///< likewise; in a dry run, what it would be
     Bytes total = 0;
+    Bytes stored = 0; ///< of those kept by a sleep, what takes room: all but blocks of zeros
+    Bytes copied = 0; ///< of those stored, what had changed since the last sleep, and was copied
 };
 
 /// Memory that always stays on the GPU: all of one kind on one device.
@@ -208,6 +213,7 @@ struct Report {
     State state = State::awake; ///< of the whole process, afterwards
     Bytes host_bytes = 0;       ///< host memory that the agent holds for contents, afterwards
     Bytes file_bytes = 0;       ///< what its files take on disk, afterwards
+    Bytes retained_bytes = 0;   ///< host memory that holds contents of what is awake, for the next sleep
     double state_seconds = 0;   ///< how long the process has been in its state; 0 right after a change
     PhaseTimes times;
     std::vector<TagReport> tags;                     ///< every tag of the process, afterwards

@@ -96,7 +96,7 @@ auto fields(Is<model::StatusRequest> auto&) {
 auto fields(Is<model::SleepRequest> auto& r) {
     return std::tie(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout, r.bounds_all,
                     r.on_touch, r.gate, r.force, r.touch_limit, r.store, r.stores, r.directory, r.spill,
-                    r.keep_files);
+                    r.keep_files, r.copy_all, r.release_retained);
 }
 auto fields(Is<model::TagStore> auto& s) {
     return std::tie(s.tag, s.store);
@@ -121,8 +121,8 @@ auto fields(Is<Error> auto& e) {
 }
 auto fields(Is<model::Report> auto& r) {
     return std::tie(r.operation, r.level, r.dry_run, r.changed, r.pid, r.name, r.state, r.host_bytes,
-                    r.file_bytes, r.state_seconds, r.times, r.tags, r.devices, r.dropped_without_refill,
-                    r.notes, r.intercepts, r.gate, r.on_touch, r.waiting, r.touches, r.last_touch, r.residual,
+                    r.file_bytes, r.retained_bytes, r.state_seconds, r.times, r.tags, r.devices,
+                    r.dropped_without_refill, r.notes, r.intercepts, r.gate, r.on_touch, r.waiting, r.touches, r.last_touch, r.residual,
                     r.wakes_waiting);
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
@@ -136,7 +136,8 @@ auto fields(Is<model::Policy> auto& p) {
     return std::tie(p.retention, p.refillable);
 }
 auto fields(Is<model::DeviceReport> auto& d) {
-    return std::tie(d.device, d.name, d.released, d.kept, d.dropped, d.free_before, d.free_after, d.total);
+    return std::tie(d.device, d.name, d.released, d.kept, d.dropped, d.free_before, d.free_after, d.total,
+                    d.stored, d.copied);
 }
 auto fields(Is<model::Residual> auto& r) {
     return std::tie(r.kind, r.device, r.bytes, r.count, r.reason);

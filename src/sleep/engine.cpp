@@ -115,6 +115,18 @@ void add_given_up(const SleepPlan& plan, model::Report& report) {
     }
 }
 
+/// When it ends, nothing is copied any more.
+class Protecting {
+public:
+    explicit Protecting(contents::Contents& contents) noexcept : contents_(contents) {}
+    Protecting(const Protecting&) = delete;
+    Protecting& operator=(const Protecting&) = delete;
+    ~Protecting() { contents_.protect(); }
+
+private:
+    contents::Contents& contents_;
+};
+
 } // namespace
 
 Result<void> Engine::sleep(const model::SleepRequest& request, const Control& control,
@@ -126,6 +138,7 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     if (plan->is_empty()) return {};
     auto options = contents::open_stores(contents_, request, report.notes);
     if (!options) return std::move(options).error();
+    const Protecting protecting(contents_);
     SleepTransaction transaction(api_, contents_, *plan, *std::move(options));
     const auto start = Clock::now();
     GPU_SLEEP_TRY(transaction.prepare(control));
@@ -148,12 +161,14 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
     add_given_up(plan, report);
     contents::Save save(contents_, {}, plan.devices.size());
     static_cast<void>(draft(plan, save));
+    save.lay_out();
     GPU_SLEEP_TRY(save.note_needs({request}, report.notes));
     if (request.spill) {
         const auto in_host = save.needs(model::Store::host);
         if (!in_host) return in_host.error();
         contents::Save spilled(contents_, {}, plan.devices.size());
         static_cast<void>(draft(plan, spilled, model::Store::file));
+        spilled.lay_out();
         if (*in_host > 0) GPU_SLEEP_TRY(spilled.note_needs({request, true}, report.notes));
     }
     return add_memory(api_, free_after_sleep, report);
@@ -164,12 +179,13 @@ void Engine::adjust_asleep(const model::SleepRequest& request, model::Report& re
     std::vector<contents::Number> asleep;
     for (const auto& [address, backing] : ledger_.backings()) {
         const auto& tag = ledger_.tag(backing.tag).name;
-        if (backing.kept.range == 0 || !is_asked_for(request, tag)) continue;
+        if (!backing.is_asleep() || backing.kept.range == 0 || !is_asked_for(request, tag)) continue;
         asleep.push_back(backing.kept.range);
-        const auto& keeper = contents_.keeper_of(backing.kept.range);
+        const auto* const keeper = contents_.keeper_of(backing.kept.range);
+        if (!keeper) continue;
         const auto wanted = store_for(request, tag);
         const bool is_default = wanted == model::Store::host && !store_named_for(request, tag);
-        if (keeper.store() != wanted && !is_default) elsewhere[tag] = keeper.where();
+        if (keeper->store() != wanted && !is_default) elsewhere[tag] = keeper->where();
     }
     for (const auto& [tag, where] : elsewhere)
         report.notes.push_back(fmt::format(
@@ -206,6 +222,7 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
     }
     if (plan->is_empty()) return woken_but(plan->spoiled, *plan);
 
+    const Protecting protecting(contents_);
     WakeTransaction transaction(api_, contents_);
     const auto start = Clock::now();
     auto spoiled = plan->spoiled;

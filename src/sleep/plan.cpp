@@ -157,7 +157,7 @@ std::vector<Drafted> draft(const SleepPlan& plan, contents::Save& save, std::opt
         Bytes bytes = 0;
         for (const auto& span : spans) bytes += span.bytes;
         const auto number = save.add({backing.device, target.tag}, store.value_or(target.store),
-                                     backing.address, std::move(spans));
+                                     backing.address, std::move(spans), backing.kept.range);
         drafted.push_back({&backing, {number, bytes}});
     };
     for (const auto& [ordinal, part] : plan.devices) {

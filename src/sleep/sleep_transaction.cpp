@@ -38,7 +38,6 @@ Bytes bytes_of(const std::vector<Backing*>& backings) noexcept {
 
 Result<void> SleepTransaction::prepare(const contents::Control& control) {
     drafted_ = draft(plan_, save_);
-    Bytes total = 0;
     for (const auto& [ordinal, part] : plan_.devices) {
         auto& device = devices_.emplace_back();
         device.device = ordinal;
@@ -47,14 +46,23 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
         device.unmapped.assign(device.runs.size(), false);
         device.report.kept = save_.bytes(ordinal);
         device.report.dropped = bytes_of(all) - device.report.kept;
-        total += device.report.kept;
     }
-    GPU_SLEEP_TRY(save_.begin());
     for (auto& device : devices_) {
         auto session = open_session(api_, device.device, device.report);
         if (!session) return std::move(session).error();
         device.session = *std::move(session);
     }
+    contents::ProgressCounter sealing(control, 0);
+    GPU_SLEEP_TRY(run_side_by_side(devices_, sealing,
+                                   [&](DeviceSleep& device) { return save_.seal(*device.session); }));
+    save_.lay_out();
+    Bytes total = 0;
+    for (auto& device : devices_) {
+        device.report.stored = save_.stored(device.device);
+        device.report.copied = save_.copied(device.device);
+        total += device.report.copied;
+    }
+    GPU_SLEEP_TRY(save_.begin());
     contents::ProgressCounter progress(control, total);
     return run_side_by_side(devices_, progress,
                             [&](DeviceSleep& device) { return save_.take(*device.session, progress); });
@@ -97,7 +105,10 @@ std::size_t SleepTransaction::leave_asleep() {
             if (!device.unmapped[i]) continue;
             for (auto* backing : device.runs[i].backings) {
                 const bool is_kept = std::find(keep.begin(), keep.end(), backing) != keep.end();
-                Ledger::move(*backing, is_kept ? Residence::kept : Residence::dropped);
+                if (is_kept)
+                    Ledger::move(*backing, Residence::kept);
+                else
+                    drop(*backing);
                 ++count;
             }
         }
@@ -126,13 +137,19 @@ Result<void> SleepTransaction::commit() {
         release(device);
         const auto& plan = plan_.devices.at(device.device);
         for (auto* backing : plan.keep) Ledger::move(*backing, Residence::kept);
-        for (auto* backing : plan.drop) Ledger::move(*backing, Residence::dropped);
+        for (auto* backing : plan.drop) drop(*backing);
     }
     for (auto* backing : plan_.give_up) {
         contents_.forget(std::exchange(backing->kept, {}).range);
         Ledger::move(*backing, Residence::dropped);
     }
     return {};
+}
+
+void SleepTransaction::drop(Backing& backing) noexcept {
+    // Where no span of it is kept, what was retained of it goes, too.
+    if (backing.kept.bytes == 0) contents_.forget(std::exchange(backing.kept, {}).range);
+    Ledger::move(backing, Residence::dropped);
 }
 
 void SleepTransaction::release(DeviceSleep& device) {

@@ -49,6 +49,7 @@ private:
     /// What could not be mapped again sleeps: nobody may touch it, and a wake maps it. Returns how many
     /// ranges.
     std::size_t leave_asleep();
+    void drop(ledger::Backing& backing) noexcept;
     void release(DeviceSleep& device);
     /// Has the contents kept, and their owners know of it; forget_kept() takes it back.
     void admit() noexcept;

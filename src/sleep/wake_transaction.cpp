@@ -146,7 +146,8 @@ void WakeTransaction::commit() {
         for (const auto& run : device.runs) {
             for (auto* backing : run.backings) {
                 backing->needs_refill |= backing->has_lost_contents();
-                contents_.forget(std::exchange(backing->kept, {}).range);
+                backing->kept.bytes = 0;
+                if (!contents_.retain(backing->kept.range)) backing->kept = {};
                 Ledger::move(*backing, Residence::device);
             }
         }

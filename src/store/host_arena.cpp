@@ -137,6 +137,19 @@ bool HostArena::unpin_next() noexcept {
     return false;
 }
 
+void HostArena::protect() noexcept {
+    if (is_protected_) return;
+    is_protected_ = ::mprotect(data_, round_up(bytes_, page_bytes()), PROT_NONE) == 0;
+}
+
+Result<void> HostArena::unprotect() noexcept {
+    if (!is_protected_) return {};
+    if (::mprotect(data_, round_up(bytes_, page_bytes()), PROT_READ | PROT_WRITE) != 0)
+        return errno_error(ErrorCode::out_of_host_memory, errno, "mprotect", "cannot reach kept contents");
+    is_protected_ = false;
+    return {};
+}
+
 std::span<std::byte> HostArena::piece(std::size_t index) const noexcept {
     const auto offset = index * k_piece_bytes;
     return {data_ + offset, std::min(k_piece_bytes, bytes_ - offset)};

@@ -59,6 +59,12 @@ public:
     /// make the wake up to five times as long. What cannot be pinned is copied unpinned. While nobody copies
     /// from or to the arena. Where there is no memory for it (which is thrown) nothing has changed.
     [[nodiscard]] Bytes shrink(std::size_t index, std::span<const std::span<const std::byte>> needed);
+    /// Puts the memory out of reach of this process's threads, or within it again; the GPUs' copies of what
+    /// is pinned do not ask. One system call each, for all of it. What cannot be protected stays in reach.
+    /// Errors of unprotect(): out_of_host_memory (the kernel has no room to note it; all stays as it is).
+    /// Source: mprotect(2).
+    void protect() noexcept;
+    [[nodiscard]] Result<void> unprotect() noexcept;
     /// Unpins and returns all memory, but for parts that cannot be unpinned: those stay for good, with a
     /// warning. No ArenaPreparer may still work on it. Takes 12 ms a GiB when pinned.
     ~HostArena();
@@ -101,6 +107,7 @@ private:
     std::byte* data_;
     std::vector<std::vector<Part>> pieces_; ///< what of each is left, in order
     std::size_t unpinned_ = 0;              ///< pieces that unpin_next() has gone through
+    bool is_protected_ = false;
     std::atomic<Bytes> populated_bytes_{0};
     std::atomic<bool> has_complained_{false}; ///< of memory that cannot be pinned
 };

@@ -67,20 +67,67 @@ public:
 
     [[nodiscard]] CUdeviceptr pattern() const noexcept { return pattern_; }
 
+    /// Memory that was filled, and may be changed.
+    void add(CUdeviceptr memory, Bytes bytes) { filled_.push_back({memory, bytes}); }
+    /// Changes a word in every `nth` MiB of it; another one each time.
+    [[nodiscard]] Result<void> change(Bytes nth) {
+        ++changes_;
+        for (const auto& [memory, bytes] : filled_)
+            for (Bytes at = 0; at < bytes; at += k_mib, ++blocks_)
+                if (blocks_ % nth == 0)
+                    GPU_SLEEP_TRY(
+                        check(cuMemsetD32Async(memory + at, changes_, 1, nullptr), "cuMemsetD32Async"));
+        return check(cuCtxSynchronize(), "cuCtxSynchronize");
+    }
+
 private:
+    struct Filled {
+        CUdeviceptr memory = 0;
+        Bytes bytes = 0;
+    };
+
     CUdeviceptr pattern_ = 0;
+    std::vector<Filled> filled_;
+    unsigned changes_ = 0;
+    Bytes blocks_ = 0; ///< looked at, in all changes
 };
 
-Result<std::string> hold(const Device& device, std::istream& words) {
+Result<CUdeviceptr> allocate(const std::string& tag, Bytes bytes) {
+    void* memory = nullptr;
+    GPU_SLEEP_TRY(check(gpu_sleep_alloc(&memory, bytes, 0, tag.c_str()), "gpu_sleep_alloc"));
+    return reinterpret_cast<CUdeviceptr>(memory);
+}
+
+Result<std::string> hold_zeros(std::istream& words) {
+    std::string tag;
+    words >> tag;
+    for (Bytes bytes = 0; words >> bytes;) {
+        const auto memory = allocate(tag, bytes);
+        if (!memory) return memory.error();
+        GPU_SLEEP_TRY(check(cuMemsetD8(*memory, 0, bytes), "cuMemsetD8"));
+    }
+    GPU_SLEEP_TRY(check(cuCtxSynchronize(), "cuCtxSynchronize"));
+    return std::string("ok");
+}
+
+Result<std::string> change(Device& device, std::istream& words) {
+    Bytes nth = 1;
+    words >> nth;
+    GPU_SLEEP_TRY(device.change(std::max<Bytes>(1, nth)));
+    return std::string("ok");
+}
+
+Result<std::string> hold(Device& device, std::istream& words) {
     std::string tag;
     int retention = 0;
     words >> tag >> retention;
     GPU_SLEEP_TRY(check(gpu_sleep_set_policy(tag.c_str(), static_cast<gpu_sleep_retention>(retention), 0),
                         "gpu_sleep_set_policy"));
     for (Bytes bytes = 0; words >> bytes;) {
-        void* memory = nullptr;
-        GPU_SLEEP_TRY(check(gpu_sleep_alloc(&memory, bytes, 0, tag.c_str()), "gpu_sleep_alloc"));
-        GPU_SLEEP_TRY(device.fill(reinterpret_cast<CUdeviceptr>(memory), bytes));
+        const auto memory = allocate(tag, bytes);
+        if (!memory) return memory.error();
+        GPU_SLEEP_TRY(device.fill(*memory, bytes));
+        device.add(*memory, bytes);
     }
     return std::string("ok");
 }
@@ -162,11 +209,13 @@ Result<std::string> measure_link(const Device& device) {
     return fmt::format("{} {}", best_to_host, best_to_device);
 }
 
-Result<std::string> answer(const Device& device, const std::string& line) {
+Result<std::string> answer(Device& device, const std::string& line) {
     std::istringstream words(line);
     std::string command;
     words >> command;
     if (command == "hold") return hold(device, words);
+    if (command == "hold-zeros") return hold_zeros(words);
+    if (command == "change") return change(device, words);
     if (command == "hold-plainly") return hold_plainly(device, words);
     if (command == "memory") return memory();
     if (command == "device") return describe_device();

@@ -10,7 +10,9 @@ namespace gpu_sleep::bench {
 /// status. Sizes are in bytes; what fails is answered by "error: " and a sentence.
 ///
 ///     hold TAG RETENTION BYTES...   allocates and fills memory of the agent; RETENTION as in gpu_sleep.h
-///     hold-plainly BYTES...         the same with the driver alone
+///     hold-zeros TAG BYTES...       allocates memory of the agent, and sets it to zero
+///     change NTH                    changes a word in every NTH MiB of what `hold` has filled
+///     hold-plainly BYTES...         as `hold`, with the driver alone
 ///     memory                        "FREE TOTAL" of the device, as the driver says
 ///     device                        "real NAME" or "simulated NAME"
 ///     link                          "TO_HOST TO_DEVICE": page-locked copies, in bytes a second

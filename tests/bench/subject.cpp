@@ -83,6 +83,18 @@ Result<void> Subject::hold(std::string_view tag, int retention, const std::vecto
     return {};
 }
 
+Result<void> Subject::hold_zeros(std::string_view tag, const std::vector<Bytes>& sizes) {
+    const auto answer = ask(fmt::format("hold-zeros {} {}", tag, fmt::join(sizes, " ")));
+    if (!answer) return answer.error();
+    return {};
+}
+
+Result<void> Subject::change(Bytes nth) {
+    const auto answer = ask(fmt::format("change {}", nth));
+    if (!answer) return answer.error();
+    return {};
+}
+
 Result<void> Subject::hold_plainly(const std::vector<Bytes>& sizes) {
     const auto answer = ask(fmt::format("hold-plainly {}", fmt::join(sizes, " ")));
     if (!answer) return answer.error();
@@ -125,6 +137,7 @@ Result<Timed> Subject::run(std::string_view command, std::vector<std::string> ar
     timed.seconds = done->seconds;
     timed.inside_seconds = report.at("times").at("total_seconds");
     timed.kept = sum_of(report, "kept_bytes");
+    timed.copied = sum_of(report, "copied_bytes");
     timed.host_bytes = report.at("host_bytes");
     return timed;
 }

@@ -20,6 +20,7 @@ struct Timed {
     double seconds = 0;
     double inside_seconds = 0; ///< of those, the operation itself, as the agent says
     Bytes kept = 0;            ///< contents moved to, or brought back from, host memory
+    Bytes copied = 0;          ///< of those, by a sleep, what had changed
     Bytes host_bytes = 0;      ///< host memory that the agent holds for contents afterwards, as it says
 };
 
@@ -44,7 +45,11 @@ public:
 
     /// Allocates one range or more of these sizes, under `tag`. `retention` as in gpu_sleep.h.
     [[nodiscard]] Result<void> hold(std::string_view tag, int retention, const std::vector<Bytes>& sizes);
-    /// The same without the agent.
+    /// The same, of zeros.
+    [[nodiscard]] Result<void> hold_zeros(std::string_view tag, const std::vector<Bytes>& sizes);
+    /// Changes a word in every `nth` MiB of what hold() has filled.
+    [[nodiscard]] Result<void> change(Bytes nth);
+    /// As hold(), without the agent.
     [[nodiscard]] Result<void> hold_plainly(const std::vector<Bytes>& sizes);
     [[nodiscard]] Result<GpuMemory> gpu_memory();
     [[nodiscard]] Result<std::string> device();

@@ -84,7 +84,45 @@ TEST_CASE("Memory: host memory goes back as contents are freed asleep", "[memory
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check_all") == "intact");
     CHECK(host.tell("faults") == "0");
-    CHECK(becomes_true([&] { return host.tell("pinned") == "0"; }));
+    CHECK(host.command("gpu-ps", {"--json"}).json("/processes/0/report/retained_bytes") ==
+          std::to_string(k_each));
+    const auto released = host.command("gpu-sleep", {"--release-retained"});
+    CHECK(released.status == 0);
+    CHECK_THAT(released.out, mentions("gave back 20.0 MiB of retained host memory"));
+    CHECK(host.state() == "awake");
+    CHECK(host.tell("pinned") == "0");
+    CHECK(host.command("gpu-ps", {"--json"}).json("/processes/0/report/retained_bytes") == "0");
+}
+
+TEST_CASE("Memory: a process retains what it is allowed to, and copies only what changed", "[memory]") {
+    struct Case {
+        const char* setting;
+        Bytes retained, copied;
+    };
+    const auto [setting, retained, copied] =
+        GENERATE(Case{"GPU_SLEEP_RETAIN=0", 0, 12 * k_mib},
+                 Case{"GPU_SLEEP_RETAIN=5000000", 4 * k_mib, 8 * k_mib}, Case{"", 12 * k_mib, 0});
+    INFO(setting);
+    Host host({setting});
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc kv_cache 8388608 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    const auto awake = host.command("gpu-ps", {"--json"});
+    CHECK(awake.json("/processes/0/report/retained_bytes") == std::to_string(retained));
+    if (retained != 0)
+        CHECK_THAT(host.command("gpu-ps").out,
+                   mentions(format_bytes(retained) + " of host memory are retained"));
+    const auto again = host.command("gpu-sleep", {"--json"});
+    CHECK(again.json("/processes/0/report/devices/0/kept_bytes") == std::to_string(12 * k_mib));
+    CHECK(again.json("/processes/0/report/devices/0/stored_bytes") == std::to_string(12 * k_mib));
+    CHECK(again.json("/processes/0/report/devices/0/copied_bytes") == std::to_string(copied));
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    const auto all = host.command("gpu-sleep", {"--copy-all", "--json"});
+    CHECK(all.json("/processes/0/report/devices/0/copied_bytes") == std::to_string(12 * k_mib));
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
 }
 
 TEST_CASE("Memory: a whole tag that is freed asleep gives all its host memory back at once", "[memory]") {

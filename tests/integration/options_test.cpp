@@ -76,6 +76,8 @@ const std::map<std::string, Kind>& kinds() {
         {"--force", flag()},
         {"--keep-files", {{}, {}, false, {"--spill", "/nonexistent"}}},
         {"--keep-leftovers", flag()},
+        {"--copy-all", flag()},
+        {"--release-retained", flag()},
         {"--await", flag()}, // which is refused without --watch, and waits with it
         {"--release-gil", flag()},
         {"--keep-gil", flag()},
@@ -86,6 +88,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--wait", duration()},
         {"--touch-limit", duration()},
         {"--min-size", size()},
+        {"--retain", size()},
         {"--level", choice({"1", "2"})},
         {"--on-touch", choice({"wait", "wake", "fail"})},
         {"--gate", choice({"shut", "checked"})},

@@ -150,14 +150,14 @@ TEST_CASE("Run: the options are the agent's environment", "[run]") {
     CHECK(value_in(plain, "LD_PRELOAD") == agent_file());
     CHECK(value_in(plain, "GPU_SLEEP_CAPTURE") == "1");
     for (const auto* name :
-         {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "RELEASE_GIL", "GATE"})
+         {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "RELEASE_GIL", "GATE", "RETAIN"})
         CHECK(value_in(plain, fmt::format("GPU_SLEEP_{}", name)) == "none");
 
     const Scratch scratch;
     std::ofstream(scratch.file("rules.json")) << R"({"rules": [{"library": "libx", "capture": false}]})";
     const auto all = environment_after({"--name", "llama", "--tag=weights", "--min-size", "64KiB", "--rules",
                                         scratch.file("rules.json"), "--on-touch", "wake", "--touch-limit",
-                                        "1.5s", "--release-gil", "--gate", "checked"});
+                                        "1.5s", "--release-gil", "--gate", "checked", "--retain", "2GiB"});
     CHECK(value_in(all, "GPU_SLEEP_NAME") == "llama");
     CHECK(value_in(all, "GPU_SLEEP_TAG") == "weights");
     CHECK(value_in(all, "GPU_SLEEP_MIN_SIZE") == "65536");
@@ -166,6 +166,7 @@ TEST_CASE("Run: the options are the agent's environment", "[run]") {
     CHECK(value_in(all, "GPU_SLEEP_TOUCH_LIMIT") == "1500");
     CHECK(value_in(all, "GPU_SLEEP_RELEASE_GIL") == "1");
     CHECK(value_in(all, "GPU_SLEEP_GATE") == "checked");
+    CHECK(value_in(all, "GPU_SLEEP_RETAIN") == "2147483648");
 
     const auto none = environment_after({"--no-capture", "--keep-gil"});
     CHECK(value_in(none, "GPU_SLEEP_CAPTURE") == "0");

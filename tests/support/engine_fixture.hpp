@@ -65,10 +65,19 @@ public:
     }
 
     /// Fills allocation `index` with one byte.
-    void make_even(std::size_t index) {
+    void make_even(std::size_t index, std::uint8_t value = 7) {
+        fill(index, {0, allocations_[index].contents.size()}, value);
+    }
+    /// Fills a part of allocation `index`, which is awake, with one byte.
+    void fill(std::size_t index, Span span, std::uint8_t value) {
         auto& allocation = allocations_[index];
-        std::fill(allocation.contents.begin(), allocation.contents.end(), std::uint8_t{7});
+        std::fill_n(allocation.contents.begin() + static_cast<std::ptrdiff_t>(span.offset), span.bytes,
+                    value);
         write(ledger_.find(allocation.address)->device, allocation);
+    }
+    /// Changes one byte of it.
+    void change(std::size_t index, Bytes offset) {
+        fill(index, {offset, 1}, static_cast<std::uint8_t>(allocations_[index].contents[offset] + 1));
     }
 
     [[nodiscard]] Result<void> free(driver::DeviceAddress address) {
@@ -96,6 +105,7 @@ public:
     }
 
     [[nodiscard]] Bytes host_bytes() { return engine_.contents().held(model::Store::host); }
+    [[nodiscard]] Bytes retained_bytes() { return engine_.contents().retained(); }
     [[nodiscard]] Bytes file_bytes() { return engine_.contents().held(model::Store::file); }
 
     /// Flips a bit of what is kept in host memory of allocation `index`, at `offset` in it.
@@ -103,7 +113,8 @@ public:
         const auto& range = engine_.contents().at(ledger_.find(allocations_[index].address)->kept.range);
         contents::for_each_block(range, [&](const contents::Block& block, Span span) {
             if (offset < span.offset || offset >= span.end()) return;
-            const auto& batch = dynamic_cast<const contents::HostBatch&>(*block.place.batch);
+            auto& batch = dynamic_cast<contents::HostBatch&>(*block.place.batch);
+            REQUIRE(batch.unprotect());
             sim_flip_bit(reinterpret_cast<std::uint64_t>(batch.arena().data()),
                          block.place.at + (offset - span.offset), bit);
         });

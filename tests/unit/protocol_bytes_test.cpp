@@ -73,10 +73,11 @@ Report report_to_send() {
     report.state = State::damaged;
     report.host_bytes = 0x21;
     report.file_bytes = 0x22;
+    report.retained_bytes = 0x23;
     report.state_seconds = 0.5;
     report.times = {1, 2, 4, 8, 16};
     report.tags = {tag_to_send(), TagReport()};
-    report.devices = {{3, "H200", 0x31, 0x32, 0x33, 0x34, 0x35, 0x36}};
+    report.devices = {{3, "H200", 0x31, 0x32, 0x33, 0x34, 0x35, 0x36, 0x37, 0x38}};
     report.dropped_without_refill = {"a"};
     report.notes = {"n", ""};
     report.intercepts = true;
@@ -113,6 +114,8 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     sleep.directory = "/d";
     sleep.spill = true;
     sleep.keep_files = false;
+    sleep.copy_all = true;
+    sleep.release_retained = false;
     check_bytes(sleep, "02:"
                        "02"
                        "010000000100000074"
@@ -128,7 +131,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                        "01"
                        "0200000001000000730002000000737301"
                        "020000002f64"
-                       "0100");
+                       "01000100");
 
     check_bytes(WakeRequest{{"w"}, true, Milliseconds(0x0506), false, Milliseconds(0x0708)},
                 "03:"
@@ -162,6 +165,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "050000006c6c616d61"
                 "03"
                 "21000000000000002200000000000000"
+                "2300000000000000"
                 "000000000000e03f"
                 "000000000000f03f0000000000000040"
                 "000000000000104000000000000020400000000000003040"
@@ -181,6 +185,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "01000000030000000400000048323030"
                 "310000000000000032000000000000003300000000000000"
                 "340000000000000035000000000000003600000000000000"
+                "37000000000000003800000000000000"
                 "010000000100000061"
                 "02000000010000006e00000000"
                 "010201"

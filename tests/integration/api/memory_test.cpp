@@ -155,11 +155,20 @@ TEST_CASE("Devices: several sleep and wake at the same time", "[api]") {
     const TaggedMemory seconds("second", 4 * k_mib, 1);
     sleep(); // makes ready what is made once
     wake();
+    unsigned char value = 0;
+    const auto change = [&] { // so that there is something to copy
+        ++value;
+        first.enter();
+        check(cuMemsetD8(firsts.address(), value, firsts.bytes()));
+        second.enter();
+        check(cuMemsetD8(seconds.address(), value, seconds.bytes()));
+    };
     // One copy each way for a device, which alone takes this long: one after the other takes twice as long.
     constexpr Milliseconds k_copy{500};
     for (const auto* name : {"cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"})
         sim_delay(name, std::chrono::microseconds(k_copy).count());
     for (const auto* tag : {"first", "second"}) {
+        change();
         CHECK(time_of([&] { sleep(tag); }) >= k_copy);
         CHECK(time_of([&] { wake(tag); }) >= k_copy);
     }
@@ -167,6 +176,7 @@ TEST_CASE("Devices: several sleep and wake at the same time", "[api]") {
     bool has_slept = false;
     bool has_woken = false;
     for (int i = 0; i < k_tries && !(has_slept && has_woken); ++i) {
+        change();
         has_slept |= time_of([] { sleep(); }) < 2 * k_copy;
         has_woken |= time_of([] { wake(); }) < 2 * k_copy;
     }
