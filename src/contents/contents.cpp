@@ -89,17 +89,23 @@ Result<bool> Contents::keep_files(const std::vector<Number>& ranges) {
     for (const auto range : ranges)
         for_each_part(ranges_.at(range), [&](Batch& batch, Span) { batches.insert(&batch); });
     Result<void> done;
-    std::set<std::shared_ptr<const store::SnapshotDirectory>> directories;
+    std::map<std::shared_ptr<const store::SnapshotDirectory>, std::vector<Batch*>> directories;
     for (auto* const batch : batches) {
         auto directory = batch->keep_file();
         if (!directory) {
             done = std::move(directory).error();
             break;
         }
-        if (*directory) directories.insert(*std::move(directory));
+        if (*directory) directories[*std::move(directory)].push_back(batch);
     }
-    // Also after a failure: what has its name by now is not named again.
-    for (const auto& directory : directories) GPU_SLEEP_TRY(directory->flush());
+    // Also after a failure: what has its name by now is to keep it.
+    for (const auto& [directory, named] : directories) {
+        if (auto flushed = directory->flush(); !flushed) {
+            if (done) done = std::move(flushed);
+            continue;
+        }
+        for (auto* const batch : named) batch->note_flushed();
+    }
     if (!done) return std::move(done).error();
     return !directories.empty();
 }

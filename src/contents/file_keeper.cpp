@@ -58,8 +58,8 @@ Result<Bytes> FileBatch::needs() const {
 }
 
 Result<std::shared_ptr<const store::SnapshotDirectory>> FileBatch::keep_file() {
-    if (stays_) return std::shared_ptr<const store::SnapshotDirectory>();
-    GPU_SLEEP_TRY(snapshot_->file.keep());
+    if (is_name_flushed_) return std::shared_ptr<const store::SnapshotDirectory>();
+    if (!stays_) GPU_SLEEP_TRY(snapshot_->file.keep());
     stays_ = true;
     return directory_;
 }

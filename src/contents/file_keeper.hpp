@@ -25,6 +25,7 @@ public:
         return snapshot_ ? snapshot_->header.file_bytes : 0;
     }
     [[nodiscard]] Result<std::shared_ptr<const store::SnapshotDirectory>> keep_file() override;
+    void note_flushed() noexcept override { is_name_flushed_ = true; }
     void retire(Files files) noexcept override;
     [[nodiscard]] std::optional<std::filesystem::path> left_behind() const override;
 
@@ -39,7 +40,8 @@ private:
 
     Label label_;
     std::shared_ptr<const store::SnapshotDirectory> directory_;
-    bool stays_ = false; ///< the file, when the contents are no longer needed
+    bool stays_ = false;           ///< the file, when the contents are no longer needed
+    bool is_name_flushed_ = false; ///< under which it stays
     Bytes bytes_ = 0;
     std::vector<Bytes> starts_; ///< of each extent
     std::optional<store::Snapshot> snapshot_;

@@ -95,11 +95,12 @@ public:
     /// `span` is no longer needed. Returns whether more has become worth giving back.
     [[nodiscard]] virtual bool forget(Span span) noexcept;
     [[nodiscard]] bool is_needed() const noexcept { return live_ != 0; }
-    /// Makes its file one that stays, once the directory that this returns is flushed; null if it has none,
-    /// or it stays already. Errors: out_of_disk, io_failed.
+    /// Makes its file one that stays, once the directory that this returns is flushed and note_flushed() was
+    /// called; null if it has none, or it stays already. Errors: out_of_disk, io_failed.
     [[nodiscard]] virtual Result<std::shared_ptr<const store::SnapshotDirectory>> keep_file() {
         return std::shared_ptr<const store::SnapshotDirectory>();
     }
+    virtual void note_flushed() noexcept {}
 
     /// A part of it that is worth giving back. It counts as tried from then on, whatever comes of it.
     [[nodiscard]] virtual std::optional<std::size_t> take_waste() noexcept { return std::nullopt; }

@@ -122,8 +122,8 @@ auto fields(Is<Error> auto& e) {
 auto fields(Is<model::Report> auto& r) {
     return std::tie(r.operation, r.level, r.dry_run, r.changed, r.pid, r.name, r.state, r.host_bytes,
                     r.file_bytes, r.retained_bytes, r.state_seconds, r.times, r.tags, r.devices,
-                    r.dropped_without_refill, r.notes, r.intercepts, r.gate, r.on_touch, r.waiting, r.touches, r.last_touch, r.residual,
-                    r.wakes_waiting);
+                    r.dropped_without_refill, r.notes, r.intercepts, r.gate, r.on_touch, r.waiting, r.touches,
+                    r.last_touch, r.residual, r.wakes_waiting);
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tie(t.callbacks, t.drain, t.transfer, t.release, t.total);

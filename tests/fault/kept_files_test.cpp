@@ -150,6 +150,12 @@ TEST_CASE("Kept files: names that could not be flushed are reported, and all is 
     CHECK(notes.front().find("fsync") != std::string::npos);
     CHECK(three.fixture.state() == State::asleep);
     CHECK(three.endings() == k_all_kept);
+    // They are flushed when that is asked again, and not once more after that.
+    REQUIRE(with_failing_calls({{SYS_fsync, EIO}}, [&] { notes = three.ask_to_keep(); }));
+    CHECK(notes.size() == 1);
+    CHECK(three.ask_to_keep().empty());
+    REQUIRE(with_failing_calls({{SYS_fsync, EIO}}, [&] { notes = three.ask_to_keep(); }));
+    CHECK(notes.empty());
     REQUIRE(three.fixture.wake());
     CHECK(three.fixture.all_intact());
     CHECK(three.endings() == k_all_kept);
