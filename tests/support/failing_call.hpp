@@ -21,7 +21,8 @@
 
 namespace gpu_sleep::test {
 
-/// A system call that fails with `error`; where arguments are given, only the calls that have them.
+/// A system call that fails with `error`; where arguments are given, only the calls that have them. Of
+/// several that fit, the first counts. With an error of 0 the call does nothing and seems to succeed.
 struct FailingCall {
     std::uint32_t number;
     std::uint32_t error;

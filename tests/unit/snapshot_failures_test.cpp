@@ -42,6 +42,27 @@ TEST_CASE("Snapshots: a flush, a rename or a header that fails leaves nothing be
     CHECK(directory.file_count() == 0);
 }
 
+TEST_CASE("Snapshots: a file whose contents could not be flushed is not used, though its directory was",
+          "[store]") {
+    const Scratch directory;
+    MemoryContents contents;
+    contents.add("weights", test::random_bytes(5000));
+    const auto opened = test::opened(directory);
+    const auto descriptor = static_cast<std::uint32_t>(test::descriptors_in(directory.path()).at(0));
+    const auto error = static_cast<std::uint32_t>(GENERATE(EIO, ENOSPC));
+    const test::FailingCall of_directory{SYS_fsync, 0, {}, descriptor}; // which succeeds
+    Result<void> done;
+    const bool was_run = test::with_failing_calls({of_directory, {SYS_fsync, error, {}}}, [&] {
+        const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
+        if (!snapshot) done = snapshot.error();
+    });
+    if (!was_run) return test::skip_without_right("filter its system calls");
+    REQUIRE_FALSE(done);
+    CHECK(done.error().code == (error != EIO ? ErrorCode::out_of_disk : ErrorCode::io_failed));
+    CHECK(done.error().message.find("fsync") != std::string::npos);
+    CHECK(directory.file_count() == 0);
+}
+
 TEST_CASE("Snapshots: what some file systems do not have is done without", "[store]") {
     const Scratch directory;
     MemoryContents contents;
