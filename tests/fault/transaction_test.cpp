@@ -377,21 +377,6 @@ TEST_CASE("Transaction: access of a peer is granted again on waking", "[transact
     CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 }
 
-TEST_CASE("Transaction: ten thousand small allocations share ranges", "[transaction]") {
-    EngineFixture fixture;
-    const auto tag = fixture.ledger().tag_id("small");
-    std::vector<driver::DeviceAddress> addresses;
-    const auto before = sim_live_objects().physical_bytes;
-    for (int i = 0; i < 10'000; ++i) {
-        const auto address = fixture.heap().allocate(0, tag, 4 * k_kib);
-        REQUIRE(address);
-        addresses.push_back(*address);
-    }
-    CHECK(sim_live_objects().physical_bytes - before <= 42 * k_mib);
-    for (const auto address : addresses) REQUIRE(fixture.heap().free(address));
-    CHECK(sim_live_objects().physical_bytes == before);
-}
-
 TEST_CASE("Transaction: neighbours of a tag take few driver calls", "[transaction]") {
     EngineFixture fixture;
     for (int i = 0; i < 100; ++i) fixture.add(0, "weights", 2 * k_mib);
