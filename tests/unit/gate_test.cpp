@@ -146,6 +146,21 @@ TEST_CASE("Gate: asleep, touches wait until it opens", "[gate]") {
     CHECK(wakes == 0);
 }
 
+TEST_CASE("Gate: asleep, touches go on without a wake once all that slept was freed", "[gate]") {
+    const OpenGate open;
+    auto how = rule(OnTouch::wait);
+    how.sleeping = {{1'000, 2'000}, {3'000, 4'000}};
+    fall_asleep(std::move(how));
+    Toucher waiting;
+    REQUIRE(waits(1));
+    the_gate().forget({1'000, 2'000});
+    CHECK(waiting.stays_out()); // some of it still sleeps
+    the_gate().forget({3'000, 4'000});
+    CHECK(waiting.gets_in());
+    CHECK(the_gate().phase() == Gate::Phase::open);
+    CHECK(Gate::is_open());
+}
+
 TEST_CASE("Gate: asleep, touches ask to be woken, not more than once a second", "[gate]") {
     const OpenGate open;
     std::atomic<int> wakes{0};
