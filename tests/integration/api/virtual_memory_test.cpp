@@ -7,6 +7,8 @@
 
 #include <unistd.h>
 
+#include <array>
+
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using sim::testing::Range;
@@ -50,6 +52,52 @@ TEST_CASE("Virtual memory: what another device may hold by its address stays", "
     const Range range(4 * k_mib);
     check(set_synchronous(range.address, 1));
     CHECK(bytes_that_sleep() == 0);
+}
+
+TEST_CASE("Virtual memory: what is mapped at several addresses stays, and shows the same at each", "[api]") {
+    const Gpu gpu(0);
+    const Range range(4 * k_mib);
+    CHECK(bytes_that_sleep() == range.bytes);
+    CUdeviceptr second = 0;
+    check(cuMemAddressReserve(&second, range.bytes, 0, 0, 0));
+    check(cuMemMap(second, range.bytes, 0, range.handle(), 0));
+    CHECK(bytes_that_sleep() == 0);
+    check(sim::testing::grant(second, range.bytes, 0));
+    CHECK(bytes_that_sleep() == 0);
+    const auto words = random_words(range.bytes, 1);
+    check(cuMemcpyHtoD(range.address, words.data(), range.bytes));
+    Words found(words.size());
+    check(cuMemcpyDtoH(found.data(), second, range.bytes));
+    CHECK(found == words);
+    check(cuMemUnmap(second, range.bytes));
+    check(cuMemAddressFree(second, range.bytes));
+}
+
+TEST_CASE("Virtual memory: every device that was let at it at once is let at it after a sleep, too",
+          "[api]") {
+    const Gpu owner(0);
+    constexpr auto k_bytes = 4 * k_mib;
+    const auto handle = driver_testing::create(k_bytes);
+    CUdeviceptr address = 0;
+    check(cuMemAddressReserve(&address, k_bytes, 0, 0, 0));
+    check(cuMemMap(address, k_bytes, 0, handle, 0));
+    std::array<CUmemAccessDesc, 2> grants{};
+    for (int device = 0; device < 2; ++device)
+        grants[static_cast<std::size_t>(device)] = {{CU_MEM_LOCATION_TYPE_DEVICE, device},
+                                                    CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    check(cuMemSetAccess(address, k_bytes, grants.data(), grants.size()));
+    {
+        const Gpu other(1);
+        const auto fills = [&](unsigned char value) {
+            return cuMemsetD8(address, value, k_bytes) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS;
+        };
+        CHECK(fills(1));
+        CHECK(bytes_that_sleep() == k_bytes);
+        CHECK(fills(2));
+    }
+    check(cuMemUnmap(address, k_bytes));
+    check(cuMemRelease(handle));
+    check(cuMemAddressFree(address, k_bytes));
 }
 
 TEST_CASE("Virtual memory: addresses are not given back while what they show sleeps", "[api]") {
