@@ -110,7 +110,8 @@ double measure_launches(const Calls& calls, CUfunction kernel) {
     return seconds_each(1, k_launches, [&](std::size_t count) {
         void* no_blocks = nullptr;
         std::uint64_t none = 0;
-        void* arguments[] = {static_cast<void*>(&no_blocks), static_cast<void*>(&no_blocks), &none};
+        driver::FingerprintKey key{};
+        void* arguments[] = {static_cast<void*>(&no_blocks), static_cast<void*>(&no_blocks), &none, &key};
         for (std::size_t i = 0; i < count; ++i)
             calls.launch(kernel, 1, 1, 1, 32, 1, 1, 0, nullptr, arguments, nullptr);
         calls.synchronize(nullptr);

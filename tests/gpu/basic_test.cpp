@@ -4,6 +4,8 @@
 
 #include "support/gpu.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <fstream>
 #include <set>
@@ -24,6 +26,7 @@ Words zeros(Bytes bytes) {
 struct Mapping {
     std::uintptr_t begin = 0;
     std::uintptr_t end = 0;
+    bool is_protected = false; ///< out of reach of reads and writes
     friend auto operator<=>(const Mapping&, const Mapping&) = default;
 };
 
@@ -39,7 +42,8 @@ std::set<Mapping> private_memory() {
         std::string device;
         std::uint64_t inode = 0;
         words >> std::hex >> mapping.begin >> dash >> mapping.end >> rights >> offset >> device >> inode;
-        if (rights == "rw-p" && inode == 0) found.insert(mapping);
+        mapping.is_protected = rights == "---p";
+        if ((rights == "rw-p" || mapping.is_protected) && inode == 0) found.insert(mapping);
     }
     return found;
 }
@@ -54,11 +58,18 @@ equal_pages(const volatile std::uint64_t* a, const volatile std::uint64_t* b) {
 }
 
 /// Where in the memory that is new since `before` a page begins with the beginning of `contents`; null if
-/// none.
+/// none. It can be written to: the agent has put what it keeps out of reach.
 std::byte* find_kept(const std::set<Mapping>& before, const Words& contents) {
     constexpr std::uintptr_t k_page = 4096;
     for (const auto& mapping : private_memory()) {
         if (before.contains(mapping)) continue;
+        if (mapping.is_protected) {
+            const auto bytes = mapping.end - mapping.begin;
+            const bool may_be_kept = bytes >= k_bytes && bytes < 2 * k_bytes; // drivers reserve far more
+            if (!may_be_kept ||
+                ::mprotect(reinterpret_cast<void*>(mapping.begin), bytes, PROT_READ | PROT_WRITE) != 0)
+                continue;
+        }
         for (auto page = mapping.begin; page < mapping.end; page += k_page) {
             auto* memory = reinterpret_cast<std::byte*>(page);
             if (equal_pages(reinterpret_cast<const std::uint64_t*>(page),
