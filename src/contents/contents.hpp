@@ -160,7 +160,7 @@ public:
     [[nodiscard]] bool is_empty() const noexcept { return batches_.empty(); }
     /// Host memory that is still held.
     [[nodiscard]] Bytes held() const noexcept { return held_; }
-    /// Gives back a little, which takes 1.5 ms at most. All is made ready before the first is unmapped, which
+    /// Gives back a little, which takes 0.4 ms. All is made ready before the first is unmapped, which
     /// stops every thread of the program for a moment. False: nothing is left.
     [[nodiscard]] bool give_back_some() noexcept;
     /// Closes files, whose space on the disk is free then. Returns whether there were any.

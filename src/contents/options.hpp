@@ -9,7 +9,7 @@
 namespace gpu_sleep::contents {
 
 struct Options {
-    unsigned fill_threads = 6;        ///< that make host memory ready, for each device
+    unsigned fill_threads = 8;        ///< that make host memory ready, for each device
     Bytes host_reserve = 256 * k_mib; ///< host memory left to everybody else
     /// Pinned memory for contents on their way to or from files, shared by the devices. What goes to or
     /// comes from the files takes as much again.

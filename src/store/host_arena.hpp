@@ -39,8 +39,8 @@ public:
 /// memory than `bytes` rounded up to a page. Neither copyable nor movable; its figures may be read anywhere.
 class HostArena {
 public:
-    /// 128 MiB: the size at which populating and pinning together run fastest (tests/bench measures it).
-    static constexpr Bytes k_piece_bytes = 128 * k_mib;
+    /// The size at which populating and pinning together run fastest (tests/bench/host_arena_bench.cpp).
+    static constexpr Bytes k_piece_bytes = 32 * k_mib;
 
     /// Reserves address space for `bytes`; takes no memory yet. `pinner` may be null: nothing is pinned.
     /// Errors: invalid_argument (zero bytes), out_of_host_memory (no address space: too large, or a limit on
@@ -49,13 +49,13 @@ public:
 
     HostArena(const HostArena&) = delete;
     HostArena& operator=(const HostArena&) = delete;
-    /// Unpins one more piece, which takes 1.5 ms; false when none is left to unpin. For whoever gives an
+    /// Unpins one more piece, which takes 0.4 ms; false when none is left to unpin. For whoever gives an
     /// arena back and has something else to do in between. No ArenaPreparer may still work on it.
     [[nodiscard]] bool unpin_next() noexcept;
     /// Gives back what of the piece lies in none of `needed`, parts of the arena in their order, by whole
     /// huge pages: one of which only a part went would be split, and would come back under pressure alone.
     /// Returns how much that was; what the driver does not let go stays. What is needed is pinned again,
-    /// which takes 2 ms for a whole piece: to wait for the next wake with that, or to copy unpinned, would
+    /// which takes 0.5 ms for a whole piece: to wait for the next wake with that, or to copy unpinned, would
     /// make the wake up to five times as long. What cannot be pinned is copied unpinned. While nobody copies
     /// from or to the arena. Where there is no memory for it (which is thrown) nothing has changed.
     [[nodiscard]] Bytes shrink(std::size_t index, std::span<const std::span<const std::byte>> needed);
@@ -118,7 +118,7 @@ class ArenaPreparer {
 public:
     /// Each piece is a claim.
     struct Options : ClaimOptions {
-        unsigned threads = 6; ///< at most one per processor is started, and at least one
+        unsigned threads = 8; ///< at most one per processor is started, and at least one
     };
 
     /// The arenas, each given once, must outlive it. Starts at once, with as many threads as can be had.

@@ -59,7 +59,7 @@ public:
     /// Waits for this time, or less, before headroom is read again; true ends the waiting.
     using Pause = std::function<bool(Milliseconds)>;
     /// With so much headroom besides the claim, processes take no turns: it is more than the claims of
-    /// several processes of a host that go to sleep at one moment, 128 MiB on each of six threads.
+    /// several processes of a host that go to sleep at one moment, 32 MiB on each of eight threads.
     static constexpr Bytes k_turn_threshold = 4 * k_gib;
 
     /// Waits for headroom for `bytes` besides what all others of the process have under way. An error says

@@ -6,6 +6,7 @@
 #include "base/symbols.hpp"
 #include "bench/figures.hpp"
 #include "driver/context.hpp"
+#include "driver/kernels/fingerprint.hpp"
 #include "driver/kernels/image.hpp"
 #include "gate/gate.hpp"
 

@@ -63,8 +63,8 @@ public:
 } // namespace
 
 TEST_CASE("Contents: a piece is worth shrinking once a quarter of what it holds has died", "[contents]") {
-    Tag tag(std::vector<Bytes>(16, 4 * k_mib));
-    CHECK(tag.host_bytes() == 64 * k_mib);
+    Tag tag(std::vector<Bytes>(16, 2 * k_mib));
+    CHECK(tag.host_bytes() == 32 * k_mib);
     for (const std::size_t i : {0U, 5U, 9U}) tag.free(i);
     CHECK(tag.told == 0);
     CHECK_FALSE(tag.contents.has_waste());
@@ -72,13 +72,13 @@ TEST_CASE("Contents: a piece is worth shrinking once a quarter of what it holds 
     tag.free(14);
     CHECK(tag.told == 1);
     CHECK(tag.contents.has_waste());
-    const auto waste = tag.shrink(16 * k_mib);
+    const auto waste = tag.shrink(8 * k_mib);
     REQUIRE(waste);
     CHECK(waste->part == 0);
     REQUIRE(waste->needed.size() == 12);
-    CHECK(waste->needed.front().offset == 4 * k_mib);
-    CHECK(waste->needed.back().offset == 60 * k_mib);
-    CHECK(tag.host_bytes() == 48 * k_mib);
+    CHECK(waste->needed.front().offset == 2 * k_mib);
+    CHECK(waste->needed.back().offset == 30 * k_mib);
+    CHECK(tag.host_bytes() == 24 * k_mib);
     CHECK_FALSE(tag.shrink(0));
 
     // A quarter of what is left.
@@ -86,8 +86,8 @@ TEST_CASE("Contents: a piece is worth shrinking once a quarter of what it holds 
     CHECK_FALSE(tag.contents.has_waste());
     tag.free(3);
     CHECK(tag.told == 2);
-    CHECK(tag.shrink(12 * k_mib));
-    CHECK(tag.host_bytes() == 36 * k_mib);
+    CHECK(tag.shrink(6 * k_mib));
+    CHECK(tag.host_bytes() == 18 * k_mib);
 }
 
 TEST_CASE("Contents: a piece that gives nothing back is not tried again until more of it dies",
