@@ -131,11 +131,7 @@ Bytes HostBatch::shrink(std::size_t index, std::span<const Span> needed) {
     std::vector<std::span<const std::byte>> memory;
     memory.reserve(needed.size());
     for (const auto& span : needed) memory.emplace_back(arena_->data() + span.offset, span.bytes);
-    // What is out of reach cannot be pinned again.
-    if (!unprotect()) return 0;
-    const auto given_back = arena_->shrink(index, memory);
-    protect();
-    return given_back;
+    return arena_->shrink(index, memory);
 }
 
 void HostBatch::protect() noexcept {

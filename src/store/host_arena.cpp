@@ -60,6 +60,11 @@ Bytes drop(std::byte* begin, std::byte* end) noexcept {
     return ::munlock(begin, bytes) == 0 && ::madvise(begin, bytes, MADV_DONTNEED) == 0 ? bytes : 0;
 }
 
+/// `memory` begins on a page.
+bool set_access(std::span<std::byte> memory, int access) noexcept {
+    return ::mprotect(memory.data(), round_up(memory.size(), page_bytes()), access) == 0;
+}
+
 /// Gives `memory` pages by writing to each: for kernels that cannot do it at once.
 void touch(std::span<std::byte> memory) {
     for (std::size_t at = 0; at < memory.size(); at += page_bytes())
@@ -139,12 +144,12 @@ bool HostArena::unpin_next() noexcept {
 
 void HostArena::protect() noexcept {
     if (is_protected_) return;
-    is_protected_ = ::mprotect(data_, round_up(bytes_, page_bytes()), PROT_NONE) == 0;
+    is_protected_ = set_access({data_, bytes_}, PROT_NONE);
 }
 
 Result<void> HostArena::unprotect() noexcept {
     if (!is_protected_) return {};
-    if (::mprotect(data_, round_up(bytes_, page_bytes()), PROT_READ | PROT_WRITE) != 0)
+    if (!set_access({data_, bytes_}, PROT_READ | PROT_WRITE))
         return errno_error(ErrorCode::out_of_host_memory, errno, "mprotect", "cannot reach kept contents");
     is_protected_ = false;
     return {};
@@ -226,6 +231,11 @@ Bytes HostArena::shrink(std::size_t index, std::span<const std::span<const std::
     }
     std::vector<Part> left;
     left.reserve(most);
+    // What is out of reach cannot be pinned again.
+    const bool pins_again =
+        std::any_of(rests.begin(), rests.end(), [](const auto& rest) { return !rest.empty(); });
+    const bool is_reached = is_protected_ && pins_again;
+    if (is_reached && !set_access(piece(index), PROT_READ | PROT_WRITE)) return 0;
     Bytes dropped = 0;
     for (std::size_t i = 0; i < parts.size(); ++i) {
         const bool is_whole =
@@ -238,6 +248,7 @@ Bytes HostArena::shrink(std::size_t index, std::span<const std::span<const std::
         for (auto& part : rests[i]) pin(left.emplace_back(part));
     }
     parts = std::move(left);
+    if (is_reached) static_cast<void>(set_access(piece(index), PROT_NONE));
     return dropped;
 }
 

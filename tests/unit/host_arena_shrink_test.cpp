@@ -11,8 +11,11 @@
 #include "support/skip.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -159,4 +162,27 @@ TEST_CASE("Host arena: memory that the program has locked goes, too", "[host_are
     CHECK(full.arena->shrink(0, needed) == k_huge);
     CHECK(full.resident() == k_huge);
     CHECK(full.is_intact(0, k_huge));
+}
+
+TEST_CASE("Host arena: what is out of reach can be shrunk, and stays out of reach", "[host_arena]") {
+    constexpr auto k_piece = HostArena::k_piece_bytes;
+    Full full(2 * k_piece);
+    full.arena->protect();
+    std::array<int, 2> pipe{};
+    REQUIRE(::pipe(pipe.data()) == 0);
+    const auto is_out_of_reach = [&](Bytes offset) { // as the kernel finds it, without a fault
+        return ::write(pipe[1], full.arena->data() + offset, 1) == -1 && errno == EFAULT;
+    };
+    CHECK(is_out_of_reach(0));
+    const Needed needed{full.part(3 * k_mib, 1)};
+    CHECK(full.arena->shrink(0, needed) == k_piece - k_huge);
+    CHECK(full.arena->shrink(1, {}) == k_piece);
+    CHECK(full.pinner.pinned == k_huge);
+    CHECK(is_out_of_reach(3 * k_mib));
+    CHECK(is_out_of_reach(2 * k_piece - 1));
+    REQUIRE(full.arena->unprotect());
+    CHECK_FALSE(is_out_of_reach(3 * k_mib));
+    for (const int end : pipe) ::close(end);
+    CHECK(full.is_intact(2 * k_mib, k_huge));
+    CHECK(full.resident() == k_huge);
 }
