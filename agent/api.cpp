@@ -180,6 +180,13 @@ gpu_sleep_status gpu_sleep_set_separable(const char* tag, int separable) {
     });
 }
 
+gpu_sleep_status gpu_sleep_set_retained(uint64_t bytes) {
+    return finish([&]() -> Result<void> {
+        Agent::instance().memory().limit_retained(bytes);
+        return {};
+    });
+}
+
 gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes) {
     return finish([&]() -> Result<void> {
         if (bytes == 0) return invalid("a span of zero bytes preserves nothing");

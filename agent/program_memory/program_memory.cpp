@@ -22,7 +22,7 @@ Error not_owned(driver::DeviceAddress address) {
 } // namespace
 
 ProgramMemory::ProgramMemory(const TouchRule& environment, Bytes retained)
-    : retained_(retained), default_rule_(environment), rule_(environment) {}
+    : most_retained_(retained), retained_limit_(retained), default_rule_(environment), rule_(environment) {}
 
 ProgramMemory* ProgramMemory::in_use() noexcept {
     return g_in_use.load(std::memory_order_acquire);
@@ -31,7 +31,7 @@ ProgramMemory* ProgramMemory::in_use() noexcept {
 void ProgramMemory::set_up(const driver::Api& api, std::function<void(Milliseconds)> tidy_within) {
     const MutexLock lock(mutex_);
     sleep::Engine::Options options;
-    options.retained = retained_;
+    options.retained = retained_limit_;
     if (!storage_) storage_ = std::make_unique<Running>(api, ledger_, options);
     tidy_within_ = std::move(tidy_within);
     storage_->engine.contents().when_wasted([this] { tidy_within_(Milliseconds(0)); });
@@ -137,6 +137,12 @@ void ProgramMemory::set_policy(std::string_view tag, model::Policy policy) {
 void ProgramMemory::set_separable(std::string_view tag, bool is_separable) {
     const MutexLock lock(mutex_);
     ledger_.set_separable(ledger_.tag_id(tag), is_separable);
+}
+
+void ProgramMemory::limit_retained(Bytes most) noexcept {
+    const MutexLock lock(mutex_);
+    retained_limit_ = std::min(most, most_retained_);
+    if (storage_) storage_->engine.contents().limit_retained(retained_limit_);
 }
 
 Result<void> ProgramMemory::preserve(driver::DeviceAddress address, Bytes bytes) {

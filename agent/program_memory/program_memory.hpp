@@ -84,6 +84,7 @@ public:
     /// See the functions of the same purpose in gpu_sleep.h.
     void set_policy(std::string_view tag, model::Policy policy);
     void set_separable(std::string_view tag, bool is_separable);
+    void limit_retained(Bytes most) noexcept;
     [[nodiscard]] Result<void> preserve(driver::DeviceAddress address, Bytes bytes);
     [[nodiscard]] Result<void> mark_refilled(std::string_view tag);
     /// After a refill that may have failed: what was dropped of `tags` counts as not refilled.
@@ -140,9 +141,10 @@ private:
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::memory) GPU_SLEEP_ACQUIRED_BEFORE(lock_order::handles);
     ledger::Ledger ledger_ GPU_SLEEP_GUARDED_BY(mutex_);
     Clock::time_point state_since_ GPU_SLEEP_GUARDED_BY(mutex_) = Clock::now();
-    const Bytes retained_;                        ///< the environment's limit
-    const TouchRule default_rule_;                ///< of the environment
-    TouchRule rule_ GPU_SLEEP_GUARDED_BY(mutex_); ///< of the sleep under way or last done
+    const Bytes most_retained_;                         ///< by the environment
+    Bytes retained_limit_ GPU_SLEEP_GUARDED_BY(mutex_); ///< by the program, too
+    const TouchRule default_rule_;                      ///< of the environment
+    TouchRule rule_ GPU_SLEEP_GUARDED_BY(mutex_);       ///< of the sleep under way or last done
     SharedRanges shared_;
 };
 

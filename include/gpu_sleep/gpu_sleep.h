@@ -33,7 +33,7 @@ extern "C" {
 #define GPU_SLEEP_API __attribute__((visibility("default")))
 
 /** Version of this API: rises by one whenever a declaration is added; none is ever changed or removed. */
-#define GPU_SLEEP_API_VERSION 3
+#define GPU_SLEEP_API_VERSION 4
 
 /** The result of a call. Zero is success; the others are kinds of failure. */
 typedef enum gpu_sleep_status {
@@ -127,6 +127,12 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_policy(const char* tag, gpu_sleep_r
  * `gpu-sleep --gate` overrides both until the whole process is awake. A change takes effect at the next
  * sleep or wake. Since version 3. Errors: INVALID_ARGUMENT (bad tag). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_separable(const char* tag, int separable);
+
+/** Lets contents of memory that is awake take at most `bytes` of host memory, so that the next sleep copies
+ * only what has changed; 0 for none. More than `gpu-run --retain` (GPU_SLEEP_RETAIN in the environment)
+ * allows is never retained, nor more than the host has room for. What is retained beyond the limit is given
+ * back in the background. Since version 4. Errors: none of its own. */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_retained(uint64_t bytes);
 
 /** Marks `bytes` from `pointer` on, a part of one allocation, as preserved at every level, even if the rest
  * of its range is dropped. Overlapping spans are merged. The mark ends with the allocation. Errors:

@@ -130,7 +130,7 @@ bool Contents::retain(Number range) noexcept {
         return !block.is_stored() || block.place.batch->keeper().may_retain();
     });
     if (kept.stored == 0 || !may_stay ||
-        kept.stored > options_.retained - std::min(options_.retained, retained_)) {
+        kept.stored > retained_limit_ - std::min(retained_limit_, retained_)) {
         forget(range);
         return false;
     }
@@ -142,6 +142,11 @@ bool Contents::retain(Number range) noexcept {
 const KeptRange* Contents::find_retained(Number range) const noexcept {
     const auto found = ranges_.find(range);
     return found != ranges_.end() && found->second.is_retained ? &found->second : nullptr;
+}
+
+void Contents::limit_retained(Bytes most) noexcept {
+    retained_limit_ = most;
+    static_cast<void>(trim_retained(most));
 }
 
 Bytes Contents::trim_retained(Bytes most) noexcept {

@@ -57,7 +57,7 @@ inline constexpr Bytes k_left_available = 4 * k_gib;
 class Contents {
 public:
     Contents(const driver::Api& api, Options options) noexcept
-        : api_(api), options_(options), pinner_(api), host_(&pinner_) {}
+        : api_(api), options_(options), pinner_(api), host_(&pinner_), retained_limit_(options.retained) {}
 
     Contents(const Contents&) = delete;
     Contents& operator=(const Contents&) = delete;
@@ -92,6 +92,8 @@ public:
     [[nodiscard]] const KeptRange* find_retained(Number range) const noexcept;
     /// Host memory of all that is retained.
     [[nodiscard]] Bytes retained() const noexcept { return retained_; }
+    /// From now on at most so much is retained, in place of Options::retained; what is beyond is forgotten.
+    void limit_retained(Bytes most) noexcept;
     /// Forgets what is retained, the oldest first, until `most` or less is. Returns how much that was.
     Bytes trim_retained(Bytes most) noexcept;
     /// Puts what is kept and retained out of reach while nothing is copied.
@@ -148,6 +150,7 @@ private:
     Batches batches_;
     Batches retired_;
     Bytes retained_ = 0; ///< of the ranges that are
+    Bytes retained_limit_;
     Number next_number_ = 1;
     std::function<void()> told_ = [] {};
 };

@@ -50,8 +50,6 @@ private:
 class FileKeeper final : public Keeper {
 public:
     [[nodiscard]] model::Store store() const noexcept override { return model::Store::file; }
-    /// A snapshot has whole extents, for those who read it without the process.
-    [[nodiscard]] bool leaves_zeros_out() const noexcept override { return false; }
     [[nodiscard]] std::string_view where() const noexcept override { return "files"; }
     [[nodiscard]] bool is_mendable() const noexcept override { return true; }
     [[nodiscard]] bool gives_at_once() const noexcept override { return false; }

@@ -73,7 +73,6 @@ public:
     [[nodiscard]] std::string_view where() const noexcept override { return "host memory"; }
     [[nodiscard]] bool is_mendable() const noexcept override { return false; }
     [[nodiscard]] bool gives_at_once() const noexcept override { return true; }
-    [[nodiscard]] bool leaves_zeros_out() const noexcept override { return true; }
     [[nodiscard]] bool may_retain() const noexcept override { return true; }
     [[nodiscard]] Result<void> open(const model::SleepRequest& request, SaveOptions& options,
                                     std::vector<std::string>& notes) override;

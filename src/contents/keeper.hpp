@@ -170,8 +170,6 @@ public:
     [[nodiscard]] virtual bool is_mendable() const noexcept = 0;
     /// Whether give() only queues copies. It is then called for what is mapped while more is being mapped.
     [[nodiscard]] virtual bool gives_at_once() const noexcept = 0;
-    /// Whether blocks of zeros need no place.
-    [[nodiscard]] virtual bool leaves_zeros_out() const noexcept = 0;
     /// Whether contents may stay in their places past a wake, and replace() may write there again.
     [[nodiscard]] virtual bool may_retain() const noexcept { return false; }
 

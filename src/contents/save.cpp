@@ -116,7 +116,7 @@ void Save::lay_out(Part& part, int device, Item& item) {
     for_each_block(range, [&](Block& block, Span span) {
         const auto i = index++;
         const driver::AddressSpan memory{item.address + span.offset, span.bytes};
-        if (block.seal.is_zero && keeper.leaves_zeros_out()) return;
+        if (block.seal.is_zero) return;
         range.stored += span.bytes;
         if (previous && previous->blocks[i].is_stored()) {
             block.place = previous->blocks[i].place;

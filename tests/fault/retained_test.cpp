@@ -7,6 +7,7 @@
 #include "support/scratch.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <random>
 #include <tuple>
@@ -110,7 +111,7 @@ TEST_CASE("Retained: blocks of zeros are stored nowhere, and are zero again", "[
     REQUIRE(fixture.heap().free(*neighbour));
 }
 
-TEST_CASE("Retained: a file has zeros in it, and retains nothing", "[retained]") {
+TEST_CASE("Retained: a file has no zeros in it, and nothing of it is retained", "[retained]") {
     const Scratch scratch;
     EngineFixture fixture(retaining());
     const auto weights = fixture.add(0, "weights", 4 * k_mib);
@@ -118,7 +119,8 @@ TEST_CASE("Retained: a file has zeros in it, and retains nothing", "[retained]")
     auto in_file = level(1);
     in_file.store = model::Store::file;
     in_file.directory = scratch.file("sleep");
-    CHECK(sleep_at(fixture, in_file) == Costs{4 * k_mib, 4 * k_mib, 4 * k_mib});
+    CHECK(sleep_at(fixture, in_file) == Costs{4 * k_mib, 3 * k_mib, 3 * k_mib});
+    CHECK(fixture.file_bytes() < 4 * k_mib);
     wake(fixture);
     CHECK(fixture.retained_bytes() == 0);
     CHECK(fixture.file_bytes() == 0);
@@ -126,9 +128,14 @@ TEST_CASE("Retained: a file has zeros in it, and retains nothing", "[retained]")
     CHECK(sleep_at(fixture).stored == 3 * k_mib);
     wake(fixture);
     CHECK(fixture.retained_bytes() == 3 * k_mib);
-    CHECK(sleep_at(fixture, in_file).copied == 4 * k_mib);
+    CHECK(sleep_at(fixture, in_file).copied == 3 * k_mib);
     CHECK(fixture.retained_bytes() == 0);
     CHECK(fixture.host_bytes() == 0);
+    wake(fixture);
+    // No file at all for zeros alone.
+    fixture.make_even(weights, 0);
+    CHECK(sleep_at(fixture, in_file) == Costs{4 * k_mib, 0, 0});
+    CHECK(std::filesystem::is_empty(in_file.directory));
     wake(fixture);
 }
 

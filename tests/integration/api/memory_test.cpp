@@ -148,6 +148,28 @@ TEST_CASE("Virtual memory: a call that maps it into arrays leaves what it is giv
     }
 }
 
+TEST_CASE("Retained: the program sets how much stays in host memory for the next sleep", "[api]") {
+    const Gpu gpu(0);
+    const TaggedMemory weights("weights", 4 * k_mib);
+    const auto contents = random_words(4 * k_mib, 5);
+    weights.write(contents);
+    const auto copies_of_next_sleep = [&] {
+        sleep();
+        wake();
+        sim_reset_counts();
+        sleep();
+        const auto copies = sim_calls("cuMemcpyDtoHAsync");
+        wake();
+        CHECK(weights.read() == contents);
+        return copies;
+    };
+    CHECK(copies_of_next_sleep() == 0);
+    check(gpu_sleep_set_retained(4 * k_mib - 1));
+    CHECK(copies_of_next_sleep() == 1);
+    check(gpu_sleep_set_retained(UINT64_MAX));
+    CHECK(copies_of_next_sleep() == 0);
+}
+
 TEST_CASE("Devices: several sleep and wake at the same time", "[api]") {
     const Gpu first(0);
     const Gpu second(1);
