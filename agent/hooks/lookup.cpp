@@ -159,7 +159,8 @@ namespace own {
 CUresult cuGetProcAddress_v2(const char* symbol, void** function, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult* found) {
     const auto status = real<Entry::cuGetProcAddress_v2>()(symbol, function, version, flags, found);
-    // The driver answers with success, too, where it found nothing and leaves the pointer as it was.
+    // The driver answers with success, too, where it found nothing: then the pointer is null, or, of some
+    // drivers, as it was.
     const bool is_found = status == CUDA_SUCCESS && (!found || *found == CU_GET_PROC_ADDRESS_SUCCESS);
     if (is_found && function && *function) *function = stand_in_for(*function, symbol, version);
     return status;

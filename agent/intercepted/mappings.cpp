@@ -46,6 +46,27 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
         {address, mapping.bytes, device, nullptr, nullptr, 0, true, mapping.access, false, handle_types});
 }
 
+/// Notes what the driver did to the access to a mapping. A span's grant ends at its first hole: where that
+/// may lie before the mapping, `is_reached` false, the driver is asked, who alone knows of all that is
+/// mapped.
+void note_grant(const driver::Api& api, CUdeviceptr address, Mapping& mapping, const CUmemAccessDesc& granted,
+                bool is_reached) {
+    unsigned long long flags = granted.flags;
+    if (!is_reached && api.cuMemGetAccess(&flags, &granted.location, address) != CUDA_SUCCESS) {
+        mapping.has_other_access = true; // it stays, as it is
+        return;
+    }
+    const bool is_of_device = granted.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+                              granted.location.id >= 0 && granted.location.id < driver::k_max_devices;
+    if (!is_of_device || flags == CU_MEM_ACCESS_FLAGS_PROT_READ) {
+        mapping.has_other_access = true;
+        return;
+    }
+    const auto bit = DeviceMask{1} << granted.location.id;
+    const bool is_granted = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    mapping.access = is_granted ? mapping.access | bit : mapping.access & ~bit;
+}
+
 /// The mappings that lie in [address, address + bytes).
 std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, Bytes bytes)
     GPU_SLEEP_REQUIRES(all.mutex) {
@@ -97,21 +118,13 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
             if (any_sleeps(locked, all, found)) return k_sleeps;
             const auto status = with->api().cuMemSetAccess(address, bytes, grants, count);
             if (status != CUDA_SUCCESS) return status;
+            auto reached = address; // without a hole
             for (const auto at : found) {
                 auto& mapping = all.mappings.at(at);
-                for (std::size_t i = 0; i < count; ++i) {
-                    const auto& granted = grants[i];
-                    const bool of_device = granted.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                                           granted.location.id >= 0 &&
-                                           granted.location.id < driver::k_max_devices;
-                    if (!of_device || granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READ) {
-                        mapping.has_other_access = true;
-                        continue;
-                    }
-                    const auto bit = DeviceMask{1} << granted.location.id;
-                    const bool is_granted = granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-                    mapping.access = is_granted ? mapping.access | bit : mapping.access & ~bit;
-                }
+                const bool is_reached = at == reached;
+                if (is_reached) reached += mapping.bytes;
+                for (std::size_t i = 0; i < count; ++i)
+                    note_grant(with->api(), at, mapping, grants[i], is_reached);
                 hand_to_ledger(locked, all, at, mapping, choose_tag);
             }
             return CUDA_SUCCESS;

@@ -60,6 +60,7 @@ namespace gpu_sleep::driver {
     X(cuMemMap)                                                                                              \
     X(cuMemUnmap)                                                                                            \
     X(cuMemSetAccess)                                                                                        \
+    X(cuMemGetAccess)                                                                                        \
     X(cuMemHostAlloc)                                                                                        \
     X(cuMemFreeHost)                                                                                         \
     X(cuMemHostRegister)                                                                                     \

@@ -275,9 +275,37 @@ TEST_CASE("Driver: streams join a capture by events, and must come back", "[driv
     }
     SECTION("another stream tries to end it") {
         CHECK(end(branch) == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+        CUstreamCaptureStatus status{};
+        REQUIRE(cuStreamIsCapturing(origin, &status) == CUDA_SUCCESS);
+        CHECK(status == CU_STREAM_CAPTURE_STATUS_INVALIDATED);
         CHECK(end(origin) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     }
     CHECK(cuStreamSynchronize(branch) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Driver: who waits for an event amid a capture may break it", "[driver_rules]") {
+    const Session session;
+    const auto origin = make_stream();
+    const auto outside = make_stream();
+    CUevent done = nullptr;
+    CUevent captured = nullptr;
+    for (auto* const event : {&done, &captured})
+        REQUIRE(cuEventCreate(event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+    REQUIRE(cuEventRecord(done, outside) == CUDA_SUCCESS);
+    REQUIRE(cuStreamSynchronize(outside) == CUDA_SUCCESS);
+    auto* const ask = GENERATE(&cuEventQuery, &cuEventSynchronize);
+    const auto mode = GENERATE(CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED);
+    const bool is_relaxed = mode == CU_STREAM_CAPTURE_MODE_RELAXED;
+
+    REQUIRE(cuStreamBeginCapture(origin, mode) == CUDA_SUCCESS);
+    CHECK(ask(done) == (is_relaxed ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
+    CHECK(end(origin) == (is_relaxed ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+
+    REQUIRE(cuStreamBeginCapture(origin, mode) == CUDA_SUCCESS);
+    REQUIRE(cuEventRecord(captured, origin) == CUDA_SUCCESS);
+    CHECK(ask(captured) == CUDA_ERROR_CAPTURED_EVENT);
+    CHECK(end(origin) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    CHECK(cuEventSynchronize(captured) == CUDA_ERROR_INVALID_VALUE); // it never was recorded
 }
 
 TEST_CASE("Driver: a capture is over when another thread tries to end it", "[driver_rules]") {

@@ -36,16 +36,17 @@ TEST_CASE("Driver: a captured allocation has memory from a launch until its free
     REQUIRE(cuMemcpyDtoHAsync(host.data.data(), address, 64, stream) == CUDA_SUCCESS);
     REQUIRE(cuMemFreeAsync(address, stream) == CUDA_SUCCESS);
     const auto exec = end_and_instantiate(stream);
-    if (sim) {
-        CHECK(free_bytes() == before);
-        CHECK_FALSE(is_known(address));
-    }
+    if (sim) CHECK(free_bytes() == before);
+    CHECK_FALSE(is_known(address));
     for (int round = 0; round < 3; ++round) {
         std::fill(host.data.begin(), host.data.end(), std::byte{0});
         const Gate gate(stream);
         REQUIRE(cuGraphLaunch(exec, stream) == CUDA_SUCCESS);
         REQUIRE(cuGraphLaunch(exec, stream) == CUDA_SUCCESS);
         CHECK_FALSE(is_known(address)); // it is the graph's own
+        CUdeviceptr begin = 0;
+        std::size_t bytes = 0;
+        CHECK(cuMemGetAddressRange(&begin, &bytes, address) == CUDA_ERROR_NOT_FOUND);
         if (sim) CHECK(sim->live_objects().graph_allocations == 1);
         CHECK(cuMemFreeAsync(address, stream) == CUDA_ERROR_INVALID_VALUE);
         gate.release();
@@ -88,7 +89,13 @@ TEST_CASE("Driver: what a graph allocates and does not free lives on", "[driver_
     CHECK(shown.bytesize == k_bytes);
     CUgraphExec strict = nullptr;
     REQUIRE(cuGraphInstantiate(&strict, graph, 0) == CUDA_SUCCESS);
+    CHECK_FALSE(is_known(allocation.dptr));
     REQUIRE(cuGraphLaunch(strict, stream) == CUDA_SUCCESS);
+    CHECK(is_known(allocation.dptr)); // as no memory is that its graph frees
+    CUdeviceptr begin = 0;
+    std::size_t bytes = 0;
+    CHECK(cuMemGetAddressRange(&begin, &bytes, allocation.dptr) == CUDA_SUCCESS);
+    CHECK(begin == allocation.dptr);
     CHECK(cuGraphLaunch(strict, stream) == CUDA_ERROR_INVALID_VALUE);
     REQUIRE(cuMemsetD8Async(allocation.dptr, 1, k_bytes, stream) == CUDA_SUCCESS);
 
@@ -144,7 +151,8 @@ TEST_CASE("Driver: a graph that allocates is instantiated once at a time", "[dri
     REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: a launch that finds too little memory keeps what it found", "[driver_rules]") {
+TEST_CASE("Driver: a launch that finds too little memory keeps what it found as long as the process lives",
+          "[driver_rules]") {
     const Session session;
     const auto stream = make_stream();
     const auto before = free_bytes();
@@ -157,6 +165,25 @@ TEST_CASE("Driver: a launch that finds too little memory keeps what it found", "
     CHECK(cuGraphLaunch(exec, stream) == CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
     REQUIRE(cuGraphExecDestroy(exec) == CUDA_SUCCESS);
-    REQUIRE(cuDeviceGraphMemTrim(0) == CUDA_SUCCESS); // gives nothing of it back
-    CHECK(free_bytes() < before / 10);
+    const auto is_kept = [&] { return free_bytes() < before / 10; };
+    CHECK(is_kept());
+    REQUIRE(cuDeviceGraphMemTrim(0) == CUDA_SUCCESS);
+    CHECK(is_kept());
+    CUmemoryPool pool = nullptr;
+    REQUIRE(cuDeviceGetDefaultMemPool(&pool, 0) == CUDA_SUCCESS);
+    REQUIRE(cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS);
+    CHECK(is_kept());
+    CUdeviceptr plain = 0;
+    CHECK(cuMemAlloc(&plain, before / 2) == CUDA_ERROR_OUT_OF_MEMORY);
+    CUmemGenericAllocationHandle handle = 0;
+    const auto properties = properties_on(0);
+    CHECK(cuMemCreate(&handle, before / 2 / k_granularity * k_granularity, &properties, 0) ==
+          CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(is_kept());
+    REQUIRE(cuDevicePrimaryCtxReset(0) == CUDA_SUCCESS);
+    CUcontext again = nullptr;
+    REQUIRE(cuDevicePrimaryCtxRetain(&again, 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(again) == CUDA_SUCCESS);
+    CHECK(is_kept());
+    REQUIRE(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
 }

@@ -106,16 +106,12 @@ TEST_CASE("Driver: spans may have holes, but cut no mapping", "[driver_rules]") 
 
     CHECK(cuMemMap(at(1), k_granularity, 0, handles[2], 0) == CUDA_ERROR_INVALID_VALUE);
     CHECK(cuMemMap(at(4), k_granularity, 0, handles[2], 0) == CUDA_ERROR_INVALID_VALUE);
-    CHECK(grant(base, k_parts * k_granularity, 0) == CUDA_SUCCESS);
-    REQUIRE(cuMemsetD32(at(3), 7, 1) == CUDA_SUCCESS); // what is behind the hole has access, too
-    CHECK(first_word(at(3)) == 7);
     CHECK(cuMemUnmap(base, k_parts * k_granularity) == CUDA_SUCCESS);
-    CHECK(cuMemUnmap(at(2), k_granularity) == CUDA_SUCCESS); // where nothing is
+    CHECK(cuMemUnmap(base, k_parts * k_granularity) == CUDA_SUCCESS); // where nothing is
+    CHECK(cuMemUnmap(at(3), 2 * k_granularity) == CUDA_SUCCESS);      // nor reserved, behind the first half
+    CHECK(cuMemUnmap(at(1234), k_granularity) == CUDA_ERROR_INVALID_VALUE);
 
-    REQUIRE(cuMemMap(at(2), k_granularity, 0, handles[2], 0) == CUDA_SUCCESS);
-    // Access begins with a mapping.
-    CHECK(grant(base, k_parts * k_granularity, 0) == CUDA_ERROR_INVALID_VALUE);
-    for (const std::size_t part : {0, 1, 3}) // so nothing of them was left
+    for (std::size_t part = 0; part < k_parts; ++part) // so nothing was left
         REQUIRE(cuMemMap(at(part), k_granularity, 0, handles[part], 0) == CUDA_SUCCESS);
     REQUIRE(grant(base, k_parts * k_granularity, 0) == CUDA_SUCCESS);
     const auto bytes = random_bytes(k_parts * k_granularity);
@@ -126,6 +122,47 @@ TEST_CASE("Driver: spans may have holes, but cut no mapping", "[driver_rules]") 
     REQUIRE(cuMemUnmap(at(3), k_granularity) == CUDA_SUCCESS);
     for (const auto handle : handles) REQUIRE(cuMemRelease(handle) == CUDA_SUCCESS);
     REQUIRE(cuMemAddressFree(base, k_parts * k_granularity) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Driver: access to a span ends at its first hole, and is refused where one begins or ends it",
+          "[driver_rules]") {
+    const Session session;
+    // m: mapped, .: a hole. What is granted: nothing, or all that lies before the first hole.
+    const std::string layout = GENERATE("m.", ".m", "m.m", "mm.m", "..", ".m.", "m..");
+    const bool is_granted_before = GENERATE(false, true);
+    INFO(layout << ", access before: " << is_granted_before);
+    const auto bytes = layout.size() * k_granularity;
+    CUdeviceptr base = 0;
+    REQUIRE(cuMemAddressReserve(&base, bytes, 0, 0, 0) == CUDA_SUCCESS);
+    std::vector<CUmemGenericAllocationHandle> handles;
+    for (std::size_t part = 0; part < layout.size(); ++part) handles.push_back(create(k_granularity));
+    const auto map_all = [&] {
+        for (std::size_t part = 0; part < layout.size(); ++part)
+            if (layout[part] == 'm')
+                CHECK(cuMemMap(base + part * k_granularity, k_granularity, 0, handles[part], 0) ==
+                      CUDA_SUCCESS);
+    };
+    map_all();
+    for (std::size_t part = 0; is_granted_before && part < layout.size(); ++part)
+        if (layout[part] == 'm')
+            REQUIRE(grant(base + part * k_granularity, k_granularity, 0) == CUDA_SUCCESS);
+
+    const bool is_taken = layout.front() == 'm' && layout.back() == 'm';
+    CHECK(grant(base, bytes, 0) == (is_taken ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE));
+    for (std::size_t part = 0; part < layout.size(); ++part) {
+        const CUmemLocation here{CU_MEM_LOCATION_TYPE_DEVICE, 0};
+        unsigned long long flags = 0;
+        const auto status = cuMemGetAccess(&flags, &here, base + part * k_granularity);
+        CHECK(status == (layout[part] == 'm' ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE));
+        if (layout[part] != 'm') continue;
+        const bool has_access = is_granted_before || (is_taken && part < layout.find('.'));
+        CHECK(flags == (has_access ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE));
+    }
+    CHECK(cuMemUnmap(base, bytes) == CUDA_SUCCESS);
+    map_all(); // so nothing was left
+    CHECK(cuMemUnmap(base, bytes) == CUDA_SUCCESS);
+    for (const auto handle : handles) REQUIRE(cuMemRelease(handle) == CUDA_SUCCESS);
+    REQUIRE(cuMemAddressFree(base, bytes) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Driver: addresses are not freed while memory is mapped there", "[driver_rules]") {
@@ -194,10 +231,19 @@ TEST_CASE("Driver: an exported handle is the same memory when it is imported", "
     REQUIRE(cuMemMap(second, range.bytes, 0, imported, 0) == CUDA_SUCCESS);
     REQUIRE(grant(second, range.bytes, 0) == CUDA_SUCCESS);
     CHECK(read<std::byte>(second, range.bytes) == bytes);
+    CHECK(imported != range.handle());
+    CUmemGenericAllocationHandle again = 0;
+    REQUIRE(cuMemImportFromShareableHandle(&again, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
+                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == CUDA_SUCCESS);
+    CHECK(again != range.handle());
+    CHECK(again != imported);
+    REQUIRE(cuMemRelease(again) == CUDA_SUCCESS);
+    // Each mapping has the handle that it was made with.
+    REQUIRE(cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(second)) == CUDA_SUCCESS);
+    CHECK(again == imported);
+    for (int references = 0; references < 2; ++references) REQUIRE(cuMemRelease(imported) == CUDA_SUCCESS);
     REQUIRE(cuMemUnmap(second, range.bytes) == CUDA_SUCCESS);
     REQUIRE(cuMemAddressFree(second, range.bytes) == CUDA_SUCCESS);
-    CHECK(imported != range.handle());
-    REQUIRE(cuMemRelease(imported) == CUDA_SUCCESS);
     ::close(fd);
     const int other = ::open("/dev/null", O_RDWR | O_CLOEXEC);
     CHECK(cuMemImportFromShareableHandle(&imported,

@@ -66,9 +66,11 @@ TEST_CASE("Driver: page-locked memory", "[driver_rules]") {
     constexpr std::size_t k_page = 4096;
     alignas(k_page) static std::byte pages[4 * k_page];
     const std::span memory(pages, 3 * k_page); // the fourth is not registered
+    CHECK(cuMemHostUnregister(memory.data()) == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
     REQUIRE(cuMemHostRegister(memory.data(), memory.size(), CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS);
     CHECK(cuMemHostRegister(memory.data() + 5000, 10, 0) == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
-    CHECK(cuMemHostUnregister(memory.data() + 5000) == CUDA_ERROR_INVALID_VALUE);
+    for (const std::size_t within : {std::size_t{5000}, k_page})
+        CHECK(cuMemHostUnregister(memory.data() + within) == CUDA_ERROR_INVALID_VALUE);
     unsigned flags = 0;
     CHECK(cuMemHostGetFlags(&flags, memory.data() + memory.size() - 1) == CUDA_SUCCESS);
     CHECK((flags & CU_MEMHOSTREGISTER_PORTABLE) != 0);
@@ -78,6 +80,7 @@ TEST_CASE("Driver: page-locked memory", "[driver_rules]") {
     CHECK(cuMemcpyHtoDAsync(range.address, memory.data() + 2 * k_page, 2 * k_page, nullptr) ==
           CUDA_ERROR_INVALID_VALUE);
     REQUIRE(cuMemHostUnregister(memory.data()) == CUDA_SUCCESS);
+    CHECK(cuMemHostUnregister(memory.data()) == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
     CHECK(cuMemHostRegister(reinterpret_cast<void*>(4096), 4096, 0) == CUDA_ERROR_INVALID_VALUE);
     void* allocated = nullptr;
     REQUIRE(cuMemHostAlloc(&allocated, 5000, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS);

@@ -186,6 +186,8 @@ TEST_CASE("Driver: a device reset ends the primary context, and a new one is ano
     unsigned long long first = 0;
     unsigned long long second = 0;
     REQUIRE(cuCtxGetId(context, &first) == CUDA_SUCCESS);
+    std::vector<std::byte> host(8192);
+    REQUIRE(cuMemHostRegister(host.data(), host.size(), 0) == CUDA_SUCCESS);
     REQUIRE(cuDevicePrimaryCtxReset(device) == CUDA_SUCCESS);
     CHECK(cuCtxSynchronize() == CUDA_ERROR_CONTEXT_IS_DESTROYED);
     unsigned flags = 0;
@@ -197,6 +199,7 @@ TEST_CASE("Driver: a device reset ends the primary context, and a new one is ano
     CHECK(again == context);
     REQUIRE(cuCtxGetId(again, &second) == CUDA_SUCCESS);
     CHECK(second != first);
+    CHECK(cuMemHostUnregister(host.data()) == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
     CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
     REQUIRE(cuCtxPopCurrent(&context) == CUDA_SUCCESS);
     REQUIRE(cuDevicePrimaryCtxRelease(device) == CUDA_SUCCESS);

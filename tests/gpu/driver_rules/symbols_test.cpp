@@ -6,6 +6,8 @@
 
 #include "support/simulated_driver/entry_points.hpp"
 
+#include <array>
+#include <functional>
 #include <map>
 #include <string_view>
 
@@ -104,6 +106,8 @@ TEST_CASE("Driver: the null stream of a thread", "[driver_rules]") {
     auto* const begin = as<decltype(cuStreamBeginCapture)>(symbol("cuStreamBeginCapture_v2_ptsz"));
     auto* const end = as<decltype(cuStreamEndCapture)>(symbol("cuStreamEndCapture_ptsz"));
     auto* const fill = as<decltype(cuMemsetD32)>(symbol("cuMemsetD32_v2_ptds"));
+    auto* const out = as<decltype(cuMemcpyDtoH)>(symbol("cuMemcpyDtoH_v2_ptds"));
+    auto* const within = as<decltype(cuMemcpyDtoD)>(symbol("cuMemcpyDtoD_v2_ptds"));
     {
         // Non-blocking work holds nobody back. The thread's own stream is a blocking one: the legacy stream
         // is not done before it.
@@ -129,9 +133,16 @@ TEST_CASE("Driver: the null stream of a thread", "[driver_rules]") {
     CHECK(count == 2);
     REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
     // It records nothing that is synchronous by its name.
-    REQUIRE(begin(nullptr, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-    CHECK(fill(range.address, 7, 4) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    CHECK(end(nullptr, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    std::array<std::byte, 64> host{};
+    const std::array<std::function<CUresult()>, 3> synchronous{
+        [&] { return fill(range.address, 7, 4); },
+        [&] { return out(host.data(), range.address, host.size()); },
+        [&] { return within(range.address + 64, range.address, 64); }};
+    for (const auto& call : synchronous) {
+        REQUIRE(begin(nullptr, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+        CHECK(call() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        CHECK(end(nullptr, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    }
 }
 
 TEST_CASE("Driver: every entry point is found, by symbol and by look-up", "[driver_rules]") {
@@ -170,12 +181,19 @@ TEST_CASE("Driver: look-ups as the CUDA runtime makes them", "[driver_rules]") {
     CHECK(function == reinterpret_cast<void*>(&cuGetProcAddress));
     CHECK(cuGetProcAddress("cuGetProcAddress", &function, 11030, 0, &result) == CUDA_SUCCESS);
     CHECK(function == ::dlsym(RTLD_DEFAULT, "cuGetProcAddress"));
-    // Who asks for the result has it there; else the status says it.
-    CHECK(cuGetProcAddress("cuNoSuchThing", &function, 13000, 0, &result) == CUDA_SUCCESS);
+    // The status never says that nothing was found: the pointer does, and the result if it is asked for.
+    const auto is_nothing = [&](const char* name, int version, CUdriverProcAddressQueryResult* asked) {
+        function = &result;
+        CHECK(cuGetProcAddress(name, &function, version, 0, asked) == CUDA_SUCCESS);
+        return function == nullptr;
+    };
+    CHECK(is_nothing("", 0, &result));
+    CHECK(is_nothing("cuNoSuchThing", 13000, &result));
     CHECK(result == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
-    CHECK(cuGetProcAddress("cuNoSuchThing", &function, 13000, 0, nullptr) == CUDA_ERROR_NOT_FOUND);
-    CHECK(cuGetProcAddress("cuMemCreate", &function, 10000, 0, &result) == CUDA_SUCCESS);
+    CHECK(is_nothing("cuNoSuchThing", 13000, nullptr));
+    CHECK(is_nothing("cuMemCreate", 10000, &result));
     CHECK(result == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+    CHECK(is_nothing("cuMemCreate", 10000, nullptr));
     CHECK(cuGetProcAddress("cuEventElapsedTime", &function, 11000, 0, &result) == CUDA_SUCCESS);
     CHECK(function == ::dlsym(RTLD_DEFAULT, "cuEventElapsedTime"));
 }

@@ -23,6 +23,44 @@ std::size_t bytes_that_sleep() {
     return bytes;
 }
 
+constexpr auto k_part = sim::testing::k_granularity;
+
+/// Three parts of addresses, of which the first and the last are mapped.
+class Holed {
+public:
+    Holed() {
+        check(cuMemAddressReserve(&begin, bytes, 0, 0, 0));
+        last = begin + 2 * k_part;
+        for (const auto address : {begin, last}) {
+            const auto handle = sim::testing::create(k_part);
+            check(cuMemMap(address, k_part, 0, handle, 0));
+            check(cuMemRelease(handle));
+        }
+    }
+    Holed(const Holed&) = delete;
+    Holed& operator=(const Holed&) = delete;
+    ~Holed() {
+        CHECK(cuMemUnmap(begin, bytes) == CUDA_SUCCESS);
+        CHECK(cuMemAddressFree(begin, bytes) == CUDA_SUCCESS);
+    }
+    /// Of the whole span.
+    [[nodiscard]] CUresult grant(int device,
+                                 CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE) const {
+        return sim::testing::grant(begin, bytes, device, flags);
+    }
+
+    static constexpr std::size_t bytes = 3 * k_part;
+    CUdeviceptr begin = 0;
+    CUdeviceptr last = 0;
+};
+
+bool has_access(CUdeviceptr address, int device) {
+    const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, device};
+    unsigned long long flags = 0;
+    check(cuMemGetAccess(&flags, &location, address));
+    return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+}
+
 CUresult set_synchronous(CUdeviceptr address, unsigned value) {
     return cuPointerSetAttribute(&value, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address);
 }
@@ -114,31 +152,65 @@ TEST_CASE("Virtual memory: addresses are not given back while what they show sle
     CHECK(found == words);
 }
 
-TEST_CASE("Virtual memory: access to a span with a hole is for all that is mapped there, and so is its end",
-          "[api]") {
+TEST_CASE("Virtual memory: what lies behind a hole keeps the access that it had", "[api]") {
     const Gpu gpu(0);
-    const auto part = sim::testing::k_granularity;
-    CUdeviceptr begin = 0;
-    check(cuMemAddressReserve(&begin, 3 * part, 0, 0, 0));
-    const auto last = begin + 2 * part;
-    for (const auto address : {begin, last}) {
-        const auto handle = sim::testing::create(part);
-        check(cuMemMap(address, part, 0, handle, 0));
-        check(cuMemRelease(handle));
+    const Holed span;
+    SECTION("none: then nobody can copy it, and it stays") {
+        check(span.grant(0));
+        CHECK(bytes_that_sleep() == k_part);
+        CHECK(has_access(span.begin, 0));
+        CHECK_FALSE(has_access(span.last, 0));
     }
-    check(sim::testing::grant(begin, 3 * part, 0));
-    const auto words = random_words(part, 2);
-    check(cuMemcpyHtoD(last, words.data(), part));
-    CHECK(bytes_that_sleep() == 2 * part);
-    Words found(words.size());
-    check(cuMemcpyDtoH(found.data(), last, part));
-    CHECK(found == words);
-    check(cuMemUnmap(begin, 3 * part));
-    CHECK(sim_live_objects().mapped_bytes == 0);
-    CHECK(sim_live_objects().physical_bytes == 0);
-    CHECK(bytes_that_sleep() == 0);
-    CHECK(cuMemUnmap(begin, 3 * part) == CUDA_SUCCESS); // as the driver has it where nothing is
-    check(cuMemAddressFree(begin, 3 * part));
+    SECTION("its own device's alone: a wake gives no other") {
+        for (const auto address : {span.begin, span.last}) check(sim::testing::grant(address, k_part, 0));
+        check(span.grant(1));
+        CHECK(bytes_that_sleep() == 2 * k_part);
+        CHECK(has_access(span.begin, 1));
+        CHECK(has_access(span.last, 0));
+        CHECK_FALSE(has_access(span.last, 1));
+    }
+    SECTION("and it sleeps after what lies before the hole lost it") {
+        for (const auto address : {span.begin, span.last}) check(sim::testing::grant(address, k_part, 0));
+        const auto words = random_words(k_part, 2);
+        check(cuMemcpyHtoD(span.last, words.data(), k_part));
+        check(span.grant(0, CU_MEM_ACCESS_FLAGS_PROT_NONE));
+        CHECK(bytes_that_sleep() == k_part);
+        CHECK_FALSE(has_access(span.begin, 0));
+        Words found(words.size());
+        check(cuMemcpyDtoH(found.data(), span.last, k_part));
+        CHECK(found == words);
+    }
+}
+
+TEST_CASE("Virtual memory: memory of others between the program's own is no hole", "[api]") {
+    const Gpu gpu(0);
+    const Holed span;
+    const Range exported(k_part);
+    int descriptor = -1;
+    check(cuMemExportToShareableHandle(&descriptor, exported.handle(),
+                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    CUmemGenericAllocationHandle imported = 0;
+    check(cuMemImportFromShareableHandle(&imported, reinterpret_cast<void*>(std::intptr_t{descriptor}),
+                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+    CHECK(::close(descriptor) == 0);
+    check(cuMemMap(span.begin + k_part, k_part, 0, imported, 0));
+    check(span.grant(0));
+    CHECK(bytes_that_sleep() == 2 * k_part);
+    CHECK(has_access(span.last, 0));
+    check(cuMemRelease(imported));
+}
+
+TEST_CASE("Virtual memory: a span with a hole is unmapped as a whole, and once more", "[api]") {
+    const Gpu gpu(0);
+    {
+        const Holed span;
+        for (const auto address : {span.begin, span.last}) check(sim::testing::grant(address, k_part, 0));
+        CHECK(bytes_that_sleep() == 2 * k_part);
+        check(cuMemUnmap(span.begin, span.bytes));
+        CHECK(sim_live_objects().mapped_bytes == 0);
+        CHECK(sim_live_objects().physical_bytes == 0);
+        CHECK(bytes_that_sleep() == 0);
+    } // which unmaps, where nothing is any more
 }
 
 TEST_CASE("Virtual memory: it is mapped and unmapped while after-wake callbacks run", "[api]") {

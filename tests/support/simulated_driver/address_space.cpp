@@ -98,7 +98,8 @@ bool AddressSpace::is_allocation(std::uint64_t address) const {
            std::prev(reservations_.upper_bound(address))->second.origin != Origin::program;
 }
 
-CUresult AddressSpace::map(std::uint64_t begin, std::shared_ptr<Physical> memory, Origin origin) {
+CUresult AddressSpace::map(std::uint64_t begin, std::shared_ptr<Physical> memory, Origin origin,
+                           CUmemGenericAllocationHandle handle) {
     const auto bytes = memory->bytes();
     const auto reservation = reservations_.upper_bound(begin);
     if (reservation == reservations_.begin()) return CUDA_ERROR_INVALID_VALUE;
@@ -114,6 +115,7 @@ CUresult AddressSpace::map(std::uint64_t begin, std::shared_ptr<Physical> memory
     mapping.memory = std::move(memory);
     mapping.since = ++generation_;
     mapping.origin = origin;
+    mapping.handle = handle;
     mappings_.emplace_hint(next, begin, std::move(mapping));
     if (origin == Origin::program) {
         ++totals_.mappings;
@@ -157,8 +159,7 @@ AddressSpace::Mappings::iterator AddressSpace::end_of_run(Mappings::iterator fir
 
 CUresult AddressSpace::unmap(std::uint64_t begin, std::uint64_t bytes) {
     const auto span = whole_mappings(begin, bytes);
-    if (!span || bytes == 0 || !is_reserved(begin) || !is_reserved(begin + bytes - 1))
-        return CUDA_ERROR_INVALID_VALUE;
+    if (!span || bytes == 0 || !is_reserved(begin)) return CUDA_ERROR_INVALID_VALUE;
     for (auto first = span->first; first != span->second;) {
         const auto next = end_of_run(first, span->second);
         const auto from = first->first;
@@ -201,18 +202,21 @@ CUresult AddressSpace::show(Mappings::iterator first, Mappings::iterator last, i
 CUresult AddressSpace::set_access(std::uint64_t begin, std::uint64_t bytes, std::uint32_t devices,
                                   CUmemAccess_flags flags) {
     const auto span = whole_mappings(begin, bytes);
-    if (!span || span->first == span->second || span->first->first != begin) return CUDA_ERROR_INVALID_VALUE;
-    for (auto it = span->first; it != span->second; ++it) {
+    if (!span || span->first == span->second || span->first->first != begin ||
+        std::prev(span->second)->second.end() != begin + bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    const auto hole = end_of_run(span->first, span->second); // what lies behind it keeps what it had
+    for (auto it = span->first; it != hole; ++it) {
         auto& mapping = it->second;
         mapping.readers =
             flags == CU_MEM_ACCESS_FLAGS_PROT_NONE ? mapping.readers & ~devices : mapping.readers | devices;
         mapping.writers = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? mapping.writers | devices
                                                                       : mapping.writers & ~devices;
     }
-    for (auto it = span->first; it != span->second;) {
+    for (auto it = span->first; it != hole;) {
         const auto wanted = protection_of(it->second);
         auto next = it;
-        while (next != span->second && protection_of(next->second) == wanted &&
+        while (next != hole && protection_of(next->second) == wanted &&
                next->second.protection == it->second.protection)
             ++next;
         if (it->second.protection != wanted)

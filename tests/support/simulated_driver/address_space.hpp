@@ -46,6 +46,7 @@ struct Mapping {
     std::uint32_t writers = 0;
     int protection = 0; ///< of the pages of this process; PROT_NONE until somebody is granted access
     Origin origin = Origin::program;
+    CUmemGenericAllocationHandle handle = 0; ///< that it was made with; 0 when not by the program
 
     [[nodiscard]] std::uint64_t end() const noexcept { return begin + bytes; }
 };
@@ -68,16 +69,17 @@ public:
     /// Gives a whole reservation back; nothing may be mapped in it.
     CUresult free_reservation(std::uint64_t begin, std::uint64_t bytes);
 
-    CUresult map(std::uint64_t begin, std::shared_ptr<Physical> memory, Origin origin);
+    CUresult map(std::uint64_t begin, std::shared_ptr<Physical> memory, Origin origin,
+                 CUmemGenericAllocationHandle handle = 0);
     /// Reserves addresses for `memory` and maps it there, for `device` to read and write.
     CUresult place(std::shared_ptr<Physical> memory, Origin origin, int device, std::uint64_t& begin);
     /// Undoes place().
     void remove(std::uint64_t begin);
-    /// Unmaps all mappings of a reserved span. It may have holes, or nothing mapped at all, but cut no
-    /// mapping.
+    /// Unmaps all mappings of a span that begins in a reservation. It may have holes, or nothing mapped at
+    /// all, but cut no mapping.
     CUresult unmap(std::uint64_t begin, std::uint64_t bytes);
-    /// Sets what the devices in `devices` (one bit each) may do in a span. It may have holes, but begins with
-    /// a mapping, and cuts none.
+    /// Sets what the devices in `devices` (one bit each) may do in a span, up to its first hole. It begins
+    /// and ends with a mapping, and cuts none.
     CUresult set_access(std::uint64_t begin, std::uint64_t bytes, std::uint32_t devices,
                         CUmemAccess_flags flags);
     /// Shows the mappings of `memory` in the file where it lies now.

@@ -117,7 +117,9 @@ CUresult break_capture(Stream& stream) {
 }
 
 CUresult break_capture_of(const Event& event) {
-    if (const auto capture = event.capture.lock()) break_it(*capture);
+    const auto capture = event.capture.lock();
+    if (!capture || capture->streams.empty()) return CUDA_ERROR_INVALID_VALUE; // it is over
+    break_it(*capture);
     return CUDA_ERROR_CAPTURED_EVENT;
 }
 

@@ -181,13 +181,6 @@ struct GraphMemory {
     unsigned live = 0; ///< launches that allocated it and have not freed it
 };
 
-/// What the launch of a graph took that did not find all its memory. The next launch has it.
-struct KeptByGraphs {
-    int device = 0;
-    const Context* context = nullptr; ///< whose end gives it back
-    std::uint64_t bytes = 0;
-};
-
 /// Everything the driver knows. One lock guards it all; whoever waits or runs work lets go of it. Locks
 /// inside are taken after it: those of streams, of Faults, of DeviceBudget. Made at the first call and never
 /// destroyed.
@@ -223,7 +216,6 @@ struct Driver {
     std::map<std::uint64_t, PlainAllocation> plain;         ///< this and the next two by address
     std::map<std::uint64_t, PoolBlock> blocks;
     std::map<std::uint64_t, std::shared_ptr<GraphMemory>> graph_memory;
-    std::vector<KeptByGraphs> kept_by_graphs;
     std::uint64_t plain_bytes = 0;
     std::vector<std::shared_ptr<Capture>> captures;
     std::uint64_t next_id = 1; ///< of contexts, streams and captures

@@ -108,23 +108,12 @@ void forget_graph_memory(Driver& driver) {
     });
 }
 
-void keep_all_memory(Driver& driver, const GraphMemory& memory) {
+void keep_all_memory(int device) {
     auto& budget = DeviceBudget::instance();
-    const auto bytes = budget.free_bytes(memory.device);
-    if (budget.take(memory.device, bytes))
-        driver.kept_by_graphs.push_back({memory.device, memory.context, bytes});
-}
-
-void give_kept_memory_back(Driver& driver, const Context* context) {
-    std::erase_if(driver.kept_by_graphs, [=](const KeptByGraphs& kept) {
-        if (context && kept.context != context) return false;
-        DeviceBudget::instance().give_back(kept.device, kept.bytes);
-        return true;
-    });
+    static_cast<void>(budget.take(device, budget.free_bytes(device)));
 }
 
 void free_graph_memory_of(Driver& driver, const Context& context) {
-    give_kept_memory_back(driver, &context);
     for (const auto& [begin, memory] : driver.graph_memory) {
         if (memory->context != &context || memory->live == 0) continue;
         memory->live = 1;

@@ -56,12 +56,9 @@ void release(Driver& driver, GraphMemory& memory);
 /// Gives the addresses back that no node and no launch uses any more.
 void forget_graph_memory(Driver& driver);
 
-/// Takes all free memory of the device that was too small for `memory`: the real driver, too, keeps what a
-/// launch found before it fell short, and cuDeviceGraphMemTrim does not give it back.
-void keep_all_memory(Driver& driver, const GraphMemory& memory);
-
-/// Gives back what keep_all_memory() took for graphs of `context`; null: of any.
-void give_kept_memory_back(Driver& driver, const Context* context);
+/// Takes all free memory of a device for as long as the process lives: so the real driver keeps what a launch
+/// found before it fell short.
+void keep_all_memory(int device);
 
 /// Frees the memory of a context that is being destroyed.
 void free_graph_memory_of(Driver& driver, const Context& context);

@@ -26,13 +26,12 @@ public:
         : steps_(std::move(steps)), frees_first_(frees_first) {}
     [[nodiscard]] CUgraphNodeType type() const noexcept override { return CU_GRAPH_NODE_TYPE_GRAPH; }
     CUresult prepare(Driver& driver, bool) const override {
-        give_kept_memory_back(driver, nullptr);
         for (auto step = steps_.begin(); step != steps_.end(); ++step) {
             const auto status = step->work->prepare(driver, frees_first_);
             if (status == CUDA_SUCCESS) continue;
             const auto* short_of = dynamic_cast<const AllocationNode*>(step->work.get());
             while (step != steps_.begin()) (--step)->work->take_back(driver);
-            if (status == CUDA_ERROR_OUT_OF_MEMORY && short_of) keep_all_memory(driver, short_of->memory());
+            if (status == CUDA_ERROR_OUT_OF_MEMORY && short_of) keep_all_memory(short_of->memory().device);
             return status;
         }
         return CUDA_SUCCESS;

@@ -20,7 +20,7 @@ std::span<const Symbol> other_symbols();
 /// Of those, the ones for a per-thread default stream.
 std::span<const Symbol> other_per_thread_symbols();
 
-/// Finds what `name` means to a program built for `version`.
+/// Finds what `name` means to a program built for `version`; else `function` stays as it is.
 CUdriverProcAddressQueryResult find(std::string_view name, int version, bool per_thread, void** function) {
     auto result = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     int best = -1;
@@ -49,12 +49,10 @@ CUresult look_up(const char* name, void** function, int version, cuuint64_t flag
     constexpr cuuint64_t k_per_thread = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
     if ((flags & ~(k_per_thread | CU_GET_PROC_ADDRESS_LEGACY_STREAM)) != 0) return CUDA_ERROR_INVALID_VALUE;
     if (!name || !function) return CUDA_ERROR_INVALID_VALUE;
-    const auto found = find(name, version, (flags & k_per_thread) != 0, function); // else unchanged
+    *function = nullptr; // which is the answer where there is none
+    const auto found = find(name, version, (flags & k_per_thread) != 0, function);
     if (result) *result = found;
-    // The runtime asks for an empty name first, to see whether there is an answer at all. Whoever asks for
-    // the result has it there.
-    const bool is_answered = found == CU_GET_PROC_ADDRESS_SUCCESS || result || *name == '\0';
-    return is_answered ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+    return CUDA_SUCCESS;
 }
 
 } // namespace
@@ -161,7 +159,13 @@ SIM_OLDER_SYMBOL cuDriverGetVersion_v9(int* version) {
 
 #undef cuGetProcAddress
 SIM_OLDER_SYMBOL cuGetProcAddress(const char* name, void** function, int version, cuuint64_t flags) {
-    return cuGetProcAddress_v2(name, function, version, flags, nullptr);
+    void* found = nullptr;
+    const auto status = cuGetProcAddress_v2(name, &found, version, flags, nullptr);
+    if (status != CUDA_SUCCESS) return status;
+    if (!function) return CUDA_ERROR_INVALID_VALUE;
+    if (!found) return CUDA_ERROR_NOT_FOUND; // the pointer stays as it was
+    *function = found;
+    return CUDA_SUCCESS;
 }
 
 namespace gpu_sleep::sim {

@@ -52,12 +52,16 @@ CUmemGenericAllocationHandle name_memory(Driver& driver, const std::shared_ptr<P
     return memory->handle = make_handle(driver, memory);
 }
 
-/// One more reference to `memory`, by the handle that names it or by a new one.
-CUmemGenericAllocationHandle retain(Driver& driver, const std::shared_ptr<Physical>& memory) {
-    const auto named = driver.allocations.find(memory->handle);
-    if (!named) return name_memory(driver, memory);
-    ++named->references;
-    return memory->handle;
+/// One more reference to what a mapping shows: by the handle that it was made with, by the one that names the
+/// memory, or by a new one.
+CUmemGenericAllocationHandle retain(Driver& driver, const Mapping& mapping) {
+    for (const auto handle : {mapping.handle, mapping.memory->handle}) {
+        const auto found = driver.allocations.find(handle);
+        if (!found) continue;
+        ++found->references;
+        return handle;
+    }
+    return name_memory(driver, mapping.memory);
 }
 
 /// The devices that access descriptors mean, one bit each; the host, which needs no grant here, none.
@@ -146,7 +150,7 @@ CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handl
     return call(Entry::cuMemRetainAllocationHandle, [&](Call& c) {
         const auto* mapping = c.driver.space.find(reinterpret_cast<std::uint64_t>(address));
         if (!handle || !mapping || mapping->origin != Origin::program) return CUDA_ERROR_INVALID_VALUE;
-        *handle = retain(c.driver, mapping->memory);
+        *handle = retain(c.driver, *mapping);
         return CUDA_SUCCESS;
     });
 }
@@ -159,7 +163,7 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t of
             return CUDA_ERROR_INVALID_VALUE;
         if (bytes != allocation->memory->bytes()) return CUDA_ERROR_INVALID_VALUE;
         if (c.driver.space.is_allocation(address)) return CUDA_ERROR_INVALID_VALUE;
-        return c.driver.space.map(address, allocation->memory, Origin::program);
+        return c.driver.space.map(address, allocation->memory, Origin::program, handle);
     });
 }
 
