@@ -211,8 +211,8 @@ std::string headline(const Process& process, const Report& report) {
     if (!report.changed)
         return fmt::format("{} is {} already, {}\n", subject, words_for(report.state),
                            report.notes.empty() ? "as asked; nothing to do" : "and nothing was changed:");
-    return fmt::format("{} is {}{} after {}:\n", subject, words_for(report.state), level,
-                       format_seconds(report.times.total));
+    return fmt::format("{} is {}{} after {}:\n", subject, words_for(report.state),
+                       report.state == model::State::awake ? "" : level, format_seconds(report.times.total));
 }
 
 } // namespace

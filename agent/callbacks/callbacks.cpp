@@ -68,7 +68,7 @@ Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point d
     {
         // One that overran its deadline may still work on the device, past the gate.
         MutexLock lock(mutex_);
-        if (!changed_.wait_until(mutex_, deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); }))
+        if (!wait_until(deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); }))
             return make_error(ErrorCode::timed_out, "a callback of an earlier request still runs");
     }
     const auto told = std::make_shared<const Event>(event);
@@ -145,10 +145,20 @@ void Callbacks::call_off(Jobs owed, Clock::time_point deadline) noexcept {
     changed_.notify_all();
     if (is_held_up) return;
     if (is_bounded) deadline = std::min(deadline, Clock::now() + together);
-    const bool is_over =
-        changed_.wait_until(mutex_, deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); });
+    const bool is_over = wait_until(deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); });
     lock.unlock();
     if (!is_over) log::warning("a callback of the program did not return in time");
+}
+
+bool Callbacks::wait_until(Clock::time_point deadline, const std::function<bool()>& is_over) {
+    constexpr Milliseconds k_between{500};
+    while (!changed_.wait_until(mutex_, std::min(deadline, Clock::now() + k_between), is_over)) {
+        if (Clock::now() >= deadline) return false;
+        mutex_.unlock();
+        while_waiting_();
+        mutex_.lock();
+    }
+    return true;
 }
 
 bool Callbacks::is_registered(int id) const noexcept {
@@ -176,14 +186,14 @@ Result<int> Callbacks::run(const std::shared_ptr<Job>& job, Clock::time_point de
     const auto& entry = job->entry;
     MutexLock lock(mutex_);
     GPU_SLEEP_TRY(start_thread());
-    if (!changed_.wait_until(mutex_, deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); }))
+    if (!wait_until(deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); }))
         return make_error(ErrorCode::timed_out, "a callback of an earlier request still runs");
     // Its own time begins when it can: one that is late takes nothing from the next.
     if (entry.deadline.count() > 0) deadline = std::min(deadline, Clock::now() + entry.deadline);
     if (!is_registered(entry.id)) return 0; // removed meanwhile
     job_ = job;
     changed_.notify_all();
-    if (!changed_.wait_until(mutex_, deadline, [&] { return job->done; }))
+    if (!wait_until(deadline, [&] { return job->done; }))
         return make_error(ErrorCode::timed_out, "a callback of the program did not return in time");
     return job->result;
 }

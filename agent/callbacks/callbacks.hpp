@@ -14,9 +14,11 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::agent {
@@ -33,6 +35,9 @@ class Callbacks {
     struct Job;
 
 public:
+    /// Sets a function to call now and then while an operation waits for callbacks. Once, before all others.
+    void while_waiting(std::function<void()> does) { while_waiting_ = std::move(does); }
+
     /// Returns the id for remove().
     int add(gpu_sleep_callback before_sleep, gpu_sleep_callback after_wake, void* user,
             Milliseconds deadline);
@@ -90,6 +95,9 @@ private:
     [[nodiscard]] bool is_idle() const noexcept GPU_SLEEP_REQUIRES(mutex_) { return !job_ && owed_.empty(); }
     [[nodiscard]] bool is_registered(int id) const noexcept GPU_SLEEP_REQUIRES(mutex_);
     void take_owed() GPU_SLEEP_REQUIRES(mutex_);
+    /// Returns whether `is_over` was true by the deadline.
+    bool wait_until(Clock::time_point deadline, const std::function<bool()>& is_over)
+        GPU_SLEEP_REQUIRES(mutex_);
     /// The callback's value. Errors: timed_out (it still runs, or an earlier one does), internal.
     [[nodiscard]] Result<int> run(const std::shared_ptr<Job>& job, Clock::time_point deadline);
     [[nodiscard]] Result<void> start_thread() GPU_SLEEP_REQUIRES(mutex_);
@@ -107,6 +115,7 @@ private:
     void lose_thread(gate::Pass& pass) noexcept;
     [[nodiscard]] int call(const Job& job);
 
+    std::function<void()> while_waiting_ = [] {};
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< not held while a callback runs
     Condition changed_;
     std::vector<Entry> entries_ GPU_SLEEP_GUARDED_BY(mutex_);

@@ -68,7 +68,7 @@ Primary primary_of(const driver::Api& api, CUdevice device) {
 class Departure {
 public:
     Departure(ProgramMemory& memory, CUcontext context, bool is_primary)
-        : memory_(memory), context_(context) {
+        : memory_(memory), context_(context), is_primary_(is_primary) {
         // Memory of pools outlives contexts, but for the device's primary one, which takes everything with
         // it.
         const auto dies = [=](const Known& a) {
@@ -97,6 +97,8 @@ public:
         captures_.gone();
         pools_.gone();
         waiting_.gone();
+        // What is retained may have been pinned there, and would be copied slowly.
+        if (is_primary_) memory_.forget_retained();
         Allocations::instance().change([&](Known& a) {
             if (a.pool && a.context == context_) a.context = nullptr;
         });
@@ -117,6 +119,7 @@ public:
 private:
     ProgramMemory& memory_;
     CUcontext context_;
+    bool is_primary_;
     Taken captures_;
     std::map<CUdeviceptr, Known> allocations_;
     std::map<CUcontext, int>::node_type own_;

@@ -101,7 +101,9 @@ Agent& Agent::instance() {
 
 Agent::Agent()
     : memory_(rule_of_environment(), retained_of_environment()),
-      parts_(memory_, name_in_environment(), &Agent::come_first_at_exit), server_(*this) {}
+      parts_(memory_, name_in_environment(), &Agent::come_first_at_exit), server_(*this) {
+    parts_.callbacks.while_waiting([this] { operations::give_way_while_waiting(parts_); });
+}
 
 void Agent::come_first_at_exit() noexcept {
     // The handler's registration is its own, as if of one more library, so that it alone can be taken back:

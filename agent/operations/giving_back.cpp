@@ -4,10 +4,10 @@
 
 #include "operations/giving_back.hpp"
 
+#include "base/guard.hpp"
 #include "common/interception.hpp"
 #include "intercepted/contexts_lock.hpp"
 #include "intercepted/trimming.hpp"
-#include "program_memory/retained_contents.hpp"
 
 #include <mutex>
 #include <shared_mutex>
@@ -15,13 +15,47 @@
 
 namespace gpu_sleep::agent::operations {
 
+namespace {
+
+/// How often the host's memory is looked at while something is retained.
+constexpr Milliseconds k_between_looks_at_host{500};
+
+/// Gives up what of the retained contents the host has no room for, if it was not looked at just now. Returns
+/// whether there was any.
+bool retained_gives_way(Parts& parts) noexcept {
+    const auto now = Clock::now();
+    if (now < parts.next_look_at_host) return false;
+    const bool retains =
+        parts.memory.with_lock([](const LockedMemory& locked) { return locked.retained() > 0; });
+    if (!retains) return false;
+    parts.memory.tidy_within(k_between_looks_at_host); // first: looking may fail
+    parts.next_look_at_host = now + k_between_looks_at_host;
+    bool has_given = false;
+    ignoring_errors([&] {
+        has_given = parts.memory.with_lock([](const LockedMemory& locked) { return locked.give_way() > 0; });
+    });
+    return has_given;
+}
+
+} // namespace
+
+void give_way_while_waiting(Parts& parts) noexcept {
+    if (!parts.memory.may_call_driver() || !retained_gives_way(parts)) return;
+    ignoring_errors([&] {
+        parts.retired.collect();
+        const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
+        while (contexts && parts.retired.give_back_some()) {
+        }
+    });
+}
+
 bool tidy(Parts& parts) {
     if (!parts.memory.may_call_driver()) return false;
     // While all sleeps somebody else may have locked the driver: what can wait does.
     const auto state = parts.status.state();
     const bool is_any_awake = state == model::State::awake || state == model::State::partial;
     if (intercepts() && is_any_awake) intercepted::give_back_due();
-    if (give_way(parts.memory)) parts.memory.tidy_within(k_between_looks_at_host);
+    retained_gives_way(parts);
     parts.retired.collect();
     // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.
     const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);

@@ -23,7 +23,8 @@ struct Parts {
     ProcessStatus status;
     Turnstile turnstile;
     Callbacks callbacks;
-    torch::TorchTrim torch_trim; ///< used by one operation at a time
+    torch::TorchTrim torch_trim;           ///< used by one operation at a time
+    Clock::time_point next_look_at_host{}; ///< for what is retained; on the operations thread
     /// Called before the gate stays shut: has the agent hear of the process's end before all others.
     void (*const come_first_at_exit)() noexcept;
 

@@ -12,6 +12,7 @@
 #include "intercepted/mappings.hpp"
 #include "intercepted/trimming.hpp"
 #include "operations/gate_settler.hpp"
+#include "operations/giving_back.hpp"
 #include "operations/unseen.hpp"
 #include "python/python_lock.hpp"
 
@@ -106,6 +107,11 @@ Result<void> Quiesce::run_callbacks(const Event& event, Callbacks::Jobs& owed) {
     if (!event.tags.empty()) GPU_SLEEP_TRY(parts_.callbacks.run_before_sleep(event, deadline_, owed));
     report_.times.callbacks = seconds_since(start);
     return {};
+}
+
+bool Quiesce::keeps_going() const {
+    give_way_while_waiting(parts_);
+    return progress_({Progress::Phase::drain, 0, 0});
 }
 
 Result<void> Quiesce::check_captures_may_end() const {

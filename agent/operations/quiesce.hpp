@@ -52,7 +52,7 @@ private:
     /// Errors: capture_in_progress, if a capture waits for what sleeps already, and so for no sleep's end.
     [[nodiscard]] Result<void> check_captures_may_end() const;
     [[nodiscard]] Result<void> drain();
-    [[nodiscard]] bool keeps_going() const { return progress_({model::Progress::Phase::drain, 0, 0}); }
+    [[nodiscard]] bool keeps_going() const;
 
     Parts& parts_;
     const model::SleepRequest& request_;

@@ -118,7 +118,7 @@ Report SleepOperation::release_retained() {
 }
 
 Result<Report> SleepOperation::run() {
-    const auto turn = Turn::take(parts_.turnstile, true, deadline_, progress_);
+    const auto turn = Turn::take(parts_, !request_.release_retained, deadline_, progress_);
     if (!turn) return turn.error();
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
     if (parts_.memory.is_ending()) return process_is_ending();

@@ -39,9 +39,9 @@ private:
     /// If the request allows it.
     bool turn_to_files();
 
-    /// Gets the program quiet, and moves contents as often as remedies allow.
     /// All of a request that puts nothing to sleep.
     [[nodiscard]] model::Report release_retained();
+    /// Gets the program quiet, and moves contents as often as remedies allow.
     [[nodiscard]] Result<void> move_contents();
     [[nodiscard]] Result<void> attempt() noexcept;
     /// Where nothing is moved, this is the point of no return.

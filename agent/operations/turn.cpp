@@ -5,15 +5,17 @@
 #include "operations/turn.hpp"
 
 #include "intercepted/contexts_lock.hpp"
+#include "operations/giving_back.hpp"
 
 namespace gpu_sleep::agent::operations {
 
-Result<Turn> Turn::take(Turnstile& turnstile, bool is_sleep, Clock::time_point deadline,
+Result<Turn> Turn::take(Parts& parts, bool is_sleep, Clock::time_point deadline,
                         const server::ProgressSink& progress) {
-    GPU_SLEEP_TRY(turnstile.enter(is_sleep, deadline, [&] {
+    GPU_SLEEP_TRY(parts.turnstile.enter(is_sleep, deadline, [&] {
+        give_way_while_waiting(parts);
         return progress({model::Progress::Phase::waiting, 0, 0});
     }));
-    return Turn(turnstile);
+    return Turn(parts.turnstile);
 }
 
 std::shared_lock<std::shared_mutex> keep_contexts(bool only_looks) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/result.hpp"
+#include "operations/parts.hpp"
 #include "operations/turnstile.hpp"
 #include "server/line.hpp"
 
@@ -17,7 +18,7 @@ namespace gpu_sleep::agent::operations {
 class Turn {
 public:
     /// Waits for it. Errors: those of Turnstile::enter().
-    [[nodiscard]] static Result<Turn> take(Turnstile& turnstile, bool is_sleep, Clock::time_point deadline,
+    [[nodiscard]] static Result<Turn> take(Parts& parts, bool is_sleep, Clock::time_point deadline,
                                            const server::ProgressSink& progress);
     Turn(Turn&& other) noexcept : turnstile_(std::exchange(other.turnstile_, nullptr)) {}
     Turn& operator=(Turn&&) = delete;

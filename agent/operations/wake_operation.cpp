@@ -71,7 +71,7 @@ void WakeOperation::complete_report() {
 }
 
 Result<Report> WakeOperation::run() {
-    const auto turn = Turn::take(parts_.turnstile, false, deadline_, progress_);
+    const auto turn = Turn::take(parts_, false, deadline_, progress_);
     if (!turn) return turn.error();
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
     if (parts_.memory.is_ending()) return process_is_ending();
@@ -88,7 +88,6 @@ Result<Report> WakeOperation::run() {
         return *std::move(woken->left);
     }
     complete_report();
-    if (report_.retained_bytes > 0) parts_.memory.tidy_within(Milliseconds(0));
     return std::move(report_);
 }
 

@@ -145,6 +145,11 @@ void ProgramMemory::limit_retained(Bytes most) noexcept {
     if (storage_) storage_->engine.contents().limit_retained(retained_limit_);
 }
 
+void ProgramMemory::forget_retained() noexcept {
+    const MutexLock lock(mutex_);
+    if (storage_) static_cast<void>(storage_->engine.contents().trim_retained(0));
+}
+
 Result<void> ProgramMemory::preserve(driver::DeviceAddress address, Bytes bytes) {
     if (!is_started()) return not_owned(address);
     const MutexLock lock(mutex_);

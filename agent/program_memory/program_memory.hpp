@@ -85,6 +85,8 @@ public:
     void set_policy(std::string_view tag, model::Policy policy);
     void set_separable(std::string_view tag, bool is_separable);
     void limit_retained(Bytes most) noexcept;
+    /// Gives up what is retained, of all tags.
+    void forget_retained() noexcept;
     [[nodiscard]] Result<void> preserve(driver::DeviceAddress address, Bytes bytes);
     [[nodiscard]] Result<void> mark_refilled(std::string_view tag);
     /// After a refill that may have failed: what was dropped of `tags` counts as not refilled.

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -41,6 +42,14 @@ void for_each_part(const KeptRange& range, Use&& use) {
     for_each_part(range, nullptr, use);
 }
 
+/// What of the range may stay in its places past a wake, which is all of it or nothing.
+Bytes bytes_in_host(const KeptRange& range) noexcept {
+    const auto stored = std::find_if(range.blocks.begin(), range.blocks.end(),
+                                     [](const Block& block) { return block.is_stored(); });
+    const bool may_stay = stored != range.blocks.end() && stored->place.batch->keeper().may_retain();
+    return may_stay ? range.stored : 0;
+}
+
 } // namespace
 
 Bytes held_by(const Batches& batches, model::Store store) noexcept {
@@ -51,7 +60,9 @@ Bytes held_by(const Batches& batches, model::Store store) noexcept {
 }
 
 Bytes room_for_retained() {
-    return store::host_headroom_beyond(k_left_available).bytes;
+    const auto available = store::host_headroom().bytes;
+    const bool is_known = available != std::numeric_limits<Bytes>::max();
+    return is_known && available > k_left_available ? available - k_left_available : 0;
 }
 
 Keeper& Contents::keeper(model::Store store) noexcept {
@@ -111,6 +122,7 @@ Result<bool> Contents::keep_files(const std::vector<Number>& ranges) {
 }
 
 void Contents::admit(std::map<Number, KeptRange>& ranges, Batches& batches) noexcept {
+    for (const auto& [number, range] : ranges) kept_in_host_ += bytes_in_host(range);
     ranges_.merge(ranges);
     batches_.splice(batches_.end(), batches);
 }
@@ -118,25 +130,33 @@ void Contents::admit(std::map<Number, KeptRange>& ranges, Batches& batches) noex
 void Contents::forget(Number range, Files files) noexcept {
     const auto node = ranges_.extract(range);
     if (!node) return;
-    if (node.mapped().is_retained) retained_ -= node.mapped().stored;
+    if (node.mapped().is_retained)
+        retained_ -= node.mapped().stored;
+    else
+        kept_in_host_ -= bytes_in_host(node.mapped());
     forget_blocks(node.mapped(), nullptr, files);
 }
 
-bool Contents::retain(Number range) noexcept {
+bool Contents::retain(Number range, Bytes most) noexcept {
     const auto found = ranges_.find(range);
     if (found == ranges_.end()) return false;
     auto& kept = found->second;
-    const bool may_stay = std::all_of(kept.blocks.begin(), kept.blocks.end(), [](const Block& block) {
-        return !block.is_stored() || block.place.batch->keeper().may_retain();
-    });
-    if (kept.stored == 0 || !may_stay ||
-        kept.stored > retained_limit_ - std::min(retained_limit_, retained_)) {
+    const auto bytes = bytes_in_host(kept);
+    most = std::min(most, retained_limit_);
+    if (bytes == 0 || bytes > most - std::min(most, retained())) {
         forget(range);
         return false;
     }
     kept.is_retained = true;
-    retained_ += kept.stored;
+    kept_in_host_ -= bytes;
+    retained_ += bytes;
     return true;
+}
+
+Bytes Contents::retained() const noexcept {
+    if (retained_ == 0) return 0;
+    const auto held = held_by(batches_, model::Store::host);
+    return std::max(retained_, held - std::min(held, kept_in_host_));
 }
 
 const KeptRange* Contents::find_retained(Number range) const noexcept {
@@ -151,7 +171,9 @@ void Contents::limit_retained(Bytes most) noexcept {
 
 Bytes Contents::trim_retained(Bytes most) noexcept {
     const auto before = retained_;
-    for (auto next = ranges_.begin(); next != ranges_.end() && retained_ > most;) {
+    // What is wasted goes with what it lies beside.
+    const auto wasted = retained() - retained_;
+    for (auto next = ranges_.begin(); next != ranges_.end() && retained_ > 0 && retained_ + wasted > most;) {
         const auto each = next++;
         if (each->second.is_retained) forget(each->first);
     }

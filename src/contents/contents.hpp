@@ -45,14 +45,6 @@ struct Waste {
 /// What `batches` hold of `store`.
 [[nodiscard]] Bytes held_by(const Batches& batches, model::Store store) noexcept;
 
-/// Host memory that is left available when contents are retained: more than all programs together take
-/// between two looks at it, as a rule. Where they take more, the kernel may end one of them.
-inline constexpr Bytes k_left_available = 4 * k_gib;
-
-/// How much may be retained, as the host's memory is now: what it has available besides, less what is left to
-/// others. Thread-safe; reads a handful of small files.
-[[nodiscard]] Bytes room_for_retained();
-
 /// Guarded by the mutex that guards the ledger, whose backings name kept ranges by number.
 class Contents {
 public:
@@ -85,17 +77,19 @@ public:
     void forget(Number range, Files files = Files::as_asked) noexcept;
 
     // Ranges whose memory is awake again.
-    /// Keeps the range as far as it may stay, or forgets it. Returns whether it stays: until forget(), or
-    /// until the memory is wanted.
-    bool retain(Number range) noexcept;
+    /// Keeps the range if it may stay, where `most` may be retained in all, or forgets it. Returns whether it
+    /// stays: until forget(), or until the memory is wanted.
+    bool retain(Number range, Bytes most) noexcept;
     /// The range if it is retained still, else null.
     [[nodiscard]] const KeptRange* find_retained(Number range) const noexcept;
-    /// Host memory of all that is retained.
-    [[nodiscard]] Bytes retained() const noexcept { return retained_; }
+    /// Host memory that is held for what is retained, with what is wasted beside it.
+    [[nodiscard]] Bytes retained() const noexcept;
     /// From now on at most so much is retained, in place of Options::retained; what is beyond is forgotten.
     void limit_retained(Bytes most) noexcept;
     /// Forgets what is retained, the oldest first, until `most` or less is. Returns how much that was.
     Bytes trim_retained(Bytes most) noexcept;
+    /// Forgets what the host has no room for. Returns how much that was.
+    Bytes give_way() { return retained_ == 0 ? 0 : trim_retained(options_.room_for_retained()); }
     /// Puts what is kept and retained out of reach while nothing is copied.
     void protect() noexcept;
 
@@ -149,7 +143,8 @@ private:
     std::map<Number, KeptRange> ranges_;
     Batches batches_;
     Batches retired_;
-    Bytes retained_ = 0; ///< of the ranges that are
+    Bytes retained_ = 0;     ///< contents of the ranges that are
+    Bytes kept_in_host_ = 0; ///< contents of all other ranges, in host memory
     Bytes retained_limit_;
     Number next_number_ = 1;
     std::function<void()> told_ = [] {};

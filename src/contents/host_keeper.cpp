@@ -160,9 +160,9 @@ void HostKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vecto
     const auto available = headroom.bytes;
     const auto* const outcome = needed <= available       ? ""
                                 : rehearsal.request.spill ? ": contents would go to files"
-                                                          : ": it would fail";
-    notes.push_back(fmt::format("needs {} of host memory, and {} may be taken ({}){}", format_bytes(needed),
-                                format_bytes(available), headroom.limited_by, outcome));
+                                                          : ": it would fail, unless enough of it is zero";
+    notes.push_back(fmt::format("needs at most {} of host memory, and {} may be taken ({}){}",
+                                format_bytes(needed), format_bytes(available), headroom.limited_by, outcome));
 }
 
 Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batches) {

@@ -34,7 +34,7 @@ class HostBatch final : public Batch {
 public:
     HostBatch(Keeper& keeper, store::Pinner* pinner) noexcept : Batch(keeper), pinner_(pinner) {}
 
-    /// Exactly what it will take.
+    /// What it takes, unless blocks turn out to be zero.
     [[nodiscard]] Result<Bytes> needs() const override { return bytes_; }
     [[nodiscard]] Result<void> begin() override;
 

@@ -81,8 +81,7 @@ public:
     [[nodiscard]] bool has_sources() const noexcept { return !sources_.empty(); }
     /// What the batch will take at most, in bytes of its kind. Takes nothing. Errors: io_failed.
     [[nodiscard]] virtual Result<Bytes> needs() const = 0;
-    /// Reserves what it needs of the host, before the device is asked for anything. Errors:
-    /// out_of_host_memory.
+    /// Reserves what it needs of the host, before anything is copied. Errors: out_of_host_memory.
     [[nodiscard]] virtual Result<void> begin() { return {}; }
 
     // While they are kept:

@@ -8,6 +8,14 @@
 
 namespace gpu_sleep::contents {
 
+/// Host memory that is left available when contents are retained: more than all programs together take
+/// between two looks at it, as a rule. Where they take more, the kernel may end one of them.
+inline constexpr Bytes k_left_available = 4 * k_gib;
+
+/// How much may be retained, as the host's memory is now: what is available besides, less k_left_available.
+/// Nothing where that cannot be told. Thread-safe; reads a handful of small files.
+[[nodiscard]] Bytes room_for_retained();
+
 struct Options {
     unsigned fill_threads = 8;        ///< that make host memory ready, for each device
     Bytes host_reserve = 256 * k_mib; ///< host memory left to everybody else
@@ -16,6 +24,7 @@ struct Options {
     Bytes staging = 256 * k_mib;
     /// Host memory that may hold contents of what is awake, for the next sleep. 0: a wake gives all back.
     Bytes retained = 0;
+    Bytes (*room_for_retained)() = contents::room_for_retained; ///< asked at each wake, and by give_way()
 };
 
 } // namespace gpu_sleep::contents

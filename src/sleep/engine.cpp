@@ -162,6 +162,10 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
     contents::Save save(contents_, {}, plan.devices.size());
     static_cast<void>(draft(plan, save));
     save.lay_out();
+    for (auto& device : report.devices) {
+        device.stored = save.stored(device.device);
+        device.copied = save.copied(device.device);
+    }
     GPU_SLEEP_TRY(save.note_needs({request}, report.notes));
     if (request.spill) {
         const auto in_host = save.needs(model::Store::host);

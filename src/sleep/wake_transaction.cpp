@@ -75,12 +75,14 @@ Result<void> WakeTransaction::prepare(const WakePlan& plan, const contents::Cont
         auto& device = devices_.emplace_back();
         device.device = ordinal;
         GPU_SLEEP_TRY(open(device, backings));
-        for (const auto* backing : backings) total += backing->kept.bytes;
+        for (const auto* backing : backings)
+            if (backing->kept.range != 0) total += contents_.at(backing->kept.range).stored;
     }
     contents::ProgressCounter progress(control, total);
     GPU_SLEEP_TRY(run_side_by_side(devices_, progress,
                                    [&](DeviceWake& device) { return bring_back(device, progress); }));
     for (const auto& device : devices_) note_spoiled(device);
+    room_for_retained_ = contents_.options().room_for_retained();
     return {};
 }
 
@@ -147,7 +149,7 @@ void WakeTransaction::commit() {
             for (auto* backing : run.backings) {
                 backing->needs_refill |= backing->has_lost_contents();
                 backing->kept.bytes = 0;
-                if (!contents_.retain(backing->kept.range)) backing->kept = {};
+                if (!contents_.retain(backing->kept.range, room_for_retained_)) backing->kept = {};
                 Ledger::move(*backing, Residence::device);
             }
         }

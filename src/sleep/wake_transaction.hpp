@@ -60,7 +60,8 @@ private:
     const driver::Api& api_;
     contents::Contents& contents_;
     std::vector<DeviceWake> devices_;
-    Spoiled spoiled_; ///< on any device
+    Bytes room_for_retained_ = 0; ///< when all was ready
+    Spoiled spoiled_;             ///< on any device
 };
 
 } // namespace gpu_sleep::sleep

@@ -9,6 +9,7 @@
 #include "base/quiet_thread.hpp"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -143,7 +144,10 @@ bool HostArena::unpin_next() noexcept {
 }
 
 void HostArena::protect() noexcept {
-    if (is_protected_) return;
+    // What is out of reach does not count against a limit on data, and might not come within reach again.
+    struct rlimit limit {};
+    const bool is_limited = ::getrlimit(RLIMIT_DATA, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
+    if (is_protected_ || is_limited) return;
     is_protected_ = set_access({data_, bytes_}, PROT_NONE);
 }
 

@@ -186,7 +186,7 @@ TEST_CASE("Transaction: a dry run says what would be, and changes nothing", "[tr
     CHECK(fixture.state() == State::awake);
     CHECK(fixture.all_intact());
     REQUIRE(report.notes.size() == 1);
-    CHECK(report.notes[0].find("needs 4.00 MiB of host memory") == 0);
+    CHECK(report.notes[0].find("needs at most 4.00 MiB of host memory") == 0);
     CHECK(report.notes[0].find("fail") == std::string::npos);
 
     const auto estimated = report.devices.at(0);

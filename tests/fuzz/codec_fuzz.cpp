@@ -4,6 +4,8 @@
 // encoding it again.
 
 #include "codec/chunk.hpp"
+#include "codec/frame_decoder.hpp"
+#include "codec/frame_encoder.hpp"
 
 #include <algorithm>
 #include <cstdint>

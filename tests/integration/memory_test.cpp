@@ -86,7 +86,10 @@ TEST_CASE("Memory: host memory goes back as contents are freed asleep", "[memory
     CHECK(host.tell("faults") == "0");
     CHECK(host.command("gpu-ps", {"--json"}).json("/processes/0/report/retained_bytes") ==
           std::to_string(k_each));
-    const auto released = host.command("gpu-sleep", {"--release-retained"});
+    host.tell("hold"); // which holds back sleeps alone
+    const auto released = host.command("gpu-sleep", {"--release-retained", "--timeout", "2s"});
+    host.tell("resume");
+    CHECK_THAT(released.out, mentions(" is awake after "));
     CHECK(released.status == 0);
     CHECK_THAT(released.out, mentions("gave back 20.0 MiB of retained host memory"));
     CHECK(host.state() == "awake");

@@ -59,7 +59,7 @@ __attribute__((target("avx2"))) void add_rows(Threads& threads, const std::byte*
         for (unsigned stream = 0; stream < 4; ++stream) {
             std::uint64_t pairs[8];
             std::memcpy(pairs, sums[stream], sizeof pairs);
-            for (unsigned i = 0; i < 4; ++i)
+            for (std::size_t i = 0; i < 4; ++i)
                 threads.sums[thread + i].streams[stream] += pairs[2 * i] + pairs[2 * i + 1];
         }
     }
@@ -81,7 +81,7 @@ GroupSum sum_group(unsigned members, const std::uint64_t* key, Words&& words) {
 
 Fingerprint finish(const FingerprintKey& key, const Threads& threads) {
     std::uint64_t warps[k_fingerprint_warps][4];
-    for (unsigned warp = 0; warp < k_fingerprint_warps; ++warp) {
+    for (std::size_t warp = 0; warp < k_fingerprint_warps; ++warp) {
         const auto* const sums = threads.sums + warp * k_fingerprint_lanes;
         store(sum_group(k_fingerprint_lanes, key.lanes, [&](unsigned lane) { return sums[lane].streams; }),
               warps[warp]);

@@ -47,6 +47,7 @@
 
 #include "driver/kernels/fingerprint.hpp"
 
+#include <cstddef>
 #include <cstdint>
 
 #ifdef __CUDACC__
@@ -90,19 +91,19 @@ struct GroupSum {
 /// What four words add to the result of their group; `key` is that of the four, followed by two words more.
 GPU_SLEEP_HOST_DEVICE GroupSum group_part(const std::uint64_t* words, const std::uint64_t* key) {
     GroupSum part;
-    for (unsigned stream = 0; stream < 2; ++stream)
+    for (std::size_t stream = 0; stream < 2; ++stream)
         part.streams[stream] = nh<Wide>(words[0], words[1], key[2 * stream], key[2 * stream + 1]) +
                                nh<Wide>(words[2], words[3], key[2 * stream + 2], key[2 * stream + 3]);
     return part;
 }
 
 GPU_SLEEP_HOST_DEVICE void add(GroupSum& sum, const GroupSum& part) {
-    for (unsigned stream = 0; stream < 2; ++stream) sum.streams[stream] += part.streams[stream];
+    for (std::size_t stream = 0; stream < 2; ++stream) sum.streams[stream] += part.streams[stream];
 }
 
 /// The four words of a result.
 GPU_SLEEP_HOST_DEVICE void store(const GroupSum& sum, std::uint64_t* words) {
-    for (unsigned stream = 0; stream < 2; ++stream) {
+    for (std::size_t stream = 0; stream < 2; ++stream) {
         words[2 * stream] = static_cast<std::uint64_t>(sum.streams[stream]);
         words[2 * stream + 1] = static_cast<std::uint64_t>(sum.streams[stream] >> 64);
     }
