@@ -174,7 +174,7 @@ Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
 
 Result<server::SharedMemory> share(const model::ShareRequest& request) {
     const auto with = memory();
-    if (!with || request.secret != secret())
+    if (!with || !with->may_call_driver() || request.secret != secret())
         return make_error(ErrorCode::not_owned, "there is no such shared memory");
     const auto is_allocated = [&] {
         const auto known = Allocations::instance().find(request.address);

@@ -184,6 +184,8 @@ Result<void> Agent::free(driver::DeviceAddress address) {
 }
 
 Result<void> Agent::allow_access(driver::DeviceAddress address, int device) {
+    if (memory_.is_started() && !memory_.may_call_driver())
+        return make_error(ErrorCode::context_lost, "the process is ending");
     return intercepted::allow_own(memory_, address, device);
 }
 

@@ -322,11 +322,17 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
             connection->answer(model::Failure{given.error(), model::State::awake});
         return false;
     }
-    Operation operation;
+    std::optional<Operation> operation;
     if (auto* sleep = std::get_if<model::SleepRequest>(&**request)) operation = std::move(*sleep);
     if (auto* wake = std::get_if<model::WakeRequest>(&**request)) operation = std::move(*wake);
+    if (!operation) {
+        connection->answer(model::Failure{make_error(ErrorCode::internal, "this request is no operation"),
+                                          model::State::awake});
+        return false;
+    }
     const std::shared_ptr<Connection> asker = std::move(connection);
-    enqueue({std::move(operation), [asker](const model::Progress& progress) { return asker->tell(progress); },
+    enqueue({*std::move(operation),
+             [asker](const model::Progress& progress) { return asker->tell(progress); },
              [asker](Outcome outcome) {
                  std::visit([&](auto& done) { asker->answer(protocol::Reply(std::move(done))); }, outcome);
              }});

@@ -73,9 +73,9 @@ bool has_fast_rows() noexcept {
 
 /// The sum over a group; `words(i)` is member i's.
 template <class Words>
-GroupSum sum_group(unsigned members, const std::uint64_t* key, Words&& words) {
+GroupSum sum_group(std::size_t members, const std::uint64_t* key, Words&& words) {
     GroupSum sum{};
-    for (unsigned i = 0; i < members; ++i) add(sum, group_part(words(i), key + 4 * i));
+    for (std::size_t i = 0; i < members; ++i) add(sum, group_part(words(i), key + 4 * i));
     return sum;
 }
 
@@ -83,11 +83,11 @@ Fingerprint finish(const FingerprintKey& key, const Threads& threads) {
     std::uint64_t warps[k_fingerprint_warps][4];
     for (std::size_t warp = 0; warp < k_fingerprint_warps; ++warp) {
         const auto* const sums = threads.sums + warp * k_fingerprint_lanes;
-        store(sum_group(k_fingerprint_lanes, key.lanes, [&](unsigned lane) { return sums[lane].streams; }),
+        store(sum_group(k_fingerprint_lanes, key.lanes, [&](std::size_t lane) { return sums[lane].streams; }),
               warps[warp]);
     }
     Fingerprint result;
-    store(sum_group(k_fingerprint_warps, key.warps, [&](unsigned warp) { return warps[warp]; }),
+    store(sum_group(k_fingerprint_warps, key.warps, [&](std::size_t warp) { return warps[warp]; }),
           result.words);
     result.is_zero = threads.bits == 0;
     return result;
