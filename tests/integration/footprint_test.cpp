@@ -57,7 +57,9 @@ std::map<int, bool> descriptors_of(pid_t process) {
     std::map<int, bool> descriptors;
     for (const auto& file : fs::directory_iterator(proc_file(process, "fdinfo"))) {
         const auto text = content_of(file.path());
-        const auto flags = std::stoi(text.substr(text.find("flags:") + 6), nullptr, 8);
+        const auto at = text.find("flags:");
+        if (at == std::string::npos) continue; // it was closed just now
+        const auto flags = std::stoi(text.substr(at + 6), nullptr, 8);
         descriptors[std::stoi(file.path().filename())] = (flags & O_CLOEXEC) != 0;
     }
     return descriptors;
