@@ -31,9 +31,7 @@ bool retained_gives_way(Parts& parts) noexcept {
     parts.memory.tidy_within(k_between_looks_at_host); // first: looking may fail
     parts.next_look_at_host = now + k_between_looks_at_host;
     bool has_given = false;
-    ignoring_errors([&] {
-        has_given = parts.memory.with_lock([](const LockedMemory& locked) { return locked.give_way() > 0; });
-    });
+    ignoring_errors([&] { has_given = parts.memory.give_way() > 0; });
     return has_given;
 }
 

@@ -64,8 +64,6 @@ public:
     [[nodiscard]] Bytes retained() const noexcept { return contents().retained(); }
     /// Forgets them, the oldest first, until `most` bytes or less are left. Returns how much that was.
     Bytes trim_retained(Bytes most) const noexcept { return contents().trim_retained(most); }
-    /// Forgets what the host has no room for. Returns how much that was.
-    [[nodiscard]] Bytes give_way() const { return contents().give_way(); }
 
     // Reports.
     [[nodiscard]] model::State state() const noexcept;

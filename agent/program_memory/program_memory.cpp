@@ -145,6 +145,13 @@ void ProgramMemory::limit_retained(Bytes most) noexcept {
     if (storage_) storage_->engine.contents().limit_retained(retained_limit_);
 }
 
+Bytes ProgramMemory::give_way() {
+    auto& contents = running_.load()->engine.contents();
+    const auto room = contents.options().room_for_retained();
+    const MutexLock lock(mutex_);
+    return contents.trim_retained(room);
+}
+
 void ProgramMemory::forget_retained() noexcept {
     const MutexLock lock(mutex_);
     if (storage_) static_cast<void>(storage_->engine.contents().trim_retained(0));

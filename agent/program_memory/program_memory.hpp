@@ -85,6 +85,9 @@ public:
     void set_policy(std::string_view tag, model::Policy policy);
     void set_separable(std::string_view tag, bool is_separable);
     void limit_retained(Bytes most) noexcept;
+    /// Gives up what of the retained contents the host has no room for. Reads small files, and takes the
+    /// mutex afterwards. Returns how much that was. Once it is started.
+    [[nodiscard]] Bytes give_way();
     /// Gives up what is retained, of all tags.
     void forget_retained() noexcept;
     [[nodiscard]] Result<void> preserve(driver::DeviceAddress address, Bytes bytes);

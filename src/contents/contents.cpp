@@ -42,12 +42,17 @@ void for_each_part(const KeptRange& range, Use&& use) {
     for_each_part(range, nullptr, use);
 }
 
-/// What of the range may stay in its places past a wake, which is all of it or nothing.
-Bytes bytes_in_host(const KeptRange& range) noexcept {
+/// Who has the first block that is stored; null if none is.
+const Keeper* first_keeper(const KeptRange& range) noexcept {
     const auto stored = std::find_if(range.blocks.begin(), range.blocks.end(),
                                      [](const Block& block) { return block.is_stored(); });
-    const bool may_stay = stored != range.blocks.end() && stored->place.batch->keeper().may_retain();
-    return may_stay ? range.stored : 0;
+    return stored == range.blocks.end() ? nullptr : &stored->place.batch->keeper();
+}
+
+/// What of the range may stay in its places past a wake, which is all of it or nothing.
+Bytes bytes_in_host(const KeptRange& range) noexcept {
+    const auto* const keeper = first_keeper(range);
+    return keeper && keeper->may_retain() ? range.stored : 0;
 }
 
 } // namespace
@@ -89,10 +94,7 @@ bool Contents::is_mendable(Number range) const {
 }
 
 const Keeper* Contents::keeper_of(Number range) const {
-    const auto& blocks = ranges_.at(range).blocks;
-    const auto stored =
-        std::find_if(blocks.begin(), blocks.end(), [](const Block& block) { return block.is_stored(); });
-    return stored == blocks.end() ? nullptr : &stored->place.batch->keeper();
+    return first_keeper(ranges_.at(range));
 }
 
 Result<bool> Contents::keep_files(const std::vector<Number>& ranges) {
@@ -137,16 +139,22 @@ void Contents::forget(Number range, Files files) noexcept {
     forget_blocks(node.mapped(), nullptr, files);
 }
 
-bool Contents::retain(Number range, Bytes most) noexcept {
+Bytes Contents::room_beside_retained(Bytes most) const noexcept {
+    most = std::min(most, retained_limit_);
+    const auto held = held_by(batches_, model::Store::host);
+    return most - std::min(most, held - std::min(held, kept_in_host_));
+}
+
+bool Contents::retain(Number range, Bytes& room) noexcept {
     const auto found = ranges_.find(range);
     if (found == ranges_.end()) return false;
     auto& kept = found->second;
     const auto bytes = bytes_in_host(kept);
-    most = std::min(most, retained_limit_);
-    if (bytes == 0 || bytes > most - std::min(most, retained())) {
+    if (bytes == 0 || bytes > room) {
         forget(range);
         return false;
     }
+    room -= bytes;
     kept.is_retained = true;
     kept_in_host_ -= bytes;
     retained_ += bytes;

@@ -77,9 +77,12 @@ public:
     void forget(Number range, Files files = Files::as_asked) noexcept;
 
     // Ranges whose memory is awake again.
-    /// Keeps the range if it may stay, where `most` may be retained in all, or forgets it. Returns whether it
-    /// stays: until forget(), or until the memory is wanted.
-    bool retain(Number range, Bytes most) noexcept;
+    /// How much more may be retained, where `most` may be in all; with what is wasted beside it. Walks all
+    /// pieces of host memory.
+    [[nodiscard]] Bytes room_beside_retained(Bytes most) const noexcept;
+    /// Keeps the range if it may stay, and takes it off `room`, or forgets it. Returns whether it stays:
+    /// until forget(), or until the memory is wanted.
+    bool retain(Number range, Bytes& room) noexcept;
     /// The range if it is retained still, else null.
     [[nodiscard]] const KeptRange* find_retained(Number range) const noexcept;
     /// Host memory that is held for what is retained, with what is wasted beside it.
@@ -88,8 +91,6 @@ public:
     void limit_retained(Bytes most) noexcept;
     /// Forgets what is retained, the oldest first, until `most` or less is. Returns how much that was.
     Bytes trim_retained(Bytes most) noexcept;
-    /// Forgets what the host has no room for. Returns how much that was.
-    Bytes give_way() { return retained_ == 0 ? 0 : trim_retained(options_.room_for_retained()); }
     /// Puts what is kept and retained out of reach while nothing is copied.
     void protect() noexcept;
 

@@ -24,7 +24,7 @@ struct Options {
     Bytes staging = 256 * k_mib;
     /// Host memory that may hold contents of what is awake, for the next sleep. 0: a wake gives all back.
     Bytes retained = 0;
-    Bytes (*room_for_retained)() = contents::room_for_retained; ///< asked at each wake, and by give_way()
+    Bytes (*room_for_retained)() = contents::room_for_retained; ///< asked at each wake, and now and then
 };
 
 } // namespace gpu_sleep::contents

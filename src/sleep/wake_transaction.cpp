@@ -143,13 +143,14 @@ Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, conte
 }
 
 void WakeTransaction::commit() {
+    auto room = contents_.room_beside_retained(room_for_retained_);
     for (auto& device : devices_) {
         take_back_spoiled(device);
         for (const auto& run : device.runs) {
             for (auto* backing : run.backings) {
                 backing->needs_refill |= backing->has_lost_contents();
                 backing->kept.bytes = 0;
-                if (!contents_.retain(backing->kept.range, room_for_retained_)) backing->kept = {};
+                if (!contents_.retain(backing->kept.range, room)) backing->kept = {};
                 Ledger::move(*backing, Residence::device);
             }
         }
