@@ -33,6 +33,8 @@ OrderedJson to_value(const model::DeviceReport& device) {
                       {"moved_bytes", device.released}, {"kept_bytes", device.kept},
                       {"stored_bytes", device.stored},  {"copied_bytes", device.copied},
                       {"dropped_bytes", device.dropped}};
+    for (std::size_t i = 0; i < device.steps.size(); ++i)
+        value["steps"][fmt::format("{}_seconds", model::to_string(model::k_steps[i]))] = device.steps[i];
     if (device.total == 0) return value; // the driver was not asked
     value["free_before_bytes"] = device.free_before;
     value["free_after_bytes"] = device.free_after;

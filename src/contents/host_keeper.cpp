@@ -172,6 +172,7 @@ Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batche
     store::ArenaPreparer::Options options;
     options.threads = transfer.options.fill_threads;
     options.reserve = transfer.options.host_reserve;
+    options.steps = &transfer.session.steps();
     auto preparer = store::ArenaPreparer::start(std::move(arenas), std::move(options));
     if (!preparer) return std::move(preparer).error();
 

@@ -78,23 +78,32 @@ Result<void> DeviceSession::load_kernel() {
     return {};
 }
 
+model::StepClock::Timed DeviceSession::time(model::Step step) noexcept {
+    queued_ = step;
+    return {&steps_, step};
+}
+
 Result<void> DeviceSession::copy_to_host(std::byte* to, DeviceAddress from, Bytes bytes) {
+    const auto timed = time(model::Step::copy);
     GPU_SLEEP_DRIVER_TRY(api_, cuMemcpyDtoHAsync, "cannot copy to the host", to, from, bytes, stream_);
     return {};
 }
 
 Result<void> DeviceSession::copy_to_device(DeviceAddress to, const std::byte* from, Bytes bytes) {
+    const auto timed = time(model::Step::copy);
     GPU_SLEEP_DRIVER_TRY(api_, cuMemcpyHtoDAsync, "cannot copy to the device", to, from, bytes, stream_);
     return {};
 }
 
 Result<void> DeviceSession::zero(AddressSpan span) {
+    const auto timed = time(model::Step::copy);
     GPU_SLEEP_DRIVER_TRY(api_, cuMemsetD8Async, "cannot set memory to zero", span.address, 0, span.bytes,
                          stream_);
     return {};
 }
 
 Result<void> DeviceSession::zero_aside(AddressSpan span) {
+    const auto timed = time(model::Step::copy);
     GPU_SLEEP_DRIVER_TRY(api_, cuMemsetD8Async, "cannot set memory to zero", span.address, 0, span.bytes,
                          side_stream_);
     return {};
@@ -102,6 +111,7 @@ Result<void> DeviceSession::zero_aside(AddressSpan span) {
 
 Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const FingerprintBlock> blocks) {
     if (blocks.empty()) return std::span<const Fingerprint>();
+    const auto timed = time(model::Step::fingerprint);
     const auto of_process = process_fingerprint_key();
     if (!of_process) return of_process.error();
     GPU_SLEEP_TRY(load_kernel());
@@ -127,6 +137,7 @@ Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const 
 }
 
 Result<void> DeviceSession::synchronize() {
+    const auto timed = time(queued_);
     GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "a transfer failed", stream_);
     GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "setting memory to zero failed", side_stream_);
     return {};
@@ -143,6 +154,7 @@ Result<void> DeviceSession::set(Point& point) {
 }
 
 Result<void> DeviceSession::wait(const Point& point) {
+    const auto timed = time(queued_);
     if (point.event) GPU_SLEEP_DRIVER_TRY(api_, cuEventSynchronize, "a transfer failed", point.event);
     return {};
 }
@@ -171,6 +183,7 @@ Result<Bytes> DeviceSession::look_at_marks() {
 }
 
 Result<void> DeviceSession::wait_marks(const std::function<Result<void>(Bytes)>& passed) {
+    const auto timed = time(queued_);
     while (passed_ < marks_.size()) {
         GPU_SLEEP_DRIVER_TRY(api_, cuEventSynchronize, "a transfer failed", marks_[passed_].event);
         GPU_SLEEP_TRY(passed(marks_[passed_++].bytes));

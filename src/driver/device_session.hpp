@@ -7,6 +7,7 @@
 #include "driver/context.hpp"
 #include "driver/kernels/fingerprint.hpp"
 #include "driver/memory.hpp"
+#include "model/step_clock.hpp"
 
 #include <cstddef>
 #include <functional>
@@ -70,12 +71,18 @@ public:
     /// Errors: those of `passed`, which end the waiting; as synchronize().
     [[nodiscard]] Result<void> wait_marks(const std::function<Result<void>(Bytes)>& passed);
 
+    /// Where the transaction's time goes on this device. The session counts what it queues and waits for
+    /// itself; whoever does another step counts that. Any thread may.
+    [[nodiscard]] model::StepClock& steps() noexcept { return steps_; }
+
     /// Errors: driver_failed, context_lost.
     [[nodiscard]] Result<MemoryInfo> memory_info() const { return driver::memory_info(api_); }
 
 private:
     DeviceSession(const Api& api, PrimaryContext context) noexcept;
     [[nodiscard]] Result<void> load_kernel();
+    /// For work that is queued, or waited for: what is waited for is what was queued last.
+    [[nodiscard]] model::StepClock::Timed time(model::Step step) noexcept;
 
     const Api& api_;
     PrimaryContext context_;
@@ -92,6 +99,8 @@ private:
     std::vector<CUevent> points_;
     Bytes unmarked_ = 0; ///< queued since the last mark
     std::unique_ptr<MappedBuffer> buffer_;
+    model::StepClock steps_;
+    model::Step queued_ = model::Step::copy; ///< last
 };
 
 /// Makes host memory page-locked for every context, or ordinary again. The calling thread needs a current

@@ -116,6 +116,22 @@ std::string_view to_string(Operation operation) noexcept {
     return "unknown";
 }
 
+std::string_view to_string(Step step) noexcept {
+    switch (step) {
+    case Step::populate: return "populate";
+    case Step::pin: return "pin";
+    case Step::await_host: return "await_host";
+    case Step::fingerprint: return "fingerprint";
+    case Step::copy: return "copy";
+    case Step::create: return "create";
+    case Step::map: return "map";
+    case Step::access: return "access";
+    case Step::unmap: return "unmap";
+    case Step::release: return "release";
+    }
+    return "unknown";
+}
+
 std::string_view to_string(Progress::Phase phase) noexcept {
     switch (phase) {
     case Progress::Phase::callbacks: return "callbacks";

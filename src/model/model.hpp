@@ -160,6 +160,29 @@ struct TagReport {
     Bytes allocated = 0;       ///< the size that the program requested
 };
 
+/// A kind of work that a sleep or a wake consists of.
+enum class Step : std::uint8_t {
+    populate = 0,    ///< giving pages to host memory
+    pin = 1,         ///< making them page-locked
+    await_host = 2,  ///< a copy's wait for host memory that is being populated and pinned
+    fingerprint = 3, ///< taking or comparing fingerprints
+    copy = 4,        ///< copies across the link, and setting to zero; what the moving thread waits for them
+    create = 5,      ///< GPU memory
+    map = 6,
+    access = 7, ///< allowing devices to use what is mapped
+    unmap = 8,
+    release = 9, ///< GPU memory
+};
+
+/// All steps there are, in the order of their numbers.
+inline constexpr std::array k_steps{Step::populate, Step::pin,    Step::await_host, Step::fingerprint,
+                                    Step::copy,     Step::create, Step::map,        Step::access,
+                                    Step::unmap,    Step::release};
+
+/// Seconds for each of k_steps. Steps run side by side, and several threads at one step: the sum of all may
+/// be more than the operation takes.
+using StepTimes = std::array<double, k_steps.size()>;
+
 struct DeviceReport {
     int device = 0;
     std::string name;
@@ -169,8 +192,9 @@ struct DeviceReport {
     Bytes free_before = 0; ///< free GPU memory as the driver reported it; 0 when it was not asked
     Bytes free_after = 0;  ///< likewise; in a dry run, what it would be
     Bytes total = 0;
-    Bytes stored = 0; ///< of those kept by a sleep, what takes room: all but blocks of zeros
-    Bytes copied = 0; ///< of those stored, what had changed since the last sleep, and was copied
+    Bytes stored = 0;  ///< of those kept by a sleep, what takes room: all but blocks of zeros
+    Bytes copied = 0;  ///< of those stored, what had changed since the last sleep, and was copied
+    StepTimes steps{}; ///< where the time of this operation went
 };
 
 /// Memory that always stays on the GPU: all of one kind on one device.
@@ -259,6 +283,7 @@ struct Failure {
 [[nodiscard]] std::string_view to_string(Store store) noexcept;
 [[nodiscard]] std::string_view to_string(GateState gate) noexcept;
 [[nodiscard]] std::string_view to_string(Operation operation) noexcept;
+[[nodiscard]] std::string_view to_string(Step step) noexcept;
 [[nodiscard]] std::string_view to_string(Progress::Phase phase) noexcept;
 
 /// The part of the kept contents of `tag` that is in `store`.

@@ -137,7 +137,7 @@ auto fields(Is<model::Policy> auto& p) {
 }
 auto fields(Is<model::DeviceReport> auto& d) {
     return std::tie(d.device, d.name, d.released, d.kept, d.dropped, d.free_before, d.free_after, d.total,
-                    d.stored, d.copied);
+                    d.stored, d.copied, d.steps);
 }
 auto fields(Is<model::Residual> auto& r) {
     return std::tie(r.kind, r.device, r.bytes, r.count, r.reason);

@@ -21,6 +21,11 @@ Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& a
     return session;
 }
 
+void add_report(model::Report& report, const model::DeviceReport& device, driver::DeviceSession& session) {
+    report.devices.push_back(device);
+    report.devices.back().steps = session.steps().times();
+}
+
 Result<void> first_cause(std::vector<Result<void>>& results) {
     Result<void> cancelled;
     for (auto& result : results) {

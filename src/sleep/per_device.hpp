@@ -23,6 +23,9 @@ namespace gpu_sleep::sleep {
 [[nodiscard]] Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& api, int ordinal,
                                                                           model::DeviceReport& report);
 
+/// Adds what was done on one device, and how long each step of it took.
+void add_report(model::Report& report, const model::DeviceReport& device, driver::DeviceSession& session);
+
 /// Runs `job(state)` for every state, each on a thread of its own when there are several. When one fails the
 /// progress counter is stopped. Returns the first error that is not `cancelled`, or else the first.
 template <class State, class Job>

@@ -70,6 +70,7 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
 
 Result<void> SleepTransaction::unmap_all() {
     for (auto& device : devices_) {
+        const model::StepClock::Timed timed(&device.session->steps(), model::Step::unmap);
         for (std::size_t i = 0; i < device.runs.size(); ++i) {
             GPU_SLEEP_TRY(driver::unmap(api_, device.runs[i].span()));
             device.unmapped[i] = true;
@@ -153,6 +154,7 @@ void SleepTransaction::drop(Backing& backing) noexcept {
 }
 
 void SleepTransaction::release(DeviceSleep& device) {
+    const model::StepClock::Timed timed(&device.session->steps(), model::Step::release);
     for (const auto& run : device.runs) {
         for (auto* backing : run.backings) {
             if (const auto released = driver::release(api_, backing->handle); !released) {
@@ -182,7 +184,7 @@ void SleepTransaction::forget_kept() noexcept {
 }
 
 void SleepTransaction::describe(model::Report& report) const {
-    for (const auto& device : devices_) report.devices.push_back(device.report);
+    for (const auto& device : devices_) add_report(report, device.report, *device.session);
     if (unreleased_ == 0) return;
     ignoring_errors([&] {
         report.notes.push_back(fmt::format("the driver did not release {}; waking takes back what it holds",

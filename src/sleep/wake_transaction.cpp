@@ -115,15 +115,18 @@ Result<void> WakeTransaction::map_run(DeviceWake& device, const driver::MemoryKi
     for (auto* backing : run.backings) {
         device.opened.push_back(backing);
         if (backing->handle == 0) {
+            const model::StepClock::Timed timed(&device.session->steps(), model::Step::create);
             auto memory = kind.create(api_, backing->bytes, k_create_patience);
             if (!memory) return std::move(memory).error();
             backing->handle = memory->release();
             device.report.released += backing->bytes;
         }
         if (backing->mapped) continue; // an earlier wake could not be undone wholly
+        const model::StepClock::Timed timed(&device.session->steps(), model::Step::map);
         GPU_SLEEP_TRY(driver::map(api_, {backing->address, backing->bytes}, backing->handle));
         backing->mapped = true;
     }
+    const model::StepClock::Timed timed(&device.session->steps(), model::Step::access);
     return driver::set_access(api_, run.span(), run.backings.front()->access);
 }
 
@@ -208,7 +211,7 @@ bool WakeTransaction::has_changed() const noexcept {
 }
 
 void WakeTransaction::describe(model::Report& report) const {
-    for (const auto& device : devices_) report.devices.push_back(device.report);
+    for (const auto& device : devices_) add_report(report, device.report, *device.session);
 }
 
 } // namespace gpu_sleep::sleep

@@ -257,7 +257,8 @@ Bytes HostArena::shrink(std::size_t index, std::span<const std::span<const std::
 }
 
 ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
-    : most_threads_(options.threads), claims_(std::move(options)), arenas_(std::move(arenas)) {
+    : most_threads_(options.threads), steps_(options.steps), claims_(std::move(options)),
+      arenas_(std::move(arenas)) {
     for (auto* arena : arenas_) {
         first_task_.emplace(arena, tasks_.size());
         for (std::size_t i = 0; i < arena->piece_count(); ++i) tasks_.push_back({arena, i});
@@ -306,8 +307,10 @@ Result<void> ArenaPreparer::fill(const Task& task) {
             task.arena->piece(task.piece).size(), [this] { return missing(); },
             [this](Milliseconds time) { return pause(time); });
         if (!claim) return claim.error();
+        const model::StepClock::Timed timed(steps_, model::Step::populate);
         GPU_SLEEP_TRY(task.arena->populate(task.piece));
     }
+    const model::StepClock::Timed timed(steps_, model::Step::pin);
     task.arena->pin(task.arena->pieces_[task.piece].front());
     return {};
 }
@@ -343,6 +346,7 @@ Result<void> ArenaPreparer::wait(const HostArena& arena, std::size_t piece,
     if (first == first_task_.end() || piece >= arena.piece_count())
         return make_error(ErrorCode::internal, "waiting for host memory that nobody prepares");
     const auto task = first->second + piece;
+    const model::StepClock::Timed timed(steps_, model::Step::await_host);
     std::unique_lock lock(mutex_);
     const auto is_over = [&] { return ready_[task] || stopped_; };
     while (listen && !changed_.wait_for(lock, k_between, is_over)) {

@@ -7,6 +7,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "model/step_clock.hpp"
 #include "store/host_claim.hpp"
 
 #include <atomic>
@@ -119,7 +120,8 @@ class ArenaPreparer {
 public:
     /// Each piece is a claim.
     struct Options : ClaimOptions {
-        unsigned threads = 8; ///< at most one per processor is started, and at least one
+        unsigned threads = 8;              ///< at most one per processor is started, and at least one
+        model::StepClock* steps = nullptr; ///< counts populating, pinning and waits, if there is one
     };
 
     /// The arenas, each given once, must outlive it. Starts at once, with as many threads as can be had.
@@ -157,6 +159,7 @@ private:
     [[nodiscard]] std::string missing() const;
 
     const unsigned most_threads_;
+    model::StepClock* const steps_;
     HostClaims claims_;
     const std::vector<HostArena*> arenas_;
     // Not changed after start:

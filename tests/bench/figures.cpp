@@ -31,7 +31,36 @@ Json to_value(const Figure& figure) {
         value["limit"] = *figure.limit;
         value["ratio_to_limit"] = figure.value() / *figure.limit;
     }
+    if (figure.point) {
+        value["series"] = figure.point->series;
+        value["axis"] = figure.point->axis;
+        value["at"] = figure.point->at;
+    }
     return value;
+}
+
+Json to_value(const Breakdown& breakdown) {
+    Json value{{"name", breakdown.name}, {"seconds", breakdown.whole}};
+    for (const auto& [part, seconds] : breakdown.parts) value["parts"][part] = seconds;
+    return value;
+}
+
+/// For each operation its seconds, and those of each part with their share of the whole.
+std::string list_of(const std::vector<Breakdown>& breakdowns) {
+    constexpr double k_least_percent = 0.1; // less is noise
+    std::string text = "Where the time goes: seconds of all threads together, and their share of the whole\n";
+    for (const auto& [name, whole, parts] : breakdowns) {
+        text += fmt::format("{:<56} {:>8.4f} s\n", name, whole);
+        std::string line;
+        for (const auto& [part, seconds] : parts) {
+            const auto percent = 100 * seconds / whole;
+            if (percent >= k_least_percent)
+                line += fmt::format("{} {} {:.4f} s ({:.1f} %)", line.empty() ? "   " : ",", part, seconds,
+                                    percent);
+        }
+        if (!line.empty()) text += line + '\n';
+    }
+    return text;
 }
 
 } // namespace
@@ -43,7 +72,7 @@ double median(std::vector<double> samples) {
 }
 
 void Figures::print() const {
-    constexpr const char* k_row = "{:<44} {:>12} {:>12} {:>8} {:>10}\n";
+    constexpr const char* k_row = "{:<56} {:>12} {:>12} {:>8} {:>10}\n";
     std::string text = fmt::format("{}: {}\n", program_, setting_);
     text += fmt::format(k_row, "", "measured", "at most", "target", "x limit");
     for (const auto& figure : figures_) {
@@ -53,9 +82,16 @@ void Figures::print() const {
         text +=
             fmt::format(k_row, figure.name, with_unit(figure.value(), figure.unit), target, verdict, ratio);
     }
+    if (!breakdowns_.empty()) text += list_of(breakdowns_);
     for (const auto& sentence : notes_) text += fmt::format("Note: {}\n", sentence);
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
+}
+
+std::optional<double> Figures::value_of(std::string_view name) const {
+    for (const auto& figure : figures_)
+        if (figure.name == name) return figure.value();
+    return std::nullopt;
 }
 
 bool Figures::all_met() const {
@@ -66,6 +102,8 @@ Result<void> Figures::write_json(const std::string& path) const {
     Json value{{"program", program_}, {"version", GPU_SLEEP_VERSION}, {"setting", setting_}};
     value["figures"] = Json::array();
     for (const auto& figure : figures_) value["figures"].push_back(to_value(figure));
+    value["breakdowns"] = Json::array();
+    for (const auto& breakdown : breakdowns_) value["breakdowns"].push_back(to_value(breakdown));
     value["notes"] = notes_;
     std::ofstream file(path);
     file << value.dump(2) << '\n';

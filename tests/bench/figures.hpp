@@ -8,12 +8,21 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::bench {
 
 /// The middle of `samples`, of which there is at least one.
 [[nodiscard]] double median(std::vector<double> samples);
+
+/// Where a figure stands in a plot: `series` is measured over `axis`, such as "GiB".
+struct Point {
+    std::string series;
+    std::string axis;
+    double at = 0;
+};
 
 /// One measured quantity. All numbers are in `unit`.
 struct Figure {
@@ -22,9 +31,18 @@ struct Figure {
     std::vector<double> samples;  ///< at least one
     std::optional<double> target; ///< the most that the value may be
     std::optional<double> limit;  ///< what the hardware makes of the same work, measured in the same run
+    std::optional<Point> point{};
 
     [[nodiscard]] double value() const { return median(samples); }
     [[nodiscard]] bool is_met() const { return !target || value() <= *target; }
+};
+
+/// Where the time of one operation went, in seconds. Parts run side by side: their sum may be more than the
+/// whole.
+struct Breakdown {
+    std::string name;
+    double whole = 0;
+    std::vector<std::pair<std::string, double>> parts; ///< the same in all breakdowns of a run
 };
 
 /// The figures of one run of a benchmark program. Not thread-safe.
@@ -35,10 +53,14 @@ public:
         : program_(std::move(program)), setting_(std::move(setting)) {}
 
     void add(Figure figure) { figures_.push_back(std::move(figure)); }
+    void add(Breakdown breakdown) { breakdowns_.push_back(std::move(breakdown)); }
+    /// The value of the figure, if there is one of that name.
+    [[nodiscard]] std::optional<double> value_of(std::string_view name) const;
     /// Adds a sentence that a reader of the figures needs, such as what was left out and why.
     void note(std::string sentence) { notes_.push_back(std::move(sentence)); }
 
-    /// Writes the table to standard output: value, target, whether it is met, and the ratio to the limit.
+    /// Writes tables to standard output: value, target, whether it is met, and the ratio to the limit; and
+    /// where the time went.
     void print() const;
     [[nodiscard]] bool all_met() const;
     /// Writes one JSON object with every sample. Errors: io_failed.
@@ -48,6 +70,7 @@ private:
     std::string program_;
     std::string setting_;
     std::vector<Figure> figures_;
+    std::vector<Breakdown> breakdowns_;
     std::vector<std::string> notes_;
 };
 

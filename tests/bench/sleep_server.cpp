@@ -1,19 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Holding memory, and measuring the link. Nothing is given back: the end of the process does that.
+// Holding memory, working on it, and measuring the link. Nothing is given back: the end of the process does
+// that.
 
 #include "bench/sleep_server.hpp"
 
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "bench/per_tensor.hpp"
+#include "driver/kernels/fingerprint.hpp"
+#include "driver/kernels/image.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 
 #include <cuda.h>
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <iostream>
+#include <map>
 #include <random>
 #include <sstream>
 #include <string>
@@ -24,14 +32,7 @@ namespace {
 
 constexpr Bytes k_pattern_bytes = 64 * k_mib;
 
-Result<void> check(CUresult status, const char* call) {
-    if (status == CUDA_SUCCESS) return {};
-    const char* reason = "an unknown error";
-    cuGetErrorString(status, &reason);
-    return make_error(ErrorCode::driver_failed, "{}: {}", call, reason);
-}
-
-Result<void> check(gpu_sleep_status status, const char* call) {
+Result<void> check_agent(gpu_sleep_status status, const char* call) {
     if (status == GPU_SLEEP_OK) return {};
     return make_error(ErrorCode::internal, "{}: {}", call, gpu_sleep_last_error());
 }
@@ -45,24 +46,33 @@ std::vector<std::uint32_t> random_weights(Bytes bytes) {
     return pairs;
 }
 
-/// A primary context, and contents to fill memory with.
+/// A device's primary context, contents to fill memory with, and a kernel to read it.
 class Device {
 public:
-    [[nodiscard]] Result<void> open() {
-        GPU_SLEEP_TRY(check(cuInit(0), "cuInit"));
-        CUcontext context = nullptr;
-        GPU_SLEEP_TRY(check(cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain"));
-        GPU_SLEEP_TRY(check(cuCtxSetCurrent(context), "cuCtxSetCurrent"));
-        const auto weights = random_weights(k_pattern_bytes);
+    [[nodiscard]] Result<void> open(int ordinal) {
+        GPU_SLEEP_TRY(check(cuDevicePrimaryCtxRetain(&context_, ordinal), "cuDevicePrimaryCtxRetain"));
+        GPU_SLEEP_TRY(enter());
+        weights_ = random_weights(k_pattern_bytes);
         GPU_SLEEP_TRY(check(cuMemAlloc(&pattern_, k_pattern_bytes), "cuMemAlloc"));
-        return check(cuMemcpyHtoD(pattern_, weights.data(), k_pattern_bytes), "cuMemcpyHtoD");
+        return check(cuMemcpyHtoD(pattern_, weights_.data(), k_pattern_bytes), "cuMemcpyHtoD");
     }
+    [[nodiscard]] Result<void> enter() const { return check(cuCtxSetCurrent(context_), "cuCtxSetCurrent"); }
 
     [[nodiscard]] Result<void> fill(CUdeviceptr to, Bytes bytes) const {
         for (Bytes done = 0; done < bytes; done += k_pattern_bytes)
             GPU_SLEEP_TRY(check(cuMemcpyDtoD(to + done, pattern_, std::min(k_pattern_bytes, bytes - done)),
                                 "cuMemcpyDtoD"));
         return check(cuCtxSynchronize(), "cuCtxSynchronize");
+    }
+    /// Whether what fill() has written is there.
+    [[nodiscard]] Result<bool> is_filled(CUdeviceptr at, Bytes bytes) const {
+        std::vector<std::byte> found(std::min(k_pattern_bytes, bytes));
+        for (Bytes done = 0; done < bytes; done += found.size()) {
+            const auto part = std::min<Bytes>(found.size(), bytes - done);
+            GPU_SLEEP_TRY(check(cuMemcpyDtoH(found.data(), at + done, part), "cuMemcpyDtoH"));
+            if (std::memcmp(found.data(), weights_.data(), part) != 0) return false;
+        }
+        return true;
     }
 
     [[nodiscard]] CUdeviceptr pattern() const noexcept { return pattern_; }
@@ -80,21 +90,69 @@ public:
         return check(cuCtxSynchronize(), "cuCtxSynchronize");
     }
 
+    /// Seconds for each of `count` launches that find nothing to do.
+    [[nodiscard]] Result<double> launch(unsigned count) { return launch(count, {}); }
+    /// Seconds for each of `count` passes over all that was filled.
+    [[nodiscard]] Result<double> read(unsigned count) {
+        std::vector<driver::FingerprintBlock> blocks;
+        for (const auto& [memory, bytes] : filled_)
+            for (Bytes at = 0; at < bytes; at += k_mib)
+                blocks.push_back({memory + at, std::min(k_mib, bytes - at)});
+        return launch(count, blocks);
+    }
+
 private:
     struct Filled {
         CUdeviceptr memory = 0;
         Bytes bytes = 0;
     };
 
+    [[nodiscard]] Result<void> load_kernel() {
+        if (kernel_) return {};
+        CUmodule module = nullptr;
+        GPU_SLEEP_TRY(check(cuModuleLoadData(&module, driver::kernel_image()), "cuModuleLoadData"));
+        return check(cuModuleGetFunction(&kernel_, module, driver::k_fingerprint_kernel),
+                     "cuModuleGetFunction");
+    }
+    [[nodiscard]] Result<double> launch(unsigned count, const std::vector<driver::FingerprintBlock>& blocks) {
+        GPU_SLEEP_TRY(load_kernel());
+        CUdeviceptr input = 0;
+        CUdeviceptr output = 0;
+        if (!blocks.empty()) {
+            const auto bytes = blocks.size() * sizeof(blocks[0]);
+            GPU_SLEEP_TRY(check(cuMemAlloc(&input, bytes), "cuMemAlloc"));
+            GPU_SLEEP_TRY(
+                check(cuMemAlloc(&output, blocks.size() * sizeof(driver::Fingerprint)), "cuMemAlloc"));
+            GPU_SLEEP_TRY(check(cuMemcpyHtoD(input, blocks.data(), bytes), "cuMemcpyHtoD"));
+        }
+        std::uint64_t block_count = blocks.size();
+        driver::FingerprintKey key{};
+        void* arguments[] = {&input, &output, &block_count, &key};
+        const auto grid = static_cast<unsigned>(std::clamp<std::size_t>(blocks.size(), 1, 16'384));
+        const auto start = Clock::now();
+        for (unsigned i = 0; i < count; ++i)
+            GPU_SLEEP_TRY(check(cuLaunchKernel(kernel_, grid, 1, 1, driver::k_fingerprint_threads, 1, 1, 0,
+                                               nullptr, arguments, nullptr),
+                                "cuLaunchKernel"));
+        GPU_SLEEP_TRY(check(cuCtxSynchronize(), "cuCtxSynchronize"));
+        const auto seconds = std::chrono::duration<double>(Clock::now() - start).count();
+        for (const auto memory : {input, output})
+            if (memory != 0) GPU_SLEEP_TRY(check(cuMemFree(memory), "cuMemFree"));
+        return seconds / count;
+    }
+
+    CUcontext context_ = nullptr;
+    std::vector<std::uint32_t> weights_;
     CUdeviceptr pattern_ = 0;
+    CUfunction kernel_ = nullptr;
     std::vector<Filled> filled_;
     unsigned changes_ = 0;
     Bytes blocks_ = 0; ///< looked at, in all changes
 };
 
-Result<CUdeviceptr> allocate(const std::string& tag, Bytes bytes) {
+Result<CUdeviceptr> allocate(int device, const std::string& tag, Bytes bytes) {
     void* memory = nullptr;
-    GPU_SLEEP_TRY(check(gpu_sleep_alloc(&memory, bytes, 0, tag.c_str()), "gpu_sleep_alloc"));
+    GPU_SLEEP_TRY(check_agent(gpu_sleep_alloc(&memory, bytes, device, tag.c_str()), "gpu_sleep_alloc"));
     return reinterpret_cast<CUdeviceptr>(memory);
 }
 
@@ -102,7 +160,7 @@ Result<std::string> hold_zeros(std::istream& words) {
     std::string tag;
     words >> tag;
     for (Bytes bytes = 0; words >> bytes;) {
-        const auto memory = allocate(tag, bytes);
+        const auto memory = allocate(0, tag, bytes);
         if (!memory) return memory.error();
         GPU_SLEEP_TRY(check(cuMemsetD8(*memory, 0, bytes), "cuMemsetD8"));
     }
@@ -117,14 +175,15 @@ Result<std::string> change(Device& device, std::istream& words) {
     return std::string("ok");
 }
 
-Result<std::string> hold(Device& device, std::istream& words) {
+Result<std::string> hold(int ordinal, Device& device, std::istream& words) {
     std::string tag;
     int retention = 0;
     words >> tag >> retention;
-    GPU_SLEEP_TRY(check(gpu_sleep_set_policy(tag.c_str(), static_cast<gpu_sleep_retention>(retention), 0),
-                        "gpu_sleep_set_policy"));
+    GPU_SLEEP_TRY(
+        check_agent(gpu_sleep_set_policy(tag.c_str(), static_cast<gpu_sleep_retention>(retention), 0),
+                    "gpu_sleep_set_policy"));
     for (Bytes bytes = 0; words >> bytes;) {
-        const auto memory = allocate(tag, bytes);
+        const auto memory = allocate(ordinal, tag, bytes);
         if (!memory) return memory.error();
         GPU_SLEEP_TRY(device.fill(*memory, bytes));
         device.add(*memory, bytes);
@@ -132,32 +191,38 @@ Result<std::string> hold(Device& device, std::istream& words) {
     return std::string("ok");
 }
 
-Result<CUdeviceptr> allocate_plainly(Bytes bytes) {
-    CUmemAllocationProp properties{};
-    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    std::size_t granularity = 0;
-    GPU_SLEEP_TRY(
-        check(cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-              "cuMemGetAllocationGranularity"));
-    const auto size = round_up(bytes, granularity);
-    CUdeviceptr address = 0;
-    CUmemGenericAllocationHandle handle = 0;
-    const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    GPU_SLEEP_TRY(check(cuMemAddressReserve(&address, size, 0, 0, 0), "cuMemAddressReserve"));
-    GPU_SLEEP_TRY(check(cuMemCreate(&handle, size, &properties, 0), "cuMemCreate"));
-    GPU_SLEEP_TRY(check(cuMemMap(address, size, 0, handle, 0), "cuMemMap"));
-    GPU_SLEEP_TRY(check(cuMemSetAccess(address, size, &access, 1), "cuMemSetAccess"));
-    return address;
-}
-
-Result<std::string> hold_plainly(const Device& device, std::istream& words) {
-    for (Bytes bytes = 0; words >> bytes;) {
-        const auto address = allocate_plainly(bytes);
+/// Makes tensors of these sizes, and fills them.
+Result<std::string> hold_tensors(const Device& device, PerTensor& tensors, PerTensor::Contents contents,
+                                 std::istream& sizes) {
+    for (Bytes bytes = 0; sizes >> bytes;) {
+        const auto address = tensors.add(bytes, contents);
         if (!address) return address.error();
         GPU_SLEEP_TRY(device.fill(*address, bytes));
     }
     return std::string("ok");
+}
+
+Result<std::string> check_tensors(const Device& device, const PerTensor& tensors) {
+    for (const auto& tensor : tensors.tensors()) {
+        if (!tensor.is_kept) continue;
+        const auto is_same = device.is_filled(tensor.address, tensor.bytes);
+        if (!is_same) return is_same.error();
+        if (!*is_same) return make_error(ErrorCode::damaged, "a tensor is not what it was");
+    }
+    return std::string("ok");
+}
+
+/// The seconds that `act` takes.
+template <class Act>
+Result<std::string> timed(Act&& act) {
+    const auto start = Clock::now();
+    GPU_SLEEP_TRY(act());
+    return fmt::format("{}", std::chrono::duration<double>(Clock::now() - start).count());
+}
+
+Result<std::string> as_text(const Result<double>& number) {
+    if (!number) return number.error();
+    return fmt::format("{}", *number);
 }
 
 Result<std::string> memory() {
@@ -171,7 +236,9 @@ Result<std::string> describe_device() {
     char name[256] = {};
     GPU_SLEEP_TRY(check(cuDeviceGetName(name, sizeof(name) - 1, 0), "cuDeviceGetName"));
     const bool simulated = ::dlsym(RTLD_DEFAULT, "sim_clear") != nullptr;
-    return fmt::format("{} {}", simulated ? "simulated" : "real", name);
+    int count = 0;
+    GPU_SLEEP_TRY(check(cuDeviceGetCount(&count), "cuDeviceGetCount"));
+    return fmt::format("{} {} {}", simulated ? "simulated" : "real", count, name);
 }
 
 /// Bytes a second of `copy(host piece)` over all pieces of page-locked memory.
@@ -209,27 +276,85 @@ Result<std::string> measure_link(const Device& device) {
     return fmt::format("{} {}", best_to_host, best_to_device);
 }
 
-Result<std::string> answer(Device& device, const std::string& line) {
+/// Who answers.
+class Server {
+public:
+    [[nodiscard]] Result<std::string> answer(const std::string& line);
+
+private:
+    /// The device, made current.
+    [[nodiscard]] Result<Device*> device(int ordinal);
+    [[nodiscard]] Result<std::string> answer(const std::string& command, Device& first, std::istream& words);
+    [[nodiscard]] Result<std::string> answer_of_tensors(const std::string& command, const Device& first,
+                                                        std::istream& words);
+
+    std::map<int, Device> devices_;
+    PerTensor tensors_{PerTensor::HostMemory::given_back};
+};
+
+Result<Device*> Server::device(int ordinal) {
+    const auto [found, is_new] = devices_.try_emplace(ordinal);
+    if (is_new) {
+        GPU_SLEEP_TRY(check(cuInit(0), "cuInit"));
+        GPU_SLEEP_TRY(found->second.open(ordinal));
+    }
+    GPU_SLEEP_TRY(found->second.enter());
+    return &found->second;
+}
+
+Result<std::string> Server::answer_of_tensors(const std::string& command, const Device& first,
+                                              std::istream& words) {
+    std::string word;
+    if (command == "per-tensor") {
+        words >> word;
+        tensors_ = PerTensor(word == "retained" ? PerTensor::HostMemory::retained
+                                                : PerTensor::HostMemory::given_back);
+        return std::string("ok");
+    }
+    if (command == "hold-tensors") {
+        words >> word;
+        const auto contents = word == "kept" ? PerTensor::Contents::kept : PerTensor::Contents::dropped;
+        return hold_tensors(first, tensors_, contents, words);
+    }
+    if (command == "sleep-tensors") return timed([this] { return tensors_.sleep(); });
+    if (command == "wake-tensors") return timed([this] { return tensors_.wake(); });
+    if (command == "check-tensors") return check_tensors(first, tensors_);
+    return make_error(ErrorCode::invalid_argument, "unknown command '{}'", command);
+}
+
+Result<std::string> Server::answer(const std::string& command, Device& first, std::istream& words) {
+    unsigned count = 1;
+    if (command == "hold-zeros") return hold_zeros(words);
+    if (command == "hold-plainly") {
+        PerTensor plain(PerTensor::HostMemory::given_back);
+        return hold_tensors(first, plain, PerTensor::Contents::kept, words);
+    }
+    if (command == "change") return change(first, words);
+    if (command == "launch" && words >> count) return as_text(first.launch(std::max(1U, count)));
+    if (command == "read" && words >> count) return as_text(first.read(std::max(1U, count)));
+    if (command == "memory") return memory();
+    if (command == "device") return describe_device();
+    if (command == "link") return measure_link(first);
+    return answer_of_tensors(command, first, words);
+}
+
+Result<std::string> Server::answer(const std::string& line) {
     std::istringstream words(line);
     std::string command;
     words >> command;
-    if (command == "hold") return hold(device, words);
-    if (command == "hold-zeros") return hold_zeros(words);
-    if (command == "change") return change(device, words);
-    if (command == "hold-plainly") return hold_plainly(device, words);
-    if (command == "memory") return memory();
-    if (command == "device") return describe_device();
-    if (command == "link") return measure_link(device);
-    return make_error(ErrorCode::invalid_argument, "unknown command '{}'", command);
+    int ordinal = 0;
+    if (command == "hold") words >> ordinal;
+    const auto used = device(ordinal);
+    if (!used) return used.error();
+    return command == "hold" ? hold(ordinal, **used, words) : answer(command, **used, words);
 }
 
 } // namespace
 
 int serve() {
-    Device device;
-    const auto opened = device.open();
+    Server server;
     for (std::string line; std::getline(std::cin, line) && line != "quit";) {
-        const auto reply = opened ? answer(device, line) : Result<std::string>(opened.error());
+        const auto reply = server.answer(line);
         std::cout << (reply ? *reply : "error: " + reply.error().message) << std::endl;
     }
     return 0;

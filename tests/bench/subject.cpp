@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 
@@ -60,10 +61,12 @@ std::optional<Bytes> read_kib(const std::string& path, std::string_view field) {
 
 } // namespace
 
-Result<Subject> Subject::start() {
-    return attempt([] {
-        return Subject(test::Process(
-            {{test::command_file("sleep_bench"), "--serve"}, {}, true, k_for_tens_of_gigabytes}));
+Result<Subject> Subject::start(std::vector<std::string> environment) {
+    return attempt([&] {
+        return Subject(test::Process({{test::command_file("sleep_bench"), "--serve"},
+                                      std::move(environment),
+                                      true,
+                                      k_for_tens_of_gigabytes}));
     });
 }
 
@@ -77,69 +80,123 @@ Result<std::string> Subject::ask(const std::string& line) {
     return answer;
 }
 
-Result<void> Subject::hold(std::string_view tag, int retention, const std::vector<Bytes>& sizes) {
-    const auto answer = ask(fmt::format("hold {} {} {}", tag, retention, fmt::join(sizes, " ")));
+Result<void> Subject::tell(const std::string& line) {
+    const auto answer = ask(line);
     if (!answer) return answer.error();
     return {};
+}
+
+Result<double> Subject::ask_number(const std::string& line) {
+    const auto answer = ask(line);
+    if (!answer) return answer.error();
+    return std::strtod(answer->c_str(), nullptr);
+}
+
+Result<void> Subject::hold(std::string_view tag, int retention, const std::vector<Bytes>& sizes, int device) {
+    return tell(fmt::format("hold {} {} {} {}", device, tag, retention, fmt::join(sizes, " ")));
 }
 
 Result<void> Subject::hold_zeros(std::string_view tag, const std::vector<Bytes>& sizes) {
-    const auto answer = ask(fmt::format("hold-zeros {} {}", tag, fmt::join(sizes, " ")));
-    if (!answer) return answer.error();
-    return {};
+    return tell(fmt::format("hold-zeros {} {}", tag, fmt::join(sizes, " ")));
 }
 
 Result<void> Subject::change(Bytes nth) {
-    const auto answer = ask(fmt::format("change {}", nth));
-    if (!answer) return answer.error();
-    return {};
+    return tell(fmt::format("change {}", nth));
 }
 
 Result<void> Subject::hold_plainly(const std::vector<Bytes>& sizes) {
-    const auto answer = ask(fmt::format("hold-plainly {}", fmt::join(sizes, " ")));
-    if (!answer) return answer.error();
-    return {};
+    return tell(fmt::format("hold-plainly {}", fmt::join(sizes, " ")));
+}
+
+Result<void> Subject::begin_tensors(bool retains_host_memory) {
+    return tell(retains_host_memory ? "per-tensor retained" : "per-tensor given_back");
+}
+
+Result<void> Subject::hold_tensors(bool kept, const std::vector<Bytes>& sizes) {
+    return tell(fmt::format("hold-tensors {} {}", kept ? "kept" : "dropped", fmt::join(sizes, " ")));
+}
+
+Result<double> Subject::sleep_tensors() {
+    return ask_number("sleep-tensors");
+}
+
+Result<double> Subject::wake_tensors() {
+    return ask_number("wake-tensors");
+}
+
+Result<void> Subject::check_tensors() {
+    return tell("check-tensors");
+}
+
+Result<double> Subject::launch(unsigned count) {
+    return ask_number(fmt::format("launch {}", count));
+}
+
+Result<double> Subject::read(unsigned count) {
+    return ask_number(fmt::format("read {}", count));
 }
 
 Result<GpuMemory> Subject::gpu_memory() {
     return read_pair<Bytes, GpuMemory>(ask("memory"));
 }
 
-Result<std::string> Subject::device() {
-    return ask("device");
+Result<Devices> Subject::devices() {
+    const auto answer = ask("device");
+    if (!answer) return answer.error();
+    std::istringstream words(*answer);
+    std::string kind;
+    Devices devices;
+    words >> kind >> devices.count >> std::ws;
+    devices.is_simulated = kind == "simulated";
+    std::getline(words, devices.name);
+    return devices;
 }
 
 Result<Link> Subject::link() {
     return read_pair<double, Link>(ask("link"));
 }
 
-Result<Timed> Subject::sleep(std::vector<std::string> arguments) {
+Result<Timed> Subject::sleep(std::vector<std::string> arguments) const {
     return run("gpu-sleep", std::move(arguments));
 }
 
-Result<Timed> Subject::wake(std::vector<std::string> arguments) {
+Result<Timed> Subject::wake(std::vector<std::string> arguments) const {
     return run("gpu-wake", std::move(arguments));
 }
 
-Result<Timed> Subject::run(std::string_view command, std::vector<std::string> arguments) {
+Result<test::Output> Subject::run_command(std::string_view command,
+                                          std::vector<std::string> arguments) const {
     arguments.insert(arguments.begin(),
                      {test::command_file(command), std::to_string(server_.pid()), "--json"});
-    const auto done = attempt([&] {
-        return test::run({std::move(arguments), {}, true, k_for_tens_of_gigabytes});
-    });
-    if (!done) return done.error();
-    const auto document = Json::parse(done->out, nullptr, false);
-    if (done->status != 0 || document.is_discarded())
+    auto done = attempt([&] { return test::run({std::move(arguments), {}, true, k_for_tens_of_gigabytes}); });
+    if (done && done->status != 0)
         return make_error(ErrorCode::internal, "{} ended with {}: {}", command, done->status,
                           done->out + done->err);
+    return done;
+}
+
+Result<Timed> Subject::run(std::string_view command, std::vector<std::string> arguments) const {
+    const auto done = run_command(command, std::move(arguments));
+    if (!done) return done.error();
+    const auto document = Json::parse(done->out);
     const auto& report = document.at("/processes/0/report"_json_pointer);
     Timed timed;
     timed.seconds = done->seconds;
     timed.inside_seconds = report.at("times").at("total_seconds");
     timed.kept = sum_of(report, "kept_bytes");
     timed.copied = sum_of(report, "copied_bytes");
+    timed.stored = sum_of(report, "stored_bytes");
     timed.host_bytes = report.at("host_bytes");
+    for (const auto& device : report.at("devices"))
+        for (const auto& [step, seconds] : device.at("steps").items())
+            timed.steps[step.substr(0, step.rfind("_seconds"))] += seconds.get<double>();
     return timed;
+}
+
+Result<Bytes> Subject::host_bytes() const {
+    const auto done = run_command("gpu-ps", {});
+    if (!done) return done.error();
+    return Json::parse(done->out).at("/processes/0/report/host_bytes"_json_pointer).get<Bytes>();
 }
 
 Result<Bytes> Subject::resident_bytes() const {

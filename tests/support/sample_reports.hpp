@@ -55,6 +55,7 @@ inline model::Report sample_sleep() {
     report.tags[1].dropped = 24 * k_gib;
     report.devices = {{0, "NVIDIA H200", 15 * k_gib, 15 * k_gib, 0, 100 * k_gib, 115 * k_gib, 140 * k_gib},
                       {1, "NVIDIA H200", 24 * k_gib, 0, 24 * k_gib, 0, 0, 0}};
+    report.devices[0].steps = {0.5, 0.25, 0.125, 0, 0.3, 0, 0, 0, 0.01, 0.02};
     report.dropped_without_refill = {"kv_cache"};
     report.notes = {"a sentence of the agent"};
     return report;

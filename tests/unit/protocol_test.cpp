@@ -172,7 +172,7 @@ TEST_CASE("Protocol: another version, another protocol and unknown types are mis
 
     FrameReader reader;
     reader.append(frame_of(1, {}, 9));
-    CHECK(reader.next().error().message == "the peer speaks version 9 of the protocol, this is version 4");
+    CHECK(reader.next().error().message == "the peer speaks version 9 of the protocol, this is version 5");
 }
 
 TEST_CASE("Protocol: values out of range are refused", "[protocol]") {
@@ -235,7 +235,7 @@ TEST_CASE("Protocol: what is accepted of each enumeration, and the least that a 
     CHECK(k_min_bytes<std::string> == 4);
     CHECK(k_min_bytes<TagStore> == 5);
     CHECK(k_min_bytes<TagReport> == 76);
-    CHECK(k_min_bytes<DeviceReport> == 72);
+    CHECK(k_min_bytes<DeviceReport> == 152);
     CHECK(k_min_bytes<Residual> == 28);
     CHECK(k_min_bytes<WaitingWake> == 17);
 }
@@ -255,10 +255,10 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
     std::string text;
     for (const auto byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
     CHECK(text == "47534c50"
-                  "0400"
+                  "0500"
                   "0200"
                   "35000000"
-                  "b1978982"
+                  "fd5d504a"
                   "02"
                   "01000000"
                   "08000000"
