@@ -192,12 +192,13 @@ Result<std::string> hold(int ordinal, Device& device, std::istream& words) {
 }
 
 /// Makes tensors of these sizes, and fills them.
-Result<std::string> hold_tensors(const Device& device, PerTensor& tensors, PerTensor::Contents contents,
+Result<std::string> hold_tensors(Device& device, PerTensor& tensors, PerTensor::Contents contents,
                                  std::istream& sizes) {
     for (Bytes bytes = 0; sizes >> bytes;) {
         const auto address = tensors.add(bytes, contents);
         if (!address) return address.error();
         GPU_SLEEP_TRY(device.fill(*address, bytes));
+        device.add(*address, bytes);
     }
     return std::string("ok");
 }
@@ -285,7 +286,7 @@ private:
     /// The device, made current.
     [[nodiscard]] Result<Device*> device(int ordinal);
     [[nodiscard]] Result<std::string> answer(const std::string& command, Device& first, std::istream& words);
-    [[nodiscard]] Result<std::string> answer_of_tensors(const std::string& command, const Device& first,
+    [[nodiscard]] Result<std::string> answer_of_tensors(const std::string& command, Device& first,
                                                         std::istream& words);
 
     std::map<int, Device> devices_;
@@ -302,7 +303,7 @@ Result<Device*> Server::device(int ordinal) {
     return &found->second;
 }
 
-Result<std::string> Server::answer_of_tensors(const std::string& command, const Device& first,
+Result<std::string> Server::answer_of_tensors(const std::string& command, Device& first,
                                               std::istream& words) {
     std::string word;
     if (command == "per-tensor") {
