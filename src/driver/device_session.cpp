@@ -12,6 +12,9 @@
 
 namespace gpu_sleep::driver {
 
+using model::Step;
+using model::StepClock;
+
 class MappedBuffer {
 public:
     [[nodiscard]] static Result<std::unique_ptr<MappedBuffer>> create(const Api& api, Bytes bytes) {
@@ -78,32 +81,30 @@ Result<void> DeviceSession::load_kernel() {
     return {};
 }
 
-model::StepClock::Timed DeviceSession::time(model::Step step) noexcept {
-    queued_ = step;
-    return {&steps_, step};
-}
-
 Result<void> DeviceSession::copy_to_host(std::byte* to, DeviceAddress from, Bytes bytes) {
-    const auto timed = time(model::Step::copy);
+    const StepClock::Timed timed(&steps_, Step::copy);
+    queued_ = Step::copy;
     GPU_SLEEP_DRIVER_TRY(api_, cuMemcpyDtoHAsync, "cannot copy to the host", to, from, bytes, stream_);
     return {};
 }
 
 Result<void> DeviceSession::copy_to_device(DeviceAddress to, const std::byte* from, Bytes bytes) {
-    const auto timed = time(model::Step::copy);
+    const StepClock::Timed timed(&steps_, Step::copy);
+    queued_ = Step::copy;
     GPU_SLEEP_DRIVER_TRY(api_, cuMemcpyHtoDAsync, "cannot copy to the device", to, from, bytes, stream_);
     return {};
 }
 
 Result<void> DeviceSession::zero(AddressSpan span) {
-    const auto timed = time(model::Step::copy);
+    const StepClock::Timed timed(&steps_, Step::copy);
     GPU_SLEEP_DRIVER_TRY(api_, cuMemsetD8Async, "cannot set memory to zero", span.address, 0, span.bytes,
                          stream_);
+    queued_ = Step::copy;
     return {};
 }
 
 Result<void> DeviceSession::zero_aside(AddressSpan span) {
-    const auto timed = time(model::Step::copy);
+    const StepClock::Timed timed(&steps_, Step::copy);
     GPU_SLEEP_DRIVER_TRY(api_, cuMemsetD8Async, "cannot set memory to zero", span.address, 0, span.bytes,
                          side_stream_);
     return {};
@@ -111,7 +112,7 @@ Result<void> DeviceSession::zero_aside(AddressSpan span) {
 
 Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const FingerprintBlock> blocks) {
     if (blocks.empty()) return std::span<const Fingerprint>();
-    const auto timed = time(model::Step::fingerprint);
+    const StepClock::Timed timed(&steps_, Step::fingerprint);
     const auto of_process = process_fingerprint_key();
     if (!of_process) return of_process.error();
     GPU_SLEEP_TRY(load_kernel());
@@ -133,12 +134,16 @@ Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const 
     const auto grid = static_cast<unsigned>(std::min(count, k_max_blocks));
     GPU_SLEEP_DRIVER_TRY(api_, cuLaunchKernel, "cannot launch the fingerprint kernel", fingerprint_kernel_,
                          grid, 1, 1, k_fingerprint_threads, 1, 1, 0, stream_, arguments, nullptr);
+    queued_ = Step::fingerprint;
     return std::span<const Fingerprint>(output, blocks.size());
 }
 
 Result<void> DeviceSession::synchronize() {
-    const auto timed = time(queued_);
-    GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "a transfer failed", stream_);
+    {
+        const StepClock::Timed timed(&steps_, queued_);
+        GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "a transfer failed", stream_);
+    }
+    const StepClock::Timed timed(&steps_, Step::copy);
     GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "setting memory to zero failed", side_stream_);
     return {};
 }
@@ -154,7 +159,7 @@ Result<void> DeviceSession::set(Point& point) {
 }
 
 Result<void> DeviceSession::wait(const Point& point) {
-    const auto timed = time(queued_);
+    const StepClock::Timed timed(&steps_, Step::copy);
     if (point.event) GPU_SLEEP_DRIVER_TRY(api_, cuEventSynchronize, "a transfer failed", point.event);
     return {};
 }
@@ -183,7 +188,7 @@ Result<Bytes> DeviceSession::look_at_marks() {
 }
 
 Result<void> DeviceSession::wait_marks(const std::function<Result<void>(Bytes)>& passed) {
-    const auto timed = time(queued_);
+    const StepClock::Timed timed(&steps_, Step::copy);
     while (passed_ < marks_.size()) {
         GPU_SLEEP_DRIVER_TRY(api_, cuEventSynchronize, "a transfer failed", marks_[passed_].event);
         GPU_SLEEP_TRY(passed(marks_[passed_++].bytes));

@@ -81,8 +81,6 @@ public:
 private:
     DeviceSession(const Api& api, PrimaryContext context) noexcept;
     [[nodiscard]] Result<void> load_kernel();
-    /// For work that is queued, or waited for: what is waited for is what was queued last.
-    [[nodiscard]] model::StepClock::Timed time(model::Step step) noexcept;
 
     const Api& api_;
     PrimaryContext context_;
@@ -100,7 +98,7 @@ private:
     Bytes unmarked_ = 0; ///< queued since the last mark
     std::unique_ptr<MappedBuffer> buffer_;
     model::StepClock steps_;
-    model::Step queued_ = model::Step::copy; ///< last
+    model::Step queued_ = model::Step::copy; ///< last on stream_: what synchronize() waits for
 };
 
 /// Makes host memory page-locked for every context, or ordinary again. The calling thread needs a current
