@@ -102,6 +102,8 @@ Result<bench::Figures> run(const Options& options) {
         GPU_SLEEP_TRY(each.run(*bench));
         fmt::print(stderr, "{}: {:.1f} s\n", each.name,
                    std::chrono::duration<double>(Clock::now() - start).count());
+        // What is done stays, whatever becomes of the rest.
+        if (!options.json.empty()) GPU_SLEEP_TRY(figures.write_json(options.json));
     }
     return std::move(figures);
 }

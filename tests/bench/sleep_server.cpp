@@ -65,12 +65,12 @@ public:
         return check(cuCtxSynchronize(), "cuCtxSynchronize");
     }
     /// Whether what fill() has written is there.
-    [[nodiscard]] Result<bool> is_filled(CUdeviceptr at, Bytes bytes) const {
-        std::vector<std::byte> found(std::min(k_pattern_bytes, bytes));
-        for (Bytes done = 0; done < bytes; done += found.size()) {
-            const auto part = std::min<Bytes>(found.size(), bytes - done);
-            GPU_SLEEP_TRY(check(cuMemcpyDtoH(found.data(), at + done, part), "cuMemcpyDtoH"));
-            if (std::memcmp(found.data(), weights_.data(), part) != 0) return false;
+    [[nodiscard]] Result<bool> is_filled(CUdeviceptr at, Bytes bytes) {
+        if (!found_) GPU_SLEEP_TRY(check(cuMemHostAlloc(&found_, k_pattern_bytes, 0), "cuMemHostAlloc"));
+        for (Bytes done = 0; done < bytes; done += k_pattern_bytes) {
+            const auto part = std::min(k_pattern_bytes, bytes - done);
+            GPU_SLEEP_TRY(check(cuMemcpyDtoH(found_, at + done, part), "cuMemcpyDtoH"));
+            if (std::memcmp(found_, weights_.data(), part) != 0) return false;
         }
         return true;
     }
@@ -144,6 +144,7 @@ private:
     CUcontext context_ = nullptr;
     std::vector<std::uint32_t> weights_;
     CUdeviceptr pattern_ = 0;
+    void* found_ = nullptr; ///< page-locked, for what is compared
     CUfunction kernel_ = nullptr;
     std::vector<Filled> filled_;
     unsigned changes_ = 0;
@@ -203,7 +204,7 @@ Result<std::string> hold_tensors(Device& device, PerTensor& tensors, PerTensor::
     return std::string("ok");
 }
 
-Result<std::string> check_tensors(const Device& device, const PerTensor& tensors) {
+Result<std::string> check_tensors(Device& device, const PerTensor& tensors) {
     for (const auto& tensor : tensors.tensors()) {
         if (!tensor.is_kept) continue;
         const auto is_same = device.is_filled(tensor.address, tensor.bytes);
