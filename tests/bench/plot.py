@@ -3,9 +3,9 @@
 # Copyright the gpu-sleep authors.
 """Usage: tests/bench/plot.py BENCH.json PLOT.svg
 
-Draws how times grow, from the figures of scripts/bench that stand in a series: a panel for each axis (GiB, ranges),
-with a straight line fitted to each series. Prints each line, and how far the figure farthest from it is away. The fit
-weighs relative distances, so that small figures count as much as large ones.
+Draws how times grow, from the figures of scripts/bench that stand in a series: a row for each axis (GiB, ranges), in it a
+panel for each series, with a straight line fitted to it. Prints each line, and how far the figure farthest from it is
+away. The fit weighs relative distances, so that small figures count as much as large ones.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ import pathlib
 import sys
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT = 520, 400
-LEFT, RIGHT, TOP, BOTTOM = 60, 20, 40, 110
+WIDTH, HEIGHT = 400, 330
+LEFT, RIGHT, TOP, BOTTOM = 60, 20, 40, 70
 COLOURS = ("#1b6ca8", "#c0392b", "#2e8b57", "#8e44ad", "#b8860b", "#555555")
 
 
@@ -62,8 +62,7 @@ def farthest(line, points):
 
 def described(axis, name, line, points):
     share, at = farthest(line, points)
-    return (f"{axis}: {name}: {line.base:.4f} s + {line.slope:.5f} s for each {axis.removesuffix('s')}; "
-            f"at most {100 * share:.1f} % away, at {at:g}")
+    return f"{name}: {line.base:.4f} s + {line.slope:.5f} s per {axis}; at most {100 * share:.1f} % away, at {at:.4g}"
 
 
 def ticks(most):
@@ -77,46 +76,45 @@ def text(x, y, words, anchor="middle", size=12):
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(words)}</text>'
 
 
-def panel(axis, series, offset):
-    """The elements of one plot whose left side is at `offset`."""
-    most_x = max(x for points in series.values() for x, _ in points)
-    most_y = 1.05 * max(y for points in series.values() for _, y in points)
-    left, right, bottom = offset + LEFT, offset + WIDTH - RIGHT, HEIGHT - BOTTOM
+def panel(axis, name, points, colour):
+    """The elements of one plot."""
+    most_x = max(x for x, _ in points)
+    most_y = 1.05 * max(y for _, y in points)
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
 
     def to_x(x):
-        return left + (right - left) * x / most_x
+        return LEFT + (right - LEFT) * x / most_x
 
     def to_y(y):
         return bottom - (bottom - TOP) * y / most_y
 
-    parts = [text((left + right) / 2, 20, f"seconds over {axis}", size=14),
-             f'<rect x="{left}" y="{TOP}" width="{right - left}" height="{bottom - TOP}" fill="none" stroke="#999"/>']
-    for tick in ticks(most_x):
-        parts.append(text(to_x(tick), bottom + 16, f"{tick:g}"))
+    parts = [text((LEFT + right) / 2, 22, f"{name}: seconds over {axis}", size=14),
+             f'<rect x="{LEFT}" y="{TOP}" width="{right - LEFT}" height="{bottom - TOP}" fill="none" stroke="#999"/>']
+    parts += [text(to_x(tick), bottom + 16, f"{tick:g}") for tick in ticks(most_x)]
     for tick in ticks(most_y):
-        parts.append(f'<line x1="{left}" x2="{right}" y1="{to_y(tick):.1f}" y2="{to_y(tick):.1f}" stroke="#eee"/>')
-        parts.append(text(left - 6, to_y(tick) + 4, f"{tick:g}", "end"))
-    for i, (name, points) in enumerate(series.items()):
-        colour = COLOURS[i % len(COLOURS)]
-        line = fit(points)
-        share, _ = farthest(line, points)
-        # A line through the foot of the plot begins where it comes out of it.
-        first = 0 if line.base >= 0 or line.slope <= 0 else -line.base / line.slope
-        parts.append(f'<line class="fit" x1="{to_x(first):.1f}" y1="{to_y(line.at(first)):.1f}" x2="{to_x(most_x):.1f}" '
-                     f'y2="{to_y(max(0, line.at(most_x))):.1f}" stroke="{colour}" stroke-dasharray="4 3"/>')
-        parts += [f'<circle cx="{to_x(x):.1f}" cy="{to_y(y):.1f}" r="4" fill="{colour}"/>' for x, y in points]
-        legend = bottom + 44 + 18 * i
-        parts.append(f'<circle cx="{left + 6}" cy="{legend - 4}" r="4" fill="{colour}"/>')
-        parts.append(text(left + 18, legend, f"{name}: {line.base:.3f} s + {line.slope:.4f} s each, "
-                                             f"at most {100 * share:.0f} % away", "start"))
+        parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{to_y(tick):.1f}" y2="{to_y(tick):.1f}" stroke="#eee"/>')
+        parts.append(text(LEFT - 6, to_y(tick) + 4, f"{tick:g}", "end"))
+    line = fit(points)
+    share, at = farthest(line, points)
+    # A line that begins below the foot of the plot is drawn from there.
+    first = 0 if line.base >= 0 or line.slope <= 0 else -line.base / line.slope
+    parts.append(f'<line class="fit" x1="{to_x(first):.1f}" y1="{to_y(line.at(first)):.1f}" x2="{to_x(most_x):.1f}" '
+                 f'y2="{to_y(max(0, line.at(most_x))):.1f}" stroke="{colour}" stroke-dasharray="4 3"/>')
+    parts += [f'<circle cx="{to_x(x):.1f}" cy="{to_y(y):.1f}" r="4" fill="{colour}"/>' for x, y in points]
+    parts.append(text((LEFT + right) / 2, bottom + 40, f"{line.base:.4f} s + {line.slope:.5f} s per {axis}"))
+    parts.append(text((LEFT + right) / 2, bottom + 58, f"at most {100 * share:.1f} % away, at {at:.4g}"))
     return parts
 
 
 def drawing(found):
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH * len(found)}" height="{HEIGHT}" '
-             f'font-family="sans-serif">', '<rect width="100%" height="100%" fill="white"/>']
-    for i, (axis, series) in enumerate(found.items()):
-        parts += panel(axis, series, i * WIDTH)
+    columns = max(len(series) for series in found.values())
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH * columns}" height="{HEIGHT * len(found)}" '
+             'font-family="sans-serif">', '<rect width="100%" height="100%" fill="white"/>']
+    for row, (axis, series) in enumerate(found.items()):
+        for column, (name, points) in enumerate(series.items()):
+            parts.append(f'<g transform="translate({WIDTH * column},{HEIGHT * row})">')
+            parts += panel(axis, name, points, COLOURS[column % len(COLOURS)])
+            parts.append("</g>")
     return "\n".join([*parts, "</svg>", ""])
 
 
