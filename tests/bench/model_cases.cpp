@@ -76,7 +76,7 @@ Result<void> measure_tags(Bench& bench, Subject& subject) {
 }
 
 /// The plain algorithm on the same tensors. `name` begins its figures.
-Result<void> measure_tensors(Bench& bench, const std::string& name, bool retains_host_memory) {
+Result<void> measure_algorithm(Bench& bench, const std::string& name, bool retains_host_memory) {
     auto subject = Subject::start();
     if (!subject) return std::move(subject).error();
     GPU_SLEEP_TRY(subject->begin_tensors(retains_host_memory));
@@ -177,8 +177,8 @@ Result<void> measure_model(Bench& bench) {
 }
 
 Result<void> measure_tensors(Bench& bench) {
-    GPU_SLEEP_TRY(measure_tensors(bench, "per tensor", false));
-    return measure_tensors(bench, "per tensor, retained", true);
+    GPU_SLEEP_TRY(measure_algorithm(bench, "per tensor", false));
+    return measure_algorithm(bench, "per tensor, retained", true);
 }
 
 Result<void> measure_training(Bench& bench) {

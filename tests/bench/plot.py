@@ -123,7 +123,7 @@ def main():
         sys.exit(__doc__)
     found = series_in(json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8")))
     if not found:
-        sys.exit(f"{sys.argv[1]} has no series: the cases `sizes` and `ranges` of sleep_bench were not run")
+        sys.exit(f"{sys.argv[1]} has no series: the cases `size` and `ranges` of sleep_bench were not run")
     for axis, series in found.items():
         for name, points in series.items():
             print(described(axis, name, fit(points), points))

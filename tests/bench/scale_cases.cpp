@@ -32,60 +32,6 @@ struct Cycles {
     }
 };
 
-/// One size, in a process of its own.
-Result<void> measure_size(Bench& bench, Bytes bytes) {
-    const auto sizes = in_large_ranges(bytes);
-    const auto whole = bench.total(sizes);
-    auto subject = Subject::start();
-    if (!subject) return std::move(subject).error();
-    const auto name = format_bytes(bytes);
-    const auto has_room = bench.has_room(*subject, name + " at level 1", whole, whole);
-    if (!has_room) return has_room.error();
-    if (!*has_room) return {};
-    GPU_SLEEP_TRY(subject->hold("weights", k_offload, bench.scaled(sizes)));
-    const auto cycles = Cycles::of(bench, *subject, std::min(2U, bench.settings().repeats));
-    if (!cycles) return cycles.error();
-    const bool is_largest = bytes == 100 * k_gib;
-    const auto at = static_cast<double>(whole) / k_gib;
-    const auto point = [&](const char* series) { return Point{series, "GiB", at}; };
-    bench.add_times(name + ": first sleep", cycles->first, is_largest ? bench.target(3.2) : std::nullopt,
-                    bench.link().to_host, point("first sleep"));
-    bench.add_times(name + ": later sleep, unchanged", cycles->later,
-                    is_largest ? bench.target(0.10) : std::nullopt, bench.link().to_host,
-                    point("later sleep, unchanged"));
-    bench.add_times(name + ": wake", cycles->woken,
-                    is_largest ? bench.wake_target(cycles->woken) : std::nullopt, bench.link().to_device,
-                    point("wake"));
-    if (is_largest) cycles->add_breakdowns(bench, name);
-    return {};
-}
-
-/// One number of ranges, in a process of its own.
-Result<void> measure_range_count(Bench& bench, std::size_t count) {
-    // As small as the driver makes memory. One in sixteen is stored: per range the same at every number.
-    constexpr std::size_t k_written = 16;
-    const Sizes written(count / k_written, 2 * k_mib);
-    const Sizes zeros(count - written.size(), 2 * k_mib);
-    auto subject = Subject::start();
-    if (!subject) return std::move(subject).error();
-    const auto name = fmt::format("{} ranges", count);
-    const auto has_room = bench.has_room(*subject, name, count * 2 * k_mib, written.size() * 2 * k_mib);
-    if (!has_room) return has_room.error();
-    if (!*has_room) return {};
-    GPU_SLEEP_TRY(subject->hold("default", k_offload, written));
-    GPU_SLEEP_TRY(subject->hold_zeros("default", zeros));
-    const auto cycles = Cycles::of(bench, *subject, std::min(2U, bench.settings().repeats));
-    if (!cycles) return cycles.error();
-    const auto point = [&](const char* series) {
-        return Point{series, "thousand ranges", static_cast<double>(count) / 1000};
-    };
-    bench.add_times(name + ": first sleep", cycles->first, {}, 0, point("first sleep"));
-    bench.add_times(name + ": later sleep, unchanged", cycles->later, {}, 0, point("later sleep, unchanged"));
-    bench.add_times(name + ": wake", cycles->woken, {}, 0, point("wake"));
-    cycles->add_breakdowns(bench, name);
-    return {};
-}
-
 /// Work while awake, in seconds each.
 struct Work {
     std::vector<double> launches;
@@ -273,19 +219,57 @@ Result<void> measure_devices(Bench& bench) {
     return {};
 }
 
-Result<void> measure_sizes(Bench& bench) {
-    for (const Bytes gib : {1, 4, 16, 64, 100}) GPU_SLEEP_TRY(measure_size(bench, gib * k_gib));
+Result<void> measure_size(Bench& bench, Bytes bytes) {
+    const auto sizes = in_large_ranges(bytes);
+    const auto whole = bench.total(sizes);
+    auto subject = Subject::start();
+    if (!subject) return std::move(subject).error();
+    const auto name = format_bytes(bytes);
+    const auto has_room = bench.has_room(*subject, name + " at level 1", whole, whole);
+    if (!has_room) return has_room.error();
+    if (!*has_room) return {};
+    GPU_SLEEP_TRY(subject->hold("weights", k_offload, bench.scaled(sizes)));
+    const auto cycles = Cycles::of(bench, *subject, std::min(2U, bench.settings().repeats));
+    if (!cycles) return cycles.error();
+    const bool is_largest = bytes == 100 * k_gib;
+    const auto at = static_cast<double>(whole) / k_gib;
+    const auto point = [&](const char* series) { return Point{series, "GiB", at}; };
+    bench.add_times(name + ": first sleep", cycles->first, is_largest ? bench.target(3.2) : std::nullopt,
+                    bench.link().to_host, point("first sleep"));
+    bench.add_times(name + ": later sleep, unchanged", cycles->later,
+                    is_largest ? bench.target(0.10) : std::nullopt, bench.link().to_host,
+                    point("later sleep, unchanged"));
+    bench.add_times(name + ": wake", cycles->woken,
+                    is_largest ? bench.wake_target(cycles->woken) : std::nullopt, bench.link().to_device,
+                    point("wake"));
+    if (is_largest) cycles->add_breakdowns(bench, name);
     return {};
 }
 
-Result<void> measure_ranges(Bench& bench) {
-    std::size_t last = 0;
-    for (const auto whole : {100, 1'000, 10'000, 50'000}) {
-        const auto count =
-            std::max<std::size_t>(16, static_cast<std::size_t>(whole * bench.settings().scale));
-        if (count != last) GPU_SLEEP_TRY(measure_range_count(bench, count));
-        last = count;
-    }
+Result<void> measure_ranges(Bench& bench, std::size_t nominal) {
+    // As small as the driver makes memory. One in sixteen is stored: per range the same at every number.
+    constexpr std::size_t k_written = 16;
+    const auto count =
+        std::max(k_written, static_cast<std::size_t>(static_cast<double>(nominal) * bench.settings().scale));
+    const Sizes written(count / k_written, 2 * k_mib);
+    const Sizes zeros(count - written.size(), 2 * k_mib);
+    auto subject = Subject::start();
+    if (!subject) return std::move(subject).error();
+    const auto name = fmt::format("{} ranges", nominal);
+    const auto has_room = bench.has_room(*subject, name, count * 2 * k_mib, written.size() * 2 * k_mib);
+    if (!has_room) return has_room.error();
+    if (!*has_room) return {};
+    GPU_SLEEP_TRY(subject->hold("default", k_offload, written));
+    GPU_SLEEP_TRY(subject->hold_zeros("default", zeros));
+    const auto cycles = Cycles::of(bench, *subject, 1);
+    if (!cycles) return cycles.error();
+    const auto point = [&](const char* series) {
+        return Point{series, "thousand ranges", static_cast<double>(count) / 1000};
+    };
+    bench.add_times(name + ": first sleep", cycles->first, {}, 0, point("first sleep"));
+    bench.add_times(name + ": later sleep, unchanged", cycles->later, {}, 0, point("later sleep, unchanged"));
+    bench.add_times(name + ": wake", cycles->woken, {}, 0, point("wake"));
+    cycles->add_breakdowns(bench, name);
     return {};
 }
 

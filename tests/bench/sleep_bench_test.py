@@ -72,14 +72,14 @@ class Cases(unittest.TestCase):
         cls._directory = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls._directory.cleanup)
         cls.path = pathlib.Path(cls._directory.name) / "sleep_bench.json"
-        done = subprocess.run([BENCH, "--cases", "sizes,model,training", "--scale", "0.002", "--repeats", "1", "--first-sleeps",
+        done = subprocess.run([BENCH, "--cases", "size,model,training", "--scale", "0.002", "--repeats", "1", "--first-sleeps",
                                "1", "--pause", "0", "--json", cls.path], capture_output=True, text=True, timeout=100, check=True)
         cls.out, cls.err = done.stdout, done.stderr
         cls.document = json.loads(cls.path.read_text(encoding="utf-8"))
         cls.figures = {figure["name"]: figure for figure in cls.document["figures"]}
 
     def test_only_those_run_that_were_asked_for(self):
-        self.assertEqual([line.split(":")[0] for line in self.err.splitlines()], ["model", "training", "sizes"])
+        self.assertEqual([line.split(":")[0] for line in self.err.splitlines()], ["model", "training", *(f"size-{gib}" for gib in (1, 4, 16, 64, 100))])
         self.assertNotIn("1.2 GB model: wake", self.figures)
 
     def test_growth_stands_in_series(self):

@@ -8,8 +8,8 @@
 #include "store/host_memory.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <cstddef>
 #include <thread>
 
 namespace gpu_sleep::bench {
@@ -122,15 +122,23 @@ void Bench::add_breakdown(std::string name, const std::vector<Timed>& done) {
     figures_.add(std::move(breakdown));
 }
 
-std::span<const Case> cases() {
-    static constexpr std::array k_cases{
-        Case{"model", 15 * k_gib, measure_model},        Case{"tensors", 15 * k_gib, measure_tensors},
-        Case{"training", 26 * k_gib, measure_training},  Case{"small", 2 * k_gib, measure_small_model},
-        Case{"reserved", 2 * k_gib, measure_reserved},   Case{"level-2", 0, measure_level_2},
-        Case{"footprint", 2 * k_gib, measure_footprint}, Case{"retained", 30 * k_gib, measure_retained},
-        Case{"devices", 16 * k_gib, measure_devices},    Case{"ranges", 7 * k_gib, measure_ranges},
-        Case{"sizes", 100 * k_gib, measure_sizes},
-    };
+const std::vector<Case>& cases() {
+    static const auto k_cases = [] {
+        std::vector<Case> all{
+            {"model", 15 * k_gib, measure_model},        {"tensors", 15 * k_gib, measure_tensors},
+            {"training", 26 * k_gib, measure_training},  {"small", 2 * k_gib, measure_small_model},
+            {"reserved", 2 * k_gib, measure_reserved},   {"level-2", 0, measure_level_2},
+            {"footprint", 2 * k_gib, measure_footprint}, {"retained", 30 * k_gib, measure_retained},
+            {"devices", 16 * k_gib, measure_devices},
+        };
+        for (const std::size_t count : {100, 1'000, 10'000, 50'000})
+            all.push_back({fmt::format("ranges-{}", count), 7 * k_gib,
+                           [count](Bench& bench) { return measure_ranges(bench, count); }});
+        for (const Bytes gib : {1, 4, 16, 64, 100})
+            all.push_back({fmt::format("size-{}", gib), gib * k_gib,
+                           [gib](Bench& bench) { return measure_size(bench, gib * k_gib); }});
+        return all;
+    }();
     return k_cases;
 }
 

@@ -7,8 +7,9 @@
 #include "bench/figures.hpp"
 #include "bench/subject.hpp"
 
+#include <cstddef>
+#include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -85,13 +86,13 @@ private:
 };
 
 struct Case {
-    std::string_view name;
+    std::string name;
     Bytes host = 0; ///< memory that it keeps contents in, at most
-    Result<void> (*run)(Bench&) = nullptr;
+    std::function<Result<void>(Bench&)> run;
 };
 
 /// In the order in which they run.
-[[nodiscard]] std::span<const Case> cases();
+[[nodiscard]] const std::vector<Case>& cases();
 
 [[nodiscard]] Result<void> measure_model(Bench& bench);
 [[nodiscard]] Result<void> measure_tensors(Bench& bench);
@@ -102,7 +103,8 @@ struct Case {
 [[nodiscard]] Result<void> measure_footprint(Bench& bench);
 [[nodiscard]] Result<void> measure_retained(Bench& bench);
 [[nodiscard]] Result<void> measure_devices(Bench& bench);
-[[nodiscard]] Result<void> measure_sizes(Bench& bench);
-[[nodiscard]] Result<void> measure_ranges(Bench& bench);
+/// So many bytes, and so many ranges: one point each of how times grow.
+[[nodiscard]] Result<void> measure_size(Bench& bench, Bytes bytes);
+[[nodiscard]] Result<void> measure_ranges(Bench& bench, std::size_t count);
 
 } // namespace gpu_sleep::bench
