@@ -59,6 +59,7 @@ public:
         const int status = wait();
         return ran && WIFEXITED(status) && WEXITSTATUS(status) == 0;
     }
+    [[nodiscard]] pid_t pid() const { return pid_; }
     void end_with(int signal) {
         ::kill(pid_, signal);
         wait();

@@ -14,7 +14,8 @@
  *   GPU_SLEEP_SIM_DEVICES=2             number of devices (at most 16)
  *   GPU_SLEEP_SIM_MEMORY=8589934592     bytes of each device
  *   GPU_SLEEP_SIM_CONTEXT_BYTES=8388608 device memory that a context takes
- *   GPU_SLEEP_SIM_STATE=FILE            processes that name the same file share the devices' memory
+ *   GPU_SLEEP_SIM_STATE=FILE            processes that name the same file share the devices' memory, and can
+ *                                       checkpoint each other; the others are on machines of their own
  *   GPU_SLEEP_SIM_POISON=0              fresh memory reads as zeros; =1: as a pattern. Otherwise the pattern
  *                                       is in the lowest 64 MiB of each device; what is above stays sparse
  *   GPU_SLEEP_SIM_FAIL=NAME:N:STATUS[:forever][,...]
@@ -26,7 +27,8 @@
  * Simpler than the real driver: managed memory lies on its device and never moves; a pool gives memory back
  * when the free is executed, where the real one waits for the next synchronisation; a graph's memory is taken
  * when it is launched and given back when it is freed, with nothing kept in between but what a launch took that did
- * not find all of its memory; graphs have an order and no edges.
+ * not find all of its memory; graphs have an order and no edges; the contents of a checkpointed process stay where
+ * they are, and only the devices' memory is free.
  *
  * Not simulated: what green contexts have of a device, textures, levels of mipmapped arrays, what is no whole row of an
  * array, sparse arrays, global variables of modules,

@@ -8,14 +8,12 @@
 
 namespace gpu_sleep::sim {
 
-/// Counts bytes per process and device in a file that processes share, or in private memory when no file is
-/// named. A process that died holds nothing: each keeps a file lock while it lives, and whoever runs short
-/// looks at the locks. (They are POSIX record locks: a process that opens and closes the file itself lets go
-/// of its own.) Thread-safe.
+struct SharedProcess;
+
+/// Counts bytes per process and device in the SharedState. A process that died holds nothing: whoever runs
+/// short looks who lives. Thread-safe.
 class DeviceBudget {
 public:
-    /// The budget of settings(). Ends the process if the state file cannot be used: a test that believes it
-    /// shares a device must not run on its own.
     static DeviceBudget& instance();
 
     /// Takes `bytes` of `device`; false when that many are not free.
@@ -23,18 +21,10 @@ public:
     void give_back(int device, std::uint64_t bytes);
     [[nodiscard]] std::uint64_t free_bytes(int device);
 
-private:
-    struct Shared;
-
-    DeviceBudget();
-    [[nodiscard]] std::uint64_t used(int device) const;
-    void claim_slot();
-    void sweep_dead_processes();
-    [[nodiscard]] bool slot_is_locked_by_another(int slot) const;
-
-    int file_ = -1;
-    int slot_ = 0;
-    Shared* shared_ = nullptr;
+    /// A checkpoint and a restore of another process: all that it uses is free, and taken again; false if
+    /// there is no room for it, and then none of it is taken.
+    void put_away(SharedProcess& process);
+    [[nodiscard]] bool bring_back(SharedProcess& process);
 };
 
 } // namespace gpu_sleep::sim

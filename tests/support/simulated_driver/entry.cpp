@@ -6,6 +6,7 @@
 
 #include "support/simulated_driver/faults.hpp"
 #include "support/simulated_driver/settings.hpp"
+#include "support/simulated_driver/shared_state.hpp"
 
 #include <pthread.h>
 
@@ -41,6 +42,7 @@ CUresult begin_life() {
     if (settings().devices == 0) return CUDA_ERROR_NO_DEVICE;
     std::call_once(once, [] {
         ::pthread_atfork(nullptr, nullptr, after_fork_in_child);
+        SharedState::instance(); // from here on others see this process
         current_life = Life::ready;
     });
     return CUDA_SUCCESS;

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "support/simulated_driver/checkpoint_gate.hpp"
 #include "support/simulated_driver/driver.hpp"
 #include "support/simulated_driver/entry_points.hpp"
 
@@ -81,12 +82,14 @@ CUresult call(Entry entry, Body&& body) noexcept {
     const CallRecord record(entry);
     return record.finish(without_exceptions([&]() -> CUresult {
         if (const auto refusal = record.admit(); refusal != CUDA_SUCCESS) return refusal;
-        if (entry_point(entry).trait == Trait::early) {
+        const auto trait = entry_point(entry).trait;
+        if (trait == Trait::early || trait == Trait::apart) {
             Call unlocked{entry, Driver::instance(), {}};
             return body(unlocked);
         }
+        const CallUnderWay under_way;
         Call locked{entry, Driver::instance(), std::unique_lock(Driver::instance().mutex)};
-        if (entry_point(entry).trait == Trait::unsafe)
+        if (trait == Trait::unsafe)
             if (const auto refusal = refuse_during_capture(locked.driver); refusal != CUDA_SUCCESS)
                 return refusal;
         return body(locked);

@@ -15,6 +15,7 @@ namespace gpu_sleep::sim {
 /// What distinguishes the calls of an entry point.
 enum class Trait : std::uint8_t {
     early,  ///< works before cuInit
+    apart,  ///< about another process: takes no lock of this one's, and waits for nobody who holds this one
     safe,   ///< may be called while a stream captures
     queued, ///< safe, and gives work to a stream: a delay applies when that is executed
     unsafe, ///< forbidden while a capture under way forbids it; then it breaks the capture
@@ -232,7 +233,13 @@ enum class Trait : std::uint8_t {
     X(cuFuncGetParamInfo, 12040, safe)                                                                       \
     X(cuLaunchKernel, 4000, queued)                                                                          \
     X(cuLaunchKernelEx, 11060, queued)                                                                       \
-    X(cuLaunchCooperativeKernel, 9000, queued)
+    X(cuLaunchCooperativeKernel, 9000, queued)                                                               \
+    X(cuCheckpointProcessGetState, 12080, apart)                                                             \
+    X(cuCheckpointProcessGetRestoreThreadId, 12080, apart)                                                   \
+    X(cuCheckpointProcessLock, 12080, apart)                                                                 \
+    X(cuCheckpointProcessCheckpoint, 12080, apart)                                                           \
+    X(cuCheckpointProcessRestore, 12080, apart)                                                              \
+    X(cuCheckpointProcessUnlock, 12080, apart)
 
 /// Names an entry point; the enumerators are spelled as the exported symbols.
 enum class Entry : std::uint16_t {

@@ -4,6 +4,8 @@
 
 #include "support/simulated_driver/stream.hpp"
 
+#include "support/simulated_driver/checkpoint_gate.hpp"
+
 #include <csignal>
 #include <utility>
 
@@ -61,6 +63,7 @@ void Stream::start() {
 
 Ticket Stream::submit(std::vector<Ticket> after, Task task) {
     start(); // what is queued without a thread would never be done
+    note_work_submitted();
     {
         const std::lock_guard lock(mutex_);
         queue_.push_back({std::move(after), std::move(task)});
@@ -84,6 +87,7 @@ void Stream::work() {
         if (item.task && !abandoned_) item.task();
         item.task = nullptr;
         timeline_->complete(number);
+        note_work_done();
     }
 }
 

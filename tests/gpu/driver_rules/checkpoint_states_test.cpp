@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Which step of a checkpoint may follow which, and what becomes of it when one of the two processes ends or
+// there is no room.
+
+#include "checkpointed.hpp"
+
+#include <fstream>
+
+using namespace gpu_sleep::driver_rules;
+
+TEST_CASE("Driver: a step of a checkpoint that is not its state's turn is refused", "[driver_rules]") {
+    const Target target;
+    CHECK(target.checkpoint() == CUDA_ERROR_ILLEGAL_STATE);
+    CHECK(target.restore() == CUDA_ERROR_ILLEGAL_STATE);
+    CHECK(target.unlock() == CUDA_ERROR_ILLEGAL_STATE);
+    CHECK(target.state() == CU_PROCESS_STATE_RUNNING);
+
+    REQUIRE(target.lock() == CUDA_SUCCESS);
+    CHECK(target.lock() == CUDA_ERROR_ILLEGAL_STATE);
+    CHECK(target.restore() == CUDA_ERROR_ILLEGAL_STATE);
+    CHECK(target.state() == CU_PROCESS_STATE_LOCKED);
+
+    REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+    CHECK(target.lock() == CUDA_ERROR_ILLEGAL_STATE);
+    CHECK(target.checkpoint() == CUDA_ERROR_ILLEGAL_STATE);
+    CHECK(target.unlock() == CUDA_ERROR_ILLEGAL_STATE);
+    CHECK(target.state() == CU_PROCESS_STATE_CHECKPOINTED);
+
+    REQUIRE(target.restore() == CUDA_SUCCESS);
+    CHECK(target.restore() == CUDA_ERROR_ILLEGAL_STATE);
+    REQUIRE(target.unlock() == CUDA_SUCCESS);
+    CHECK(target.unlock() == CUDA_ERROR_ILLEGAL_STATE);
+    CHECK(target.ask(Order::check_contents) == 'y');
+}
+
+TEST_CASE("Driver: a lock that is taken back has changed nothing", "[driver_rules]") {
+    const Target target;
+    REQUIRE(target.lock() == CUDA_SUCCESS);
+    REQUIRE(target.unlock() == CUDA_SUCCESS);
+    CHECK(target.state() == CU_PROCESS_STATE_RUNNING);
+    CHECK(target.ask(Order::check_contents) == 'y');
+}
+
+TEST_CASE("child: locks and checkpoints another and ends", "[.child]") {
+    say_ready();
+    REQUIRE(cuInit(0) == CUDA_SUCCESS);
+    const int pid = std::atoi(std::getenv("SIM_TEST_PID"));
+    CUcheckpointLockArgs args{};
+    args.timeoutMs = 10'000;
+    REQUIRE(cuCheckpointProcessLock(pid, &args) == CUDA_SUCCESS);
+    if (std::getenv("SIM_TEST_CHECKPOINT"))
+        REQUIRE(cuCheckpointProcessCheckpoint(pid, nullptr) == CUDA_SUCCESS);
+    ::_exit(0);
+}
+
+TEST_CASE("Driver: what one process locked or checkpointed another restores and unlocks", "[driver_rules]") {
+    const Target target;
+    const auto pid = "SIM_TEST_PID=" + std::to_string(target.pid());
+    REQUIRE(Process("child: locks and checkpoints another and ends", {pid}).passed());
+    CHECK(target.state() == CU_PROCESS_STATE_LOCKED);
+    REQUIRE(target.unlock() == CUDA_SUCCESS);
+    REQUIRE(
+        Process("child: locks and checkpoints another and ends", {pid, "SIM_TEST_CHECKPOINT=1"}).passed());
+    CHECK(target.state() == CU_PROCESS_STATE_CHECKPOINTED);
+    REQUIRE(target.restore() == CUDA_SUCCESS);
+    REQUIRE(target.unlock() == CUDA_SUCCESS);
+    CHECK(target.ask(Order::check_contents) == 'y');
+}
+
+TEST_CASE("Driver: a process that is killed in any state of a checkpoint holds no memory", "[driver_rules]") {
+    share_devices();
+    const Session session;
+    for (const int steps : {0, 1, 2, 3}) {
+        INFO(steps);
+        const auto before = free_bytes();
+        Target target;
+        if (steps >= 1) REQUIRE(target.lock() == CUDA_SUCCESS);
+        if (steps >= 2) REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+        if (steps >= 3) REQUIRE(target.restore() == CUDA_SUCCESS);
+        const int pid = target.pid();
+        target.process().end_with(SIGKILL);
+        CHECK(free_bytes() + Target::k_bytes > before);
+        CUprocessState state{};
+        CHECK(cuCheckpointProcessGetState(pid, &state) != CUDA_SUCCESS);
+        CHECK(cuCheckpointProcessLock(pid, nullptr) != CUDA_SUCCESS);
+        CHECK(cuCheckpointProcessCheckpoint(pid, nullptr) != CUDA_SUCCESS);
+        CHECK(cuCheckpointProcessRestore(pid, nullptr) != CUDA_SUCCESS);
+        CHECK(cuCheckpointProcessUnlock(pid, nullptr) != CUDA_SUCCESS);
+    }
+}
+
+TEST_CASE("child: uses no driver", "[.child]") {
+    say_ready();
+    ::pause();
+}
+
+TEST_CASE("Driver: a process that uses no driver has no state", "[driver_rules]") {
+    share_devices();
+    REQUIRE(cuInit(0) == CUDA_SUCCESS);
+    const Process other("child: uses no driver", {});
+    REQUIRE(other.wait_until_ready());
+    CUprocessState state{};
+    CUcheckpointLockArgs args{};
+    args.timeoutMs = 1000;
+    CHECK(cuCheckpointProcessGetState(other.pid(), &state) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuCheckpointProcessLock(other.pid(), &args) == CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("Driver: a restore thread is a thread of the process", "[driver_rules]") {
+    const Target target;
+    int thread = 0;
+    REQUIRE(cuCheckpointProcessGetRestoreThreadId(target.pid(), &thread) == CUDA_SUCCESS);
+    const auto path = "/proc/" + std::to_string(target.pid()) + "/task/" + std::to_string(thread) + "/comm";
+    CHECK(std::ifstream(path).good());
+}
+
+TEST_CASE("Driver: reserved arguments of a checkpoint have to be zero", "[driver_rules]") {
+    const Target target;
+    CUcheckpointLockArgs args{};
+    args.timeoutMs = 1000;
+    args.reserved1[6] = 1;
+    CHECK(cuCheckpointProcessLock(target.pid(), &args) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(target.state() == CU_PROCESS_STATE_RUNNING);
+    REQUIRE(target.lock() == CUDA_SUCCESS);
+    CUcheckpointCheckpointArgs checkpoint{};
+    checkpoint.reserved[7] = 1;
+    CHECK(cuCheckpointProcessCheckpoint(target.pid(), &checkpoint) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(target.state() == CU_PROCESS_STATE_LOCKED);
+    CHECK(target.unlock() == CUDA_SUCCESS);
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Another process is locked, checkpointed, restored and unlocked: what it has, what it may do meanwhile, what
+// is free.
+
+#include "checkpointed.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+using namespace gpu_sleep::driver_rules;
+
+namespace {
+
+/// What the other process has, and how it obeys.
+class Obedient {
+public:
+    Obedient() {
+        plain_bytes_ = random_bytes(k_shown, 2);
+        range_bytes_ = random_bytes(k_shown, 3);
+        REQUIRE(cuMemAlloc(&plain_, Target::k_bytes) == CUDA_SUCCESS);
+        write(plain_, plain_bytes_);
+        write(range_.address, range_bytes_);
+        const auto host_bytes = random_bytes(k_shown, 4);
+        std::copy(host_bytes.begin(), host_bytes.end(), host_.data.begin());
+        REQUIRE(cuMemHostAlloc(reinterpret_cast<void**>(&flag_), sizeof *flag_, 0) == CUDA_SUCCESS);
+        *flag_ = 0;
+        spin_ = kernel("sim_spin_until");
+        add_ = kernel("sim_add");
+        REQUIRE(cuMemAlloc(&count_, sizeof(std::uint32_t)) == CUDA_SUCCESS);
+        REQUIRE(cuMemsetD32(count_, 100, 1) == CUDA_SUCCESS);
+        stream_ = make_stream();
+        REQUIRE(cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+        REQUIRE(cuEventRecord(event_, stream_) == CUDA_SUCCESS);
+        REQUIRE(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+        REQUIRE(launch(add_, stream_, count_, std::uint64_t{1}, std::uint32_t{1}) == CUDA_SUCCESS);
+        REQUIRE(cuStreamEndCapture(stream_, &graph_) == CUDA_SUCCESS);
+        REQUIRE(cuGraphInstantiate(&exec_, graph_, 0) == CUDA_SUCCESS);
+        REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
+    }
+
+    char obey(Order order) {
+        switch (order) {
+        case Order::check_contents: return yes(contents_are_right());
+        case Order::read_host: return yes(host_is_right());
+        case Order::synchronize: return yes(cuCtxSynchronize() == CUDA_SUCCESS);
+        case Order::ask_event: return yes(cuEventQuery(event_) == CUDA_SUCCESS);
+        case Order::ask_memory: return yes(free_bytes() > 0);
+        case Order::ask_current: {
+            CUcontext current = nullptr;
+            return yes(cuCtxGetCurrent(&current) == CUDA_SUCCESS && current);
+        }
+        case Order::ask_pointer: {
+            unsigned kind = 0;
+            return yes(cuPointerGetAttribute(&kind, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, plain_) ==
+                       CUDA_SUCCESS);
+        }
+        case Order::spin: return yes(launch(spin_, stream_, flag_) == CUDA_SUCCESS);
+        case Order::let_go: __atomic_store_n(flag_, 1U, __ATOMIC_RELEASE); return 'y';
+        case Order::exit_now: std::exit(0);
+        }
+        return '?';
+    }
+
+private:
+    static constexpr std::size_t k_shown = std::size_t{1} << 20;
+
+    static char yes(bool right) { return right ? 'y' : 'n'; }
+    static void write(CUdeviceptr to, const std::vector<std::byte>& bytes) {
+        REQUIRE(cuMemcpyHtoD(to, bytes.data(), bytes.size()) == CUDA_SUCCESS);
+    }
+    static bool reads(CUdeviceptr from, const std::vector<std::byte>& bytes) {
+        std::vector<std::byte> out(bytes.size());
+        return cuMemcpyDtoH(out.data(), from, out.size()) == CUDA_SUCCESS && out == bytes;
+    }
+    bool host_is_right() const {
+        const auto bytes = random_bytes(k_shown, 4);
+        return std::equal(bytes.begin(), bytes.end(), host_.data.begin());
+    }
+    bool contents_are_right() {
+        if (cuGraphLaunch(exec_, stream_) != CUDA_SUCCESS || cuStreamSynchronize(stream_) != CUDA_SUCCESS)
+            return false;
+        return first_word(count_) == 100 + ++launches_ && reads(plain_, plain_bytes_) &&
+               reads(range_.address, range_bytes_) && host_is_right();
+    }
+
+    std::vector<std::byte> plain_bytes_;
+    std::vector<std::byte> range_bytes_;
+    CUdeviceptr plain_ = 0;
+    Range range_{Target::k_bytes};
+    PageLocked host_{k_shown};
+    std::uint32_t* flag_ = nullptr;
+    CUfunction spin_ = nullptr;
+    CUfunction add_ = nullptr;
+    CUdeviceptr count_ = 0;
+    CUstream stream_ = nullptr;
+    CUevent event_ = nullptr;
+    CUgraph graph_ = nullptr;
+    CUgraphExec exec_ = nullptr;
+    std::uint32_t launches_ = 0;
+};
+
+constexpr Order k_calls[] = {Order::synchronize, Order::ask_event, Order::ask_memory, Order::ask_current,
+                             Order::ask_pointer};
+
+} // namespace
+
+// It is killed by its parent, or ends as it is told to.
+TEST_CASE("child: obeys", "[.child]") {
+    REQUIRE(cuInit(0) == CUDA_SUCCESS);
+    CUcontext context = nullptr;
+    REQUIRE(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxPushCurrent(context) == CUDA_SUCCESS);
+    auto& obedient = *new Obedient;
+    const int orders = std::atoi(std::getenv("SIM_TEST_ORDERS_FD"));
+    say_ready();
+    for (Order order{}; ::read(orders, &order, 1) == 1;) {
+        const char answer = obedient.obey(order);
+        if (::write(orders, &answer, 1) != 1) break;
+    }
+    ::_exit(1);
+}
+
+TEST_CASE("Driver: a process has everything as before after a checkpoint and a restore", "[driver_rules]") {
+    const Target target;
+    for (int round = 0; round < 3; ++round) {
+        CHECK(target.state() == CU_PROCESS_STATE_RUNNING);
+        CHECK(target.ask(Order::check_contents) == 'y');
+        REQUIRE(target.lock() == CUDA_SUCCESS);
+        CHECK(target.state() == CU_PROCESS_STATE_LOCKED);
+        REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+        CHECK(target.state() == CU_PROCESS_STATE_CHECKPOINTED);
+        REQUIRE(target.restore() == CUDA_SUCCESS);
+        CHECK(target.state() == CU_PROCESS_STATE_LOCKED);
+        REQUIRE(target.unlock() == CUDA_SUCCESS);
+    }
+    CHECK(target.state() == CU_PROCESS_STATE_RUNNING);
+    CHECK(target.ask(Order::check_contents) == 'y');
+}
+
+TEST_CASE("Driver: what a process has on the device is free while it is checkpointed", "[driver_rules]") {
+    const Target target;
+    const Session session;
+    constexpr auto k_all = 2 * Target::k_bytes;
+    const auto before = free_bytes();
+    REQUIRE(target.lock() == CUDA_SUCCESS);
+    CHECK(free_bytes() < before + k_all / 2);
+    REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+    CHECK(free_bytes() >= before + k_all);
+    REQUIRE(target.restore() == CUDA_SUCCESS);
+    CHECK(free_bytes() < before + k_all / 2);
+    REQUIRE(target.unlock() == CUDA_SUCCESS);
+}
+
+TEST_CASE("Driver: calls wait while their process is locked or checkpointed", "[driver_rules]") {
+    const Target target;
+    for (const auto order : k_calls) {
+        INFO(static_cast<char>(order));
+        REQUIRE(target.lock() == CUDA_SUCCESS);
+        target.tell(order);
+        CHECK(target.answer(200) == '-');
+        REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+        CHECK(target.answer(200) == '-');
+        REQUIRE(target.restore() == CUDA_SUCCESS);
+        CHECK(target.answer(200) == '-');
+        REQUIRE(target.unlock() == CUDA_SUCCESS);
+        CHECK(target.answer() == 'y');
+    }
+}
+
+TEST_CASE("Driver: page-locked memory can be read while its process is checkpointed", "[driver_rules]") {
+    const Target target;
+    REQUIRE(target.lock() == CUDA_SUCCESS);
+    CHECK(target.ask(Order::read_host) == 'y');
+    REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+    CHECK(target.ask(Order::read_host) == 'y');
+    REQUIRE(target.restore() == CUDA_SUCCESS);
+    REQUIRE(target.unlock() == CUDA_SUCCESS);
+    CHECK(target.ask(Order::check_contents) == 'y');
+}
+
+TEST_CASE("Driver: a lock waits for work, and gives up in time", "[driver_rules]") {
+    using namespace std::chrono;
+    const Target target;
+    REQUIRE(target.ask(Order::spin) == 'y');
+    const auto begin = steady_clock::now();
+    CHECK(target.lock(300) == CUDA_ERROR_NOT_READY);
+    const auto waited = steady_clock::now() - begin;
+    CHECK(waited >= milliseconds(290));
+    CHECK(waited < seconds(5));
+    CHECK(target.state() == CU_PROCESS_STATE_RUNNING);
+    CHECK(target.ask(Order::ask_memory) == 'y');
+    std::thread later([&] {
+        std::this_thread::sleep_for(milliseconds(300));
+        target.tell(Order::let_go);
+    });
+    CHECK(target.lock() == CUDA_SUCCESS);
+    later.join();
+    CHECK(target.answer() == 'y');
+    CHECK(target.state() == CU_PROCESS_STATE_LOCKED);
+    CHECK(target.unlock() == CUDA_SUCCESS);
+    CHECK(target.ask(Order::check_contents) == 'y');
+}

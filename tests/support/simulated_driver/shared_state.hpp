@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What simulated processes that share the devices know of each other.
+
+#pragma once
+
+#include "support/simulated_driver/settings.hpp"
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+
+namespace gpu_sleep::sim {
+
+/// One process that uses the devices.
+struct SharedProcess {
+    std::atomic<pid_t> pid;
+    std::atomic<int> state;           ///< a CUprocessState
+    std::atomic<pid_t> held_by;       ///< who locks it, or locked it: its driver calls wait; 0: nobody
+    std::atomic<std::uint64_t> calls; ///< of the driver, under way
+    std::atomic<std::uint64_t> work;  ///< in streams, not done
+    std::uint64_t used[k_max_devices];
+    std::uint64_t put_away[k_max_devices]; ///< what it used, while it is checkpointed
+};
+
+/// A table of the processes, in a file that they share, or in private memory when none is named. A process
+/// that died has no part in it: each keeps a file lock while it lives. (They are POSIX record locks: a
+/// process that opens and closes the file itself lets go of its own.) Thread-safe.
+class SharedState {
+public:
+    /// The one of settings(), in which this process has a place from then on. Ends the process if the state
+    /// file cannot be used: a test that believes it shares a device must not run on its own.
+    static SharedState& instance();
+
+    /// Guards the bytes of all processes; robust: if its last owner died, what it guards is plain sums, at
+    /// worst one update behind.
+    class Lock {
+    public:
+        Lock();
+        ~Lock();
+        Lock(const Lock&) = delete;
+        Lock& operator=(const Lock&) = delete;
+    };
+
+    [[nodiscard]] SharedProcess& own() noexcept;
+    /// Places that were ever taken.
+    [[nodiscard]] std::span<SharedProcess> processes() noexcept;
+    [[nodiscard]] bool is_alive(const SharedProcess& process) const;
+    /// The one with this pid; null if it uses no device, or not these.
+    [[nodiscard]] SharedProcess* find(pid_t pid);
+
+private:
+    struct Table;
+
+    SharedState();
+    void claim();
+
+    int file_ = -1;
+    int own_ = 0;
+    Table* table_ = nullptr;
+};
+
+} // namespace gpu_sleep::sim
