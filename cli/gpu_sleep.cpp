@@ -19,7 +19,8 @@ constexpr const char* k_examples =
     "  gpu-sleep 4242 --tags kv_cache               a part of it\n"
     "  gpu-sleep 4242 --on-touch wake               until it uses the GPU again\n"
     "  gpu-sleep 4242 --store file --dir /var/tmp/sleep   keep contents in compressed files\n"
-    "  gpu-sleep 4242 --dry-run                     what would be freed, kept, dropped\n";
+    "  gpu-sleep 4242 --dry-run                     what would be freed, kept, dropped\n"
+    "  gpu-sleep 4242 --engine driver               a process that has no agent\n";
 
 /// What was typed, where the request has no place for it as it is.
 struct Typed {
@@ -27,6 +28,7 @@ struct Typed {
     std::vector<std::string> stores;
     std::string directory;
     std::string spill;
+    cli::Engine engine = cli::Engine::agent;
 };
 
 void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
@@ -62,6 +64,16 @@ void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
                   "Put nothing to sleep; give back the host memory that the last sleep left for the next");
     cli::add_gate(app, request.on_touch, request.gate, request.touch_limit,
                   "default: as the process was started");
+    cli::add_choice(
+        app, "--engine", "agent|driver|auto",
+        [&typed](const std::string& word) {
+            typed.engine = word == "auto"     ? cli::Engine::automatic
+                           : word == "driver" ? cli::Engine::driver
+                                              : cli::Engine::agent;
+        },
+        "agent: as described here; driver: the CUDA driver's checkpoint, for a process that has no agent, "
+        "to\n"
+        "host memory and as a whole; auto: the agent if there is one (default: agent)");
     cli::add_flag(app, "--force", request.force,
                   "Sleep even if the process uses the GPU in a way that the agent cannot see");
 }
@@ -110,16 +122,23 @@ std::string read_directory(const Typed& typed, model::SleepRequest& request) {
     return fmt::format("the directory '{}' lies in a working directory that is gone", directory);
 }
 
+/// Whether anything is asked for besides that it sleeps.
+bool asks_for_more(const model::SleepRequest& request) {
+    return request.level != model::Level::keep || !request.tags.empty() || !request.keep.empty() ||
+           !request.discard.empty() || request.require_refill || request.on_touch || request.gate ||
+           request.touch_limit || request.force || !request.stores.empty() ||
+           request.store != model::Store::host || request.spill || request.copy_all;
+}
+
 /// What is wrong with options that are good one by one, or nothing.
-std::string problem(const model::SleepRequest& request) {
+std::string problem(const model::SleepRequest& request, cli::Engine engine) {
     if (const auto* tag = contradiction(request))
         return fmt::format("--keep and --discard: the tag '{}' cannot be both kept and discarded", *tag);
-    const bool asks_for_sleep = request.level != model::Level::keep || !request.tags.empty() ||
-                                !request.keep.empty() || !request.discard.empty() || request.require_refill ||
-                                request.on_touch || request.gate || request.touch_limit || request.force ||
-                                !request.stores.empty() || request.store != model::Store::host ||
-                                request.spill || request.copy_all;
-    if (request.release_retained && asks_for_sleep)
+    if (engine != cli::Engine::agent && (asks_for_more(request) || request.release_retained))
+        return "--engine driver and --engine auto put all of a process to sleep, to host memory, and go with "
+               "none of the "
+               "options that ask for anything else";
+    if (request.release_retained && asks_for_more(request))
         return "--release-retained puts nothing to sleep, and goes with none of the options of a sleep";
     return cli::touch_problem(request.on_touch, request.touch_limit);
 }
@@ -141,10 +160,11 @@ int main(int argc, char** argv) {
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     auto text = read_stores(typed, request);
     if (text.empty()) text = read_directory(typed, request);
-    if (text.empty()) text = problem(request);
+    if (text.empty()) text = problem(request, typed.engine);
     if (!text.empty()) return cli::usage_error("gpu-sleep", text, operation.output.json);
     request.bounds_all = typed.timeout.has_value();
     request.timeout = typed.timeout.value_or(request.timeout);
     operation.request = std::move(request);
+    operation.engine = typed.engine;
     return cli::run(operation);
 }

@@ -31,6 +31,8 @@ int main(int argc, char** argv) {
                    "(default: 30 s for callbacks, and no limit for copying that advances)");
     cli::add_flag(app, "--dry-run", request.dry_run,
                   "Change nothing; say what would be taken and brought back");
+    cli::add_flag(app, "--force", operation.force,
+                  "Of what the driver put to sleep: restore it though it is not known whether there is room");
     cli::add_output(app, operation.output);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     request.bounds_all = timeout.has_value();

@@ -47,6 +47,11 @@ void Interruptions::take() noexcept {
     if (first_ == 0) first_ = static_cast<int>(taken.ssi_signo);
 }
 
+bool Interruptions::has_come() noexcept {
+    take();
+    return first_ != 0;
+}
+
 void Interruptions::end_by_first() noexcept {
     if (first_ == 0) return;
     restore();

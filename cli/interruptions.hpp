@@ -20,6 +20,8 @@ public:
     /// Readable when a signal has arrived; negative if none can be taken.
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
     void take() noexcept;
+    /// Whether one was taken, or has arrived, and is taken now.
+    [[nodiscard]] bool has_come() noexcept;
     /// Ends the command by the first signal that was taken; returns if none was.
     void end_by_first() noexcept;
 

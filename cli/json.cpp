@@ -104,6 +104,7 @@ OrderedJson to_value(std::string_view program, const Outcome& outcome) {
     OrderedJson value{
         {"pid", process.pid}, {"namespace_pid", process.inner_pid}, {"user", user_name(process.uid)},
         {"uid", process.uid}, {"command", process.command},         {"exit_status", exit_status_of(outcome)}};
+    value["engine"] = outcome.by_driver ? "driver" : "agent";
     if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
         value["name"] = report->name;
         value["state"] = model::to_string(report->state);

@@ -4,6 +4,7 @@
 
 #include "cli/operation.hpp"
 
+#include "cli/driver_engine.hpp"
 #include "cli/interruptions.hpp"
 #include "cli/json.hpp"
 #include "cli/output.hpp"
@@ -65,7 +66,9 @@ public:
         else if (const auto* error = std::get_if<Error>(&outcome.answer))
             print_error(outcome, *error);
         else if (!operation_.output.json && !operation_.output.quiet)
-            print(render_operation(outcome.process, std::get<model::Report>(outcome.answer)));
+            print(outcome.by_driver
+                      ? render_driver_operation(outcome.process, std::get<model::Report>(outcome.answer))
+                      : render_operation(outcome.process, std::get<model::Report>(outcome.answer)));
     }
 
     /// The status says how the processes are, so it stays what it is if nobody gets to read the result.
@@ -155,6 +158,41 @@ bool is_withdrawn(const Outcome& outcome) noexcept {
     return error && error->code == ErrorCode::cancelled;
 }
 
+/// The process that the driver is to be asked about, because it has no agent. `found` is what looking for
+/// agents came to, if there was a look. Errors: why the driver is not asked.
+Result<Process> choose_driver(const CommandRun& operation, Finder& finder, const Result<Targets>& found) {
+    if (!model::is_number(operation.target))
+        return found ? make_error(ErrorCode::invalid_argument,
+                                  "--engine driver needs a pid: a name is known to agents alone")
+                     : found.error();
+    auto process = find_process(finder, operation.target, operation.user);
+    if (!process) return process;
+    if (operation.engine == Engine::driver) {
+        auto socket = finder.connect(*process);
+        if (!socket && socket.error().code == ErrorCode::no_agent) return process;
+        if (!socket && socket.error().code != ErrorCode::agent_unreachable) return std::move(socket).error();
+        return make_error(ErrorCode::invalid_argument,
+                          "process {} has an agent: --engine driver is for those that have none",
+                          title(*process));
+    }
+    if (operation.engine == Engine::automatic) return process;
+    if (!is_sleep(operation)) {
+        const auto state = state_by_driver(*process);
+        if (state && *state != driver::CheckpointState::running) return process;
+        return found.error();
+    }
+    auto error = found.error();
+    error.message += "; or have the driver put it to sleep, slowly and as a whole, by --engine driver";
+    return error;
+}
+
+DriverRequest driver_request(const CommandRun& operation) {
+    if (const auto* sleep = std::get_if<model::SleepRequest>(&operation.request))
+        return {model::Operation::sleep, sleep->dry_run, sleep->timeout, {}, false};
+    const auto& wake = std::get<model::WakeRequest>(operation.request);
+    return {model::Operation::wake, wake.dry_run, wake.timeout, wake.wait, operation.force};
+}
+
 } // namespace
 
 void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {
@@ -192,14 +230,30 @@ int run(const CommandRun& operation) {
     raise_descriptor_limit();
     Teller teller(operation);
     Finder finder;
-    auto targets = find_targets(finder, operation.target, {.user = operation.user});
-    if (!targets) {
+    Result<Targets> targets = Targets{};
+    std::optional<Process> without_agent;
+    if (operation.engine != Engine::driver)
+        targets = find_targets(finder, operation.target, {.user = operation.user});
+    if (operation.engine == Engine::driver || (!targets && targets.error().code == ErrorCode::no_agent)) {
+        auto chosen = choose_driver(operation, finder, targets);
+        if (chosen)
+            without_agent = *std::move(chosen);
+        else
+            targets = std::move(chosen).error();
+    }
+    if (!targets && !without_agent) {
         print_error(render_error(operation.program, "", targets.error()));
         if (operation.output.json) teller.print(to_json(operation.program, targets.error()) + '\n');
         return traits(targets.error().code).exit_status;
     }
     Interruptions interruptions;
-    const auto outcomes = ask(operation, *std::move(targets), teller, interruptions);
+    std::vector<Outcome> outcomes;
+    if (without_agent) {
+        outcomes.push_back(run_by_driver(*without_agent, driver_request(operation), interruptions));
+        teller.tell(outcomes.back());
+    } else {
+        outcomes = ask(operation, *std::move(targets), teller, interruptions);
+    }
     if (operation.output.json) teller.print(to_json(operation.program, outcomes) + '\n');
     if (std::any_of(outcomes.begin(), outcomes.end(), is_withdrawn)) interruptions.end_by_first();
     return exit_status_of(outcomes);

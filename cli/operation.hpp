@@ -7,10 +7,18 @@
 #include "cli/options.hpp"
 #include "cli/targets.hpp"
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
 namespace gpu_sleep::cli {
+
+/// What puts a process to sleep.
+enum class Engine : std::uint8_t {
+    agent,
+    driver,    ///< its checkpoint of a process that has no agent
+    automatic, ///< the agent, or the driver if there is none
+};
 
 /// One run of a command that changes processes.
 struct CommandRun {
@@ -19,6 +27,8 @@ struct CommandRun {
     std::optional<uid_t> user; ///< select only processes of this user
     protocol::Request request;
     OutputOptions output;
+    Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
+    bool force = false;            ///< the driver restores also where it is not known whether there is room
 };
 
 /// Runs the command. Prints each result on standard output as it arrives, or all together as JSON, and

@@ -231,6 +231,21 @@ std::string render_operation(const Process& process, const Report& report) {
     return text;
 }
 
+std::string render_driver_operation(const Process& process, const Report& report) {
+    const auto subject = fmt::format("{} {}", process.pid, label(process, report));
+    const bool sleeps = report.operation == Operation::sleep;
+    auto text = fmt::format("{} is {} already; nothing to do\n", subject, words_for(report.state));
+    if (report.dry_run && report.state == (sleeps ? State::awake : State::asleep))
+        text = fmt::format("{} would be {} by the driver; nothing was changed:\n", subject,
+                           sleeps ? "put to sleep" : "woken");
+    if (report.changed)
+        text = fmt::format("{} is {} by the driver after {}:\n", subject, sleeps ? "asleep" : "awake",
+                           format_seconds(report.times.total));
+    if (!report.devices.empty()) text += device_table(report).text(2);
+    for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
+    return text;
+}
+
 std::string render_listing(const std::vector<Outcome>& outcomes) {
     Table table({{"PID", k_right},
                  {"USER", k_left},

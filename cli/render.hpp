@@ -15,6 +15,9 @@ namespace gpu_sleep::cli {
 /// What a sleep or a wake did, or would do: a line, a table of devices, and notes.
 [[nodiscard]] std::string render_operation(const Process& process, const model::Report& report);
 
+/// The same where the driver did it, which knows no tags.
+[[nodiscard]] std::string render_driver_operation(const Process& process, const model::Report& report);
+
 /// The listing of gpu-ps: for each process a line, and one for each of its tags on each device.
 [[nodiscard]] std::string render_listing(const std::vector<Outcome>& outcomes);
 

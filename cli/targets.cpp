@@ -35,12 +35,9 @@ Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process
     return targets;
 }
 
-Result<Targets> find_by_pid(Finder& finder, pid_t pid, std::optional<uid_t> user) {
-    auto process = finder.proc().read(pid);
+Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional<uid_t> user) {
+    auto process = find_process(finder, text, user);
     if (!process) return std::move(process).error();
-    if (user && process->uid != *user)
-        return make_error(ErrorCode::no_process, "process {} belongs to {}, not to {}", title(*process),
-                          user_name(process->uid), user_name(*user));
     auto socket = finder.connect(*process);
     if (socket) {
         Targets targets;
@@ -50,7 +47,7 @@ Result<Targets> find_by_pid(Finder& finder, pid_t pid, std::optional<uid_t> user
     if (socket.error().code != ErrorCode::no_agent) return std::move(socket).error();
     const auto processes = finder.proc().list();
     if (!processes) return processes.error();
-    auto descendants = descendants_of(pid, *processes);
+    auto descendants = descendants_of(process->pid, *processes);
     if (user) std::erase_if(descendants, [=](const Process& each) { return each.uid != *user; });
     auto targets = connect_to_those_with_agents(finder, std::move(descendants));
     if (targets && is_empty(*targets)) return std::move(socket).error();
@@ -136,11 +133,18 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
 Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search) {
     if (text.empty())
         return make_error(ErrorCode::invalid_argument, "a pid or a name is needed, and it is empty");
-    if (!model::is_number(text)) return find_by_name(finder, text, search);
+    return model::is_number(text) ? find_by_pid(finder, text, search.user)
+                                  : find_by_name(finder, text, search);
+}
+
+Result<Process> find_process(const Finder& finder, std::string_view text, std::optional<uid_t> user) {
     pid_t pid = 0;
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), pid);
     if (failure != std::errc{}) return make_error(ErrorCode::no_process, "there is no process {}", text);
-    return find_by_pid(finder, pid, search.user);
+    auto process = finder.proc().read(pid);
+    if (!process || !user || process->uid == *user) return process;
+    return make_error(ErrorCode::no_process, "process {} belongs to {}, not to {}", title(*process),
+                      user_name(process->uid), user_name(*user));
 }
 
 Result<Targets> find_all(Finder& finder, std::optional<uid_t> user) {

@@ -27,6 +27,7 @@ struct Outcome {
     Answer answer;
     model::Operation asked = model::Operation::sleep; ///< not meaningful for a status
     bool has_waited = false;                          ///< for GPU memory, as requested
+    bool by_driver = false;                           ///< the driver was asked, and not an agent
 };
 
 /// The selected processes, ordered by pid.
@@ -44,6 +45,10 @@ struct Search {
     bool takes_several_users = false; ///< a name may be that of processes of several users
     Milliseconds name_timeout = k_name_timeout;
 };
+
+/// The one process whose pid is `text`, a number, of `user` if that is set. Errors: no_process, io_failed.
+[[nodiscard]] Result<Process> find_process(const Finder& finder, std::string_view text,
+                                           std::optional<uid_t> user);
 
 /// The processes that `text` names. A number is a pid: that process or, if it has no agent, its descendants
 /// that have one. Anything else is a name: all processes that have it (Report.name). For a process that does

@@ -34,7 +34,7 @@ _gpu_sleep_target() {
 _gpu_sleep() {
     local current=$2 previous=$3 target words=''
     case $previous in
-    --level | --on-touch | --gate) words=$(_gpu_sleep_choices "$1" "$previous") ;;
+    --level | --on-touch | --gate | --engine) words=$(_gpu_sleep_choices "$1" "$previous") ;;
     --store) words='host file' ;;
     --dir | --spill) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;

@@ -92,6 +92,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--level", choice({"1", "2"})},
         {"--on-touch", choice({"wait", "wake", "fail"})},
         {"--gate", choice({"shut", "checked"})},
+        {"--engine", choice({"agent", "driver", "auto"})},
         {"--tags", tags()},
         {"--keep", tags()},
         {"--discard", tags()},

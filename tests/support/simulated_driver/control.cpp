@@ -8,6 +8,7 @@
 #include "support/simulated_driver/driver.hpp"
 #include "support/simulated_driver/faults.hpp"
 #include "support/simulated_driver/memory_pools.hpp"
+#include "support/simulated_driver/shared_state.hpp"
 
 #include <mutex>
 
@@ -90,4 +91,18 @@ sim_live sim_live_objects(void) {
 std::uint64_t sim_free_bytes(int device) {
     if (device < 0 || device >= Driver::instance().device_count()) return 0;
     return DeviceBudget::instance().free_bytes(device);
+}
+
+std::size_t sim_processes(sim_process* found, std::size_t most, int device) {
+    if (device < 0 || device >= Driver::instance().device_count()) return 0;
+    auto& state = SharedState::instance();
+    const SharedState::Lock lock;
+    std::size_t count = 0;
+    for (const auto& process : state.processes()) {
+        if (process.used[device] == 0 || !state.is_alive(process)) continue;
+        if (found && count == most) break;
+        if (found) found[count] = {process.pid, process.used[device]};
+        ++count;
+    }
+    return count;
 }

@@ -131,6 +131,16 @@ SIM_API sim_live sim_live_objects(void);
 /** Bytes free on `device` now, for all processes that share it; 0 for a device that there is not. */
 SIM_API uint64_t sim_free_bytes(int device);
 
+/** A process that uses a device. */
+typedef struct sim_process {
+    int pid;
+    uint64_t bytes;
+} sim_process;
+
+/** The processes that use `device`, which share it by GPU_SLEEP_SIM_STATE: writes at most `most` of them, and
+ * returns how many there are, or, if `found` is null, how many there were. */
+SIM_API size_t sim_processes(sim_process* found, size_t most, int device);
+
 /* ---- Kernels ---- */
 
 /** One launch, as its kernel sees it. Valid while the kernel runs. */

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The file: a line that says what it is, a line a GPU, and a last one without which it is not whole.
+
+#include "cli/checkpoint_record.hpp"
+
+#include "base/agent_directory.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+namespace gpu_sleep::cli {
+namespace {
+
+constexpr const char* k_first_line = "gpu-sleep checkpoint 1";
+constexpr const char* k_last_line = "end";
+UniqueFd open_directory(uid_t owner) {
+    const UniqueFd tmp(::open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const auto name = std::filesystem::path(agent_directory(owner)).filename().string();
+    if (tmp && owner == ::geteuid()) ::mkdirat(tmp.get(), name.c_str(), S_IRWXU);
+    return tmp ? open_private_directory(tmp.get(), name, owner) : UniqueFd();
+}
+
+Error failed(int failure, std::string_view call, const std::string& name) {
+    return errno_error(ErrorCode::io_failed, failure, call, agent_directory(::geteuid()) + "/" + name);
+}
+
+/// Locks `file`, which others may hold. Errors: timed_out.
+Result<void> lock(int file, Milliseconds timeout, const char* why) {
+    constexpr Milliseconds k_look_again{20};
+    const auto deadline = Clock::now() + timeout;
+    while (::flock(file, LOCK_EX | LOCK_NB) != 0) {
+        if (Clock::now() >= deadline) return make_error(ErrorCode::timed_out, "{}", why);
+        std::this_thread::sleep_for(k_look_again);
+    }
+    return {};
+}
+
+std::optional<std::vector<GpuNeed>> parse(const std::string& text) {
+    std::istringstream lines(text);
+    std::string line;
+    if (!std::getline(lines, line) || line != k_first_line) return {};
+    std::vector<GpuNeed> needs;
+    while (std::getline(lines, line) && line != k_last_line) {
+        std::istringstream words(line);
+        GpuNeed need;
+        if (!(words >> need.uuid >> need.bytes)) return {};
+        needs.push_back(std::move(need));
+    }
+    return line == k_last_line ? std::optional(std::move(needs)) : std::nullopt;
+}
+
+std::optional<std::vector<GpuNeed>> read_file(int file) {
+    std::array<char, 16'384> text{};
+    const auto got = ::pread(file, text.data(), text.size(), 0);
+    return got > 0 ? parse({text.data(), static_cast<std::size_t>(got)}) : std::nullopt;
+}
+
+} // namespace
+
+Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Milliseconds timeout) {
+    const auto name = fmt::format("{}-{}.checkpoint", process.pid, process.start_time);
+    auto directory = open_directory(::geteuid());
+    if (!directory) return failed(errno, "open", name);
+    const auto deadline = Clock::now() + timeout;
+    for (;;) {
+        UniqueFd file(
+            ::openat(directory.get(), name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+        if (!file) return failed(errno, "open", name);
+        const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
+        if (auto locked = lock(file.get(), left, "another command is at work with it"); !locked)
+            return std::move(locked).error();
+        struct stat status {};
+        const bool is_removed = ::fstat(file.get(), &status) == 0 && status.st_nlink == 0;
+        if (!is_removed) return CheckpointRecord(std::move(directory), std::move(file), name, process.uid);
+    }
+}
+
+std::optional<std::vector<GpuNeed>> CheckpointRecord::read() const {
+    auto needs = read_file(file_.get());
+    if (needs || owner_ == ::geteuid()) return needs;
+    const auto directory = open_directory(owner_);
+    if (!directory) return needs;
+    const UniqueFd file(::openat(directory.get(), name_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    return file ? read_file(file.get()) : needs;
+}
+
+Result<void> CheckpointRecord::write(const std::vector<GpuNeed>& needs) const {
+    std::string text = fmt::format("{}\n", k_first_line);
+    for (const auto& need : needs) text += fmt::format("{} {}\n", need.uuid, need.bytes);
+    text += fmt::format("{}\n", k_last_line);
+    if (::ftruncate(file_.get(), 0) != 0) return failed(errno, "ftruncate", name_);
+    const auto written = ::pwrite(file_.get(), text.data(), text.size(), 0);
+    if (written == static_cast<ssize_t>(text.size())) return {};
+    return failed(written < 0 ? errno : ENOSPC, "write", name_);
+}
+
+void CheckpointRecord::remove() const {
+    ::unlinkat(directory_.get(), name_.c_str(), 0);
+}
+
+Result<void> CheckpointRecord::take_turn(Milliseconds timeout) {
+    turn_.reset(::openat(directory_.get(), "restoring", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!turn_) return failed(errno, "open", "restoring");
+    return lock(turn_.get(), timeout, "another process is being restored");
+}
+
+} // namespace gpu_sleep::cli

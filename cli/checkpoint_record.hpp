@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What a command leaves for the next one about a process that the driver has checkpointed, since the driver
+// does not tell: how much memory of which GPU it needs to come back.
+
+#pragma once
+
+#include "base/fd.hpp"
+#include "base/units.hpp"
+#include "cli/process_info.hpp"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::cli {
+
+/// Memory of one GPU.
+struct GpuNeed {
+    std::string uuid; ///< as NVML has it
+    Bytes bytes = 0;
+    friend bool operator==(const GpuNeed&, const GpuNeed&) = default;
+};
+
+/// The file /tmp/gpu-sleep-UID/PID-STARTTIME.checkpoint of this user, locked while this lives: one command at
+/// a time is at work with a process. It stays while the process is checkpointed, and names the process beyond
+/// its end.
+class CheckpointRecord {
+public:
+    /// Makes the file if it is missing. Errors: io_failed, timed_out (another command has it).
+    [[nodiscard]] static Result<CheckpointRecord> open(const Process& process, Milliseconds timeout);
+
+    /// What was written last, by this user or by the process's own; nothing if that is not known.
+    [[nodiscard]] std::optional<std::vector<GpuNeed>> read() const;
+    /// Errors: io_failed (what was there is gone).
+    [[nodiscard]] Result<void> write(const std::vector<GpuNeed>& needs) const;
+    /// Removes the file: the process is awake.
+    void remove() const;
+
+    /// One command of this user at a time may restore on the GPUs: what it found free stays free for it, as
+    /// far as this user's commands go. Until this dies. Errors: timed_out, io_failed.
+    [[nodiscard]] Result<void> take_turn(Milliseconds timeout);
+
+private:
+    CheckpointRecord(UniqueFd directory, UniqueFd file, std::string name, uid_t owner)
+        : directory_(std::move(directory)), file_(std::move(file)), name_(std::move(name)), owner_(owner) {}
+
+    UniqueFd directory_;
+    UniqueFd file_;
+    std::string name_;
+    uid_t owner_; ///< of the process
+    UniqueFd turn_;
+};
+
+} // namespace gpu_sleep::cli

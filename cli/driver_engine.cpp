@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The steps of a sleep and a wake by the driver, and how the process stands after each.
+
+#include "cli/driver_engine.hpp"
+
+#include "cli/checkpoint_record.hpp"
+#include "driver/management.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace gpu_sleep::cli {
+namespace {
+
+using driver::Checkpoint;
+using driver::CheckpointState;
+using model::Operation;
+using model::State;
+
+/// What NVML says; nothing, and why, where it cannot be asked.
+struct Look {
+    std::vector<driver::Gpu> gpus;
+    std::string why_not;
+
+    Look() {
+        auto looked = driver::look_at_gpus();
+        if (looked)
+            gpus = *std::move(looked);
+        else
+            why_not = looked.error().message;
+    }
+    [[nodiscard]] const driver::Gpu* find(const std::string& uuid) const {
+        const auto found =
+            std::find_if(gpus.begin(), gpus.end(), [&](const auto& gpu) { return gpu.uuid == uuid; });
+        return found == gpus.end() ? nullptr : &*found;
+    }
+};
+
+/// What `pid` has of each GPU, where NVML tells.
+std::vector<GpuNeed> used_by(pid_t pid, const Look& look) {
+    std::vector<GpuNeed> used;
+    for (const auto& gpu : look.gpus)
+        for (const auto& process : gpu.processes)
+            if (process.pid == pid && process.bytes) used.push_back({gpu.uuid, *process.bytes});
+    return used;
+}
+
+/// What became free: of the GPUs that it was known to use; if of none, of all. NVML may number processes in
+/// another way than this command, and others may come and go meanwhile, so that the larger figure counts.
+std::vector<GpuNeed> freed(const std::vector<GpuNeed>& used, const Look& before, const Look& after) {
+    constexpr Bytes k_noise = 16 * k_mib;
+    std::vector<GpuNeed> needs;
+    for (const auto& gpu : after.gpus) {
+        const auto known =
+            std::find_if(used.begin(), used.end(), [&](const auto& use) { return use.uuid == gpu.uuid; });
+        const auto* const earlier = before.find(gpu.uuid);
+        const Bytes more = earlier && gpu.free > earlier->free ? gpu.free - earlier->free : 0;
+        if (known != used.end())
+            needs.push_back({gpu.uuid, std::max(known->bytes, more)});
+        else if (used.empty() && more > k_noise)
+            needs.push_back({gpu.uuid, more});
+    }
+    return needs;
+}
+
+/// The operation on one process.
+class Run {
+public:
+    Run(const Process& process, const DriverRequest& request, Interruptions& interruptions)
+        : process_(process), request_(request), interruptions_(interruptions) {}
+
+    Answer answer() {
+        if (::geteuid() != 0 && ::geteuid() != process_.uid)
+            return make_error(ErrorCode::not_permitted,
+                              "it belongs to {}: only its owner and root may control it",
+                              user_name(process_.uid));
+        auto loaded = Checkpoint::load();
+        if (!loaded) return std::move(loaded).error();
+        checkpoint_ = *loaded;
+        auto record = CheckpointRecord::open(process_, request_.timeout);
+        if (!record) return std::move(record).error();
+        record_ = *std::move(record);
+        auto answer = begin();
+        const auto state = stands();
+        if (state != CheckpointState::locked && state != CheckpointState::checkpointed) record_->remove();
+        return answer;
+    }
+
+private:
+    Answer begin() {
+        const auto state = checkpoint_->state(process_.pid);
+        if (!state) return state.error();
+        if (*state == CheckpointState::failed) return failure(is_failed(), State::asleep);
+        return request_.operation == Operation::sleep ? sleep(*state) : wake(*state);
+    }
+
+    // ---- Sleeping
+
+    Answer sleep(CheckpointState state) {
+        const Look before;
+        const auto used = used_by(process_.pid, before);
+        if (state == CheckpointState::checkpointed) return report(State::asleep, false, {}, before, before);
+        if (request_.dry_run) return report(State::awake, true, used, before, before);
+        if (state == CheckpointState::running) {
+            if (auto locked = lock(); !locked) return failure(std::move(locked).error(), standing());
+        }
+        times_.drain = seconds_since(begin_);
+        if (is_interrupted()) return undo(make_error(ErrorCode::cancelled, "the command was interrupted"));
+        // Before the checkpoint, so that it is there whenever this command ends.
+        if (!used.empty())
+            if (auto written = record_->write(used); !written) return undo(std::move(written).error());
+        const auto copying = Clock::now();
+        if (auto done = checkpoint_->checkpoint(process_.pid); !done) return undo(std::move(done).error());
+        times_.transfer = seconds_since(copying);
+        const Look after;
+        const auto needs = freed(used, before, after);
+        std::string note;
+        if (auto written = record_->write(needs); !written && !needs.empty())
+            note = "what it needs to wake could not be noted: " + written.error().message;
+        auto answer = report(State::asleep, true, needs, before, after);
+        if (!note.empty()) std::get<model::Report>(answer).notes.push_back(note);
+        return answer;
+    }
+
+    Result<void> lock() {
+        auto locked = checkpoint_->lock(process_.pid, request_.timeout);
+        if (!locked && locked.error().code == ErrorCode::timed_out)
+            locked.error().message = fmt::format("its work on the GPU was not done in {} ms ({})",
+                                                 request_.timeout.count(), locked.error().message);
+        return locked;
+    }
+
+    /// Takes the lock back after `error`.
+    Answer undo(Error error) {
+        const auto state = stands();
+        if (state == CheckpointState::locked) {
+            if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
+                error.message += fmt::format("; and it stays locked: {}", unlocked.error().message);
+        }
+        return failure(std::move(error), standing());
+    }
+
+    // ---- Waking
+
+    Answer wake(CheckpointState state) {
+        const Look before;
+        if (state == CheckpointState::running) return report(State::awake, false, {}, before, before);
+        const auto needs = record_->read();
+        const bool restores = state == CheckpointState::checkpointed;
+        if (request_.dry_run)
+            return report(State::asleep, true, needs.value_or(std::vector<GpuNeed>{}), before, before);
+        if (restores) {
+            if (auto turn = record_->take_turn(request_.timeout + request_.wait); !turn)
+                return failure(std::move(turn).error(), State::asleep);
+            if (auto room = wait_for_room(needs); !room)
+                return failure(std::move(room).error(), State::asleep);
+            if (auto restored = checkpoint_->restore(process_.pid); !restored)
+                return failure(std::move(restored).error(), standing());
+        }
+        times_.transfer = seconds_since(begin_);
+        if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
+            return failure(std::move(unlocked).error(), standing());
+        auto answer = report(State::awake, true,
+                             restores ? needs.value_or(std::vector<GpuNeed>{}) : std::vector<GpuNeed>{},
+                             before, Look());
+        if (!restores)
+            std::get<model::Report>(answer).notes.push_back(
+                "it was locked, as a command that ended too early leaves it, and all of its memory was on "
+                "the GPU");
+        return answer;
+    }
+
+    /// Waits for as long as asked until there is room for all. A restore that finds too little ends the
+    /// process.
+    Result<void> wait_for_room(const std::optional<std::vector<GpuNeed>>& needs) {
+        if (request_.force) return {};
+        if (!needs || needs->empty())
+            return make_error(
+                ErrorCode::driver_failed,
+                "how much GPU memory it needs is not known, and a restore that finds too little cannot be "
+                "undone; see that there is enough, then use gpu-wake --force");
+        constexpr Milliseconds k_look_again{100};
+        const auto deadline = Clock::now() + request_.wait;
+        for (;;) {
+            auto shortage = find_shortage(*needs);
+            if (!shortage || Clock::now() >= deadline)
+                return shortage ? Result<void>(*shortage) : Result<void>();
+            if (is_interrupted()) return make_error(ErrorCode::cancelled, "the command was interrupted");
+            std::this_thread::sleep_for(k_look_again);
+        }
+    }
+
+    static std::optional<Error> find_shortage(const std::vector<GpuNeed>& needs) {
+        const Look look;
+        if (!look.why_not.empty())
+            return make_error(
+                ErrorCode::driver_failed,
+                "whether there is room on the GPU cannot be asked ({}); see that there is enough, then use "
+                "gpu-wake --force",
+                look.why_not);
+        for (const auto& need : needs) {
+            const auto* const gpu = look.find(need.uuid);
+            if (!gpu)
+                return make_error(ErrorCode::driver_failed, "the GPU that it was on, {}, is not there",
+                                  need.uuid);
+            if (gpu->free < need.bytes)
+                return make_error(ErrorCode::out_of_device_memory, "it needs {} on GPU {}, {} free",
+                                  format_bytes(need.bytes), gpu->index, format_bytes(gpu->free));
+        }
+        return {};
+    }
+
+    // ---- What is said
+
+    [[nodiscard]] std::optional<CheckpointState> stands() const {
+        const auto state = checkpoint_->state(process_.pid);
+        return state ? std::optional(*state) : std::nullopt;
+    }
+    [[nodiscard]] State standing() const {
+        return stands() == CheckpointState::running ? State::awake : State::asleep;
+    }
+
+    static Error is_failed() {
+        return make_error(ErrorCode::context_lost,
+                          "the driver could not go on with it: its calls of the driver never return; end it");
+    }
+
+    /// `error`, and how the process stands after it.
+    [[nodiscard]] Answer failure(Error error, State state) const {
+        const auto now = stands();
+        if (!now && !request_.dry_run)
+            return error; // it has ended, most likely: `error` says so, or what came before it
+        if (now == CheckpointState::failed && error.code != ErrorCode::context_lost)
+            error.message += fmt::format("; {}", is_failed().message);
+        else if (now == CheckpointState::running)
+            error.message += "; it is awake as before";
+        else if (now == CheckpointState::locked)
+            error.message += "; it is locked: gpu-wake unlocks it";
+        return model::Failure{std::move(error), state};
+    }
+
+    [[nodiscard]] Answer report(State state, bool changed, const std::vector<GpuNeed>& moved,
+                                const Look& before, const Look& after) const {
+        model::Report report;
+        report.operation = request_.operation;
+        report.dry_run = request_.dry_run;
+        report.changed = changed && !request_.dry_run;
+        report.pid = process_.inner_pid;
+        report.state = state;
+        report.times = times_;
+        report.times.total = seconds_since(begin_);
+        for (const auto& [uuid, bytes] : moved) {
+            const auto* const then = before.find(uuid);
+            const auto* const now = after.find(uuid);
+            if (!then || !now) continue;
+            report.devices.push_back(
+                {now->index, now->name, bytes, bytes, 0, then->free, now->free, now->total});
+            report.host_bytes += state == State::asleep ? bytes : 0;
+        }
+        if (changed && !after.why_not.empty())
+            report.notes.push_back("how much memory it is about is not known: " + after.why_not);
+        return report;
+    }
+
+    [[nodiscard]] bool is_interrupted() { return interruptions_.has_come(); }
+
+    const Process& process_;
+    const DriverRequest& request_;
+    Interruptions& interruptions_;
+    std::optional<Checkpoint> checkpoint_;
+    std::optional<CheckpointRecord> record_;
+    model::PhaseTimes times_;
+    const Clock::time_point begin_ = Clock::now();
+};
+
+} // namespace
+
+Outcome run_by_driver(const Process& process, const DriverRequest& request, Interruptions& interruptions) {
+    return {process, Run(process, request, interruptions).answer(), request.operation,
+            request.wait.count() > 0, true};
+}
+
+Result<driver::CheckpointState> state_by_driver(const Process& process) {
+    auto loaded = Checkpoint::load();
+    if (!loaded) return std::move(loaded).error();
+    return loaded->state(process.pid);
+}
+
+} // namespace gpu_sleep::cli

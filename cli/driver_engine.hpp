@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Sleeping and waking by the driver's own checkpoint, for processes that have no agent: all or nothing, to
+// the process's own host memory, without tags, levels or files.
+
+#pragma once
+
+#include "cli/interruptions.hpp"
+#include "cli/targets.hpp"
+#include "driver/checkpoint.hpp"
+
+#include <string>
+
+namespace gpu_sleep::cli {
+
+/// What is asked of the driver.
+struct DriverRequest {
+    model::Operation operation = model::Operation::sleep;
+    bool dry_run = false;
+    Milliseconds timeout{30'000}; ///< for the lock, which waits for GPU work, and for other commands
+    Milliseconds wait{0};         ///< how long a wake tries again while GPU memory is short
+    bool force = false;           ///< restore also where it is not known whether there is room
+};
+
+/// Finds how `process` stands by asking the driver, and completes what is asked from there, also what a
+/// command before left half done. The answer is a report, or a failure with how the process stands
+/// afterwards. `interruptions` are obeyed between the steps, and undo what was done of a sleep.
+[[nodiscard]] Outcome run_by_driver(const Process& process, const DriverRequest& request,
+                                    Interruptions& interruptions);
+
+/// How it stands; for a command that does not know whether the driver has to be asked at all. Errors: as
+/// driver::Checkpoint.
+[[nodiscard]] Result<driver::CheckpointState> state_by_driver(const Process& process);
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The calls of the checkpoint, by declarations of our own: cuda.h has them from 12.8 on.
+
+#include "driver/checkpoint.hpp"
+
+#include "base/symbols.hpp"
+
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace gpu_sleep::driver {
+struct Checkpoint::Calls {
+    /// CUcheckpointLockArgs.
+    struct LockArgs {
+        std::uint32_t timeout_ms = 0; ///< 0: none
+        std::uint32_t reserved = 0;
+        std::uint64_t more_reserved[7] = {};
+    };
+    static_assert(sizeof(LockArgs) == 64);
+
+    CUresult(CUDAAPI* init)(unsigned) = nullptr;
+    CUresult(CUDAAPI* error_name)(CUresult, const char**) = nullptr;
+    CUresult(CUDAAPI* state)(int, int*) = nullptr;
+    CUresult(CUDAAPI* lock)(int, LockArgs*) = nullptr;
+    CUresult(CUDAAPI* checkpoint)(int, void*) = nullptr;
+    CUresult(CUDAAPI* restore)(int, void*) = nullptr;
+    CUresult(CUDAAPI* unlock)(int, void*) = nullptr;
+};
+
+std::string_view to_string(CheckpointState state) noexcept {
+    switch (state) {
+    case CheckpointState::running: return "running";
+    case CheckpointState::locked: return "locked";
+    case CheckpointState::checkpointed: return "checkpointed";
+    case CheckpointState::failed: return "failed";
+    }
+    return "unknown";
+}
+
+Result<Checkpoint> Checkpoint::load() {
+    void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        const char* reason = ::dlerror();
+        return make_error(ErrorCode::no_driver, "cannot open the CUDA driver: {}",
+                          reason ? reason : "libcuda.so.1");
+    }
+    static Calls& calls = *new Calls;
+    const auto found = [&](const char* name, auto& function) {
+        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(find_symbol(library, name));
+        return function != nullptr;
+    };
+    const bool has_all = found("cuInit", calls.init) && found("cuGetErrorName", calls.error_name) &&
+                         found("cuCheckpointProcessGetState", calls.state) &&
+                         found("cuCheckpointProcessLock", calls.lock) &&
+                         found("cuCheckpointProcessCheckpoint", calls.checkpoint) &&
+                         found("cuCheckpointProcessRestore", calls.restore) &&
+                         found("cuCheckpointProcessUnlock", calls.unlock);
+    if (!has_all)
+        return make_error(
+            ErrorCode::no_driver,
+            "the CUDA driver is too old to checkpoint processes: that takes one for CUDA 12.8 or later");
+    const Checkpoint checkpoint(calls);
+    if (auto begun = checkpoint.done(calls.init(0), "cuInit", 0); !begun) return std::move(begun).error();
+    return checkpoint;
+}
+
+Result<void> Checkpoint::done(int status, std::string_view call, pid_t pid) const {
+    if (status == CUDA_SUCCESS) return {};
+    const char* name = nullptr;
+    if (calls_->error_name(static_cast<CUresult>(status), &name) != CUDA_SUCCESS || !name)
+        name = "unknown error";
+    Error error{ErrorCode::driver_failed, {}, std::string(call), status};
+    switch (status) {
+    case CUDA_ERROR_NO_DEVICE: error.code = ErrorCode::no_driver; break;
+    case CUDA_ERROR_INVALID_VALUE:
+    case CUDA_ERROR_NOT_INITIALIZED: error.code = ErrorCode::no_process; break;
+    case CUDA_ERROR_NOT_PERMITTED: error.code = ErrorCode::not_permitted; break;
+    case CUDA_ERROR_NOT_READY: error.code = ErrorCode::timed_out; break;
+    case CUDA_ERROR_OUT_OF_MEMORY: error.code = ErrorCode::out_of_device_memory; break;
+    default: break;
+    }
+    error.message =
+        pid == 0 ? fmt::format("cannot initialise CUDA: {} ({} gave {})", name, call, status)
+                 : fmt::format("the driver says {} ({} of process {} gave {})", name, call, pid, status);
+    return error;
+}
+
+Result<CheckpointState> Checkpoint::state(pid_t pid) const {
+    int state = 0;
+    if (auto asked = done(calls_->state(pid, &state), "cuCheckpointProcessGetState", pid); !asked)
+        return std::move(asked).error();
+    return static_cast<CheckpointState>(state);
+}
+
+Result<void> Checkpoint::lock(pid_t pid, Milliseconds timeout) const {
+    Calls::LockArgs args;
+    args.timeout_ms = static_cast<std::uint32_t>(
+        std::clamp<Milliseconds::rep>(timeout.count(), 1, std::numeric_limits<std::uint32_t>::max()));
+    return done(calls_->lock(pid, &args), "cuCheckpointProcessLock", pid);
+}
+
+Result<void> Checkpoint::checkpoint(pid_t pid) const {
+    return done(calls_->checkpoint(pid, nullptr), "cuCheckpointProcessCheckpoint", pid);
+}
+
+Result<void> Checkpoint::restore(pid_t pid) const {
+    return done(calls_->restore(pid, nullptr), "cuCheckpointProcessRestore", pid);
+}
+
+Result<void> Checkpoint::unlock(pid_t pid) const {
+    return done(calls_->unlock(pid, nullptr), "cuCheckpointProcessUnlock", pid);
+}
+
+} // namespace gpu_sleep::driver

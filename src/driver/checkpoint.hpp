@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The driver's own checkpoint of other processes, for commands. Names no type of CUDA's.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string_view>
+
+namespace gpu_sleep::driver {
+
+/// How a process stands with the driver. Source: CUDA Driver API, CUprocessState.
+enum class CheckpointState : std::uint8_t {
+    running = 0,
+    locked = 1,       ///< its calls of the driver wait
+    checkpointed = 2, ///< the same, and it has nothing on a GPU: its contents are in its host memory
+    failed = 3,       ///< the driver could not go on with it: its calls never return
+};
+
+[[nodiscard]] std::string_view to_string(CheckpointState state) noexcept;
+
+/// Locks, checkpoints, restores and unlocks other processes: running, locked, checkpointed, and back by the
+/// same way. What is done stays done when the caller ends. Needs no context, and makes none. Thread-safe.
+/// Every call's errors: no_process (it uses no GPU, or has ended), not_permitted, driver_failed (among others
+/// that it is not in the state that the call is for). Source: CUDA Driver API, CUDA Checkpointing.
+class Checkpoint {
+public:
+    /// Opens libcuda.so.1 (never closed again) and initialises it, which takes some milliseconds.
+    /// Errors: no_driver (there is none, or it is older than 12.8), driver_failed.
+    [[nodiscard]] static Result<Checkpoint> load();
+
+    [[nodiscard]] Result<CheckpointState> state(pid_t pid) const;
+    /// Makes it locked. Waits until what it has given to its GPUs is done, for at most `timeout`: never
+    /// forever. Errors besides: timed_out (it is running, as before).
+    [[nodiscard]] Result<void> lock(pid_t pid, Milliseconds timeout) const;
+    /// Makes a locked one checkpointed. Takes as long as copying all of its memory does.
+    [[nodiscard]] Result<void> checkpoint(pid_t pid) const;
+    /// Makes a checkpointed one locked. Where there is too little room on a GPU the process may be failed,
+    /// for good: look before. Errors besides: out_of_device_memory.
+    [[nodiscard]] Result<void> restore(pid_t pid) const;
+    /// Makes a locked one running.
+    [[nodiscard]] Result<void> unlock(pid_t pid) const;
+
+private:
+    struct Calls;
+    explicit Checkpoint(const Calls& calls) noexcept : calls_(&calls) {}
+    [[nodiscard]] Result<void> done(int status, std::string_view call, pid_t pid) const;
+
+    const Calls* calls_; ///< never destroyed
+};
+
+} // namespace gpu_sleep::driver

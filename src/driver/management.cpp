@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The calls of NVML, by declarations of our own: its header comes with no driver.
+
+#include "driver/management.hpp"
+
+#include "base/symbols.hpp"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <cstddef>
+#include <type_traits>
+
+namespace gpu_sleep::driver {
+namespace {
+
+constexpr int k_success = 0;
+constexpr int k_insufficient_size = 7;
+constexpr unsigned long long k_not_known = ~0ULL;
+
+using Device = void*;
+
+/// nvmlMemory_t.
+struct Memory {
+    unsigned long long total = 0;
+    unsigned long long free = 0;
+    unsigned long long used = 0;
+};
+
+/// nvmlProcessInfo_t, as nvmlDeviceGetComputeRunningProcesses_v3 has it.
+struct ProcessInfo {
+    unsigned pid = 0;
+    unsigned long long used = 0;
+    unsigned gpu_instance = 0;
+    unsigned compute_instance = 0;
+};
+static_assert(sizeof(ProcessInfo) == 24);
+
+struct Nvml {
+    int (*init)() = nullptr;
+    const char* (*error_string)(int) = nullptr;
+    int (*count)(unsigned*) = nullptr;
+    int (*device)(unsigned, Device*) = nullptr;
+    int (*uuid)(Device, char*, unsigned) = nullptr;
+    int (*name)(Device, char*, unsigned) = nullptr;
+    int (*memory)(Device, Memory*) = nullptr;
+    int (*processes)(Device, unsigned*, ProcessInfo*) = nullptr;
+};
+
+Error failed(const Nvml& nvml, int status, std::string_view call) {
+    return {ErrorCode::driver_failed, fmt::format("{} says: {}", call, nvml.error_string(status)),
+            std::string(call), status};
+}
+
+Result<Nvml> load() {
+    void* const library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        const char* reason = ::dlerror();
+        return make_error(ErrorCode::no_driver, "cannot open the driver's management library: {}",
+                          reason ? reason : "libnvidia-ml.so.1");
+    }
+    Nvml nvml;
+    const auto found = [&](const char* name, auto& function) {
+        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(find_symbol(library, name));
+        return function != nullptr;
+    };
+    const bool has_all = found("nvmlInit_v2", nvml.init) && found("nvmlErrorString", nvml.error_string) &&
+                         found("nvmlDeviceGetCount_v2", nvml.count) &&
+                         found("nvmlDeviceGetHandleByIndex_v2", nvml.device) &&
+                         found("nvmlDeviceGetUUID", nvml.uuid) && found("nvmlDeviceGetName", nvml.name) &&
+                         found("nvmlDeviceGetMemoryInfo", nvml.memory) &&
+                         found("nvmlDeviceGetComputeRunningProcesses_v3", nvml.processes);
+    if (!has_all) return make_error(ErrorCode::no_driver, "the driver's management library is too old");
+    if (const int status = nvml.init(); status != k_success) return failed(nvml, status, "nvmlInit");
+    return nvml;
+}
+
+/// Who has what of it; nobody where it does not say.
+std::vector<GpuProcess> processes_of(const Nvml& nvml, Device device) {
+    std::vector<ProcessInfo> infos(64);
+    int status = k_insufficient_size;
+    for (int attempt = 0; attempt < 3 && status == k_insufficient_size; ++attempt) {
+        auto count = static_cast<unsigned>(infos.size());
+        status = nvml.processes(device, &count, infos.data());
+        infos.resize(status == k_insufficient_size ? 2 * std::size_t{count} : count);
+    }
+    std::vector<GpuProcess> processes;
+    if (status != k_success) return processes;
+    for (const auto& info : infos) {
+        GpuProcess process{static_cast<pid_t>(info.pid), {}};
+        if (info.used != k_not_known) process.bytes = info.used;
+        processes.push_back(process);
+    }
+    return processes;
+}
+
+} // namespace
+
+Result<std::vector<Gpu>> look_at_gpus() {
+    static const auto& loaded = *new Result<Nvml>(load());
+    if (!loaded) return loaded.error();
+    const auto& nvml = *loaded;
+    unsigned count = 0;
+    if (const int status = nvml.count(&count); status != k_success)
+        return failed(nvml, status, "nvmlDeviceGetCount");
+    std::vector<Gpu> gpus;
+    for (unsigned index = 0; index < count; ++index) {
+        Device device = nullptr;
+        // One that this user or container may not see is left out.
+        if (nvml.device(index, &device) != k_success) continue;
+        std::array<char, 96> uuid{};
+        std::array<char, 96> name{};
+        Memory memory;
+        if (const int status = nvml.memory(device, &memory); status != k_success)
+            return failed(nvml, status, "nvmlDeviceGetMemoryInfo");
+        if (const int status = nvml.uuid(device, uuid.data(), uuid.size()); status != k_success)
+            return failed(nvml, status, "nvmlDeviceGetUUID");
+        if (nvml.name(device, name.data(), name.size()) != k_success) name = {};
+        gpus.push_back({static_cast<int>(index), uuid.data(), name.data(), memory.total, memory.free,
+                        processes_of(nvml, device)});
+    }
+    return gpus;
+}
+
+} // namespace gpu_sleep::driver
