@@ -8,8 +8,15 @@
 #include "base/text.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace gpu_sleep::contents {
+namespace {
+
+/// What arrives is checked by so much: an event and a launch take as long as a GPU reads a tenth of that.
+constexpr Bytes k_check_bytes = 64 * k_mib;
+
+} // namespace
 
 Restore::Restore(Contents& contents, driver::DeviceSession& session, ProgressCounter& progress,
                  std::size_t devices)
@@ -58,45 +65,75 @@ Result<void> Restore::zero(std::span<const Move> blocks) {
     return {};
 }
 
+bool Restore::comes_at_once(const Move& block) noexcept {
+    return !block.place.batch || block.place.batch->keeper().gives_at_once();
+}
+
 Result<void> Restore::add(std::span<const Target> targets) {
     std::vector<Move> blocks;
     for (const auto& target : targets)
         for_each_block(contents_.at(target.range), [&](const Block& block, Span span) {
             blocks.push_back({target.range, block.place, {target.address + span.offset, span.bytes}});
+            if (comes_at_once(blocks.back())) {
+                arriving_.push_back(wanted_.size());
+                arriving_bytes_ += span.bytes;
+            }
             wanted_.push_back({blocks.back(), block.seal});
         });
     GPU_SLEEP_TRY(give(blocks, true));
-    return zero(blocks);
+    GPU_SLEEP_TRY(zero(blocks));
+    return arriving_bytes_ < k_check_bytes ? Result<void>() : check_arriving();
 }
 
 Result<void> Restore::finish() {
+    GPU_SLEEP_TRY(check_arriving());
     std::vector<Move> rest(wanted_.begin(), wanted_.end());
     GPU_SLEEP_TRY(give(rest, false));
     GPU_SLEEP_TRY(transfer_.wait());
     return verify();
 }
 
-Result<Restore::Indices> Restore::find_damage(const Indices& indices) {
+std::vector<driver::FingerprintBlock> Restore::memory_of(const Indices& indices) const {
     std::vector<driver::FingerprintBlock> blocks;
     blocks.reserve(indices.size());
     for (const auto index : indices)
         blocks.push_back({wanted_[index].device.address, wanted_[index].device.bytes});
-    auto found = transfer_.session.fingerprint(blocks);
-    if (!found) return std::move(found).error();
+    return blocks;
+}
+
+Result<void> Restore::check_arriving() {
+    const auto found = transfer_.session.fingerprint_aside(memory_of(arriving_));
+    if (!found) return found.error();
+    checks_.push_back({std::exchange(arriving_, {}), *found});
+    arriving_bytes_ = 0;
+    return {};
+}
+
+void Restore::compare(const Indices& indices, std::span<const driver::Fingerprint> found,
+                      Indices& damaged) const {
+    for (std::size_t i = 0; i < indices.size(); ++i)
+        if (found[i] != wanted_[indices[i]].seal) damaged.push_back(indices[i]);
+}
+
+Result<Restore::Indices> Restore::find_damage(const Indices& indices) {
+    const auto found = transfer_.session.fingerprint(memory_of(indices));
+    if (!found) return found.error();
     GPU_SLEEP_TRY(transfer_.session.synchronize());
     Indices damaged;
-    for (std::size_t i = 0; i < indices.size(); ++i)
-        if ((*found)[i] != wanted_[indices[i]].seal) damaged.push_back(indices[i]);
+    compare(indices, *found, damaged);
     return damaged;
 }
 
 Result<void> Restore::verify() {
-    Indices all;
+    Indices late;
     for (std::size_t i = 0; i < wanted_.size(); ++i)
-        if (!failures_.contains(wanted_[i].range)) all.push_back(i);
-    auto damaged = find_damage(all);
+        if (!comes_at_once(wanted_[i]) && !failures_.contains(wanted_[i].range)) late.push_back(i);
+    auto damaged = find_damage(late);
     if (!damaged) return std::move(damaged).error();
+    for (const auto& check : checks_) compare(check.indices, check.found, *damaged);
+    std::erase_if(*damaged, [this](std::size_t index) { return failures_.contains(wanted_[index].range); });
     if (damaged->empty()) return {};
+    std::sort(damaged->begin(), damaged->end()); // neighbours are copied together
 
     // A bit that flipped on the way is still right where it was kept.
     std::vector<Move> again;

@@ -43,12 +43,26 @@ private:
     [[nodiscard]] Result<void> give(std::span<const Move> blocks, bool at_once);
     /// Sets those of `blocks` to zero that are stored nowhere: memory that is new is not trusted to be.
     [[nodiscard]] Result<void> zero(std::span<const Move> blocks);
+    /// Whether the block is on its way once add() has returned: it is zero, or its keeper gives at once.
+    [[nodiscard]] static bool comes_at_once(const Move& block) noexcept;
+    [[nodiscard]] std::vector<driver::FingerprintBlock> memory_of(const Indices& indices) const;
+    /// Queues the fingerprints of what is on its way behind its copies, while more is copied.
+    [[nodiscard]] Result<void> check_arriving();
     [[nodiscard]] Result<void> verify();
+    /// Adds those of `indices` to `damaged` whose seal is not what was `found`.
+    void compare(const Indices& indices, std::span<const driver::Fingerprint> found, Indices& damaged) const;
     /// Those whose seal is not what it was.
     [[nodiscard]] Result<Indices> find_damage(const Indices& indices);
 
     Transfer transfer_;
     std::vector<Wanted> wanted_;
+    Indices arriving_; ///< on their way, and not yet in checks_
+    Bytes arriving_bytes_ = 0;
+    struct Check {
+        Indices indices;
+        std::span<const driver::Fingerprint> found; ///< once the session was synchronized
+    };
+    std::vector<Check> checks_;
     Failures failures_;
     Contents& contents_;
 };

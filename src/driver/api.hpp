@@ -37,6 +37,7 @@ namespace gpu_sleep::driver {
     X(cuStreamCreate)                                                                                        \
     X(cuStreamDestroy)                                                                                       \
     X(cuStreamSynchronize)                                                                                   \
+    X(cuStreamWaitEvent)                                                                                     \
     X(cuStreamIsCapturing)                                                                                   \
     X(cuEventCreate)                                                                                         \
     X(cuEventDestroy)                                                                                        \

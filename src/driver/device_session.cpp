@@ -62,13 +62,14 @@ Result<std::unique_ptr<DeviceSession>> DeviceSession::open(const Api& api, Prima
 DeviceSession::~DeviceSession() {
     const auto current = enter();
     if (current.status() != CUDA_SUCCESS) return; // everything went with the context
-    for (auto* stream : {stream_, side_stream_})
+    for (auto* stream : {stream_, side_stream_, check_stream_})
         if (stream) api_.cuStreamSynchronize(stream);
     buffer_.reset();
+    aside_.clear();
     for (const auto& mark : marks_) api_.cuEventDestroy(mark.event);
     for (auto* const event : points_) api_.cuEventDestroy(event);
     if (module_) api_.cuModuleUnload(module_);
-    for (auto* stream : {stream_, side_stream_})
+    for (auto* stream : {stream_, side_stream_, check_stream_})
         if (stream) api_.cuStreamDestroy(stream);
 }
 
@@ -110,22 +111,20 @@ Result<void> DeviceSession::zero_aside(AddressSpan span) {
     return {};
 }
 
-Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const FingerprintBlock> blocks) {
-    if (blocks.empty()) return std::span<const Fingerprint>();
+Bytes DeviceSession::fingerprint_bytes(std::size_t blocks) noexcept {
+    return blocks * (sizeof(FingerprintBlock) + sizeof(Fingerprint));
+}
+
+Result<std::span<const Fingerprint>>
+DeviceSession::launch_fingerprint(std::span<const FingerprintBlock> blocks, std::byte* memory,
+                                  CUstream stream) {
     const StepClock::Timed timed(&steps_, Step::fingerprint);
     const auto of_process = process_fingerprint_key();
     if (!of_process) return of_process.error();
     GPU_SLEEP_TRY(load_kernel());
-    const auto needed = blocks.size() * (sizeof(FingerprintBlock) + sizeof(Fingerprint));
-    if (!buffer_ || buffer_->bytes() < needed) {
-        buffer_.reset();
-        auto buffer = MappedBuffer::create(api_, needed);
-        if (!buffer) return std::move(buffer).error();
-        buffer_ = *std::move(buffer);
-    }
-    auto* input = reinterpret_cast<FingerprintBlock*>(buffer_->data());
+    auto* input = reinterpret_cast<FingerprintBlock*>(memory);
     std::copy(blocks.begin(), blocks.end(), input);
-    auto* output = reinterpret_cast<Fingerprint*>(buffer_->data() + blocks.size_bytes());
+    auto* output = reinterpret_cast<Fingerprint*>(memory + blocks.size_bytes());
 
     std::uint64_t count = blocks.size();
     FingerprintKey key = **of_process;
@@ -133,9 +132,42 @@ Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const 
     constexpr std::uint64_t k_max_blocks = 16'384; // several for each multiprocessor of any device
     const auto grid = static_cast<unsigned>(std::min(count, k_max_blocks));
     GPU_SLEEP_DRIVER_TRY(api_, cuLaunchKernel, "cannot launch the fingerprint kernel", fingerprint_kernel_,
-                         grid, 1, 1, k_fingerprint_threads, 1, 1, 0, stream_, arguments, nullptr);
-    queued_ = Step::fingerprint;
+                         grid, 1, 1, k_fingerprint_threads, 1, 1, 0, stream, arguments, nullptr);
+    if (stream == stream_) queued_ = Step::fingerprint;
     return std::span<const Fingerprint>(output, blocks.size());
+}
+
+Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const FingerprintBlock> blocks) {
+    if (blocks.empty()) return std::span<const Fingerprint>();
+    const auto needed = fingerprint_bytes(blocks.size());
+    if (!buffer_ || buffer_->bytes() < needed) {
+        buffer_.reset();
+        auto buffer = MappedBuffer::create(api_, needed);
+        if (!buffer) return std::move(buffer).error();
+        buffer_ = *std::move(buffer);
+    }
+    return launch_fingerprint(blocks, buffer_->data(), stream_);
+}
+
+Result<std::span<const Fingerprint>>
+DeviceSession::fingerprint_aside(std::span<const FingerprintBlock> blocks) {
+    if (blocks.empty()) return std::span<const Fingerprint>();
+    constexpr Bytes k_buffer_bytes = k_mib; // for 18 GiB
+    if (!check_stream_)
+        GPU_SLEEP_DRIVER_TRY(api_, cuStreamCreate, "cannot make a stream", &check_stream_,
+                             CU_STREAM_NON_BLOCKING);
+    const auto needed = fingerprint_bytes(blocks.size());
+    if (aside_.empty() || aside_.back()->bytes() - aside_used_ < needed) {
+        auto buffer = MappedBuffer::create(api_, std::max(needed, k_buffer_bytes));
+        if (!buffer) return std::move(buffer).error();
+        aside_.push_back(*std::move(buffer));
+        aside_used_ = 0;
+    }
+    auto* const memory = aside_.back()->data() + std::exchange(aside_used_, aside_used_ + needed);
+    GPU_SLEEP_TRY(set(before_aside_));
+    GPU_SLEEP_DRIVER_TRY(api_, cuStreamWaitEvent, "cannot wait for copies", check_stream_,
+                         before_aside_.event, 0);
+    return launch_fingerprint(blocks, memory, check_stream_);
 }
 
 Result<void> DeviceSession::synchronize() {
@@ -143,8 +175,14 @@ Result<void> DeviceSession::synchronize() {
         const StepClock::Timed timed(&steps_, queued_);
         GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "a transfer failed", stream_);
     }
-    const StepClock::Timed timed(&steps_, Step::copy);
-    GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "setting memory to zero failed", side_stream_);
+    {
+        const StepClock::Timed zeroed(&steps_, Step::copy);
+        GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "setting memory to zero failed", side_stream_);
+    }
+    if (check_stream_) {
+        const StepClock::Timed checked(&steps_, Step::fingerprint);
+        GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "taking fingerprints failed", check_stream_);
+    }
     return {};
 }
 

@@ -49,6 +49,10 @@ public:
     /// are valid once synchronize() has returned, and until the next call. Errors: out_of_host_memory,
     /// io_failed (no key), driver_failed, context_lost.
     [[nodiscard]] Result<std::span<const Fingerprint>> fingerprint(std::span<const FingerprintBlock> blocks);
+    /// The same behind all that is queued by now, on a stream of its own: what is queued later does not wait
+    /// for it. The fingerprints are valid once synchronize() has returned, and as long as the session.
+    [[nodiscard]] Result<std::span<const Fingerprint>>
+    fingerprint_aside(std::span<const FingerprintBlock> blocks);
 
     /// Waits for all queued work. Errors: driver_failed, context_lost.
     [[nodiscard]] Result<void> synchronize();
@@ -81,11 +85,17 @@ public:
 private:
     DeviceSession(const Api& api, PrimaryContext context) noexcept;
     [[nodiscard]] Result<void> load_kernel();
+    /// Bytes that `blocks` and their fingerprints take.
+    [[nodiscard]] static Bytes fingerprint_bytes(std::size_t blocks) noexcept;
+    /// Queues it on `stream`; `memory` is the device's, too, and long enough.
+    [[nodiscard]] Result<std::span<const Fingerprint>>
+    launch_fingerprint(std::span<const FingerprintBlock> blocks, std::byte* memory, CUstream stream);
 
     const Api& api_;
     PrimaryContext context_;
     CUstream stream_ = nullptr;
     CUstream side_stream_ = nullptr;
+    CUstream check_stream_ = nullptr; ///< of fingerprint_aside()
     CUmodule module_ = nullptr;
     CUfunction fingerprint_kernel_ = nullptr;
     struct Mark {
@@ -95,8 +105,11 @@ private:
     std::vector<Mark> marks_;
     std::size_t passed_ = 0; ///< of those, that have passed and were told
     std::vector<CUevent> points_;
-    Bytes unmarked_ = 0; ///< queued since the last mark
-    std::unique_ptr<MappedBuffer> buffer_;
+    Bytes unmarked_ = 0;                               ///< queued since the last mark
+    std::unique_ptr<MappedBuffer> buffer_;             ///< of fingerprint()
+    std::vector<std::unique_ptr<MappedBuffer>> aside_; ///< of fingerprint_aside()
+    Bytes aside_used_ = 0;                             ///< of the last of them
+    Point before_aside_;
     model::StepClock steps_;
     model::Step queued_ = model::Step::copy; ///< last on stream_: what synchronize() waits for
 };

@@ -28,12 +28,24 @@ bool is_wholly_kept(const Backing& backing) noexcept {
     return backing.kept.bytes == backing.bytes;
 }
 
-/// Adds `run` in parts of a bounded size: the first copy need not wait until all of it is mapped.
-void add_parts(std::vector<Run>& runs, const Run& run) {
-    constexpr Bytes k_part_bytes = 512 * k_mib;
-    Bytes bytes = k_part_bytes;
+/// How much is mapped before its copies are queued. Little first, so that copying begins at once; then more,
+/// so that mapping stays ahead of it.
+class PartSize {
+public:
+    [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
+    void grow() noexcept { bytes_ = std::min(2 * bytes_, k_most_bytes); }
+
+private:
+    static constexpr Bytes k_most_bytes = 512 * k_mib;
+    Bytes bytes_ = 32 * k_mib;
+};
+
+/// Adds `run` in parts.
+void add_parts(std::vector<Run>& runs, const Run& run, PartSize& size) {
+    Bytes bytes = 0;
     for (auto* backing : run.backings) {
-        if (bytes + backing->bytes > k_part_bytes) {
+        if (bytes == 0 || bytes + backing->bytes > size.bytes()) {
+            if (bytes > 0) size.grow();
             runs.emplace_back();
             bytes = 0;
         }
@@ -49,7 +61,8 @@ std::vector<Run> make_wake_runs(const std::vector<Backing*>& backings) {
     std::vector<Backing*> dropped;
     for (auto* backing : backings) (is_wholly_kept(*backing) ? kept : dropped).push_back(backing);
     std::vector<Run> runs;
-    for (const auto& run : make_runs(kept)) add_parts(runs, run);
+    PartSize size;
+    for (const auto& run : make_runs(kept)) add_parts(runs, run, size);
     for (auto& run : make_runs(dropped)) runs.push_back(std::move(run));
     return runs;
 }
