@@ -70,13 +70,19 @@ bool give_back_files(Parts& parts) {
     return parts.retired.give_back_files();
 }
 
-bool give_back_all(Parts& parts) {
+bool give_back_unneeded(Parts& parts) {
     if (!parts.memory.may_call_driver()) return false;
-    bool has_any = parts.memory.with_lock([](LockedMemory& locked) { return locked.trim_retained(0) > 0; });
     parts.retired.collect();
-    has_any |= parts.retired.has_any();
+    bool has_any = parts.retired.has_any();
     while (tidy(parts)) has_any = true;
     return has_any;
+}
+
+bool give_back_all(Parts& parts) {
+    if (!parts.memory.may_call_driver()) return false;
+    const bool has_retained =
+        parts.memory.with_lock([](LockedMemory& locked) { return locked.trim_retained(0) > 0; });
+    return give_back_unneeded(parts) || has_retained;
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -18,6 +18,8 @@ namespace gpu_sleep::agent::operations {
 void give_way_while_waiting(Parts& parts) noexcept;
 /// Closes retired files, whose room on the disk is free then. Returns whether there were any.
 bool give_back_files(Parts& parts);
+/// Gives back all that is retired or wasted, at once. Returns whether there was any.
+bool give_back_unneeded(Parts& parts);
 /// Gives back all that is retained, retired or wasted, at once. Returns whether there was any.
 bool give_back_all(Parts& parts);
 

@@ -18,6 +18,7 @@ namespace gpu_sleep::agent::operations {
 using model::Report;
 
 const SleepOperation::Remedy SleepOperation::k_remedies[] = {
+    {ErrorCode::out_of_host_memory, &SleepOperation::give_unneeded_back},
     {ErrorCode::out_of_host_memory, &SleepOperation::give_memory_back},
     {ErrorCode::out_of_disk, &SleepOperation::give_files_back},
     {ErrorCode::out_of_host_memory, &SleepOperation::turn_to_files},
@@ -30,6 +31,11 @@ SleepOperation::SleepOperation(Parts& parts, const model::SleepRequest& request,
     report_.operation = model::Operation::sleep;
     report_.level = request.level;
     report_.dry_run = request.dry_run;
+}
+
+bool SleepOperation::give_unneeded_back() {
+    parts_.memory.with_lock([this](LockedMemory& locked) { locked.forget_retained_beside(request_); });
+    return give_back_unneeded(parts_);
 }
 
 bool SleepOperation::give_memory_back() {
@@ -54,8 +60,11 @@ Result<void> SleepOperation::attempt() noexcept {
     const auto& wanted = spilled_ ? *spilled_ : request_;
     return guarded([&] {
         const auto contexts = keep_contexts(wanted.dry_run);
-        const sleep::Control control{progress_, request_.bounds_all ? deadline_ : Clock::time_point::max()};
+        sleep::Control control{progress_, request_.bounds_all ? deadline_ : Clock::time_point::max()};
+        // What it waits for may be its own.
+        if (parts_.retired.has_any()) control.host_patience = Milliseconds(0);
         return parts_.memory.with_lock([&](LockedMemory& locked) {
+            if (locked.retained() > 0) control.host_patience = Milliseconds(0);
             return parts_.status.transact(locked, [&] { return locked.sleep(wanted, control, report_); });
         });
     });

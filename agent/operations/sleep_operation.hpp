@@ -33,7 +33,10 @@ private:
         bool (SleepOperation::*apply)();
     };
     static const Remedy k_remedies[];
-    /// What the last wake left to be given back, or was freed since, may be what is missing.
+    /// What the last wake left to be given back, was freed since, or is retained of what does not sleep now,
+    /// may be what is missing.
+    bool give_unneeded_back();
+    /// The same of all that is retained.
     bool give_memory_back();
     bool give_files_back();
     /// If the request allows it.

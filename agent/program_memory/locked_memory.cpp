@@ -39,6 +39,8 @@ bool LockedMemory::is_asleep(driver::DeviceAddress address) const noexcept {
 void LockedMemory::make_stay(driver::DeviceAddress address, const char* reason) noexcept {
     auto& backing = *ledger().find(address);
     if (!backing.stay_reason) backing.stay_reason = reason;
+    // No later sleep will ask for what is retained of it.
+    if (!backing.is_asleep()) contents().forget(std::exchange(backing.kept, {}).range);
 }
 
 void LockedMemory::add_mapping(const OwnMapping& mapping) {

@@ -65,6 +65,11 @@ public:
     /// Forgets them, the oldest first, until `most` bytes or less are left. Returns how much that was.
     Bytes trim_retained(Bytes most) const noexcept { return contents().trim_retained(most); }
 
+    /// Forgets those that are of no use to that sleep.
+    void forget_retained_beside(const model::SleepRequest& request) {
+        engine().forget_retained_beside(request);
+    }
+
     // Reports.
     [[nodiscard]] model::State state() const noexcept;
     /// Writes the state, the sizes of what is kept, and the tags. What takes memory comes last.

@@ -263,7 +263,7 @@ Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t i
     if (backing->is_asleep()) return make_error(ErrorCode::refused, "{:#x} sleeps", address);
     if (auto tried = driver::export_memory(api(), backing->handle); !tried) return std::move(tried).error();
     shared_.add(address, {id, backing->handle, backing->bytes, address - backing->address});
-    if (!backing->stay_reason) backing->stay_reason = reason;
+    LockedMemory(*this).make_stay(address, reason);
     return {};
 }
 

@@ -4,6 +4,7 @@
 
 #include "connection.hpp"
 
+#include "base/small_file.hpp"
 #include "protocol/fitting.hpp"
 
 #include <linux/sockios.h>
@@ -14,8 +15,8 @@
 
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
-#include <fstream>
 #include <memory>
 
 namespace gpu_sleep::agent::server {
@@ -24,9 +25,10 @@ namespace {
 /// The user id that stands for every user whom this user namespace does not know.
 uid_t overflow_uid() {
     constexpr uid_t k_default = 65534;
-    std::ifstream file("/proc/sys/kernel/overflowuid");
+    const auto text = read_small_file("/proc/sys/kernel/overflowuid").value_or("");
     uid_t uid = k_default;
-    return file >> uid ? uid : k_default;
+    std::from_chars(text.data(), text.data() + text.size(), uid); // leaves it alone where there is no number
+    return uid;
 }
 
 /// The socket lies in a directory that only its owner may enter, so whoever gets here is this user, or holds

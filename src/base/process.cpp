@@ -4,6 +4,8 @@
 
 #include "base/process.hpp"
 
+#include "base/small_file.hpp"
+
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,7 +13,6 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
-#include <fstream>
 #include <sstream>
 
 namespace gpu_sleep {
@@ -26,9 +27,10 @@ bool parse_number(std::string_view text, T& value) {
 /// The first line of a file, or nothing, with errno set.
 std::optional<std::string> first_line(const std::filesystem::path& path) {
     errno = 0;
-    std::ifstream file(path);
-    std::string line;
-    return std::getline(file, line) ? std::optional(std::move(line)) : std::nullopt;
+    const auto text = read_small_file(path);
+    std::string_view rest = text ? std::string_view(*text) : std::string_view();
+    const auto line = take_line(rest);
+    return line ? std::optional(std::string(*line)) : std::nullopt;
 }
 
 bool is_shortage(int number) noexcept {
@@ -94,10 +96,11 @@ std::string boot_id(const std::filesystem::path& proc) {
 
 std::uint64_t pid_namespace(const std::filesystem::path& proc) {
     constexpr std::string_view k_numbers = "NSpid:"; // in the namespace that proc shows, and in those within
-    std::ifstream status(proc / "self" / "status");
-    for (std::string line; std::getline(status, line);) {
-        if (!line.starts_with(k_numbers)) continue;
-        std::istringstream numbers(line.substr(k_numbers.size()));
+    const auto status = read_small_file(proc / "self" / "status").value_or("");
+    std::string_view rest = status;
+    while (const auto line = take_line(rest)) {
+        if (!line->starts_with(k_numbers)) continue;
+        std::istringstream numbers(std::string(line->substr(k_numbers.size())));
         pid_t number = 0;
         if (!(numbers >> number) || numbers >> number) return 0;
         struct stat its = {};
@@ -122,10 +125,11 @@ Result<std::uint64_t> own_start_time(const std::filesystem::path& proc) {
 
 bool has_call_filter(const std::filesystem::path& proc) {
     constexpr std::string_view k_mode = "Seccomp:";
-    std::ifstream status(proc / "thread-self" / "status");
-    for (std::string line; std::getline(status, line);)
-        if (line.starts_with(k_mode)) return line.substr(k_mode.size()) != "\t0";
-    return status.bad() || !status.eof(); // a kernel without filters has no such line
+    const auto status = read_small_file(proc / "thread-self" / "status");
+    std::string_view rest = status ? std::string_view(*status) : std::string_view();
+    while (const auto line = take_line(rest))
+        if (line->starts_with(k_mode)) return line->substr(k_mode.size()) != "\t0";
+    return !status; // a kernel without filters has no such line
 }
 
 } // namespace gpu_sleep

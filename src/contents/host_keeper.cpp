@@ -173,6 +173,7 @@ Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batche
     options.threads = transfer.options.fill_threads;
     options.reserve = transfer.options.host_reserve;
     options.steps = &transfer.session.steps();
+    options.patience = transfer.progress.host_patience();
     auto preparer = store::ArenaPreparer::start(std::move(arenas), std::move(options));
     if (!preparer) return std::move(preparer).error();
 

@@ -22,6 +22,9 @@ struct Control {
     std::function<bool(const model::Progress&)> progress = [](const model::Progress&) { return true; };
     /// Heeded as far as a withdrawal is. Read where `progress` is called.
     Clock::time_point deadline = Clock::time_point::max();
+    /// How long it waits for host memory that is short, for each piece: virtual machines may grow while they
+    /// are used. None where the asker has something to give back, and then tries again.
+    Milliseconds host_patience{2'000};
 };
 
 /// Counts bytes moved on all devices, tells the asker, and heeds its withdrawal and its deadline.
@@ -36,6 +39,7 @@ public:
     [[nodiscard]] Result<void> add(Bytes bytes);
     /// Ends the transfer on every device after one has failed.
     void stop() noexcept { stopped_ = true; }
+    [[nodiscard]] Milliseconds host_patience() const noexcept { return control_.host_patience; }
 
 private:
     const Control& control_;

@@ -28,7 +28,7 @@ Save::Save(Contents& contents, SaveOptions options, std::size_t devices)
 Save::~Save() {
     for (auto& [device, part] : parts_) {
         for (auto& item : part.items) {
-            if (item.is_overwritten)
+            if (item.overwrites && part.has_overwritten)
                 contents_.end(std::move(item.lent), nullptr);
             else
                 contents_.take_back(std::move(item.lent));
@@ -123,7 +123,7 @@ void Save::lay_out(Part& part, int device, Item& item) {
             if (!options_.copies_all && previous->blocks[i].seal == block.seal) return;
             part.replaced.push_back({item.number, block.place, memory});
             part.copied += memory.bytes;
-            item.is_overwritten = true;
+            item.overwrites = true;
             return;
         }
         const bool follows = run.memory.bytes > 0 && run.memory.end() == memory.address &&
@@ -181,8 +181,9 @@ Result<void> Save::begin() {
     return {};
 }
 
-Result<void> Save::replace(Transfer& transfer, const Part& part) {
+Result<void> Save::replace(Transfer& transfer, Part& part) {
     for (const auto& block : part.replaced) GPU_SLEEP_TRY(block.place.batch->unprotect());
+    part.has_overwritten = true;
     // Of each keeper in turn; as a rule there is one.
     for (auto first = part.replaced.begin(); first != part.replaced.end();) {
         auto& keeper = first->place.batch->keeper();
@@ -195,8 +196,7 @@ Result<void> Save::replace(Transfer& transfer, const Part& part) {
     return {};
 }
 
-Result<void> Save::take_from_all(Transfer& transfer, const Part& part) {
-    GPU_SLEEP_TRY(replace(transfer, part));
+Result<void> Save::take_from_all(Transfer& transfer, Part& part) {
     // Keeper by keeper: the batches are sorted by their store.
     std::vector<Batch*> batches;
     for (auto next = part.batches.begin(); next != part.batches.end();) {
@@ -206,6 +206,8 @@ Result<void> Save::take_from_all(Transfer& transfer, const Part& part) {
             batches.push_back(next->second);
         GPU_SLEEP_TRY(keeper.take(transfer, batches));
     }
+    // Last: what is retained stays so where memory or room for what is new is short.
+    GPU_SLEEP_TRY(replace(transfer, part));
     return transfer.wait();
 }
 

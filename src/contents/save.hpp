@@ -69,22 +69,23 @@ private:
         model::Store store = model::Store::host;
         std::string tag;
         Number previous = 0;
-        Contents::Lent lent{};       ///< the previous range, from begin() to admit()
-        bool is_overwritten = false; ///< the previous range's places
+        Contents::Lent lent{};   ///< the previous range, from begin() to admit()
+        bool overwrites = false; ///< places of the previous range
     };
     /// One device's part.
     struct Part {
         std::vector<Item> items;
         std::map<std::pair<model::Store, std::string>, Batch*> batches; ///< new ones, by store and tag
-        std::vector<Move> replaced; ///< blocks that get new contents in the places that they have
+        std::vector<Move> replaced;   ///< blocks that get new contents in the places that they have
+        bool has_overwritten = false; ///< any of those places
         Bytes bytes = 0;
         Bytes stored = 0;
         Bytes copied = 0;
     };
     [[nodiscard]] Batch& batch_for(Part& part, int device, const Item& item);
     void lay_out(Part& part, int device, Item& item);
-    [[nodiscard]] static Result<void> replace(Transfer& transfer, const Part& part);
-    [[nodiscard]] static Result<void> take_from_all(Transfer& transfer, const Part& part);
+    [[nodiscard]] static Result<void> replace(Transfer& transfer, Part& part);
+    [[nodiscard]] static Result<void> take_from_all(Transfer& transfer, Part& part);
 
     Contents& contents_;
     SaveOptions options_;

@@ -19,6 +19,8 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
+#include <utility>
 
 namespace gpu_sleep::sleep {
 
@@ -201,6 +203,26 @@ void Engine::adjust_asleep(const model::SleepRequest& request, model::Report& re
                                kept.error().message);
     else
         report.changed |= *kept;
+}
+
+Bytes Engine::forget_retained_beside(const model::SleepRequest& request) {
+    const auto plan = plan_sleep(request);
+    if (!plan) return 0;
+    std::set<contents::Number> used;
+    const auto add = [&](const ledger::Backing& backing) {
+        if (store_for(request, ledger_.tag(backing.tag).name) == model::Store::host)
+            used.insert(backing.kept.range);
+    };
+    for (const auto& [ordinal, part] : plan->devices) {
+        for (const auto* backing : part.keep) add(*backing);
+        for (const auto* backing : part.drop)
+            if (!backing->preserved.empty()) add(*backing);
+    }
+    const auto before = contents_.retained();
+    for (auto& [address, backing] : ledger_.backings())
+        if (!backing.is_asleep() && !used.contains(backing.kept.range))
+            contents_.forget(std::exchange(backing.kept, {}).range);
+    return before - contents_.retained();
 }
 
 Result<SleepPlan> Engine::plan_sleep(const model::SleepRequest& request) {

@@ -60,6 +60,9 @@ public:
     /// asks for it, and notes in `report` what lies in another store than it asks for, and stays there.
     void adjust_asleep(const model::SleepRequest& request, model::Report& report);
 
+    /// Forgets what is retained and is of no use to that sleep. Returns how much that was.
+    Bytes forget_retained_beside(const model::SleepRequest& request);
+
     [[nodiscard]] contents::Contents& contents() noexcept { return contents_; }
 
 private:

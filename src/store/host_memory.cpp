@@ -4,9 +4,10 @@
 
 #include "store/host_memory.hpp"
 
+#include "base/small_file.hpp"
+
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <initializer_list>
 #include <limits>
 #include <optional>
@@ -27,21 +28,19 @@ std::optional<Bytes> parse_number(std::string_view text) {
 }
 
 std::optional<Bytes> read_number(const fs::path& file) {
-    std::ifstream stream(file);
-    std::string line;
-    return std::getline(stream, line) ? parse_number(line) : std::nullopt;
+    const auto text = read_small_file(file);
+    return text ? parse_number(*text) : std::nullopt;
 }
 
 /// The sum of those of `keys` that a file of lines "key value" has; nothing if it has none of them.
 std::optional<Bytes> read_fields(const fs::path& file, std::initializer_list<std::string_view> keys) {
     std::optional<Bytes> sum;
-    std::ifstream stream(file);
-    for (std::string line; std::getline(stream, line);) {
-        const auto end = std::min(line.find_first_of(" \t"), line.size());
-        const auto key = std::string_view(line).substr(0, end);
-        if (std::find(keys.begin(), keys.end(), key) == keys.end()) continue;
-        if (const auto value = parse_number(std::string_view(line).substr(end)))
-            sum = sum.value_or(0) + *value;
+    const auto text = read_small_file(file).value_or("");
+    std::string_view rest = text;
+    while (const auto line = take_line(rest)) {
+        const auto end = std::min(line->find_first_of(" \t"), line->size());
+        if (std::find(keys.begin(), keys.end(), line->substr(0, end)) == keys.end()) continue;
+        if (const auto value = parse_number(line->substr(end))) sum = sum.value_or(0) + *value;
     }
     return sum;
 }
@@ -126,9 +125,9 @@ Headroom host_headroom(const HostMemorySources& sources) {
     Headroom headroom{std::numeric_limits<Bytes>::max(), "nothing"};
     if (const auto available = read_fields(sources.proc / "meminfo", {"MemAvailable:"}))
         limit_by(headroom, *available * k_kib, "free host memory", sources.proc / "meminfo");
-    std::ifstream membership(sources.proc / "self" / "cgroup");
-    for (std::string line; std::getline(membership, line);)
-        limit_by_membership(headroom, sources.cgroup, line);
+    const auto membership = read_small_file(sources.proc / "self" / "cgroup").value_or("");
+    std::string_view rest = membership;
+    while (const auto line = take_line(rest)) limit_by_membership(headroom, sources.cgroup, *line);
     return headroom;
 }
 
@@ -141,10 +140,11 @@ Headroom host_headroom_beyond(Bytes reserve) {
 Bytes address_space_left(const HostMemorySources& sources) {
     constexpr std::string_view k_limit = "Max address space";
     constexpr auto k_unlimited = std::numeric_limits<Bytes>::max();
-    std::ifstream limits(sources.proc / "self" / "limits");
-    for (std::string line; std::getline(limits, line);) {
-        if (!line.starts_with(k_limit)) continue;
-        const auto limit = parse_number(std::string_view(line).substr(k_limit.size()));
+    const auto limits = read_small_file(sources.proc / "self" / "limits").value_or("");
+    std::string_view rest = limits;
+    while (const auto line = take_line(rest)) {
+        if (!line->starts_with(k_limit)) continue;
+        const auto limit = parse_number(line->substr(k_limit.size()));
         const auto taken = read_fields(sources.proc / "self" / "status", {"VmSize:"});
         return limit && taken ? *limit - std::min(*limit, *taken * k_kib) : k_unlimited;
     }

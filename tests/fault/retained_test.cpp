@@ -227,6 +227,28 @@ TEST_CASE("Retained: no more than the budget, and less when that is asked for", 
     wake(fixture);
 }
 
+TEST_CASE("Retained: what a sleep that is short of memory gives up first is of no use to it", "[retained]") {
+    EngineFixture fixture(retaining());
+    fixture.add(0, "weights", 4 * k_mib);
+    const auto cache = fixture.add(0, "kv_cache", 2 * k_mib);
+    REQUIRE(fixture.sleep(level(1)));
+    wake(fixture);
+    CHECK(fixture.engine().forget_retained_beside(level(1)) == 0);
+    CHECK(fixture.engine().forget_retained_beside(level(1, {"weights"})) == 2 * k_mib);
+    CHECK(fixture.retained_bytes() == 4 * k_mib);
+    CHECK(sleep_at(fixture).copied == 2 * k_mib);
+    wake(fixture);
+    // At level 2 only what is preserved is used, and in files nothing.
+    ledger::Ledger::preserve(*fixture.ledger().find(fixture.allocations()[cache].address), {0, k_mib});
+    CHECK(fixture.engine().forget_retained_beside(level(2)) == 4 * k_mib);
+    auto in_file = level(1);
+    in_file.store = model::Store::file;
+    in_file.directory = "/nowhere";
+    CHECK(fixture.engine().forget_retained_beside(in_file) == 2 * k_mib);
+    CHECK(sleep_at(fixture).copied == 6 * k_mib);
+    wake(fixture);
+}
+
 TEST_CASE("Retained: a later sleep that fails loses no contents, and what it has overwritten is given up",
           "[retained]") {
     EngineFixture fixture(retaining());
@@ -236,6 +258,11 @@ TEST_CASE("Retained: a later sleep that fails loses no contents, and what it has
     fixture.add(0, "weights", 4 * k_mib);
     fixture.change(weights, 5);
     auto broken = level(1);
+    // What is new comes first: where it fails, nothing was overwritten.
+    sim_fail("cuMemcpyDtoHAsync", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+    REQUIRE_FALSE(fixture.sleep(broken));
+    sim_clear();
+    CHECK(fixture.retained_bytes() == 4 * k_mib);
     sim_fail("cuMemcpyDtoHAsync", 2, CUDA_ERROR_UNKNOWN, SIM_ONCE);
     REQUIRE_FALSE(fixture.sleep(broken));
     sim_clear();

@@ -386,7 +386,8 @@ TEST_CASE("Transaction: neighbours of a tag take few driver calls", "[transactio
     CHECK(sim_calls("cuMemcpyDtoHAsync") == 7); // seven pieces of the arena
     sim_reset_counts();
     REQUIRE(fixture.wake());
-    CHECK(sim_calls("cuMemSetAccess") == 3); // 32 MiB, twice as much, and the rest
+    CHECK(sim_calls("cuMemSetAccess") == 3);    // 32 MiB, twice as much, and the rest
+    CHECK(sim_calls("cuMemcpyHtoDAsync") == 7); // once each
     CHECK(fixture.all_intact());
 }
 

@@ -312,6 +312,27 @@ TEST_CASE("Memory: a sleep that waits behind a wake has the host memory that the
     CHECK(host.tell("check_all") == "intact");
 }
 
+TEST_CASE("Memory: a sleep has host memory at once that is retained of what does not sleep", "[memory]") {
+    if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
+    const ControlGroup group;
+    if (!group) return skip_without_right("make a memory control group");
+    Host host;
+    group.take(host.pid());
+    host.tell("alloc weights 134217728 0");
+    host.tell("alloc kv_cache 134217728 0");
+    REQUIRE(host.command("gpu-sleep", {"--tags", "weights"}).status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    group.limit(group.usage() + (std::size_t{256 + 64} << 20)); // 256 MiB are left to everybody else
+    const auto start = Clock::now();
+    const auto slept = host.command("gpu-sleep", {"--tags", "kv_cache"});
+    CHECK(seconds_since(start) < 1.5); // what is somebody else's is waited for, for 2 s
+    INFO(slept.err);
+    CHECK(slept.status == 0);
+    group.limit(std::size_t{4} << 30);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
 TEST_CASE("Memory: host memory that is short does not hold up a sleep that uses files", "[memory]") {
     if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
     const ControlGroup group;

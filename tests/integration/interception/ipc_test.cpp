@@ -100,6 +100,24 @@ TEST_CASE("IPC: a process that is being put to sleep shares at once, and tells h
     check_intact(giver, given);
 }
 
+TEST_CASE("IPC: memory that stays from now on retains no host memory for a sleep that never comes", "[ipc]") {
+    Host giver(captured_launch(k_runtime));
+    const auto given = make_piece(giver, "plain", k_piece_bytes);
+    const auto neighbour = make_piece(giver, "plain", k_piece_bytes);
+    cycle(giver);
+    const auto retained = [&] {
+        const auto told = giver.command("gpu-ps", {"--json"});
+        return std::stoull(told.json("/processes/0/report/retained_bytes"));
+    };
+    const auto before = retained();
+    CHECK(before > 0);
+    static_cast<void>(giver.tell("share " + given.number));
+    CHECK(retained() == before / 2);
+    cycle(giver);
+    check_intact(giver, given);
+    check_intact(giver, neighbour);
+}
+
 TEST_CASE("IPC: memory that is freed while it is open elsewhere is still there", "[ipc]") {
     Host giver(captured_launch(k_runtime));
     Host taker(captured_launch(k_runtime));
