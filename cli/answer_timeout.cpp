@@ -14,9 +14,10 @@ AnswerTimeout::AnswerTimeout(const Limits& limits, Clock::time_point now) noexce
 
 void AnswerTimeout::hear(const model::Progress& progress, Clock::time_point now) noexcept {
     using Phase = model::Progress::Phase;
-    if (is_past_return_) return;
+    if (returns_ >= limits_.returns) return;
     if (progress.phase == Phase::release) {
-        is_past_return_ = true;
+        ++returns_;
+        attempts_ = 0;
         end_ = now + k_release + limits_.afterwards;
         end_if_stopped_ = now + k_release_if_stopped;
     } else if (progress.phase == Phase::transfer && limits_.copies_freely) {

@@ -6,6 +6,8 @@
 
 #include "model/model.hpp"
 
+#include <cstddef>
+
 namespace gpu_sleep::cli {
 
 /// Until when a command waits for one agent: a limit, which copying that advances can extend, and another
@@ -17,6 +19,7 @@ public:
         Milliseconds grace{0};       ///< how much longer the command waits before it gives up
         bool copies_freely = false;  ///< copying takes as long as it advances
         Milliseconds afterwards{0};  ///< for callbacks after the point of no return
+        std::size_t returns = 1;     ///< such points: a wake with an order has one for each part
     };
 
     /// Copying without a limit must advance by k_min_advance within each k_stall.
@@ -43,7 +46,7 @@ public:
     /// The end of the wait for a process that is stopped.
     [[nodiscard]] Clock::time_point end_if_stopped() const noexcept { return end_if_stopped_; }
     /// Whether the agent has reported the point of no return.
-    [[nodiscard]] bool is_past_return() const noexcept { return is_past_return_; }
+    [[nodiscard]] bool is_past_return() const noexcept { return returns_ > 0; }
 
 private:
     void hear_of_copying(Bytes done, Bytes total, Clock::time_point now) noexcept;
@@ -51,7 +54,7 @@ private:
     Limits limits_;
     Clock::time_point end_;
     Clock::time_point end_if_stopped_;
-    bool is_past_return_ = false;
+    std::size_t returns_ = 0; ///< points of no return that were passed
     unsigned attempts_ = 0;
     Bytes total_ = 0;    ///< of this attempt
     Bytes done_ = 0;     ///< of it, and never less

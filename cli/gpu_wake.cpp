@@ -10,6 +10,7 @@ namespace {
 
 constexpr const char* k_examples = "  gpu-wake 4242                  everything back, at the same addresses\n"
                                    "  gpu-wake 4242 --tags weights   the rest stays asleep\n"
+                                   "  gpu-wake 4242 --order weights  the weights first, then the rest\n"
                                    "  gpu-wake 4242 --wait 60s       try again while GPU memory is short\n";
 
 } // namespace
@@ -25,6 +26,8 @@ int main(int argc, char** argv) {
     cli::add_target(app, operation.target)->required();
     cli::add_user(app, operation.user);
     cli::add_tags(app, "--tags", request.tags, "Only these tags (default: all)");
+    cli::add_tags(app, "--order", request.order,
+                  "These tags first, one after another, then the rest; each is awake before the next begins");
     cli::add_duration(app, "--wait", request.wait, "How long to try again while GPU memory is short");
     cli::add_limit(app, "--timeout", timeout,
                    "Time limit, without --wait, until memory is back, and then once more for callbacks\n"

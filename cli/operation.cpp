@@ -42,9 +42,9 @@ bool is_sleep(const CommandRun& operation) noexcept {
 
 AnswerTimeout::Limits limits_of(const CommandRun& operation) {
     if (const auto* sleep = std::get_if<model::SleepRequest>(&operation.request))
-        return {sleep->timeout, k_grace, !sleep->bounds_all, {}};
+        return {sleep->timeout, k_grace, !sleep->bounds_all, {}, 1};
     const auto& wake = std::get<model::WakeRequest>(operation.request);
-    return {wake.timeout + wake.wait, k_grace, !wake.bounds_all, wake.timeout};
+    return {wake.timeout + wake.wait, k_grace, !wake.bounds_all, wake.timeout, wake.order.size() + 1};
 }
 
 /// What could not be done.

@@ -8,15 +8,31 @@
 #include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
+#include "gate/gate.hpp"
 #include "operations/gate_settler.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <thread>
 #include <utility>
 
 namespace gpu_sleep::agent::operations {
 
 using model::Report;
+
+namespace {
+
+/// Gives work that waits, and that a checked gate lets through now, the time to pass.
+void let_work_through() {
+    constexpr Milliseconds k_pause{2};
+    const auto& gate = gate::Gate::instance();
+    if (gate.is_checked() && gate.waiting().held_now > 0) std::this_thread::sleep_for(k_pause);
+}
+
+} // namespace
 
 WakeOperation::WakeOperation(Parts& parts, const model::WakeRequest& request,
                              const server::ProgressSink& progress, Clock::time_point since)
@@ -27,33 +43,60 @@ WakeOperation::WakeOperation(Parts& parts, const model::WakeRequest& request,
     report_.dry_run = request.dry_run;
 }
 
-Result<void> WakeOperation::check_free_memory() {
-    if (request_.dry_run) return {};
+Result<void> WakeOperation::check_free_memory(const model::WakeRequest& part) {
+    if (part.dry_run) return {};
     const auto contexts = keep_contexts(true);
     return parts_.memory.with_lock(
-        [&](LockedMemory& locked) { return guarded([&] { return locked.check_free_memory(request_); }); });
+        [&](LockedMemory& locked) { return guarded([&] { return locked.check_free_memory(part); }); });
 }
 
-Result<sleep::Woken> WakeOperation::attempt() {
+Result<sleep::Woken> WakeOperation::attempt(const model::WakeRequest& part, Report& report) {
+    const server::ProgressSink progress = [&](model::Progress now) {
+        if (!part.order.empty()) now.tag = part.order.front();
+        return progress_(now);
+    };
     // Contexts must not end while memory comes back, and what passes a checked gate must not see half of it.
-    if (!request_.dry_run) GPU_SLEEP_TRY(shut_gate_to_wake(progress_, deadline_));
-    const auto contexts = keep_contexts(request_.dry_run);
-    const sleep::Control control{progress_, request_.bounds_all ? deadline_ : Clock::time_point::max()};
+    if (!part.dry_run) GPU_SLEEP_TRY(shut_gate_to_wake(progress, deadline_));
+    const auto contexts = keep_contexts(part.dry_run);
+    const sleep::Control control{progress, part.bounds_all ? deadline_ : Clock::time_point::max()};
     return parts_.memory.with_lock([&](LockedMemory& locked) {
-        return parts_.status.transact(locked, [&] { return locked.wake(request_, control, report_); });
+        return parts_.status.transact(locked, [&] { return locked.wake(part, control, report); });
     });
 }
 
-void WakeOperation::run_callbacks(sleep::Woken& woken) {
-    if (!report_.changed) return;
+void WakeOperation::run_callbacks(sleep::Woken& woken, Report& report) {
+    if (!report.changed) return;
     const auto called = Clock::now();
     if (intercepts()) parts_.memory.let_allocate();
     *event_ = {0, std::move(woken.tags), std::move(woken.dropped_tags)};
     ignoring_errors([&] { jobs_ = parts_.callbacks.draft_after_wake(); }); // as they are by now
-    report_.notes = parts_.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
+    report.notes = parts_.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
     // After a refill that may have failed, what was dropped counts as not refilled, whatever was said.
-    if (!report_.notes.empty()) parts_.memory.require_refill(event_->dropped_tags);
-    report_.times.callbacks = seconds_since(called);
+    if (!report.notes.empty()) parts_.memory.require_refill(event_->dropped_tags);
+    report.times.callbacks = seconds_since(called);
+}
+
+void WakeOperation::add(Report&& part) {
+    report_.changed |= part.changed;
+    report_.times.callbacks += part.times.callbacks;
+    report_.times.drain += part.times.drain;
+    report_.times.transfer += part.times.transfer;
+    report_.times.release += part.times.release;
+    ignoring_errors([&] { // a shortage only thins it
+        report_.notes.insert(report_.notes.end(), part.notes.begin(), part.notes.end());
+        for (const auto& device : part.devices) {
+            const auto same = std::find_if(report_.devices.begin(), report_.devices.end(),
+                                           [&](const auto& each) { return each.device == device.device; });
+            if (same == report_.devices.end()) {
+                report_.devices.push_back(device);
+                continue;
+            }
+            same->released += device.released;
+            same->kept += device.kept;
+            same->dropped += device.dropped;
+            same->free_after = device.free_after;
+        }
+    });
 }
 
 void WakeOperation::complete_report() {
@@ -70,22 +113,42 @@ void WakeOperation::complete_report() {
     report_.times.total = seconds_since(start_);
 }
 
+Result<void> WakeOperation::wake(const model::WakeRequest& part) {
+    GPU_SLEEP_TRY(check_free_memory(part));
+    GateSettler settler(parts_.memory, parts_.status);
+    event_ = std::make_shared<Event>();
+    jobs_ = parts_.callbacks.draft_after_wake();
+    Report report;
+    auto woken = attempt(part, report);
+    if (!woken) return std::move(woken).error();
+    run_callbacks(*woken, report);
+    settler.settle();
+    const bool has_changed = report.changed;
+    add(std::move(report));
+    if (woken->left) return *std::move(woken->left);
+    if (has_changed)
+        ignoring_errors([&] { woken_.insert(woken_.end(), part.order.begin(), part.order.end()); });
+    return {};
+}
+
 Result<Report> WakeOperation::run() {
     const auto turn = Turn::take(parts_, false, deadline_, progress_);
     if (!turn) return turn.error();
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
     if (parts_.memory.is_ending()) return process_is_ending();
-    GPU_SLEEP_TRY(check_free_memory());
-    GateSettler settler(parts_.memory, parts_.status);
-    event_ = std::make_shared<Event>();
-    jobs_ = parts_.callbacks.draft_after_wake();
-    auto woken = attempt();
-    if (!woken) return std::move(woken).error();
-    run_callbacks(*woken);
-    settler.settle();
-    if (woken->left) {
+    const auto parts =
+        parts_.memory.with_lock([&](const LockedMemory& locked) { return locked.parts_of(request_); });
+    if (!parts) return parts.error();
+    for (const auto& part : *parts) {
+        if (!woken_.empty()) let_work_through();
+        auto done = wake(part);
+        if (done) continue;
         for (const auto& note : report_.notes) log::warning("{}", note); // the answer has no place for them
-        return *std::move(woken->left);
+        auto error = std::move(done).error();
+        ignoring_errors([&] {
+            if (!woken_.empty()) error.message += fmt::format("; woken before: {}", fmt::join(woken_, ", "));
+        });
+        return error;
     }
     complete_report();
     return std::move(report_);

@@ -11,10 +11,12 @@
 #include "sleep/engine.hpp"
 
 #include <memory>
+#include <string>
+#include <vector>
 
 namespace gpu_sleep::agent::operations {
 
-/// One wake, tried once, on the operations thread.
+/// One wake, tried once, on the operations thread. Where it has an order, one part after another.
 class WakeOperation {
 public:
     /// `since`: when it was asked for.
@@ -26,11 +28,15 @@ public:
     [[nodiscard]] Result<model::Report> run();
 
 private:
+    /// Wakes one part: all that `part` names, at once. Errors: as run().
+    [[nodiscard]] Result<void> wake(const model::WakeRequest& part);
     /// Whether a wake could be begun now: without room nothing is, so that the program hears nothing of a
     /// wake that is tried often. Errors: those of Engine::check_free_memory().
-    [[nodiscard]] Result<void> check_free_memory();
-    [[nodiscard]] Result<sleep::Woken> attempt();
-    void run_callbacks(sleep::Woken& woken);
+    [[nodiscard]] Result<void> check_free_memory(const model::WakeRequest& part);
+    [[nodiscard]] Result<sleep::Woken> attempt(const model::WakeRequest& part, model::Report& report);
+    void run_callbacks(sleep::Woken& woken, model::Report& report);
+    /// Adds what a part has done.
+    void add(model::Report&& part);
     /// Files that could not be removed, and how all stands.
     void complete_report();
 
@@ -40,6 +46,7 @@ private:
     const Clock::time_point start_ = Clock::now();
     const Clock::time_point deadline_; ///< of this try
     model::Report report_;
+    std::vector<std::string> woken_; ///< tags of the order, by parts that are done
     /// What callbacks take comes first: once memory is awake they must run.
     std::shared_ptr<Event> event_;
     Callbacks::Jobs jobs_;

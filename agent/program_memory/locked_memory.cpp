@@ -86,6 +86,10 @@ Result<sleep::Woken> LockedMemory::wake(const model::WakeRequest& request, const
     return woken;
 }
 
+Result<std::vector<model::WakeRequest>> LockedMemory::parts_of(const model::WakeRequest& request) const {
+    return guarded([&] { return engine().parts_of(request); });
+}
+
 Result<void> LockedMemory::check_free_memory(const model::WakeRequest& request) {
     return engine().check_free_memory(request);
 }

@@ -54,6 +54,7 @@ public:
                                      model::Report& report);
     [[nodiscard]] Result<sleep::Woken> wake(const model::WakeRequest& request, const sleep::Control& control,
                                             model::Report& report);
+    [[nodiscard]] Result<std::vector<model::WakeRequest>> parts_of(const model::WakeRequest& request) const;
     [[nodiscard]] Result<void> check_free_memory(const model::WakeRequest& request);
     void adjust_asleep(const model::SleepRequest& request, model::Report& report);
     /// Does what `request` says of touches of all that sleeps, whichever request put it to sleep; nothing

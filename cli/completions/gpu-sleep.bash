@@ -39,7 +39,7 @@ _gpu_sleep() {
     --dir | --spill) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;
     --user) mapfile -t COMPREPLY < <(compgen -u -- "$current"); return ;;
-    --tags | --keep | --discard)
+    --tags | --order | --keep | --discard)
         target=$(_gpu_sleep_target)
         words=$(_gpu_sleep_values tag ${target:+"$target"})
         ;;

@@ -225,12 +225,12 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint
 
 /** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short,
  * during which other sleeps and wakes go past it; behind one that is under way it waits as long as that
- * takes. `tags` is as for gpu_sleep_sleep(). Already awake: OK. Errors: UNKNOWN_TAG, REFUSED (called by a
- * callback or for one), TIMED_OUT (work that a checked gate had let in), OUT_OF_DEVICE_MEMORY,
- * OUT_OF_HOST_MEMORY, DRIVER, NO_DRIVER, CONTEXT_LOST; after each of them what was asleep is still asleep,
- * with its contents. DAMAGED, IO, INTERNAL: tags whose contents are not what they were, or whose file cannot
- * or may not be read, stay asleep, and all the others are awake. Source: CUDA Driver API, cuMemCreate,
- * cuMemMap, cuMemSetAccess. */
+ * takes. `tags` is as for gpu_sleep_sleep(); for an order, call it once for each tag. Already awake: OK.
+ * Errors: UNKNOWN_TAG, REFUSED (called by a callback or for one), TIMED_OUT (work that a checked gate had let
+ * in), OUT_OF_DEVICE_MEMORY, OUT_OF_HOST_MEMORY, DRIVER, NO_DRIVER, CONTEXT_LOST; after each of them what was
+ * asleep is still asleep, with its contents. DAMAGED, IO, INTERNAL: tags whose contents are not what they
+ * were, or whose file cannot or may not be read, stay asleep, and all the others are awake. Source: CUDA
+ * Driver API, cuMemCreate, cuMemMap, cuMemSetAccess. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms);
 
 /** How much of this process is asleep, in bytes of GPU memory released. Never fails. */

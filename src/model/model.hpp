@@ -139,6 +139,9 @@ struct WakeRequest {
     Milliseconds timeout{30'000}; ///< for callbacks; and, with `wait`, for the requests before it
     bool bounds_all = false;      ///< `timeout` includes all until the point of no return, also copying
     Milliseconds wait{0}; ///< how long to try again when GPU memory is short; other requests run meanwhile
+    /// Of `tags`, those that are woken before the others, each once the one before it is awake and its
+    /// callbacks have run. What is awake stays so if a later one fails.
+    std::vector<std::string> order{};
 };
 
 struct StatusRequest {};
@@ -267,6 +270,7 @@ struct Progress {
     Phase phase = Phase::callbacks;
     Bytes done = 0;
     Bytes total = 0;
+    std::string tag{}; ///< what is being woken, where an order was given; empty for the rest, and otherwise
 };
 
 /// A failed request: why, and the state of the process, or of the requested part, afterwards.

@@ -102,7 +102,7 @@ auto fields(Is<model::TagStore> auto& s) {
     return std::tie(s.tag, s.store);
 }
 auto fields(Is<model::WakeRequest> auto& r) {
-    return std::tie(r.tags, r.dry_run, r.timeout, r.bounds_all, r.wait);
+    return std::tie(r.tags, r.dry_run, r.timeout, r.bounds_all, r.wait, r.order);
 }
 auto fields(Is<model::ShareRequest> auto& r) {
     return std::tie(r.secret, r.address, r.allocation);
@@ -111,7 +111,7 @@ auto fields(Is<model::Shared> auto& s) {
     return std::tie(s.bytes, s.offset);
 }
 auto fields(Is<model::Progress> auto& p) {
-    return std::tie(p.phase, p.done, p.total);
+    return std::tie(p.phase, p.done, p.total, p.tag);
 }
 auto fields(Is<model::Failure> auto& f) {
     return std::tie(f.error, f.state);

@@ -45,10 +45,14 @@ public:
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const Control& control,
                                      model::Report& report);
 
-    /// Tries once: waiting for GPU memory (WakeRequest::wait) is the caller's, who can let the mutex go
-    /// meanwhile. A tag whose contents are damaged, or whose file cannot be read, stays asleep; the others
-    /// wake. Errors: those of plan_wake(); out_of_device_memory, driver_failed, context_lost, cancelled,
-    /// timed_out: all that was asleep still is, with its contents.
+    /// See sleep::parts_of().
+    [[nodiscard]] Result<std::vector<model::WakeRequest>> parts_of(const model::WakeRequest& request) const {
+        return sleep::parts_of(ledger_, request);
+    }
+    /// Takes no notice of the order. Tries once: waiting for GPU memory (WakeRequest::wait) is the caller's,
+    /// who can let the mutex go meanwhile. A tag whose contents are damaged, or whose file cannot be read,
+    /// stays asleep; the others wake. Errors: those of plan_wake(); out_of_device_memory, driver_failed,
+    /// context_lost, cancelled, timed_out: all that was asleep still is, with its contents.
     [[nodiscard]] Result<Woken> wake(const model::WakeRequest& request, const Control& control,
                                      model::Report& report);
 

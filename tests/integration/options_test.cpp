@@ -94,6 +94,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--gate", choice({"shut", "checked"})},
         {"--engine", choice({"agent", "driver", "auto"})},
         {"--tags", tags()},
+        {"--order", tags()},
         {"--keep", tags()},
         {"--discard", tags()},
         {"--tag", {{"a", std::string(64, 't')}, {k_garbage, " ", "a,b", "a b", std::string(65, 't')}}},

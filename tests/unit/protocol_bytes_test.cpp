@@ -134,13 +134,14 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                        "020000002f64"
                        "01000100");
 
-    check_bytes(WakeRequest{{"w"}, true, Milliseconds(0x0506), false, Milliseconds(0x0708)},
+    check_bytes(WakeRequest{{"w"}, true, Milliseconds(0x0506), false, Milliseconds(0x0708), {"o"}},
                 "03:"
                 "010000000100000077"
                 "01"
                 "0605000000000000"
                 "00"
-                "0807000000000000");
+                "0807000000000000"
+                "01000000010000006f");
     check_bytes(ShareRequest{{0x61, 0x62}, 0x63, 0x6400000000000001}, "04:"
                                                                       "61000000000000006200000000000000"
                                                                       "6300000000000000"
@@ -148,9 +149,10 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
 }
 
 TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
-    check_bytes(Progress{Progress::Phase::verify, 0x71, 0x72}, "10:"
-                                                               "04"
-                                                               "71000000000000007200000000000000");
+    check_bytes(Progress{Progress::Phase::verify, 0x71, 0x72, "t"}, "10:"
+                                                                    "04"
+                                                                    "71000000000000007200000000000000"
+                                                                    "0100000074");
     check_bytes(Failure{{ErrorCode::out_of_disk, "full", "write", -28}, State::partial}, "12:"
                                                                                          "1700"
                                                                                          "0400000066756c6c"
