@@ -3,11 +3,9 @@
 // gpu-sleep: puts a process to sleep.
 
 #include "cli/operation.hpp"
+#include "cli/sleep_options.hpp"
 
 #include <algorithm>
-#include <filesystem>
-#include <set>
-#include <system_error>
 
 using namespace gpu_sleep;
 
@@ -22,22 +20,9 @@ constexpr const char* k_examples =
     "  gpu-sleep 4242 --dry-run                     what would be freed, kept, dropped\n"
     "  gpu-sleep 4242 --engine driver               a process that has no agent\n";
 
-/// What was typed, where the request has no place for it as it is.
-struct Typed {
-    std::optional<Milliseconds> timeout;
-    std::vector<std::string> stores;
-    std::string directory;
-    std::string spill;
-    cli::Engine engine = cli::Engine::agent;
-};
-
-void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
-    cli::add_choice(
-        app, "--level", "1|2",
-        [&request](const std::string& word) {
-            request.level = word == "1" ? model::Level::keep : model::Level::drop;
-        },
-        "1 keeps contents in host memory; 2 drops what no policy or span preserves (default: 1)");
+void add_request(CLI::App& app, model::SleepRequest& request, std::optional<Milliseconds>& timeout,
+                 cli::TypedStores& stores, cli::Engine& engine) {
+    cli::add_level(app, request.level);
     cli::add_tags(app, "--tags", request.tags, "Only these tags (default: all)");
     cli::add_tags(app, "--keep", request.keep, "Keep the contents of these tags, whatever their policy");
     cli::add_tags(app, "--discard", request.discard,
@@ -46,17 +31,11 @@ void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
                   "Fail instead of dropping a tag that the program cannot refill");
     cli::add_flag(app, "--dry-run", request.dry_run,
                   "Change nothing; say what would be freed, kept and dropped");
-    cli::add_limit(app, "--timeout", typed.timeout,
+    cli::add_limit(app, "--timeout", timeout,
                    "Time limit until GPU memory is released (default: 30 s for the program's callbacks and\n"
                    "running GPU work, and no limit for copying that advances)");
-    app.add_option("--store", typed.stores,
-                   "Where contents go: host or file, or for some tags, as in weights=file,kv_cache=host")
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->type_name("STORE|TAG=STORE,...");
-    cli::add_path(app, "--dir", "DIR", typed.directory,
-                  "The directory for files, private to the process's user");
-    cli::add_path(app, "--spill", "DIR", typed.spill, "Use files in DIR if host memory is too small");
+    cli::add_stores(app, stores);
+    cli::add_path(app, "--spill", "DIR", stores.spill, "Use files in DIR if host memory is too small");
     cli::add_flag(app, "--keep-files", request.keep_files, "Leave the files when the process wakes or ends");
     cli::add_flag(app, "--copy-all", request.copy_all,
                   "Copy everything that is kept, also what has not changed since the last sleep");
@@ -66,8 +45,8 @@ void add_request(CLI::App& app, model::SleepRequest& request, Typed& typed) {
                   "default: as the process was started");
     cli::add_choice(
         app, "--engine", "agent|driver|auto",
-        [&typed](const std::string& word) {
-            typed.engine = word == "auto"     ? cli::Engine::automatic
+        [&engine](const std::string& word) {
+            engine = word == "auto"     ? cli::Engine::automatic
                            : word == "driver" ? cli::Engine::driver
                                               : cli::Engine::agent;
         },
@@ -83,43 +62,6 @@ const std::string* contradiction(const model::SleepRequest& request) {
     const auto tag = std::find_first_of(request.keep.begin(), request.keep.end(), request.discard.begin(),
                                         request.discard.end());
     return tag == request.keep.end() ? nullptr : &*tag;
-}
-
-/// Puts what was typed of stores into the request, each tag once. Returns what is wrong with it, or nothing.
-std::string read_stores(const Typed& typed, model::SleepRequest& request) {
-    std::set<std::string> tags; // an empty one stands for those that are not named
-    for (const auto& text : typed.stores) {
-        const auto equals = text.find('=');
-        const auto store = model::parse_store(equals == std::string::npos ? text : text.substr(equals + 1));
-        if (!store) return fmt::format("--store: '{}' names no store; there are host and file", text);
-        const auto tag = equals == std::string::npos ? std::string() : text.substr(0, equals);
-        if (!tags.insert(tag).second)
-            return fmt::format("--store: '{}' names a second store for the same tags", text);
-        if (equals == std::string::npos) {
-            request.store = *store;
-            continue;
-        }
-        if (auto problem = cli::tag_problem(tag); !problem.empty()) return "--store: " + problem;
-        request.stores.push_back({tag, *store});
-    }
-    return {};
-}
-
-/// Puts the directory into the request. Returns what is wrong with it, or nothing.
-std::string read_directory(const Typed& typed, model::SleepRequest& request) {
-    const bool needs_directory = model::uses_files(request);
-    request.spill = !typed.spill.empty();
-    if (request.spill && !typed.directory.empty() && typed.directory != typed.spill)
-        return "--dir and --spill name two directories; one sleep uses one";
-    const auto& directory = typed.directory.empty() ? typed.spill : typed.directory;
-    if (needs_directory && directory.empty()) return "--store file needs --dir";
-    if (!needs_directory && !request.spill && !directory.empty()) return "--dir is for --store file";
-    if (request.keep_files && directory.empty()) return "--keep-files is for --store file and --spill";
-    if (directory.empty()) return {};
-    std::error_code failure;
-    request.directory = std::filesystem::absolute(directory, failure).lexically_normal();
-    if (!failure) return {};
-    return fmt::format("the directory '{}' lies in a working directory that is gone", directory);
 }
 
 /// Whether anything is asked for besides that it sleeps.
@@ -151,20 +93,21 @@ int main(int argc, char** argv) {
         "gpu-sleep");
     cli::CommandRun operation{"gpu-sleep", {}, {}, {}, {}};
     model::SleepRequest request;
-    Typed typed;
+    std::optional<Milliseconds> timeout;
+    cli::TypedStores stores;
     cli::add_basics(app, k_examples);
     cli::add_target(app, operation.target)->required();
     cli::add_user(app, operation.user);
-    add_request(app, request, typed);
+    auto engine = cli::Engine::agent;
+    add_request(app, request, timeout, stores, engine);
     cli::add_output(app, operation.output);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
-    auto text = read_stores(typed, request);
-    if (text.empty()) text = read_directory(typed, request);
-    if (text.empty()) text = problem(request, typed.engine);
+    auto text = cli::read_stores(stores, request);
+    if (text.empty()) text = problem(request, engine);
     if (!text.empty()) return cli::usage_error("gpu-sleep", text, operation.output.json);
-    request.bounds_all = typed.timeout.has_value();
-    request.timeout = typed.timeout.value_or(request.timeout);
+    request.bounds_all = timeout.has_value();
+    request.timeout = timeout.value_or(request.timeout);
     operation.request = std::move(request);
-    operation.engine = typed.engine;
+    operation.engine = engine;
     return cli::run(operation);
 }

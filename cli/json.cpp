@@ -84,6 +84,7 @@ OrderedJson to_value(const model::Report& report) {
     value["dry_run"] = report.dry_run;
     value["changed"] = report.changed;
     value["state_seconds"] = report.state_seconds;
+    value["idle_seconds"] = report.idle_seconds ? OrderedJson(*report.idle_seconds) : OrderedJson(nullptr);
     value["host_bytes"] = report.host_bytes;
     value["file_bytes"] = report.file_bytes;
     value["retained_bytes"] = report.retained_bytes;

@@ -36,6 +36,21 @@ bool is_lost(const Answer& answer) noexcept {
                      error->code == ErrorCode::outcome_unknown);
 }
 
+/// Whether one of all processes has gone, or has none of the tags: nobody has named it.
+bool is_passed_over(const CommandRun& operation, const Outcome& outcome) noexcept {
+    const auto* failure = std::get_if<model::Failure>(&outcome.answer);
+    const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
+    return operation.target.empty() && error &&
+           (is_gone(error->code) || error->code == ErrorCode::unknown_tag);
+}
+
+/// Whether the report says that something was done, or would be.
+bool does_something(const model::Report& report) noexcept {
+    if (!report.dry_run) return report.changed;
+    return std::any_of(report.devices.begin(), report.devices.end(),
+                       [](const model::DeviceReport& device) { return device.released > 0; });
+}
+
 bool is_sleep(const CommandRun& operation) noexcept {
     return std::holds_alternative<model::SleepRequest>(operation.request);
 }
@@ -61,14 +76,19 @@ public:
 
     /// Says what failed on standard error, and what was done on standard output.
     void tell(const Outcome& outcome) {
+        if (is_passed_over(operation_, outcome)) return;
         if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
             print_error(outcome, failure->error);
         else if (const auto* error = std::get_if<Error>(&outcome.answer))
             print_error(outcome, *error);
-        else if (!operation_.output.json && !operation_.output.quiet)
-            print(outcome.by_driver
-                      ? render_driver_operation(outcome.process, std::get<model::Report>(outcome.answer))
-                      : render_operation(outcome.process, std::get<model::Report>(outcome.answer)));
+        else
+            tell_done(outcome);
+    }
+
+    /// Says that there was nothing to do, unless something was told.
+    void tell_end() {
+        if (!operation_.target.empty() || operation_.output.json || operation_.output.quiet) return;
+        if (!has_told_) print("nothing to do\n");
     }
 
     /// The status says how the processes are, so it stays what it is if nobody gets to read the result.
@@ -86,7 +106,17 @@ public:
     }
 
 private:
-    void print_error(const Outcome& outcome, const Error& error) const {
+    void tell_done(const Outcome& outcome) {
+        const auto& report = std::get<model::Report>(outcome.answer);
+        if (operation_.target.empty() && !does_something(report)) return;
+        has_told_ = true;
+        if (operation_.output.json || operation_.output.quiet) return;
+        print(outcome.by_driver ? render_driver_operation(outcome.process, report)
+                                : render_operation(outcome.process, report));
+    }
+
+    void print_error(const Outcome& outcome, const Error& error) {
+        has_told_ = true;
         const auto subject = title(outcome.process);
         cli::print_error(render_error(operation_.program, purpose(operation_, subject, error.code),
                                       without(subject, error), outcome.has_waited));
@@ -94,6 +124,7 @@ private:
 
     const CommandRun& operation_;
     bool has_complained_ = false; ///< of standard output
+    bool has_told_ = false;       ///< of a process
 };
 
 Outcome outcome_of(const CommandRun& operation, Process process, Answer answer) {
@@ -233,7 +264,8 @@ int run(const CommandRun& operation) {
     Result<Targets> targets = Targets{};
     std::optional<Process> without_agent;
     if (operation.engine != Engine::driver)
-        targets = find_targets(finder, operation.target, {.user = operation.user});
+        targets = operation.target.empty() ? find_all(finder, operation.user)
+                                           : find_targets(finder, operation.target, {.user = operation.user});
     if (operation.engine == Engine::driver || (!targets && targets.error().code == ErrorCode::no_agent)) {
         auto chosen = choose_driver(operation, finder, targets);
         if (chosen)
@@ -253,7 +285,9 @@ int run(const CommandRun& operation) {
         teller.tell(outcomes.back());
     } else {
         outcomes = ask(operation, *std::move(targets), teller, interruptions);
+        std::erase_if(outcomes, [&](const Outcome& each) { return is_passed_over(operation, each); });
     }
+    teller.tell_end();
     if (operation.output.json) teller.print(to_json(operation.program, outcomes) + '\n');
     if (std::any_of(outcomes.begin(), outcomes.end(), is_withdrawn)) interruptions.end_by_first();
     return exit_status_of(outcomes);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The common part of gpu-sleep and gpu-wake: find the processes, send the requests, print the results.
+// The common part of gpu-sleep, gpu-wake and gpu-reclaim: find the processes, send the requests, print the
+// results.
 
 #pragma once
 
@@ -23,6 +24,8 @@ enum class Engine : std::uint8_t {
 /// One run of a command that changes processes.
 struct CommandRun {
     std::string program;
+    /// Empty: all processes with an agent that may be asked. Nothing is said then of one that has gone, or
+    /// that has nothing to do with the request, and it is no failure.
     std::string target;
     std::optional<uid_t> user; ///< select only processes of this user
     protocol::Request request;

@@ -149,11 +149,19 @@ struct Sums {
     }
 };
 
+/// "awake 2 h 5 min, idle 14 min 3 s", once it has been idle for a while.
+std::string state_words(const Report& report) {
+    constexpr double k_least_idle = 60;
+    const auto state = fmt::format("{} {}", words_for(report.state), format_seconds(report.state_seconds));
+    const bool may_work = report.state == State::awake || report.state == State::partial;
+    const auto idle = report.idle_seconds.value_or(0);
+    return may_work && idle >= k_least_idle ? fmt::format("{}, idle {}", state, format_seconds(idle)) : state;
+}
+
 void add_process(Table& table, const Process& process, const Report& report) {
     const Sums sums(report);
-    const auto state = fmt::format("{} {}", words_for(report.state), format_seconds(report.state_seconds));
-    table.add({std::to_string(process.pid), user_name(process.uid), label(process, report), state,
-               counted(sums.tags.size(), "tag"), counted(sums.devices.size(), "GPU"),
+    table.add({std::to_string(process.pid), user_name(process.uid), label(process, report),
+               state_words(report), counted(sums.tags.size(), "tag"), counted(sums.devices.size(), "GPU"),
                format_bytes(sums.all.bytes), where(sums.all)});
     for (const auto& tag : report.tags)
         table.add({"", "", "", std::string(words_for(tag.state)), tag.tag, fmt::format("GPU {}", tag.device),

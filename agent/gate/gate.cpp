@@ -82,6 +82,17 @@ std::optional<std::vector<Named::Span>> Gate::sleeping_for(const Seat* seat) con
     return spans;
 }
 
+Gate::Activity Gate::activity() const noexcept {
+    Activity activity;
+    for (const auto* seat = Seats::first(); seat; seat = seat->next) {
+        const bool works_for_operation = has_pass(*seat);
+        activity.is_inside |= !works_for_operation && seat->is_inside();
+        activity.touches +=
+            works_for_operation ? seat->counted.load(std::memory_order_relaxed) : seat->count();
+    }
+    return activity;
+}
+
 void Gate::set_waker(std::function<void()> waker) {
     std::shared_ptr<const std::function<void()>> shared;
     if (waker) shared = std::make_shared<const std::function<void()>>(std::move(waker));
@@ -167,7 +178,7 @@ bool Gate::is_empty() const noexcept {
     const MutexLock lock(mutex_);
     if (waiters_.is_any_released()) return false;
     for (const auto* seat = Seats::first(); seat; seat = seat->next)
-        if (seat != t_seat && !has_pass(*seat) && seat->inside.load(std::memory_order_acquire)) return false;
+        if (seat != t_seat && !has_pass(*seat) && seat->is_inside()) return false;
     return true;
 }
 
@@ -201,11 +212,17 @@ Result<void> Gate::wait_empty(Clock::time_point deadline, const std::function<bo
 }
 
 void Gate::share_pass(std::uint64_t number) noexcept {
-    Seats::own().shares_pass.store(number, std::memory_order_relaxed);
+    auto& seat = Seats::own();
+    if (!has_pass(seat)) seat.stop_counting();
+    seat.shares_pass.store(number, std::memory_order_relaxed);
 }
 
 bool Gate::unshare_pass() noexcept {
-    return Seats::own().shares_pass.exchange(0, std::memory_order_relaxed) != 0;
+    auto& seat = Seats::own();
+    const bool worked_for_operation = has_pass(seat);
+    const bool has_shared = seat.shares_pass.exchange(0, std::memory_order_relaxed) != 0;
+    if (worked_for_operation && !has_pass(seat)) seat.count_again();
+    return has_shared;
 }
 
 bool Gate::has_pass(const Seat& seat) const noexcept {
@@ -359,12 +376,12 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
             if (!waiter.names_sleeping) verdict = Verdict::pass;
         }
         if (verdict != Verdict::hold) break;
-        seat.inside.store(false, std::memory_order_release);
+        seat.step_out();
         waiter.change = changes_;
         waiter.released = false; // and if it was, it came too late
         if (!hold(waiter)) verdict = Verdict::fail;
         // Under the mutex, as every change of the phase: who closes the gate next sees this thread inside.
-        seat.inside.store(true, std::memory_order_relaxed);
+        seat.step_in();
         if (verdict == Verdict::fail) break;
     }
     waiters_.remove(waiter);

@@ -88,6 +88,13 @@ public:
     [[nodiscard]] Waiting waiting() const;
     /// Whether touches wait for the process to be woken, as they asked.
     [[nodiscard]] bool wants_waking() const;
+    /// How many touches there were so far, held ones among them, and whether one is inside; but for those of
+    /// threads that have a pass, which work for an operation. Takes no lock.
+    struct Activity {
+        std::uint64_t touches = 0;
+        bool is_inside = false;
+    };
+    [[nodiscard]] Activity activity() const noexcept;
     /// What sleeps of that which the touch of the thread in `seat` names, empty if that is not known; nothing
     /// if none is held while memory sleeps.
     [[nodiscard]] std::optional<std::vector<Named::Span>> sleeping_for(const Seat* seat) const;
@@ -161,15 +168,12 @@ class Passage {
 public:
     Passage(Touch touch, const char* entry_point, const Inspector* inspector = nullptr) noexcept
         : seat_(t_seat ? *t_seat : Seats::own()) {
-        if (seat_.depth++ != 0) return;
-        seat_.inside.store(true, std::memory_order_relaxed);
+        if (seat_.enter()) return;
         std::atomic_signal_fence(std::memory_order_seq_cst);
         if (!Gate::is_open()) [[unlikely]]
             admitted_ = Gate::instance().admit(seat_, touch, entry_point, inspector);
     }
-    ~Passage() {
-        if (--seat_.depth == 0) seat_.inside.store(false, std::memory_order_release);
-    }
+    ~Passage() { seat_.leave(); }
     Passage(const Passage&) = delete;
     Passage& operator=(const Passage&) = delete;
 
@@ -186,6 +190,7 @@ private:
 class Pass {
 public:
     Pass() noexcept : seat_(Seats::own()), number_(++Gate::instance().passes_) {
+        seat_.stop_counting();
         Gate::instance().pass_ = number_;
         seat_.has_pass = true;
     }
@@ -195,6 +200,7 @@ public:
 
     /// Ends it early, on its thread, which may be parked. Does nothing the second time.
     void end() noexcept {
+        if (seat_.has_pass.load(std::memory_order_relaxed)) seat_.count_again();
         seat_.has_pass = false;
         auto expected = number_;
         Gate::instance().pass_.compare_exchange_strong(expected, 0);
@@ -211,8 +217,14 @@ private:
 /// Lets the calling thread alone through while it lives, whatever passes there are besides. It has no Pass.
 class Exemption {
 public:
-    Exemption() noexcept : seat_(Seats::own()) { seat_.has_pass = true; }
-    ~Exemption() { seat_.has_pass = false; }
+    Exemption() noexcept : seat_(Seats::own()) {
+        seat_.stop_counting();
+        seat_.has_pass = true;
+    }
+    ~Exemption() {
+        seat_.count_again();
+        seat_.has_pass = false;
+    }
     Exemption(const Exemption&) = delete;
     Exemption& operator=(const Exemption&) = delete;
 

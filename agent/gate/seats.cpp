@@ -20,8 +20,7 @@ constinit Seat s_spare{.taken = true};
 
 /// Makes the seat the next thread's, as new.
 void leave_seat(Seat& seat) noexcept {
-    seat.inside.store(false, std::memory_order_release);
-    seat.depth = 0;
+    seat.calls.fetch_and(~Seat::k_depth, std::memory_order_release);
     seat.has_pass.store(false, std::memory_order_relaxed);
     seat.shares_pass.store(0, std::memory_order_relaxed);
     if (&seat != &s_spare) seat.taken.store(false, std::memory_order_release);

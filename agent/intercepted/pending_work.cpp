@@ -62,6 +62,7 @@ bool PendingWork::note(CUcontext context) noexcept {
     const driver::RelaxedCaptureMode relaxed(api_);
     const driver::CurrentContext current(api_, context);
     if (way_ == Way::amid_captures) return current.status() == CUDA_SUCCESS && take_block(context);
+    if (way_ == Way::to_look) return current.status() == CUDA_SUCCESS && record(context);
     if (current.status() == CUDA_SUCCESS && !record(context) && !take_block(context))
         look_at(api_.cuCtxSynchronize());
     return true;
@@ -71,6 +72,12 @@ void PendingWork::wait_for(CUcontext context) noexcept {
     const driver::RelaxedCaptureMode relaxed(api_);
     const driver::CurrentContext current(api_, context);
     if (current.status() == CUDA_SUCCESS) look_at(api_.cuCtxSynchronize());
+}
+
+bool PendingWork::is_done() const noexcept {
+    const driver::RelaxedCaptureMode relaxed(api_);
+    return std::all_of(noted_.begin(), noted_.begin() + static_cast<std::ptrdiff_t>(count_),
+                       [this](const Noted& noted) { return api_.cuEventQuery(noted.done) == CUDA_SUCCESS; });
 }
 
 CUresult PendingWork::wait() noexcept {

@@ -16,8 +16,9 @@ namespace gpu_sleep::agent::intercepted {
 /// it.
 class PendingWork {
 public:
-    /// How it is noted: at best, or while captures may be open, by what breaks none.
-    enum class Way : int { best, amid_captures };
+    /// How it is noted: at best; while captures may be open, by what breaks none; or by what nobody ever
+    /// waits for, and only looks at.
+    enum class Way : int { best, amid_captures, to_look };
     explicit PendingWork(const driver::Api& api, Way way = Way::best) noexcept : api_(api), way_(way) {}
     PendingWork(const PendingWork&) = delete;
     PendingWork& operator=(const PendingWork&) = delete;
@@ -25,13 +26,16 @@ public:
 
     /// Notes the work of one more context; nothing for null. Would break a capture, so capture_order() is
     /// held and none is open. Waits at once where nothing can be had to note it by; amid captures it returns
-    /// false instead, and needs neither.
+    /// false instead, and needs neither; to look it returns false, too.
     bool note(CUcontext context) noexcept;
     /// Waits for the work of a context at once, of which nothing is kept. Needs what note() does.
     void wait_for(CUcontext context) noexcept;
     /// Waits for all of it. Breaks no capture, so capture_order() is not held. Returns what went wrong with
     /// the work, as the driver's own free does; CUDA_SUCCESS otherwise.
     CUresult wait() noexcept;
+    /// Whether all of what was noted to look is done by now, and nothing went wrong with it. Breaks no
+    /// capture.
+    [[nodiscard]] bool is_done() const noexcept;
 
 private:
     struct Noted {

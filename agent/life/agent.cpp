@@ -215,6 +215,10 @@ Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
     return intercepted::share(request);
 }
 
+void Agent::look() noexcept {
+    if (memory_.is_started() && parts_.idle.look()) memory_.tidy_within(Milliseconds(0));
+}
+
 bool Agent::tidy() {
     return operations::tidy(parts_);
 }

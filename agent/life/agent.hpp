@@ -53,6 +53,7 @@ public:
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
                                       const server::ProgressSink& progress, bool is_own,
                                       Clock::time_point since) override;
+    void look() noexcept override;
     [[nodiscard]] bool tidy() override;
 
 private:

@@ -52,7 +52,10 @@ bool tidy(Parts& parts) {
     // While all sleeps somebody else may have locked the driver: what can wait does.
     const auto state = parts.status.state();
     const bool is_any_awake = state == model::State::awake || state == model::State::partial;
-    if (intercepts() && is_any_awake) intercepted::give_back_due();
+    if (intercepts() && is_any_awake) {
+        intercepted::give_back_due();
+        parts.idle.ask(parts.memory.api());
+    }
     retained_gives_way(parts);
     parts.retired.collect();
     // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "callbacks/callbacks.hpp"
+#include "operations/idle_watch.hpp"
 #include "operations/process_status.hpp"
 #include "operations/turnstile.hpp"
 #include "program_memory/program_memory.hpp"
@@ -20,6 +21,7 @@ namespace gpu_sleep::agent::operations {
 struct Parts {
     ProgramMemory& memory;
     RetiredContents retired;
+    IdleWatch idle;
     ProcessStatus status;
     Turnstile turnstile;
     Callbacks callbacks;
@@ -29,7 +31,7 @@ struct Parts {
     void (*const come_first_at_exit)() noexcept;
 
     Parts(ProgramMemory& its_memory, std::string name, void (*comes_first)() noexcept)
-        : memory(its_memory), retired(its_memory), status(its_memory, retired, std::move(name)),
+        : memory(its_memory), retired(its_memory), status(its_memory, retired, idle, std::move(name)),
           come_first_at_exit(comes_first) {}
 };
 

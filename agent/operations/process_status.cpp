@@ -33,8 +33,12 @@ auto ProcessStatus::look(Use&& use, Before&& before) {
 
 Report ProcessStatus::report() {
     std::vector<std::string> notes;
+    bool is_unseen = false;
     if (intercepts())
-        if (const auto uses = find_unseen_uses(); uses && !uses->empty()) notes.push_back(words_for(*uses));
+        if (const auto uses = find_unseen_uses(); uses && !uses->empty()) {
+            notes.push_back(words_for(*uses));
+            is_unseen = true;
+        }
     auto report = look(
         [&](const LockedMemory& locked) {
             Report now;
@@ -49,6 +53,7 @@ Report ProcessStatus::report() {
             before.notes.emplace_back("contents are being moved; this is how it was before");
             return before;
         });
+    if (is_unseen) report.idle_seconds.reset(); // it may be at work
     note_touch_trouble(report);
     return report;
 }
@@ -95,6 +100,7 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     report.waiting = waiting.held_now;
     report.touches = waiting.held_ever;
     report.last_touch = std::move(waiting.last);
+    report.idle_seconds = idle_.seconds();
     if (report.intercepts)
         for (const auto& row : intercepted::residual(locked))
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});

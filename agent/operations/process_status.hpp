@@ -8,6 +8,7 @@
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "model/model.hpp"
+#include "operations/idle_watch.hpp"
 #include "program_memory/program_memory.hpp"
 #include "program_memory/retired_contents.hpp"
 
@@ -22,8 +23,9 @@ namespace gpu_sleep::agent::operations {
 /// Thread-safe.
 class ProcessStatus {
 public:
-    ProcessStatus(ProgramMemory& memory, const RetiredContents& retired, std::string name)
-        : memory_(memory), retired_(retired), name_(std::move(name)) {}
+    ProcessStatus(ProgramMemory& memory, const RetiredContents& retired, const IdleWatch& idle,
+                  std::string name)
+        : memory_(memory), retired_(retired), idle_(idle), name_(std::move(name)) {}
 
     /// How all stands; as it was before, while a transaction moves contents for a long time.
     [[nodiscard]] model::Report report();
@@ -58,6 +60,7 @@ private:
 
     ProgramMemory& memory_;
     const RetiredContents& retired_;
+    const IdleWatch& idle_;
 
     Mutex before_mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     /// How the process was when the transaction under way began.

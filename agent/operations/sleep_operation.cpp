@@ -6,6 +6,7 @@
 
 #include "base/guard.hpp"
 #include "driver/context.hpp"
+#include "gate/gate.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"
@@ -26,8 +27,9 @@ const SleepOperation::Remedy SleepOperation::k_remedies[] = {
 
 SleepOperation::SleepOperation(Parts& parts, const model::SleepRequest& request,
                                const server::ProgressSink& progress, bool is_own)
-    : parts_(parts), request_(request), progress_(progress), is_own_(is_own),
-      deadline_(start_ + request.timeout) {
+    : parts_(parts), request_(request), asker_(progress),
+      progress_([this](const model::Progress& at) { return !works_again(at.phase) && asker_(at); }),
+      is_own_(is_own), deadline_(start_ + request.timeout) {
     report_.operation = model::Operation::sleep;
     report_.level = request.level;
     report_.dry_run = request.dry_run;
@@ -126,7 +128,48 @@ Report SleepOperation::release_retained() {
     return std::move(report_);
 }
 
+std::string SleepOperation::why_not_idle() {
+    const auto state = parts_.status.state();
+    if (state == model::State::asleep || state == model::State::damaged) return "it sleeps already";
+    if (parts_.turnstile.is_held()) return "the program holds sleeps back (gpu_sleep_hold)";
+    const auto idle = parts_.idle.find();
+    if (!idle) return "it is not known whether it is idle";
+    if (idle->seconds == 0) return "it is at work";
+    const auto wanted = std::chrono::duration<double>(*request_.only_if_idle).count();
+    if (idle->seconds < wanted)
+        return fmt::format("it has been idle for {} only", format_seconds(idle->seconds));
+    idle_ = idle;
+    return {};
+}
+
+bool SleepOperation::works_again(model::Progress::Phase phase) {
+    if (!idle_) return false;
+    const bool waits = phase == model::Progress::Phase::waiting && parts_.turnstile.is_held();
+    has_worked_ |= waits || gate::Gate::instance().activity().touches != idle_->touches;
+    return has_worked_;
+}
+
+Report SleepOperation::unchanged(std::string note) {
+    Report report;
+    report.operation = model::Operation::sleep;
+    report.level = request_.level;
+    report.dry_run = request_.dry_run;
+    parts_.memory.with_lock([&](const LockedMemory& locked) { parts_.status.complete(locked, report); });
+    report.notes.push_back(std::move(note));
+    report.times.total = seconds_since(start_);
+    return report;
+}
+
 Result<Report> SleepOperation::run() {
+    if (!request_.only_if_idle) return carry_out();
+    if (auto why = why_not_idle(); !why.empty()) return unchanged(std::move(why));
+    auto done = carry_out();
+    const bool is_refused = !done && done.error().code == ErrorCode::cancelled && has_worked_;
+    if (!is_refused) return done;
+    return unchanged("it works again");
+}
+
+Result<Report> SleepOperation::carry_out() {
     const auto turn = Turn::take(parts_, !request_.release_retained, deadline_, progress_);
     if (!turn) return turn.error();
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
@@ -139,7 +182,9 @@ Result<Report> SleepOperation::run() {
     auto done = move_contents();
     const bool has_slept = report_.changed;
     if (done) done = pass_without_moving();
-    if (done) apply_to_sleepers();
+    if (has_slept) parts_.idle.note_sleep();
+    // Who looks for idle memory leaves as it is what sleeps already.
+    if (done && (has_slept || !request_.only_if_idle)) apply_to_sleepers();
     // After a failure too: what could not be mapped again sleeps.
     if (!done || report_.changed) parts_.come_first_at_exit();
     settler.settle();

@@ -11,6 +11,7 @@
 #include "server/line.hpp"
 
 #include <optional>
+#include <string>
 
 namespace gpu_sleep::agent::operations {
 
@@ -21,8 +22,10 @@ public:
     SleepOperation(Parts& parts, const model::SleepRequest& request, const server::ProgressSink& progress,
                    bool is_own);
 
-    /// Errors: those of Turnstile::enter(), Quiesce::run() and Engine::sleep(): all is awake that was, but
-    /// for what could not be mapped again; no_process (it is ending).
+    /// A process that is not idle as asked (SleepRequest::only_if_idle), or works again before the point of
+    /// no return, is reported unchanged, with a note that says why. Errors: those of Turnstile::enter(),
+    /// Quiesce::run() and Engine::sleep(): all is awake that was, but for what could not be mapped again;
+    /// no_process (it is ending).
     [[nodiscard]] Result<model::Report> run();
 
 private:
@@ -42,6 +45,14 @@ private:
     /// If the request allows it.
     bool turn_to_files();
 
+    /// Why the process is not to sleep now; empty: it is idle as asked.
+    [[nodiscard]] std::string why_not_idle();
+    /// Whether the program, which was idle, has worked since, or has sleeps wait.
+    [[nodiscard]] bool works_again(model::Progress::Phase phase);
+    [[nodiscard]] model::Report unchanged(std::string note);
+    /// run() without a look at idleness.
+    [[nodiscard]] Result<model::Report> carry_out();
+
     /// All of a request that puts nothing to sleep.
     [[nodiscard]] model::Report release_retained();
     /// Gets the program quiet, and moves contents as often as remedies allow.
@@ -54,7 +65,9 @@ private:
 
     Parts& parts_;
     const model::SleepRequest& request_;
-    const server::ProgressSink& progress_;
+    const server::ProgressSink& asker_;
+    const server::ProgressSink
+        progress_; ///< the asker's; what was to sleep for being idle goes on while it is
     const bool is_own_;
     const Clock::time_point start_ = Clock::now();
     const Clock::time_point deadline_;
@@ -62,6 +75,8 @@ private:
     model::Report report_;
     Callbacks::Jobs owed_; ///< if the sleep does not come
     Bytes asleep_before_ = 0;
+    std::optional<IdleWatch::Idle> idle_; ///< as it was when it was found idle as asked
+    bool has_worked_ = false;             ///< since then
 };
 
 } // namespace gpu_sleep::agent::operations

@@ -38,6 +38,11 @@ void Turnstile::leave() {
     changed_.notify_all();
 }
 
+bool Turnstile::is_held() const {
+    const MutexLock lock(mutex_);
+    return holds_ > 0;
+}
+
 void Turnstile::hold(bool within_operation) {
     MutexLock lock(mutex_);
     if (!within_operation) changed_.wait(mutex_, [this]() GPU_SLEEP_REQUIRES(mutex_) { return !busy_; });

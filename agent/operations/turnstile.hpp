@@ -21,6 +21,8 @@ public:
     [[nodiscard]] Result<void> enter(bool is_sleep, Clock::time_point deadline,
                                      const std::function<bool()>& keep_going);
     void leave();
+    /// Whether somebody holds sleeps back now.
+    [[nodiscard]] bool is_held() const;
 
     /// Counts a hold; waits for the end of an operation under way unless `within_operation` (a callback of it
     /// calls).
@@ -29,7 +31,7 @@ public:
     [[nodiscard]] Result<void> resume();
 
 private:
-    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     Condition changed_;
     bool busy_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
     unsigned holds_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;

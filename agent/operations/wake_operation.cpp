@@ -122,6 +122,7 @@ Result<void> WakeOperation::wake(const model::WakeRequest& part) {
     auto woken = attempt(part, report);
     if (!woken) return std::move(woken).error();
     run_callbacks(*woken, report);
+    if (report.changed) parts_.idle.note_wake();
     settler.settle();
     const bool has_changed = report.changed;
     add(std::move(report));

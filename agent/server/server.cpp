@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::size_t k_max_connections = 64;
 constexpr Milliseconds k_request_limit{10'000}; ///< for a command to send its request
-constexpr Milliseconds k_tick{2'000};           ///< how often the socket's file is looked for
+constexpr Milliseconds k_tick{2'000};           ///< how often the socket's file, and the agent, are looked at
 constexpr Milliseconds k_shortage_pause{100};
 constexpr Milliseconds k_look_at_jobs{100};
 constexpr Milliseconds k_silence{1'000}; ///< after which a connection makes room where there is none
@@ -260,6 +260,7 @@ void Server::listen_once(Clock::time_point& next_look) {
     const auto now = Clock::now();
     if (now >= next_look) {
         keep_in_place();
+        operations_.look();
         next_look = now + k_tick;
     }
     for (std::size_t i = connections_.size(); i-- > 0;) {
@@ -323,7 +324,17 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
         return false;
     }
     std::optional<Operation> operation;
-    if (auto* sleep = std::get_if<model::SleepRequest>(&**request)) operation = std::move(*sleep);
+    auto* const sleep = std::get_if<model::SleepRequest>(&**request);
+    if (sleep && sleep->only_if_idle && has_jobs()) {
+        auto report = status();
+        report.operation = model::Operation::sleep;
+        report.level = sleep->level;
+        report.dry_run = sleep->dry_run;
+        report.notes.emplace_back("another sleep or wake of it is under way");
+        connection->answer(std::move(report));
+        return false;
+    }
+    if (sleep) operation = std::move(*sleep);
     if (auto* wake = std::get_if<model::WakeRequest>(&**request)) operation = std::move(*wake);
     if (!operation) {
         connection->answer(model::Failure{make_error(ErrorCode::internal, "this request is no operation"),

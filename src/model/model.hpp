@@ -128,6 +128,9 @@ struct SleepRequest {
     bool copy_all = false;        ///< copy contents also where they are retained and have not changed
     /// Nothing sleeps: give back the host memory that is retained of what is awake.
     bool release_retained = false;
+    /// Sleep only if the program has been idle for so long (Report::idle_seconds), and stays so until the
+    /// point of no return; otherwise nothing changes, and the report says why. Nothing waits for its turn.
+    std::optional<Milliseconds> only_if_idle;
 };
 
 /// Whether it keeps anything in files, but for what spills.
@@ -255,6 +258,9 @@ struct Report {
     std::string last_touch; ///< the entry point that was held last, such as cuLaunchKernel; may be empty
     std::vector<Residual> residual;
     std::vector<WaitingWake> wakes_waiting; ///< for GPU memory; only in a status
+    /// How long the program has given the GPU no work, and the GPU has had none of it to do; counted in steps
+    /// of some seconds, and 0 while it works. Unset where that cannot be known.
+    std::optional<double> idle_seconds;
 };
 
 /// The progress of an operation. Sent often; losing one is harmless.

@@ -56,6 +56,7 @@ int HostCallbacks::before_sleep(const gpu_sleep_event* event, void* self) {
     if (callbacks.kind_ == "refuse") return 3;
     if (callbacks.kind_ == "end_thread") ::pthread_exit(nullptr);
     if (callbacks.kind_ == "linger") return callbacks.linger();
+    if (callbacks.kind_ == "touch") return spin(1) ? 0 : 1;
     if (callbacks.kind_ == "reenter") return gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_ERROR_REFUSED ? 0 : 1;
     return 0;
 }

@@ -27,6 +27,7 @@ public:
     ///   refuse    before a sleep: 3
     ///   linger    before a sleep: returns after let_go(), at the latest after a minute
     ///   twice     the same, registered twice
+    ///   touch     before a sleep: gives the GPU work
     ///   refill    after a wake: fills the dropped tags again and says so
     ///   relapse   the same, and then fails: 5
     ///   fail      after a wake: 4

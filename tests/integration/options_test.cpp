@@ -87,6 +87,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--timeout", duration()},
         {"--wait", duration()},
         {"--touch-limit", duration()},
+        {"--idle", duration()},
         {"--min-size", size()},
         {"--retain", size()},
         {"--level", choice({"1", "2"})},
@@ -139,6 +140,7 @@ std::vector<Command> all_commands(const std::string& place) {
     return {{{"gpu-ps"}, {k_nobody}, 3},
             {{"gpu-sleep"}, {k_nobody}, 3},
             {{"gpu-wake"}, {k_nobody}, 3},
+            {{"gpu-reclaim"}, {k_nobody}, 3},
             {{"gpu-run"}, {"--", "true"}, 0},
             {{"gpu-snapshot", "ls"}, {place}, 0},
             {{"gpu-snapshot", "verify"}, {place}, 0},
@@ -159,9 +161,17 @@ std::set<std::string> options_of(const Command& command) {
     return names;
 }
 
+/// What `command` cannot do without.
+Arguments needs_of(const Command& command) {
+    if (command.words.back() == "gpu-reclaim") return {"--idle", "1h"};
+    return command.words.back() == "extract" ? Arguments{"--extent", "0", "--output", "/nonexistent/x"}
+                                             : Arguments{};
+}
+
 /// What an option of `command` cannot do without, but for itself.
 Arguments needs_of(const Command& command, const std::string& option) {
     auto needs = kinds().at(option).needs;
+    if (command.words.back() == "gpu-reclaim" && option != "--idle") return with(needs, needs_of(command));
     if (command.words.back() != "extract") return needs;
     if (option != "--extent") needs = with(needs, {"--extent", "0"});
     if (option != "--output") needs = with(needs, {"--output", "/nonexistent/x"});
@@ -265,8 +275,7 @@ TEST_CASE("Options: what is not there, too much or too little is named", "[optio
     const Scratch scratch;
     for (const auto& command : all_commands(scratch.path())) {
         const bool extracts = command.words.back() == "extract";
-        const Arguments needs =
-            extracts ? Arguments{"--extent", "0", "--output", "/nonexistent/x"} : Arguments{};
+        const auto needs = needs_of(command);
         check_refused(command.run_with(with(needs, {"--frobnicate=3"})), command, "no option --frobnicate");
         auto changed = command;
         if (command.words.front() != "gpu-run") {
@@ -279,15 +288,18 @@ TEST_CASE("Options: what is not there, too much or too little is named", "[optio
             check_refused(changed.run_with(needs), command, word);
         }
         changed.rest.clear();
-        if (command.words.front() != "gpu-ps") check_refused(changed.run_with(needs), command, "is missing");
+        const bool may_ask_all = command.words.front() == "gpu-ps" || command.words.front() == "gpu-reclaim";
+        if (!may_ask_all) check_refused(changed.run_with(needs), command, "is missing");
+        if (!needs.empty()) check_refused(command.run_with({}), command, "is missing");
     }
 }
 
 TEST_CASE("Options: a number that is no pid is nobody's", "[options]") {
-    for (const auto* const command : {"gpu-ps", "gpu-sleep", "gpu-wake"})
+    for (const auto* const command : {"gpu-ps", "gpu-sleep", "gpu-wake", "gpu-reclaim"})
         for (const auto& word : {std::string("0"), std::string("-1"), k_beyond_64_bits, k_beyond_all,
                                  std::string("1s"), k_garbage}) {
-            const auto output = run({{command_file(command), "--", word}});
+            const auto needs = needs_of({{command}, {}});
+            const auto output = run({with(with({command_file(command)}, needs), {"--", word})});
             INFO(output.err);
             CHECK(output.status == 3);
             CHECK_THAT(output.err, mentions("there is no process"));

@@ -74,6 +74,7 @@ inline model::Report sample_sleep_in_files() {
 inline model::Report sample_intercepted_sleep() {
     auto report = sample_sleep();
     report.intercepts = true;
+    report.idle_seconds = 840.5;
     report.gate = model::GateState::shut;
     report.on_touch = model::OnTouch::wake;
     report.waiting = 2;

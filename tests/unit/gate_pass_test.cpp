@@ -132,3 +132,72 @@ TEST_CASE("Gate: a call within a call that passed passes", "[gate]") {
     }
     CHECK_FALSE(passes(Touch::submits));
 }
+
+TEST_CASE("Gate: every touch counts, also within another and where it is held", "[gate]") {
+    const OpenGate open;
+    const auto touches = [] { return the_gate().activity().touches; };
+    const auto before = touches();
+    CHECK(passes(Touch::submits));
+    CHECK(touches() == before + 1);
+    {
+        const Passage passage(Touch::submits, "cuTouch");
+        CHECK(the_gate().activity().is_inside);
+        CHECK(passes(Touch::takes));
+        CHECK(the_gate().activity().is_inside);
+        CHECK(touches() == before + 3);
+    }
+    CHECK_FALSE(the_gate().activity().is_inside);
+    fall_asleep(rule(OnTouch::wait));
+    {
+        Toucher held;
+        REQUIRE(waits(1));
+        CHECK(touches() == before + 4);
+        CHECK_FALSE(the_gate().activity().is_inside);
+        the_gate().open();
+        REQUIRE(held.gets_in());
+        CHECK(the_gate().activity().is_inside);
+        CHECK(touches() == before + 4);
+    }
+    CHECK(touches() == before + 4); // of a thread that has ended, too
+    CHECK_FALSE(the_gate().activity().is_inside);
+}
+
+TEST_CASE("Gate: who has a pass touches for an operation, and does not count", "[gate]") {
+    const OpenGate open;
+    const auto before = the_gate().activity().touches;
+    const auto check_unchanged = [&] {
+        CHECK(the_gate().activity().touches == before);
+        CHECK_FALSE(the_gate().activity().is_inside);
+    };
+    {
+        Pass pass;
+        {
+            const Passage passage(Touch::submits, "cuTouch");
+            check_unchanged();
+        }
+        check_unchanged();
+        pass.end();
+        check_unchanged();
+        pass.end();
+    }
+    check_unchanged();
+    {
+        const gate::Exemption exempt;
+        CHECK(passes(Touch::submits));
+        check_unchanged();
+    }
+    check_unchanged();
+    {
+        Holder holder;
+        the_gate().share_pass(holder.number());
+        CHECK(passes(Touch::submits));
+        check_unchanged();
+        CHECK(the_gate().unshare_pass());
+        check_unchanged();
+        the_gate().share_pass(holder.number());
+        holder.end();
+    }
+    CHECK(passes(Touch::submits));
+    CHECK(the_gate().unshare_pass());
+    CHECK(the_gate().activity().touches == before + 1); // it was the program's work again
+}

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <future>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -168,4 +169,38 @@ TEST_CASE("Pending work: what was noted and not waited for leaves nothing behind
     const auto before = sim_live_objects().plain_bytes;
     PendingWork(api).note(session.context);
     CHECK(sim_live_objects().plain_bytes == before);
+}
+
+TEST_CASE("Pending work: who only looks waits for nothing, and breaks no capture that has begun since",
+          "[pending_work]") {
+    const Session session;
+    const auto api = load();
+    auto* const busy = make_stream();
+    auto* const captured = make_stream();
+    const Gate gate(busy);
+    static_cast<void>(EventCache::instance().take_all_of(session.context)); // of an earlier session
+    PendingWork work(api, PendingWork::Way::to_look);
+    REQUIRE(work.note(session.context));
+    CHECK_FALSE(work.is_done());
+    REQUIRE(cuStreamBeginCapture(captured, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+    CHECK_FALSE(work.is_done());
+    gate.release();
+    const auto deadline = std::chrono::steady_clock::now() + k_patience;
+    while (!work.is_done() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    CHECK(work.is_done());
+    CUgraph graph = nullptr;
+    CHECK(cuStreamEndCapture(captured, &graph) == CUDA_SUCCESS);
+    CHECK(sim_fault_counts().broken_captures == 0);
+    CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Pending work: a driver before 12.5 cannot be looked at, and is not waited for", "[pending_work]") {
+    const Session session;
+    const auto api = load_old();
+    const auto before = sim_live_objects().plain_bytes;
+    const auto waits = sim_calls("cuCtxSynchronize");
+    PendingWork work(api, PendingWork::Way::to_look);
+    CHECK_FALSE(work.note(session.context));
+    CHECK(sim_live_objects().plain_bytes == before);
+    CHECK(sim_calls("cuCtxSynchronize") == waits);
 }

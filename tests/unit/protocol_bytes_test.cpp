@@ -89,6 +89,7 @@ Report report_to_send() {
     report.last_touch = "cuX";
     report.residual = {{"ipc", 4, 0x51, 0x52, "why"}};
     report.wakes_waiting = {{{"b", "c"}, true, 32, "full"}};
+    report.idle_seconds = 64;
     return report;
 }
 
@@ -117,6 +118,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     sleep.keep_files = false;
     sleep.copy_all = true;
     sleep.release_retained = false;
+    sleep.only_if_idle = Milliseconds(0x0708);
     check_bytes(sleep, "02:"
                        "02"
                        "010000000100000074"
@@ -132,7 +134,8 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                        "01"
                        "0200000001000000730002000000737301"
                        "020000002f64"
-                       "01000100");
+                       "01000100"
+                       "010807000000000000");
 
     check_bytes(WakeRequest{{"w"}, true, Milliseconds(0x0506), false, Milliseconds(0x0708), {"o"}},
                 "03:"
@@ -199,5 +202,6 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "41000000000000004200000000000000"
                 "03000000637558"
                 "0100000003000000697063040000005100000000000000520000000000000003000000776879"
-                "0100000002000000010000006201000000630100000000000040400400000066756c6c");
+                "0100000002000000010000006201000000630100000000000040400400000066756c6c"
+                "010000000000005040");
 }

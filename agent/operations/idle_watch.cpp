@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Comparing, and asking.
+
+#include "operations/idle_watch.hpp"
+
+#include "common/interception.hpp"
+#include "gate/gate.hpp"
+#include "intercepted/captures.hpp"
+#include "intercepted/running_work.hpp"
+#include "operations/unseen.hpp"
+
+namespace gpu_sleep::agent::operations {
+namespace {
+
+using gate::Gate;
+
+/// Whether no work passes: what was idle before still is.
+bool is_shut() noexcept {
+    return !Gate::is_open() && Gate::instance().phase() == Gate::Phase::asleep &&
+           !Gate::instance().is_checked();
+}
+
+bool sees_all() {
+    const auto uses = find_unseen_uses();
+    return uses && uses->empty();
+}
+
+} // namespace
+
+bool IdleWatch::look() noexcept {
+    if (!intercepts() || is_shut()) return false;
+    const auto now = Gate::instance().activity();
+    const bool captures = intercepted::captures_open() != 0;
+    const MutexLock lock(mutex_);
+    const bool works = captures || now.is_inside || now.touches != touches_;
+    touches_ = now.touches;
+    if (works) since_.reset();
+    return !works && !since_;
+}
+
+void IdleWatch::ask(const driver::Api& api) {
+    {
+        const MutexLock lock(mutex_);
+        if (since_) return;
+    }
+    // A capture that is not seen would be broken.
+    const auto work = sees_all() ? intercepted::find_running_work(api) : intercepted::RunningWork::unknown;
+    const auto now = Gate::instance().activity();
+    const MutexLock lock(mutex_);
+    is_known_ = work != intercepted::RunningWork::unknown;
+    if (work == intercepted::RunningWork::none && !now.is_inside && now.touches == touches_)
+        since_ = Clock::now();
+}
+
+void IdleWatch::note_wake() noexcept {
+    const MutexLock lock(mutex_);
+    since_.reset();
+}
+
+void IdleWatch::note_sleep() noexcept {
+    const MutexLock lock(mutex_);
+    if (!since_) since_ = Clock::now();
+}
+
+std::optional<IdleWatch::Idle> IdleWatch::now() const noexcept {
+    const bool shut = is_shut();
+    const auto activity = Gate::instance().activity();
+    const MutexLock lock(mutex_);
+    if (!intercepts() || !is_known_) return std::nullopt;
+    const bool works = !shut && (activity.is_inside || activity.touches != touches_);
+    if (works || !since_) return Idle{0, touches_};
+    return Idle{seconds_since(*since_), touches_};
+}
+
+std::optional<double> IdleWatch::seconds() const noexcept {
+    const auto idle = now();
+    return idle ? std::optional(idle->seconds) : std::nullopt;
+}
+
+std::optional<IdleWatch::Idle> IdleWatch::find() const {
+    return sees_all() ? now() : std::nullopt;
+}
+
+} // namespace gpu_sleep::agent::operations

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Levels and stores as typed.
+
+#include "cli/sleep_options.hpp"
+
+#include <filesystem>
+#include <set>
+#include <system_error>
+
+namespace gpu_sleep::cli {
+namespace {
+
+/// Puts what was typed of stores into the request, each tag once. Returns what is wrong with it, or nothing.
+std::string read_words(const TypedStores& typed, model::SleepRequest& request) {
+    std::set<std::string> tags; // an empty one stands for those that are not named
+    for (const auto& text : typed.stores) {
+        const auto equals = text.find('=');
+        const auto store = model::parse_store(equals == std::string::npos ? text : text.substr(equals + 1));
+        if (!store) return fmt::format("--store: '{}' names no store; there are host and file", text);
+        const auto tag = equals == std::string::npos ? std::string() : text.substr(0, equals);
+        if (!tags.insert(tag).second)
+            return fmt::format("--store: '{}' names a second store for the same tags", text);
+        if (equals == std::string::npos) {
+            request.store = *store;
+            continue;
+        }
+        if (auto problem = tag_problem(tag); !problem.empty()) return "--store: " + problem;
+        request.stores.push_back({tag, *store});
+    }
+    return {};
+}
+
+/// Puts the directory into the request. Returns what is wrong with it, or nothing.
+std::string read_directory(const TypedStores& typed, model::SleepRequest& request) {
+    const bool needs_directory = model::uses_files(request);
+    request.spill = !typed.spill.empty();
+    if (request.spill && !typed.directory.empty() && typed.directory != typed.spill)
+        return "--dir and --spill name two directories; one sleep uses one";
+    const auto& directory = typed.directory.empty() ? typed.spill : typed.directory;
+    if (needs_directory && directory.empty()) return "--store file needs --dir";
+    if (!needs_directory && !request.spill && !directory.empty()) return "--dir is for --store file";
+    if (request.keep_files && directory.empty()) return "--keep-files is for --store file and --spill";
+    if (directory.empty()) return {};
+    std::error_code failure;
+    request.directory = std::filesystem::absolute(directory, failure).lexically_normal();
+    if (!failure) return {};
+    return fmt::format("the directory '{}' lies in a working directory that is gone", directory);
+}
+
+} // namespace
+
+void add_level(CLI::App& app, model::Level& level) {
+    add_choice(
+        app, "--level", "1|2",
+        [&level](const std::string& word) { level = word == "1" ? model::Level::keep : model::Level::drop; },
+        "1 keeps contents in host memory; 2 drops what no policy or span preserves (default: 1)");
+}
+
+void add_stores(CLI::App& app, TypedStores& typed) {
+    app.add_option("--store", typed.stores,
+                   "Where contents go: host or file, or for some tags, as in weights=file,kv_cache=host")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->type_name("STORE|TAG=STORE,...");
+    add_path(app, "--dir", "DIR", typed.directory, "The directory for files, private to the process's user");
+}
+
+std::string read_stores(const TypedStores& typed, model::SleepRequest& request) {
+    auto problem = read_words(typed, request);
+    return problem.empty() ? read_directory(typed, request) : problem;
+}
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Idleness as the agent sees it, and gpu-reclaim, which puts to sleep what is idle.
+
+#include "mentions.hpp"
+#include "support/host.hpp"
+#include "support/skip.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <sstream>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr const char* k_idle = "/processes/0/report/idle_seconds";
+constexpr const char* k_changed = "/processes/0/report/changed";
+constexpr const char* k_note = "/processes/0/report/notes/0";
+
+/// A program all of whose calls the agent sees.
+Arguments intercepted() {
+    return {"GPU_SLEEP_CAPTURE=1"};
+}
+
+double idle_seconds(const Host& host) {
+    return std::strtod(host.command("gpu-ps", {"--json"}).json(k_idle).c_str(), nullptr);
+}
+
+/// Waits for longer than reclaim() asks for.
+void wait_until_idle(const Host& host) {
+    REQUIRE(becomes_true([&] { return idle_seconds(host) > 0.05; }));
+}
+
+Output reclaim(const Host& host, Arguments options = {}) {
+    options.insert(options.end(), {"--idle", "10ms", "--json"});
+    auto output = host.command("gpu-reclaim", std::move(options));
+    INFO(output.err);
+    CHECK(output.status == 0);
+    return output;
+}
+
+bool moves_contents(const Host& host) {
+    return host.command("gpu-ps", {"--json"}).out.find("contents are being moved") != std::string::npos;
+}
+
+/// Starts the command in a pid namespace of its own, with a /tmp of its own, among so many stubs.
+std::optional<Output> among_stubs(int count, int runs, Arguments command) {
+    const Arguments apart{"unshare",
+                          "--user",
+                          "--map-root-user",
+                          "--pid",
+                          "--fork",
+                          "--mount-proc",
+                          "--mount",
+                          "sh",
+                          "-c",
+                          "mount -t tmpfs none /tmp && exec \"$@\"",
+                          "sh"};
+    auto probe = apart;
+    probe.emplace_back("true");
+    if (run({probe}).status != 0) return std::nullopt;
+    auto words = apart;
+    words.insert(words.end(), {command_file("stub_agents"), std::to_string(count), std::to_string(runs)});
+    command.front() = command_file(command.front());
+    words.insert(words.end(), command.begin(), command.end());
+    return run({words});
+}
+
+/// What stub_agents says of its command, and what that printed.
+struct Timed {
+    double seconds = 0;
+    int status = 0;
+    Output output;
+};
+
+Timed timed(const Output& all) {
+    Timed found;
+    std::istringstream text(all.out);
+    text >> found.seconds >> found.status;
+    found.output.out = all.out.substr(all.out.find('\n') + 1);
+    return found;
+}
+
+} // namespace
+
+TEST_CASE("Idle: is counted from the end of the work, not from when it was given", "[reclaim]") {
+    constexpr Milliseconds k_work{5'000};
+    Host host(intercepted());
+    host.tell("alloc weights 4194304 0");
+    wait_until_idle(host);
+    const auto start = Clock::now();
+    host.tell(fmt::format("spin {}", k_work.count()));
+    double worked = 0;
+    CHECK(becomes_true([&] {
+        const auto before = seconds_since(start);
+        if (idle_seconds(host) > 0) return true;
+        worked = before;
+        return false;
+    }));
+    const auto idle = idle_seconds(host);
+    INFO("it was seen to work " << worked << " s after it began");
+    CHECK(seconds_since(start) - idle >= std::chrono::duration<double>(k_work).count());
+}
+
+TEST_CASE("Idle: a program that captures is at work, and its capture is whole", "[reclaim]") {
+    Host host(intercepted());
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc copy 4194304 0");
+    host.tell("capture free 0 1");
+    for (const auto end = Clock::now() + Milliseconds(5'000); Clock::now() < end;
+         pause_for(Milliseconds(200)))
+        CHECK(idle_seconds(host) == 0);
+    CHECK(reclaim(host).json(k_note) == "it is at work");
+    host.tell("capture_end");
+    host.tell("replay 1");
+    wait_until_idle(host);
+    host.tell("check_all");
+}
+
+TEST_CASE("Idle: is not known of a program whose calls are not intercepted", "[reclaim]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    CHECK(host.command("gpu-ps", {"--json"}).json(k_idle) == "null");
+    const auto output = reclaim(host);
+    CHECK(output.json(k_changed) == "false");
+    CHECK(output.json(k_note) == "it is not known whether it is idle");
+    CHECK(host.state() == "awake");
+}
+
+TEST_CASE("Reclaim: what is idle sleeps until it is used, and then is at work again", "[reclaim]") {
+    Host host(intercepted());
+    host.tell("alloc weights 4194304 0");
+    wait_until_idle(host);
+    CHECK(reclaim(host, {"--dry-run"}).json("/processes/0/report/devices/0/moved_bytes") == "4194304");
+    CHECK(host.state() == "awake");
+    const auto early = host.command("gpu-reclaim", {"--idle", "1h", "--json"});
+    CHECK(early.status == 0);
+    CHECK(early.json(k_changed) == "false");
+    CHECK_THAT(early.json(k_note), mentions("it has been idle for"));
+    CHECK(reclaim(host).json(k_changed) == "true");
+    CHECK(host.state() == "asleep");
+    CHECK(host.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/on_touch") == "wake");
+    CHECK(reclaim(host).json(k_note) == "it sleeps already");
+    CHECK(host.state() == "asleep");
+    host.tell("spin 1"); // a touch
+    CHECK(host.state() == "awake");
+    CHECK(idle_seconds(host) == 0);
+    host.tell("check_all");
+}
+
+TEST_CASE("Reclaim: who was put to sleep otherwise sleeps on as before", "[reclaim]") {
+    Host host(intercepted());
+    host.tell("alloc weights 4194304 0");
+    wait_until_idle(host);
+    REQUIRE(host.command("gpu-sleep", {"--on-touch", "fail"}).status == 0);
+    CHECK(reclaim(host).json(k_changed) == "false");
+    CHECK(host.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/on_touch") == "fail");
+    const auto woken = Clock::now();
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(idle_seconds(host) < seconds_since(woken)); // who was woken is to be used
+}
+
+TEST_CASE("Reclaim: who works again while it is put to sleep stays awake", "[reclaim]") {
+    Host host(intercepted());
+    host.tell("alloc weights 33554432 0");
+    SECTION("while its callbacks are asked") {
+        host.tell("callback linger");
+        wait_until_idle(host);
+        auto pass = host.start("gpu-reclaim", {"--idle", "10ms", "--json"});
+        REQUIRE(becomes_true([&] { return host.tell("calls").starts_with("1 "); }));
+        host.tell("spin 1");
+        host.tell("let_go");
+        const auto output = pass.finish();
+        CHECK(output.status == 0);
+        CHECK(output.json(k_changed) == "false");
+        CHECK(output.json(k_note) == "it works again");
+        CHECK(host.tell("calls").starts_with("1 1 ")); // it has heard that no sleep came
+    }
+    SECTION("while contents are moved") {
+        host.tell("delay cuMemcpyDtoHAsync 100000");
+        wait_until_idle(host);
+        auto pass = host.start("gpu-reclaim", {"--idle", "10ms", "--json"});
+        REQUIRE(becomes_true([&] { return moves_contents(host); }));
+        host.tell("spin 1");
+        const auto output = pass.finish();
+        CHECK(output.status == 0);
+        CHECK(output.json(k_changed) == "false");
+        CHECK(output.json(k_note) == "it works again");
+        host.tell("delay cuMemcpyDtoHAsync 0");
+    }
+    CHECK(host.state() == "awake");
+    CHECK(host.tell("faults") == "0");
+    host.tell("check_all");
+}
+
+TEST_CASE("Reclaim: callbacks that use the GPU do not keep their program awake", "[reclaim]") {
+    Host host(intercepted());
+    host.tell("alloc weights 4194304 0");
+    host.tell("callback touch");
+    wait_until_idle(host);
+    const auto output = reclaim(host);
+    INFO(output.json(k_note));
+    CHECK(output.json(k_changed) == "true");
+    CHECK(host.state() == "asleep");
+}
+
+TEST_CASE("Reclaim: nobody waits for a program that holds sleeps back, or sleeps or wakes just now",
+          "[reclaim]") {
+    Host host(intercepted());
+    host.tell("alloc weights 33554432 0");
+    wait_until_idle(host);
+    host.tell("hold");
+    CHECK(reclaim(host).json(k_note) == "the program holds sleeps back (gpu_sleep_hold)");
+    host.tell("resume");
+    host.tell("delay cuMemcpyDtoHAsync 100000");
+    auto sleep = host.start("gpu-sleep");
+    REQUIRE(becomes_true([&] { return moves_contents(host); }));
+    CHECK_THAT(reclaim(host).out, mentions("another sleep or wake of it is under way"));
+    CHECK(sleep.finish().status == 0);
+    CHECK(host.state() == "asleep");
+}
+
+TEST_CASE("Reclaim: a pass tells of what it put to sleep and of what failed, and of nobody else",
+          "[reclaim]") {
+    const auto all = among_stubs(7, 1, {"gpu-reclaim", "--idle", "15m", "--json", "--timeout", "1s"});
+    if (!all) return skip_without_right("make a pid namespace");
+    const auto pass = timed(*all);
+    INFO(all->err);
+    CHECK(pass.seconds < 30);                              // one hangs, beside the others
+    CHECK(pass.output.json("/processes/5/pid") != "none"); // all but the one that has ended
+    CHECK(pass.output.json("/processes/6/pid") == "none");
+    CHECK(pass.output.json("/processes/0/report/changed") == "false");
+    CHECK(pass.output.json("/processes/1/error/code") == "timed_out");
+    CHECK(pass.output.json("/processes/2/report/changed") == "false"); // it slept already
+    CHECK(pass.output.json("/processes/3/error/code") == "driver_failed");
+    CHECK(pass.output.json("/processes/4/report/changed") == "true");
+    CHECK(pass.output.json("/processes/5/report/changed") == "true");
+    CHECK(pass.status == 4);
+}
+
+TEST_CASE("Reclaim: a pass in which there is nothing to do says so, and succeeds", "[reclaim]") {
+    const auto all = among_stubs(1, 1, {"gpu-reclaim", "--idle", "15m"});
+    if (!all) return skip_without_right("make a pid namespace");
+    CHECK(timed(*all).status == 0);
+    CHECK(timed(*all).output.out == "nothing to do\n");
+    const auto quiet = among_stubs(1, 1, {"gpu-reclaim", "--idle", "15m", "--quiet"});
+    CHECK(timed(*quiet).output.out.empty());
+}
+
+TEST_CASE("Reclaim: a pass over 200 processes takes less than 0.2 s", "[reclaim]") {
+    if (is_sanitized()) return;
+    const auto all = among_stubs(200, 15, {"gpu-reclaim", "--idle", "15m", "--json"});
+    if (!all) return skip_without_right("make a pid namespace");
+    const auto pass = timed(*all);
+    CHECK(pass.status == 0);
+    CHECK(pass.output.json("/processes/199/report/changed") == "true");
+    CHECK(pass.seconds < 0.2); // the least of many: others may use the machine
+}
