@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <fstream>
+#include <regex>
 #include <sstream>
 
 using namespace gpu_sleep;
@@ -64,9 +66,22 @@ std::optional<Output> among_stubs(int count, int runs, Arguments command) {
     if (run({probe}).status != 0) return std::nullopt;
     auto words = apart;
     words.insert(words.end(), {command_file("stub_agents"), std::to_string(count), std::to_string(runs)});
-    command.front() = command_file(command.front());
+    if (command.front().starts_with("gpu-")) command.front() = command_file(command.front());
     words.insert(words.end(), command.begin(), command.end());
     return run({words});
+}
+
+/// The command of the line for cron that is installed, with the built commands in place of the installed
+/// ones.
+std::string cron_command() {
+    const std::regex form(R"~((?:\S+ ){5}"@GPU_SLEEP_BINDIR@/(.*)"(.*))~");
+    std::ifstream file(GPU_SLEEP_TEST_CRONTAB);
+    std::smatch match;
+    for (std::string line; std::getline(file, line);)
+        if (std::regex_match(line, match, form))
+            return '"' + command_file(match[1].str()) + '"' + match[2].str();
+    FAIL("there is no line for cron");
+    return {};
 }
 
 /// What stub_agents says of its command, and what that printed.
@@ -248,6 +263,16 @@ TEST_CASE("Reclaim: a pass in which there is nothing to do says so, and succeeds
     CHECK(timed(*all).output.out == "nothing to do\n");
     const auto quiet = among_stubs(1, 1, {"gpu-reclaim", "--idle", "15m", "--quiet"});
     CHECK(timed(*quiet).output.out.empty());
+}
+
+TEST_CASE("Reclaim: the line for cron does its work without an environment and a terminal, in silence",
+          "[reclaim]") {
+    const auto all = among_stubs(
+        100, 1, {"env", "-i", "PATH=/usr/bin:/bin", "setsid", "--wait", "/bin/sh", "-c", cron_command()});
+    if (!all) return skip_without_right("make a pid namespace");
+    CHECK(timed(*all).status == 0);
+    CHECK(timed(*all).output.out.empty());
+    CHECK(all->err.empty());
 }
 
 TEST_CASE("Reclaim: a pass over 200 processes takes less than 0.2 s", "[reclaim]") {
