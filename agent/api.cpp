@@ -57,7 +57,8 @@ gpu_sleep_status fail(const Error& error) noexcept {
     case ErrorCode::connection_lost:
     case ErrorCode::outcome_unknown:
     case ErrorCode::ambiguous_name:
-    case ErrorCode::agent_unreachable: break;
+    case ErrorCode::agent_unreachable:
+    case ErrorCode::inhibited: break;
     }
     return GPU_SLEEP_ERROR_INTERNAL;
 }
@@ -244,6 +245,17 @@ gpu_sleep_status gpu_sleep_hold(void) {
 
 gpu_sleep_status gpu_sleep_resume(void) {
     return finish([] { return Agent::instance().turnstile().resume(); });
+}
+
+gpu_sleep_status gpu_sleep_inhibit(void) {
+    return finish([]() -> Result<void> {
+        Agent::instance().inhibitors().add();
+        return {};
+    });
+}
+
+gpu_sleep_status gpu_sleep_uninhibit(void) {
+    return finish([] { return Agent::instance().inhibitors().remove(); });
 }
 
 gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms) {

@@ -53,6 +53,8 @@ void add_request(CLI::App& app, model::SleepRequest& request, std::optional<Mill
         "agent: as described here; driver: the CUDA driver's checkpoint, for a process that has no agent, "
         "to\n"
         "host memory and as a whole; auto: the agent if there is one (default: agent)");
+    cli::add_flag(app, "--ignore-inhibitors", request.ignore_inhibitors,
+                  "Sleep even if gpu-inhibit, or the program, has sleeps refused");
     cli::add_flag(app, "--force", request.force,
                   "Sleep even if the process uses the GPU in a way that the agent cannot see");
 }
@@ -69,7 +71,7 @@ bool asks_for_more(const model::SleepRequest& request) {
     return request.level != model::Level::keep || !request.tags.empty() || !request.keep.empty() ||
            !request.discard.empty() || request.require_refill || request.on_touch || request.gate ||
            request.touch_limit || request.force || !request.stores.empty() ||
-           request.store != model::Store::host || request.spill || request.copy_all;
+           request.store != model::Store::host || request.spill || request.copy_all || request.ignore_inhibitors;
 }
 
 /// What is wrong with options that are good one by one, or nothing.

@@ -85,6 +85,9 @@ OrderedJson to_value(const model::Report& report) {
     value["changed"] = report.changed;
     value["state_seconds"] = report.state_seconds;
     value["idle_seconds"] = report.idle_seconds ? OrderedJson(*report.idle_seconds) : OrderedJson(nullptr);
+    value["inhibited"] = report.inhibited;
+    value["inhibited_seconds"] =
+        report.inhibited_seconds ? OrderedJson(*report.inhibited_seconds) : OrderedJson(nullptr);
     value["host_bytes"] = report.host_bytes;
     value["file_bytes"] = report.file_bytes;
     value["retained_bytes"] = report.retained_bytes;

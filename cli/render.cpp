@@ -79,6 +79,13 @@ std::string gate_line(const Report& report) {
     return text;
 }
 
+/// "sleeps are inhibited for another 3 h 59 min".
+std::string inhibition_line(const Report& report) {
+    if (!report.inhibited) return "sleeps are not inhibited";
+    if (!report.inhibited_seconds) return "sleeps are inhibited";
+    return fmt::format("sleeps are inhibited for another {}", format_seconds(*report.inhibited_seconds));
+}
+
 /// "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)".
 std::string residual_line(const model::Residual& residual) {
     auto text = fmt::format("stays on GPU {}: {} {} in {}", residual.device, residual.kind,
@@ -168,6 +175,7 @@ void add_process(Table& table, const Process& process, const Report& report) {
                    format_bytes(tag.bytes), where(tag), policy(tag)});
     if (report.intercepts || report.gate != GateState::open || report.touches != 0)
         table.add_line(gate_line(report));
+    if (report.inhibited) table.add_line(inhibition_line(report));
     if (report.retained_bytes != 0) table.add_line(retained_line(report));
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));
     for (const auto& wake : report.wakes_waiting)
@@ -252,6 +260,10 @@ std::string render_driver_operation(const Process& process, const Report& report
     if (!report.devices.empty()) text += device_table(report).text(2);
     for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
     return text;
+}
+
+std::string render_inhibition(const Process& process, const Report& report) {
+    return fmt::format("{} {}: {}\n", process.pid, label(process, report), inhibition_line(report));
 }
 
 std::string render_listing(const std::vector<Outcome>& outcomes) {

@@ -18,6 +18,9 @@ namespace gpu_sleep::cli {
 /// The same where the driver did it, which knows no tags.
 [[nodiscard]] std::string render_driver_operation(const Process& process, const model::Report& report);
 
+/// Whether sleeps of a process are refused: a line.
+[[nodiscard]] std::string render_inhibition(const Process& process, const model::Report& report);
+
 /// The listing of gpu-ps: for each process a line, and one for each of its tags on each device.
 [[nodiscard]] std::string render_listing(const std::vector<Outcome>& outcomes);
 

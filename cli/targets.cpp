@@ -157,11 +157,12 @@ Result<Targets> find_all(Finder& finder, std::optional<uid_t> user) {
     return connect_to_those_with_agents(finder, *std::move(processes));
 }
 
-std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets, Milliseconds timeout) {
+std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets, const protocol::Request& request,
+                              Milliseconds timeout) {
     std::vector<Question> questions;
     questions.reserve(targets.size());
     for (auto& target : targets)
-        questions.push_back({std::move(target.socket), model::StatusRequest{}, {.answer = timeout}});
+        questions.push_back({std::move(target.socket), request, {.answer = timeout}});
     auto answers = ask_all(std::move(questions));
     std::vector<Outcome> outcomes;
     for (std::size_t i = 0; i < targets.size(); ++i) {
@@ -170,6 +171,10 @@ std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets, Mil
         outcomes.push_back({std::move(targets[i].process), std::move(answers[i])});
     }
     return outcomes;
+}
+
+std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets, Milliseconds timeout) {
+    return ask_each(finder, std::move(targets), model::StatusRequest{}, timeout);
 }
 
 std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout) {

@@ -60,8 +60,12 @@ struct Search {
 /// All processes with an agent that this user may ask, of everybody or of `user`. Errors: io_failed.
 [[nodiscard]] Result<Targets> find_all(Finder& finder, std::optional<uid_t> user = {});
 
-/// Asks each target for its status; the outcomes are in the same order. no_process stands for one that has
-/// ended meanwhile, no_agent for one that runs another program now.
+/// Asks each target by `request`, which is answered at once; the outcomes are in the same order. no_process
+/// stands for one that has ended meanwhile, no_agent for one that runs another program now.
+[[nodiscard]] std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets,
+                                            const protocol::Request& request, Milliseconds timeout);
+
+/// The same for their status.
 [[nodiscard]] std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets,
                                               Milliseconds timeout);
 

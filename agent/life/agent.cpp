@@ -47,6 +47,19 @@ void unlock_exit_list() GPU_SLEEP_UNCHECKED {
     g_exit_list_mutex.unlock();
 }
 
+/// A number of milliseconds, at most k_max_duration.
+std::optional<Milliseconds> parse_limit(std::string_view text) noexcept {
+    const auto count = parse_count<Milliseconds::rep>(text);
+    return count && *count <= k_max_duration.count() ? std::optional(Milliseconds(*count)) : std::nullopt;
+}
+constexpr std::string_view k_limit_words = "a number of milliseconds, at most 10000 days";
+
+/// Inhibits sleeps from the start if the environment says so.
+void inhibit_by_environment(operations::Inhibitors& inhibitors) {
+    const auto limit = parsed_setting(model::environment::k_inhibit, k_limit_words, parse_limit);
+    if (limit) inhibitors.set(limit->count() == 0 ? std::nullopt : limit);
+}
+
 /// How touches are met unless a sleep says otherwise.
 TouchRule rule_of_environment() {
     TouchRule rule;
@@ -55,12 +68,7 @@ TouchRule rule_of_environment() {
             parsed_setting(environment::k_on_touch, "wait, wake or fail", model::parse_on_touch))
         rule.on_touch = *word;
     rule.gate = parsed_setting(environment::k_gate, "shut or checked", model::parse_gate_mode);
-    const auto parse_limit = [](std::string_view text) {
-        const auto count = parse_count<Milliseconds::rep>(text);
-        return count && *count <= k_max_duration.count() ? std::optional(Milliseconds(*count)) : std::nullopt;
-    };
-    rule.limit = parsed_setting(environment::k_touch_limit, "a number of milliseconds, at most 10000 days",
-                                parse_limit);
+    rule.limit = parsed_setting(environment::k_touch_limit, k_limit_words, parse_limit);
     const auto releases = parsed_setting(environment::k_release_gil, "1 or 0", parse_switch);
     gate::Gate::instance().set_releases_python_lock(releases.value_or(true));
     // The log itself has read it long since, where it could not speak of it.
@@ -102,6 +110,7 @@ Agent& Agent::instance() {
 Agent::Agent()
     : memory_(rule_of_environment(), retained_of_environment()),
       parts_(memory_, name_in_environment(), &Agent::come_first_at_exit), server_(*this) {
+    inhibit_by_environment(parts_.inhibitors);
     parts_.callbacks.while_waiting([this] { operations::give_way_while_waiting(parts_); });
 }
 
@@ -213,6 +222,13 @@ model::State Agent::state() noexcept {
 
 Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
     return intercepted::share(request);
+}
+
+void Agent::inhibit(const model::InhibitRequest& request) noexcept {
+    if (request.release)
+        parts_.inhibitors.lift();
+    else
+        parts_.inhibitors.set(request.time);
 }
 
 void Agent::look() noexcept {

@@ -41,6 +41,7 @@ public:
     [[nodiscard]] ProgramMemory& memory() noexcept { return memory_; }
     [[nodiscard]] Callbacks& callbacks() noexcept { return parts_.callbacks; }
     [[nodiscard]] operations::Turnstile& turnstile() noexcept { return parts_.turnstile; }
+    [[nodiscard]] operations::Inhibitors& inhibitors() noexcept { return parts_.inhibitors; }
 
     /// Runs an operation on the operations thread and waits for it. Errors: refused when called from a
     /// callback.
@@ -53,6 +54,7 @@ public:
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
                                       const server::ProgressSink& progress, bool is_own,
                                       Clock::time_point since) override;
+    void inhibit(const model::InhibitRequest& request) noexcept override;
     void look() noexcept override;
     [[nodiscard]] bool tidy() override;
 

@@ -6,6 +6,7 @@
 
 #include "callbacks/callbacks.hpp"
 #include "operations/idle_watch.hpp"
+#include "operations/inhibitors.hpp"
 #include "operations/process_status.hpp"
 #include "operations/turnstile.hpp"
 #include "program_memory/program_memory.hpp"
@@ -22,6 +23,7 @@ struct Parts {
     ProgramMemory& memory;
     RetiredContents retired;
     IdleWatch idle;
+    Inhibitors inhibitors;
     ProcessStatus status;
     Turnstile turnstile;
     Callbacks callbacks;
@@ -31,8 +33,8 @@ struct Parts {
     void (*const come_first_at_exit)() noexcept;
 
     Parts(ProgramMemory& its_memory, std::string name, void (*comes_first)() noexcept)
-        : memory(its_memory), retired(its_memory), status(its_memory, retired, idle, std::move(name)),
-          come_first_at_exit(comes_first) {}
+        : memory(its_memory), retired(its_memory),
+          status(its_memory, retired, idle, inhibitors, std::move(name)), come_first_at_exit(comes_first) {}
 };
 
 } // namespace gpu_sleep::agent::operations

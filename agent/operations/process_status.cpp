@@ -101,6 +101,9 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     report.touches = waiting.held_ever;
     report.last_touch = std::move(waiting.last);
     report.idle_seconds = idle_.seconds();
+    const auto inhibited = inhibitors_.now();
+    report.inhibited = inhibited.has_value();
+    if (inhibited) report.inhibited_seconds = inhibited->seconds;
     if (report.intercepts)
         for (const auto& row : intercepted::residual(locked))
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});

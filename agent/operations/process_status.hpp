@@ -9,6 +9,7 @@
 #include "common/lock_order.hpp"
 #include "model/model.hpp"
 #include "operations/idle_watch.hpp"
+#include "operations/inhibitors.hpp"
 #include "program_memory/program_memory.hpp"
 #include "program_memory/retired_contents.hpp"
 
@@ -24,8 +25,8 @@ namespace gpu_sleep::agent::operations {
 class ProcessStatus {
 public:
     ProcessStatus(ProgramMemory& memory, const RetiredContents& retired, const IdleWatch& idle,
-                  std::string name)
-        : memory_(memory), retired_(retired), idle_(idle), name_(std::move(name)) {}
+                  const Inhibitors& inhibitors, std::string name)
+        : memory_(memory), retired_(retired), idle_(idle), inhibitors_(inhibitors), name_(std::move(name)) {}
 
     /// How all stands; as it was before, while a transaction moves contents for a long time.
     [[nodiscard]] model::Report report();
@@ -61,6 +62,7 @@ private:
     ProgramMemory& memory_;
     const RetiredContents& retired_;
     const IdleWatch& idle_;
+    const Inhibitors& inhibitors_;
 
     Mutex before_mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     /// How the process was when the transaction under way began.

@@ -128,9 +128,21 @@ Report SleepOperation::release_retained() {
     return std::move(report_);
 }
 
+Result<void> SleepOperation::check_consent() {
+    const auto inhibited = parts_.inhibitors.now();
+    if (!inhibited || is_own_ || request_.ignore_inhibitors || request_.release_retained) return {};
+    const auto words = inhibited->seconds ? fmt::format("sleeps are inhibited for another {}",
+                                                        format_seconds(*inhibited->seconds))
+                                          : std::string("sleeps are inhibited");
+    if (!request_.dry_run) return make_error(ErrorCode::inhibited, "{}", words);
+    report_.notes.push_back(words + "; refused without --ignore-inhibitors");
+    return {};
+}
+
 std::string SleepOperation::why_not_idle() {
     const auto state = parts_.status.state();
     if (state == model::State::asleep || state == model::State::damaged) return "it sleeps already";
+    if (parts_.inhibitors.now() && !request_.ignore_inhibitors) return "sleeps are inhibited";
     if (parts_.turnstile.is_held()) return "the program holds sleeps back (gpu_sleep_hold)";
     const auto idle = parts_.idle.find();
     if (!idle) return "it is not known whether it is idle";
@@ -170,6 +182,7 @@ Result<Report> SleepOperation::run() {
 }
 
 Result<Report> SleepOperation::carry_out() {
+    GPU_SLEEP_TRY(check_consent());
     const auto turn = Turn::take(parts_, !request_.release_retained, deadline_, progress_);
     if (!turn) return turn.error();
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());

@@ -45,6 +45,9 @@ private:
     /// If the request allows it.
     bool turn_to_files();
 
+    /// Refuses a request from outside while sleeps are inhibited, and only says so in a dry run. Errors:
+    /// inhibited.
+    [[nodiscard]] Result<void> check_consent();
     /// Why the process is not to sleep now; empty: it is idle as asked.
     [[nodiscard]] std::string why_not_idle();
     /// Whether the program, which was idle, has worked since, or has sleeps wait.

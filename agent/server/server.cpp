@@ -311,7 +311,9 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
         return false;
     }
     if (!request->has_value()) return true;
-    if (std::holds_alternative<model::StatusRequest>(**request)) {
+    const auto* const inhibition = std::get_if<model::InhibitRequest>(&**request);
+    if (inhibition) operations_.inhibit(*inhibition);
+    if (inhibition || std::holds_alternative<model::StatusRequest>(**request)) {
         connection->answer(status());
         return false;
     }

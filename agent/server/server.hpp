@@ -36,6 +36,8 @@ public:
     /// while it may wait for it.
     [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress, bool is_own,
                                       Clock::time_point since) = 0;
+    /// Called on the listening thread: inhibits sleeps from outside, or no longer.
+    virtual void inhibit(const model::InhibitRequest& request) noexcept = 0;
     /// Called on the listening thread every two seconds. It returns at once, and calls no driver.
     virtual void look() noexcept = 0;
     /// Called on the operations thread while nobody waits for an operation: does a little of the work that

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-# Completion for gpu-run, gpu-sleep, gpu-wake, gpu-reclaim, gpu-ps and gpu-snapshot in bash: options, the processes and
-# tags that gpu-ps lists, and the files and extents of snapshots.
+# Completion for gpu-run, gpu-sleep, gpu-wake, gpu-reclaim, gpu-inhibit, gpu-ps and gpu-snapshot in bash: options, the
+# processes and tags that gpu-ps lists, and the files and extents of snapshots.
 # shellcheck shell=bash
 
 # Prints the values of one member of gpu-ps --json, one a line. Only those that are plain words: a process chooses its own
@@ -38,7 +38,7 @@ _gpu_sleep() {
     --store) words='host file' ;;
     --dir | --spill) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;
-    --idle) words='15m 1h 4h 1d' ;;
+    --idle | --for) words='15m 1h 4h 1d' ;;
     --user) mapfile -t COMPREPLY < <(compgen -u -- "$current"); return ;;
     --tags | --order | --keep | --discard)
         target=$(_gpu_sleep_target)
@@ -118,5 +118,5 @@ _gpu_snapshot() {
 }
 
 complete -F _gpu_run gpu-run
-complete -F _gpu_sleep gpu-sleep gpu-wake gpu-reclaim gpu-ps
+complete -F _gpu_sleep gpu-sleep gpu-wake gpu-reclaim gpu-inhibit gpu-ps
 complete -o filenames -F _gpu_snapshot gpu-snapshot

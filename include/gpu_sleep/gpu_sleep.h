@@ -33,7 +33,7 @@ extern "C" {
 #define GPU_SLEEP_API __attribute__((visibility("default")))
 
 /** Version of this API: rises by one whenever a declaration is added; none is ever changed or removed. */
-#define GPU_SLEEP_API_VERSION 4
+#define GPU_SLEEP_API_VERSION 5
 
 /** The result of a call. Zero is success; the others are kinds of failure. */
 typedef enum gpu_sleep_status {
@@ -210,6 +210,15 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_hold(void);
 
 /** Ends a gpu_sleep_hold(). Errors: INVALID_ARGUMENT (none is open). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_resume(void);
+
+/** From now on sleeps that others ask for are refused at once, until the matching gpu_sleep_uninhibit(),
+ * unless they say `--ignore-inhibitors`. gpu_sleep_sleep() sleeps as before, and so does a sleep that is
+ * under way. Calls nest and belong to the process. gpu-inhibit(1) does the same from outside. Since
+ * version 5. Errors: none of its own. */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_inhibit(void);
+
+/** Ends a gpu_sleep_inhibit(). Since version 5. Errors: INVALID_ARGUMENT (none is open). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_uninhibit(void);
 
 /** Puts this process to sleep, as `gpu-sleep --level LEVEL --tags TAGS` does from outside. `level` is 1 or 2;
  *  `tags` is a list separated by commas, or NULL for all (an empty name is an UNKNOWN_TAG). `timeout_ms`

@@ -60,6 +60,8 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::ambiguous_name, "ambiguous_name", usage, usage,
                 "name one by its pid, or a user's by --user"},
     ErrorTraits{ErrorCode::agent_unreachable, "agent_unreachable", no_process, no_process, ""},
+    ErrorTraits{ErrorCode::inhibited, "inhibited", failed_awake, failed_asleep,
+                "end that with gpu-inhibit --release PID, or use gpu-sleep --ignore-inhibitors"},
 };
 
 } // namespace

@@ -40,6 +40,7 @@ enum class ErrorCode : std::uint16_t {
     outcome_unknown = 25,
     ambiguous_name = 26,
     agent_unreachable = 27,
+    inhibited = 28,
 };
 
 /// The exit statuses of every command; README.md and gpu-sleep(1) describe them.

@@ -22,4 +22,7 @@ inline constexpr const char* k_gate = "GPU_SLEEP_GATE"; ///< shut or checked
 inline constexpr const char* k_retain =
     "GPU_SLEEP_RETAIN"; ///< bytes of host memory that contents may take while their memory is awake
 
+inline constexpr const char* k_inhibit =
+    "GPU_SLEEP_INHIBIT"; ///< milliseconds for which sleeps from outside are refused; 0: as long as it runs
+
 } // namespace gpu_sleep::model::environment

@@ -131,6 +131,7 @@ struct SleepRequest {
     /// Sleep only if the program has been idle for so long (Report::idle_seconds), and stays so until the
     /// point of no return; otherwise nothing changes, and the report says why. Nothing waits for its turn.
     std::optional<Milliseconds> only_if_idle;
+    bool ignore_inhibitors = false; ///< sleep although sleeps are inhibited
 };
 
 /// Whether it keeps anything in files, but for what spills.
@@ -148,6 +149,12 @@ struct WakeRequest {
 };
 
 struct StatusRequest {};
+
+/// Has the process refuse sleeps that are asked for from outside, or no longer. Answered as a status.
+struct InhibitRequest {
+    bool release = false;             ///< no longer; what the program itself inhibits stays
+    std::optional<Milliseconds> time; ///< unset: until it is released
+};
 
 /// One tag on one device. Sizes in bytes of GPU address space.
 struct TagReport {
@@ -261,6 +268,8 @@ struct Report {
     /// How long the program has given the GPU no work, and the GPU has had none of it to do; counted in steps
     /// of some seconds, and 0 while it works. Unset where that cannot be known.
     std::optional<double> idle_seconds;
+    bool inhibited = false;                  ///< sleeps that are asked for from outside are refused
+    std::optional<double> inhibited_seconds; ///< for how much longer; unset where there is no limit
 };
 
 /// The progress of an operation. Sent often; losing one is harmless.

@@ -33,6 +33,8 @@ inline constexpr std::uint16_t k_type_number<model::WakeRequest> = 3;
 template <>
 inline constexpr std::uint16_t k_type_number<model::ShareRequest> = 4;
 template <>
+inline constexpr std::uint16_t k_type_number<model::InhibitRequest> = 5;
+template <>
 inline constexpr std::uint16_t k_type_number<model::Progress> = 16;
 template <>
 inline constexpr std::uint16_t k_type_number<model::Report> = 17;
@@ -96,13 +98,16 @@ auto fields(Is<model::StatusRequest> auto&) {
 auto fields(Is<model::SleepRequest> auto& r) {
     return std::tie(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout, r.bounds_all,
                     r.on_touch, r.gate, r.force, r.touch_limit, r.store, r.stores, r.directory, r.spill,
-                    r.keep_files, r.copy_all, r.release_retained, r.only_if_idle);
+                    r.keep_files, r.copy_all, r.release_retained, r.only_if_idle, r.ignore_inhibitors);
 }
 auto fields(Is<model::TagStore> auto& s) {
     return std::tie(s.tag, s.store);
 }
 auto fields(Is<model::WakeRequest> auto& r) {
     return std::tie(r.tags, r.dry_run, r.timeout, r.bounds_all, r.wait, r.order);
+}
+auto fields(Is<model::InhibitRequest> auto& r) {
+    return std::tie(r.release, r.time);
 }
 auto fields(Is<model::ShareRequest> auto& r) {
     return std::tie(r.secret, r.address, r.allocation);
@@ -123,7 +128,8 @@ auto fields(Is<model::Report> auto& r) {
     return std::tie(r.operation, r.level, r.dry_run, r.changed, r.pid, r.name, r.state, r.host_bytes,
                     r.file_bytes, r.retained_bytes, r.state_seconds, r.times, r.tags, r.devices,
                     r.dropped_without_refill, r.notes, r.intercepts, r.gate, r.on_touch, r.waiting, r.touches,
-                    r.last_touch, r.residual, r.wakes_waiting, r.idle_seconds);
+                    r.last_touch, r.residual, r.wakes_waiting, r.idle_seconds, r.inhibited,
+                    r.inhibited_seconds);
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tie(t.callbacks, t.drain, t.transfer, t.release, t.total);

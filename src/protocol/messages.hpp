@@ -16,8 +16,8 @@
 
 namespace gpu_sleep::protocol {
 
-using Request =
-    std::variant<model::StatusRequest, model::SleepRequest, model::WakeRequest, model::ShareRequest>;
+using Request = std::variant<model::StatusRequest, model::SleepRequest, model::WakeRequest,
+                             model::ShareRequest, model::InhibitRequest>;
 /// What an agent answers: any number of Progress, then one Report, Failure or Shared.
 using Reply = std::variant<model::Progress, model::Report, model::Failure, model::Shared>;
 

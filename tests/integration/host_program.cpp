@@ -319,6 +319,8 @@ const Commands& commands() {
         {"settle", stop_churn},
         {"hold", [](Words&) { return ok(checked(gpu_sleep_hold())); }},
         {"resume", [](Words&) { return ok(checked(gpu_sleep_resume())); }},
+        {"inhibit", [](Words&) { return ok(checked(gpu_sleep_inhibit())); }},
+        {"uninhibit", [](Words&) { return ok(checked(gpu_sleep_uninhibit())); }},
         {"capture", begin_capture},
         {"capture_end", [](Words&) { return ok(host().graph.end()); }},
         {"replay", replay},

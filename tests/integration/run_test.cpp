@@ -117,13 +117,15 @@ TEST_CASE("Run: a setting of the environment that makes no sense is named once, 
     };
     const auto right = start({"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake", "GPU_SLEEP_TOUCH_LIMIT=100",
                               "GPU_SLEEP_MIN_SIZE=1", "GPU_SLEEP_TAG=weights", "GPU_SLEEP_GATE=checked",
-                              "GPU_SLEEP_RELEASE_GIL=0", "GPU_SLEEP_RULES=", "GPU_SLEEP_LOG=warning",
+                              "GPU_SLEEP_RELEASE_GIL=0", "GPU_SLEEP_INHIBIT=100",
+                              "GPU_SLEEP_RULES=", "GPU_SLEEP_LOG=warning",
                               "GPU_SLEEP_NAME=" + std::string(62, 'n') + "\xC3\xBC"});
     CHECK(right.status == 7); // its own
     CHECK(right.err.empty());
     const std::vector<std::pair<std::string, std::string>> wrong{{"ON_TOUCH", "foo"},
                                                                  {"TOUCH_LIMIT", "-1"},
                                                                  {"TOUCH_LIMIT", "5s"},
+                                                                 {"INHIBIT", "4h"},
                                                                  {"MIN_SIZE", "abc"},
                                                                  {"TAG", "bad tag,x"},
                                                                  {"GATE", "zzz"},

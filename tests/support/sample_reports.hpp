@@ -75,6 +75,8 @@ inline model::Report sample_intercepted_sleep() {
     auto report = sample_sleep();
     report.intercepts = true;
     report.idle_seconds = 840.5;
+    report.inhibited = true;
+    report.inhibited_seconds = 7200;
     report.gate = model::GateState::shut;
     report.on_touch = model::OnTouch::wake;
     report.waiting = 2;

@@ -21,7 +21,7 @@ TEST_CASE("Errors: each code has one row, one number and one name", "[error]") {
         CHECK(names.insert(row.name).second);
         CHECK(&traits(row.code) == &row);
     }
-    CHECK(numbers.size() == 27);
+    CHECK(numbers.size() == 28);
     CHECK(traits(static_cast<ErrorCode>(999)).name == "internal");
 }
 
@@ -58,6 +58,7 @@ TEST_CASE("Errors: exit statuses are those of the table, by the state afterwards
     CHECK(status(ErrorCode::outcome_unknown, State::awake) == 9);
     CHECK(status(ErrorCode::outcome_unknown, State::asleep) == 9);
     CHECK(status(ErrorCode::ambiguous_name, State::awake) == 2);
+    CHECK(status(ErrorCode::inhibited, State::awake) == 1);
 }
 
 TEST_CASE("Errors: what fails for want of memory has words all the same", "[error]") {

@@ -44,6 +44,8 @@ TEST_CASE("JSON: a report has every figure, in bytes and seconds", "[json]") {
     CHECK(report["level"] == 1);
     CHECK(report["changed"] == true);
     CHECK(report["idle_seconds"].is_null());
+    CHECK(report["inhibited"] == false);
+    CHECK(report["inhibited_seconds"].is_null());
     CHECK(report["host_bytes"] == 10 * k_gib);
     CHECK(report["file_bytes"] == 3 * k_gib);
     CHECK(report["times"]["total_seconds"] == 0.46);
@@ -67,6 +69,8 @@ TEST_CASE("JSON: a report says how the gate stands and what stays with the drive
     const auto value = json::parse(to_json("gpu-ps", {{sample_process(), test::sample_intercepted_sleep()}}));
     const auto& report = value["processes"][0]["report"];
     CHECK(report["idle_seconds"] == 840.5);
+    CHECK(report["inhibited"] == true);
+    CHECK(report["inhibited_seconds"] == 7200);
     CHECK(report["captures"] == true);
     CHECK(report["gate"] == json::parse(R"({"state": "shut", "on_touch": "wake", "waiting_threads": 2,
         "touches": 17, "last_touch": "cuLaunchKernel"})"));

@@ -90,6 +90,8 @@ Report report_to_send() {
     report.residual = {{"ipc", 4, 0x51, 0x52, "why"}};
     report.wakes_waiting = {{{"b", "c"}, true, 32, "full"}};
     report.idle_seconds = 64;
+    report.inhibited = true;
+    report.inhibited_seconds = 128;
     return report;
 }
 
@@ -119,6 +121,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     sleep.copy_all = true;
     sleep.release_retained = false;
     sleep.only_if_idle = Milliseconds(0x0708);
+    sleep.ignore_inhibitors = true;
     check_bytes(sleep, "02:"
                        "02"
                        "010000000100000074"
@@ -135,7 +138,8 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                        "0200000001000000730002000000737301"
                        "020000002f64"
                        "01000100"
-                       "010807000000000000");
+                       "010807000000000000"
+                       "01");
 
     check_bytes(WakeRequest{{"w"}, true, Milliseconds(0x0506), false, Milliseconds(0x0708), {"o"}},
                 "03:"
@@ -145,6 +149,9 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                 "00"
                 "0807000000000000"
                 "01000000010000006f");
+    check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
+                                                            "01"
+                                                            "011009000000000000");
     check_bytes(ShareRequest{{0x61, 0x62}, 0x63, 0x6400000000000001}, "04:"
                                                                       "61000000000000006200000000000000"
                                                                       "6300000000000000"
@@ -203,5 +210,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "03000000637558"
                 "0100000003000000697063040000005100000000000000520000000000000003000000776879"
                 "0100000002000000010000006201000000630100000000000040400400000066756c6c"
-                "010000000000005040");
+                "010000000000005040"
+                "01"
+                "010000000000006040");
 }

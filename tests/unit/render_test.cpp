@@ -107,6 +107,7 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
     CHECK(asleep.sentences ==
           Sentences{"gate shut: work on the GPU wakes the process; 2 threads wait; held 17 times so far, "
                     "last cuLaunchKernel",
+                    "sleeps are inhibited for another 2 h 0 min",
                     "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)",
                     "stays on GPU 1: array 4.00 KiB in 1 allocation",
                     "a wake of weights, kv_cache waits for GPU memory, for 12.50 s: too little"});
@@ -115,8 +116,8 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
     CHECK(both.rows[2].at("STATE") == "awake 1 h 0 min");
     for (const int row : {2, 3}) CHECK(both.rows[static_cast<std::size_t>(row)].at("WHERE") == "GPU");
     REQUIRE(both.sentences.size() == asleep.sentences.size() + 2);
-    CHECK(both.sentences[4] == "gate open; once asleep, work on the GPU waits");
-    CHECK(both.sentences[5] == "a sentence of the agent");
+    CHECK(both.sentences[5] == "gate open; once asleep, work on the GPU waits");
+    CHECK(both.sentences[6] == "a sentence of the agent");
 }
 
 TEST_CASE("Render: the listing says how long what is awake has been idle", "[render]") {
@@ -131,6 +132,16 @@ TEST_CASE("Render: the listing says how long what is awake has been idle", "[ren
     CHECK(state(model::State::awake, 59) == "awake 1 h 0 min");
     CHECK(state(model::State::awake, std::nullopt) == "awake 1 h 0 min");
     CHECK(state(model::State::asleep, 7200) == "asleep 1 h 0 min");
+}
+
+TEST_CASE("Render: whether sleeps are inhibited is a line", "[render]") {
+    auto report = test::sample_status();
+    CHECK(render_inhibition(listed_process(), report) == "4242 llama: sleeps are not inhibited\n");
+    report.inhibited = true;
+    CHECK(render_inhibition(listed_process(), report) == "4242 llama: sleeps are inhibited\n");
+    report.inhibited_seconds = 14'340;
+    CHECK(render_inhibition(listed_process(), report) ==
+          "4242 llama: sleeps are inhibited for another 3 h 59 min\n");
 }
 
 TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render]") {
@@ -273,7 +284,7 @@ TEST_CASE("Render: a process cannot steer the terminal by what it calls itself, 
         auto report = test::hostile_report(operation);
         const auto listing = render_listing({{process, report}, {process, unnamed}, {process, failure}});
         CHECK(test::is_safe(listing));
-        CHECK(lines(listing) == (operation == model::Operation::status ? 14 : 12));
+        CHECK(lines(listing) == (operation == model::Operation::status ? 15 : 13));
         report.dry_run = GENERATE(false, true);
         const auto text = render_operation(process, report);
         CHECK(test::is_safe(text));

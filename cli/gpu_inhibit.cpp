@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// gpu-inhibit: has a process refuse to be put to sleep, for a time or while a command runs.
+
+#include "base/text.hpp"
+#include "cli/json.hpp"
+#include "cli/options.hpp"
+#include "cli/output.hpp"
+#include "cli/program_file.hpp"
+#include "cli/render.hpp"
+#include "model/environment.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+using namespace gpu_sleep;
+
+namespace {
+
+constexpr const char* k_examples =
+    "  gpu-inhibit 4242                       refuses sleeps until it is released\n"
+    "  gpu-inhibit --for 4h llama             for four hours\n"
+    "  gpu-inhibit --release 4242             no longer\n"
+    "  gpu-inhibit -- gpu-run -- ./train      while the command runs\n";
+constexpr const char* k_statuses =
+    "\nExit status: 0 done, 2 wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not "
+    "permitted.\n"
+    "With COMMAND: that of COMMAND, 126 if it cannot be executed, 127 if there is no such command.";
+
+struct Options {
+    std::string target;
+    std::optional<uid_t> user;
+    model::InhibitRequest request;
+    cli::OutputOptions output;
+};
+
+/// What is wrong with options that are good one by one, or nothing.
+std::string problem(const Options& options, bool has_command) {
+    if (options.request.release && options.request.time) return "--release and --for exclude each other";
+    if (!has_command) return options.target.empty() ? "PID or COMMAND is missing" : "";
+    if (!options.target.empty()) return "PID and COMMAND exclude each other";
+    if (options.request.release) return "--release is for PID";
+    return options.output.json ? "--json is for PID" : "";
+}
+
+/// Becomes the command, whose agents inhibit sleeps from their start. Returns the exit status if that fails.
+int execute(const model::InhibitRequest& request, char** command) {
+    constexpr Milliseconds k_shortest{1}; // 0 stands for no limit
+    const auto time = request.time ? std::max(*request.time, k_shortest) : Milliseconds(0);
+    ::setenv(model::environment::k_inhibit, std::to_string(time.count()).c_str(), 1);
+    ::execvp(command[0], command);
+    const int reason = errno;
+    cli::print_error(
+        printable(fmt::format("gpu-inhibit: cannot run {}: {}", command[0], std::strerror(reason))) + '\n');
+    return reason == ENOENT ? cli::k_status_not_found : cli::k_status_cannot_execute;
+}
+
+int ask(const Options& options) {
+    constexpr Milliseconds k_timeout{5'000};
+    cli::raise_descriptor_limit();
+    cli::Finder finder;
+    auto targets = cli::find_targets(finder, options.target, {.user = options.user});
+    if (!targets) {
+        cli::print_error(cli::render_error("gpu-inhibit", "", targets.error()));
+        const auto text =
+            options.output.json ? cli::to_json("gpu-inhibit", targets.error()) + '\n' : std::string();
+        [[maybe_unused]] const int written = cli::print_result("gpu-inhibit", text); // it has failed anyway
+        return traits(targets.error().code).exit_status;
+    }
+    auto outcomes = cli::ask_each(finder, std::move(targets->reached), options.request, k_timeout);
+    std::move(targets->unreached.begin(), targets->unreached.end(), std::back_inserter(outcomes));
+    std::string text;
+    for (const auto& outcome : outcomes) {
+        const auto* failure = std::get_if<model::Failure>(&outcome.answer);
+        const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
+        const auto subject = cli::title(outcome.process);
+        if (error)
+            cli::print_error(
+                cli::render_error("gpu-inhibit", "ask " + subject, cli::without(subject, *error)));
+        else if (!options.output.quiet)
+            text += cli::render_inhibition(outcome.process, std::get<model::Report>(outcome.answer));
+    }
+    if (options.output.json) text = cli::to_json("gpu-inhibit", outcomes) + '\n';
+    const int written = cli::print_result("gpu-inhibit", text);
+    const int status = cli::exit_status_of(outcomes);
+    return status == exit_status::done ? written : status;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    CLI::App app("Has a GPU process refuse to be put to sleep by others: for a time, or while COMMAND runs.\n"
+                 "COMMAND and its arguments stand after --.",
+                 "gpu-inhibit");
+    Options options;
+    cli::add_basics(app, k_examples, k_statuses);
+    cli::add_target(app, options.target);
+    cli::add_user(app, options.user);
+    cli::add_limit(app, "--for", options.request.time,
+                   "For so long (default: until it is released, or ends)");
+    cli::add_flag(app, "--release", options.request.release, "Let it be put to sleep again");
+    cli::add_output(app, options.output);
+    char** const end = argv + argc;
+    char** const marker =
+        std::find_if(argv, end, [](const char* word) { return std::string_view(word) == "--"; });
+    const bool has_command = marker != end && marker + 1 != end;
+    if (const auto status = cli::parse(app, static_cast<int>(marker - argv), argv)) return *status;
+    if (const auto text = problem(options, has_command); !text.empty())
+        return cli::usage_error("gpu-inhibit", text, options.output.json);
+    return has_command ? execute(options.request, marker + 1) : ask(options);
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Processes that refuse to be put to sleep.
+
+#include "mentions.hpp"
+#include "support/host.hpp"
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr const char* k_code = "/processes/0/error/code";
+constexpr const char* k_inhibited = "/processes/0/report/inhibited";
+constexpr const char* k_inhibited_seconds = "/processes/0/report/inhibited_seconds";
+
+std::string shown(const Host& host, const std::string& pointer) {
+    return host.command("gpu-ps", {"--json"}).json(pointer);
+}
+
+void inhibit(const Host& host, Arguments options = {}) {
+    const auto output = host.command("gpu-inhibit", std::move(options));
+    INFO(output.err);
+    REQUIRE(output.status == 0);
+}
+
+void check_refused(const Host& host) {
+    const auto refused = host.command("gpu-sleep", {"--json"});
+    CHECK(refused.status == 1);
+    CHECK(refused.json(k_code) == "inhibited");
+    CHECK(host.state() == "awake");
+}
+
+void check_sleeps(const Host& host, Arguments options = {}) {
+    const auto slept = host.command("gpu-sleep", std::move(options));
+    INFO(slept.err);
+    CHECK(slept.status == 0);
+    CHECK(host.state() == "asleep");
+    CHECK(host.command("gpu-wake").status == 0);
+}
+
+} // namespace
+
+TEST_CASE("Inhibit: a process refuses to be put to sleep until it is released", "[inhibit]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    CHECK(shown(host, k_inhibited) == "false");
+    inhibit(host);
+    CHECK(shown(host, k_inhibited) == "true");
+    CHECK(shown(host, k_inhibited_seconds) == "null");
+    check_refused(host);
+    const auto rehearsed = host.command("gpu-sleep", {"--dry-run"});
+    CHECK(rehearsed.status == 0);
+    CHECK_THAT(rehearsed.out, mentions("refused without --ignore-inhibitors"));
+    check_sleeps(host, {"--ignore-inhibitors"});
+    check_refused(host);
+    inhibit(host, {"--release"});
+    check_sleeps(host);
+    host.tell("check_all");
+}
+
+TEST_CASE("Inhibit: for a time, of which the last call counts", "[inhibit]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    inhibit(host, {"--for", "4h"});
+    const auto seconds = std::stod(shown(host, k_inhibited_seconds));
+    CHECK(seconds > 4 * 3600 - 60);
+    CHECK(seconds <= 4 * 3600);
+    check_refused(host);
+    inhibit(host, {"--for", "300ms"});
+    CHECK(becomes_true([&] { return shown(host, k_inhibited) == "false"; }));
+    check_sleeps(host);
+}
+
+TEST_CASE("Inhibit: a program refuses by itself, and nobody else ends that", "[inhibit]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    CHECK(host.ask("uninhibit").starts_with("error"));
+    host.tell("inhibit");
+    host.tell("inhibit");
+    inhibit(host, {"--release"});
+    check_refused(host);
+    host.tell("uninhibit");
+    check_refused(host);
+    host.tell("sleep 1"); // it may do so itself
+    CHECK(host.state() == "asleep");
+    host.tell("wake");
+    host.tell("uninhibit");
+    check_sleeps(host);
+}
+
+TEST_CASE("Inhibit: a command refuses for as long as it runs", "[inhibit]") {
+    Host host({}, {command_file("gpu-inhibit"), "--"});
+    host.tell("alloc weights 4194304 0");
+    CHECK(shown(host, k_inhibited_seconds) == "null");
+    check_refused(host);
+    Host timed({}, {command_file("gpu-inhibit"), "--for", "1h", "--"});
+    timed.tell("alloc weights 4194304 0");
+    CHECK(std::stod(shown(timed, k_inhibited_seconds)) > 3500);
+    check_refused(timed);
+    CHECK(run({{command_file("gpu-inhibit"), "--", "sh", "-c", "exit 7"}}).status == 7);
+    CHECK(run({{command_file("gpu-inhibit"), "--", "/nonexistent/command"}}).status == 127);
+    CHECK(run({{command_file("gpu-inhibit"), "--", "/"}}).status == 126);
+}
+
+TEST_CASE("Inhibit: what cannot be meant is wrong usage", "[inhibit]") {
+    for (const Arguments& words :
+         {Arguments{}, Arguments{"--"}, Arguments{"1", "--", "true"}, Arguments{"--release", "--", "true"},
+          Arguments{"--json", "--", "true"}, Arguments{"--release", "--for", "1h", "1"}}) {
+        Arguments command{command_file("gpu-inhibit")};
+        command.insert(command.end(), words.begin(), words.end());
+        CHECK(run({command}).status == 2);
+    }
+}
+
+TEST_CASE("Inhibit: a pass leaves the process awake", "[inhibit]") {
+    Host host({"GPU_SLEEP_CAPTURE=1"});
+    host.tell("alloc weights 4194304 0");
+    inhibit(host);
+    const auto output = host.command("gpu-reclaim", {"--idle", "0s", "--json"});
+    CHECK(output.status == 0);
+    CHECK(output.json("/processes/0/report/notes/0") == "sleeps are inhibited");
+    CHECK(host.state() == "awake");
+}
