@@ -9,18 +9,23 @@
 namespace gpu_sleep::bench {
 namespace {
 
-/// A first sleep, `repeats` later ones, and their wakes, of what `subject` holds.
+/// Pauses before an operation on so much that the driver scrubs it for longer than one.
+constexpr unsigned k_longer = 3;
+
+/// A first sleep, `repeats` later ones, and their wakes, of what `subject` holds, with so many pauses before
+/// each.
 struct Cycles {
     std::vector<Timed> first;
     std::vector<Timed> later;
     std::vector<Timed> woken;
 
-    [[nodiscard]] static Result<Cycles> of(const Bench& bench, const Subject& subject, unsigned repeats) {
+    [[nodiscard]] static Result<Cycles> of(const Bench& bench, const Subject& subject, unsigned repeats,
+                                           unsigned pauses = 1) {
         Cycles cycles;
-        GPU_SLEEP_TRY(bench.sleep(subject, cycles.first));
-        GPU_SLEEP_TRY(bench.wake(subject, cycles.woken));
-        for (unsigned i = 0; i < repeats; ++i) {
-            GPU_SLEEP_TRY(bench.sleep(subject, cycles.later));
+        for (unsigned i = 0; i <= repeats; ++i) {
+            bench.pause(pauses - 1);
+            GPU_SLEEP_TRY(bench.sleep(subject, i == 0 ? cycles.first : cycles.later));
+            bench.pause(pauses - 1);
             GPU_SLEEP_TRY(bench.wake(subject, cycles.woken));
         }
         return cycles;
@@ -164,10 +169,7 @@ Result<void> measure_reserved(Bench& bench) {
     if (!*has_room) return {};
     GPU_SLEEP_TRY(subject->hold("default", k_offload, bench.scaled(written)));
     GPU_SLEEP_TRY(subject->hold_zeros("default", bench.scaled(reserved)));
-    // Nothing was released in the last second: the driver has scrubbed it.
-    bench.pause();
-    bench.pause();
-    const auto cycles = Cycles::of(bench, *subject, bench.settings().repeats);
+    const auto cycles = Cycles::of(bench, *subject, std::min(3U, bench.settings().repeats), k_longer);
     if (!cycles) return cycles.error();
     const std::string name = "105 GiB, 1 of them written";
     bench.add_times(name + ": first sleep", cycles->first, bench.target(0.20));
@@ -229,7 +231,8 @@ Result<void> measure_size(Bench& bench, Bytes bytes) {
     if (!has_room) return has_room.error();
     if (!*has_room) return {};
     GPU_SLEEP_TRY(subject->hold("weights", k_offload, bench.scaled(sizes)));
-    const auto cycles = Cycles::of(bench, *subject, std::min(2U, bench.settings().repeats));
+    const bool is_large = bytes > 32 * k_gib;
+    const auto cycles = Cycles::of(bench, *subject, is_large ? 1 : 2, is_large ? k_longer : 1);
     if (!cycles) return cycles.error();
     const bool is_largest = bytes == 100 * k_gib;
     const auto at = static_cast<double>(whole) / k_gib;

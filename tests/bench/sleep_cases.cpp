@@ -70,8 +70,8 @@ Result<void> Bench::wake(const Subject& subject, std::vector<Timed>& done,
     return keep(subject.wake(std::move(arguments)), done);
 }
 
-void Bench::pause() const {
-    std::this_thread::sleep_for(Milliseconds(settings_.pause_ms));
+void Bench::pause(unsigned times) const {
+    std::this_thread::sleep_for(times * Milliseconds(settings_.pause_ms));
 }
 
 Result<bool> Bench::has_room(Subject& subject, std::string_view what, Bytes gpu, Bytes host) {

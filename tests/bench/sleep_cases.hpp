@@ -32,7 +32,7 @@ struct Settings {
     double scale = 1; ///< of all sizes
     unsigned repeats = 5;
     unsigned first_sleeps = 3; ///< processes that fall asleep for the first time
-    unsigned pause_ms = 500;   ///< before each operation
+    unsigned pause_ms = 350;   ///< before each operation
     bool is_judged = false;    ///< the whole work on a real device: targets count
 };
 
@@ -61,7 +61,7 @@ public:
     [[nodiscard]] Result<void> wake(const Subject& subject, std::vector<Timed>& done,
                                     std::vector<std::string> arguments = {}) const;
     /// The driver scrubs released memory in the background, which takes bandwidth from the copies.
-    void pause() const;
+    void pause(unsigned times = 1) const;
     /// Whether the GPU and the host have so much; otherwise notes that `what` is left out.
     [[nodiscard]] Result<bool> has_room(Subject& subject, std::string_view what, Bytes gpu, Bytes host);
 
