@@ -5,6 +5,7 @@
 
 #include "contents/host_keeper.hpp"
 
+#include "store/arena_preparer.hpp"
 #include "store/host_memory.hpp"
 
 #include <fmt/format.h>
@@ -67,8 +68,8 @@ Result<void> for_each_part(const Copy& copy, Part&& part) {
     Result<void> done;
     for_each_piece({copy.at, copy.device.bytes}, [&](std::size_t index, Span span) {
         if (!done) return;
-        done = part(index, copy.device.address + (span.offset - copy.at),
-                    copy.batch->arena().data() + span.offset, span.bytes);
+        done = part(index, copy.device.address + (span.offset - copy.at), copy.batch->arena().at(span.offset),
+                    span.bytes);
     });
     return done;
 }
@@ -128,9 +129,14 @@ Span HostBatch::part(std::size_t index) const noexcept {
 }
 
 Bytes HostBatch::shrink(std::size_t index, std::span<const Span> needed) {
+    const auto piece = part(index);
     std::vector<std::span<const std::byte>> memory;
     memory.reserve(needed.size());
-    for (const auto& span : needed) memory.emplace_back(arena_->data() + span.offset, span.bytes);
+    for (const auto& span : needed) {
+        const auto begin = std::max(span.offset, piece.offset);
+        const auto end = std::min(span.end(), piece.end());
+        if (begin < end) memory.emplace_back(arena_->at(begin), end - begin);
+    }
     return arena_->shrink(index, memory);
 }
 

@@ -4,6 +4,8 @@
 
 #include "contents/staging.hpp"
 
+#include "store/arena_preparer.hpp"
+
 namespace gpu_sleep::contents {
 
 std::size_t Staging::slots_for(std::size_t chunks, bool has_files_in_memory, const Options& options) {
@@ -34,7 +36,7 @@ Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, std::siz
 }
 
 std::byte* Staging::slot(std::size_t index) const noexcept {
-    return arena_->data() + index * codec::k_chunk_bytes;
+    return arena_->at(index * codec::k_chunk_bytes);
 }
 
 DeviceSource::DeviceSource(driver::DeviceSession& session, Staging& staging,

@@ -6,7 +6,6 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/quiet_thread.hpp"
 
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -48,6 +47,11 @@ std::byte* reserve(Bytes bytes) {
     return begin + head;
 }
 
+/// `memory` with the rest of its last page.
+std::span<std::byte> whole_pages(std::span<std::byte> memory) noexcept {
+    return {memory.data(), round_up(memory.size(), page_bytes())};
+}
+
 void unmap(std::byte* begin, std::byte* end) noexcept {
     if (begin != end) ::munmap(begin, static_cast<std::size_t>(end - begin));
 }
@@ -63,7 +67,8 @@ Bytes drop(std::byte* begin, std::byte* end) noexcept {
 
 /// `memory` begins on a page.
 bool set_access(std::span<std::byte> memory, int access) noexcept {
-    return ::mprotect(memory.data(), round_up(memory.size(), page_bytes()), access) == 0;
+    const auto pages = whole_pages(memory);
+    return ::mprotect(pages.data(), pages.size(), access) == 0;
 }
 
 /// Gives `memory` pages by writing to each: for kernels that cannot do it at once.
@@ -89,25 +94,79 @@ int populate(std::span<std::byte> memory) {
 
 } // namespace
 
-HostArena::HostArena(Bytes bytes, Pinner* pinner, std::byte* data)
-    : bytes_(bytes), pinner_(pinner), data_(data), pieces_((bytes + k_piece_bytes - 1) / k_piece_bytes) {
-    for (std::size_t i = 0; i < piece_count(); ++i) pieces_[i].push_back({piece(i)});
+template <class Use>
+void HostArena::for_each_run(Use&& use) const {
+    std::span<std::byte> run;
+    for (const auto& piece : pieces_) {
+        const auto pages = whole_pages(piece.memory);
+        if (!run.empty() && run.data() + run.size() == pages.data()) {
+            run = {run.data(), run.size() + pages.size()};
+            continue;
+        }
+        if (!run.empty()) use(run);
+        run = pages;
+    }
+    if (!run.empty()) use(run);
 }
 
-Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner) {
+HostArena::HostArena(Bytes bytes, Pinner* pinner, std::vector<Piece> pieces)
+    : bytes_(bytes), pinner_(pinner), pieces_(std::move(pieces)) {}
+
+void HostArena::add_pieces(std::vector<Piece>& pieces, std::span<std::byte> memory) {
+    for (Bytes at = 0; at < memory.size(); at += k_piece_bytes) {
+        const auto piece = memory.subspan(at, std::min(k_piece_bytes, memory.size() - at));
+        pieces.push_back({piece, {{piece}}});
+    }
+}
+
+Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner, HostArena* stock) {
     constexpr Bytes k_max_bytes = std::numeric_limits<Bytes>::max() / 2; // rounding up must not overflow
     if (bytes == 0) return make_error(ErrorCode::invalid_argument, "an arena of zero bytes");
-    const auto whole = round_up(std::min(bytes, k_max_bytes), page_bytes());
-    auto* const data = reserve(whole);
-    if (data == nullptr)
+    const auto taken = stock ? std::min<std::size_t>(stock->piece_count(), bytes / k_piece_bytes) : 0;
+    const auto rest = bytes - taken * k_piece_bytes;
+    const auto whole = round_up(std::min(rest, k_max_bytes), page_bytes());
+    auto* const data = rest > 0 ? reserve(whole) : nullptr;
+    if (rest > 0 && data == nullptr)
         return errno_error(ErrorCode::out_of_host_memory, errno, "mmap",
                            fmt::format("cannot reserve {} of address space for contents (see ulimit -v)",
-                                       format_bytes(bytes)));
+                                       format_bytes(rest)));
     // Advice: it works without. Pinned pages would be copied for a child, and dumped into a core.
-    ::madvise(data, whole, MADV_DONTFORK);
-    ::madvise(data, whole, MADV_DONTDUMP);
-    ::madvise(data, whole, MADV_HUGEPAGE);
-    return std::unique_ptr<HostArena>(new HostArena(bytes, pinner, data));
+    for (const int advice : {MADV_DONTFORK, MADV_DONTDUMP, MADV_HUGEPAGE}) ::madvise(data, whole, advice);
+    auto arena = guarded([&]() -> Result<std::unique_ptr<HostArena>> {
+        std::vector<Piece> pieces(taken);
+        add_pieces(pieces, {data, rest});
+        return std::unique_ptr<HostArena>(new HostArena(bytes, pinner, std::move(pieces)));
+    });
+    if (!arena) {
+        unmap(data, data + whole);
+        return arena;
+    }
+    for (std::size_t i = 0; i < taken; ++i) (*arena)->pieces_[i] = stock->take_piece();
+    (*arena)->populated_bytes_ = taken * k_piece_bytes;
+    return arena;
+}
+
+std::unique_ptr<HostArena> HostArena::create_stock(Pinner* pinner) {
+    return std::unique_ptr<HostArena>(new HostArena(0, pinner, {}));
+}
+
+Result<void> HostArena::grow() {
+    auto more = create(k_piece_bytes, pinner_);
+    if (!more) return std::move(more).error();
+    pieces_.reserve(pieces_.size() + 1);
+    GPU_SLEEP_TRY((*more)->make_ready(0));
+    pieces_.push_back((*more)->take_piece());
+    bytes_ += k_piece_bytes;
+    populated_bytes_ += k_piece_bytes;
+    return {};
+}
+
+HostArena::Piece HostArena::take_piece() noexcept {
+    auto piece = std::move(pieces_.back());
+    pieces_.pop_back();
+    bytes_ -= piece.memory.size();
+    populated_bytes_ -= piece.memory.size();
+    return piece;
 }
 
 HostArena::~HostArena() {
@@ -117,16 +176,20 @@ HostArena::~HostArena() {
     }
     // If the driver still holds a part, whatever came to lie there would be taken for pinned: it must stay.
     Bytes stuck = 0;
-    auto* at = data_;
-    for (const auto& parts : pieces_) {
-        for (const auto& part : parts) {
+    std::byte* begin = nullptr;
+    std::byte* end = nullptr;
+    for (const auto& piece : pieces_) {
+        const auto pages = whole_pages(piece.memory);
+        if (pages.data() != end) unmap(std::exchange(begin, pages.data()), end);
+        end = pages.data() + pages.size();
+        for (const auto& part : piece.parts) {
             if (!part.is_pinned) continue;
-            unmap(at, part.memory.data());
-            at = part.memory.data() + round_up(part.memory.size(), page_bytes());
+            unmap(begin, part.memory.data());
+            begin = part.memory.data() + round_up(part.memory.size(), page_bytes());
             stuck += part.memory.size();
         }
     }
-    unmap(at, data_ + round_up(bytes_, page_bytes()));
+    unmap(begin, end);
     if (stuck > 0)
         log::warning("{} of host memory could not be unpinned and stay in use", format_bytes(stuck));
 }
@@ -134,7 +197,7 @@ HostArena::~HostArena() {
 bool HostArena::unpin_next() noexcept {
     while (unpinned_ < piece_count()) {
         bool was_pinned = false;
-        for (auto& part : pieces_[unpinned_++]) {
+        for (auto& part : pieces_[unpinned_++].parts) {
             was_pinned |= part.is_pinned;
             unpin(part);
         }
@@ -148,24 +211,23 @@ void HostArena::protect() noexcept {
     struct rlimit limit {};
     const bool is_limited = ::getrlimit(RLIMIT_DATA, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
     if (is_protected_ || is_limited) return;
-    is_protected_ = set_access({data_, bytes_}, PROT_NONE);
+    for_each_run([this](std::span<std::byte> run) { is_protected_ |= set_access(run, PROT_NONE); });
 }
 
 Result<void> HostArena::unprotect() noexcept {
-    if (!is_protected_) return {};
-    if (!set_access({data_, bytes_}, PROT_READ | PROT_WRITE))
+    bool is_reached = true;
+    if (is_protected_)
+        for_each_run([&](std::span<std::byte> run) {
+            is_reached = is_reached && set_access(run, PROT_READ | PROT_WRITE);
+        });
+    if (!is_reached)
         return errno_error(ErrorCode::out_of_host_memory, errno, "mprotect", "cannot reach kept contents");
     is_protected_ = false;
     return {};
 }
 
-std::span<std::byte> HostArena::piece(std::size_t index) const noexcept {
-    const auto offset = index * k_piece_bytes;
-    return {data_ + offset, std::min(k_piece_bytes, bytes_ - offset)};
-}
-
 bool HostArena::is_pinned(std::size_t index) const noexcept {
-    const auto& parts = pieces_[index];
+    const auto& parts = pieces_[index].parts;
     return std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.is_pinned; });
 }
 
@@ -176,6 +238,18 @@ Result<void> HostArena::populate(std::size_t index) {
                            fmt::format("cannot have {} of host memory for contents", format_bytes(bytes_)));
     populated_bytes_ += memory.size();
     return {};
+}
+
+Result<void> HostArena::make_ready(std::size_t index) {
+    GPU_SLEEP_TRY(populate(index));
+    pin_whole(index);
+    return {};
+}
+
+void HostArena::pin_whole(std::size_t index) {
+    auto& piece = pieces_[index];
+    pin(piece.parts.front());
+    piece.is_ready = true;
 }
 
 void HostArena::pin(Part& part) {
@@ -225,7 +299,7 @@ Bytes HostArena::drop_but(const Part& part, std::span<const Part> rest) noexcept
 }
 
 Bytes HostArena::shrink(std::size_t index, std::span<const std::span<const std::byte>> needed) {
-    auto& parts = pieces_[index];
+    auto& parts = pieces_[index].parts;
     // What takes memory comes first: behind the first unpinning nothing may fail.
     std::vector<std::vector<Part>> rests;
     std::size_t most = 0;
@@ -254,110 +328,6 @@ Bytes HostArena::shrink(std::size_t index, std::span<const std::span<const std::
     parts = std::move(left);
     if (is_reached) static_cast<void>(set_access(piece(index), PROT_NONE));
     return dropped;
-}
-
-ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
-    : most_threads_(options.threads), steps_(options.steps), claims_(std::move(options)),
-      arenas_(std::move(arenas)) {
-    for (auto* arena : arenas_) {
-        first_task_.emplace(arena, tasks_.size());
-        for (std::size_t i = 0; i < arena->piece_count(); ++i) tasks_.push_back({arena, i});
-    }
-    ready_.resize(tasks_.size());
-}
-
-Result<std::unique_ptr<ArenaPreparer>> ArenaPreparer::start(std::vector<HostArena*> arenas, Options options) {
-    std::unique_ptr<ArenaPreparer> preparer(new ArenaPreparer(std::move(arenas), std::move(options)));
-    const auto allowed = std::min(preparer->most_threads_, std::thread::hardware_concurrency());
-    const auto most = std::min<std::size_t>(std::max(1U, allowed), preparer->tasks_.size());
-    preparer->threads_.reserve(most); // a thread that is started has a place
-    for (std::size_t i = 0; i < most; ++i) {
-        auto thread = start_quiet_thread("gpu-sleep-fill", [raw = preparer.get()] { raw->work(); });
-        if (!thread && preparer->threads_.empty()) return std::move(thread).error();
-        if (!thread) break; // fewer do the same work
-        preparer->threads_.push_back(*std::move(thread));
-    }
-    return preparer;
-}
-
-ArenaPreparer::~ArenaPreparer() {
-    cancel();
-    for (auto& thread : threads_) thread.join();
-}
-
-void ArenaPreparer::cancel() noexcept {
-    {
-        const std::lock_guard lock(mutex_);
-        stopped_ = true;
-    }
-    changed_.notify_all();
-}
-
-void ArenaPreparer::work() {
-    while (!stopped_) {
-        const auto index = next_++;
-        if (index >= tasks_.size()) return;
-        finish(index, guarded([&] { return fill(tasks_[index]); }));
-    }
-}
-
-Result<void> ArenaPreparer::fill(const Task& task) {
-    {
-        const auto claim = claims_.make(
-            task.arena->piece(task.piece).size(), [this] { return missing(); },
-            [this](Milliseconds time) { return pause(time); });
-        if (!claim) return claim.error();
-        const model::StepClock::Timed timed(steps_, model::Step::populate);
-        GPU_SLEEP_TRY(task.arena->populate(task.piece));
-    }
-    const model::StepClock::Timed timed(steps_, model::Step::pin);
-    task.arena->pin(task.arena->pieces_[task.piece].front());
-    return {};
-}
-
-bool ArenaPreparer::pause(Milliseconds time) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, time, [this] { return stopped_.load(); });
-}
-
-std::string ArenaPreparer::missing() const {
-    Bytes bytes = 0;
-    for (const auto* arena : arenas_) bytes += arena->bytes() - arena->populated_bytes();
-    return format_bytes(bytes);
-}
-
-void ArenaPreparer::finish(std::size_t task, Result<void> result) {
-    {
-        const std::lock_guard lock(mutex_);
-        if (result) {
-            ready_[task] = true;
-        } else {
-            if (!failure_) failure_ = std::move(result).error();
-            stopped_ = true;
-        }
-    }
-    changed_.notify_all();
-}
-
-Result<void> ArenaPreparer::wait(const HostArena& arena, std::size_t piece,
-                                 const std::function<Result<void>()>& listen) {
-    constexpr Milliseconds k_between{100};
-    const auto first = first_task_.find(&arena);
-    if (first == first_task_.end() || piece >= arena.piece_count())
-        return make_error(ErrorCode::internal, "waiting for host memory that nobody prepares");
-    const auto task = first->second + piece;
-    const model::StepClock::Timed timed(steps_, model::Step::await_host);
-    std::unique_lock lock(mutex_);
-    const auto is_over = [&] { return ready_[task] || stopped_; };
-    while (listen && !changed_.wait_for(lock, k_between, is_over)) {
-        lock.unlock();
-        GPU_SLEEP_TRY(listen());
-        lock.lock();
-    }
-    changed_.wait(lock, is_over);
-    if (ready_[task]) return {};
-    if (failure_) return *failure_;
-    return make_error(ErrorCode::cancelled, "host memory is no longer needed");
 }
 
 } // namespace gpu_sleep::store

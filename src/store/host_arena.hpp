@@ -1,25 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Host memory that keeps contents: reserved at once, filled with pages and pinned piece by piece on several
-// threads, so that copying can start when the first piece is there, and given back as contents die.
+// Host memory that keeps contents: reserved at once, filled with pages and pinned piece by piece
+// (arena_preparer.hpp), and given back as contents die.
 
 #pragma once
 
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "model/step_clock.hpp"
-#include "store/host_claim.hpp"
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
-#include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <span>
-#include <thread>
 #include <vector>
 
 namespace gpu_sleep::store {
@@ -35,18 +27,25 @@ public:
     [[nodiscard]] virtual bool unpin(std::span<std::byte> memory) noexcept = 0;
 };
 
-/// A span of host memory in pieces of `k_piece_bytes` (the last may be shorter). Anonymous, private, on huge
-/// pages where they can be had, left out of core dumps and of children. Begins on a huge page; takes no more
-/// memory than `bytes` rounded up to a page. Neither copyable nor movable; its figures may be read anywhere.
+/// Host memory in pieces of `k_piece_bytes` (the last may be shorter). Anonymous, private, on huge pages
+/// where they can be had, left out of core dumps and of children. Each piece begins on a huge page; together
+/// they take no more memory than `bytes` rounded up to a page. Neither copyable nor movable; its figures may
+/// be read anywhere.
 class HostArena {
 public:
     /// The size at which populating and pinning together run fastest (tests/bench/host_arena_bench.cpp).
     static constexpr Bytes k_piece_bytes = 32 * k_mib;
 
-    /// Reserves address space for `bytes`; takes no memory yet. `pinner` may be null: nothing is pinned.
-    /// Errors: invalid_argument (zero bytes), out_of_host_memory (no address space: too large, or a limit on
-    /// it). Source: mmap(2), madvise(2).
-    [[nodiscard]] static Result<std::unique_ptr<HostArena>> create(Bytes bytes, Pinner* pinner);
+    /// Reserves address space for `bytes`; takes no memory yet. `pinner` may be null: nothing is pinned. The
+    /// first pieces are taken out of `stock`, which may be null, as far as it has any: they are ready. The
+    /// others lie together. Errors: invalid_argument (zero bytes), out_of_host_memory (no address space: too
+    /// large, or a limit on it). Source: mmap(2), madvise(2).
+    [[nodiscard]] static Result<std::unique_ptr<HostArena>> create(Bytes bytes, Pinner* pinner,
+                                                                   HostArena* stock = nullptr);
+    /// An arena without pieces, for grow().
+    [[nodiscard]] static std::unique_ptr<HostArena> create_stock(Pinner* pinner);
+    /// Adds a whole piece and makes it ready, on this thread. Errors: out_of_host_memory.
+    [[nodiscard]] Result<void> grow();
 
     HostArena(const HostArena&) = delete;
     HostArena& operator=(const HostArena&) = delete;
@@ -62,8 +61,9 @@ public:
     /// thrown) nothing has changed.
     [[nodiscard]] Bytes shrink(std::size_t index, std::span<const std::span<const std::byte>> needed);
     /// Puts the memory out of reach of this process's threads, or within it again; the GPUs' copies of what
-    /// is pinned do not ask. One system call each, for all of it. What cannot be protected stays in reach.
-    /// Errors of unprotect(): out_of_host_memory (the kernel has no room to note it; all stays as it is).
+    /// is pinned do not ask. One system call each for all pieces that lie together. What cannot be protected
+    /// stays in reach. Errors of unprotect(): out_of_host_memory (the kernel has no room to note it; some may
+    /// still be out of reach).
     /// Source: mprotect(2).
     void protect() noexcept;
     [[nodiscard]] Result<void> unprotect() noexcept;
@@ -72,9 +72,18 @@ public:
     ~HostArena();
 
     [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
-    [[nodiscard]] std::byte* data() const noexcept { return data_; }
+    /// Where the first piece is.
+    [[nodiscard]] std::byte* data() const noexcept { return pieces_.front().memory.data(); }
+    /// Where the byte `offset` is; the rest of its piece follows it.
+    [[nodiscard]] std::byte* at(Bytes offset) const noexcept {
+        return pieces_[offset / k_piece_bytes].memory.data() + offset % k_piece_bytes;
+    }
     [[nodiscard]] std::size_t piece_count() const noexcept { return pieces_.size(); }
-    [[nodiscard]] std::span<std::byte> piece(std::size_t index) const noexcept;
+    [[nodiscard]] std::span<std::byte> piece(std::size_t index) const noexcept {
+        return pieces_[index].memory;
+    }
+    /// Whether the piece has its pages, and is pinned if that can be done.
+    [[nodiscard]] bool is_ready(std::size_t index) const noexcept { return pieces_[index].is_ready; }
     /// Whether all that is left of the piece is pinned; false means that copies to and from it go through the
     /// driver's own staging. Once the piece has been waited for, and not while it is shrunk.
     [[nodiscard]] bool is_pinned(std::size_t index) const noexcept;
@@ -90,10 +99,27 @@ private:
         bool is_pinned = false;
     };
 
-    HostArena(Bytes bytes, Pinner* pinner, std::byte* data);
+    struct Piece {
+        std::span<std::byte> memory;
+        std::vector<Part> parts; ///< what of it is left, in order
+        bool is_ready = false;
+    };
+
+    HostArena(Bytes bytes, Pinner* pinner, std::vector<Piece> pieces);
+    /// Adds `memory` in pieces.
+    static void add_pieces(std::vector<Piece>& pieces, std::span<std::byte> memory);
+    /// Takes the last piece out.
+    [[nodiscard]] Piece take_piece() noexcept;
+    /// Calls `use` for all pieces that lie together, then for the next ones; whole pages of the kernel's.
+    template <class Use>
+    void for_each_run(Use&& use) const;
     /// Gives pages to the piece. For each piece once; different pieces on different threads. Errors:
     /// out_of_host_memory.
     [[nodiscard]] Result<void> populate(std::size_t index);
+    /// Pins the piece, which has its pages and is whole, if that can be done: it is ready.
+    void pin_whole(std::size_t index);
+    /// Both.
+    [[nodiscard]] Result<void> make_ready(std::size_t index);
     /// Pins the part, which has its pages, if that can be done.
     void pin(Part& part);
     /// Returns false if the part is still pinned.
@@ -106,73 +132,11 @@ private:
 
     Bytes bytes_;
     Pinner* pinner_;
-    std::byte* data_;
-    std::vector<std::vector<Part>> pieces_; ///< what of each is left, in order
-    std::size_t unpinned_ = 0;              ///< pieces that unpin_next() has gone through
+    std::vector<Piece> pieces_;
+    std::size_t unpinned_ = 0; ///< pieces that unpin_next() has gone through
     bool is_protected_ = false;
     std::atomic<Bytes> populated_bytes_{0};
     std::atomic<bool> has_complained_{false}; ///< of memory that cannot be pinned
-};
-
-/// Gives pages to, and pins, the pieces of some arenas, on threads of its own, in the order in which the
-/// arenas were given. For one transaction; several may be at work at once. Thread-safe.
-class ArenaPreparer {
-public:
-    /// Each piece is a claim.
-    struct Options : ClaimOptions {
-        unsigned threads = 8;              ///< at most one per processor is started, and at least one
-        model::StepClock* steps = nullptr; ///< counts populating, pinning and waits, if there is one
-    };
-
-    /// The arenas, each given once, must outlive it. Starts at once, with as many threads as can be had.
-    /// Errors: out_of_host_memory (not one thread could be started).
-    [[nodiscard]] static Result<std::unique_ptr<ArenaPreparer>> start(std::vector<HostArena*> arenas,
-                                                                      Options options);
-
-    /// Waits until the piece is ready; calls `listen`, if there is one, now and then meanwhile. Errors:
-    /// out_of_host_memory (says how much was needed, what limited it), cancelled, those of `listen`. Once a
-    /// piece has failed, every piece that was not yet ready fails the same way.
-    [[nodiscard]] Result<void> wait(const HostArena& arena, std::size_t piece,
-                                    const std::function<Result<void>()>& listen = {});
-
-    /// Takes up no further piece; pieces that are not ready fail.
-    void cancel() noexcept;
-
-    /// Cancels, then joins the threads; waits no longer than one piece takes.
-    ~ArenaPreparer();
-    ArenaPreparer(const ArenaPreparer&) = delete;
-    ArenaPreparer& operator=(const ArenaPreparer&) = delete;
-
-private:
-    struct Task {
-        HostArena* arena;
-        std::size_t piece;
-    };
-
-    ArenaPreparer(std::vector<HostArena*> arenas, Options options);
-    void work();
-    /// Waits for headroom for the piece, then prepares it. Errors: out_of_host_memory, cancelled.
-    [[nodiscard]] Result<void> fill(const Task& task);
-    /// Waits, unless it is cancelled. Returns whether it is.
-    [[nodiscard]] bool pause(Milliseconds time);
-    void finish(std::size_t task, Result<void> result);
-    [[nodiscard]] std::string missing() const;
-
-    const unsigned most_threads_;
-    model::StepClock* const steps_;
-    HostClaims claims_;
-    const std::vector<HostArena*> arenas_;
-    // Not changed after start:
-    std::map<const HostArena*, std::size_t> first_task_; ///< of each arena
-    std::vector<Task> tasks_;                            ///< in the order in which they are taken up
-    std::vector<std::thread> threads_;
-    std::atomic<std::size_t> next_{0}; ///< task to take up
-    std::atomic<bool> stopped_{false}; ///< set with mutex_ held, so that no waiting thread misses it
-
-    std::mutex mutex_; ///< guards all below
-    std::condition_variable changed_;
-    std::vector<bool> ready_;      ///< for each task
-    std::optional<Error> failure_; ///< of the first piece that failed
 };
 
 } // namespace gpu_sleep::store

@@ -23,7 +23,7 @@ HostClaim::~HostClaim() {
 }
 
 Result<HostClaim> HostClaims::make(Bytes bytes, const std::function<std::string()>& needed,
-                                   const Pause& pause) {
+                                   const Pause& pause, Bytes ahead) {
     constexpr Milliseconds k_pause{20};
     constexpr Milliseconds k_pause_for_turn{2};
     const auto start = Clock::now();
@@ -41,6 +41,7 @@ Result<HostClaim> HostClaims::make(Bytes bytes, const std::function<std::string(
             is_enough = wanted <= headroom->bytes;
             const bool needs_turn = is_enough && headroom->bytes - wanted < k_turn_threshold &&
                                     !headroom->shared.empty() && takes_turns_;
+            if (is_enough && headroom->bytes - wanted >= k_plenty) claim.add(ahead);
             if (is_enough && (claim.turn_ || !needs_turn)) return claim;
         }
         if (is_enough)

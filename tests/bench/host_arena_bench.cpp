@@ -6,6 +6,7 @@
 
 #include "contents/pinner.hpp"
 #include "driver/context.hpp"
+#include "store/arena_preparer.hpp"
 #include "store/host_arena.hpp"
 
 #include <benchmark/benchmark.h>

@@ -4,6 +4,7 @@
 
 #include "store/host_arena.hpp"
 
+#include "store/arena_preparer.hpp"
 #include "support/catch.hpp"
 #include "support/fake_pinner.hpp"
 #include "support/mapping.hpp"
@@ -185,4 +186,30 @@ TEST_CASE("Host arena: what is out of reach can be shrunk, and stays out of reac
     for (const int end : pipe) ::close(end);
     CHECK(full.is_intact(2 * k_mib, k_huge));
     CHECK(full.resident() == k_huge);
+}
+
+TEST_CASE("Host arena: pieces that lie apart go out of reach, and come back", "[host_arena]") {
+    constexpr auto k_piece = HostArena::k_piece_bytes;
+    FakePinner pinner;
+    const auto stock = HostArena::create_stock(&pinner);
+    REQUIRE(stock->grow());
+    const std::unique_ptr<void, void (*)(void*)> between( // so that the next piece cannot follow
+        ::mmap(nullptr, k_huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
+        [](void* memory) { ::munmap(memory, k_huge); });
+    REQUIRE(stock->grow());
+    const auto arena = HostArena::create(2 * k_piece + 1, &pinner, stock.get());
+    REQUIRE(arena);
+    const auto is_writable = [&](Bytes offset) {
+        std::array<int, 2> pipe{};
+        REQUIRE(::pipe(pipe.data()) == 0);
+        const bool is_reached = ::write(pipe[1], (*arena)->at(offset), 1) == 1;
+        for (const int end : pipe) ::close(end);
+        return is_reached;
+    };
+    for (int i = 0; i < 2; ++i) {
+        (*arena)->protect();
+        for (const Bytes offset : {Bytes{0}, k_piece, 2 * k_piece}) CHECK_FALSE(is_writable(offset));
+        REQUIRE((*arena)->unprotect());
+        for (const Bytes offset : {Bytes{0}, k_piece, 2 * k_piece}) CHECK(is_writable(offset));
+    }
 }

@@ -4,6 +4,7 @@
 
 #include "store/host_arena.hpp"
 
+#include "store/arena_preparer.hpp"
 #include "support/catch.hpp"
 #include "support/failing_call.hpp"
 #include "support/fake_pinner.hpp"
@@ -68,6 +69,11 @@ ArenaPreparer::Options with_headroom(std::function<Headroom()> headroom, unsigne
 
 Headroom plenty() {
     return {std::numeric_limits<Bytes>::max(), "nothing"};
+}
+
+/// More than any test takes, and too little for claims to be made ahead.
+Headroom enough() {
+    return {store::HostClaims::k_plenty, "nothing"};
 }
 
 Bytes populated(const Arenas& arenas) {
@@ -202,6 +208,74 @@ TEST_CASE("Host arena: a piece that cannot be unpinned stays mapped, the others 
     REQUIRE(::munmap(second.data(), second.size()) == 0);
 }
 
+TEST_CASE("Host arena: a stock grows by pieces that are ready, and arenas take them", "[host_arena]") {
+    constexpr auto k_piece = HostArena::k_piece_bytes;
+    FakePinner pinner;
+    auto stock = HostArena::create_stock(&pinner);
+    CHECK(stock->bytes() == 0);
+    for (int i = 0; i < 3; ++i) REQUIRE(stock->grow());
+    CHECK(stock->bytes() == 3 * k_piece);
+    CHECK(stock->populated_bytes() == 3 * k_piece);
+    CHECK(pinner.pinned == 3 * k_piece);
+
+    Arenas arenas;
+    arenas.push_back(*HostArena::create(2 * k_piece + 5, &pinner, stock.get()));
+    const auto& arena = *arenas.front();
+    CHECK(stock->piece_count() == 1);
+    CHECK(stock->bytes() == k_piece);
+    CHECK(arena.populated_bytes() == 2 * k_piece);
+    REQUIRE(arena.piece_count() == 3);
+    for (std::size_t i = 0; i < 3; ++i) {
+        CHECK(arena.is_ready(i) == (i < 2));
+        CHECK(arena.at(i * k_piece + 3) == arena.piece(i).data() + 3);
+    }
+    {
+        const auto preparer = start(arenas, with_headroom(plenty));
+        for (std::size_t i = 0; i < 3; ++i) REQUIRE(preparer->wait(arena, i));
+    }
+    CHECK(pinner.pinned == 3 * k_piece + 5);
+    CHECK(arena.populated_bytes() == 2 * k_piece + 5);
+
+    std::vector<std::byte*> addresses{stock->data()};
+    for (std::size_t i = 0; i < 3; ++i) addresses.push_back(arena.piece(i).data());
+    arenas.clear();
+    CHECK(pinner.pinned == k_piece);
+    CHECK(test::is_populated(stock->piece(0)));
+    stock.reset();
+    CHECK(pinner.pinned == 0);
+    for (auto* const address : addresses) CHECK_FALSE(test::is_mapped(address));
+}
+
+TEST_CASE("Host arena: all of it may come from a stock, and none of it", "[host_arena]") {
+    constexpr auto k_piece = HostArena::k_piece_bytes;
+    auto stock = HostArena::create_stock(nullptr);
+    REQUIRE(stock->grow());
+    const auto small = HostArena::create(k_piece - 1, nullptr, stock.get());
+    REQUIRE(small);
+    CHECK_FALSE((*small)->is_ready(0));
+    CHECK(stock->piece_count() == 1);
+    Arenas arenas;
+    arenas.push_back(*HostArena::create(k_piece, nullptr, stock.get()));
+    CHECK(stock->piece_count() == 0);
+    const auto preparer = start(arenas, with_headroom([] { return Headroom{0, "a test"}; }));
+    CHECK(preparer->wait(*arenas.front(), 0));
+}
+
+TEST_CASE("Host arena: a stock that cannot grow stays as it is", "[host_arena]") {
+    FakePinner pinner;
+    auto stock = HostArena::create_stock(&pinner);
+    REQUIRE(stock->grow());
+    Result<void> grown;
+    const bool was_run =
+        test::with_failing_calls({{__NR_madvise, ENOMEM, k_populate_write}}, [&] { grown = stock->grow(); });
+    if (!was_run) return test::skip_without_right("filter its system calls");
+    REQUIRE_FALSE(grown);
+    CHECK(grown.error().code == ErrorCode::out_of_host_memory);
+    CHECK(stock->bytes() == HostArena::k_piece_bytes);
+    CHECK(pinner.pinned == HostArena::k_piece_bytes);
+    CHECK(stock->grow());
+}
+
 TEST_CASE("Host arena: populating falls back to touching pages on older kernels", "[host_arena]") {
     const auto result = prepare_under({{__NR_madvise, EINVAL, k_populate_write}});
     if (result) CHECK(*result);
@@ -256,7 +330,7 @@ TEST_CASE("Arena preparer: one thread takes the pieces in the order of the arena
 TEST_CASE("Arena preparer: a piece is ready while later ones still wait", "[host_arena]") {
     const auto arenas = make_arenas(3, k_mib);
     std::atomic<int> asked{0};
-    auto options = with_headroom([&] { return asked++ == 0 ? plenty() : Headroom{0, "a test"}; }, 1);
+    auto options = with_headroom([&] { return asked++ == 0 ? enough() : Headroom{0, "a test"}; }, 1);
     options.patience = std::chrono::hours(1);
     const auto preparer = start(arenas, std::move(options));
     CHECK(preparer->wait(*arenas[0], 0));
@@ -292,7 +366,7 @@ TEST_CASE("Arena preparer: a piece without headroom fails itself and all later o
     FakePinner pinner;
     auto arenas = make_arenas(k_count, 2 * k_mib, &pinner);
     std::atomic<std::size_t> asked{0};
-    const auto headroom = [&] { return asked++ < failing ? plenty() : Headroom{k_mib, "a test"}; };
+    const auto headroom = [&] { return asked++ < failing ? enough() : Headroom{k_mib, "a test"}; };
     auto preparer = start(arenas, with_headroom(headroom, 1));
     for (std::size_t i = 0; i < k_count; ++i) {
         const auto ready = preparer->wait(*arenas[i], 0);
@@ -311,6 +385,32 @@ TEST_CASE("Arena preparer: a piece without headroom fails itself and all later o
     arenas.clear();
     CHECK(pinner.pinned == 0);
     for (auto* address : addresses) CHECK_FALSE(test::is_mapped(address));
+}
+
+TEST_CASE("Arena preparer: where there is plenty of memory, it is looked at once for several pieces",
+          "[host_arena]") {
+    constexpr auto k_piece = HostArena::k_piece_bytes;
+    const bool has_plenty = GENERATE(true, false);
+    const auto arenas = make_arenas(12, k_piece);
+    std::atomic<int> asked{0};
+    auto options = with_headroom(
+        [&] {
+            ++asked;
+            return has_plenty ? plenty() : enough();
+        },
+        1);
+    {
+        const auto preparer = start(arenas, std::move(options));
+        for (const auto& arena : arenas) REQUIRE(preparer->wait(*arena, 0));
+    }
+    CHECK(asked == (has_plenty ? 2 : 12));
+    // Nothing is claimed any more.
+    store::ClaimOptions exact;
+    exact.reserve = 0;
+    exact.patience = Milliseconds(0);
+    exact.headroom = [] { return Headroom{k_mib, "a test"}; };
+    CHECK(store::HostClaims(exact).make(
+        k_mib, [] { return "some"; }, [](Milliseconds) { return true; }));
 }
 
 TEST_CASE("Arena preparer: the reserve is left to others", "[host_arena]") {

@@ -83,6 +83,26 @@ TEST_CASE("Host claims: near the limit there is one at a time, and away from it 
     CHECK(can_be_locked(limit.file)); // it was not touched
 }
 
+TEST_CASE("Host claims: with plenty of headroom more is claimed ahead, and counts until it is taken",
+          "[host_claim]") {
+    const Limit limit;
+    const auto claim = [](HostClaims& claims) {
+        return claims.make(
+            k_mib, some, [](Milliseconds) { return true; }, 3 * k_mib);
+    };
+    HostClaims plenty(limit.options(HostClaims::k_plenty + 2 * k_mib)); // the claim, and the reserve
+    HostClaims enough(limit.options(HostClaims::k_plenty + 2 * k_mib - 1));
+    CHECK(claim(enough)->bytes() == k_mib);
+    auto ahead = claim(plenty);
+    REQUIRE(ahead);
+    CHECK(ahead->bytes() == 4 * k_mib);
+    HostClaims exact(limit.options(5 * k_mib)); // beside what is claimed there is room for the reserve
+    CHECK(claim_at_once(exact).error().code == ErrorCode::out_of_host_memory);
+    ahead->note_taken(k_mib);
+    CHECK(ahead->bytes() == 3 * k_mib);
+    CHECK(claim_at_once(exact));
+}
+
 TEST_CASE("Host claims: a turn that is waited for comes when it is free", "[host_claim]") {
     const Limit limit;
     HostClaims claims(limit.options(k_gib));

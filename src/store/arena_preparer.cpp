@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Threads that give pages to pieces, and pin them.
+
+#include "store/arena_preparer.hpp"
+
+#include "base/guard.hpp"
+#include "base/quiet_thread.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace gpu_sleep::store {
+
+ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
+    : most_threads_(options.threads), steps_(options.steps), claims_(std::move(options)),
+      arenas_(std::move(arenas)) {
+    for (auto* arena : arenas_) {
+        first_task_.emplace(arena, tasks_.size());
+        for (std::size_t i = 0; i < arena->piece_count(); ++i) {
+            tasks_.push_back({arena, i});
+            ready_.push_back(arena->is_ready(i));
+        }
+    }
+}
+
+Result<std::unique_ptr<ArenaPreparer>> ArenaPreparer::start(std::vector<HostArena*> arenas, Options options) {
+    std::unique_ptr<ArenaPreparer> preparer(new ArenaPreparer(std::move(arenas), std::move(options)));
+    const auto allowed = std::min(preparer->most_threads_, std::thread::hardware_concurrency());
+    const auto& ready = preparer->ready_;
+    const auto wanted = static_cast<std::size_t>(std::count(ready.begin(), ready.end(), false));
+    const auto most = std::min<std::size_t>(std::max(1U, allowed), wanted);
+    preparer->threads_.reserve(most); // a thread that is started has a place
+    for (std::size_t i = 0; i < most; ++i) {
+        auto thread = start_quiet_thread("gpu-sleep-fill", [raw = preparer.get()] { raw->work(); });
+        if (!thread && preparer->threads_.empty()) return std::move(thread).error();
+        if (!thread) break; // fewer do the same work
+        preparer->threads_.push_back(*std::move(thread));
+    }
+    return preparer;
+}
+
+ArenaPreparer::~ArenaPreparer() {
+    cancel();
+    for (auto& thread : threads_) thread.join();
+}
+
+void ArenaPreparer::cancel() noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        stopped_ = true;
+    }
+    changed_.notify_all();
+}
+
+void ArenaPreparer::work() {
+    std::optional<HostClaim> claim;
+    while (!stopped_) {
+        const auto index = next_++;
+        if (index >= tasks_.size()) return;
+        finish(index, guarded([&] { return fill(tasks_[index], claim); }));
+    }
+}
+
+Result<void> ArenaPreparer::fill(const Task& task, std::optional<HostClaim>& claim) {
+    constexpr Bytes k_ahead = 7 * HostArena::k_piece_bytes;
+    if (task.arena->is_ready(task.piece)) return {};
+    const auto bytes = task.arena->piece(task.piece).size();
+    if (!claim || claim->bytes() < bytes) {
+        claim.reset();
+        auto made = claims_.make(
+            bytes, [this] { return missing(); }, [this](Milliseconds time) { return pause(time); }, k_ahead);
+        if (!made) return std::move(made).error();
+        claim.emplace(*std::move(made));
+    }
+    {
+        const model::StepClock::Timed timed(steps_, model::Step::populate);
+        GPU_SLEEP_TRY(task.arena->populate(task.piece));
+    }
+    claim->note_taken(bytes);
+    if (claim->bytes() == 0) claim.reset(); // it may be somebody else's turn
+    const model::StepClock::Timed timed(steps_, model::Step::pin);
+    task.arena->pin_whole(task.piece);
+    return {};
+}
+
+bool ArenaPreparer::pause(Milliseconds time) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, time, [this] { return stopped_.load(); });
+}
+
+std::string ArenaPreparer::missing() const {
+    Bytes bytes = 0;
+    for (const auto* arena : arenas_) bytes += arena->bytes() - arena->populated_bytes();
+    return format_bytes(bytes);
+}
+
+void ArenaPreparer::finish(std::size_t task, Result<void> result) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (result) {
+            ready_[task] = true;
+        } else {
+            if (!failure_) failure_ = std::move(result).error();
+            stopped_ = true;
+        }
+    }
+    changed_.notify_all();
+}
+
+Result<void> ArenaPreparer::wait(const HostArena& arena, std::size_t piece,
+                                 const std::function<Result<void>()>& listen) {
+    constexpr Milliseconds k_between{100};
+    const auto first = first_task_.find(&arena);
+    if (first == first_task_.end() || piece >= arena.piece_count())
+        return make_error(ErrorCode::internal, "waiting for host memory that nobody prepares");
+    const auto task = first->second + piece;
+    const model::StepClock::Timed timed(steps_, model::Step::await_host);
+    std::unique_lock lock(mutex_);
+    const auto is_over = [&] { return ready_[task] || stopped_; };
+    while (listen && !changed_.wait_for(lock, k_between, is_over)) {
+        lock.unlock();
+        GPU_SLEEP_TRY(listen());
+        lock.lock();
+    }
+    changed_.wait(lock, is_over);
+    if (ready_[task]) return {};
+    if (failure_) return *failure_;
+    return make_error(ErrorCode::cancelled, "host memory is no longer needed");
+}
+
+} // namespace gpu_sleep::store

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Making arenas ready piece by piece on several threads, so that copying can start when the first piece is
+// there.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "model/step_clock.hpp"
+#include "store/host_arena.hpp"
+#include "store/host_claim.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace gpu_sleep::store {
+
+/// Gives pages to, and pins, the pieces of some arenas, on threads of its own, in the order in which the
+/// arenas were given. For one transaction; several may be at work at once. Thread-safe.
+class ArenaPreparer {
+public:
+    /// Each piece is a claim, or, where there is plenty of memory, each few.
+    struct Options : ClaimOptions {
+        unsigned threads = 8;              ///< at most one per processor is started, and at least one
+        model::StepClock* steps = nullptr; ///< counts populating, pinning and waits, if there is one
+    };
+
+    /// The arenas, each given once, must outlive it. Starts at once, with as many threads as can be had.
+    /// Errors: out_of_host_memory (not one thread could be started).
+    [[nodiscard]] static Result<std::unique_ptr<ArenaPreparer>> start(std::vector<HostArena*> arenas,
+                                                                      Options options);
+
+    /// Waits until the piece is ready; calls `listen`, if there is one, now and then meanwhile. Errors:
+    /// out_of_host_memory (says how much was needed, what limited it), cancelled, those of `listen`. Once a
+    /// piece has failed, every piece that was not yet ready fails the same way.
+    [[nodiscard]] Result<void> wait(const HostArena& arena, std::size_t piece,
+                                    const std::function<Result<void>()>& listen = {});
+
+    /// Takes up no further piece; pieces that are not ready fail.
+    void cancel() noexcept;
+
+    /// Cancels, then joins the threads; waits no longer than one piece takes.
+    ~ArenaPreparer();
+    ArenaPreparer(const ArenaPreparer&) = delete;
+    ArenaPreparer& operator=(const ArenaPreparer&) = delete;
+
+private:
+    struct Task {
+        HostArena* arena;
+        std::size_t piece;
+    };
+
+    ArenaPreparer(std::vector<HostArena*> arenas, Options options);
+    void work();
+    /// Waits for headroom for the piece, if `claim` has none left for it, then prepares it. Errors:
+    /// out_of_host_memory, cancelled.
+    [[nodiscard]] Result<void> fill(const Task& task, std::optional<HostClaim>& claim);
+    /// Waits, unless it is cancelled. Returns whether it is.
+    [[nodiscard]] bool pause(Milliseconds time);
+    void finish(std::size_t task, Result<void> result);
+    [[nodiscard]] std::string missing() const;
+
+    const unsigned most_threads_;
+    model::StepClock* const steps_;
+    HostClaims claims_;
+    const std::vector<HostArena*> arenas_;
+    // Not changed after start:
+    std::map<const HostArena*, std::size_t> first_task_; ///< of each arena
+    std::vector<Task> tasks_;                            ///< in the order in which they are taken up
+    std::vector<std::thread> threads_;
+    std::atomic<std::size_t> next_{0}; ///< task to take up
+    std::atomic<bool> stopped_{false}; ///< set with mutex_ held, so that no waiting thread misses it
+
+    std::mutex mutex_; ///< guards all below
+    std::condition_variable changed_;
+    std::vector<bool> ready_;      ///< for each task
+    std::optional<Error> failure_; ///< of the first piece that failed
+};
+
+} // namespace gpu_sleep::store
