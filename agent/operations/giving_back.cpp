@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// When contents may be given back. At the end of the process the driver takes everything, and unpins no more.
+// When contents may be given back, and pinned. At the end of the process the driver takes everything, and
+// unpins no more.
 
 #include "operations/giving_back.hpp"
 
@@ -35,19 +36,8 @@ bool retained_gives_way(Parts& parts) noexcept {
     return has_given;
 }
 
-} // namespace
-
-void give_way_while_waiting(Parts& parts) noexcept {
-    if (!parts.memory.may_call_driver() || !retained_gives_way(parts)) return;
-    ignoring_errors([&] {
-        parts.retired.collect();
-        const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
-        while (contexts && parts.retired.give_back_some()) {
-        }
-    });
-}
-
-bool tidy(Parts& parts) {
+/// Gives a little back. False when nothing is left.
+bool give_back_some(Parts& parts) {
     if (!parts.memory.may_call_driver()) return false;
     // While all sleeps somebody else may have locked the driver: what can wait does.
     const auto state = parts.status.state();
@@ -67,6 +57,36 @@ bool tidy(Parts& parts) {
     return parts.retired.give_back_some();
 }
 
+/// Pins a little of what a sleep has left to be pinned. False when nothing is left.
+bool pin_some(Parts& parts) {
+    if (!parts.memory.may_call_driver()) return false;
+    auto* const batch =
+        parts.memory.with_lock([](const LockedMemory& locked) { return locked.find_unpinned(); });
+    if (!batch) return false;
+    const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
+    if (contexts)
+        static_cast<void>(batch->pin_some()); // freed meanwhile, it lives until this thread reaps it
+    else
+        std::this_thread::sleep_for(Milliseconds(1));
+    return true;
+}
+
+} // namespace
+
+void give_way_while_waiting(Parts& parts) noexcept {
+    if (!parts.memory.may_call_driver() || !retained_gives_way(parts)) return;
+    ignoring_errors([&] {
+        parts.retired.collect();
+        const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
+        while (contexts && parts.retired.give_back_some()) {
+        }
+    });
+}
+
+bool tidy(Parts& parts) {
+    return give_back_some(parts) || pin_some(parts);
+}
+
 bool give_back_files(Parts& parts) {
     if (parts.memory.is_ending()) return false;
     parts.retired.collect();
@@ -77,7 +97,7 @@ bool give_back_unneeded(Parts& parts) {
     if (!parts.memory.may_call_driver()) return false;
     parts.retired.collect();
     bool has_any = parts.retired.has_any();
-    while (tidy(parts)) has_any = true;
+    while (give_back_some(parts)) has_any = true;
     return has_any;
 }
 

@@ -70,6 +70,9 @@ public:
     void forget_retained_beside(const model::SleepRequest& request) {
         engine().forget_retained_beside(request);
     }
+    /// Kept contents whose host memory is still to be pinned, for the operations thread; null if there are
+    /// none.
+    [[nodiscard]] contents::Batch* find_unpinned() const noexcept { return contents().find_unpinned(); }
 
     // Reports.
     [[nodiscard]] model::State state() const noexcept;

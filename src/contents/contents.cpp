@@ -10,6 +10,7 @@
 #include <iterator>
 #include <limits>
 #include <set>
+#include <thread>
 #include <utility>
 
 namespace gpu_sleep::contents {
@@ -68,6 +69,11 @@ Bytes room_for_retained() {
     const auto available = store::host_headroom().bytes;
     const bool is_known = available != std::numeric_limits<Bytes>::max();
     return is_known && available > k_left_available ? available - k_left_available : 0;
+}
+
+unsigned default_relay_threads() noexcept {
+    constexpr unsigned k_many = 16;
+    return std::thread::hardware_concurrency() >= k_many ? 12 : 0;
 }
 
 Keeper& Contents::keeper(model::Store store) noexcept {
@@ -253,6 +259,12 @@ std::optional<Waste> Contents::find_waste() {
 bool Contents::has_waste() const noexcept {
     return !retired_.empty() || std::any_of(batches_.begin(), batches_.end(),
                                             [](const auto& batch) { return batch->has_waste(); });
+}
+
+Batch* Contents::find_unpinned() noexcept {
+    const auto found = std::find_if(batches_.begin(), batches_.end(),
+                                    [](const auto& batch) { return batch->has_unpinned(); });
+    return found == batches_.end() ? nullptr : found->get();
 }
 
 std::vector<std::filesystem::path> Contents::files_left_behind() const {

@@ -117,6 +117,9 @@ public:
     /// Whether there is something to reap, or to give back.
     [[nodiscard]] bool has_waste() const noexcept;
 
+    /// A batch that is in use, and whose memory is still to be pinned; null if there is none.
+    [[nodiscard]] Batch* find_unpinned() noexcept;
+
     /// What the batches hold that are in use: host memory, or files.
     [[nodiscard]] Bytes held(model::Store store) const noexcept { return held_by(batches_, store); }
     /// Host memory of those that are retired.

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Copying between the device and arenas, which are made ready piece by piece meanwhile, and giving arenas
-// back.
+// back. New contents are relayed where that is faster: to pin memory takes longer than to copy, and is then
+// done after the sleep, or by the copies that come first.
 
 #include "contents/host_keeper.hpp"
 
+#include "contents/relay.hpp"
 #include "store/arena_preparer.hpp"
 #include "store/host_memory.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace gpu_sleep::contents {
 namespace {
@@ -20,18 +23,11 @@ constexpr Bytes k_piece = store::HostArena::k_piece_bytes;
 /// Parts of ranges need not be aligned; their copies are, which keeps transfers at full speed.
 constexpr Bytes k_alignment = 256;
 
-/// A copy between device memory and an arena.
-struct Copy {
-    driver::AddressSpan device;
-    const HostBatch* batch = nullptr;
-    Bytes at = 0;
-};
-
 /// Adds a copy, or lengthens the last one when the new one continues it on both sides.
-void add_copy(std::vector<Copy>& copies, const Copy& copy) {
+void add_copy(std::vector<HostCopy>& copies, const HostCopy& copy) {
     if (!copies.empty()) {
         auto& last = copies.back();
-        const bool continues = last.batch == copy.batch && last.device.end() == copy.device.address &&
+        const bool continues = last.arena == copy.arena && last.device.end() == copy.device.address &&
                                last.at + last.device.bytes == copy.at;
         if (continues) {
             last.device.bytes += copy.device.bytes;
@@ -42,10 +38,11 @@ void add_copy(std::vector<Copy>& copies, const Copy& copy) {
 }
 
 /// The copies of `blocks`, as long as they can be.
-std::vector<Copy> joined(std::span<const Move> blocks) {
-    std::vector<Copy> copies;
+std::vector<HostCopy> joined(std::span<const Move> blocks) {
+    std::vector<HostCopy> copies;
     for (const auto& block : blocks)
-        add_copy(copies, {block.device, static_cast<const HostBatch*>(block.place.batch), block.place.at});
+        add_copy(copies,
+                 {block.device, &static_cast<const HostBatch*>(block.place.batch)->arena(), block.place.at});
     return copies;
 }
 
@@ -64,11 +61,11 @@ void for_each_piece(Span span, Use&& use) {
 /// Calls `part(piece index, device address, host address, bytes)` for each piece that `copy` crosses, until
 /// one fails.
 template <class Part>
-Result<void> for_each_part(const Copy& copy, Part&& part) {
+Result<void> for_each_part(const HostCopy& copy, Part&& part) {
     Result<void> done;
     for_each_piece({copy.at, copy.device.bytes}, [&](std::size_t index, Span span) {
         if (!done) return;
-        done = part(index, copy.device.address + (span.offset - copy.at), copy.batch->arena().at(span.offset),
+        done = part(index, copy.device.address + (span.offset - copy.at), copy.arena->at(span.offset),
                     span.bytes);
     });
     return done;
@@ -144,6 +141,10 @@ void HostBatch::protect() noexcept {
     if (arena_) arena_->protect();
 }
 
+bool HostBatch::pin_some() noexcept {
+    return arena_ && arena_->pin_next();
+}
+
 Result<void> HostBatch::unprotect() noexcept {
     return arena_ ? arena_->unprotect() : Result<void>();
 }
@@ -173,49 +174,79 @@ void HostKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vecto
 
 Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batches) {
     std::vector<store::HostArena*> arenas;
-    arenas.reserve(batches.size());
-    for (auto* const batch : batches) arenas.push_back(&static_cast<HostBatch*>(batch)->arena());
+    Bytes total = 0;
+    for (auto* const batch : batches) {
+        arenas.push_back(&static_cast<HostBatch*>(batch)->arena());
+        total += arenas.back()->bytes() - arenas.back()->populated_bytes();
+    }
+    // To memory that is pinned, or is to be so, the device copies itself.
+    const bool relays = transfer.options.relay_threads > 0 && total >= transfer.options.relay_from;
+    std::vector<HostCopy> direct;
+    std::vector<HostCopy> relayed;
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+        auto* const arena = arenas[i];
+        for (const auto& source : std::exchange(static_cast<HostBatch*>(batches[i])->sources_, {}))
+            for_each_piece({source.at, source.memory.bytes}, [&](std::size_t piece, Span part) {
+                add_copy(
+                    relays && !arena->is_pinned(piece) ? relayed : direct,
+                    {{source.memory.address + (part.offset - source.at), part.bytes}, arena, part.offset});
+            });
+    }
     store::ArenaPreparer::Options options;
     options.threads = transfer.options.fill_threads;
     options.reserve = transfer.options.host_reserve;
     options.steps = &transfer.session.steps();
     options.patience = transfer.progress.host_patience();
+    options.pins = !relays;
+    options.near = transfer.session.bus_id();
     auto preparer = store::ArenaPreparer::start(std::move(arenas), std::move(options));
     if (!preparer) return std::move(preparer).error();
-
-    for (auto* const each : batches) {
-        auto& batch = static_cast<HostBatch&>(*each);
+    const auto await = [&](const store::HostArena& arena, std::size_t piece) {
+        return (*preparer)->wait(arena, piece, [&] { return transfer.look(); });
+    };
+    for (const auto& copy : direct) {
         const auto part = [&](std::size_t piece, driver::DeviceAddress from, std::byte* to,
                               Bytes bytes) -> Result<void> {
-            GPU_SLEEP_TRY((*preparer)->wait(batch.arena(), piece, [&] { return transfer.look(); }));
+            GPU_SLEEP_TRY(await(*copy.arena, piece));
             GPU_SLEEP_TRY(transfer.session.copy_to_host(to, from, bytes));
             return transfer.queued(bytes); // and heeds a withdrawal
         };
-        std::vector<Copy> copies;
-        for (const auto& source : batch.sources_) add_copy(copies, {source.memory, &batch, source.at});
-        for (const auto& copy : copies) GPU_SLEEP_TRY(for_each_part(copy, part));
-        batch.sources_ = {};
+        GPU_SLEEP_TRY(for_each_part(copy, part));
     }
+    const auto await_part = [&](const store::HostArena& arena, Span part) {
+        Result<void> is_there;
+        for_each_piece(part, [&](std::size_t piece, Span) {
+            if (is_there) is_there = await(arena, piece);
+        });
+        return is_there;
+    };
+    if (!relayed.empty()) GPU_SLEEP_TRY(relay(transfer, relayed, await_part));
     return transfer.wait();
 }
 
 Result<void> HostKeeper::replace(Transfer& transfer, std::span<const Move> blocks) {
-    const auto part = [&](std::size_t, driver::DeviceAddress from, std::byte* to,
-                          Bytes bytes) -> Result<void> {
-        GPU_SLEEP_TRY(transfer.session.copy_to_host(to, from, bytes));
-        return transfer.queued(bytes);
-    };
-    for (const auto& copy : joined(blocks)) GPU_SLEEP_TRY(for_each_part(copy, part));
+    for (const auto& copy : joined(blocks)) {
+        const auto part = [&](std::size_t piece, driver::DeviceAddress from, std::byte* to,
+                              Bytes bytes) -> Result<void> {
+            copy.arena->pin(piece); // where that is still to be done
+            GPU_SLEEP_TRY(transfer.session.copy_to_host(to, from, bytes));
+            return transfer.queued(bytes);
+        };
+        GPU_SLEEP_TRY(for_each_part(copy, part));
+    }
     return {};
 }
 
 Result<void> HostKeeper::give(Transfer& transfer, std::span<const Move> blocks, Failures& /*failures*/) {
-    const auto part = [&](std::size_t, driver::DeviceAddress to, const std::byte* from,
-                          Bytes bytes) -> Result<void> {
-        GPU_SLEEP_TRY(transfer.session.copy_to_device(to, from, bytes));
-        return transfer.queued(bytes);
-    };
-    for (const auto& copy : joined(blocks)) GPU_SLEEP_TRY(for_each_part(copy, part));
+    for (const auto& copy : joined(blocks)) {
+        const auto part = [&](std::size_t piece, driver::DeviceAddress to, const std::byte* from,
+                              Bytes bytes) -> Result<void> {
+            copy.arena->pin(piece); // where that is still to be done
+            GPU_SLEEP_TRY(transfer.session.copy_to_device(to, from, bytes));
+            return transfer.queued(bytes);
+        };
+        GPU_SLEEP_TRY(for_each_part(copy, part));
+    }
     return {};
 }
 

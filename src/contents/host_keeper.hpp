@@ -50,6 +50,8 @@ public:
     [[nodiscard]] bool give_back_some() noexcept override { return arena_ && arena_->unpin_next(); }
     void protect() noexcept override;
     [[nodiscard]] Result<void> unprotect() noexcept override;
+    [[nodiscard]] bool has_unpinned() const noexcept override { return arena_ && arena_->has_untried(); }
+    [[nodiscard]] bool pin_some() noexcept override;
 
     /// The arena, once the batch has begun.
     [[nodiscard]] store::HostArena& arena() const noexcept { return *arena_; }

@@ -89,6 +89,10 @@ public:
     /// within reach of copies. Errors: out_of_host_memory (they are still out of reach).
     virtual void protect() noexcept {}
     [[nodiscard]] virtual Result<void> unprotect() noexcept { return {}; }
+    /// Whether copies would become faster by pin_some(), which does a part of what is to be done, for 1 ms,
+    /// and returns whether there is more. Nobody may use the contents meanwhile; the mutex need not be held.
+    [[nodiscard]] virtual bool has_unpinned() const noexcept { return false; }
+    [[nodiscard]] virtual bool pin_some() noexcept { return false; }
     /// What it holds, in bytes of its kind.
     [[nodiscard]] virtual Bytes held() const noexcept = 0;
     /// `span` is no longer needed. Returns whether more has become worth giving back.

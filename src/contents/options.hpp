@@ -16,6 +16,10 @@ inline constexpr Bytes k_left_available = 4 * k_gib;
 /// Nothing where that cannot be told. Thread-safe; reads a handful of small files.
 [[nodiscard]] Bytes room_for_retained();
 
+/// Options::relay_threads by default: where processors are many, moving contents on costs less time than
+/// pinning their memory first (tests/bench/RESULTS.md).
+[[nodiscard]] unsigned default_relay_threads() noexcept;
+
 struct Options {
     unsigned fill_threads = 8;        ///< that make host memory ready, for each device
     Bytes host_reserve = 256 * k_mib; ///< host memory left to everybody else
@@ -25,6 +29,10 @@ struct Options {
     /// Host memory that may hold contents of what is awake, for the next sleep. 0: a wake gives all back.
     Bytes retained = 0;
     Bytes (*room_for_retained)() = contents::room_for_retained; ///< asked at each wake, and now and then
+    /// Threads that move contents on to host memory that is pinned only afterwards, for each device. 0: it is
+    /// pinned first.
+    unsigned relay_threads = default_relay_threads();
+    Bytes relay_from = 2 * k_gib; ///< new contents of a device: less than that is not relayed
 };
 
 } // namespace gpu_sleep::contents

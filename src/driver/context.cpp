@@ -106,4 +106,9 @@ std::string device_name(const Api& api, int device) {
     return api.cuDeviceGetName(name, sizeof(name) - 1, device) == CUDA_SUCCESS ? name : std::string();
 }
 
+std::string pci_bus_id(const Api& api, int device) {
+    char text[32] = {};
+    return api.cuDeviceGetPCIBusId(text, sizeof(text), device) == CUDA_SUCCESS ? text : std::string();
+}
+
 } // namespace gpu_sleep::driver

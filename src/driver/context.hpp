@@ -96,6 +96,9 @@ struct MemoryInfo {
 
 /// The device's name for people; empty if the driver does not say. Source: CUDA Driver API, cuDeviceGetName.
 [[nodiscard]] std::string device_name(const Api& api, int device);
+/// The device's place on the PCI bus, "0000:17:00.0"; empty if the driver does not say. Source: CUDA Driver
+/// API, cuDeviceGetPCIBusId.
+[[nodiscard]] std::string pci_bus_id(const Api& api, int device);
 
 /// Puts the calling thread's capture mode at relaxed while it lives, so that what this thread does on streams
 /// of its own does not break a capture of another thread. Source: CUDA Driver API,

@@ -31,7 +31,9 @@ class ArenaPreparer {
 public:
     /// Each piece is a claim, or, where there is plenty of memory, each few.
     struct Options : ClaimOptions {
-        unsigned threads = 8;              ///< at most one per processor is started, and at least one
+        unsigned threads = 8; ///< at most one per processor is started, and at least one
+        bool pins = true;     ///< else pieces are ready once they have their pages
+        std::string near{};   ///< the PCI device that the memory is for; see stay_near()
         model::StepClock* steps = nullptr; ///< counts populating, pinning and waits, if there is one
     };
 
@@ -71,6 +73,8 @@ private:
     [[nodiscard]] std::string missing() const;
 
     const unsigned most_threads_;
+    const bool pins_;
+    const std::string near_;
     model::StepClock* const steps_;
     HostClaims claims_;
     const std::vector<HostArena*> arenas_;

@@ -11,8 +11,13 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <limits>
 #include <utility>
 
@@ -92,6 +97,19 @@ int populate(std::span<std::byte> memory) {
     return errno;
 }
 
+/// `to` begins where 16 bytes do. What is written is not read again soon, and whatever else was in the caches
+/// stays there.
+void copy_past_caches(std::byte* to, std::span<const std::byte> from) noexcept {
+    std::size_t done = 0;
+#ifdef __SSE2__
+    for (; done + sizeof(__m128i) <= from.size(); done += sizeof(__m128i))
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to + done),
+                         _mm_loadu_si128(reinterpret_cast<const __m128i*>(from.data() + done)));
+    _mm_sfence(); // before anybody is told that it is there
+#endif
+    std::copy(from.begin() + static_cast<std::ptrdiff_t>(done), from.end(), to + done);
+}
+
 } // namespace
 
 template <class Use>
@@ -154,7 +172,8 @@ Result<void> HostArena::grow() {
     auto more = create(k_piece_bytes, pinner_);
     if (!more) return std::move(more).error();
     pieces_.reserve(pieces_.size() + 1);
-    GPU_SLEEP_TRY((*more)->make_ready(0));
+    GPU_SLEEP_TRY((*more)->populate(0));
+    (*more)->pin(0);
     pieces_.push_back((*more)->take_piece());
     bytes_ += k_piece_bytes;
     populated_bytes_ += k_piece_bytes;
@@ -237,27 +256,41 @@ Result<void> HostArena::populate(std::size_t index) {
         return errno_error(ErrorCode::out_of_host_memory, failure, "madvise",
                            fmt::format("cannot have {} of host memory for contents", format_bytes(bytes_)));
     populated_bytes_ += memory.size();
+    pieces_[index].is_ready = true;
     return {};
 }
 
-Result<void> HostArena::make_ready(std::size_t index) {
-    GPU_SLEEP_TRY(populate(index));
-    pin_whole(index);
-    return {};
-}
-
-void HostArena::pin_whole(std::size_t index) {
-    auto& piece = pieces_[index];
-    pin(piece.parts.front());
-    piece.is_ready = true;
-}
-
-void HostArena::pin(Part& part) {
-    if (pinner_ == nullptr) return;
+void HostArena::pin(Part& part) noexcept {
+    if (pinner_ == nullptr || part.is_pinned) return;
     const auto pinned = guarded([&] { return pinner_->pin(part.memory); });
     part.is_pinned = pinned.has_value();
     if (!pinned && !has_complained_.exchange(true))
         log::info("copies will be slower: host memory could not be pinned: {}", pinned.error().message);
+}
+
+void HostArena::pin(std::size_t index) noexcept {
+    auto& piece = pieces_[index];
+    if (std::exchange(piece.was_tried, true)) return;
+    // What is out of reach cannot be pinned.
+    if (is_protected_ && !set_access(piece.memory, PROT_READ | PROT_WRITE)) return;
+    for (auto& part : piece.parts) pin(part);
+    if (is_protected_) static_cast<void>(set_access(piece.memory, PROT_NONE));
+}
+
+bool HostArena::pin_next() noexcept {
+    while (tried_ < piece_count() && pieces_[tried_].was_tried) ++tried_;
+    if (tried_ < piece_count()) pin(tried_++);
+    return tried_ < piece_count();
+}
+
+void HostArena::write(Bytes offset, std::span<const std::byte> from) const noexcept {
+    while (!from.empty()) {
+        const auto rest = k_piece_bytes - offset % k_piece_bytes;
+        const auto bytes = std::min<std::size_t>(rest, from.size());
+        copy_past_caches(at(offset), from.first(bytes));
+        offset += bytes;
+        from = from.subspan(bytes);
+    }
 }
 
 bool HostArena::unpin(Part& part) noexcept {

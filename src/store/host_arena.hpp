@@ -82,8 +82,16 @@ public:
     [[nodiscard]] std::span<std::byte> piece(std::size_t index) const noexcept {
         return pieces_[index].memory;
     }
-    /// Whether the piece has its pages, and is pinned if that can be done.
+    /// Whether the piece has its pages.
     [[nodiscard]] bool is_ready(std::size_t index) const noexcept { return pieces_[index].is_ready; }
+    /// Copies `from` to the byte `offset` and on, in pieces that are ready, past the processor's caches.
+    void write(Bytes offset, std::span<const std::byte> from) const noexcept;
+    /// Pins what of the piece is not, once; what cannot be pinned stays so. It takes 1 ms, has its pages, and
+    /// may be out of reach (protect()).
+    void pin(std::size_t index) noexcept;
+    /// Does so with the next one; false when all were tried.
+    [[nodiscard]] bool pin_next() noexcept;
+    [[nodiscard]] bool has_untried() const noexcept { return tried_ < piece_count(); }
     /// Whether all that is left of the piece is pinned; false means that copies to and from it go through the
     /// driver's own staging. Once the piece has been waited for, and not while it is shrunk.
     [[nodiscard]] bool is_pinned(std::size_t index) const noexcept;
@@ -103,6 +111,7 @@ private:
         std::span<std::byte> memory;
         std::vector<Part> parts; ///< what of it is left, in order
         bool is_ready = false;
+        bool was_tried = false; ///< to be pinned
     };
 
     HostArena(Bytes bytes, Pinner* pinner, std::vector<Piece> pieces);
@@ -116,12 +125,8 @@ private:
     /// Gives pages to the piece. For each piece once; different pieces on different threads. Errors:
     /// out_of_host_memory.
     [[nodiscard]] Result<void> populate(std::size_t index);
-    /// Pins the piece, which has its pages and is whole, if that can be done: it is ready.
-    void pin_whole(std::size_t index);
-    /// Both.
-    [[nodiscard]] Result<void> make_ready(std::size_t index);
     /// Pins the part, which has its pages, if that can be done.
-    void pin(Part& part);
+    void pin(Part& part) noexcept;
     /// Returns false if the part is still pinned.
     bool unpin(Part& part) noexcept;
     /// What of `part` is `needed`, on whole huge pages.
@@ -134,6 +139,7 @@ private:
     Pinner* pinner_;
     std::vector<Piece> pieces_;
     std::size_t unpinned_ = 0; ///< pieces that unpin_next() has gone through
+    std::size_t tried_ = 0;    ///< pieces that pin_next() has
     bool is_protected_ = false;
     std::atomic<Bytes> populated_bytes_{0};
     std::atomic<bool> has_complained_{false}; ///< of memory that cannot be pinned

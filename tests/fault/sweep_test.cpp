@@ -27,6 +27,7 @@ struct Way {
     bool in_files; ///< those of `weights`
     CUresult status;
     bool retains = false; ///< contents stay in host memory past a wake
+    bool relays = false;  ///< their memory is pinned only afterwards
 };
 constexpr std::array k_ways{
     Way{"kept in host memory", 1, false, CUDA_ERROR_UNKNOWN},
@@ -35,6 +36,7 @@ constexpr std::array k_ways{
     Way{"dropped", 2, false, CUDA_ERROR_UNKNOWN},
     Way{"dropped", 2, false, CUDA_ERROR_OUT_OF_MEMORY},
     Way{"retained in host memory", 1, false, CUDA_ERROR_UNKNOWN, true},
+    Way{"relayed to host memory", 1, false, CUDA_ERROR_UNKNOWN, true, true},
 };
 
 /// What makes an end of a transaction from outside.
@@ -172,6 +174,9 @@ private:
     [[nodiscard]] static sleep::Engine::Options options_of(const Way& way) {
         sleep::Engine::Options options{2, 0};
         options.retained = way.retains ? 64 * k_mib : 0;
+        options.relay_threads = way.relays ? 2 : 0;
+        options.relay_from = 0;
+        options.staging = 12 * k_mib;
         return options;
     }
 
@@ -225,7 +230,7 @@ private:
 } // namespace
 
 TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep][sleep]") {
-    const auto& way = k_ways.at(GENERATE(0U, 1U, 2U, 3U, 4U, 5U));
+    const auto& way = k_ways.at(GENERATE(0U, 1U, 2U, 3U, 4U, 5U, 6U));
     Sweep sweep(way);
     bool keeps_files = false;
     for_each_call([&](int call) {
@@ -245,11 +250,12 @@ TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep][s
 }
 
 TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep][wake]") {
-    const auto& way = k_ways.at(GENERATE(0U, 1U, 2U, 3U, 4U, 5U));
+    const auto& way = k_ways.at(GENERATE(0U, 1U, 2U, 3U, 4U, 5U, 6U));
     Sweep sweep(way);
     for_each_call([&](int call) {
         INFO(way.name << ", a call gives " << way.status);
         REQUIRE(sweep.sleep());
+        if (call % 2 == 0) sweep.fixture().pin(call % 4 == 0 ? 1 : 100); // the wake does the rest
         const auto woken = sweep.run(call, [&] { return sweep.fixture().wake(); });
         if (!woken) {
             sweep.check_asleep();
@@ -288,6 +294,29 @@ TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver
         return sweep.reached();
     });
     CHECK(sweep.failures() > 10 / sweep_stride());
+}
+
+TEST_CASE("Sweep: pinning what a sleep has relayed survives the failure of every driver call",
+          "[sweep][sleep]") {
+    const auto& way = k_ways[6];
+    Sweep sweep(way);
+    for_each_call([&](int call) {
+        REQUIRE(sweep.sleep());
+        static_cast<void>(sweep.run(call, [&] {
+            sweep.fixture().pin(100);
+            return Result<void>();
+        }));
+        sweep.check_asleep();
+        REQUIRE(sweep.fixture().wake());
+        sweep.check_woken();
+        REQUIRE(sweep.sleep());
+        static_cast<void>(sweep.fixture().engine().contents().trim_retained(0));
+        REQUIRE(sweep.fixture().wake());
+        sweep.check_woken();
+        static_cast<void>(sweep.fixture().engine().contents().trim_retained(0)); // the next copies all again
+        static_cast<void>(sweep.fixture().engine().contents().reap());
+        return sweep.reached();
+    });
 }
 
 TEST_CASE("Sweep: giving back what died asleep survives the failure of every driver call", "[sweep][wake]") {
@@ -382,7 +411,7 @@ TEST_CASE("Sweep: a sleep that can be neither finished nor undone leaves asleep 
 }
 
 TEST_CASE("Sweep: a sleep survives a withdrawal, and the end of its time, at every step", "[sweep][sleep]") {
-    const auto& way = k_ways.at(GENERATE(0U, 1U, 3U));
+    const auto& way = k_ways.at(GENERATE(0U, 1U, 3U, 6U));
     const auto end = GENERATE(End::withdrawal, End::deadline);
     Sweep sweep(way);
     for_each_call([&](int step) {
@@ -402,7 +431,7 @@ TEST_CASE("Sweep: a sleep survives a withdrawal, and the end of its time, at eve
 }
 
 TEST_CASE("Sweep: a wake survives a withdrawal, and the end of its time, at every step", "[sweep][wake]") {
-    const auto& way = k_ways.at(GENERATE(0U, 1U, 3U));
+    const auto& way = k_ways.at(GENERATE(0U, 1U, 3U, 6U));
     const auto end = GENERATE(End::withdrawal, End::deadline);
     Sweep sweep(way);
     for_each_call([&](int step) {
@@ -421,7 +450,7 @@ TEST_CASE("Sweep: a wake survives a withdrawal, and the end of its time, at ever
 }
 
 TEST_CASE("Sweep: time that is over before it begins changes nothing", "[sweep][sleep][wake]") {
-    Sweep sweep(k_ways.at(GENERATE(0U, 1U, 3U)));
+    Sweep sweep(k_ways.at(GENERATE(0U, 1U, 3U, 6U)));
     sweep.fixture().control().deadline = Clock::now();
     CHECK(sweep.sleep().error().code == ErrorCode::timed_out);
     sweep.check_untouched();

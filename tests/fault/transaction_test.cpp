@@ -87,6 +87,51 @@ TEST_CASE("Transaction: contents go through a ring that is shorter than they are
     CHECK(sim_fault_counts().illegal_accesses == 0);
 }
 
+TEST_CASE("Transaction: contents that were relayed are pinned after the sleep, or by the wake",
+          "[transaction]") {
+    sleep::Engine::Options options{2, 0};
+    options.relay_threads = 3;
+    options.relay_from = 40 * k_mib;
+    options.staging = 12 * k_mib;
+    options.retained = k_gib;
+    EngineFixture fixture(options);
+    fixture.add(0, "weights", 35 * k_mib + 12'345); // two pieces of an arena
+    fixture.add(0, "weights", 6 * k_mib);
+    fixture.add(1, "weights", 4 * k_mib); // too little
+    const auto pinned = [before = sim_live_objects().host_registrations] {
+        return sim_live_objects().host_registrations - before;
+    };
+    const bool is_pinned_asleep = GENERATE(true, false);
+    REQUIRE(fixture.sleep(level(1)));
+    CHECK(pinned() == 1);
+    if (is_pinned_asleep) {
+        fixture.pin(1);
+        CHECK(pinned() == 2);
+        CHECK(fixture.engine().contents().find_unpinned());
+        fixture.pin(10);
+        CHECK(pinned() == 3);
+        CHECK_FALSE(fixture.engine().contents().find_unpinned());
+    }
+    REQUIRE(fixture.wake());
+    CHECK(pinned() == 3);
+    CHECK(fixture.all_intact());
+    fixture.pin(10);
+    CHECK_FALSE(fixture.engine().contents().find_unpinned());
+
+    // What is retained is pinned already, and what has changed of it is copied straight there.
+    fixture.change(0, 34 * k_mib);
+    model::Report report;
+    REQUIRE(fixture.sleep(level(1), &report));
+    CHECK(report.devices.front().copied == k_mib);
+    CHECK(pinned() == 3);
+    REQUIRE(fixture.wake());
+    CHECK(fixture.all_intact());
+    static_cast<void>(fixture.engine().contents().trim_retained(0));
+    static_cast<void>(fixture.engine().contents().reap());
+    CHECK(pinned() == 0);
+    CHECK(sim_fault_counts().illegal_accesses == 0);
+}
+
 TEST_CASE("Transaction: level 2 drops, wakes as zeros and says so", "[transaction]") {
     EngineFixture fixture;
     const auto weights = fixture.add(0, "weights", 5 * k_mib);

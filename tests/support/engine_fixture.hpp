@@ -104,6 +104,12 @@ public:
         return sum;
     }
 
+    /// Pins up to `pieces` of what sleeps have left to be pinned.
+    void pin(int pieces) {
+        for (int i = 0; i < pieces; ++i)
+            if (auto* const batch = engine_.contents().find_unpinned()) static_cast<void>(batch->pin_some());
+    }
+
     [[nodiscard]] Bytes host_bytes() { return engine_.contents().held(model::Store::host); }
     [[nodiscard]] Bytes retained_bytes() { return engine_.contents().retained(); }
     [[nodiscard]] Bytes file_bytes() { return engine_.contents().held(model::Store::file); }

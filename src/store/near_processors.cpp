@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reading the kernel's list of processors.
+
+#include "store/near_processors.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <fstream>
+#include <optional>
+#include <string_view>
+#include <system_error>
+
+namespace gpu_sleep::store {
+namespace {
+
+/// The number that `text` begins with, which is taken off it.
+std::optional<unsigned> take_number(std::string_view& text) {
+    unsigned number = 0;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (failure != std::errc{}) return std::nullopt;
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    return number;
+}
+
+/// A list like "0-15,32-47"; nothing if it is none.
+std::optional<cpu_set_t> parse_list(std::string_view text) {
+    cpu_set_t processors;
+    CPU_ZERO(&processors);
+    for (;;) {
+        const auto first = take_number(text);
+        if (!first) return std::nullopt;
+        auto last = first;
+        if (text.starts_with('-')) {
+            text.remove_prefix(1);
+            last = take_number(text);
+        }
+        if (!last) return std::nullopt;
+        for (auto each = *first; each <= std::min<unsigned>(*last, CPU_SETSIZE - 1); ++each)
+            CPU_SET(each, &processors);
+        if (text.empty()) return processors;
+        if (!text.starts_with(',')) return std::nullopt;
+        text.remove_prefix(1);
+    }
+}
+
+} // namespace
+
+bool stay_near(const std::string& bus_id, const std::filesystem::path& devices) {
+    if (bus_id.empty()) return false;
+    auto name = bus_id; // the kernel writes small letters
+    std::transform(name.begin(), name.end(), name.begin(),
+                   [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+    std::ifstream file(devices / name / "local_cpulist");
+    std::string line;
+    if (!std::getline(file, line)) return false;
+    auto near = parse_list(line);
+    cpu_set_t allowed;
+    if (!near || ::sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return false;
+    CPU_AND(&*near, &*near, &allowed);
+    if (CPU_COUNT(&*near) == 0 || CPU_EQUAL(&*near, &allowed) != 0) return false;
+    return ::sched_setaffinity(0, sizeof(*near), &*near) == 0;
+}
+
+} // namespace gpu_sleep::store
