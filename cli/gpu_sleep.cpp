@@ -39,6 +39,9 @@ void add_request(CLI::App& app, model::SleepRequest& request, std::optional<Mill
     cli::add_flag(app, "--keep-files", request.keep_files, "Leave the files when the process wakes or ends");
     cli::add_flag(app, "--copy-all", request.copy_all,
                   "Copy everything that is kept, also what has not changed since the last sleep");
+    cli::add_flag(app, "--check", request.check_copies,
+                  "Read what is kept in host memory, and compare it with the GPU's, before GPU memory is\n"
+                  "released");
     cli::add_flag(app, "--release-retained", request.release_retained,
                   "Put nothing to sleep; give back the host memory that the last sleep left for the next");
     cli::add_gate(app, request.on_touch, request.gate, request.touch_limit,
@@ -71,7 +74,8 @@ bool asks_for_more(const model::SleepRequest& request) {
     return request.level != model::Level::keep || !request.tags.empty() || !request.keep.empty() ||
            !request.discard.empty() || request.require_refill || request.on_touch || request.gate ||
            request.touch_limit || request.force || !request.stores.empty() ||
-           request.store != model::Store::host || request.spill || request.copy_all || request.ignore_inhibitors;
+           request.store != model::Store::host || request.spill || request.copy_all || request.ignore_inhibitors ||
+           request.check_copies;
 }
 
 /// What is wrong with options that are good one by one, or nothing.

@@ -71,9 +71,11 @@ Bytes room_for_retained() {
     return is_known && available > k_left_available ? available - k_left_available : 0;
 }
 
-unsigned default_relay_threads() noexcept {
+RelayThreads default_relay_threads() noexcept {
     constexpr unsigned k_many = 16;
-    return std::thread::hardware_concurrency() >= k_many ? 12 : 0;
+    const auto processors = std::min(std::thread::hardware_concurrency(), 32U);
+    if (processors < k_many) return {};
+    return {processors * 3 / 8, processors / 2};
 }
 
 Keeper& Contents::keeper(model::Store store) noexcept {

@@ -141,6 +141,16 @@ void HostBatch::protect() noexcept {
     if (arena_) arena_->protect();
 }
 
+const std::byte* HostBatch::memory(Span span, std::vector<std::byte>& buffer) const {
+    const auto* const begin = arena_->at(span.offset);
+    if (arena_->at(span.end() - 1) == begin + (span.bytes - 1)) return begin;
+    buffer.clear();
+    for_each_piece(span, [&](std::size_t, Span part) {
+        buffer.insert(buffer.end(), arena_->at(part.offset), arena_->at(part.offset) + part.bytes);
+    });
+    return buffer.data();
+}
+
 bool HostBatch::pin_some() noexcept {
     return arena_ && arena_->pin_next();
 }
@@ -152,6 +162,7 @@ Result<void> HostBatch::unprotect() noexcept {
 Result<void> HostKeeper::open(const model::SleepRequest& request, SaveOptions& options,
                               std::vector<std::string>& /*notes*/) {
     options.copies_all = request.copy_all;
+    options.checks_copies = request.check_copies;
     return {};
 }
 
@@ -180,7 +191,7 @@ Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batche
         total += arenas.back()->bytes() - arenas.back()->populated_bytes();
     }
     // To memory that is pinned, or is to be so, the device copies itself.
-    const bool relays = transfer.options.relay_threads > 0 && total >= transfer.options.relay_from;
+    const bool relays = transfer.options.relay.move > 0 && total >= transfer.options.relay_from;
     std::vector<HostCopy> direct;
     std::vector<HostCopy> relayed;
     for (std::size_t i = 0; i < batches.size(); ++i) {
@@ -193,7 +204,7 @@ Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batche
             });
     }
     store::ArenaPreparer::Options options;
-    options.threads = transfer.options.fill_threads;
+    options.threads = relays ? transfer.options.relay.fill : transfer.options.fill_threads;
     options.reserve = transfer.options.host_reserve;
     options.steps = &transfer.session.steps();
     options.patience = transfer.progress.host_patience();

@@ -38,6 +38,7 @@ public:
     [[nodiscard]] Result<Bytes> needs() const override { return bytes_; }
     [[nodiscard]] Result<void> begin() override;
 
+    [[nodiscard]] const std::byte* memory(Span span, std::vector<std::byte>& buffer) const override;
     [[nodiscard]] Bytes held() const noexcept override;
     [[nodiscard]] bool forget(Span span) noexcept override;
     [[nodiscard]] std::optional<std::size_t> take_waste() noexcept override;

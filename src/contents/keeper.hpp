@@ -47,8 +47,9 @@ struct Transfer {
 /// What a save has of the stores: each keeper's part is what its open() has put there.
 struct SaveOptions {
     std::shared_ptr<const store::SnapshotDirectory> directory; ///< null when nothing goes to a file
-    bool keeps_files = false; ///< files stay when their contents are no longer needed
-    bool copies_all = false;  ///< also what is retained and has not changed
+    bool keeps_files = false;   ///< files stay when their contents are no longer needed
+    bool copies_all = false;    ///< also what is retained and has not changed
+    bool checks_copies = false; ///< reads what is in host memory before the sleep counts
 };
 
 /// Whose contents a batch has.
@@ -93,6 +94,12 @@ public:
     /// and returns whether there is more. Nobody may use the contents meanwhile; the mutex need not be held.
     [[nodiscard]] virtual bool has_unpinned() const noexcept { return false; }
     [[nodiscard]] virtual bool pin_some() noexcept { return false; }
+    /// Where `span` of its contents can be read, which are within reach; in `buffer`, where they lie apart.
+    /// Null if they are not in host memory. May throw for want of memory. On any thread, if nobody writes
+    /// there.
+    [[nodiscard]] virtual const std::byte* memory(Span /*span*/, std::vector<std::byte>& /*buffer*/) const {
+        return nullptr;
+    }
     /// What it holds, in bytes of its kind.
     [[nodiscard]] virtual Bytes held() const noexcept = 0;
     /// `span` is no longer needed. Returns whether more has become worth giving back.

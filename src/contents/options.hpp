@@ -16,9 +16,15 @@ inline constexpr Bytes k_left_available = 4 * k_gib;
 /// Nothing where that cannot be told. Thread-safe; reads a handful of small files.
 [[nodiscard]] Bytes room_for_retained();
 
-/// Options::relay_threads by default: where processors are many, moving contents on costs less time than
-/// pinning their memory first (tests/bench/RESULTS.md).
-[[nodiscard]] unsigned default_relay_threads() noexcept;
+/// Threads that relay new contents to host memory that is pinned only afterwards, for each device.
+struct RelayThreads {
+    unsigned fill = 0; ///< that give it pages
+    unsigned move = 0; ///< that move contents on; none: nothing is relayed, and memory is pinned first
+};
+
+/// Where processors are many, moving contents on takes less time than pinning their memory first
+/// (tests/bench/RESULTS.md).
+[[nodiscard]] RelayThreads default_relay_threads() noexcept;
 
 struct Options {
     unsigned fill_threads = 8;        ///< that make host memory ready, for each device
@@ -29,10 +35,9 @@ struct Options {
     /// Host memory that may hold contents of what is awake, for the next sleep. 0: a wake gives all back.
     Bytes retained = 0;
     Bytes (*room_for_retained)() = contents::room_for_retained; ///< asked at each wake, and now and then
-    /// Threads that move contents on to host memory that is pinned only afterwards, for each device. 0: it is
-    /// pinned first.
-    unsigned relay_threads = default_relay_threads();
+    RelayThreads relay = default_relay_threads();
     Bytes relay_from = 2 * k_gib; ///< new contents of a device: less than that is not relayed
+    unsigned check_threads = 32;  ///< that read copies in host memory, for each device
 };
 
 } // namespace gpu_sleep::contents

@@ -24,7 +24,7 @@ Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies,
     const auto slots = Staging::slots_for(places.size(), false, transfer.options);
     const auto move_all = [&](Staging& staging) -> Result<void> {
         DeviceSource source(transfer.session, staging, device, extents, transfer.progress);
-        auto threads = store::ThreadPool::start("gpu-sleep-move", transfer.options.relay_threads);
+        auto threads = store::ThreadPool::start("gpu-sleep-move", transfer.options.relay.move);
         if (!threads) return std::move(threads).error();
         for (const auto& place : places) {
             const auto& copy = copies[place.extent];

@@ -19,7 +19,7 @@ struct HostCopy {
     Bytes at = 0; ///< in the arena
 };
 
-/// Makes `copies`: the device copies to a ring of pinned memory, and Options::relay_threads move that on.
+/// Makes `copies`: the device copies to a ring of pinned memory, and RelayThreads::move move that on.
 /// `await` waits until a part of an arena has its pages. All is done when this returns; after an error copies
 /// to the ring may still be under way. Errors: out_of_host_memory, out_of_threads, driver_failed,
 /// context_lost, cancelled, timed_out, those of `await`.

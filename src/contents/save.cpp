@@ -4,6 +4,8 @@
 
 #include "contents/save.hpp"
 
+#include "base/log.hpp"
+#include "base/text.hpp"
 #include "driver/context.hpp"
 
 #include <algorithm>
@@ -217,10 +219,67 @@ Result<void> Save::take(driver::DeviceSession& session, ProgressCounter& progres
     const driver::RelaxedCaptureMode relaxed(contents_.api());
     const auto current = session.enter();
     Transfer transfer{session, progress, contents_.pinner(), limits_};
-    auto taken = take_from_all(transfer, found->second);
+    auto& part = found->second;
+    // What is there already is read while the rest is copied.
+    std::unique_ptr<CopyCheck> before;
+    if (options_.checks_copies) {
+        auto begun = check(part, true);
+        if (!begun) return std::move(begun).error();
+        before = *std::move(begun);
+    }
+    auto taken = take_from_all(transfer, part);
     const auto finished = session.synchronize(); // also after a failure: no place must be in use
     GPU_SLEEP_TRY(std::move(taken));
     if (!finished) return finished.error();
+    if (!before) return {};
+    GPU_SLEEP_TRY(mend(transfer, part, *before));
+    const auto copied = check(part, false);
+    return copied ? mend(transfer, part, **copied) : copied.error();
+}
+
+Result<std::unique_ptr<CopyCheck>> Save::check(const Part& part, bool was_there) const {
+    std::vector<CopyCheck::Copy> copies;
+    for (const auto& item : part.items) {
+        if (!contents_.keeper(item.store).may_retain()) continue;
+        const bool is_same = item.lent && item.lent.mapped().spans == item.range->spans;
+        std::size_t index = 0;
+        for_each_block(*item.range, [&](const Block& block, Span span) {
+            const auto* const old = is_same ? &item.lent.mapped().blocks[index] : nullptr;
+            ++index;
+            if (!block.is_stored()) return;
+            const bool stays =
+                !options_.copies_all && old && old->place == block.place && old->seal == block.seal;
+            if (stays == was_there)
+                copies.push_back(
+                    {{item.number, block.place, {item.address + span.offset, span.bytes}}, block.seal});
+        });
+    }
+    for (const auto& copy : copies) GPU_SLEEP_TRY(copy.place.batch->unprotect());
+    return CopyCheck::start(std::move(copies), limits_.check_threads);
+}
+
+Result<void> Save::mend(Transfer& transfer, Part& part, CopyCheck& check) const {
+    const auto listen = [&] { return transfer.look(); };
+    const auto damaged = check.finish(listen);
+    if (!damaged) return damaged.error();
+    if (damaged->empty()) return {};
+    for (auto& item : part.items)
+        item.is_overwritten |= std::any_of(damaged->begin(), damaged->end(),
+                                           [&](const Move& block) { return block.range == item.number; });
+    const std::vector<Move> blocks(damaged->begin(), damaged->end());
+    GPU_SLEEP_TRY(blocks.front().place.batch->keeper().replace(transfer, blocks));
+    GPU_SLEEP_TRY(transfer.wait());
+    GPU_SLEEP_TRY(transfer.session.synchronize());
+    const auto again = CopyCheck::start(*damaged, limits_.check_threads);
+    if (!again) return again.error();
+    const auto still = (*again)->finish(listen);
+    if (!still) return still.error();
+    if (!still->empty())
+        return make_error(ErrorCode::io_failed,
+                          "host memory does not hold what is written to it: {} differ from the GPU's, the "
+                          "first of {:#x}",
+                          counted(still->size(), "block"), still->front().device.address);
+    log::warning("copied again to host memory, where it had changed: {}", counted(damaged->size(), "block"));
     return {};
 }
 

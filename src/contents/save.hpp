@@ -5,8 +5,10 @@
 #pragma once
 
 #include "contents/contents.hpp"
+#include "contents/copy_check.hpp"
 
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -85,6 +87,10 @@ private:
     [[nodiscard]] Batch& batch_for(Part& part, int device, const Item& item);
     void lay_out(Part& part, int device, Item& item);
     [[nodiscard]] static Result<void> replace(Transfer& transfer, Part& part);
+    /// Begins to check what the part has in host memory: what was there before, or what has been copied.
+    [[nodiscard]] Result<std::unique_ptr<CopyCheck>> check(const Part& part, bool was_there) const;
+    /// Ends the check, and copies again what it has found. Errors: io_failed (that did not help), as take().
+    [[nodiscard]] Result<void> mend(Transfer& transfer, Part& part, CopyCheck& check) const;
     [[nodiscard]] static Result<void> take_from_all(Transfer& transfer, Part& part);
 
     Contents& contents_;

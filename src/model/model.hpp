@@ -132,6 +132,8 @@ struct SleepRequest {
     /// point of no return; otherwise nothing changes, and the report says why. Nothing waits for its turn.
     std::optional<Milliseconds> only_if_idle;
     bool ignore_inhibitors = false; ///< sleep although sleeps are inhibited
+    /// Compare what is kept in host memory with what the GPU holds, before the GPU's memory is released.
+    bool check_copies = false;
 };
 
 /// Whether it keeps anything in files, but for what spills.

@@ -294,6 +294,14 @@ TEST_CASE("Retained: a bit that flips there is noticed by the next wake", "[reta
         CHECK(fixture.wake().error().code == ErrorCode::damaged);
         CHECK(fixture.state() == State::damaged);
     }
+    SECTION("unless the sleep checks its copies") {
+        auto request = level(1);
+        request.check_copies = true;
+        CHECK(sleep_at(fixture, request).copied == 0);
+        wake(fixture);
+        CHECK(sleep_at(fixture).copied == 0);
+        wake(fixture);
+    }
     SECTION("and goes away with a change of the block") {
         fixture.change(weights, 3 * k_mib - 1);
         CHECK(sleep_at(fixture).copied == k_mib);

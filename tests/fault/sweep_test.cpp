@@ -28,6 +28,7 @@ struct Way {
     CUresult status;
     bool retains = false; ///< contents stay in host memory past a wake
     bool relays = false;  ///< their memory is pinned only afterwards
+    bool checks = false;  ///< copies are read, and one is damaged each time
 };
 constexpr std::array k_ways{
     Way{"kept in host memory", 1, false, CUDA_ERROR_UNKNOWN},
@@ -37,6 +38,7 @@ constexpr std::array k_ways{
     Way{"dropped", 2, false, CUDA_ERROR_OUT_OF_MEMORY},
     Way{"retained in host memory", 1, false, CUDA_ERROR_UNKNOWN, true},
     Way{"relayed to host memory", 1, false, CUDA_ERROR_UNKNOWN, true, true},
+    Way{"checked in host memory", 1, false, CUDA_ERROR_UNKNOWN, true, false, true},
 };
 
 /// What makes an end of a transaction from outside.
@@ -86,6 +88,7 @@ public:
         ledger::Ledger::preserve(backing(1), {123, 4567});
         request_ = level(way.level);
         request_.keep = {"buffers"};
+        request_.check_copies = way.checks;
         if (way.in_files) {
             request_.stores = {{"weights", model::Store::file}};
             request_.directory = scratch_.file("sleep");
@@ -136,6 +139,12 @@ public:
     [[nodiscard]] int failures() const { return failures_; }
 
     [[nodiscard]] Result<void> sleep() { return fixture_.sleep(request_); }
+    /// Flips a bit of what is retained, where the sleep is to find it.
+    void damage_retained() {
+        constexpr std::size_t k_cache = 2; // of which no block changes
+        if (way_.checks && fixture_.engine().contents().find_retained(backing(k_cache).kept.range))
+            fixture_.flip_kept_bit(k_cache, 99, 5);
+    }
     /// Whether the files of the next sleep stay there when it wakes.
     void keep_files(bool keeps) { request_.keep_files = keeps && way_.in_files; }
 
@@ -174,7 +183,7 @@ private:
     [[nodiscard]] static sleep::Engine::Options options_of(const Way& way) {
         sleep::Engine::Options options{2, 0};
         options.retained = way.retains ? 64 * k_mib : 0;
-        options.relay_threads = way.relays ? 2 : 0;
+        options.relay = way.relays ? contents::RelayThreads{2, 2} : contents::RelayThreads{};
         options.relay_from = 0;
         options.staging = 12 * k_mib;
         return options;
@@ -230,12 +239,13 @@ private:
 } // namespace
 
 TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep][sleep]") {
-    const auto& way = k_ways.at(GENERATE(0U, 1U, 2U, 3U, 4U, 5U, 6U));
+    const auto& way = k_ways.at(GENERATE(0U, 1U, 2U, 3U, 4U, 5U, 6U, 7U));
     Sweep sweep(way);
     bool keeps_files = false;
     for_each_call([&](int call) {
         INFO(way.name << ", a call gives " << way.status);
         sweep.keep_files(keeps_files = !keeps_files);
+        sweep.damage_retained();
         const auto slept = sweep.run(call, [&] { return sweep.sleep(); });
         if (!slept) {
             sweep.check_untouched();

@@ -90,7 +90,7 @@ TEST_CASE("Transaction: contents go through a ring that is shorter than they are
 TEST_CASE("Transaction: contents that were relayed are pinned after the sleep, or by the wake",
           "[transaction]") {
     sleep::Engine::Options options{2, 0};
-    options.relay_threads = 3;
+    options.relay = {2, 3};
     options.relay_from = 40 * k_mib;
     options.staging = 12 * k_mib;
     options.retained = k_gib;
@@ -327,6 +327,32 @@ TEST_CASE("Transaction: a bit that flips on the way out is caught on waking", "[
     sim_clear();
     CHECK(fixture.wake().error().code == ErrorCode::damaged);
     CHECK(fixture.state() == State::damaged);
+}
+
+TEST_CASE("Transaction: a sleep that checks its copies makes good a bit that flips on the way out",
+          "[transaction]") {
+    sleep::Engine::Options options{2, 0};
+    if (GENERATE(false, true)) options.relay = {2, 2};
+    options.relay_from = 0;
+    EngineFixture fixture(options);
+    fixture.add(0, "weights", 40 * k_mib);
+    auto request = level(1);
+    request.check_copies = true;
+    sim_corrupt_copy("cuMemcpyDtoHAsync", 1);
+    REQUIRE(fixture.sleep(request));
+    CHECK(sim_fault_counts().corrupted_copies > 0);
+    sim_clear();
+    REQUIRE(fixture.wake());
+    CHECK(fixture.all_intact());
+
+    for (std::uint64_t i = 1; i <= 50; ++i) sim_corrupt_copy("cuMemcpyDtoHAsync", i);
+    CHECK(fixture.sleep(request).error().code == ErrorCode::io_failed);
+    CHECK(fixture.state() == State::awake);
+    sim_clear();
+    CHECK(fixture.all_intact());
+    REQUIRE(fixture.sleep(request));
+    REQUIRE(fixture.wake());
+    CHECK(fixture.all_intact());
 }
 
 TEST_CASE("Transaction: a bit that flips on the way in is caught and copied again", "[transaction]") {

@@ -77,6 +77,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--keep-files", {{}, {}, false, {"--spill", "/nonexistent"}}},
         {"--keep-leftovers", flag()},
         {"--copy-all", flag()},
+        {"--check", flag()},
         {"--release-retained", flag()},
         {"--await", flag()}, // which is refused without --watch, and waits with it
         {"--release-gil", flag()},

@@ -122,6 +122,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     sleep.release_retained = false;
     sleep.only_if_idle = Milliseconds(0x0708);
     sleep.ignore_inhibitors = true;
+    sleep.check_copies = true;
     check_bytes(sleep, "02:"
                        "02"
                        "010000000100000074"
@@ -139,6 +140,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                        "020000002f64"
                        "01000100"
                        "010807000000000000"
+                       "01"
                        "01");
 
     check_bytes(WakeRequest{{"w"}, true, Milliseconds(0x0506), false, Milliseconds(0x0708), {"o"}},
