@@ -74,7 +74,7 @@ bool asks_for_more(const model::SleepRequest& request) {
     return request.level != model::Level::keep || !request.tags.empty() || !request.keep.empty() ||
            !request.discard.empty() || request.require_refill || request.on_touch || request.gate ||
            request.touch_limit || request.force || !request.stores.empty() ||
-           request.store != model::Store::host || request.spill || request.copy_all || request.ignore_inhibitors ||
+           request.store_is_named || request.spill || request.copy_all || request.ignore_inhibitors ||
            request.check_copies;
 }
 

@@ -29,10 +29,10 @@ OrderedJson to_value(const model::TagReport& tag) {
 }
 
 OrderedJson to_value(const model::DeviceReport& device) {
-    OrderedJson value{{"device", device.device},        {"name", device.name},
-                      {"moved_bytes", device.released}, {"kept_bytes", device.kept},
-                      {"stored_bytes", device.stored},  {"copied_bytes", device.copied},
-                      {"dropped_bytes", device.dropped}};
+    OrderedJson value{{"device", device.device},         {"name", device.name},
+                      {"moved_bytes", device.released},  {"kept_bytes", device.kept},
+                      {"stored_bytes", device.stored},   {"copied_bytes", device.copied},
+                      {"dropped_bytes", device.dropped}, {"relocated_bytes", device.relocated}};
     for (std::size_t i = 0; i < device.steps.size(); ++i)
         value["steps"][fmt::format("{}_seconds", model::to_string(model::k_steps[i]))] = device.steps[i];
     if (device.total == 0) return value; // the driver was not asked

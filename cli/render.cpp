@@ -10,6 +10,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <set>
 
 namespace gpu_sleep::cli {
@@ -215,13 +216,32 @@ Table device_table(const Report& report) {
     return table;
 }
 
+Bytes relocated(const Report& report) {
+    Bytes sum = 0;
+    for (const auto& device : report.devices) sum += device.relocated;
+    return sum;
+}
+
+/// Whether all that it did is moving what sleeps to another store.
+bool only_relocates(const Report& report) {
+    return relocated(report) != 0 &&
+           std::all_of(report.devices.begin(), report.devices.end(), [](const DeviceReport& device) {
+               return device.released == 0 && device.kept == 0 && device.dropped == 0;
+           });
+}
+
 std::string headline(const Process& process, const Report& report) {
     const auto subject = fmt::format("{} {}", process.pid, label(process, report));
     const bool sleeps = report.operation == Operation::sleep;
     const auto level = sleeps ? fmt::format(" at level {}", static_cast<int>(report.level)) : std::string();
+    if (report.dry_run && only_relocates(report))
+        return fmt::format("{} stays {}; nothing was changed:\n", subject, words_for(report.state));
     if (report.dry_run && !report.devices.empty())
         return fmt::format("{} would {}{}; nothing was changed:\n", subject, sleeps ? "sleep" : "wake",
                            level);
+    if (only_relocates(report))
+        return fmt::format("{} is {} still, after {}:\n", subject, words_for(report.state),
+                           format_seconds(report.times.total));
     if (report.tags.empty())
         return fmt::format("{} holds no memory that could sleep; nothing to do\n", subject);
     if (!report.changed)
@@ -235,7 +255,10 @@ std::string headline(const Process& process, const Report& report) {
 
 std::string render_operation(const Process& process, const Report& report) {
     auto text = headline(process, report);
-    if (!report.devices.empty()) text += device_table(report).text(2);
+    if (!report.devices.empty() && !only_relocates(report)) text += device_table(report).text(2);
+    if (const auto bytes = relocated(report); bytes != 0)
+        text += fmt::format("  {} {} of kept contents to another store\n",
+                            report.dry_run ? "would move" : "moved", format_bytes(bytes));
     if (!report.dropped_without_refill.empty())
         text += fmt::format("  {} with no declared refill: {}\n", report.dry_run ? "would drop" : "dropped",
                             joined(report.dropped_without_refill));

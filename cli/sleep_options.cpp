@@ -23,6 +23,7 @@ std::string read_words(const TypedStores& typed, model::SleepRequest& request) {
             return fmt::format("--store: '{}' names a second store for the same tags", text);
         if (equals == std::string::npos) {
             request.store = *store;
+            request.store_is_named = true;
             continue;
         }
         if (auto problem = tag_problem(tag); !problem.empty()) return "--store: " + problem;
@@ -59,7 +60,8 @@ void add_level(CLI::App& app, model::Level& level) {
 
 void add_stores(CLI::App& app, TypedStores& typed) {
     app.add_option("--store", typed.stores,
-                   "Where contents go: host or file, or for some tags, as in weights=file,kv_cache=host")
+                   "Where contents go, also those of what sleeps already: host or file, or for some tags, as in\n"
+                   "weights=file,kv_cache=host")
         ->delimiter(',')
         ->allow_extra_args(false)
         ->type_name("STORE|TAG=STORE,...");

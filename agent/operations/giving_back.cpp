@@ -74,7 +74,11 @@ bool pin_some(Parts& parts) {
 } // namespace
 
 void give_way_while_waiting(Parts& parts) noexcept {
-    if (!parts.memory.may_call_driver() || !retained_gives_way(parts)) return;
+    if (parts.memory.may_call_driver() && retained_gives_way(parts)) give_back_retired(parts);
+}
+
+void give_back_retired(Parts& parts) noexcept {
+    if (!parts.memory.may_call_driver()) return;
     ignoring_errors([&] {
         parts.retired.collect();
         const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);

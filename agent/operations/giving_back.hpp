@@ -16,6 +16,8 @@ namespace gpu_sleep::agent::operations {
 /// Gives up what of the retained contents the host has no room for: for an operation that waits for something
 /// else. Cheap where it was called just before. Not within a transaction.
 void give_way_while_waiting(Parts& parts) noexcept;
+/// Gives back all that is retired or wasted, at once, unless a context is ending just then: then tidy() does.
+void give_back_retired(Parts& parts) noexcept;
 /// Closes retired files, whose room on the disk is free then. Returns whether there were any.
 bool give_back_files(Parts& parts);
 /// Gives back all that is retired or wasted, at once. Returns whether there was any.

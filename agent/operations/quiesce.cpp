@@ -78,7 +78,7 @@ Result<Quiesce::Preview> Quiesce::preview() const {
     std::erase_if(plan->dropped_tags, is_asleep);
     return Preview{{static_cast<int>(request_.level), std::move(plan->tags), std::move(plan->dropped_tags)},
                    std::move(plan->still_kept),
-                   plan->is_empty()};
+                   !plan->changes_sleep()};
 }
 
 Result<bool> Quiesce::run(Callbacks::Jobs& owed) {

@@ -23,8 +23,8 @@ public:
             Clock::time_point deadline, model::Report& report)
         : parts_(parts), request_(request), progress_(progress), deadline_(deadline), report_(report) {}
 
-    /// Takes all steps. False: there is nothing to do, and nothing was done. What callbacks are owed if the
-    /// sleep does not come is added to `owed`, also after a failure. Errors: those of plan_sleep(),
+    /// Takes all steps. False: nothing is to go to sleep, and nothing was done. What callbacks are owed if
+    /// the sleep does not come is added to `owed`, also after a failure. Errors: those of plan_sleep(),
     /// Callbacks::run_before_sleep(), Gate::close() and driver::drain(); unseen_library, io_failed,
     /// capture_in_progress, cancelled, timed_out.
     [[nodiscard]] Result<bool> run(Callbacks::Jobs& owed);
@@ -34,7 +34,7 @@ private:
     struct Preview {
         Event event;
         std::vector<std::string> still_kept; ///< as SleepPlan has it
-        bool is_empty = true;
+        bool is_empty = true;                ///< nothing goes to sleep; what sleeps may move
     };
     [[nodiscard]] Result<Preview> preview() const;
     /// Refuses a sleep, unless forced, while a library is loaded whose work no gate holds, or once the

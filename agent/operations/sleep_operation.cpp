@@ -12,11 +12,21 @@
 #include "operations/turn.hpp"
 #include "sleep/point_of_no_return.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace gpu_sleep::agent::operations {
 
 using model::Report;
+
+namespace {
+
+bool has_moved(const Report& report) noexcept {
+    return !report.dry_run && std::any_of(report.devices.begin(), report.devices.end(),
+                                          [](const auto& device) { return device.relocated > 0; });
+}
+
+} // namespace
 
 const SleepOperation::Remedy SleepOperation::k_remedies[] = {
     {ErrorCode::out_of_host_memory, &SleepOperation::give_unneeded_back},
@@ -58,7 +68,7 @@ bool SleepOperation::turn_to_files() {
     return true;
 }
 
-Result<void> SleepOperation::attempt() noexcept {
+Result<void> SleepOperation::attempt(sleep::Engine::Scope scope) noexcept {
     const auto& wanted = spilled_ ? *spilled_ : request_;
     return guarded([&] {
         const auto contexts = keep_contexts(wanted.dry_run);
@@ -67,7 +77,8 @@ Result<void> SleepOperation::attempt() noexcept {
         if (parts_.retired.has_any()) control.host_patience = Milliseconds(0);
         return parts_.memory.with_lock([&](LockedMemory& locked) {
             if (locked.retained() > 0) control.host_patience = Milliseconds(0);
-            return parts_.status.transact(locked, [&] { return locked.sleep(wanted, control, report_); });
+            return parts_.status.transact(locked,
+                                          [&] { return locked.sleep(wanted, control, report_, scope); });
         });
     });
 }
@@ -76,14 +87,15 @@ Result<void> SleepOperation::move_contents() {
     // Callbacks that have made ready must hear how it ended, whatever fails from here on.
     auto quiet = guarded([&] { return Quiesce(parts_, request_, progress_, deadline_, report_).run(owed_); });
     if (!quiet) return std::move(quiet).error();
-    // With nothing to do the gate is open: what has come since is not to be touched.
-    if (!*quiet && !request_.dry_run) return {};
-    auto done = attempt();
+    // With nothing to put to sleep the gate is open: what has come since is not to be touched.
+    const auto scope =
+        *quiet || request_.dry_run ? sleep::Engine::Scope::all : sleep::Engine::Scope::sleepers;
+    auto done = attempt(scope);
     for (const auto& remedy : k_remedies) {
         if (done || done.error().code != remedy.shortage) continue;
         bool is_applied = false;
         ignoring_errors([&] { is_applied = (this->*remedy.apply)(); });
-        if (is_applied) done = attempt();
+        if (is_applied) done = attempt(scope);
     }
     return done;
 }
@@ -198,6 +210,8 @@ Result<Report> SleepOperation::carry_out() {
     if (has_slept) parts_.idle.note_sleep();
     // Who looks for idle memory leaves as it is what sleeps already.
     if (done && (has_slept || !request_.only_if_idle)) apply_to_sleepers();
+    // Whoever moves contents wants their room, at once.
+    if (done && has_moved(report_)) give_back_retired(parts_);
     // After a failure too: what could not be mapped again sleeps.
     if (!done || report_.changed) parts_.come_first_at_exit();
     settler.settle();

@@ -60,7 +60,7 @@ private:
     [[nodiscard]] model::Report release_retained();
     /// Gets the program quiet, and moves contents as often as remedies allow.
     [[nodiscard]] Result<void> move_contents();
-    [[nodiscard]] Result<void> attempt() noexcept;
+    [[nodiscard]] Result<void> attempt(sleep::Engine::Scope scope) noexcept;
     /// Where nothing is moved, this is the point of no return.
     [[nodiscard]] Result<void> pass_without_moving();
     /// Does what the request says of all that sleeps, whichever request put it to sleep.

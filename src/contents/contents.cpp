@@ -65,6 +65,17 @@ Bytes held_by(const Batches& batches, model::Store store) noexcept {
     return sum;
 }
 
+Result<Bytes> needs_of(const Batches& batches, model::Store store) {
+    Bytes sum = 0;
+    for (const auto& batch : batches) {
+        if (batch->keeper().store() != store) continue;
+        const auto bytes = batch->needs();
+        if (!bytes) return bytes.error();
+        sum += *bytes;
+    }
+    return sum;
+}
+
 Bytes room_for_retained() {
     const auto available = store::host_headroom().bytes;
     const bool is_known = available != std::numeric_limits<Bytes>::max();
@@ -92,6 +103,13 @@ Bytes Contents::bytes_in(model::Store store, Number range) const {
         if (batch.keeper().store() == store) sum += part.bytes;
     });
     return sum;
+}
+
+bool Contents::is_elsewhere(model::Store store, Number range) const {
+    const auto& blocks = ranges_.at(range).blocks;
+    return std::any_of(blocks.begin(), blocks.end(), [=](const Block& block) {
+        return block.is_stored() && block.place.batch->keeper().store() != store;
+    });
 }
 
 bool Contents::is_mendable(Number range) const {
@@ -135,6 +153,17 @@ void Contents::admit(std::map<Number, KeptRange>& ranges, Batches& batches) noex
     for (const auto& [number, range] : ranges) kept_in_host_ += bytes_in_host(range);
     ranges_.merge(ranges);
     batches_.splice(batches_.end(), batches);
+}
+
+void Contents::relocate(std::map<Number, KeptRange>& ranges, Batches& batches) noexcept {
+    batches_.splice(batches_.end(), batches);
+    for (auto& [number, range] : ranges) {
+        auto& kept = ranges_.at(number);
+        kept_in_host_ -= bytes_in_host(kept);
+        std::swap(kept, range);
+        kept_in_host_ += bytes_in_host(kept);
+        forget_blocks(range, &kept, Files::as_asked);
+    }
 }
 
 void Contents::forget(Number range, Files files) noexcept {

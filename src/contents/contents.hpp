@@ -44,6 +44,8 @@ struct Waste {
 
 /// What `batches` hold of `store`.
 [[nodiscard]] Bytes held_by(const Batches& batches, model::Store store) noexcept;
+/// What those of `batches` that are of `store` will take at most. Errors: io_failed.
+[[nodiscard]] Result<Bytes> needs_of(const Batches& batches, model::Store store);
 
 /// Guarded by the mutex that guards the ledger, whose backings name kept ranges by number.
 class Contents {
@@ -63,6 +65,8 @@ public:
     [[nodiscard]] const KeptRange& at(Number range) const { return ranges_.at(range); }
     /// How much of the range is in `store`.
     [[nodiscard]] Bytes bytes_in(model::Store store, Number range) const;
+    /// Whether any part of the range is in another store than `store`.
+    [[nodiscard]] bool is_elsewhere(model::Store store, Number range) const;
     /// Whether any part of the range may be put right from outside, where it was found damaged.
     [[nodiscard]] bool is_mendable(Number range) const;
     /// Who has the range; if several have, the first of them. Null if it is all zeros.
@@ -134,6 +138,9 @@ public:
     /// From here on these are kept. `batches` hold all the blocks of `ranges`, which bear numbers of
     /// next_number().
     void admit(std::map<Number, KeptRange>& ranges, Batches& batches) noexcept;
+    /// From here on ranges that sleep lie where `ranges` says, which has the same blocks; places that they
+    /// have no longer are given up. `batches` hold the new ones.
+    void relocate(std::map<Number, KeptRange>& ranges, Batches& batches) noexcept;
 
 private:
     void forget_blocks(const KeptRange& range, const KeptRange* successor, Files files) noexcept;

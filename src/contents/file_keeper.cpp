@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "contents/memory_relay.hpp"
 #include "store/host_memory.hpp"
 #include "store/snapshot_reader.hpp"
 
@@ -13,6 +14,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <utility>
 
 namespace gpu_sleep::contents {
@@ -142,23 +144,78 @@ Result<void> FileKeeper::take(Transfer& transfer, std::span<Batch* const> batche
     return {};
 }
 
-Result<void> FileKeeper::write(Transfer& transfer, FileBatch& batch) {
+Result<void> FileKeeper::write(FileBatch& batch, store::ChunkSource& source,
+                               const store::SnapshotWriteOptions& options) {
     auto description = store::describe_own();
     if (!description) return std::move(description).error();
     batch.describe(description->extents);
-    std::vector<driver::AddressSpan> spans;
-    spans.reserve(batch.sources_.size());
-    for (const auto& source : batch.sources_) spans.push_back(source.memory);
-    auto& staging = *transfer.staging;
-    DeviceSource source(transfer.session, staging, std::move(spans), description->extents, transfer.progress);
-    store::SnapshotWriteOptions options;
-    options.under_way = staging.ahead();
-    options.buffer_bytes = std::min(transfer.options.staging, staging.buffer_bytes());
-    options.memory.reserve = transfer.options.host_reserve;
     auto written = store::write_snapshot(batch.directory_, *std::move(description), source, options);
     if (!written) return std::move(written).error();
     batch.snapshot_ = *std::move(written);
     return {};
+}
+
+Result<void> FileKeeper::write(Transfer& transfer, FileBatch& batch) {
+    std::vector<store::SnapshotExtent> extents;
+    batch.describe(extents);
+    std::vector<driver::AddressSpan> spans;
+    spans.reserve(batch.sources_.size());
+    for (const auto& source : batch.sources_) spans.push_back(source.memory);
+    auto& staging = *transfer.staging;
+    DeviceSource source(transfer.session, staging, std::move(spans), extents, transfer.progress);
+    store::SnapshotWriteOptions options;
+    options.under_way = staging.ahead();
+    options.buffer_bytes = std::min(transfer.options.staging, staging.buffer_bytes());
+    options.memory.reserve = transfer.options.host_reserve;
+    return write(batch, source, options);
+}
+
+Result<void> FileKeeper::take_over(Relay& relay, Batch& batch, std::span<const Carried> parts) {
+    auto& file = static_cast<FileBatch&>(batch);
+    for (const auto& part : parts) GPU_SLEEP_TRY(part.from().batch->unprotect());
+    std::vector<store::SnapshotExtent> extents;
+    file.describe(extents);
+    store::SnapshotWriteOptions options;
+    options.memory.reserve = relay.options.host_reserve;
+    GPU_SLEEP_TRY(with_buffers(relay.options, [&](Bytes buffer_bytes) {
+        options.buffer_bytes = buffer_bytes;
+        options.under_way = static_cast<std::size_t>(buffer_bytes / codec::k_chunk_bytes);
+        auto source = MemorySource::create(parts, extents, relay.progress);
+        return source ? write(file, **source, options) : std::move(source).error();
+    }));
+    file.sources_ = {};
+    return {};
+}
+
+Result<void> FileKeeper::fetch(Relay& relay, std::span<const Fetched> parts, const MakeReady& make_ready) {
+    std::map<FileBatch*, std::vector<Fetched>> files;
+    for (const auto& part : parts) files[static_cast<FileBatch*>(part.from.batch)].push_back(part);
+    for (const auto& [file, wanted] : files) GPU_SLEEP_TRY(fetch_from(relay, *file, wanted, make_ready));
+    return {};
+}
+
+Result<void> FileKeeper::fetch_from(Relay& relay, FileBatch& batch, std::span<const Fetched> parts,
+                                    const MakeReady& make_ready) {
+    auto& snapshot = *batch.snapshot_;
+    GPU_SLEEP_TRY(snapshot.file.hold());
+    auto reader = store::SnapshotReader::open(snapshot.file, snapshot.header);
+    if (!reader) return std::move(reader).error();
+    // Whole extents: what was added together is forgotten, and goes elsewhere, together.
+    std::vector<std::byte*> memory(batch.starts_.size());
+    store::SnapshotReadOptions options;
+    for (const auto& part : parts) {
+        const auto end = part.from.at + part.to.size();
+        for (auto extent = batch.extent_at(part.from.at);
+             extent < batch.starts_.size() && batch.starts_[extent] < end; ++extent) {
+            memory[extent] = part.to.data() + (batch.starts_[extent] - part.from.at);
+            options.extents.push_back(extent);
+        }
+    }
+    return with_buffers(relay.options, [&](Bytes buffer_bytes) {
+        options.buffer_bytes = buffer_bytes;
+        MemorySink sink(memory, make_ready, relay.progress);
+        return reader->read(sink, options);
+    });
 }
 
 Result<void> FileKeeper::give(Transfer& transfer, std::span<const Move> blocks, Failures& failures) {

@@ -60,9 +60,18 @@ public:
     [[nodiscard]] Result<void> take(Transfer& transfer, std::span<Batch* const> batches) override;
     [[nodiscard]] Result<void> give(Transfer& transfer, std::span<const Move> blocks,
                                     Failures& failures) override;
+    [[nodiscard]] Result<void> take_over(Relay& relay, Batch& batch, std::span<const Carried> parts) override;
+    [[nodiscard]] Result<void> fetch(Relay& relay, std::span<const Fetched> parts,
+                                     const MakeReady& make_ready) override;
 
 private:
+    /// Writes what `source` has of the batch to a new file.
+    [[nodiscard]] static Result<void> write(FileBatch& batch, store::ChunkSource& source,
+                                            const store::SnapshotWriteOptions& options);
     [[nodiscard]] static Result<void> write(Transfer& transfer, FileBatch& batch);
+    /// Brings `parts`, all of one file.
+    [[nodiscard]] static Result<void> fetch_from(Relay& relay, FileBatch& batch,
+                                                 std::span<const Fetched> parts, const MakeReady& make_ready);
     /// Brings the extents that hold `blocks`, all of one file, to the device. `chunks`: of the longest file,
     /// for they share the ring.
     [[nodiscard]] static Result<void> read(Transfer& transfer, FileBatch& batch, std::span<const Move> blocks,

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 namespace gpu_sleep::contents {
@@ -44,6 +45,13 @@ std::vector<HostCopy> joined(std::span<const Move> blocks) {
         add_copy(copies,
                  {block.device, &static_cast<const HostBatch*>(block.place.batch)->arena(), block.place.at});
     return copies;
+}
+
+store::ArenaPreparer::Options filling(const Options& options) {
+    store::ArenaPreparer::Options filling;
+    filling.threads = options.fill_threads;
+    filling.reserve = options.host_reserve;
+    return filling;
 }
 
 /// Calls `use(piece index, part)` for each part of `span` that lies in one piece: a copy must not cross the
@@ -258,6 +266,29 @@ Result<void> HostKeeper::give(Transfer& transfer, std::span<const Move> blocks, 
         };
         GPU_SLEEP_TRY(for_each_part(copy, part));
     }
+    return {};
+}
+
+Result<void> HostKeeper::take_over(Relay& relay, Batch& batch, std::span<const Carried> parts) {
+    auto& host = static_cast<HostBatch&>(batch);
+    const auto& arena = host.arena();
+    const auto preparer = store::ArenaPreparer::start({&host.arena()}, filling(relay.options));
+    if (!preparer) return preparer.error();
+    const auto make_ready = [&](std::span<const std::byte> memory) {
+        Result<void> ready;
+        const auto offset = static_cast<Bytes>(memory.data() - arena.data());
+        for_each_piece({offset, memory.size()}, [&](std::size_t piece, Span) {
+            if (ready) ready = (*preparer)->wait(arena, piece, [&] { return relay.progress.add(0); });
+        });
+        return ready;
+    };
+    std::map<Keeper*, std::vector<Fetched>> wanted;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+        const std::span<std::byte> to(arena.data() + host.sources_[i].at, parts[i].bytes);
+        wanted[&parts[i].from().batch->keeper()].push_back({parts[i].from(), to});
+    }
+    for (const auto& [keeper, fetched] : wanted) GPU_SLEEP_TRY(keeper->fetch(relay, fetched, make_ready));
+    host.sources_ = {};
     return {};
 }
 

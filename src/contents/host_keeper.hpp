@@ -49,6 +49,9 @@ public:
         pieces_[index].held -= given_back;
     }
     [[nodiscard]] bool give_back_some() noexcept override { return arena_ && arena_->unpin_next(); }
+    [[nodiscard]] std::span<const std::byte> memory(Span span) const noexcept override {
+        return {arena_->data() + span.offset, span.bytes};
+    }
     void protect() noexcept override;
     [[nodiscard]] Result<void> unprotect() noexcept override;
     [[nodiscard]] bool has_unpinned() const noexcept override { return arena_ && arena_->has_untried(); }
@@ -85,6 +88,7 @@ public:
     [[nodiscard]] Result<void> replace(Transfer& transfer, std::span<const Move> blocks) override;
     [[nodiscard]] Result<void> give(Transfer& transfer, std::span<const Move> blocks,
                                     Failures& failures) override;
+    [[nodiscard]] Result<void> take_over(Relay& relay, Batch& batch, std::span<const Carried> parts) override;
 
 private:
     store::Pinner* pinner_;

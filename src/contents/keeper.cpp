@@ -38,6 +38,11 @@ Result<void> Keeper::replace(Transfer& /*transfer*/, std::span<const Move> /*blo
     return make_error(ErrorCode::internal, "contents in {} cannot be replaced", where());
 }
 
+Result<void> Keeper::fetch(Relay& /*relay*/, std::span<const Fetched> /*parts*/,
+                           const MakeReady& /*make_ready*/) {
+    return make_error(ErrorCode::internal, "contents in {} lie in memory", where());
+}
+
 bool Batch::forget(Span span) noexcept {
     live_ -= span.bytes;
     return false;

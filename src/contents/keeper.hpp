@@ -6,13 +6,16 @@
 #pragma once
 
 #include "contents/block.hpp"
+#include "contents/options.hpp"
 #include "contents/progress.hpp"
 #include "contents/staging.hpp"
 #include "driver/device_session.hpp"
 #include "model/model.hpp"
 #include "store/snapshot_directory.hpp"
 
+#include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -42,6 +45,12 @@ struct Transfer {
     [[nodiscard]] Result<void> look();
     /// Waits until all that was queued has passed. Errors: as queued().
     [[nodiscard]] Result<void> wait();
+};
+
+/// A move of contents from one store to another, without a device. For one thread.
+struct Relay {
+    ProgressCounter& progress;
+    Options options;
 };
 
 /// What a save has of the stores: each keeper's part is what its open() has put there.
@@ -105,6 +114,9 @@ public:
     /// `span` is no longer needed. Returns whether more has become worth giving back.
     [[nodiscard]] virtual bool forget(Span span) noexcept;
     [[nodiscard]] bool is_needed() const noexcept { return live_ != 0; }
+    /// The contents at `span`, where they lie in this process's memory; nothing where they do not. Once they
+    /// are within reach.
+    [[nodiscard]] virtual std::span<const std::byte> memory(Span /*span*/) const noexcept { return {}; }
     /// Makes its file one that stays, once the directory that this returns is flushed and note_flushed() was
     /// called; null if it has none, or it stays already. Errors: out_of_disk, io_failed.
     [[nodiscard]] virtual Result<std::shared_ptr<const store::SnapshotDirectory>> keep_file() {
@@ -146,6 +158,23 @@ private:
     Keeper& keeper_;
     Bytes live_ = 0; ///< of contents that are needed
 };
+
+/// Contents that are kept, and go to another batch: blocks that lie together in both.
+struct Carried {
+    std::span<const Block> blocks; ///< where they are now; of the kept range
+    Bytes bytes = 0;
+    [[nodiscard]] const Place& from() const noexcept { return blocks.front().place; }
+    [[nodiscard]] Span span() const noexcept { return {from().at, bytes}; }
+};
+
+/// Contents to be brought to host memory.
+struct Fetched {
+    Place from;
+    std::span<std::byte> to;
+};
+
+/// Waits until host memory has its pages, and heeds the asker meanwhile.
+using MakeReady = std::function<Result<void>(std::span<const std::byte>)>;
 
 /// A block to be copied between its place and its memory on the device.
 struct Move {
@@ -203,6 +232,18 @@ public:
     /// Brings `blocks`, all of this keeper, which has contents in their places, from the device once more.
     /// Only where may_retain(). Queues copies, and returns. Errors: as take().
     [[nodiscard]] virtual Result<void> replace(Transfer& transfer, std::span<const Move> blocks);
+    /// Brings contents that other keepers have to the places of `batch`, which is of this keeper and has
+    /// begun: parts[i] is what was added as the i-th. They are whole and flushed once it returns; they stay
+    /// where they were, too. Errors: out_of_host_memory, out_of_disk, io_failed, not_permitted, damaged (what
+    /// was kept, which the message names), cancelled, timed_out.
+    [[nodiscard]] virtual Result<void> take_over(Relay& relay, Batch& batch,
+                                                 std::span<const Carried> parts) = 0;
+    /// Brings `parts`, all of this keeper, to host memory, each once `make_ready` has said that it can be
+    /// written to. Only keepers whose contents lie in no memory (Batch::memory()). Errors: as take_over(),
+    /// those of `make_ready`.
+    [[nodiscard]] virtual Result<void> fetch(Relay& relay, std::span<const Fetched> parts,
+                                             const MakeReady& make_ready);
+
     /// Brings `blocks`, all of this keeper, to the device: they are there once the session was synchronized.
     /// Ranges that this cannot be done for are added to `failures`. Errors: those of the device and of
     /// waiting, as take().

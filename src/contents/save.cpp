@@ -146,24 +146,7 @@ void Save::lay_out() {
 }
 
 Result<Bytes> Save::needs(model::Store store) const {
-    Bytes sum = 0;
-    for (const auto& batch : batches_) {
-        if (batch->keeper().store() != store) continue;
-        const auto bytes = batch->needs();
-        if (!bytes) return bytes.error();
-        sum += *bytes;
-    }
-    return sum;
-}
-
-Result<void> Save::note_needs(Rehearsal rehearsal, std::vector<std::string>& notes) const {
-    rehearsal.options = contents_.options();
-    for (const auto store : k_stores) {
-        const auto needed = needs(store);
-        if (!needed) return needed.error();
-        contents_.keeper(store).note_needs(*needed, rehearsal, notes);
-    }
-    return {};
+    return needs_of(batches_, store);
 }
 
 Result<void> Save::keep_files() {
@@ -263,8 +246,9 @@ Result<void> Save::mend(Transfer& transfer, Part& part, CopyCheck& check) const 
     const auto damaged = check.finish(listen);
     if (!damaged) return damaged.error();
     if (damaged->empty()) return {};
+    part.has_overwritten = true;
     for (auto& item : part.items)
-        item.is_overwritten |= std::any_of(damaged->begin(), damaged->end(),
+        item.overwrites |= std::any_of(damaged->begin(), damaged->end(),
                                            [&](const Move& block) { return block.range == item.number; });
     const std::vector<Move> blocks(damaged->begin(), damaged->end());
     GPU_SLEEP_TRY(blocks.front().place.batch->keeper().replace(transfer, blocks));

@@ -45,8 +45,6 @@ public:
     // Once it is laid out:
     /// What `store` must take at most, besides what it has. Errors: io_failed.
     [[nodiscard]] Result<Bytes> needs(model::Store store) const;
-    /// Adds to `notes` what each store must take, and whether it can. Errors: io_failed.
-    [[nodiscard]] Result<void> note_needs(Rehearsal rehearsal, std::vector<std::string>& notes) const;
     /// Of what is kept of the device: bytes that have a place, and bytes that are to be copied there.
     [[nodiscard]] Bytes stored(int device) const noexcept;
     [[nodiscard]] Bytes copied(int device) const noexcept;

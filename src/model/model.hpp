@@ -134,6 +134,9 @@ struct SleepRequest {
     bool ignore_inhibitors = false; ///< sleep although sleeps are inhibited
     /// Compare what is kept in host memory with what the GPU holds, before the GPU's memory is released.
     bool check_copies = false;
+    /// `store` was asked for by name: what sleeps and is kept in another store moves there. Tags of `stores`
+    /// do so anyway.
+    bool store_is_named = false;
 };
 
 /// Whether it keeps anything in files, but for what spills.
@@ -207,9 +210,10 @@ struct DeviceReport {
     Bytes free_before = 0; ///< free GPU memory as the driver reported it; 0 when it was not asked
     Bytes free_after = 0;  ///< likewise; in a dry run, what it would be
     Bytes total = 0;
-    Bytes stored = 0;  ///< of those kept by a sleep, what takes room: all but blocks of zeros
-    Bytes copied = 0;  ///< of those stored, what had changed since the last sleep, and was copied
-    StepTimes steps{}; ///< where the time of this operation went
+    Bytes stored = 0;    ///< of those kept by a sleep, what takes room: all but blocks of zeros
+    Bytes copied = 0;    ///< of those stored, what had changed since the last sleep, and was copied
+    StepTimes steps{};   ///< where the time of this operation went
+    Bytes relocated = 0; ///< contents of what slept already that a sleep moved to another store
 };
 
 /// Memory that always stays on the GPU: all of one kind on one device.

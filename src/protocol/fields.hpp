@@ -98,7 +98,8 @@ auto fields(Is<model::StatusRequest> auto&) {
 auto fields(Is<model::SleepRequest> auto& r) {
     return std::tie(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout, r.bounds_all,
                     r.on_touch, r.gate, r.force, r.touch_limit, r.store, r.stores, r.directory, r.spill,
-                    r.keep_files, r.copy_all, r.release_retained, r.only_if_idle, r.ignore_inhibitors, r.check_copies);
+                    r.keep_files, r.copy_all, r.release_retained, r.only_if_idle, r.ignore_inhibitors,
+                    r.check_copies, r.store_is_named);
 }
 auto fields(Is<model::TagStore> auto& s) {
     return std::tie(s.tag, s.store);
@@ -143,7 +144,7 @@ auto fields(Is<model::Policy> auto& p) {
 }
 auto fields(Is<model::DeviceReport> auto& d) {
     return std::tie(d.device, d.name, d.released, d.kept, d.dropped, d.free_before, d.free_after, d.total,
-                    d.stored, d.copied, d.steps);
+                    d.stored, d.copied, d.steps, d.relocated);
 }
 auto fields(Is<model::Residual> auto& r) {
     return std::tie(r.kind, r.device, r.bytes, r.count, r.reason);

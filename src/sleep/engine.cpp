@@ -10,6 +10,7 @@
 #include "contents/stores.hpp"
 #include "driver/context.hpp"
 #include "sleep/free_memory.hpp"
+#include "sleep/move_transaction.hpp"
 #include "sleep/point_of_no_return.hpp"
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
@@ -106,15 +107,7 @@ void note_short_devices(model::Report& report) {
 
 /// Contents that were given up without touching the device belong in the report too.
 void add_given_up(const SleepPlan& plan, model::Report& report) {
-    for (const auto* backing : plan.give_up) {
-        const auto same = [&](const model::DeviceReport& d) { return d.device == backing->device; };
-        auto device = std::find_if(report.devices.begin(), report.devices.end(), same);
-        if (device == report.devices.end()) {
-            report.devices.emplace_back().device = backing->device;
-            device = std::prev(report.devices.end());
-        }
-        device->dropped += backing->bytes;
-    }
+    for (const auto* backing : plan.give_up) device_in(report, backing->device).dropped += backing->bytes;
 }
 
 /// When it ends, nothing is copied any more.
@@ -131,28 +124,34 @@ private:
 
 } // namespace
 
-Result<void> Engine::sleep(const model::SleepRequest& request, const Control& control,
-                           model::Report& report) {
+Result<void> Engine::sleep(const model::SleepRequest& request, const Control& control, model::Report& report,
+                           Scope scope) {
     auto plan = plan_sleep(request);
     if (!plan) return std::move(plan).error();
+    if (scope == Scope::sleepers) plan->move_only();
     report.dropped_without_refill = plan->without_refill;
     if (request.dry_run) return rehearse(request, *plan, report);
     if (plan->is_empty()) return {};
     auto options = contents::open_stores(contents_, request, report.notes);
     if (!options) return std::move(options).error();
     const Protecting protecting(contents_);
+    MoveTransaction move(contents_, *plan, *options);
     SleepTransaction transaction(api_, contents_, *plan, *std::move(options));
     const auto start = Clock::now();
     GPU_SLEEP_TRY(transaction.prepare(control));
+    GPU_SLEEP_TRY(move.prepare(control));
     report.times.transfer = seconds_since(start);
     GPU_SLEEP_TRY(pass_point_of_no_return(control));
-    report.devices.reserve(report.devices.size() + plan->devices.size() + plan->give_up.size());
+    report.devices.reserve(report.devices.size() + plan->devices.size() + plan->give_up.size() +
+                           plan->move.size());
     const auto prepared = Clock::now();
     GPU_SLEEP_TRY(transaction.commit());
+    move.commit();
     report.times.release = seconds_since(prepared);
     report.changed = true;
     // It sleeps: no shortage makes a failure of that.
     transaction.describe(report);
+    move.describe(report);
     add_given_up(*plan, report);
     return {};
 }
@@ -168,14 +167,26 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
         device.stored = save.stored(device.device);
         device.copied = save.copied(device.device);
     }
-    GPU_SLEEP_TRY(save.note_needs({request}, report.notes));
+    const MoveTransaction move(contents_, plan, {});
+    move.describe(report);
+    for (const auto store : contents::k_stores) {
+        const auto saved = save.needs(store);
+        const auto moved = move.needs(store);
+        if (!saved || !moved) return saved ? moved.error() : saved.error();
+        contents_.keeper(store).note_needs(*saved + *moved, {request, false, contents_.options()},
+                                           report.notes);
+    }
     if (request.spill) {
         const auto in_host = save.needs(model::Store::host);
         if (!in_host) return in_host.error();
         contents::Save spilled(contents_, {}, plan.devices.size());
         static_cast<void>(draft(plan, spilled, model::Store::file));
         spilled.lay_out();
-        if (*in_host > 0) GPU_SLEEP_TRY(spilled.note_needs({request, true}, report.notes));
+        const auto in_files = spilled.needs(model::Store::file);
+        if (!in_files) return in_files.error();
+        if (*in_host > 0)
+            contents_.keeper(model::Store::file)
+                .note_needs(*in_files, {request, true, contents_.options()}, report.notes);
     }
     return add_memory(api_, free_after_sleep, report);
 }
@@ -189,13 +200,14 @@ void Engine::adjust_asleep(const model::SleepRequest& request, model::Report& re
         asleep.push_back(backing.kept.range);
         const auto* const keeper = contents_.keeper_of(backing.kept.range);
         if (!keeper) continue;
-        const auto wanted = store_for(request, tag);
-        const bool is_default = wanted == model::Store::host && !store_named_for(request, tag);
-        if (keeper->store() != wanted && !is_default) elsewhere[tag] = keeper->where();
+        const auto asked = store_asked_for(request, tag);
+        const bool is_damaged = backing.residence() == model::Residence::damaged;
+        if (is_damaged && asked && contents_.is_elsewhere(*asked, backing.kept.range))
+            elsewhere[tag] = keeper->where();
     }
     for (const auto& [tag, where] : elsewhere)
-        report.notes.push_back(fmt::format(
-            "tag '{}' stays in {}: contents are not moved while they sleep; wake it first", tag, where));
+        report.notes.push_back(
+            fmt::format("tag '{}' stays in {}: what is kept of it is damaged", tag, where));
     if (!request.keep_files || request.dry_run) return;
     const auto kept = contents_.keep_files(asleep);
     if (!kept)
@@ -226,8 +238,9 @@ Bytes Engine::forget_retained_beside(const model::SleepRequest& request) {
 }
 
 Result<SleepPlan> Engine::plan_sleep(const model::SleepRequest& request) {
-    return sleep::plan_sleep(ledger_, request,
-                             [this](contents::Number range) { return contents_.is_mendable(range); });
+    return sleep::plan_sleep(
+        ledger_, request, [this](contents::Number range) { return contents_.is_mendable(range); },
+        [this](contents::Number range, model::Store store) { return contents_.is_elsewhere(store, range); });
 }
 
 Result<WakePlan> Engine::plan_wake(const model::WakeRequest& request) {

@@ -38,12 +38,18 @@ public:
     /// What sleep() would do. Errors: those of sleep::plan_sleep().
     [[nodiscard]] Result<SleepPlan> plan_sleep(const model::SleepRequest& request);
 
+    /// What a sleep is done to.
+    enum class Scope {
+        all,
+        sleepers ///< only what sleeps already, and moves to another store: the device need not be drained
+    };
     /// Fills in `report` what the transaction did on each device, and its times. Nothing to do: not changed.
     /// Tries once: to use files when host memory is short (SleepRequest::spill) is the caller's.
     /// Errors: those of plan_sleep(); out_of_host_memory, out_of_disk, io_failed, not_permitted (the
-    /// directory), driver_failed, context_lost, cancelled, timed_out: all is awake and unchanged.
+    /// directory), damaged (what was to move), driver_failed, context_lost, cancelled, timed_out: all is as
+    /// it was before.
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const Control& control,
-                                     model::Report& report);
+                                     model::Report& report, Scope scope = Scope::all);
 
     /// See sleep::parts_of().
     [[nodiscard]] Result<std::vector<model::WakeRequest>> parts_of(const model::WakeRequest& request) const {

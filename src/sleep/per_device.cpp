@@ -26,6 +26,14 @@ void add_report(model::Report& report, const model::DeviceReport& device, driver
     report.devices.back().steps = session.steps().times();
 }
 
+model::DeviceReport& device_in(model::Report& report, int device) {
+    for (auto& each : report.devices)
+        if (each.device == device) return each;
+    auto& made = report.devices.emplace_back();
+    made.device = device;
+    return made;
+}
+
 Result<void> first_cause(std::vector<Result<void>>& results) {
     Result<void> cancelled;
     for (auto& result : results) {

@@ -26,6 +26,9 @@ namespace gpu_sleep::sleep {
 /// Adds what was done on one device, and how long each step of it took.
 void add_report(model::Report& report, const model::DeviceReport& device, driver::DeviceSession& session);
 
+/// The part of `report` that tells of `device`, which is made where it is missing.
+[[nodiscard]] model::DeviceReport& device_in(model::Report& report, int device);
+
 /// Runs `job(state)` for every state, each on a thread of its own when there are several. When one fails the
 /// progress counter is stopped. Returns the first error that is not `cancelled`, or else the first.
 template <class State, class Job>

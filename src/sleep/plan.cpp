@@ -35,6 +35,7 @@ void add_to(SleepPlan& plan, Backing& backing, Action action) {
     case Action::keep: plan.devices[backing.device].keep.push_back(&backing); break;
     case Action::drop: plan.devices[backing.device].drop.push_back(&backing); break;
     case Action::give_up: plan.give_up.push_back(&backing); break;
+    case Action::move: plan.move.push_back(&backing); break;
     }
 }
 
@@ -54,12 +55,20 @@ Result<void> check_directory(const model::SleepRequest& request) {
 
 } // namespace
 
-Action action_for(Residence residence, bool keep, bool has_preserved, bool is_mendable) noexcept {
+void SleepPlan::move_only() noexcept {
+    devices.clear();
+    give_up.clear();
+    without_refill.clear();
+}
+
+Action action_for(Residence residence, const Circumstances& it) noexcept {
+    const auto leave = it.is_elsewhere ? Action::move : Action::leave;
     switch (residence) {
-    case Residence::device: return keep ? Action::keep : Action::drop;
-    case Residence::kept: return keep || has_preserved ? Action::leave : Action::give_up;
-    case Residence::dropped: return Action::leave;
-    case Residence::damaged: return keep || (has_preserved && is_mendable) ? Action::leave : Action::give_up;
+    case Residence::device: return it.keep ? Action::keep : Action::drop;
+    case Residence::kept: return it.keep || it.has_preserved ? leave : Action::give_up;
+    case Residence::dropped: return leave;
+    case Residence::damaged:
+        return it.keep || (it.has_preserved && it.is_mendable) ? Action::leave : Action::give_up;
     }
     return Action::leave;
 }
@@ -91,6 +100,11 @@ std::optional<model::Store> store_named_for(const model::SleepRequest& request, 
     return named == request.stores.end() ? std::nullopt : std::optional(named->store);
 }
 
+std::optional<model::Store> store_asked_for(const model::SleepRequest& request, std::string_view name) {
+    if (const auto named = store_named_for(request, name)) return named;
+    return request.store_is_named ? std::optional(request.store) : std::nullopt;
+}
+
 model::Store store_for(const model::SleepRequest& request, std::string_view name) {
     return store_named_for(request, name).value_or(request.store);
 }
@@ -108,7 +122,7 @@ std::vector<Run> make_runs(const std::vector<Backing*>& backings) {
 }
 
 Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request,
-                             const IsMendable& is_mendable) {
+                             const IsMendable& is_mendable, const IsElsewhere& is_elsewhere) {
     GPU_SLEEP_TRY(check_directory(request));
     GPU_SLEEP_TRY(check_tags(ledger, request.tags));
     GPU_SLEEP_TRY(check_tags(ledger, request.keep));
@@ -128,15 +142,21 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
         if (!request.tags.empty() && !contains(request.tags, tag.name)) continue;
         const bool keep = keeps_contents(request, tag.name, tag.policy);
         const bool is_damaged = backing.residence() == Residence::damaged;
-        const auto action = action_for(backing.residence(), keep, !backing.preserved.empty(),
-                                       is_damaged && is_mendable(backing.kept.range));
+        const auto asked = store_asked_for(request, tag.name);
+        const bool has_kept = backing.is_asleep() && backing.kept.range != 0;
+        const auto action =
+            action_for(backing.residence(),
+                       {keep, !backing.preserved.empty(), is_damaged && is_mendable(backing.kept.range),
+                        asked && has_kept && is_elsewhere(backing.kept.range, *asked)});
         const bool has_all =
             backing.residence() == Residence::kept || (is_damaged && backing.kept.bytes == backing.bytes);
-        if (action == Action::leave && !keep && has_all) add_once(plan.still_kept, tag.name);
+        const bool stays_asleep = action == Action::leave || action == Action::move;
+        if (stays_asleep && !keep && has_all) add_once(plan.still_kept, tag.name);
         if (action == Action::leave) continue;
         add_to(plan, backing, action);
         if (!plan.targets.contains(backing.tag))
             plan.targets.emplace(backing.tag, SleepPlan::Target{tag.name, store_for(request, tag.name)});
+        if (action == Action::move) continue;
         add_once(plan.tags, tag.name);
         if (action != Action::give_up) plan.awake_tags.insert(tag.name);
         if (action == Action::keep || (action == Action::drop && backing.is_wholly_preserved())) continue;

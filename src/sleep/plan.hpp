@@ -24,10 +24,19 @@ enum class Action : std::uint8_t {
     keep,    ///< keep all contents, release the memory
     drop,    ///< keep preserved spans only, release the memory
     give_up, ///< asleep with contents: give them up
+    move,    ///< asleep with contents: bring them to the store that was asked for, without waking
 };
 
-/// What a sleep does to a backing that is `residence`, when the request means to `keep` its tag or not. This
-/// table and wake_action_for() are the whole meaning of requests in states. A wake that waits for GPU memory
+/// What a request says of a backing, and what is known of it.
+struct Circumstances {
+    bool keep = false;          ///< the request means to keep its tag
+    bool has_preserved = false; ///< parts of it are kept whatever the request means
+    bool is_mendable = false;   ///< damaged, and it may have been put right since
+    bool is_elsewhere = false;  ///< the request names a store, and some of what is kept lies in another
+};
+
+/// What a sleep does to a backing that is `residence`. This table and wake_action_for() are the whole meaning
+/// of requests in states. A wake that waits for GPU memory
 /// is no state: what it is to wake is kept or dropped, every request does to that what it does without the
 /// wake, and each try of the wake is a new wake.
 ///
@@ -36,8 +45,10 @@ enum class Action : std::uint8_t {
 ///     kept        leave      give_up, unless it has preserved spans: then leave
 ///     dropped     leave      leave
 ///     damaged     leave      give_up, unless it has preserved spans and may be mended: then leave
-[[nodiscard]] Action action_for(model::Residence residence, bool keep, bool has_preserved,
-                                bool is_mendable) noexcept;
+///
+/// Where it says leave, what is kept (preserved spans of what was dropped, too) moves if it is elsewhere; but
+/// what is damaged stays where it can be put right.
+[[nodiscard]] Action action_for(model::Residence residence, const Circumstances& it) noexcept;
 
 /// What a wake does to a backing: kept and dropped ones wake, awake ones stay. Damaged ones keep all of their
 /// tag asleep, but are tried again where they may have been put right meanwhile.
@@ -54,6 +65,9 @@ enum class WakeAction : std::uint8_t { leave, restore, refuse };
 
 /// What `request` says of the store of the tag `name`, if it names that.
 [[nodiscard]] std::optional<model::Store> store_named_for(const model::SleepRequest& request,
+                                                          std::string_view name);
+/// Where `request` wants contents of the tag that sleep already; nothing: where they are.
+[[nodiscard]] std::optional<model::Store> store_asked_for(const model::SleepRequest& request,
                                                           std::string_view name);
 /// Where `request` puts what it keeps of the tag.
 [[nodiscard]] model::Store store_for(const model::SleepRequest& request, std::string_view name);
@@ -83,14 +97,19 @@ struct SleepPlan {
     };
     std::map<ledger::TagId, Target> targets;
     std::vector<ledger::Backing*> give_up;
-    std::vector<std::string> tags;         ///< that have something to do
+    std::vector<ledger::Backing*> move;    ///< to the store of their tag's target
+    std::vector<std::string> tags;         ///< that have something to do, but for moves
     std::set<std::string> awake_tags;      ///< of those, the ones with something awake
     std::vector<std::string> dropped_tags; ///< of those, the ones that lose contents
     std::vector<std::string>
         without_refill; ///< of those, the ones that nobody declared refillable or discardable
     std::vector<std::string>
         still_kept; ///< asleep with all contents, which were to be dropped but for preserved spans
-    [[nodiscard]] bool is_empty() const noexcept { return devices.empty() && give_up.empty(); }
+    /// Whether anything goes to sleep, or to a deeper one: not if it only moves.
+    [[nodiscard]] bool changes_sleep() const noexcept { return !devices.empty() || !give_up.empty(); }
+    /// Has it do nothing but move.
+    void move_only() noexcept;
+    [[nodiscard]] bool is_empty() const noexcept { return !changes_sleep() && move.empty(); }
 };
 
 /// A backing of which something is to be kept, and what its ledger entry will say.
@@ -122,11 +141,13 @@ struct WakePlan {
 
 /// Whether a kept range that was found damaged may have been put right since.
 using IsMendable = std::function<bool(contents::Number)>;
+/// Whether some of a kept range lies in another store.
+using IsElsewhere = std::function<bool(contents::Number, model::Store)>;
 
 /// Leaves alone the backings that must stay. Errors: unknown_tag, invalid_argument (a tag both kept and
 /// discarded; no directory where files are wanted, or none that can be opened from anywhere), no_refill.
 [[nodiscard]] Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request,
-                                           const IsMendable& is_mendable);
+                                           const IsMendable& is_mendable, const IsElsewhere& is_elsewhere);
 
 /// Errors: unknown_tag.
 [[nodiscard]] Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request,

@@ -32,6 +32,7 @@ Backing& add(ledger::Ledger& ledger, std::uint64_t address, std::string_view tag
 void put(Backing& backing, Residence residence) {
     if (residence == Residence::damaged) ledger::Ledger::move(backing, Residence::kept);
     if (residence != Residence::device) ledger::Ledger::move(backing, residence);
+    if (residence == Residence::kept || residence == Residence::damaged) backing.kept.range = 1;
 }
 
 model::SleepRequest request(Level level) {
@@ -42,7 +43,9 @@ model::SleepRequest request(Level level) {
 
 /// Where nothing can be put right from outside.
 Result<sleep::SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request) {
-    return sleep::plan_sleep(ledger, request, [](contents::Number) { return false; });
+    return sleep::plan_sleep(
+        ledger, request, [](contents::Number) { return false; },
+        [](contents::Number, model::Store store) { return store == model::Store::file; });
 }
 
 /// The same.
@@ -68,15 +71,23 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
     };
     for (const auto& row : table) {
         INFO(to_string(row.residence));
-        CHECK(sleep::action_for(row.residence, true, false, false) == row.keep);
-        CHECK(sleep::action_for(row.residence, true, true, false) == row.keep);
-        CHECK(sleep::action_for(row.residence, false, false, false) == row.drop);
-        CHECK(sleep::action_for(row.residence, false, true, false) == row.drop_with_spans);
+        CHECK(sleep::action_for(row.residence, {true, false, false, false}) == row.keep);
+        CHECK(sleep::action_for(row.residence, {true, true, false, false}) == row.keep);
+        CHECK(sleep::action_for(row.residence, {false, false, false, false}) == row.drop);
+        CHECK(sleep::action_for(row.residence, {false, true, false, false}) == row.drop_with_spans);
         CHECK(sleep::wake_action_for(row.residence, false) == row.wake);
-        CHECK(sleep::action_for(row.residence, false, false, true) == row.drop);
+        CHECK(sleep::action_for(row.residence, {false, false, true, false}) == row.drop);
         const bool is_damaged = row.residence == Residence::damaged;
-        CHECK(sleep::action_for(row.residence, false, true, true) ==
+        CHECK(sleep::action_for(row.residence, {false, true, true, false}) ==
               (is_damaged ? Action::leave : row.drop_with_spans));
+        // Elsewhere: what would be left moves, but for what is damaged.
+        const auto moved = [&](Action action) {
+            return action == Action::leave && !is_damaged ? Action::move : action;
+        };
+        CHECK(sleep::action_for(row.residence, {true, false, false, true}) == moved(row.keep));
+        CHECK(sleep::action_for(row.residence, {false, false, false, true}) == moved(row.drop));
+        CHECK(sleep::action_for(row.residence, {false, true, true, true}) ==
+              (is_damaged ? Action::leave : moved(row.drop_with_spans)));
         const bool tries_again = row.residence == Residence::damaged;
         CHECK(sleep::wake_action_for(row.residence, true) == (tries_again ? WakeAction::restore : row.wake));
 
@@ -90,6 +101,16 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
         REQUIRE(second);
         CHECK(second->is_empty() == (row.drop == Action::leave));
         CHECK(second->give_up.size() == (row.drop == Action::give_up ? 1U : 0U));
+        CHECK(second->move.empty());
+        auto in_files = request(Level::keep);
+        in_files.store = model::Store::file;
+        in_files.directory = "/d";
+        in_files.store_is_named = true;
+        auto third = plan_sleep(ledger, in_files);
+        REQUIRE(third);
+        CHECK(third->move.size() == (row.residence == Residence::kept ? 1U : 0U));
+        CHECK(third->changes_sleep() == (row.keep != Action::leave));
+        CHECK(third->is_empty() == (third->move.empty() && !third->changes_sleep()));
         const auto wake = plan_wake(ledger, {});
         REQUIRE(wake);
         CHECK(wake->is_empty() == (row.wake != WakeAction::restore));

@@ -78,7 +78,7 @@ Report report_to_send() {
     report.times = {1, 2, 4, 8, 16};
     report.tags = {tag_to_send(), TagReport()};
     report.devices = {
-        {3, "H200", 0x31, 0x32, 0x33, 0x34, 0x35, 0x36, 0x37, 0x38, {1, 2, 4, 8, 16, 32, 64, 128, 256, 512}}};
+        {3, "H200", 0x31, 0x32, 0x33, 0x34, 0x35, 0x36, 0x37, 0x38, {1, 2, 4, 8, 16, 32, 64, 128, 256, 512}, 0x39}};
     report.dropped_without_refill = {"a"};
     report.notes = {"n", ""};
     report.intercepts = true;
@@ -123,6 +123,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     sleep.only_if_idle = Milliseconds(0x0708);
     sleep.ignore_inhibitors = true;
     sleep.check_copies = true;
+    sleep.store_is_named = true;
     check_bytes(sleep, "02:"
                        "02"
                        "010000000100000074"
@@ -140,6 +141,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                        "020000002f64"
                        "01000100"
                        "010807000000000000"
+                       "01"
                        "01"
                        "01");
 
@@ -205,6 +207,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "000000000000204000000000000030400000000000004040"
                 "000000000000504000000000000060400000000000007040"
                 "0000000000008040"
+                "3900000000000000"
                 "010000000100000061"
                 "02000000010000006e00000000"
                 "010201"

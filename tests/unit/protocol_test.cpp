@@ -235,7 +235,7 @@ TEST_CASE("Protocol: what is accepted of each enumeration, and the least that a 
     CHECK(k_min_bytes<std::string> == 4);
     CHECK(k_min_bytes<TagStore> == 5);
     CHECK(k_min_bytes<TagReport> == 76);
-    CHECK(k_min_bytes<DeviceReport> == 152);
+    CHECK(k_min_bytes<DeviceReport> == 160);
     CHECK(k_min_bytes<Residual> == 28);
     CHECK(k_min_bytes<WaitingWake> == 17);
 }
@@ -257,7 +257,7 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
     CHECK(text == "47534c50"
                   "0500"
                   "0200"
-                  "38000000"
+                  "39000000"
                   "00000000"
                   "02"
                   "01000000"
@@ -276,6 +276,7 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
                   "00"
                   "00000000"
                   "00000000"
+                  "00"
                   "00"
                   "00"
                   "00"

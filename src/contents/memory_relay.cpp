@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Checking what is in host memory ahead of the writer, and reading straight to where contents will lie.
+
+#include "contents/memory_relay.hpp"
+
+#include "driver/fingerprint_key.hpp"
+
+#include <cstdint>
+#include <utility>
+
+namespace gpu_sleep::contents {
+namespace {
+
+/// A core checks more than twice what one compresses; the disk writes less than two compress.
+constexpr unsigned k_checkers = 4;
+/// Chunks that are checked before they are wanted.
+constexpr std::size_t k_ahead = std::size_t{4} * k_checkers;
+
+} // namespace
+
+MemorySource::MemorySource(std::span<const Carried> parts,
+                           const std::vector<store::SnapshotExtent>& described, ProgressCounter& progress)
+    : parts_(parts), described_(described), progress_(progress), places_(store::places_of(described)),
+      states_(places_.size()) {}
+
+Result<std::unique_ptr<MemorySource>>
+MemorySource::create(std::span<const Carried> parts, const std::vector<store::SnapshotExtent>& described,
+                     ProgressCounter& progress) {
+    const auto key = driver::process_fingerprint_key();
+    if (!key) return key.error();
+    std::unique_ptr<MemorySource> source(new MemorySource(parts, described, progress));
+    source->key_ = *key;
+    for (const auto& part : parts) {
+        source->memory_.push_back(part.from().batch->memory(part.span()));
+        if (source->memory_.back().empty())
+            return make_error(ErrorCode::internal, "contents in {} lie in no memory",
+                              part.from().batch->keeper().where());
+    }
+    auto workers = store::ThreadPool::start("gpu-sleep-check", k_checkers);
+    if (!workers) return std::move(workers).error();
+    source->workers_ = *std::move(workers);
+    return source;
+}
+
+std::span<const std::byte> MemorySource::memory_of(const store::ChunkPlace& place) const noexcept {
+    return memory_[place.extent].subspan(place.offset, place.bytes);
+}
+
+void MemorySource::check(const store::ChunkPlace& place) noexcept {
+    static_assert(codec::k_chunk_bytes % k_block_bytes == 0);
+    const auto memory = memory_of(place);
+    const auto* block = &parts_[place.extent].blocks[place.offset / k_block_bytes];
+    auto state = State::whole;
+    for (std::size_t at = 0; at < memory.size(); at += k_block_bytes, ++block) {
+        const driver::FingerprintBlock part{reinterpret_cast<std::uint64_t>(&memory[at]),
+                                            std::min<Bytes>(k_block_bytes, memory.size() - at)};
+        driver::Fingerprint found;
+        driver::fingerprint_on_host(*key_, &part, &found, 1);
+        if (found != block->seal) state = State::damaged;
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        states_[place.number] = state;
+    }
+    changed_.notify_all();
+}
+
+MemorySource::State MemorySource::wait_for(std::size_t chunk) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return states_[chunk] != State::unchecked; });
+    return states_[chunk];
+}
+
+Result<std::span<const std::byte>> MemorySource::take(const store::ChunkPlace& place) {
+    for (; next_ < std::min(place.number + k_ahead, places_.size()); ++next_)
+        workers_->post([this, &wanted = places_[next_]](std::size_t) { check(wanted); });
+    const auto& extent = described_[place.extent];
+    if (wait_for(place.number) == State::damaged)
+        return make_error(ErrorCode::damaged,
+                          "what is kept in host memory of tag '{}' changed while asleep, at {:#x}",
+                          extent.tag, extent.address + place.offset);
+    GPU_SLEEP_TRY(progress_.add(place.bytes));
+    return memory_of(place);
+}
+
+Result<std::span<std::byte>> MemorySink::space(const store::ChunkPlace& place) {
+    const std::span<std::byte> memory(memory_[place.extent] + place.offset, place.bytes);
+    GPU_SLEEP_TRY(make_ready_(memory));
+    return memory;
+}
+
+Result<void> MemorySink::deliver(const store::ChunkPlace& place, std::span<const std::byte> /*content*/) {
+    return progress_.add(place.bytes);
+}
+
+} // namespace gpu_sleep::contents

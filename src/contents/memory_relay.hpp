@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Moving contents between host memory and a snapshot: the processors check, compress or decode, and the disk
+// writes or reads, all at the same time. No device takes part. Internal to this module.
+
+#pragma once
+
+#include "contents/keeper.hpp"
+#include "store/host_memory.hpp"
+#include "store/snapshot_reader.hpp"
+#include "store/snapshot_writer.hpp"
+#include "store/thread_pool.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace gpu_sleep::contents {
+
+/// Runs `job(bytes)`, which may take so many bytes of buffers: as many as beside a sleep, fewer where host
+/// memory is short, and fewer again when there are not even those. Errors: those of the job.
+template <class Job>
+[[nodiscard]] Result<void> with_buffers(const Options& options, Job&& job) {
+    constexpr Bytes k_least = 4 * codec::k_chunk_bytes; // slow, but works
+    const auto space = store::host_headroom_beyond(options.host_reserve).bytes / 2;
+    for (auto bytes = std::max(std::min(options.staging, space), k_least);;
+         bytes = std::max(bytes / 2, k_least)) {
+        auto done = job(bytes);
+        const bool is_short = !done && done.error().code == ErrorCode::out_of_host_memory &&
+                              done.error().where != store::HostClaims::k_where;
+        if (!is_short || bytes == k_least) return done;
+    }
+}
+
+/// Kept contents in host memory, as a snapshot's writer pulls them. Each block is compared with its seal on
+/// the way: that takes a few processors, and no time (tests/gpu/file_store.py compares with a sleep to
+/// files).
+class MemorySource final : public store::ChunkSource {
+public:
+    /// `parts`, each of which is an extent of `described`, and their batches outlive it. Errors:
+    /// out_of_host_memory, out_of_threads, io_failed (no key), internal (they do not lie in memory).
+    [[nodiscard]] static Result<std::unique_ptr<MemorySource>>
+    create(std::span<const Carried> parts, const std::vector<store::SnapshotExtent>& described,
+           ProgressCounter& progress);
+
+    /// Errors: damaged, cancelled, timed_out.
+    [[nodiscard]] Result<std::span<const std::byte>> take(const store::ChunkPlace& place) override;
+    void release(const store::ChunkPlace& /*place*/) noexcept override {}
+
+private:
+    enum class State : std::uint8_t { unchecked, whole, damaged };
+
+    MemorySource(std::span<const Carried> parts, const std::vector<store::SnapshotExtent>& described,
+                 ProgressCounter& progress);
+    [[nodiscard]] std::span<const std::byte> memory_of(const store::ChunkPlace& place) const noexcept;
+    void check(const store::ChunkPlace& place) noexcept;
+    [[nodiscard]] State wait_for(std::size_t chunk);
+
+    std::span<const Carried> parts_;
+    const std::vector<store::SnapshotExtent>& described_;
+    ProgressCounter& progress_;
+    const driver::FingerprintKey* key_ = nullptr;
+    std::vector<std::span<const std::byte>> memory_; ///< of each part
+    std::vector<store::ChunkPlace> places_;
+    std::size_t next_ = 0; ///< place to check
+
+    std::mutex mutex_; ///< guards states_
+    std::condition_variable changed_;
+    std::vector<State> states_;                  ///< of each place
+    std::unique_ptr<store::ThreadPool> workers_; ///< ends first
+};
+
+/// Contents of a snapshot on their way to host memory.
+class MemorySink final : public store::ChunkSink {
+public:
+    /// `memory` says where each extent goes; only those that are read are used. All outlive it.
+    MemorySink(const std::vector<std::byte*>& memory, const MakeReady& make_ready,
+               ProgressCounter& progress) noexcept
+        : memory_(memory), make_ready_(make_ready), progress_(progress) {}
+
+    [[nodiscard]] Result<std::span<std::byte>> space(const store::ChunkPlace& place) override;
+    [[nodiscard]] Result<void> deliver(const store::ChunkPlace& place,
+                                       std::span<const std::byte> content) override;
+
+private:
+    const std::vector<std::byte*>& memory_;
+    const MakeReady& make_ready_;
+    ProgressCounter& progress_;
+};
+
+} // namespace gpu_sleep::contents

@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Moving what sleeps from one store to another: every driver call and every file call fails in turn, the
+// asker withdraws at every step, contents are damaged. Afterwards all sleeps as before or in its new store,
+// every byte is there, and no copy is left over.
+
+#include "support/descriptors.hpp"
+#include "support/engine_fixture.hpp"
+#include "support/failing_call.hpp"
+#include "support/scratch.hpp"
+#include "support/skip.hpp"
+#include "support/sweep.hpp"
+
+#include <sys/syscall.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <system_error>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using model::State;
+using model::Store;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Two tags on two devices that sleep in `from`: zeros, holes, spans, short blocks; and a move to `to`.
+struct Sleeper {
+    explicit Sleeper(Store from = Store::host) : home(from) {
+        fixture.add(0, "weights", 5 * k_mib);
+        fixture.fill(0, {2 * k_mib, k_mib}, 0);
+        fixture.add(0, "weights", 70'000);
+        fixture.add(0, "kv_cache", 3 * k_mib);
+        fixture.add(1, "weights", 2 * k_mib);
+        ledger::Ledger::preserve(backing(2), {123, 456'789});
+        awake = sim_live_objects();
+        fall_asleep();
+    }
+
+    void fall_asleep() {
+        auto request = request_to(home);
+        request.level = model::Level::drop;
+        request.keep = {"weights"};
+        REQUIRE(fixture.sleep(request));
+        REQUIRE(is_in(home));
+    }
+    [[nodiscard]] model::SleepRequest request_to(Store store) const {
+        auto request = level(1);
+        request.store = store;
+        request.store_is_named = true;
+        if (store == Store::file) request.directory = scratch.file("sleep");
+        return request;
+    }
+    [[nodiscard]] Store other() const { return home == Store::host ? Store::file : Store::host; }
+    [[nodiscard]] Result<void> move(model::Report* report = nullptr) {
+        return fixture.sleep(request_to(other()), report);
+    }
+    [[nodiscard]] Result<void> move_back() { return fixture.sleep(request_to(home)); }
+
+    [[nodiscard]] ledger::Backing& backing(std::size_t allocation) {
+        return *fixture.ledger().find(fixture.allocations()[allocation].address);
+    }
+    [[nodiscard]] Bytes bytes_in(Store store) {
+        Bytes sum = 0;
+        for (const auto& [address, each] : fixture.ledger().backings())
+            if (each.is_asleep() && each.kept.range != 0)
+                sum += fixture.engine().contents().bytes_in(store, each.kept.range);
+        return sum;
+    }
+    /// Whether all sleeps there, and nothing elsewhere.
+    [[nodiscard]] bool is_in(Store store) {
+        const bool is_file = store == Store::file;
+        return fixture.state() == State::asleep && bytes_in(store) > 8 * k_mib &&
+               bytes_in(is_file ? Store::host : Store::file) == 0 && (fixture.host_bytes() == 0) == is_file &&
+               (fixture.file_bytes() > 0) == is_file && files() == (is_file ? 3U : 0U);
+    }
+    [[nodiscard]] std::size_t files() const {
+        std::error_code ignored;
+        const fs::directory_iterator all(scratch.file("sleep"), ignored);
+        return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+    }
+    /// Wakes it, and looks at every byte.
+    void check_whole() {
+        REQUIRE(fixture.wake());
+        for (std::size_t i = 0; i < fixture.allocations().size(); ++i) {
+            auto expected = fixture.allocations()[i].contents;
+            if (i == 2) { // dropped, but for its span
+                std::fill(expected.begin(), expected.begin() + 123, 0);
+                std::fill(expected.begin() + 123 + 456'789, expected.end(), 0);
+            }
+            INFO("allocation " << i);
+            CHECK(fixture.read(i) == expected);
+        }
+        CHECK(files() == 0);
+        CHECK(fixture.host_bytes() == 0);
+        CHECK(sim_fault_counts().illegal_accesses == 0);
+        fixture.refill();
+    }
+    /// What the driver has registered of the host.
+    [[nodiscard]] std::uint64_t registered() const {
+        return sim_live_objects().host_registrations - awake.host_registrations;
+    }
+
+    const Store home;
+    Scratch scratch;
+    EngineFixture fixture;
+    sim_live awake{};
+};
+
+/// Turns a bit in the middle of each file, or turns it back.
+void turn_bits(const fs::path& directory) {
+    for (const auto& file : fs::directory_iterator(directory)) {
+        std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+        const auto at = static_cast<std::streamoff>(fs::file_size(file.path()) / 2);
+        stream.seekg(at);
+        const auto byte = static_cast<char>(stream.get() ^ 0x40);
+        stream.seekp(at);
+        stream.put(byte);
+    }
+}
+
+} // namespace
+
+TEST_CASE("Move: contents go to files and back without waking, and what they took goes back", "[move]") {
+    Sleeper sleeper(GENERATE(Store::host, Store::file));
+    const auto bytes = sleeper.bytes_in(sleeper.home);
+    model::Report report;
+    sim_reset_counts();
+    REQUIRE(sleeper.move(&report));
+    CHECK(report.changed);
+    REQUIRE(report.devices.size() == 2);
+    CHECK(report.devices[0].relocated + report.devices[1].relocated == bytes);
+    CHECK(report.devices[0].released == 0);
+    CHECK(sleeper.is_in(sleeper.other()));
+    for (const char* const call : {"cuMemCreate", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuLaunchKernel"})
+        CHECK(sim_calls(call) == 0);
+    CHECK((sleeper.registered() == 0) == (sleeper.other() == Store::file));
+
+    report = {};
+    REQUIRE(sleeper.move(&report)); // it is there
+    CHECK_FALSE(report.changed);
+    SECTION("and it wakes from there") {}
+    SECTION("and it wakes from where it was") {
+        REQUIRE(sleeper.move_back());
+        CHECK(sleeper.is_in(sleeper.home));
+    }
+    sleeper.check_whole();
+}
+
+TEST_CASE("Move: nothing moves that is not asked to, and each tag goes where it is told", "[move]") {
+    Sleeper sleeper;
+    auto request = level(1);
+    model::Report report;
+    REQUIRE(sleeper.fixture.sleep(request, &report)); // no store is named
+    request.stores = {{"kv_cache", Store::file}};
+    request.directory = sleeper.scratch.file("sleep");
+    request.dry_run = true;
+    REQUIRE(sleeper.fixture.sleep(request, &report));
+    CHECK_FALSE(report.changed);
+    CHECK(report.devices.front().relocated == 456'789);
+    REQUIRE(report.notes.size() == 1);
+    CHECK(report.notes[0].find("in files in") != std::string::npos);
+    CHECK(sleeper.is_in(Store::host));
+
+    request.dry_run = false;
+    REQUIRE(sleeper.fixture.sleep(request));
+    CHECK(sleeper.bytes_in(Store::file) == 456'789);
+    CHECK(sleeper.files() == 1);
+    auto weights = sleeper.request_to(Store::file);
+    weights.tags = {"weights"};
+    REQUIRE(sleeper.fixture.sleep(weights));
+    CHECK(sleeper.is_in(Store::file));
+    sleeper.check_whole();
+}
+
+TEST_CASE("Move: while a part is awake and goes to sleep, the rest moves with it, or nothing does",
+          "[move]") {
+    Sleeper sleeper;
+    auto& fixture = sleeper.fixture;
+    REQUIRE(fixture.wake(tags({"kv_cache"})));
+    fixture.fill(2, {0, 1}, 77); // and all of it anew
+    const bool fails = GENERATE(false, true);
+    if (fails) sim_fail("cuMemUnmap", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+    const auto moved = sleeper.move();
+    sim_clear();
+    CHECK(moved.has_value() != fails);
+    CHECK(fixture.state() == (fails ? State::partial : State::asleep));
+    CHECK((sleeper.bytes_in(Store::file) == 0) == fails);
+    CHECK((sleeper.bytes_in(Store::host) == 0) != fails);
+    CHECK(sleeper.files() == (fails ? 0U : 3U));
+    REQUIRE(fixture.wake());
+    CHECK(fixture.all_intact());
+    CHECK(sleeper.files() == 0);
+}
+
+TEST_CASE("Move: what is damaged stays where it is, with its name, and so does all else", "[move]") {
+    SECTION("in host memory") {
+        Sleeper sleeper;
+        sleeper.fixture.flip_kept_bit(3, k_mib + 99, 5);
+        const auto moved = sleeper.move();
+        REQUIRE_FALSE(moved);
+        CHECK(moved.error().code == ErrorCode::damaged);
+        CHECK(moved.error().message.find("weights") != std::string::npos);
+        CHECK(sleeper.is_in(Store::host));
+        sleeper.fixture.flip_kept_bit(3, k_mib + 99, 5);
+        REQUIRE(sleeper.move());
+        sleeper.check_whole();
+    }
+    SECTION("in files") {
+        Sleeper sleeper(Store::file);
+        turn_bits(sleeper.scratch.file("sleep"));
+        const auto moved = sleeper.move();
+        REQUIRE_FALSE(moved);
+        CHECK(moved.error().code == ErrorCode::damaged);
+        CHECK(sleeper.is_in(Store::file));
+        CHECK(sleeper.registered() == 0);
+        SECTION("until it is put right") {}
+        SECTION("also once a wake has found it damaged") {
+            REQUIRE_FALSE(sleeper.fixture.wake());
+            CHECK(sleeper.fixture.state() == State::damaged);
+            model::Report report;
+            REQUIRE(sleeper.move(&report));
+            CHECK_FALSE(report.changed);
+        }
+        turn_bits(sleeper.scratch.file("sleep"));
+        sleeper.check_whole();
+    }
+}
+
+TEST_CASE("Move: files that are to be kept stay when their contents move to host memory", "[move]") {
+    Sleeper sleeper;
+    auto request = sleeper.request_to(Store::file);
+    request.keep_files = true;
+    REQUIRE(sleeper.fixture.sleep(request));
+    model::Report report;
+    sleeper.fixture.engine().adjust_asleep(request, report);
+    CHECK(report.notes.empty());
+    REQUIRE(sleeper.move_back());
+    CHECK(sleeper.files() == 3);
+    for (const auto& file : fs::directory_iterator(sleeper.scratch.file("sleep"))) {
+        CHECK(file.path().extension() == ".kept");
+        fs::remove(file.path());
+    }
+    CHECK(sleeper.is_in(Store::host));
+    sleeper.check_whole();
+}
+
+TEST_CASE("Move: a move survives the failure of every driver call", "[move][sweep]") {
+    Sleeper sleeper(GENERATE(Store::host, Store::file));
+    const auto before = sleeper.registered();
+    for_each_call([&](int call) {
+        sim_reset_counts();
+        sim_fail("*", static_cast<std::uint64_t>(call), CUDA_ERROR_UNKNOWN, SIM_ONCE);
+        const auto moved = sleeper.move();
+        const bool reached = sim_fault_counts().injected_failures != 0;
+        sim_clear();
+        CHECK(moved); // host memory that cannot be pinned is used as it is
+        CHECK(sleeper.is_in(sleeper.other()));
+        REQUIRE(sleeper.move_back());
+        CHECK(sleeper.is_in(sleeper.home));
+        CHECK(sleeper.registered() <= before + 1); // what the driver does not take back
+        return reached;
+    });
+    sleeper.check_whole();
+}
+
+TEST_CASE("Move: a move survives a withdrawal, and the end of its time, at every step", "[move][sweep]") {
+    Sleeper sleeper(GENERATE(Store::host, Store::file));
+    const bool by_deadline = GENERATE(false, true);
+    int failures = 0;
+    for_each_call([&](int step) {
+        auto& control = sleeper.fixture.control();
+        int steps = 0;
+        bool is_past_return = false;
+        control.progress = [&](const model::Progress& progress) {
+            if (++steps != step) return true;
+            is_past_return = by_deadline && progress.phase == model::Progress::Phase::release;
+            if (by_deadline) control.deadline = Clock::now();
+            return by_deadline;
+        };
+        const auto moved = sleeper.move();
+        control = {};
+        const bool reached = steps >= step;
+        CHECK(moved.has_value() == (!reached || is_past_return));
+        if (!moved) {
+            ++failures;
+            CHECK(moved.error().code == (by_deadline ? ErrorCode::timed_out : ErrorCode::cancelled));
+            CHECK(sleeper.is_in(sleeper.home));
+            REQUIRE(sleeper.move());
+        }
+        CHECK(sleeper.is_in(sleeper.other()));
+        REQUIRE(sleeper.move_back());
+        return reached;
+    });
+    CHECK(failures > 4);
+    sleeper.check_whole();
+}
+
+TEST_CASE("Move: a move survives the failure of each kind of system call", "[move]") {
+    struct Failing {
+        const char* name;
+        Store from;
+        FailingCall call;
+        ErrorCode code;
+    };
+    constexpr std::uint32_t k_populate = 23; // MADV_POPULATE_WRITE
+    const auto failing = GENERATE(
+        Failing{"no file can be made", Store::host, {SYS_openat, EACCES}, ErrorCode::not_permitted},
+        Failing{"no file can be locked", Store::host, {SYS_flock, EIO}, ErrorCode::io_failed},
+        Failing{"the disk is full", Store::host, {SYS_ftruncate, ENOSPC}, ErrorCode::out_of_disk},
+        Failing{"nothing can be flushed", Store::host, {SYS_fsync, EIO}, ErrorCode::io_failed},
+        Failing{"nothing can be renamed", Store::host, {SYS_renameat2, ENOSPC}, ErrorCode::out_of_disk},
+        Failing{"kept contents are out of reach",
+                Store::host,
+                {SYS_mprotect, ENOMEM},
+                ErrorCode::out_of_host_memory},
+        Failing{"no address space is left", Store::host, {SYS_mmap, ENOMEM}, ErrorCode::out_of_host_memory},
+        Failing{"no address space is left", Store::file, {SYS_mmap, ENOMEM}, ErrorCode::out_of_host_memory},
+        Failing{
+            "no page is left", Store::file, {SYS_madvise, ENOMEM, k_populate}, ErrorCode::out_of_host_memory},
+        Failing{"no thread can be started", Store::host, {SYS_clone3, EAGAIN}, ErrorCode::out_of_threads},
+        Failing{"no thread can be started", Store::file, {SYS_clone3, EAGAIN}, ErrorCode::out_of_threads});
+    INFO(failing.name);
+    Sleeper sleeper(failing.from);
+    Result<void> moved;
+    if (!with_failing_calls({failing.call}, [&] { moved = sleeper.move(); }))
+        return skip("the system does not let calls fail");
+    REQUIRE_FALSE(moved);
+    INFO(moved.error().message);
+    CHECK(moved.error().code == failing.code);
+    CHECK(sleeper.is_in(sleeper.home));
+    REQUIRE(sleeper.move());
+    CHECK(sleeper.is_in(sleeper.other()));
+    sleeper.check_whole();
+}
+
+TEST_CASE("Move: a thousand moves that end at random moments lose no byte and leave no copy", "[move]") {
+    Sleeper sleeper;
+    std::mt19937 random(4711); // NOLINT(cert-msc51-cpp): the same each time
+    int moves = 0;
+    int failures = 0;
+    for (int i = 0; i < 1000; ++i) {
+        INFO("round " << i);
+        const auto from = sleeper.is_in(Store::host) ? Store::host : Store::file;
+        const auto to = from == Store::host ? Store::file : Store::host;
+        int left = static_cast<int>(random() % 24);
+        auto& control = sleeper.fixture.control();
+        const bool by_deadline = random() % 2 == 0;
+        control.progress = [&](const model::Progress&) {
+            if (left-- > 0) return true;
+            if (by_deadline) control.deadline = Clock::now();
+            return by_deadline;
+        };
+        const auto driver_call = random() % 12;
+        if (driver_call > 0) sim_fail("*", driver_call, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+        const auto moved = sleeper.fixture.sleep(sleeper.request_to(to));
+        sim_clear();
+        control = {};
+        moves += moved.has_value();
+        failures += !moved;
+        REQUIRE(sleeper.is_in(moved ? to : from));
+        if (i % 50 != 49) continue;
+        sleeper.check_whole();
+        sleeper.fall_asleep();
+    }
+    CHECK(moves > 100);
+    CHECK(failures > 100);
+    sleeper.check_whole();
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Moving what sleeps from host memory to files and back by the commands: what they say, how they end when
+// they are interrupted or killed, and what is left of a process that is.
+
+#include "mentions.hpp"
+#include "place.hpp"
+#include "support/host.hpp"
+
+#include <sys/resource.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <random>
+#include <string>
+#include <thread>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// Resident memory of nobody's file, in bytes.
+std::size_t anonymous_bytes(pid_t process) {
+    std::ifstream status("/proc/" + std::to_string(process) + "/status");
+    for (std::string word; status >> word;) {
+        if (word != "RssAnon:") continue;
+        std::size_t kib = 0;
+        status >> kib;
+        return kib << 10U;
+    }
+    return 0;
+}
+
+} // namespace
+
+TEST_CASE("Move: a sleeper goes to files and back by tags, and every command says so", "[move]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    host.tell("alloc weights 6291456 1");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    const auto rehearsed = host.command("gpu-sleep", place.store({"--dry-run"}));
+    CHECK(rehearsed.status == 0);
+    CHECK_THAT(rehearsed.out, mentions("nothing was changed") && mentions("would move") &&
+                                  mentions("are free there") && !mentions("WOULD FREE"));
+    CHECK(place.files().empty());
+
+    const auto cache = host.command("gpu-sleep", place.store({"--tags", "kv_cache", "--json"}));
+    INFO(cache.err);
+    REQUIRE(cache.status == 0);
+    CHECK(cache.json("/processes/0/state") == "asleep");
+    CHECK(cache.json("/processes/0/report/changed") == "true");
+    CHECK(cache.json("/processes/0/report/devices/0/relocated_bytes") == "4194304");
+    CHECK(cache.json("/processes/0/report/devices/0/moved_bytes") == "0");
+    CHECK(cache.tag("kv_cache", "in_files_bytes") == "4194304");
+    CHECK(cache.tag("weights", "in_files_bytes") == "0");
+
+    const auto all = host.command("gpu-sleep", place.store());
+    CHECK(all.status == 0);
+    CHECK_THAT(all.out, mentions("asleep still") && mentions("of kept contents to another store"));
+    CHECK(place.files().size() == 3);
+    CHECK_THAT(host.command("gpu-ps").out, mentions(" file ") && !mentions(" host "));
+    CHECK_THAT(host.command("gpu-sleep", place.store()).out, mentions("as asked"));
+
+    const auto back = host.command("gpu-sleep", {"--store", "host", "--json"});
+    INFO(back.err);
+    REQUIRE(back.status == 0);
+    CHECK(back.json("/processes/0/report/file_bytes") == "0");
+    CHECK(back.tag("weights", "in_files_bytes") == "0");
+    CHECK(place.files().empty());
+    CHECK_THAT(host.command("gpu-ps").out, mentions(" host ") && !mentions(" file "));
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(host.tell("faults") == "0");
+}
+
+TEST_CASE("Move: host memory is free when the command ends", "[move]") {
+    constexpr std::size_t k_bytes = 64 << 20;
+    const Place place;
+    Host host;
+    host.tell("alloc weights " + std::to_string(k_bytes) + " 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    const auto before = anonymous_bytes(host.pid());
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+    CHECK(anonymous_bytes(host.pid()) + k_bytes / 4 * 3 < before);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Move: what is interrupted, or has no more time, or no room, stays where it was", "[move]") {
+    const Place place;
+    Host host({"GPU_SLEEP_SIM_POISON=0"});
+    host.tell("alloc weights 100663296 0");
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+    int expected = 0;
+    std::string code;
+    Output ended;
+    SECTION("interrupted") {
+        host.tell("delay cuMemHostRegister 400000");
+        auto moving = host.start("gpu-sleep", {"--store", "host", "--json"});
+        pause_for(300ms);
+        moving.signal(SIGINT);
+        ended = moving.finish();
+        expected = 128 + SIGINT;
+        code = "cancelled";
+    }
+    SECTION("out of time") {
+        host.tell("delay cuMemHostRegister 400000");
+        ended = host.command("gpu-sleep", {"--store", "host", "--timeout", "200ms", "--json"});
+        expected = 4;
+        code = "timed_out";
+    }
+    CHECK(ended.status == expected);
+    CHECK(ended.json("/processes/0/error/code") == code);
+    host.tell("delay cuMemHostRegister 0");
+    const auto now = host.command("gpu-ps", {"--json"});
+    CHECK(now.tag("weights", "in_files_bytes") == "100663296");
+    CHECK(place.files().size() == 1);
+    REQUIRE(host.command("gpu-sleep", {"--store", "host"}).status == 0);
+    CHECK(place.files().empty());
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE(
+    "Move: a directory that cannot be used, or a disk that is full, leaves the process asleep and whole",
+    "[move]") {
+    const Place place;
+    Host host;
+    host.tell("alloc weights 8388608 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    SECTION("no such directory") {
+        const auto failed =
+            host.command("gpu-sleep", {"--store", "file", "--dir", place.path() / "deeper" / "still"});
+        CHECK(failed.status == 7);
+        CHECK(host.command("gpu-sleep", {"--store", "file"}).status == 2);
+    }
+    SECTION("files may not be that long") {
+        rlimit before{};
+        REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, nullptr, &before) == 0);
+        const rlimit limit{1 << 20, before.rlim_max};
+        REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, &limit, nullptr) == 0);
+        CHECK(host.command("gpu-sleep", place.store()).status == 7);
+        REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, &before, nullptr) == 0);
+    }
+    CHECK(host.state() == "asleep");
+    CHECK(place.files().empty());
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Move: commands that are killed at random moments leave all bytes, in one place", "[move]") {
+    const Place place;
+    Host host;
+    host.tell("alloc weights 33554432 0");
+    host.tell("alloc kv_cache 16777216 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    std::mt19937 random(20261123); // NOLINT(cert-msc51-cpp): the same each time
+    for (int i = 0; i < 16; ++i) {
+        INFO("kill " << i);
+        {
+            const auto moving = i % 2 == 0 ? host.start("gpu-sleep", place.store())
+                                           : host.start("gpu-sleep", {"--store", "host"});
+            pause_for(Milliseconds(random() % 200));
+        }
+        CHECK(host.state() == "asleep"); // waits for what is under way
+        const auto now = host.command("gpu-ps", {"--json"});
+        const bool is_in_files = now.tag("weights", "in_files_bytes") != "0";
+        CHECK(now.tag("kv_cache", "in_files_bytes") == (is_in_files ? "16777216" : "0"));
+        CHECK(place.files().size() == (is_in_files ? 2U : 0U));
+        if (i % 4 != 3) continue;
+        REQUIRE(host.command("gpu-wake").status == 0);
+        CHECK(host.tell("check_all") == "intact");
+        CHECK(place.files().empty());
+        REQUIRE(host.command("gpu-sleep").status == 0);
+    }
+}
+
+TEST_CASE("Move: processes killed at random moments of a move leave nothing for good", "[killed]") {
+    const char* const wanted = std::getenv("GPU_SLEEP_TEST_KILLS");
+    const int kills = wanted ? std::atoi(wanted) : is_sanitized() ? 6 : 12;
+    const Place place;
+    Host survivor;
+    allocate_two_tags(survivor);
+    REQUIRE(survivor.command("gpu-sleep").status == 0);
+    std::mt19937 random(20261123); // NOLINT(cert-msc51-cpp): the same each time
+    int left = 0;
+    for (int i = 0; i < kills; ++i) {
+        INFO("kill " << i);
+        Host host;
+        host.tell("alloc weights 50331648 0");
+        REQUIRE(host.command("gpu-sleep").status == 0);
+        auto moving = host.start("gpu-sleep", place.store());
+        pause_for(Milliseconds(random() % 150));
+        host.process().signal(SIGKILL);
+        CHECK(host.wait() == 128 + SIGKILL);
+        const auto status = moving.finish().status;
+        CHECK((status == 0 || status == 3));
+        left += !place.files().empty();
+        REQUIRE(survivor.command("gpu-sleep", place.store()).status == 0);
+        REQUIRE(survivor.command("gpu-sleep", {"--store", "host"}).status == 0);
+    }
+    CHECK(left > kills / 6); // some were killed in the middle
+    // The kernel may still end what the last one wrote.
+    for (int tries = 50; !place.files().empty() && tries > 0; --tries) {
+        pause_for(Milliseconds(20));
+        REQUIRE(survivor.command("gpu-sleep", place.store()).status == 0);
+        REQUIRE(survivor.command("gpu-sleep", {"--store", "host"}).status == 0);
+    }
+    CHECK(place.files().empty());
+    REQUIRE(survivor.command("gpu-wake").status == 0);
+    CHECK(survivor.tell("check_all") == "intact");
+}
