@@ -4,7 +4,7 @@
 """Contents of a real GPU in snapshot files: sizes, times and safety, with a program that knows nothing of sleeping.
 
 For each kind of contents a PyTorch process is put to sleep into files and woken, several times, on each directory;
-beside it the same bytes are written and read as a raw file, past the page cache where the file system can, and by
+and moved to files and back while it sleeps; beside it the same bytes are written and read as a raw file, past the page cache where the file system can, and by
 zstd -1 of one core where the command is there. Sums over all contents must stay the same, and no file may stay behind,
 also when the process is killed. Rates count contents.
 
@@ -27,6 +27,7 @@ GIB = 1 << 30
 PIECE = 1 << 30
 KINDS = ("bf16", "e4m3", "fp32", "random")
 MOST_STORED = {"bf16": 0.67, "e4m3": 0.83, "fp32": 0.84, "random": 1.001}
+MOST_MOVE_TIME = 1.10 # of the time of a sleep to files
 SHARE = {"bf16": 1.0, "e4m3": 0.5, "fp32": 0.5, "random": 0.5} # of --gib
 
 
@@ -167,6 +168,7 @@ def main():
             os.unlink(sample)
             pid = str(child.child.pid)
             sleeps, wakes, stored = [], [], 0
+            moves, returns = [], []
             for _ in range(arguments.cycles):
                 slept, down = command("gpu-sleep", pid, "--store", "file", "--dir", place)
                 kept = sum(tag["kept_bytes"] for tag in slept["report"]["tags"])
@@ -174,12 +176,18 @@ def main():
                 _, up = command("gpu-wake", pid)
                 sleeps.append(kept / down / 1e9)
                 wakes.append(kept / up / 1e9)
+                command("gpu-sleep", pid)
+                _, moved = command("gpu-sleep", pid, "--store", "file", "--dir", place)
+                _, back = command("gpu-sleep", pid, "--store", "host")
+                command("gpu-wake", pid)
+                moves.append(kept / moved / 1e9)
+                returns.append(kept / back / 1e9)
             same = child.ask() == before
             left = os.listdir(place)
             child.end()
             row = {"directory": directory, "kind": kind, "gib": gib, "stored": stored, "sleep_gb_s": best(sleeps),
                    "wake_gb_s": best(wakes), "raw_write_gb_s": raw[0], "raw_read_gb_s": raw[1], "same": same,
-                   "zstd": zstd}
+                   "zstd": zstd, "move_gb_s": best(moves), "move_back_gb_s": best(returns)}
             figures.append(row)
             failures += not same or bool(left)
             phases = slept["report"]["times"]
@@ -190,6 +198,9 @@ def main():
                   f"wake {best(wakes):.2f} GB/s = {best(wakes) / raw[1]:.2f} x raw; {text}; "
                   f"{'the same bytes' if same else 'BYTES DIFFER'}{', FILES LEFT: ' + str(left) if left else ''}",
                   flush=True)
+            slower = best(sleeps) / best(moves)
+            print(f"  asleep, from host memory to files: {best(moves):.2f} GB/s, {slower:.2f} x the time of a sleep to files "
+                  f"(at most {MOST_MOVE_TIME}); back: {best(returns):.2f} GB/s", flush=True)
         failures += killed(arguments, place, command)
         shutil.rmtree(place)
     if arguments.json:
