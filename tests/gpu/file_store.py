@@ -3,10 +3,10 @@
 # Copyright the gpu-sleep authors.
 """Contents of a real GPU in snapshot files: sizes, times and safety, with a program that knows nothing of sleeping.
 
-For each kind of contents a PyTorch process is put to sleep into files and woken, several times, on each directory;
-and moved to files and back while it sleeps; beside it the same bytes are written and read as a raw file, past the page cache where the file system can, and by
-zstd -1 of one core where the command is there. Sums over all contents must stay the same, and no file may stay behind,
-also when the process is killed. Rates count contents.
+For each kind of contents a PyTorch process is put to sleep into files and woken, several times, on each directory; and
+what sleeps in host memory is moved to files and back. Beside it the same bytes are written and read as a raw file, past
+the page cache where the file system can, and by zstd -1 of one core where the command is there. Sums over all contents
+must stay the same, and no file may stay behind, also when the process is killed. Rates count contents.
 
 Usage: file_store.py --build DIR --dir DIR [--dir DIR...] [--gib 16] [--cycles 3] [--kills 0] [--json FILE]
 Exit status: 0 when no byte was lost and nothing stayed behind; targets that were missed are printed, not failed.
