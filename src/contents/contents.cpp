@@ -50,10 +50,12 @@ const Keeper* first_keeper(const KeptRange& range) noexcept {
     return stored == range.blocks.end() ? nullptr : &stored->place.batch->keeper();
 }
 
-/// What of the range may stay in its places past a wake, which is all of it or nothing.
 Bytes bytes_in_host(const KeptRange& range) noexcept {
-    const auto* const keeper = first_keeper(range);
-    return keeper && keeper->may_retain() ? range.stored : 0;
+    Bytes sum = 0;
+    for_each_block(range, [&](const Block& block, Span span) {
+        if (block.is_stored() && block.place.batch->keeper().store() == model::Store::host) sum += span.bytes;
+    });
+    return sum;
 }
 
 } // namespace
@@ -169,10 +171,7 @@ void Contents::relocate(std::map<Number, KeptRange>& ranges, Batches& batches) n
 void Contents::forget(Number range, Files files) noexcept {
     const auto node = ranges_.extract(range);
     if (!node) return;
-    if (node.mapped().is_retained)
-        retained_ -= node.mapped().stored;
-    else
-        kept_in_host_ -= bytes_in_host(node.mapped());
+    (node.mapped().is_retained ? retained_ : kept_in_host_) -= bytes_in_host(node.mapped());
     forget_blocks(node.mapped(), nullptr, files);
 }
 
@@ -187,15 +186,19 @@ bool Contents::retain(Number range, Bytes& room) noexcept {
     if (found == ranges_.end()) return false;
     auto& kept = found->second;
     const auto bytes = bytes_in_host(kept);
-    if (bytes == 0 || bytes > room) {
-        forget(range);
-        return false;
-    }
-    room -= bytes;
-    kept.is_retained = true;
+    const bool has_room = bytes <= room;
     kept_in_host_ -= bytes;
-    retained_ += bytes;
-    return true;
+    kept.is_retained = true;
+    give_up_unless(kept, [&](Batch& batch) {
+        return batch.keeper().store() == model::Store::host ? has_room : batch.retain();
+    });
+    if (has_room) {
+        room -= bytes;
+        retained_ += bytes;
+    }
+    const bool stays = kept.stored != 0;
+    if (!stays) forget(range);
+    return stays;
 }
 
 Bytes Contents::retained() const noexcept {
@@ -220,7 +223,7 @@ Bytes Contents::trim_retained(Bytes most) noexcept {
     const auto wasted = retained() - retained_;
     for (auto next = ranges_.begin(); next != ranges_.end() && retained_ > 0 && retained_ + wasted > most;) {
         const auto each = next++;
-        if (each->second.is_retained) forget(each->first);
+        if (each->second.is_retained && bytes_in_host(each->second) > 0) forget(each->first);
     }
     return before - retained_;
 }
@@ -231,13 +234,14 @@ void Contents::protect() noexcept {
 
 Contents::Lent Contents::lend(Number range) noexcept {
     auto lent = ranges_.extract(range);
-    if (lent) retained_ -= lent.mapped().stored;
+    if (lent) retained_ -= bytes_in_host(lent.mapped());
     return lent;
 }
 
 void Contents::take_back(Lent&& lent) noexcept {
     if (!lent) return;
-    retained_ += lent.mapped().stored;
+    retained_ += bytes_in_host(lent.mapped());
+    for_each_part(lent.mapped(), [](Batch& batch, Span) { static_cast<void>(batch.retain()); });
     ranges_.insert(std::move(lent));
 }
 
@@ -248,11 +252,33 @@ void Contents::end(Lent&& lent, const KeptRange* successor) noexcept {
 
 void Contents::forget_blocks(const KeptRange& range, const KeptRange* successor, Files files) noexcept {
     bool is_wasted = false;
-    for_each_part(range, successor, [&](Batch& batch, Span part) {
-        is_wasted |= batch.forget(part);
-        if (batch.is_needed()) return;
-        retire(batch, files);
-        is_wasted = true;
+    for_each_part(range, successor,
+                  [&](Batch& batch, Span part) { is_wasted |= forget_part(batch, part, files); });
+    if (is_wasted) told_();
+}
+
+bool Contents::forget_part(Batch& batch, Span part, Files files) noexcept {
+    const bool is_wasted = batch.forget(part);
+    if (batch.is_needed()) return is_wasted;
+    retire(batch, files);
+    return true;
+}
+
+template <class Stays>
+void Contents::give_up_unless(KeptRange& range, Stays&& stays) noexcept {
+    bool is_wasted = false;
+    const Batch* asked = nullptr; // neighbours lie in one, as a rule
+    bool its_stay = false;
+    auto block = range.blocks.begin();
+    for_each_block(range, [&](const Block&, Span span) {
+        auto& place = (block++)->place;
+        if (!place.batch) return;
+        if (place.batch != asked) its_stay = stays(*place.batch);
+        asked = place.batch;
+        if (its_stay) return;
+        range.stored -= span.bytes;
+        const auto gone = std::exchange(place, {});
+        is_wasted |= forget_part(*gone.batch, {gone.at, span.bytes}, Files::as_asked);
     });
     if (is_wasted) told_();
 }

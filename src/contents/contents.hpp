@@ -84,8 +84,9 @@ public:
     /// How much more may be retained, where `most` may be in all; with what is wasted beside it. Walks all
     /// pieces of host memory.
     [[nodiscard]] Bytes room_beside_retained(Bytes most) const noexcept;
-    /// Keeps the range if it may stay, and takes it off `room`, or forgets it. Returns whether it stays:
-    /// until forget(), or until the memory is wanted.
+    /// Keeps of the range what may stay: what is in host memory, if there is `room`, which that is taken off,
+    /// and what is in files that stay. Forgets the rest, and the range if nothing is left. Returns whether it
+    /// stays: until forget(), or until the memory is wanted.
     bool retain(Number range, Bytes& room) noexcept;
     /// The range if it is retained still, else null.
     [[nodiscard]] const KeptRange* find_retained(Number range) const noexcept;
@@ -144,6 +145,11 @@ public:
 
 private:
     void forget_blocks(const KeptRange& range, const KeptRange* successor, Files files) noexcept;
+    /// Returns whether more is to be given back.
+    bool forget_part(Batch& batch, Span part, Files files) noexcept;
+    /// Forgets the blocks of batches that do not stay: they have no place any more.
+    template <class Stays>
+    void give_up_unless(KeptRange& range, Stays&& stays) noexcept;
     void retire(const Batch& batch, Files files) noexcept;
 
     const driver::Api& api_;

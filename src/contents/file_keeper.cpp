@@ -4,6 +4,7 @@
 
 #include "contents/file_keeper.hpp"
 
+#include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "contents/memory_relay.hpp"
@@ -66,9 +67,32 @@ Result<std::shared_ptr<const store::SnapshotDirectory>> FileBatch::keep_file() {
     return directory_;
 }
 
+bool FileBatch::retain() noexcept {
+    if (!stays_ || !is_name_flushed_) return false;
+    outlived_wake_ = true;
+    const auto left = guarded([this] { return snapshot_->file.leave(); });
+    if (left) directory_.reset();
+    return left.has_value();
+}
+
+bool FileBatch::take_back(const SaveOptions& options) {
+    // All that is in it, and where the next sleep wants it.
+    auto& file = snapshot_->file;
+    if (live() != bytes_ || !options.directory || !file.is_left()) return false;
+    auto taken = file.take_up(options.directory);
+    directory_ = options.directory;
+    if (taken) {
+        const auto reader = store::SnapshotReader::open(file, snapshot_->header);
+        if (reader) return true;
+        taken = reader.error();
+    }
+    log::info("a kept file is not used again, and what it has is written anew: {}", taken.error().message);
+    return false;
+}
+
 void FileBatch::retire(Files files) noexcept {
     if (!snapshot_) return;
-    if (stays_ && files == Files::as_asked)
+    if (stays_ && (outlived_wake_ || files == Files::as_asked))
         snapshot_->file.let_stay();
     else
         snapshot_->file.unlink();

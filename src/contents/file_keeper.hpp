@@ -22,8 +22,11 @@ public:
     /// What the file takes if nothing can be made smaller.
     [[nodiscard]] Result<Bytes> needs() const override;
     [[nodiscard]] Bytes held() const noexcept override {
-        return snapshot_ ? snapshot_->header.file_bytes : 0;
+        return snapshot_ && !snapshot_->file.is_left() ? snapshot_->header.file_bytes : 0;
     }
+    /// A file that stays anyway, for a sleep that keeps the same.
+    [[nodiscard]] bool retain() noexcept override;
+    [[nodiscard]] bool take_back(const SaveOptions& options) override;
     [[nodiscard]] Result<std::shared_ptr<const store::SnapshotDirectory>> keep_file() override;
     void note_flushed() noexcept override { is_name_flushed_ = true; }
     void retire(Files files) noexcept override;
@@ -42,6 +45,7 @@ private:
     std::shared_ptr<const store::SnapshotDirectory> directory_;
     bool stays_ = false;           ///< the file, when the contents are no longer needed
     bool is_name_flushed_ = false; ///< under which it stays
+    bool outlived_wake_ = false;   ///< it was there before the last sleep, whatever becomes of that
     Bytes bytes_ = 0;
     std::vector<Bytes> starts_; ///< of each extent
     std::optional<store::Snapshot> snapshot_;

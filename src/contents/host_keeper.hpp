@@ -40,6 +40,7 @@ public:
 
     [[nodiscard]] const std::byte* memory(Span span, std::vector<std::byte>& buffer) const override;
     [[nodiscard]] Bytes held() const noexcept override;
+    [[nodiscard]] bool retain() noexcept override { return true; }
     [[nodiscard]] bool forget(Span span) noexcept override;
     [[nodiscard]] std::optional<std::size_t> take_waste() noexcept override;
     [[nodiscard]] bool has_waste() const noexcept override;
@@ -79,7 +80,7 @@ public:
     [[nodiscard]] std::string_view where() const noexcept override { return "host memory"; }
     [[nodiscard]] bool is_mendable() const noexcept override { return false; }
     [[nodiscard]] bool gives_at_once() const noexcept override { return true; }
-    [[nodiscard]] bool may_retain() const noexcept override { return true; }
+    [[nodiscard]] bool may_replace() const noexcept override { return true; }
     [[nodiscard]] Result<void> open(const model::SleepRequest& request, SaveOptions& options,
                                     std::vector<std::string>& notes) override;
     [[nodiscard]] std::unique_ptr<Batch> make_batch(Label label, const SaveOptions& options) override;

@@ -114,6 +114,13 @@ public:
     /// `span` is no longer needed. Returns whether more has become worth giving back.
     [[nodiscard]] virtual bool forget(Span span) noexcept;
     [[nodiscard]] bool is_needed() const noexcept { return live_ != 0; }
+    /// Contents of it that are needed.
+    [[nodiscard]] Bytes live() const noexcept { return live_; }
+    /// Its contents are to stay, though their memory is awake. Returns whether they can: then what it holds
+    /// apart from host memory is let go, and may be taken back.
+    [[nodiscard]] virtual bool retain() noexcept { return false; }
+    /// Whether what is retained can be used as it is, for a sleep with `options`.
+    [[nodiscard]] virtual bool take_back(const SaveOptions& /*options*/) { return true; }
     /// The contents at `span`, where they lie in this process's memory; nothing where they do not. Once they
     /// are within reach.
     [[nodiscard]] virtual std::span<const std::byte> memory(Span /*span*/) const noexcept { return {}; }
@@ -209,8 +216,9 @@ public:
     [[nodiscard]] virtual bool is_mendable() const noexcept = 0;
     /// Whether give() only queues copies. It is then called for what is mapped while more is being mapped.
     [[nodiscard]] virtual bool gives_at_once() const noexcept = 0;
-    /// Whether contents may stay in their places past a wake, and replace() may write there again.
-    [[nodiscard]] virtual bool may_retain() const noexcept { return false; }
+    /// Whether replace() may write to places of contents that are retained, block by block. Where it may not,
+    /// a tag's contents are used as they are if none has changed.
+    [[nodiscard]] virtual bool may_replace() const noexcept { return false; }
 
     /// Opens what `request` wants of this store, into its part of `options`. Adds to `notes` what its user
     /// should know of what is there. Errors: not_permitted, io_failed.
@@ -230,7 +238,7 @@ public:
     /// cancelled, timed_out.
     [[nodiscard]] virtual Result<void> take(Transfer& transfer, std::span<Batch* const> batches) = 0;
     /// Brings `blocks`, all of this keeper, which has contents in their places, from the device once more.
-    /// Only where may_retain(). Queues copies, and returns. Errors: as take().
+    /// Only where may_replace(). Queues copies, and returns. Errors: as take().
     [[nodiscard]] virtual Result<void> replace(Transfer& transfer, std::span<const Move> blocks);
     /// Brings contents that other keepers have to the places of `batch`, which is of this keeper and has
     /// begun: parts[i] is what was added as the i-th. They are whole and flushed once it returns; they stay

@@ -98,11 +98,42 @@ Batch& Save::batch_for(Part& part, int device, const Item& item) {
     return *batch;
 }
 
-void Save::lay_out(Part& part, int device, Item& item) {
+std::set<std::string> Save::unchanged_tags(const Part& part) const {
+    struct Found {
+        Batch* batch = nullptr;
+        Bytes bytes = 0;
+        bool is_same = true;
+    };
+    std::map<std::string, Found> tags;
+    for (const auto& item : part.items) {
+        if (contents_.keeper(item.store).may_replace()) continue;
+        auto& found = tags[item.tag];
+        const auto* previous = contents_.find_retained(item.previous);
+        if (previous && previous->spans != item.range->spans) previous = nullptr;
+        std::size_t index = 0;
+        for_each_block(*item.range, [&](const Block& block, Span span) {
+            const auto i = index++;
+            if (block.seal.is_zero || !found.is_same) return;
+            auto* const batch = previous ? previous->blocks[i].place.batch : nullptr;
+            if (!found.batch) found.batch = batch;
+            found.is_same = batch && batch == found.batch && batch->keeper().store() == item.store &&
+                            previous->blocks[i].seal == block.seal;
+            found.bytes += span.bytes;
+        });
+    }
+    std::set<std::string> unchanged;
+    for (const auto& [tag, found] : tags)
+        if (found.is_same && found.batch && found.batch->live() == found.bytes &&
+            found.batch->take_back(options_))
+            unchanged.insert(tag);
+    return unchanged;
+}
+
+void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged) {
     auto& range = *item.range;
-    auto& keeper = contents_.keeper(item.store);
     const auto* previous = contents_.find_retained(item.previous);
-    if (!keeper.may_retain() || (previous && previous->spans != range.spans)) previous = nullptr;
+    const bool is_used = contents_.keeper(item.store).may_replace() || is_unchanged;
+    if (!is_used || (previous && previous->spans != range.spans)) previous = nullptr;
     Run run;
     const auto end_run = [&] {
         if (run.memory.bytes == 0) return;
@@ -120,7 +151,8 @@ void Save::lay_out(Part& part, int device, Item& item) {
         const driver::AddressSpan memory{item.address + span.offset, span.bytes};
         if (block.seal.is_zero) return;
         range.stored += span.bytes;
-        if (previous && previous->blocks[i].is_stored()) {
+        const auto* const batch = previous ? previous->blocks[i].place.batch : nullptr;
+        if (batch && batch->keeper().store() == item.store) {
             block.place = previous->blocks[i].place;
             if (!options_.copies_all && previous->blocks[i].seal == block.seal) return;
             part.replaced.push_back({item.number, block.place, memory});
@@ -141,8 +173,10 @@ void Save::lay_out(Part& part, int device, Item& item) {
 }
 
 void Save::lay_out() {
-    for (auto& [device, part] : parts_)
-        for (auto& item : part.items) lay_out(part, device, item);
+    for (auto& [device, part] : parts_) {
+        const auto unchanged = options_.copies_all ? std::set<std::string>() : unchanged_tags(part);
+        for (auto& item : part.items) lay_out(part, device, item, unchanged.contains(item.tag));
+    }
 }
 
 Result<Bytes> Save::needs(model::Store store) const {

@@ -9,6 +9,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -83,7 +84,10 @@ private:
         Bytes copied = 0;
     };
     [[nodiscard]] Batch& batch_for(Part& part, int device, const Item& item);
-    void lay_out(Part& part, int device, Item& item);
+    /// Tags none of whose contents has changed since they were put in places that cannot be replaced one by
+    /// one, and are still whole there.
+    [[nodiscard]] std::set<std::string> unchanged_tags(const Part& part) const;
+    void lay_out(Part& part, int device, Item& item, bool is_unchanged);
     [[nodiscard]] static Result<void> replace(Transfer& transfer, Part& part);
     /// Begins to check what the part has in host memory: what was there before, or what has been copied.
     [[nodiscard]] Result<std::unique_ptr<CopyCheck>> check(const Part& part, bool was_there) const;

@@ -78,6 +78,13 @@ public:
     /// the same directory is still at its path and still private; otherwise -1.
     [[nodiscard]] int fd(UniqueFd& anew) const noexcept;
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+    /// By which it is known again once it was closed.
+    struct Identity {
+        std::filesystem::path path;
+        std::pair<dev_t, ino_t> file;
+        friend bool operator==(const Identity&, const Identity&) = default;
+    };
+    [[nodiscard]] Identity identity() const { return {whole_path_, fd_.file()}; }
     /// Whether its files lie in host memory (tmpfs, ramfs).
     [[nodiscard]] bool is_in_memory() const noexcept;
     /// Flushes changes of names to the disk. Errors: io_failed.

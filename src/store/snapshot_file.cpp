@@ -79,6 +79,7 @@ SnapshotFile& SnapshotFile::operator=(SnapshotFile&& other) noexcept {
     name_ = std::move(other.name_);
     text_ = std::move(other.text_);
     fd_ = std::move(other.fd_);
+    as_left_ = std::move(other.as_left_);
     return *this;
 }
 
@@ -91,26 +92,66 @@ Result<void> SnapshotFile::hold() {
     return fd_.is_held() ? Result<void>() : open_anew();
 }
 
-Result<void> SnapshotFile::open_anew() {
+Result<UniqueFd> SnapshotFile::open_by_name(const SnapshotDirectory& directory) const {
+    const auto path = directory.path() / text_;
     UniqueFd anew;
-    const int at = directory_->fd(anew);
+    const int at = directory.fd(anew);
     if (at < 0 || !fd_.is_named(at, text_.c_str()))
         return make_error(
             ErrorCode::io_failed,
             "the program has closed {}, and it is not there any more under its name: put it back",
-            path().string());
+            path.string());
     constexpr int k_flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
     UniqueFd fd(::openat(at, text_.c_str(), O_RDWR | k_flags)); // some file systems lock only such
     if (!fd && errno == EROFS) fd.reset(::openat(at, text_.c_str(), O_RDONLY | k_flags));
     struct stat status = {};
-    if (!fd || ::fstat(fd.get(), &status) != 0) return failed(errno, "openat", path());
+    if (!fd || ::fstat(fd.get(), &status) != 0) return failed(errno, "openat", path);
     if (!fd_.is_of_same_file(fd.get()) || !S_ISREG(status.st_mode) || !is_private(status))
-        return refused(path(), "it is somebody else's now, or others can read it; chmod 600 it");
+        return refused(path, "it is somebody else's now, or others can read it; chmod 600 it");
     // Mostly it is locked still. Somebody who looks for leftovers may have it locked for a moment, and lets
     // it be.
     static_cast<void>(::flock(fd.get(), LOCK_EX | LOCK_NB));
     use_direct_io(fd.get());
-    fd_.renew(std::move(fd));
+    return fd;
+}
+
+Result<void> SnapshotFile::open_anew() {
+    auto fd = open_by_name(*directory_);
+    if (!fd) return std::move(fd).error();
+    fd_.renew(*std::move(fd));
+    return {};
+}
+
+Result<SnapshotFile::Stamp> SnapshotFile::stamp_of(int fd, const SnapshotDirectory& directory) {
+    struct stat status = {};
+    if (::fstat(fd, &status) != 0) return failed(errno, "fstat", directory.path());
+    const auto time_of = [](const timespec& time) { return std::pair(time.tv_sec, time.tv_nsec); };
+    return Stamp{directory.identity(), status.st_size, time_of(status.st_mtim), time_of(status.st_ctim)};
+}
+
+Result<void> SnapshotFile::leave() {
+    if (is_left()) return {};
+    GPU_SLEEP_TRY(check_held());
+    auto stamp = stamp_of(fd_.get(), *directory_);
+    if (!stamp) return std::move(stamp).error();
+    as_left_ = *std::move(stamp);
+    fd_.reset();
+    directory_.reset();
+    return {};
+}
+
+Result<void> SnapshotFile::take_up(const std::shared_ptr<const SnapshotDirectory>& directory) {
+    if (!is_left()) return {};
+    auto fd = open_by_name(*directory);
+    if (!fd) return std::move(fd).error();
+    const auto stamp = stamp_of(fd->get(), *directory);
+    if (!stamp) return stamp.error();
+    if (*stamp != *as_left_)
+        return make_error(ErrorCode::io_failed, "{} is not as it was left",
+                          (directory->path() / text_).string());
+    fd_ = UnsharedFd(*std::move(fd));
+    directory_ = directory;
+    as_left_.reset();
     return {};
 }
 

@@ -10,8 +10,12 @@
 #include "store/snapshot_directory.hpp"
 #include "store/unshared_fd.hpp"
 
+#include <sys/types.h>
+
+#include <ctime>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -54,6 +58,14 @@ public:
     [[nodiscard]] Result<void> keep() { return rename(SnapshotName::Kind::kept); }
     /// Closes it and does not remove it.
     void let_stay() noexcept { fd_.reset(); }
+    /// The same, with its directory, and notes how it is left: take_up() alone may be called then. Errors:
+    /// io_failed (it is still open).
+    [[nodiscard]] Result<void> leave();
+    [[nodiscard]] bool is_left() const noexcept { return as_left_.has_value(); }
+    /// Opens and locks it again, if `directory` is its own, and nobody has written to it, renamed or replaced
+    /// it since leave(): by its inode, size, and times of change. Errors: io_failed, not_permitted (it is
+    /// still left).
+    [[nodiscard]] Result<void> take_up(const std::shared_ptr<const SnapshotDirectory>& directory);
     /// Removes its name at once. Its space is freed when this is destroyed, which may take long.
     void unlink() noexcept;
     /// Whether its name cannot be removed, because the process has become another user, who may not change
@@ -66,13 +78,25 @@ private:
         : directory_(std::move(directory)), name_(std::move(name)), text_(std::move(text)),
           fd_(std::move(fd)) {}
     [[nodiscard]] Result<void> rename(SnapshotName::Kind kind);
+    [[nodiscard]] Result<UniqueFd> open_by_name(const SnapshotDirectory& directory) const;
     [[nodiscard]] Result<void> open_anew();
     void remove() noexcept;
+
+    /// What a write changes, and where it is.
+    struct Stamp {
+        SnapshotDirectory::Identity directory;
+        off_t bytes = 0;
+        std::pair<time_t, long> written; ///< s and ns
+        std::pair<time_t, long> changed;
+        friend bool operator==(const Stamp&, const Stamp&) = default;
+    };
+    [[nodiscard]] static Result<Stamp> stamp_of(int fd, const SnapshotDirectory& directory);
 
     std::shared_ptr<const SnapshotDirectory> directory_;
     SnapshotName name_;
     std::string text_; ///< of the name: it is removed though there be no memory to make it
-    UnsharedFd fd_;    ///< empty once it was let stay, or moved from
+    UnsharedFd fd_;    ///< empty once it was let stay or left, or moved from
+    std::optional<Stamp> as_left_;
 };
 
 /// Makes `fd` use direct I/O (O_DIRECT) from here on, in whole pages from and to whole pages of memory.

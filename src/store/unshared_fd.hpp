@@ -36,6 +36,8 @@ public:
     [[nodiscard]] bool is_held() const noexcept;
     /// Whether it stays open and locked though the program closes the number.
     [[nodiscard]] bool is_anchored() const noexcept { return anchor_ != nullptr; }
+    /// Which file that was, by its device and inode.
+    [[nodiscard]] std::pair<dev_t, ino_t> file() const noexcept { return {device_, inode_}; }
     /// Whether `fd` means that file.
     [[nodiscard]] bool is_of_same_file(int fd) const noexcept;
     /// Whether `name` in `directory` is that file's.

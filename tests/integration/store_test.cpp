@@ -252,6 +252,30 @@ TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[sto
     }
 }
 
+TEST_CASE("Store: a tag that has not changed since its file was kept is not written again", "[store]") {
+    const Place place;
+    Host host;
+    allocate_two_tags(host);
+    const auto copied = [&] {
+        const auto slept = host.command("gpu-sleep", place.store({"--keep-files", "--json"}));
+        INFO(slept.err);
+        REQUIRE(slept.status == 0);
+        CHECK(slept.json("/processes/0/report/file_bytes") != "0");
+        REQUIRE(host.command("gpu-wake").status == 0);
+        CHECK(host.command("gpu-ps", {"--json"}).json("/processes/0/report/file_bytes") == "0");
+        return std::stoull(slept.json("/processes/0/report/devices/0/copied_bytes"));
+    };
+    CHECK(copied() >= (std::size_t{14} << 20));
+    const auto files = place.files();
+    CHECK(copied() == 0);
+    CHECK(place.files() == files);
+    fs::remove(files.front());
+    CHECK(copied() > 0);
+    CHECK(place.files().size() == files.size());
+    CHECK(copied() == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
 TEST_CASE("Store: a sleeper's files are kept if that is asked for later, also those it moves to", "[store]") {
     const Place place;
     Host host;

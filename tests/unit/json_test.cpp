@@ -60,6 +60,7 @@ TEST_CASE("JSON: a report has every figure, in bytes and seconds", "[json]") {
         "steps": {"populate_seconds": 0.5, "pin_seconds": 0.25, "await_host_seconds": 0.125, "fingerprint_seconds": 0,
         "copy_seconds": 0.3, "create_seconds": 0, "map_seconds": 0, "access_seconds": 0, "unmap_seconds": 0.01,
         "release_seconds": 0.02}, "free_before_bytes": 107374182400,
+        "relocated_bytes": 0, "free_before_bytes": 107374182400,
         "free_after_bytes": 123480309760, "total_bytes": 150323855360})"));
     CHECK_FALSE(report["devices"][1].contains("total_bytes"));
     CHECK(report["dropped_without_refill"] == json::array({"kv_cache"}));

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Kept files that still hold what a sleep is to keep are used as they are; where anything speaks against it,
+// they are written anew.
+
+#include "support/descriptors.hpp"
+#include "support/engine_fixture.hpp"
+#include "support/scratch.hpp"
+#include "support/sweep.hpp"
+
+#include <sys/stat.h>
+#include <utime.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <system_error>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using model::State;
+using model::Store;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Two tags on two devices that slept in files that stay, and woke.
+struct Woken {
+    explicit Woken(sleep::Engine::Options options = {2, 0}) : fixture(options) {
+        fixture.add(0, "weights", 5 * k_mib);
+        fixture.fill(0, {2 * k_mib, k_mib}, 0);
+        fixture.add(0, "weights", 70'000);
+        fixture.add(0, "kv_cache", 3 * k_mib);
+        fixture.add(1, "other", 2 * k_mib);
+        request.store = Store::file;
+        request.directory = scratch.file("sleep");
+        request.keep_files = true;
+        REQUIRE(sleep() == k_all);
+        wake();
+        first = files();
+        REQUIRE(first.size() == 3);
+    }
+    /// Bytes that it copies.
+    [[nodiscard]] Bytes sleep() {
+        model::Report report;
+        REQUIRE(fixture.sleep(request, &report));
+        Bytes copied = 0;
+        for (const auto& device : report.devices) copied += device.copied;
+        return copied;
+    }
+    void wake() {
+        REQUIRE(fixture.wake());
+        CHECK(fixture.all_intact());
+        CHECK(fixture.file_bytes() == 0);
+        CHECK(descriptors_in(request.directory).empty()); // whoever removes them gets their room
+    }
+    [[nodiscard]] std::vector<fs::path> files() const {
+        std::vector<fs::path> files;
+        std::error_code ignored;
+        for (const auto& file : fs::directory_iterator(request.directory, ignored)) files.push_back(file);
+        std::sort(files.begin(), files.end());
+        return files;
+    }
+    /// The file of allocation `index` when it slept first: they are written in this order.
+    [[nodiscard]] fs::path largest() const {
+        return *std::max_element(first.begin(), first.end(), [](const auto& a, const auto& b) {
+            return fs::file_size(a) < fs::file_size(b);
+        });
+    }
+
+    static constexpr Bytes k_weights = 5 * k_mib + 2 * k_mib; // on device 0, whole 2 MiB but for the zeros
+    static constexpr Bytes k_all = k_weights + 4 * k_mib + 2 * k_mib;
+    Scratch scratch;
+    EngineFixture fixture;
+    model::SleepRequest request = level(1);
+    std::vector<fs::path> first;
+};
+
+void turn_a_byte(const fs::path& file, std::streamoff at) {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(at);
+    const auto byte = static_cast<char>(stream.get() ^ 0x40);
+    stream.seekp(at);
+    stream.put(byte);
+}
+
+} // namespace
+
+TEST_CASE("Unchanged files: a later sleep writes nothing, as often as it comes", "[unchanged]") {
+    Woken woken;
+    woken.request.keep_files = GENERATE(true, false); // they stay since the first sleep
+    for (int i = 0; i < 3; ++i) {
+        CHECK(woken.sleep() == 0);
+        CHECK(woken.fixture.file_bytes() > 0);
+        CHECK(woken.files() == woken.first);
+        woken.wake();
+        CHECK(woken.files() == woken.first);
+    }
+}
+
+TEST_CASE("Unchanged files: a tag that has changed is written anew, and no other", "[unchanged]") {
+    Woken woken;
+    Bytes expected = 0;
+    SECTION("a byte") {
+        woken.fixture.change(0, 4 * k_mib + 17);
+        expected = Woken::k_weights;
+    }
+    SECTION("a block that became zero") {
+        woken.fixture.fill(0, {k_mib, k_mib}, 0);
+        expected = Woken::k_weights - k_mib;
+    }
+    SECTION("a block that was zero") {
+        woken.fixture.fill(0, {2 * k_mib, k_mib}, 9);
+        expected = Woken::k_weights + k_mib;
+    }
+    SECTION("a range more") {
+        woken.fixture.add(0, "weights", 2 * k_mib);
+        expected = Woken::k_weights + 2 * k_mib;
+    }
+    SECTION("a range less") {
+        woken.fixture.remove(1);
+        expected = Woken::k_weights - 2 * k_mib;
+    }
+    CHECK(woken.sleep() == expected);
+    CHECK(woken.files().size() == 4); // nobody removes the old one
+    woken.wake();
+    CHECK(woken.sleep() == 0);
+    woken.wake();
+}
+
+TEST_CASE("Unchanged files: one that is not as it was left is not used, but left alone", "[unchanged]") {
+    Woken woken;
+    const auto file = woken.largest();
+    bool is_gone = false;
+    SECTION("removed") {
+        fs::remove(file);
+        is_gone = true;
+    }
+    SECTION("renamed") {
+        fs::rename(file, woken.scratch.file("away"));
+        is_gone = true;
+    }
+    SECTION("replaced by a copy") {
+        const auto away = woken.scratch.file("away");
+        fs::copy_file(file, away);
+        fs::rename(away, file);
+    }
+    SECTION("written to") {
+        turn_a_byte(file, static_cast<std::streamoff>(fs::file_size(file) / 2));
+    }
+    SECTION("written to, with its time set back") {
+        struct stat status {};
+        REQUIRE(::stat(file.c_str(), &status) == 0);
+        turn_a_byte(file, static_cast<std::streamoff>(fs::file_size(file) / 2));
+        const timespec times[] = {status.st_atim, status.st_mtim};
+        REQUIRE(::utimensat(AT_FDCWD, file.c_str(), times, 0) == 0);
+    }
+    SECTION("cut") {
+        fs::resize_file(file, fs::file_size(file) - 1);
+    }
+    SECTION("open to others") {
+        REQUIRE(::chmod(file.c_str(), 0644) == 0);
+    }
+    CHECK(woken.sleep() == Woken::k_weights);
+    CHECK(woken.files().size() == (is_gone ? 3U : 4U));
+    woken.wake();
+    CHECK(woken.sleep() == 0);
+    woken.wake();
+}
+
+TEST_CASE("Unchanged files: they are not used where another directory, or copying, is asked for",
+          "[unchanged]") {
+    Woken woken;
+    SECTION("another directory") {
+        woken.request.directory = woken.scratch.file("other");
+    }
+    SECTION("another directory by the same path") {
+        fs::rename(woken.request.directory, woken.scratch.file("away"));
+    }
+    SECTION("to copy all") {
+        woken.request.copy_all = true;
+    }
+    CHECK(woken.sleep() == Woken::k_all);
+    woken.wake();
+    woken.request.copy_all = false;
+    CHECK(woken.sleep() == 0);
+    woken.wake();
+}
+
+TEST_CASE("Unchanged files: what slept in host memory since is not written where it lies already",
+          "[unchanged]") {
+    sleep::Engine::Options options{2, 0};
+    options.retained = GENERATE(Bytes{0}, 64 * k_mib);
+    Woken woken(options);
+    REQUIRE(woken.fixture.sleep(level(1)));
+    woken.wake();
+    CHECK(woken.fixture.retained_bytes() == (options.retained == 0 ? 0 : Woken::k_all));
+    // Its file was given up for host memory.
+    CHECK(woken.sleep() == Woken::k_all);
+    CHECK(woken.fixture.retained_bytes() == 0);
+    woken.wake();
+    CHECK(woken.fixture.retained_bytes() == 0);
+    CHECK(woken.sleep() == 0);
+    woken.wake();
+}
+
+TEST_CASE("Unchanged files: a sleep that fails leaves them, and the next one uses them, or writes anew",
+          "[unchanged]") {
+    Woken woken;
+    auto& control = woken.fixture.control();
+    SECTION("withdrawn") {
+        control.progress = [](const model::Progress& progress) {
+            return progress.phase != model::Progress::Phase::release;
+        };
+    }
+    SECTION("for the driver fails") {
+        sim_fail("cuMemUnmap", 2, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+    }
+    REQUIRE_FALSE(woken.fixture.sleep(woken.request));
+    sim_clear();
+    control = {};
+    CHECK(woken.fixture.state() == State::awake);
+    CHECK(woken.fixture.all_intact());
+    CHECK(woken.files() == woken.first);
+    const auto copied = woken.sleep();
+    CHECK((copied == 0 || copied == Woken::k_all));
+    woken.wake();
+}
+
+TEST_CASE("Unchanged files: one that is damaged beneath its times is found by the wake, and once mended used",
+          "[unchanged]") {
+    Woken woken;
+    CHECK(woken.sleep() == 0);
+    const auto file = woken.largest();
+    const auto middle = static_cast<std::streamoff>(fs::file_size(file) / 2);
+    turn_a_byte(file, middle);
+    CHECK(woken.fixture.ledger().state({"other"}) == State::asleep);
+    REQUIRE_FALSE(woken.fixture.wake());
+    CHECK(woken.fixture.ledger().state({"weights"}) == State::damaged);
+    CHECK(woken.fixture.ledger().state({"other"}) == State::awake);
+    turn_a_byte(file, middle);
+    woken.wake();
+}
+
+TEST_CASE("Unchanged files: moved to host memory and back, they are as any other", "[unchanged]") {
+    Woken woken;
+    CHECK(woken.sleep() == 0);
+    auto host = level(1);
+    host.store_is_named = true;
+    REQUIRE(woken.fixture.sleep(host));
+    CHECK(woken.fixture.file_bytes() == 0);
+    CHECK(woken.files() == woken.first); // they were to be kept
+    woken.request.store_is_named = true;
+    REQUIRE(woken.fixture.sleep(woken.request));
+    CHECK(woken.files().size() == 6);
+    model::Report report;
+    woken.fixture.engine().adjust_asleep(woken.request, report);
+    woken.wake();
+    CHECK(woken.sleep() == 0);
+    woken.wake();
+}
+
+TEST_CASE("Unchanged files: a sleep with them, and its wake, survive the failure of every driver call",
+          "[unchanged][sweep]") {
+    const bool fails_wake = GENERATE(false, true);
+    Woken woken;
+    int failures = 0;
+    const auto fail = [&](int call, auto&& transaction) {
+        sim_reset_counts();
+        sim_fail("*", static_cast<std::uint64_t>(call), CUDA_ERROR_UNKNOWN, SIM_ONCE);
+        const auto done = transaction();
+        sim_clear();
+        failures += !done;
+        return done.has_value();
+    };
+    for_each_call([&](int call) {
+        bool reached = false;
+        if (fails_wake) {
+            CHECK(woken.sleep() == 0);
+            const bool is_awake = fail(call, [&] { return woken.fixture.wake(); });
+            reached = sim_fault_counts().injected_failures != 0;
+            CHECK(woken.fixture.state() == (is_awake ? State::awake : State::asleep));
+        } else {
+            const bool is_asleep = fail(call, [&] { return woken.fixture.sleep(woken.request); });
+            reached = sim_fault_counts().injected_failures != 0;
+            CHECK(woken.fixture.state() == (is_asleep ? State::asleep : State::awake));
+            for (const auto& file : woken.first) CHECK(fs::exists(file));
+            if (!is_asleep) {
+                CHECK(woken.fixture.all_intact());
+                static_cast<void>(woken.sleep());
+            }
+        }
+        woken.wake();
+        return reached;
+    });
+    CHECK(failures > 10 / sweep_stride());
+    CHECK(woken.sleep() == 0);
+    woken.wake();
+}
