@@ -32,6 +32,7 @@ const SleepOperation::Remedy SleepOperation::k_remedies[] = {
     {ErrorCode::out_of_host_memory, &SleepOperation::give_unneeded_back},
     {ErrorCode::out_of_host_memory, &SleepOperation::give_memory_back},
     {ErrorCode::out_of_disk, &SleepOperation::give_files_back},
+    {ErrorCode::out_of_host_memory, &SleepOperation::spill_rest},
     {ErrorCode::out_of_host_memory, &SleepOperation::turn_to_files},
 };
 
@@ -58,17 +59,28 @@ bool SleepOperation::give_files_back() {
     return give_back_files(parts_);
 }
 
+bool SleepOperation::may_spill() const noexcept {
+    return request_.spill && scope_ == sleep::Engine::Scope::all;
+}
+
+bool SleepOperation::spill_rest() {
+    if (may_spill()) spill_ = sleep::Engine::Spill::rest;
+    return may_spill();
+}
+
 bool SleepOperation::turn_to_files() {
-    if (!request_.spill) return false;
+    if (!may_spill()) return false;
     auto spilled = request_;
     spilled.store = model::Store::file;
     spilled.stores.clear();
+    spilled.store_is_named = false; // what sleeps stays where it is
+    spill_ = sleep::Engine::Spill::nothing;
     spilled_ = std::move(spilled);
     ignoring_errors([this] { report_.notes.emplace_back("host memory is short: contents went to files"); });
     return true;
 }
 
-Result<void> SleepOperation::attempt(sleep::Engine::Scope scope) noexcept {
+Result<void> SleepOperation::attempt() noexcept {
     const auto& wanted = spilled_ ? *spilled_ : request_;
     return guarded([&] {
         const auto contexts = keep_contexts(wanted.dry_run);
@@ -77,8 +89,8 @@ Result<void> SleepOperation::attempt(sleep::Engine::Scope scope) noexcept {
         if (parts_.retired.has_any()) control.host_patience = Milliseconds(0);
         return parts_.memory.with_lock([&](LockedMemory& locked) {
             if (locked.retained() > 0) control.host_patience = Milliseconds(0);
-            return parts_.status.transact(locked,
-                                          [&] { return locked.sleep(wanted, control, report_, scope); });
+            return parts_.status.transact(
+                locked, [&] { return locked.sleep(wanted, control, report_, scope_, spill_); });
         });
     });
 }
@@ -88,14 +100,13 @@ Result<void> SleepOperation::move_contents() {
     auto quiet = guarded([&] { return Quiesce(parts_, request_, progress_, deadline_, report_).run(owed_); });
     if (!quiet) return std::move(quiet).error();
     // With nothing to put to sleep the gate is open: what has come since is not to be touched.
-    const auto scope =
-        *quiet || request_.dry_run ? sleep::Engine::Scope::all : sleep::Engine::Scope::sleepers;
-    auto done = attempt(scope);
+    if (!*quiet && !request_.dry_run) scope_ = sleep::Engine::Scope::sleepers;
+    auto done = attempt();
     for (const auto& remedy : k_remedies) {
         if (done || done.error().code != remedy.shortage) continue;
         bool is_applied = false;
         ignoring_errors([&] { is_applied = (this->*remedy.apply)(); });
-        if (is_applied) done = attempt(scope);
+        if (is_applied) done = attempt();
     }
     return done;
 }

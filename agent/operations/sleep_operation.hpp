@@ -42,8 +42,10 @@ private:
     /// The same of all that is retained.
     bool give_memory_back();
     bool give_files_back();
-    /// If the request allows it.
+    /// If the request allows it: what host memory has no room for goes to files, or else all of it.
+    bool spill_rest();
     bool turn_to_files();
+    [[nodiscard]] bool may_spill() const noexcept;
 
     /// Refuses a request from outside while sleeps are inhibited, and only says so in a dry run. Errors:
     /// inhibited.
@@ -60,7 +62,7 @@ private:
     [[nodiscard]] model::Report release_retained();
     /// Gets the program quiet, and moves contents as often as remedies allow.
     [[nodiscard]] Result<void> move_contents();
-    [[nodiscard]] Result<void> attempt(sleep::Engine::Scope scope) noexcept;
+    [[nodiscard]] Result<void> attempt() noexcept;
     /// Where nothing is moved, this is the point of no return.
     [[nodiscard]] Result<void> pass_without_moving();
     /// Does what the request says of all that sleeps, whichever request put it to sleep.
@@ -74,6 +76,8 @@ private:
     const bool is_own_;
     const Clock::time_point start_ = Clock::now();
     const Clock::time_point deadline_;
+    sleep::Engine::Scope scope_ = sleep::Engine::Scope::all;
+    sleep::Engine::Spill spill_ = sleep::Engine::Spill::nothing;
     std::optional<model::SleepRequest> spilled_; ///< the request as it is carried out with files instead
     model::Report report_;
     Callbacks::Jobs owed_; ///< if the sleep does not come

@@ -71,9 +71,10 @@ Result<sleep::SleepPlan> LockedMemory::plan_sleep(const model::SleepRequest& req
 }
 
 Result<void> LockedMemory::sleep(const model::SleepRequest& request, const sleep::Control& control,
-                                 model::Report& report, sleep::Engine::Scope scope) {
+                                 model::Report& report, sleep::Engine::Scope scope,
+                                 sleep::Engine::Spill spill) {
     memory_.mutex_.assert_held();
-    auto slept = guarded([&] { return engine().sleep(request, control, report, scope); });
+    auto slept = guarded([&] { return engine().sleep(request, control, report, scope, spill); });
     if (slept && report.changed && scope == sleep::Engine::Scope::all) memory_.state_since_ = Clock::now();
     return slept;
 }

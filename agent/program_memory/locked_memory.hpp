@@ -51,7 +51,8 @@ public:
     // Operations: see sleep::Engine, plan_sleep() and X.
     [[nodiscard]] Result<sleep::SleepPlan> plan_sleep(const model::SleepRequest& request);
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const sleep::Control& control,
-                                     model::Report& report, sleep::Engine::Scope scope);
+                                     model::Report& report, sleep::Engine::Scope scope,
+                                     sleep::Engine::Spill spill);
     [[nodiscard]] Result<sleep::Woken> wake(const model::WakeRequest& request, const sleep::Control& control,
                                             model::Report& report);
     [[nodiscard]] Result<std::vector<model::WakeRequest>> parts_of(const model::WakeRequest& request) const;

@@ -6,6 +6,7 @@
 
 #include "base/units.hpp"
 #include "driver/kernels/fingerprint.hpp"
+#include "model/model.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -34,6 +35,7 @@ struct Block {
     Place place;              ///< no batch: all bytes are zero, and are stored nowhere
 
     [[nodiscard]] bool is_stored() const noexcept { return place.batch != nullptr; }
+    [[nodiscard]] bool is_in(model::Store store) const noexcept;
 };
 
 /// What is kept of one range of the program's memory. Says which parts of the range it has, and nothing of

@@ -53,7 +53,7 @@ const Keeper* first_keeper(const KeptRange& range) noexcept {
 Bytes bytes_in_host(const KeptRange& range) noexcept {
     Bytes sum = 0;
     for_each_block(range, [&](const Block& block, Span span) {
-        if (block.is_stored() && block.place.batch->keeper().store() == model::Store::host) sum += span.bytes;
+        if (block.is_in(model::Store::host)) sum += span.bytes;
     });
     return sum;
 }
@@ -91,6 +91,10 @@ RelayThreads default_relay_threads() noexcept {
     return {processors * 3 / 8, processors / 2};
 }
 
+Bytes room_for_contents(Bytes reserve) {
+    return std::min(store::host_headroom_beyond(reserve).bytes, store::address_space_left());
+}
+
 Keeper& Contents::keeper(model::Store store) noexcept {
     switch (store) {
     case model::Store::host: return host_;
@@ -109,9 +113,8 @@ Bytes Contents::bytes_in(model::Store store, Number range) const {
 
 bool Contents::is_elsewhere(model::Store store, Number range) const {
     const auto& blocks = ranges_.at(range).blocks;
-    return std::any_of(blocks.begin(), blocks.end(), [=](const Block& block) {
-        return block.is_stored() && block.place.batch->keeper().store() != store;
-    });
+    return std::any_of(blocks.begin(), blocks.end(),
+                       [=](const Block& block) { return block.is_stored() && !block.is_in(store); });
 }
 
 bool Contents::is_mendable(Number range) const {

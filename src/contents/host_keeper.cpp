@@ -185,7 +185,7 @@ void HostKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vecto
         headroom = {left, "the process's limit on address space, ulimit -v"};
     const auto available = headroom.bytes;
     const auto* const outcome = needed <= available       ? ""
-                                : rehearsal.request.spill ? ": contents would go to files"
+                                : rehearsal.request.spill ? ": the rest would go to files"
                                                           : ": it would fail, unless enough of it is zero";
     notes.push_back(fmt::format("needs at most {} of host memory, and {} may be taken ({}){}",
                                 format_bytes(needed), format_bytes(available), headroom.limited_by, outcome));

@@ -12,6 +12,10 @@ Transfer::~Transfer() {
     if (staging) ignoring_errors([this] { static_cast<void>(session.synchronize()); });
 }
 
+bool Block::is_in(model::Store store) const noexcept {
+    return is_stored() && place.batch->keeper().store() == store;
+}
+
 Result<void> Transfer::queued(Bytes bytes) {
     GPU_SLEEP_TRY(session.mark(bytes));
     return look();

@@ -59,6 +59,9 @@ struct SaveOptions {
     bool keeps_files = false;   ///< files stay when their contents are no longer needed
     bool copies_all = false;    ///< also what is retained and has not changed
     bool checks_copies = false; ///< reads what is in host memory before the sleep counts
+    /// New contents that may go to host memory: whole tags as far as they fit, then whole blocks; the rest
+    /// goes to files. Unset: all.
+    std::optional<Bytes> room_in_host{};
 };
 
 /// Whose contents a batch has.

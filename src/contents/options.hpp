@@ -26,6 +26,9 @@ struct RelayThreads {
 /// (tests/bench/RESULTS.md).
 [[nodiscard]] RelayThreads default_relay_threads() noexcept;
 
+/// Host memory that this process may take now, beside `reserve`. Thread-safe; reads a handful of small files.
+[[nodiscard]] Bytes room_for_contents(Bytes reserve);
+
 struct Options {
     unsigned fill_threads = 8;        ///< that make host memory ready, for each device
     Bytes host_reserve = 256 * k_mib; ///< host memory left to everybody else
@@ -38,6 +41,7 @@ struct Options {
     RelayThreads relay = default_relay_threads();
     Bytes relay_from = 2 * k_gib; ///< new contents of a device: less than that is not relayed
     unsigned check_threads = 32;  ///< that read copies in host memory, for each device
+    Bytes (*room_for_contents)(Bytes reserve) = contents::room_for_contents; ///< asked where files may help
 };
 
 } // namespace gpu_sleep::contents

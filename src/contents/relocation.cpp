@@ -48,7 +48,7 @@ void Relocation::add(Label label, model::Store store, driver::DeviceAddress addr
     std::size_t index = 0;
     for_each_block(range, [&](const Block& block, Span span) {
         const auto i = index++;
-        const bool stays = !block.is_stored() || block.place.batch->keeper().store() == store;
+        const bool stays = !block.is_stored() || block.is_in(store);
         if (stays || !run.is_followed_by(block, span)) end_run();
         if (stays) return;
         if (run.of_range.bytes == 0) run = {i, {span.offset, 0}, block.place};

@@ -9,6 +9,7 @@
 #include "driver/context.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace gpu_sleep::contents {
@@ -18,6 +19,12 @@ namespace {
 struct Run {
     std::size_t first = 0; ///< block
     driver::AddressSpan memory;
+    model::Store store = model::Store::host;
+
+    [[nodiscard]] bool is_followed_by(const Run& next) const noexcept {
+        return memory.bytes > 0 && memory.end() == next.memory.address && memory.bytes % k_block_bytes == 0 &&
+               store == next.store;
+    }
 };
 
 } // namespace
@@ -90,12 +97,49 @@ Result<void> Save::seal(driver::DeviceSession& session) {
     return {};
 }
 
-Batch& Save::batch_for(Part& part, int device, const Item& item) {
-    auto& batch = part.batches[{item.store, item.tag}];
+Batch& Save::batch_for(Part& part, int device, model::Store store, const std::string& tag) {
+    auto& batch = part.batches[{store, tag}];
     if (!batch)
-        batch = batches_.emplace_back(contents_.keeper(item.store).make_batch({device, item.tag}, options_))
-                    .get();
+        batch = batches_.emplace_back(contents_.keeper(store).make_batch({device, tag}, options_)).get();
     return *batch;
+}
+
+const KeptRange* Save::usable_previous(const Item& item, bool is_unchanged) const {
+    const auto* previous = contents_.find_retained(item.previous);
+    const bool is_used = contents_.keeper(item.store).may_replace() || is_unchanged;
+    return is_used && previous && previous->spans == item.range->spans ? previous : nullptr;
+}
+
+Bytes Save::new_bytes(const Item& item) const {
+    const auto* const previous = usable_previous(item, false);
+    Bytes sum = 0;
+    std::size_t index = 0;
+    for_each_block(*item.range, [&](const Block& block, Span span) {
+        const auto i = index++;
+        if (!block.seal.is_zero && !(previous && previous->blocks[i].is_in(item.store))) sum += span.bytes;
+    });
+    return sum;
+}
+
+Save::Allowances Save::share_room() const {
+    Allowances needs;
+    if (!options_.room_in_host) return needs;
+    for (const auto& [device, part] : parts_)
+        for (const auto& item : part.items)
+            if (item.store == model::Store::host) needs[{device, item.tag}] += new_bytes(item);
+    auto room = *options_.room_in_host;
+    auto allowances = needs;
+    for (const auto& [tag, bytes] : needs) {
+        const bool fits = bytes <= room;
+        allowances[tag] = fits ? bytes : 0;
+        if (fits) room -= bytes;
+    }
+    for (const auto& [tag, bytes] : needs) {
+        if (allowances[tag] == bytes) continue;
+        allowances[tag] = room;
+        break; // it does not fit: nothing is left
+    }
+    return allowances;
 }
 
 std::set<std::string> Save::unchanged_tags(const Part& part) const {
@@ -129,15 +173,13 @@ std::set<std::string> Save::unchanged_tags(const Part& part) const {
     return unchanged;
 }
 
-void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged) {
+void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged, Bytes& allowance) {
     auto& range = *item.range;
-    const auto* previous = contents_.find_retained(item.previous);
-    const bool is_used = contents_.keeper(item.store).may_replace() || is_unchanged;
-    if (!is_used || (previous && previous->spans != range.spans)) previous = nullptr;
+    const auto* const previous = usable_previous(item, is_unchanged);
     Run run;
     const auto end_run = [&] {
         if (run.memory.bytes == 0) return;
-        auto& batch = batch_for(part, device, item);
+        auto& batch = batch_for(part, device, run.store, item.tag);
         const auto at = batch.add(run.memory);
         part.copied += run.memory.bytes;
         Bytes done = 0;
@@ -151,8 +193,7 @@ void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged) {
         const driver::AddressSpan memory{item.address + span.offset, span.bytes};
         if (block.seal.is_zero) return;
         range.stored += span.bytes;
-        const auto* const batch = previous ? previous->blocks[i].place.batch : nullptr;
-        if (batch && batch->keeper().store() == item.store) {
+        if (previous && previous->blocks[i].is_in(item.store)) {
             block.place = previous->blocks[i].place;
             if (!options_.copies_all && previous->blocks[i].seal == block.seal) return;
             part.replaced.push_back({item.number, block.place, memory});
@@ -160,11 +201,17 @@ void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged) {
             item.overwrites = true;
             return;
         }
-        const bool follows = run.memory.bytes > 0 && run.memory.end() == memory.address &&
-                             run.memory.bytes % k_block_bytes == 0;
-        if (!follows) {
+        Run next{i, {memory.address, 0}, item.store};
+        if (item.store == model::Store::host && allowance < memory.bytes) {
+            next.store = model::Store::file;
+            spilled_ += memory.bytes;
+            allowance = 0; // what follows goes there, too: one run
+        } else {
+            allowance -= memory.bytes;
+        }
+        if (!run.is_followed_by(next)) {
             end_run();
-            run = {i, {memory.address, 0}};
+            run = next;
         }
         run.memory.bytes += memory.bytes;
     });
@@ -173,9 +220,15 @@ void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged) {
 }
 
 void Save::lay_out() {
+    auto allowances = share_room();
     for (auto& [device, part] : parts_) {
         const auto unchanged = options_.copies_all ? std::set<std::string>() : unchanged_tags(part);
-        for (auto& item : part.items) lay_out(part, device, item, unchanged.contains(item.tag));
+        for (auto& item : part.items) {
+            auto unlimited = std::numeric_limits<Bytes>::max();
+            const auto found = allowances.find({device, item.tag});
+            lay_out(part, device, item, unchanged.contains(item.tag),
+                    found == allowances.end() ? unlimited : found->second);
+        }
     }
 }
 
@@ -257,13 +310,12 @@ Result<void> Save::take(driver::DeviceSession& session, ProgressCounter& progres
 Result<std::unique_ptr<CopyCheck>> Save::check(const Part& part, bool was_there) const {
     std::vector<CopyCheck::Copy> copies;
     for (const auto& item : part.items) {
-        if (!contents_.keeper(item.store).may_retain()) continue;
         const bool is_same = item.lent && item.lent.mapped().spans == item.range->spans;
         std::size_t index = 0;
         for_each_block(*item.range, [&](const Block& block, Span span) {
             const auto* const old = is_same ? &item.lent.mapped().blocks[index] : nullptr;
             ++index;
-            if (!block.is_stored()) return;
+            if (!block.is_stored() || !block.place.batch->keeper().may_retain()) return;
             const bool stays =
                 !options_.copies_all && old && old->place == block.place && old->seal == block.seal;
             if (stays == was_there)

@@ -46,6 +46,8 @@ public:
     // Once it is laid out:
     /// What `store` must take at most, besides what it has. Errors: io_failed.
     [[nodiscard]] Result<Bytes> needs(model::Store store) const;
+    /// Of what was to go to host memory, bytes that go to files for want of room (SaveOptions::room_in_host).
+    [[nodiscard]] Bytes spilled() const noexcept { return spilled_; }
     /// Of what is kept of the device: bytes that have a place, and bytes that are to be copied there.
     [[nodiscard]] Bytes stored(int device) const noexcept;
     [[nodiscard]] Bytes copied(int device) const noexcept;
@@ -83,11 +85,20 @@ private:
         Bytes stored = 0;
         Bytes copied = 0;
     };
-    [[nodiscard]] Batch& batch_for(Part& part, int device, const Item& item);
+    [[nodiscard]] Batch& batch_for(Part& part, int device, model::Store store, const std::string& tag);
+    /// What the item is retained as, where its places may be used again; else null.
+    [[nodiscard]] const KeptRange* usable_previous(const Item& item, bool is_unchanged) const;
+    /// What new places the item needs, if all goes to its store.
+    [[nodiscard]] Bytes new_bytes(const Item& item) const;
+    /// How much of each tag may go to new places in host memory, by device and tag: whole tags first, for as
+    /// long as there is room, then whole blocks.
+    using Allowances = std::map<std::pair<int, std::string>, Bytes>;
+    [[nodiscard]] Allowances share_room() const;
     /// Tags none of whose contents has changed since they were put in places that cannot be replaced one by
     /// one, and are still whole there.
     [[nodiscard]] std::set<std::string> unchanged_tags(const Part& part) const;
-    void lay_out(Part& part, int device, Item& item, bool is_unchanged);
+    /// `allowance`: of the item's tag, less what the item takes of it.
+    void lay_out(Part& part, int device, Item& item, bool is_unchanged, Bytes& allowance);
     [[nodiscard]] static Result<void> replace(Transfer& transfer, Part& part);
     /// Begins to check what the part has in host memory: what was there before, or what has been copied.
     [[nodiscard]] Result<std::unique_ptr<CopyCheck>> check(const Part& part, bool was_there) const;
@@ -101,6 +112,7 @@ private:
     std::map<int, Part> parts_;
     std::map<Number, KeptRange> ranges_;
     Batches batches_;
+    Bytes spilled_ = 0;
 };
 
 } // namespace gpu_sleep::contents

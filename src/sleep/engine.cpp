@@ -122,21 +122,34 @@ private:
     contents::Contents& contents_;
 };
 
+/// What may go to host memory when the rest goes to files, whose writing takes some, too: a ring, and twice
+/// as much in buffers.
+Bytes room_beside_files(const contents::SaveOptions& save, const contents::Options& options) {
+    // Files in host memory take of the same, and are smaller.
+    if (save.directory->is_in_memory()) return 0;
+    const auto space = options.room_for_contents(options.host_reserve);
+    return space - std::min(3 * options.staging, space / 4);
+}
+
 } // namespace
 
 Result<void> Engine::sleep(const model::SleepRequest& request, const Control& control, model::Report& report,
-                           Scope scope) {
+                           Scope scope, Spill spill) {
     auto plan = plan_sleep(request);
     if (!plan) return std::move(plan).error();
     if (scope == Scope::sleepers) plan->move_only();
     report.dropped_without_refill = plan->without_refill;
     if (request.dry_run) return rehearse(request, *plan, report);
     if (plan->is_empty()) return {};
-    auto options = contents::open_stores(contents_, request, report.notes);
+    auto opened = request;
+    if (spill == Spill::rest) opened.store = model::Store::file; // its directory is needed now
+    auto options = contents::open_stores(contents_, opened, report.notes);
     if (!options) return std::move(options).error();
+    if (spill == Spill::rest) options->room_in_host = room_beside_files(*options, contents_.options());
     const Protecting protecting(contents_);
     MoveTransaction move(contents_, *plan, *options);
-    SleepTransaction transaction(api_, contents_, *plan, *std::move(options));
+    SleepTransaction transaction(api_, contents_, *plan, *std::move(options),
+                                 request.spill && spill == Spill::nothing);
     const auto start = Clock::now();
     GPU_SLEEP_TRY(transaction.prepare(control));
     GPU_SLEEP_TRY(move.prepare(control));
@@ -177,6 +190,7 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
                                            report.notes);
     }
     if (request.spill) {
+        // At most all of it: how much is zero is not known.
         const auto in_host = save.needs(model::Store::host);
         if (!in_host) return in_host.error();
         contents::Save spilled(contents_, {}, plan.devices.size());

@@ -43,13 +43,20 @@ public:
         all,
         sleepers ///< only what sleeps already, and moves to another store: the device need not be drained
     };
+    /// What of the contents for host memory goes to files.
+    enum class Spill {
+        nothing,
+        rest ///< what host memory has no room for now
+    };
     /// Fills in `report` what the transaction did on each device, and its times. Nothing to do: not changed.
-    /// Tries once: to use files when host memory is short (SleepRequest::spill) is the caller's.
+    /// Tries once: to use files when host memory is short (SleepRequest::spill) is the caller's. Where the
+    /// request allows that, a sleep that host memory has no room for fails before anything is copied.
     /// Errors: those of plan_sleep(); out_of_host_memory, out_of_disk, io_failed, not_permitted (the
     /// directory), damaged (what was to move), driver_failed, context_lost, cancelled, timed_out: all is as
     /// it was before.
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const Control& control,
-                                     model::Report& report, Scope scope = Scope::all);
+                                     model::Report& report, Scope scope = Scope::all,
+                                     Spill spill = Spill::nothing);
 
     /// See sleep::parts_of().
     [[nodiscard]] Result<std::vector<model::WakeRequest>> parts_of(const model::WakeRequest& request) const {

@@ -56,6 +56,7 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
     GPU_SLEEP_TRY(run_side_by_side(devices_, sealing,
                                    [&](DeviceSleep& device) { return save_.seal(*device.session); }));
     save_.lay_out();
+    GPU_SLEEP_TRY(check_room());
     Bytes total = 0;
     for (auto& device : devices_) {
         device.report.stored = save_.stored(device.device);
@@ -66,6 +67,17 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
     contents::ProgressCounter progress(control, total);
     return run_side_by_side(devices_, progress,
                             [&](DeviceSleep& device) { return save_.take(*device.session, progress); });
+}
+
+Result<void> SleepTransaction::check_room() const {
+    if (!looks_for_room_) return {};
+    const auto needed = save_.needs(model::Store::host);
+    if (!needed) return needed.error();
+    const auto& options = contents_.options();
+    const auto room = options.room_for_contents(options.host_reserve);
+    if (*needed <= room) return {};
+    return make_error(ErrorCode::out_of_host_memory, "needs {} of host memory, and there is room for {}",
+                      format_bytes(*needed), format_bytes(room));
 }
 
 Result<void> SleepTransaction::unmap_all() {
@@ -185,6 +197,11 @@ void SleepTransaction::forget_kept() noexcept {
 
 void SleepTransaction::describe(model::Report& report) const {
     for (const auto& device : devices_) add_report(report, device.report, *device.session);
+    if (save_.spilled() != 0)
+        ignoring_errors([&] {
+            report.notes.push_back(fmt::format("host memory is short: {} of contents went to files",
+                                               format_bytes(save_.spilled())));
+        });
     if (unreleased_ == 0) return;
     ignoring_errors([&] {
         report.notes.push_back(fmt::format("the driver did not release {}; waking takes back what it holds",

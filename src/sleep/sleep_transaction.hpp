@@ -28,10 +28,10 @@ struct DeviceSleep {
 /// everything, any failure leaves all memory mapped with its contents.
 class SleepTransaction {
 public:
-    /// All outlive it.
+    /// All outlive it. `looks_for_room`: it fails before it copies anything if host memory has no room now.
     SleepTransaction(const driver::Api& api, contents::Contents& contents, const SleepPlan& plan,
-                     contents::SaveOptions options)
-        : api_(api), contents_(contents), plan_(plan),
+                     contents::SaveOptions options, bool looks_for_room = false)
+        : api_(api), contents_(contents), plan_(plan), looks_for_room_(looks_for_room),
           save_(contents, std::move(options), plan.devices.size()) {}
 
     /// Errors: out_of_host_memory, out_of_disk, io_failed, driver_failed, context_lost, cancelled, timed_out.
@@ -44,6 +44,7 @@ public:
     void describe(model::Report& report) const;
 
 private:
+    [[nodiscard]] Result<void> check_room() const;
     [[nodiscard]] Result<void> unmap_all();
     void map_again();
     /// What could not be mapped again sleeps: nobody may touch it, and a wake maps it. Returns how many
@@ -58,6 +59,7 @@ private:
     const driver::Api& api_;
     contents::Contents& contents_;
     const SleepPlan& plan_;
+    const bool looks_for_room_;
     std::vector<Drafted> drafted_;
     contents::Save save_; // outlives the sessions
     std::vector<DeviceSleep> devices_;

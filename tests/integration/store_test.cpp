@@ -332,7 +332,8 @@ TEST_CASE("Store: files take over when host memory is short", "[store]") {
         const auto slept = host.command("gpu-sleep", {"--spill", place.path(), "--json"});
         INFO(slept.err);
         REQUIRE(slept.status == 0);
-        CHECK(slept.json("/processes/0/report/host_bytes") == "0");
+        CHECK(slept.json("/processes/0/report/file_bytes") != "0");
+        CHECK(slept.tag("weights", "in_files_bytes") != "0");
         CHECK_THAT(slept.json("/processes/0/report/notes/0"), mentions("host memory is short"));
         CHECK(place.files().size() == 1);
         const auto woken = host.command("gpu-wake");

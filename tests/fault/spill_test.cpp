@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What host memory has no room for goes to files, and no more: whole tags stay as far as they fit, then whole
+// blocks of one.
+
+#include "support/engine_fixture.hpp"
+#include "support/scratch.hpp"
+#include "support/sweep.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <string>
+#include <system_error>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using model::State;
+using model::Store;
+using Scope = sleep::Engine::Scope;
+using Spill = sleep::Engine::Spill;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+Bytes g_space = 0; ///< of the host
+
+/// Three tags on two devices: big of 8 MiB, less a block of zeros, middle of 4, small of 2 on the other.
+struct Short {
+    explicit Short(Bytes retained = 0) : fixture(options(retained)) {
+        fixture.add(0, "big", 4 * k_mib);
+        fixture.fill(0, {k_mib, k_mib}, 0);
+        fixture.add(0, "big", 4 * k_mib);
+        fixture.add(0, "middle", 4 * k_mib);
+        fixture.add(1, "small", 2 * k_mib);
+        request.spill = true;
+        request.directory = scratch.file("sleep");
+    }
+    static sleep::Engine::Options options(Bytes retained) {
+        sleep::Engine::Options options{2, 0};
+        options.staging = 0; // so that nothing is left for it
+        options.retained = retained;
+        options.room_for_retained = [] { return std::numeric_limits<Bytes>::max(); };
+        options.room_for_contents = [](Bytes) { return g_space; };
+        return options;
+    }
+    [[nodiscard]] Result<void> sleep(Spill spill = Spill::rest, model::Report* report = nullptr) {
+        model::Report own;
+        auto done =
+            fixture.engine().sleep(request, fixture.control(), report ? *report : own, Scope::all, spill);
+        static_cast<void>(fixture.engine().contents().reap());
+        return done;
+    }
+    [[nodiscard]] std::map<std::string, Bytes> in_files() {
+        std::map<std::string, Bytes> sum;
+        for (const auto& [address, each] : fixture.ledger().backings())
+            sum[fixture.ledger().tag(each.tag).name] +=
+                fixture.engine().contents().bytes_in(Store::file, each.kept.range);
+        return sum;
+    }
+    void wake() {
+        REQUIRE(fixture.wake());
+        CHECK(fixture.all_intact());
+        CHECK(sim_fault_counts().illegal_accesses == 0);
+        CHECK(files() == 0);
+    }
+    [[nodiscard]] std::size_t files() const {
+        std::error_code ignored;
+        const fs::directory_iterator all(request.directory, ignored);
+        return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+    }
+
+    Scratch scratch;
+    EngineFixture fixture;
+    model::SleepRequest request = level(1);
+};
+
+} // namespace
+
+TEST_CASE("Spill: only the tags, and the blocks of a tag, that have no room go to files", "[spill]") {
+    using InFiles = std::map<std::string, Bytes>;
+    struct Row {
+        Bytes space;
+        InFiles in_files;
+    };
+    const auto row =
+        GENERATE(Row{13 * k_mib, {{"big", 0}, {"middle", 0}, {"small", 0}}},
+                 Row{13 * k_mib - 1, {{"big", 0}, {"middle", 0}, {"small", k_mib}}},
+                 Row{9 * k_mib, {{"big", 0}, {"middle", 4 * k_mib}, {"small", 0}}},
+                 Row{8 * k_mib, {{"big", 0}, {"middle", 3 * k_mib}, {"small", 2 * k_mib}}},
+                 Row{6 * k_mib, {{"big", 7 * k_mib}, {"middle", 0}, {"small", 0}}},
+                 Row{6 * k_mib - 4096, {{"big", 6 * k_mib}, {"middle", 0}, {"small", 2 * k_mib}}},
+                 Row{2 * k_mib + 5, {{"big", 7 * k_mib}, {"middle", 4 * k_mib}, {"small", 0}}},
+                 Row{0, {{"big", 7 * k_mib}, {"middle", 4 * k_mib}, {"small", 2 * k_mib}}});
+    INFO(row.space);
+    g_space = row.space;
+    Short host;
+    model::Report report;
+    REQUIRE(host.sleep(Spill::rest, &report));
+    CHECK(host.in_files() == row.in_files);
+    Bytes in_files = 0;
+    for (const auto& [tag, bytes] : row.in_files) in_files += bytes;
+    CHECK(host.fixture.host_bytes() == 13 * k_mib - in_files);
+    CHECK(report.notes.empty() == (in_files == 0));
+    CHECK(host.fixture.state() == State::asleep);
+    host.wake();
+}
+
+TEST_CASE("Spill: what has no room fails before anything is copied, where files may help", "[spill]") {
+    g_space = 13 * k_mib - 1;
+    Short host;
+    sim_reset_counts();
+    const auto slept = host.sleep(Spill::nothing);
+    REQUIRE_FALSE(slept);
+    CHECK(slept.error().code == ErrorCode::out_of_host_memory);
+    CHECK(sim_calls("cuMemcpyDtoHAsync") == 0);
+    CHECK(sim_calls("cuMemHostRegister") == 0);
+    CHECK(host.fixture.state() == State::awake);
+    CHECK(host.fixture.all_intact());
+    g_space = 13 * k_mib;
+    REQUIRE(host.sleep(Spill::nothing));
+    CHECK(host.files() == 0);
+    host.wake();
+}
+
+TEST_CASE("Spill: what is retained needs no room, and what lies in files is not retained", "[spill]") {
+    g_space = 8 * k_mib;
+    Short host(64 * k_mib);
+    REQUIRE(host.sleep());
+    const auto in_host = host.fixture.host_bytes();
+    CHECK(in_host == 8 * k_mib);
+    host.wake();
+    CHECK(host.fixture.retained_bytes() == in_host);
+    g_space = 0; // all that is new goes to files
+    model::Report report;
+    REQUIRE(host.sleep(Spill::rest, &report));
+    CHECK(host.fixture.host_bytes() == in_host);
+    CHECK(report.devices[0].copied + report.devices[1].copied == 5 * k_mib);
+    host.wake();
+    host.fixture.change(1, 17);
+    g_space = 64 * k_mib;
+    REQUIRE(host.sleep(Spill::nothing));
+    CHECK(host.fixture.host_bytes() == 13 * k_mib);
+    host.wake();
+    CHECK(host.fixture.retained_bytes() == 13 * k_mib);
+}
+
+TEST_CASE("Spill: what lies in both stores moves to one of them", "[spill]") {
+    g_space = 5 * k_mib;
+    Short host;
+    REQUIRE(host.sleep());
+    auto request = level(1);
+    request.store_is_named = true;
+    const bool to_files = GENERATE(false, true);
+    if (to_files) {
+        request.store = Store::file;
+        request.directory = host.request.directory;
+    }
+    REQUIRE(host.fixture.sleep(request));
+    CHECK((host.fixture.host_bytes() == 0) == to_files);
+    CHECK((host.fixture.file_bytes() == 0) != to_files);
+    host.wake();
+}
+
+TEST_CASE("Spill: a damaged part in either store keeps its tag asleep, and the others wake", "[spill]") {
+    g_space = 8 * k_mib;
+    Short host;
+    REQUIRE(host.sleep());
+    host.fixture.flip_kept_bit(0, 99, 3); // big lies in host memory
+    const auto woken = host.fixture.wake();
+    REQUIRE_FALSE(woken);
+    CHECK(woken.error().code == ErrorCode::damaged);
+    CHECK(host.fixture.ledger().state({"big"}) == State::damaged);
+    CHECK(host.fixture.ledger().state({"middle", "small"}) == State::awake);
+    CHECK(host.fixture.is_intact(2));
+    CHECK(host.fixture.is_intact(3));
+}
+
+TEST_CASE("Spill: a sleep that spills, and its wake, survive the failure of every driver call",
+          "[spill][sweep]") {
+    g_space = 8 * k_mib;
+    const bool fails_wake = GENERATE(false, true);
+    Short host;
+    int failures = 0;
+    for_each_call([&](int call) {
+        const auto fail = [&] {
+            sim_reset_counts();
+            sim_fail("*", static_cast<std::uint64_t>(call), CUDA_ERROR_UNKNOWN, SIM_ONCE);
+        };
+        if (!fails_wake) fail();
+        const auto slept = host.sleep();
+        bool reached = sim_fault_counts().injected_failures != 0;
+        sim_clear();
+        if (!slept) {
+            ++failures;
+            CHECK(host.fixture.state() == State::awake);
+            CHECK(host.fixture.all_intact());
+            CHECK(host.files() == 0);
+            REQUIRE(host.sleep());
+        }
+        CHECK(host.fixture.state() == State::asleep);
+        if (fails_wake) {
+            fail();
+            failures += !host.fixture.wake();
+            reached = sim_fault_counts().injected_failures != 0;
+            sim_clear();
+        }
+        host.wake();
+        return reached;
+    });
+    CHECK(failures > 10 / sweep_stride());
+}
