@@ -50,9 +50,6 @@ public:
         pieces_[index].held -= given_back;
     }
     [[nodiscard]] bool give_back_some() noexcept override { return arena_ && arena_->unpin_next(); }
-    [[nodiscard]] std::span<const std::byte> memory(Span span) const noexcept override {
-        return {arena_->data() + span.offset, span.bytes};
-    }
     void protect() noexcept override;
     [[nodiscard]] Result<void> unprotect() noexcept override;
     [[nodiscard]] bool has_unpinned() const noexcept override { return arena_ && arena_->has_untried(); }

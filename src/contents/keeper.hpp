@@ -124,9 +124,6 @@ public:
     [[nodiscard]] virtual bool retain() noexcept { return false; }
     /// Whether what is retained can be used as it is, for a sleep with `options`.
     [[nodiscard]] virtual bool take_back(const SaveOptions& /*options*/) { return true; }
-    /// The contents at `span`, where they lie in this process's memory; nothing where they do not. Once they
-    /// are within reach.
-    [[nodiscard]] virtual std::span<const std::byte> memory(Span /*span*/) const noexcept { return {}; }
     /// Makes its file one that stays, once the directory that this returns is flushed and note_flushed() was
     /// called; null if it has none, or it stays already. Errors: out_of_disk, io_failed.
     [[nodiscard]] virtual Result<std::shared_ptr<const store::SnapshotDirectory>> keep_file() {

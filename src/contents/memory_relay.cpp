@@ -4,6 +4,7 @@
 
 #include "contents/memory_relay.hpp"
 
+#include "base/guard.hpp"
 #include "driver/fingerprint_key.hpp"
 
 #include <cstdint>
@@ -22,7 +23,7 @@ constexpr std::size_t k_ahead = std::size_t{4} * k_checkers;
 MemorySource::MemorySource(std::span<const Carried> parts,
                            const std::vector<store::SnapshotExtent>& described, ProgressCounter& progress)
     : parts_(parts), described_(described), progress_(progress), places_(store::places_of(described)),
-      states_(places_.size()) {}
+      chunks_(places_.size()) {}
 
 Result<std::unique_ptr<MemorySource>>
 MemorySource::create(std::span<const Carried> parts, const std::vector<store::SnapshotExtent>& described,
@@ -31,11 +32,12 @@ MemorySource::create(std::span<const Carried> parts, const std::vector<store::Sn
     if (!key) return key.error();
     std::unique_ptr<MemorySource> source(new MemorySource(parts, described, progress));
     source->key_ = *key;
+    std::vector<std::byte> unused;
     for (const auto& part : parts) {
-        source->memory_.push_back(part.from().batch->memory(part.span()));
-        if (source->memory_.back().empty())
+        const auto& from = part.from();
+        if (!from.batch->memory({from.at, 1}, unused))
             return make_error(ErrorCode::internal, "contents in {} lie in no memory",
-                              part.from().batch->keeper().where());
+                              from.batch->keeper().where());
     }
     auto workers = store::ThreadPool::start("gpu-sleep-check", k_checkers);
     if (!workers) return std::move(workers).error();
@@ -43,45 +45,55 @@ MemorySource::create(std::span<const Carried> parts, const std::vector<store::Sn
     return source;
 }
 
-std::span<const std::byte> MemorySource::memory_of(const store::ChunkPlace& place) const noexcept {
-    return memory_[place.extent].subspan(place.offset, place.bytes);
+MemorySource::State MemorySource::state_of(const store::ChunkPlace& place, Chunk& chunk) const noexcept {
+    static_assert(codec::k_chunk_bytes % k_block_bytes == 0);
+    const auto& part = parts_[place.extent];
+    const auto found = guarded([&]() -> Result<void> {
+        chunk.memory =
+            part.from().batch->memory({part.from().at + place.offset, place.bytes}, chunk.buffer);
+        return {};
+    });
+    if (!found) return State::no_memory;
+    const auto* block = &part.blocks[place.offset / k_block_bytes];
+    for (Bytes at = 0; at < place.bytes; at += k_block_bytes, ++block) {
+        const driver::FingerprintBlock piece{reinterpret_cast<std::uint64_t>(chunk.memory + at),
+                                             std::min<Bytes>(k_block_bytes, place.bytes - at)};
+        driver::Fingerprint print;
+        driver::fingerprint_on_host(*key_, &piece, &print, 1);
+        if (print != block->seal) return State::damaged;
+    }
+    return State::whole;
 }
 
 void MemorySource::check(const store::ChunkPlace& place) noexcept {
-    static_assert(codec::k_chunk_bytes % k_block_bytes == 0);
-    const auto memory = memory_of(place);
-    const auto* block = &parts_[place.extent].blocks[place.offset / k_block_bytes];
-    auto state = State::whole;
-    for (std::size_t at = 0; at < memory.size(); at += k_block_bytes, ++block) {
-        const driver::FingerprintBlock part{reinterpret_cast<std::uint64_t>(&memory[at]),
-                                            std::min<Bytes>(k_block_bytes, memory.size() - at)};
-        driver::Fingerprint found;
-        driver::fingerprint_on_host(*key_, &part, &found, 1);
-        if (found != block->seal) state = State::damaged;
-    }
+    auto& chunk = chunks_[place.number];
+    const auto state = state_of(place, chunk);
     {
         const std::lock_guard lock(mutex_);
-        states_[place.number] = state;
+        chunk.state = state;
     }
     changed_.notify_all();
 }
 
 MemorySource::State MemorySource::wait_for(std::size_t chunk) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return states_[chunk] != State::unchecked; });
-    return states_[chunk];
+    changed_.wait(lock, [&] { return chunks_[chunk].state != State::unchecked; });
+    return chunks_[chunk].state;
 }
 
 Result<std::span<const std::byte>> MemorySource::take(const store::ChunkPlace& place) {
     for (; next_ < std::min(place.number + k_ahead, places_.size()); ++next_)
         workers_->post([this, &wanted = places_[next_]](std::size_t) { check(wanted); });
     const auto& extent = described_[place.extent];
-    if (wait_for(place.number) == State::damaged)
+    const auto state = wait_for(place.number);
+    if (state == State::no_memory)
+        return make_error(ErrorCode::out_of_host_memory, "no memory to read what is kept in host memory");
+    if (state == State::damaged)
         return make_error(ErrorCode::damaged,
                           "what is kept in host memory of tag '{}' changed while asleep, at {:#x}",
                           extent.tag, extent.address + place.offset);
     GPU_SLEEP_TRY(progress_.add(place.bytes));
-    return memory_of(place);
+    return std::span<const std::byte>(chunks_[place.number].memory, place.bytes);
 }
 
 Result<std::span<std::byte>> MemorySink::space(const store::ChunkPlace& place) {

@@ -49,14 +49,19 @@ public:
 
     /// Errors: damaged, cancelled, timed_out.
     [[nodiscard]] Result<std::span<const std::byte>> take(const store::ChunkPlace& place) override;
-    void release(const store::ChunkPlace& /*place*/) noexcept override {}
+    void release(const store::ChunkPlace& place) noexcept override { chunks_[place.number].buffer = {}; }
 
 private:
-    enum class State : std::uint8_t { unchecked, whole, damaged };
+    enum class State : std::uint8_t { unchecked, whole, damaged, no_memory };
+    struct Chunk {
+        const std::byte* memory = nullptr;
+        std::vector<std::byte> buffer; ///< has it, where it lies apart
+        State state = State::unchecked;
+    };
 
     MemorySource(std::span<const Carried> parts, const std::vector<store::SnapshotExtent>& described,
                  ProgressCounter& progress);
-    [[nodiscard]] std::span<const std::byte> memory_of(const store::ChunkPlace& place) const noexcept;
+    [[nodiscard]] State state_of(const store::ChunkPlace& place, Chunk& chunk) const noexcept;
     void check(const store::ChunkPlace& place) noexcept;
     [[nodiscard]] State wait_for(std::size_t chunk);
 
@@ -64,13 +69,12 @@ private:
     const std::vector<store::SnapshotExtent>& described_;
     ProgressCounter& progress_;
     const driver::FingerprintKey* key_ = nullptr;
-    std::vector<std::span<const std::byte>> memory_; ///< of each part
     std::vector<store::ChunkPlace> places_;
     std::size_t next_ = 0; ///< place to check
 
-    std::mutex mutex_; ///< guards states_
+    std::mutex mutex_; ///< guards the states
     std::condition_variable changed_;
-    std::vector<State> states_;                  ///< of each place
+    std::vector<Chunk> chunks_;                  ///< of each place
     std::unique_ptr<store::ThreadPool> workers_; ///< ends first
 };
 

@@ -315,7 +315,7 @@ Result<std::unique_ptr<CopyCheck>> Save::check(const Part& part, bool was_there)
         for_each_block(*item.range, [&](const Block& block, Span span) {
             const auto* const old = is_same ? &item.lent.mapped().blocks[index] : nullptr;
             ++index;
-            if (!block.is_stored() || !block.place.batch->keeper().may_retain()) return;
+            if (!block.is_stored() || !block.place.batch->keeper().may_replace()) return;
             const bool stays =
                 !options_.copies_all && old && old->place == block.place && old->seal == block.seal;
             if (stays == was_there)

@@ -258,7 +258,7 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
                   "0500"
                   "0200"
                   "39000000"
-                  "00000000"
+                  "92a1b5f6"
                   "02"
                   "01000000"
                   "08000000"
