@@ -13,8 +13,10 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 #include <sstream>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -23,10 +25,12 @@ namespace {
 
 constexpr const char* k_first_line = "gpu-sleep checkpoint 1";
 constexpr const char* k_last_line = "end";
-UniqueFd open_directory(uid_t owner) {
+constexpr std::string_view k_ending = ".checkpoint";
+/// Where the agents of `owner` have their sockets.
+UniqueFd open_directory(uid_t owner, bool makes_it = false) {
     const UniqueFd tmp(::open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     const auto name = std::filesystem::path(agent_directory(owner)).filename().string();
-    if (tmp && owner == ::geteuid()) ::mkdirat(tmp.get(), name.c_str(), S_IRWXU);
+    if (tmp && makes_it) ::mkdirat(tmp.get(), name.c_str(), S_IRWXU);
     return tmp ? open_private_directory(tmp.get(), name, owner) : UniqueFd();
 }
 
@@ -68,8 +72,8 @@ std::optional<std::vector<GpuNeed>> read_file(int file) {
 } // namespace
 
 Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Milliseconds timeout) {
-    const auto name = fmt::format("{}-{}.checkpoint", process.pid, process.start_time);
-    auto directory = open_directory(::geteuid());
+    const auto name = fmt::format("{}-{}{}", process.pid, process.start_time, k_ending);
+    auto directory = open_directory(::geteuid(), true);
     if (!directory) return failed(errno, "open", name);
     const auto deadline = Clock::now() + timeout;
     for (;;) {
@@ -102,6 +106,17 @@ Result<void> CheckpointRecord::write(const std::vector<GpuNeed>& needs) const {
     const auto written = ::pwrite(file_.get(), text.data(), text.size(), 0);
     if (written == static_cast<ssize_t>(text.size())) return {};
     return failed(written < 0 ? errno : ENOSPC, "write", name_);
+}
+
+std::set<pid_t> recorded_processes() {
+    std::set<pid_t> pids;
+    const auto directory = open_directory(::geteuid());
+    if (!directory) return pids;
+    const auto names = names_in(directory.get(), k_max_entries);
+    if (!names) return pids;
+    for (const auto& name : *names)
+        if (name.ends_with(k_ending)) pids.insert(static_cast<pid_t>(std::strtol(name.c_str(), nullptr, 10)));
+    return pids;
 }
 
 void CheckpointRecord::remove() const {

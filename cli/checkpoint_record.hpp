@@ -10,6 +10,7 @@
 #include "cli/process_info.hpp"
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -51,5 +52,8 @@ private:
     uid_t owner_; ///< of the process
     UniqueFd turn_;
 };
+
+/// The processes of which this user's directory has such a file; they may have ended since.
+[[nodiscard]] std::set<pid_t> recorded_processes();
 
 } // namespace gpu_sleep::cli

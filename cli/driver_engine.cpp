@@ -68,6 +68,14 @@ std::vector<GpuNeed> freed(const std::vector<GpuNeed>& used, const Look& before,
     return needs;
 }
 
+/// Who asks the driver about a stopped process waits until that goes on. Errors: timed_out.
+Result<void> check_not_stopped(const Process& process) {
+    if (!ProcFs().is_stopped(process)) return {};
+    return make_error(ErrorCode::timed_out,
+                      "process {} is stopped, by a signal or a debugger, and does not answer the driver",
+                      title(process));
+}
+
 /// The operation on one process.
 class Run {
 public:
@@ -79,6 +87,7 @@ public:
             return make_error(ErrorCode::not_permitted,
                               "it belongs to {}: only its owner and root may control it",
                               user_name(process_.uid));
+        if (auto answers = check_not_stopped(process_); !answers) return std::move(answers).error();
         auto loaded = Checkpoint::load();
         if (!loaded) return std::move(loaded).error();
         checkpoint_ = *loaded;
@@ -106,9 +115,11 @@ private:
         const auto used = used_by(process_.pid, before);
         if (state == CheckpointState::checkpointed) return report(State::asleep, false, {}, before, before);
         if (request_.dry_run) return report(State::awake, true, used, before, before);
-        if (state == CheckpointState::running) {
-            if (auto locked = lock(); !locked) return failure(std::move(locked).error(), standing());
-        }
+        // Locked by a command that was killed it may still be at work: the lock waits for that.
+        if (state == CheckpointState::locked)
+            if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
+                return failure(std::move(unlocked).error(), standing());
+        if (auto locked = lock(); !locked) return failure(std::move(locked).error(), standing());
         times_.drain = seconds_since(begin_);
         if (is_interrupted()) return undo(make_error(ErrorCode::cancelled, "the command was interrupted"));
         // Before the checkpoint, so that it is there whenever this command ends.
@@ -159,7 +170,7 @@ private:
                 return failure(std::move(turn).error(), State::asleep);
             if (auto room = wait_for_room(needs); !room)
                 return failure(std::move(room).error(), State::asleep);
-            if (auto restored = checkpoint_->restore(process_.pid); !restored)
+            if (auto restored = restore(before); !restored)
                 return failure(std::move(restored).error(), standing());
         }
         times_.transfer = seconds_since(begin_);
@@ -173,6 +184,22 @@ private:
                 "it was locked, as a command that ended too early leaves it, and all of its memory was on "
                 "the GPU");
         return answer;
+    }
+
+    Result<void> restore(const Look& look) {
+        const bool is_persistent =
+            !look.gpus.empty() && std::all_of(look.gpus.begin(), look.gpus.end(),
+                                              [](const auto& gpu) { return gpu.is_persistent; });
+        if (!is_persistent) GPU_SLEEP_TRY(checkpoint_->initialise());
+        auto restored = checkpoint_->restore(process_.pid);
+        if (restored) return restored;
+        if (restored.error().code == ErrorCode::out_of_device_memory)
+            return make_error(ErrorCode::context_lost,
+                              "{}; the driver restores no process a second time: it is lost, end it",
+                              restored.error().message);
+        restored.error().message +=
+            "; if an earlier restore found too little memory, it is lost: end it then";
+        return restored;
     }
 
     /// Waits for as long as asked until there is room for all. A restore that finds too little ends the
@@ -286,6 +313,7 @@ Outcome run_by_driver(const Process& process, const DriverRequest& request, Inte
 }
 
 Result<driver::CheckpointState> state_by_driver(const Process& process) {
+    if (auto answers = check_not_stopped(process); !answers) return std::move(answers).error();
     auto loaded = Checkpoint::load();
     if (!loaded) return std::move(loaded).error();
     return loaded->state(process.pid);

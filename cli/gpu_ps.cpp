@@ -6,10 +6,12 @@
 #include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/render.hpp"
+#include "cli/without_agent.hpp"
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <thread>
 
@@ -75,6 +77,15 @@ Listed list(const Options& options, bool redraws = false) {
     auto targets = options.target.empty()
                        ? cli::find_all(finder, options.user)
                        : cli::find_targets(finder, options.target, {options.user, true, options.timeout});
+    std::vector<cli::Outcome> outcomes;
+    if (!targets && targets.error().code == ErrorCode::no_agent) {
+        const auto process = cli::find_process(finder, options.target, options.user);
+        auto outcome = process ? cli::describe_without_agent(*process) : std::nullopt;
+        if (outcome) {
+            outcomes.push_back(*std::move(outcome));
+            targets = cli::Targets{};
+        }
+    }
     if (!targets) {
         const auto error = explained(options, targets.error());
         cli::print_error(cli::render_error("gpu-ps", "", error));
@@ -83,11 +94,16 @@ Listed list(const Options& options, bool redraws = false) {
         const int status = traits(error.code).exit_status;
         return write(text, status, status == exit_status::no_process);
     }
-    auto outcomes = cli::ask_status(finder, *std::move(targets), options.timeout);
-    if (options.target.empty()) cli::drop_ended(outcomes);
+    if (outcomes.empty()) outcomes = cli::ask_status(finder, *std::move(targets), options.timeout);
+    if (options.target.empty()) {
+        cli::drop_ended(outcomes);
+        auto others = cli::find_without_agent(finder, options.user, outcomes);
+        std::move(others.begin(), others.end(), std::back_inserter(outcomes));
+    }
     const auto text = options.output.json ? cli::to_json("gpu-ps", outcomes, indent) + '\n'
-                      : outcomes.empty()  ? "no process with an agent\n"
-                                          : cli::render_listing(outcomes);
+                      : outcomes.empty()
+                          ? "no process with an agent, and none that the driver could put to sleep\n"
+                          : cli::render_listing(outcomes);
     if (redraws) cli::clear_screen();
     const bool is_empty = std::all_of(outcomes.begin(), outcomes.end(), is_absent);
     const auto listed = write(text, cli::exit_status_of(outcomes), is_empty);

@@ -210,6 +210,7 @@ Result<Process> choose_driver(const CommandRun& operation, Finder& finder, const
     if (!is_sleep(operation)) {
         const auto state = state_by_driver(*process);
         if (state && *state != driver::CheckpointState::running) return process;
+        if (!state && state.error().code == ErrorCode::timed_out) return state.error();
         return found.error();
     }
     auto error = found.error();

@@ -166,6 +166,16 @@ std::string state_words(const Report& report) {
     return may_work && idle >= k_least_idle ? fmt::format("{}, idle {}", state, format_seconds(idle)) : state;
 }
 
+/// Of one that has no agent: its GPUs in one line, for it has no tags.
+void add_without_agent(Table& table, const Process& process, const Report& report) {
+    Bytes bytes = 0;
+    for (const auto& device : report.devices) bytes += device.released;
+    table.add({std::to_string(process.pid), user_name(process.uid), label(process, report),
+               std::string(words_for(report.state)), "-", counted(report.devices.size(), "GPU"),
+               bytes == 0 ? "-" : format_bytes(bytes), report.devices.empty() ? "host" : "GPU"});
+    for (const auto& note : report.notes) table.add_line(note);
+}
+
 void add_process(Table& table, const Process& process, const Report& report) {
     const Sums sums(report);
     table.add({std::to_string(process.pid), user_name(process.uid), label(process, report),
@@ -301,7 +311,10 @@ std::string render_listing(const std::vector<Outcome>& outcomes) {
                  {"POLICY", k_left}});
     for (const auto& outcome : outcomes) {
         const auto& process = outcome.process;
-        if (const auto* report = std::get_if<Report>(&outcome.answer))
+        const auto* const report = std::get_if<Report>(&outcome.answer);
+        if (report && outcome.by_driver)
+            add_without_agent(table, process, *report);
+        else if (report)
             add_process(table, process, *report);
         else
             table.add({std::to_string(process.pid), user_name(process.uid),

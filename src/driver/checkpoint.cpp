@@ -8,8 +8,10 @@
 
 #include <cuda.h>
 #include <dlfcn.h>
+#include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -67,9 +69,11 @@ Result<Checkpoint> Checkpoint::load() {
         return make_error(
             ErrorCode::no_driver,
             "the CUDA driver is too old to checkpoint processes: that takes one for CUDA 12.8 or later");
-    const Checkpoint checkpoint(calls);
-    if (auto begun = checkpoint.done(calls.init(0), "cuInit", 0); !begun) return std::move(begun).error();
-    return checkpoint;
+    return Checkpoint(calls);
+}
+
+Result<void> Checkpoint::initialise() const {
+    return done(calls_->init(0), "cuInit", 0);
 }
 
 Result<void> Checkpoint::done(int status, std::string_view call, pid_t pid) const {
@@ -80,16 +84,24 @@ Result<void> Checkpoint::done(int status, std::string_view call, pid_t pid) cons
     Error error{ErrorCode::driver_failed, {}, std::string(call), status};
     switch (status) {
     case CUDA_ERROR_NO_DEVICE: error.code = ErrorCode::no_driver; break;
-    case CUDA_ERROR_INVALID_VALUE:
     case CUDA_ERROR_NOT_INITIALIZED: error.code = ErrorCode::no_process; break;
     case CUDA_ERROR_NOT_PERMITTED: error.code = ErrorCode::not_permitted; break;
     case CUDA_ERROR_NOT_READY: error.code = ErrorCode::timed_out; break;
     case CUDA_ERROR_OUT_OF_MEMORY: error.code = ErrorCode::out_of_device_memory; break;
+    case CUDA_ERROR_OPERATING_SYSTEM: // it could not be reached, whyever
+        if (pid != 0 && ::kill(pid, 0) != 0)
+            error.code = errno == EPERM ? ErrorCode::not_permitted : ErrorCode::no_process;
+        break;
     default: break;
     }
-    error.message =
-        pid == 0 ? fmt::format("cannot initialise CUDA: {} ({} gave {})", name, call, status)
-                 : fmt::format("the driver says {} ({} of process {} gave {})", name, call, pid, status);
+    if (pid == 0)
+        error.message = fmt::format("cannot initialise CUDA: {} ({} gave {})", name, call, status);
+    else if (status == CUDA_ERROR_NOT_INITIALIZED)
+        error.message = fmt::format("it does not use CUDA, the driver says ({} gave {})", call, status);
+    else if (error.code == ErrorCode::no_process)
+        error.message = "it has ended";
+    else
+        error.message = fmt::format("the driver says {} ({} gave {})", name, call, status);
     return error;
 }
 

@@ -25,23 +25,28 @@ enum class CheckpointState : std::uint8_t {
 [[nodiscard]] std::string_view to_string(CheckpointState state) noexcept;
 
 /// Locks, checkpoints, restores and unlocks other processes: running, locked, checkpointed, and back by the
-/// same way. What is done stays done when the caller ends. Needs no context, and makes none. Thread-safe.
-/// Every call's errors: no_process (it uses no GPU, or has ended), not_permitted, driver_failed (among others
-/// that it is not in the state that the call is for). Source: CUDA Driver API, CUDA Checkpointing.
+/// What is done stays done when the caller ends, and a process may do all but the first to itself. Needs no
+/// context, and makes none. The process itself answers, so every call waits while it is stopped, however
+/// long. Thread-safe. Every call's errors: no_process (it uses no GPU, or has ended), not_permitted,
+/// driver_failed (among others that it is not in the state that the call is for). Source: CUDA Driver API,
+/// CUDA Checkpointing; tests/gpu/driver_rules.
 class Checkpoint {
 public:
-    /// Opens libcuda.so.1 (never closed again) and initialises it, which takes some milliseconds.
-    /// Errors: no_driver (there is none, or it is older than 12.8), driver_failed.
+    /// Opens libcuda.so.1 (never closed again). Errors: no_driver (there is none, or it is older than 12.8).
     [[nodiscard]] static Result<Checkpoint> load();
+    /// cuInit, which takes tens of milliseconds or more. Only a restore needs it, and that only where
+    /// persistence mode is off. Errors: driver_failed, no_driver.
+    [[nodiscard]] Result<void> initialise() const;
 
     [[nodiscard]] Result<CheckpointState> state(pid_t pid) const;
     /// Makes it locked. Waits until what it has given to its GPUs is done, for at most `timeout`: never
-    /// forever. Errors besides: timed_out (it is running, as before).
+    /// forever. It is locked from the first moment of that, and stays so if the caller is killed meanwhile.
+    /// Errors besides: timed_out (it is running, as before).
     [[nodiscard]] Result<void> lock(pid_t pid, Milliseconds timeout) const;
     /// Makes a locked one checkpointed. Takes as long as copying all of its memory does.
     [[nodiscard]] Result<void> checkpoint(pid_t pid) const;
-    /// Makes a checkpointed one locked. Where there is too little room on a GPU the process may be failed,
-    /// for good: look before. Errors besides: out_of_device_memory.
+    /// Makes a checkpointed one locked. Where there is too little room on a GPU it stays checkpointed, and no
+    /// later restore of it works: look before. Errors besides: out_of_device_memory.
     [[nodiscard]] Result<void> restore(pid_t pid) const;
     /// Makes a locked one running.
     [[nodiscard]] Result<void> unlock(pid_t pid) const;

@@ -45,6 +45,7 @@ struct Nvml {
     int (*uuid)(Device, char*, unsigned) = nullptr;
     int (*name)(Device, char*, unsigned) = nullptr;
     int (*memory)(Device, Memory*) = nullptr;
+    int (*persistence)(Device, int*) = nullptr;
     int (*processes)(Device, unsigned*, ProcessInfo*) = nullptr;
 };
 
@@ -70,6 +71,7 @@ Result<Nvml> load() {
                          found("nvmlDeviceGetHandleByIndex_v2", nvml.device) &&
                          found("nvmlDeviceGetUUID", nvml.uuid) && found("nvmlDeviceGetName", nvml.name) &&
                          found("nvmlDeviceGetMemoryInfo", nvml.memory) &&
+                         found("nvmlDeviceGetPersistenceMode", nvml.persistence) &&
                          found("nvmlDeviceGetComputeRunningProcesses_v3", nvml.processes);
     if (!has_all) return make_error(ErrorCode::no_driver, "the driver's management library is too old");
     if (const int status = nvml.init(); status != k_success) return failed(nvml, status, "nvmlInit");
@@ -117,8 +119,10 @@ Result<std::vector<Gpu>> look_at_gpus() {
         if (const int status = nvml.uuid(device, uuid.data(), uuid.size()); status != k_success)
             return failed(nvml, status, "nvmlDeviceGetUUID");
         if (nvml.name(device, name.data(), name.size()) != k_success) name = {};
+        int persistence = 0;
+        const bool is_persistent = nvml.persistence(device, &persistence) == k_success && persistence != 0;
         gpus.push_back({static_cast<int>(index), uuid.data(), name.data(), memory.total, memory.free,
-                        processes_of(nvml, device)});
+                        is_persistent, processes_of(nvml, device)});
     }
     return gpus;
 }

@@ -29,6 +29,7 @@ struct Gpu {
     std::string name;
     Bytes total = 0;
     Bytes free = 0;
+    bool is_persistent = false;        ///< its driver stays loaded while nobody uses it
     std::vector<GpuProcess> processes; ///< that compute on it
 };
 

@@ -5,7 +5,10 @@
 
 #include "checkpointed.hpp"
 
+#include <atomic>
+#include <chrono>
 #include <fstream>
+#include <thread>
 
 using namespace gpu_sleep::driver_rules;
 
@@ -103,8 +106,77 @@ TEST_CASE("Driver: a process that uses no driver has no state", "[driver_rules]"
     CUprocessState state{};
     CUcheckpointLockArgs args{};
     args.timeoutMs = 1000;
-    CHECK(cuCheckpointProcessGetState(other.pid(), &state) == CUDA_ERROR_INVALID_VALUE);
-    CHECK(cuCheckpointProcessLock(other.pid(), &args) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuCheckpointProcessGetState(other.pid(), &state) == CUDA_ERROR_NOT_INITIALIZED);
+    CHECK(cuCheckpointProcessLock(other.pid(), &args) == CUDA_ERROR_NOT_INITIALIZED);
+    CHECK(cuCheckpointProcessGetState(0, &state) == CUDA_ERROR_OPERATING_SYSTEM); // there is no such process
+}
+
+TEST_CASE("Driver: a process is checkpointed without cuInit in who does it", "[driver_rules]") {
+    const Target target; // which calls none
+    REQUIRE(target.lock() == CUDA_SUCCESS);
+    REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+    CHECK(target.state() == CU_PROCESS_STATE_CHECKPOINTED);
+    REQUIRE(cuInit(0) == CUDA_SUCCESS); // which a restore needs, unless persistence mode is on
+    REQUIRE(target.restore() == CUDA_SUCCESS);
+    REQUIRE(target.unlock() == CUDA_SUCCESS);
+    CHECK(target.ask(Order::check_contents) == 'y');
+}
+
+TEST_CASE("child: locks another that is at work without end", "[.child]") {
+    say_ready();
+    const auto status = cuCheckpointProcessLock(std::atoi(std::getenv("SIM_TEST_PID")), nullptr);
+    ::_exit(status == CUDA_SUCCESS ? 0 : 1);
+}
+
+TEST_CASE("Driver: a process stays locked if who waits to lock it is killed", "[driver_rules]") {
+    const Target target;
+    REQUIRE(target.ask(Order::spin) == 'y');
+    Process locker("child: locks another that is at work without end",
+                   {"SIM_TEST_PID=" + std::to_string(target.pid())});
+    REQUIRE(locker.wait_until_ready());
+    for (int tries = 200; target.state() != CU_PROCESS_STATE_LOCKED && tries > 0; --tries)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    locker.end_with(SIGKILL);
+    CHECK(target.lock(100) == CUDA_ERROR_ILLEGAL_STATE);
+    CHECK(target.state() == CU_PROCESS_STATE_LOCKED);
+    CHECK(target.ask(Order::let_go) == 'y');
+    CHECK(target.unlock() == CUDA_SUCCESS);
+    CHECK(target.ask(Order::check_contents) == 'y');
+}
+
+TEST_CASE("Driver: what is asked of a stopped process waits", "[driver_rules]") {
+    const Target target;
+    REQUIRE(::kill(target.pid(), SIGSTOP) == 0);
+    REQUIRE(::waitpid(target.pid(), nullptr, WUNTRACED) == target.pid());
+    std::atomic<int> state{-2};
+    std::thread asker([&] { state = target.state(); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    CHECK(state == -2);
+    REQUIRE(::kill(target.pid(), SIGCONT) == 0);
+    asker.join();
+    CHECK(state == CU_PROCESS_STATE_RUNNING);
+}
+
+TEST_CASE("Driver: a process that was restored without room stays checkpointed for good", "[driver_rules]") {
+    Target target;
+    const Session session;
+    REQUIRE(target.lock() == CUDA_SUCCESS);
+    REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+    std::vector<CUdeviceptr> filling;
+    for (auto piece = std::size_t{8} << 30; piece >= k_granularity;) {
+        CUdeviceptr address = 0;
+        if (cuMemAlloc(&address, piece) == CUDA_SUCCESS)
+            filling.push_back(address);
+        else
+            piece /= 2;
+    }
+    CHECK(target.restore() == CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(target.state() == CU_PROCESS_STATE_CHECKPOINTED);
+    for (const auto address : filling) CHECK(cuMemFree(address) == CUDA_SUCCESS);
+    CHECK(target.restore() == CUDA_ERROR_OPERATING_SYSTEM);
+    CHECK(target.state() == CU_PROCESS_STATE_CHECKPOINTED);
+    CHECK(target.unlock() == CUDA_ERROR_ILLEGAL_STATE);
+    target.process().end_with(SIGTERM);
 }
 
 TEST_CASE("Driver: a restore thread is a thread of the process", "[driver_rules]") {

@@ -44,18 +44,14 @@ public:
         switch (order) {
         case Order::check_contents: return yes(contents_are_right());
         case Order::read_host: return yes(host_is_right());
-        case Order::synchronize: return yes(cuCtxSynchronize() == CUDA_SUCCESS);
-        case Order::ask_event: return yes(cuEventQuery(event_) == CUDA_SUCCESS);
-        case Order::ask_memory: return yes(free_bytes() > 0);
-        case Order::ask_current: {
-            CUcontext current = nullptr;
-            return yes(cuCtxGetCurrent(&current) == CUDA_SUCCESS && current);
+        case Order::ask_state: {
+            CUprocessState state{};
+            return yes(cuCheckpointProcessGetState(::getpid(), &state) == CUDA_SUCCESS &&
+                       state == CU_PROCESS_STATE_CHECKPOINTED);
         }
-        case Order::ask_pointer: {
-            unsigned kind = 0;
-            return yes(cuPointerGetAttribute(&kind, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, plain_) ==
-                       CUDA_SUCCESS);
-        }
+        case Order::restore_itself:
+            return yes(cuCheckpointProcessRestore(::getpid(), nullptr) == CUDA_SUCCESS &&
+                       cuCheckpointProcessUnlock(::getpid(), nullptr) == CUDA_SUCCESS);
         case Order::spin: return yes(launch(spin_, stream_, flag_) == CUDA_SUCCESS);
         case Order::let_go: __atomic_store_n(flag_, 1U, __ATOMIC_RELEASE); return 'y';
         case Order::exit_now: std::exit(0);
@@ -100,9 +96,6 @@ private:
     CUgraphExec exec_ = nullptr;
     std::uint32_t launches_ = 0;
 };
-
-constexpr Order k_calls[] = {Order::synchronize, Order::ask_event, Order::ask_memory, Order::ask_current,
-                             Order::ask_pointer};
 
 } // namespace
 
@@ -155,18 +148,25 @@ TEST_CASE("Driver: what a process has on the device is free while it is checkpoi
 
 TEST_CASE("Driver: calls wait while their process is locked or checkpointed", "[driver_rules]") {
     const Target target;
-    for (const auto order : k_calls) {
-        INFO(static_cast<char>(order));
-        REQUIRE(target.lock() == CUDA_SUCCESS);
-        target.tell(order);
-        CHECK(target.answer(200) == '-');
-        REQUIRE(target.checkpoint() == CUDA_SUCCESS);
-        CHECK(target.answer(200) == '-');
-        REQUIRE(target.restore() == CUDA_SUCCESS);
-        CHECK(target.answer(200) == '-');
-        REQUIRE(target.unlock() == CUDA_SUCCESS);
-        CHECK(target.answer() == 'y');
-    }
+    REQUIRE(target.lock() == CUDA_SUCCESS);
+    target.tell(Order::check_contents);
+    CHECK(target.answer(200) == '-');
+    REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+    CHECK(target.answer(200) == '-');
+    REQUIRE(target.restore() == CUDA_SUCCESS);
+    CHECK(target.answer(200) == '-');
+    REQUIRE(target.unlock() == CUDA_SUCCESS);
+    CHECK(target.answer() == 'y');
+}
+
+TEST_CASE("Driver: a checkpointed process can restore and unlock itself", "[driver_rules]") {
+    const Target target;
+    REQUIRE(target.lock() == CUDA_SUCCESS);
+    REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+    CHECK(target.ask(Order::ask_state) == 'y');
+    CHECK(target.ask(Order::restore_itself) == 'y');
+    CHECK(target.state() == CU_PROCESS_STATE_RUNNING);
+    CHECK(target.ask(Order::check_contents) == 'y');
 }
 
 TEST_CASE("Driver: page-locked memory can be read while its process is checkpointed", "[driver_rules]") {
@@ -190,13 +190,15 @@ TEST_CASE("Driver: a lock waits for work, and gives up in time", "[driver_rules]
     CHECK(waited >= milliseconds(290));
     CHECK(waited < seconds(5));
     CHECK(target.state() == CU_PROCESS_STATE_RUNNING);
-    CHECK(target.ask(Order::ask_memory) == 'y');
+    int meanwhile = -1;
     std::thread later([&] {
         std::this_thread::sleep_for(milliseconds(300));
+        meanwhile = target.state();
         target.tell(Order::let_go);
     });
     CHECK(target.lock() == CUDA_SUCCESS);
     later.join();
+    CHECK(meanwhile == CU_PROCESS_STATE_LOCKED);
     CHECK(target.answer() == 'y');
     CHECK(target.state() == CU_PROCESS_STATE_LOCKED);
     CHECK(target.unlock() == CUDA_SUCCESS);

@@ -25,14 +25,11 @@ enum class Order : char {
     check_contents =
         'c',         ///< "y" if all memory, and what a graph that was made before does, is as it should be
     read_host = 'h', ///< "y" if its page-locked memory is as it should be; no driver call
-    synchronize = 's',
-    ask_event = 'e',
-    ask_memory = 'm',
-    ask_current = 'u',
-    ask_pointer = 'p',
-    spin = 'b',     ///< work that runs until let_go
-    let_go = 'g',   ///< no driver call
-    exit_now = 'x', ///< std::exit(0)
+    ask_state = 'a', ///< "y" if it is checkpointed, as it finds itself
+    restore_itself = 'r', ///< and unlocks itself
+    spin = 'b',           ///< work that runs until let_go
+    let_go = 'g',         ///< no driver call
+    exit_now = 'x',       ///< std::exit(0)
 };
 
 /// The simulated driver's processes know of each other by a file, which is named before the first driver
@@ -59,7 +56,6 @@ public:
                                              std::vector{"SIM_TEST_ORDERS_FD=" + std::to_string(ends[1])});
         ::close(ends[1]);
         REQUIRE(process_->wait_until_ready());
-        REQUIRE(cuInit(0) == CUDA_SUCCESS);
     }
     Target(const Target&) = delete;
     Target& operator=(const Target&) = delete;

@@ -259,7 +259,7 @@ TEST_CASE("Driver engine: the next command completes what a killed one began", "
     machine.expect_awake();
 }
 
-TEST_CASE("Driver engine: a command that is killed while it waits for the lock leaves the process awake",
+TEST_CASE("Driver engine: what a command leaves that is killed while it waits for the lock",
           "[driver_engine]") {
     Machine machine({"GPU_SLEEP_SIM_DELAY=cuLaunchKernel:1s"});
     machine.host.process().send("launch " + machine.piece.number + " 0");
@@ -268,8 +268,47 @@ TEST_CASE("Driver engine: a command that is killed while it waits for the lock l
     pause_for(Milliseconds(200));
     process.signal(SIGKILL);
     CHECK(process.wait() == 128 + SIGKILL);
+    const auto slept = GENERATE(false, true);
+    if (slept)
+        CHECK(machine.command("sleep").json("/processes/0/state") == "asleep"); // its work is done first
+    CHECK(machine.command("gpu-wake").status == 0);
     CHECK(machine.host.process().read_line() == "ok " + machine.piece.hash);
-    check_intact(machine.host, machine.piece);
+    machine.expect_awake();
+}
+
+TEST_CASE("Driver engine: a stopped process is not waited for", "[driver_engine]") {
+    Machine machine;
+    const auto stop = [&] {
+        machine.host.process().signal(SIGSTOP);
+        pause_for(Milliseconds(50));
+    };
+    stop();
+    for (const std::string command : {"sleep", "gpu-wake", "gpu-ps"}) {
+        const auto late = machine.command(command);
+        INFO(late.err);
+        CHECK(late.status == 4);
+        CHECK_THAT(late.err, mentions("stopped"));
+    }
+    machine.host.process().signal(SIGCONT);
+    REQUIRE(machine.command("sleep").status == 0);
+    stop();
+    CHECK(machine.command("gpu-wake").status == 4);
+    machine.host.process().signal(SIGCONT);
+    CHECK(machine.command("gpu-wake").status == 0);
+    machine.expect_awake();
+}
+
+TEST_CASE("Driver engine: a process that the driver fails to checkpoint is lost, and that is said",
+          "[driver_engine]") {
+    Machine machine({"GPU_SLEEP_SIM_CHECKPOINT=fails"});
+    const auto failed = machine.command("sleep");
+    CHECK(failed.status == 7);
+    CHECK_THAT(failed.err, mentions("CUDA_ERROR_UNKNOWN") && mentions("end it"));
+    CHECK(machine.command("gpu-wake").status == 7);
+    CHECK(machine.command("sleep").status == 7);
+    CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/notes/0"), mentions("lost"));
+    machine.host.process().signal(SIGTERM);
+    CHECK(machine.host.wait() == 128 + SIGTERM);
     CHECK(machine.command("gpu-wake").status == 3);
 }
 
@@ -356,4 +395,41 @@ TEST_CASE("Driver engine: a process that uses no GPU, or has ended", "[driver_en
     machine.host.process().signal(SIGTERM);
     CHECK(machine.host.wait() == 128 + SIGTERM);
     CHECK(machine.command("gpu-wake").status == 3);
+}
+
+TEST_CASE("Driver engine: processes without an agent are listed, as the driver says they stand",
+          "[driver_engine]") {
+    Machine machine;
+    const auto listed = [&](const std::string& member) {
+        const auto all = run({{command_file("gpu-ps"), "--json"}, machine.launch("gpu-ps").environment});
+        INFO(all.err);
+        for (int i = 0; all.json(fmt::format("/processes/{}/pid", i)) != "none"; ++i)
+            if (all.json(fmt::format("/processes/{}/pid", i)) == std::to_string(machine.host.pid()))
+                return all.json(fmt::format("/processes/{}/{}", i, member));
+        return std::string("not listed");
+    };
+    const auto one = [&] { return machine.command("gpu-ps"); };
+    CHECK(listed("engine") == "driver");
+    CHECK(listed("state") == "awake");
+    CHECK(std::stoull(listed("report/devices/0/moved_bytes")) >= k_piece_bytes);
+    CHECK_THAT(listed("report/notes/0"), mentions("--engine driver"));
+    CHECK(one().status == 0);
+    CHECK(one().json("/processes/0/state") == "awake");
+    REQUIRE(machine.command("sleep").status == 0);
+    CHECK(listed("state") == "asleep");
+    CHECK_THAT(listed("report/notes/0"), mentions("gpu-wake"));
+    CHECK(one().json("/processes/0/state") == "asleep");
+    const auto table = run(machine.launch("gpu-ps"));
+    CHECK_THAT(table.out, mentions("asleep") && mentions("host") && mentions("gpu-wake"));
+    REQUIRE(machine.command("gpu-wake").status == 0);
+    machine.kill_amid("sleep", "cuCheckpointProcessCheckpoint", "cuCheckpointProcessLock");
+    CHECK_THAT(listed("report/notes/0"), mentions("locked"));
+    REQUIRE(machine.command("gpu-wake").status == 0);
+    machine.expect_awake();
+    // Nobody's who uses no GPU, nor its own.
+    CHECK(run({{command_file("gpu-ps"), std::to_string(::getpid())}, machine.launch("gpu-ps").environment})
+              .status == 3);
+    machine.host.process().signal(SIGKILL);
+    machine.host.wait();
+    CHECK(listed("state") == "not listed");
 }

@@ -9,13 +9,13 @@
 #include "support/simulated_driver/shared_state.hpp"
 
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <fstream>
 #include <span>
+#include <string>
 #include <thread>
 
 namespace gpu_sleep::sim {
@@ -29,11 +29,28 @@ SharedProcess& own() noexcept {
     return SharedState::instance().own();
 }
 
-/// Whoever began a lock and died before it was locked holds nothing any more.
-void forget_dead_holder(SharedProcess& process) {
-    auto holder = process.held_by.load();
-    if (holder == 0 || process.state != CU_PROCESS_STATE_RUNNING) return;
-    if (::kill(holder, 0) != 0 && errno == ESRCH) process.held_by.compare_exchange_strong(holder, 0);
+/// The calls are answered by the other process, so they wait while it is stopped.
+void wait_while_stopped(pid_t pid) {
+    const auto path = "/proc/" + std::to_string(pid) + "/stat";
+    const auto is_stopped = [&] {
+        std::ifstream file(path);
+        std::string line;
+        std::getline(file, line);
+        const auto end = line.rfind(')');
+        return end != std::string::npos && end + 2 < line.size() && line[end + 2] == 'T';
+    };
+    while (is_stopped()) std::this_thread::sleep_for(k_look_again);
+}
+
+/// Runs `body` for a process that uses the driver, and that this one may ask about: CUresult(SharedProcess&).
+template <class Body>
+CUresult about(Entry entry, int pid, Body&& body) {
+    return call(entry, [&](Call&) -> CUresult {
+        if (pid <= 0 || ::kill(pid, 0) != 0) return CUDA_ERROR_OPERATING_SYSTEM;
+        wait_while_stopped(pid);
+        auto* const process = SharedState::instance().find(pid);
+        return process ? body(*process) : CUDA_ERROR_NOT_INITIALIZED;
+    });
 }
 
 template <class Args>
@@ -43,15 +60,11 @@ bool has_reserved(const Args& args, std::size_t from) {
     return std::any_of(reserved.begin(), reserved.end(), [](auto byte) { return byte != 0; });
 }
 
-/// Runs `body` for a process that is in `state`: CUresult(SharedProcess&).
+/// The same for one that is in `state`.
 template <class Body>
 CUresult about(Entry entry, int pid, CUprocessState state, Body&& body) {
-    return call(entry, [&](Call&) -> CUresult {
-        auto* const process = SharedState::instance().find(pid);
-        if (!process) return CUDA_ERROR_INVALID_VALUE;
-        forget_dead_holder(*process);
-        if (process->state != state) return CUDA_ERROR_ILLEGAL_STATE;
-        return body(*process);
+    return about(entry, pid, [&](SharedProcess& process) {
+        return process.state == state ? body(process) : CUDA_ERROR_ILLEGAL_STATE;
     });
 }
 
@@ -61,7 +74,7 @@ CUresult wait_until_quiet(SharedProcess& process, unsigned timeout_ms) {
     const auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms);
     // In this order: a call counts its work before it is over.
     while (process.calls != 0 || process.work != 0) {
-        if (!SharedState::instance().is_alive(process)) return CUDA_ERROR_INVALID_VALUE;
+        if (!SharedState::instance().is_alive(process)) return CUDA_ERROR_OPERATING_SYSTEM;
         if (timeout_ms != 0 && Clock::now() >= deadline) return CUDA_ERROR_NOT_READY;
         std::this_thread::sleep_for(k_look_again);
     }
@@ -73,12 +86,9 @@ CUresult wait_until_quiet(SharedProcess& process, unsigned timeout_ms) {
 CallUnderWay::CallUnderWay() noexcept {
     if (calls_under_way++ > 0) return;
     auto& process = own();
-    for (++process.calls; process.held_by != 0; ++process.calls) {
+    for (++process.calls; process.state != CU_PROCESS_STATE_RUNNING; ++process.calls) {
         --process.calls;
-        while (process.held_by != 0) {
-            forget_dead_holder(process);
-            std::this_thread::sleep_for(k_look_again);
-        }
+        while (process.state != CU_PROCESS_STATE_RUNNING) std::this_thread::sleep_for(k_look_again);
     }
 }
 
@@ -99,32 +109,30 @@ void note_work_done() noexcept {
 using namespace gpu_sleep::sim;
 
 CUresult CUDAAPI cuCheckpointProcessGetState(int pid, CUprocessState* state) {
-    return call(Entry::cuCheckpointProcessGetState, [&](Call&) {
-        auto* const process = SharedState::instance().find(pid);
-        if (!process || !state) return CUDA_ERROR_INVALID_VALUE;
-        *state = static_cast<CUprocessState>(process->state.load());
+    if (!state) return CUDA_ERROR_INVALID_VALUE;
+    return about(Entry::cuCheckpointProcessGetState, pid, [&](SharedProcess& process) {
+        *state = static_cast<CUprocessState>(process.state.load());
         return CUDA_SUCCESS;
     });
 }
 
 CUresult CUDAAPI cuCheckpointProcessGetRestoreThreadId(int pid, int* thread) {
-    return call(Entry::cuCheckpointProcessGetRestoreThreadId, [&](Call&) {
-        if (!thread || !SharedState::instance().find(pid)) return CUDA_ERROR_INVALID_VALUE;
+    if (!thread) return CUDA_ERROR_INVALID_VALUE;
+    return about(Entry::cuCheckpointProcessGetRestoreThreadId, pid, [&](SharedProcess&) {
         *thread = pid; // there is no thread for it
         return CUDA_SUCCESS;
     });
 }
 
+// It is locked from the beginning on, and stays so if who locks it ends meanwhile.
 CUresult CUDAAPI cuCheckpointProcessLock(int pid, CUcheckpointLockArgs* args) {
-    return about(Entry::cuCheckpointProcessLock, pid, CU_PROCESS_STATE_RUNNING, [&](SharedProcess& process) {
+    return about(Entry::cuCheckpointProcessLock, pid, [&](SharedProcess& process) {
         if (args && has_reserved(*args, sizeof args->timeoutMs)) return CUDA_ERROR_INVALID_VALUE;
-        pid_t nobody = 0;
-        if (!process.held_by.compare_exchange_strong(nobody, ::getpid())) return CUDA_ERROR_ILLEGAL_STATE;
+        int state = CU_PROCESS_STATE_RUNNING;
+        if (!process.state.compare_exchange_strong(state, CU_PROCESS_STATE_LOCKED))
+            return CUDA_ERROR_ILLEGAL_STATE;
         const auto status = wait_until_quiet(process, args ? args->timeoutMs : 0);
-        if (status == CUDA_SUCCESS)
-            process.state = CU_PROCESS_STATE_LOCKED;
-        else
-            process.held_by = 0;
+        if (status != CUDA_SUCCESS) process.state = CU_PROCESS_STATE_RUNNING;
         return status;
     });
 }
@@ -133,6 +141,10 @@ CUresult CUDAAPI cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointAr
     return about(Entry::cuCheckpointProcessCheckpoint, pid, CU_PROCESS_STATE_LOCKED,
                  [&](SharedProcess& process) {
                      if (args && has_reserved(*args, 0)) return CUDA_ERROR_INVALID_VALUE;
+                     if (process.cannot) {
+                         process.state = CU_PROCESS_STATE_FAILED;
+                         return CUDA_ERROR_UNKNOWN;
+                     }
                      DeviceBudget::instance().put_away(process);
                      process.state = CU_PROCESS_STATE_CHECKPOINTED;
                      return CUDA_SUCCESS;
@@ -142,10 +154,10 @@ CUresult CUDAAPI cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointAr
 CUresult CUDAAPI cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs* args) {
     return about(Entry::cuCheckpointProcessRestore, pid, CU_PROCESS_STATE_CHECKPOINTED,
                  [&](SharedProcess& process) {
-                     // Contents cannot go to another device here.
                      if (args && args->gpuPairsCount != 0) return CUDA_ERROR_NOT_SUPPORTED;
+                     if (process.lost) return CUDA_ERROR_OPERATING_SYSTEM;
                      if (!DeviceBudget::instance().bring_back(process)) {
-                         process.state = CU_PROCESS_STATE_FAILED;
+                         process.lost = true;
                          return CUDA_ERROR_OUT_OF_MEMORY;
                      }
                      process.state = CU_PROCESS_STATE_LOCKED;
@@ -157,7 +169,6 @@ CUresult CUDAAPI cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs* args
     return about(Entry::cuCheckpointProcessUnlock, pid, CU_PROCESS_STATE_LOCKED, [&](SharedProcess& process) {
         if (args && has_reserved(*args, 0)) return CUDA_ERROR_INVALID_VALUE;
         process.state = CU_PROCESS_STATE_RUNNING;
-        process.held_by = 0;
         return CUDA_SUCCESS;
     });
 }

@@ -16,6 +16,8 @@
  *   GPU_SLEEP_SIM_CONTEXT_BYTES=8388608 device memory that a context takes
  *   GPU_SLEEP_SIM_STATE=FILE            processes that name the same file share the devices' memory, and can
  *                                       checkpoint each other; the others are on machines of their own
+ *   GPU_SLEEP_SIM_CHECKPOINT=fails      a checkpoint of the process gives CUDA_ERROR_UNKNOWN and leaves it as
+ *                                       CU_PROCESS_STATE_FAILED
  *   GPU_SLEEP_SIM_POISON=0              fresh memory reads as zeros; =1: as a pattern. Otherwise the pattern
  *                                       is in the lowest 64 MiB of each device; what is above stays sparse
  *   GPU_SLEEP_SIM_FAIL=NAME:N:STATUS[:forever][,...]
@@ -28,7 +30,7 @@
  * when the free is executed, where the real one waits for the next synchronisation; a graph's memory is taken
  * when it is launched and given back when it is freed, with nothing kept in between but what a launch took that did
  * not find all of its memory; graphs have an order and no edges; the contents of a checkpointed process stay where
- * they are, and only the devices' memory is free.
+ * they are, and only the devices' memory is free; it is restored on the same devices alone.
  *
  * Not simulated: what green contexts have of a device, textures, levels of mipmapped arrays, what is no whole row of an
  * array, sparse arrays, global variables of modules,

@@ -62,7 +62,7 @@ CallRecord::CallRecord(Entry entry) noexcept : entry_(entry), begin_(std::chrono
 
 CUresult CallRecord::admit() const {
     const auto& point = entry_point(entry_);
-    if (point.trait != Trait::early) {
+    if (point.trait != Trait::early && point.trait != Trait::apart) {
         if (current_life == Life::exiting) return CUDA_ERROR_DEINITIALIZED;
         if (current_life != Life::ready) return CUDA_ERROR_NOT_INITIALIZED;
         if (in_host_function) return CUDA_ERROR_NOT_PERMITTED;

@@ -68,6 +68,11 @@ SIM_NVML int nvmlDeviceGetName(void* handle, char* text, unsigned bytes) {
                : k_invalid_argument;
 }
 
+SIM_NVML int nvmlDeviceGetPersistenceMode(void*, int* mode) {
+    *mode = 1;
+    return k_success;
+}
+
 SIM_NVML int nvmlDeviceGetMemoryInfo(void* handle, Memory* memory) {
     std::size_t total = 0;
     if (cuDeviceTotalMem(&total, device_of(handle)) != CUDA_SUCCESS) return k_invalid_argument;

@@ -19,6 +19,7 @@ struct Settings {
     std::uint64_t memory_bytes = std::uint64_t{8} << 30;
     std::uint64_t context_bytes = std::uint64_t{8} << 20;
     std::string state_file; ///< empty: the devices are this process's own
+    bool fails_checkpoints = false;
     Poison poison = Poison::low_memory;
 };
 

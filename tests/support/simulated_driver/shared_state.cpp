@@ -83,7 +83,8 @@ void SharedState::claim() {
     for (auto& bytes : place.used) bytes = 0;
     for (auto& bytes : place.put_away) bytes = 0;
     place.state = 0;
-    place.held_by = 0;
+    place.lost = false;
+    place.cannot = settings().fails_checkpoints;
     place.calls = 0;
     place.work = 0;
     place.pid = ::getpid();

@@ -18,8 +18,9 @@ namespace gpu_sleep::sim {
 /// One process that uses the devices.
 struct SharedProcess {
     std::atomic<pid_t> pid;
-    std::atomic<int> state;           ///< a CUprocessState
-    std::atomic<pid_t> held_by;       ///< who locks it, or locked it: its driver calls wait; 0: nobody
+    std::atomic<int> state;           ///< a CUprocessState; its driver calls wait unless it is RUNNING
+    std::atomic<bool> lost;           ///< a restore found no room: none will do any more
+    std::atomic<bool> cannot;         ///< a checkpoint of it fails, and it with it
     std::atomic<std::uint64_t> calls; ///< of the driver, under way
     std::atomic<std::uint64_t> work;  ///< in streams, not done
     std::uint64_t used[k_max_devices];
