@@ -43,6 +43,8 @@ struct Work {
     std::vector<double> passes;
 
     [[nodiscard]] Result<void> measure(const Bench& bench, Subject& subject) {
+        // The first launches find what has slept meanwhile: caches, and the clocks of both processors.
+        if (const auto warm = subject.launch(bench.count(100'000)); !warm) return warm.error();
         const auto launch = subject.launch(bench.count(100'000));
         if (!launch) return launch.error();
         launches.push_back(*launch);
