@@ -92,7 +92,11 @@ RelayThreads default_relay_threads() noexcept {
 }
 
 Bytes room_for_contents(Bytes reserve) {
-    return std::min(store::host_headroom_beyond(reserve).bytes, store::address_space_left());
+    // Where address space is limited, the threads and the buffers that write and read files need some, too.
+    constexpr Bytes k_left_of_address_space = 128 * k_mib;
+    const auto left = store::address_space_left();
+    return std::min(store::host_headroom_beyond(reserve).bytes,
+                    left - std::min(left, k_left_of_address_space));
 }
 
 Keeper& Contents::keeper(model::Store store) noexcept {

@@ -55,7 +55,7 @@ void ArenaPreparer::cancel() noexcept {
 }
 
 void ArenaPreparer::work() {
-    stay_near(near_);
+    ignoring_errors([&] { stay_near(near_); });
     std::optional<HostClaim> claim;
     while (!stopped_) {
         const auto index = next_++;

@@ -4,12 +4,13 @@
 
 #include "store/near_processors.hpp"
 
+#include "base/small_file.hpp"
+
 #include <sched.h>
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <fstream>
 #include <optional>
 #include <string_view>
 #include <system_error>
@@ -54,10 +55,9 @@ bool stay_near(const std::string& bus_id, const std::filesystem::path& devices) 
     auto name = bus_id; // the kernel writes small letters
     std::transform(name.begin(), name.end(), name.begin(),
                    [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
-    std::ifstream file(devices / name / "local_cpulist");
-    std::string line;
-    if (!std::getline(file, line)) return false;
-    auto near = parse_list(line);
+    const auto list = read_small_file(devices / name / "local_cpulist");
+    if (!list) return false;
+    auto near = parse_list(std::string_view(*list).substr(0, list->find('\n')));
     cpu_set_t allowed;
     if (!near || ::sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return false;
     CPU_AND(&*near, &*near, &allowed);
