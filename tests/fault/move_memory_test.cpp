@@ -70,8 +70,10 @@ TEST_CASE("Move: a move survives the failure of every allocation", "[move_memory
         const auto moved = sleeper.move_to(to, call, reached);
         failures += !moved;
         if (!moved) {
+            // A stream that lacks memory says only that it failed: /proc/self/stat is read by one.
+            INFO(moved.error().message);
             const auto code = moved.error().code;
-            CHECK((code == ErrorCode::out_of_host_memory || code == ErrorCode::out_of_threads));
+            CHECK((code == ErrorCode::out_of_host_memory || code == ErrorCode::io_failed));
         }
         CHECK(sleeper.is_in(moved ? to : from));
         if (moved) REQUIRE(sleeper.fixture.sleep(sleeper.request_to(from)));
