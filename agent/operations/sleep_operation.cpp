@@ -83,7 +83,7 @@ bool SleepOperation::turn_to_files() {
 Result<void> SleepOperation::attempt() noexcept {
     const auto& wanted = spilled_ ? *spilled_ : request_;
     return guarded([&] {
-        const auto contexts = keep_contexts(wanted.dry_run);
+        const auto contexts = keep_contexts(wanted.dry_run || scope_ == sleep::Engine::Scope::sleepers);
         sleep::Control control{progress_, request_.bounds_all ? deadline_ : Clock::time_point::max()};
         // What it waits for may be its own.
         if (parts_.retired.has_any()) control.host_patience = Milliseconds(0);

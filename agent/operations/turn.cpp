@@ -18,9 +18,9 @@ Result<Turn> Turn::take(Parts& parts, bool is_sleep, Clock::time_point deadline,
     return Turn(parts.turnstile);
 }
 
-std::shared_lock<std::shared_mutex> keep_contexts(bool only_looks) {
-    return only_looks ? std::shared_lock(intercepted::contexts_mutex())
-                      : std::shared_lock<std::shared_mutex>();
+std::shared_lock<std::shared_mutex> keep_contexts(bool leaves_gate) {
+    return leaves_gate ? std::shared_lock(intercepted::contexts_mutex())
+                       : std::shared_lock<std::shared_mutex>();
 }
 
 Error process_is_ending() {

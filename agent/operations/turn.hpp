@@ -31,9 +31,9 @@ private:
     Turnstile* turnstile_;
 };
 
-/// Keeps contexts from ending, for an operation that `only_looks`: it finds the gate open. For any other the
-/// gate holds back calls that end contexts.
-[[nodiscard]] std::shared_lock<std::shared_mutex> keep_contexts(bool only_looks);
+/// Keeps contexts from ending, for an operation that has not shut the gate: one that only looks, or only
+/// moves what sleeps. For any other the gate holds back calls that end contexts.
+[[nodiscard]] std::shared_lock<std::shared_mutex> keep_contexts(bool leaves_gate);
 
 /// Why nothing is done any more.
 [[nodiscard]] Error process_is_ending();

@@ -75,10 +75,10 @@ bool FileBatch::retain() noexcept {
     return left.has_value();
 }
 
-bool FileBatch::take_back(const SaveOptions& options) {
-    // All that is in it, and where the next sleep wants it.
+bool FileBatch::take_back(std::string_view tag, const SaveOptions& options) {
+    // All that is in it, as it says, and where the next sleep wants it.
     auto& file = snapshot_->file;
-    if (live() != bytes_ || !options.directory || !file.is_left()) return false;
+    if (live() != bytes_ || tag != label_.tag || !options.directory || !file.is_left()) return false;
     auto taken = file.take_up(options.directory);
     directory_ = options.directory;
     if (taken) {

@@ -26,7 +26,7 @@ public:
     }
     /// A file that stays anyway, for a sleep that keeps the same.
     [[nodiscard]] bool retain() noexcept override;
-    [[nodiscard]] bool take_back(const SaveOptions& options) override;
+    [[nodiscard]] bool take_back(std::string_view tag, const SaveOptions& options) override;
     [[nodiscard]] Result<std::shared_ptr<const store::SnapshotDirectory>> keep_file() override;
     void note_flushed() noexcept override { is_name_flushed_ = true; }
     void retire(Files files) noexcept override;

@@ -122,8 +122,10 @@ public:
     /// Its contents are to stay, though their memory is awake. Returns whether they can: then what it holds
     /// apart from host memory is let go, and may be taken back.
     [[nodiscard]] virtual bool retain() noexcept { return false; }
-    /// Whether what is retained can be used as it is, for a sleep with `options`.
-    [[nodiscard]] virtual bool take_back(const SaveOptions& /*options*/) { return true; }
+    /// Whether what is retained can be used as it is, for the contents of `tag` in a sleep with `options`.
+    [[nodiscard]] virtual bool take_back(std::string_view /*tag*/, const SaveOptions& /*options*/) {
+        return true;
+    }
     /// Makes its file one that stays, once the directory that this returns is flushed and note_flushed() was
     /// called; null if it has none, or it stays already. Errors: out_of_disk, io_failed.
     [[nodiscard]] virtual Result<std::shared_ptr<const store::SnapshotDirectory>> keep_file() {

@@ -168,7 +168,7 @@ std::set<std::string> Save::unchanged_tags(const Part& part) const {
     std::set<std::string> unchanged;
     for (const auto& [tag, found] : tags)
         if (found.is_same && found.batch && found.batch->live() == found.bytes &&
-            found.batch->take_back(options_))
+            found.batch->take_back(tag, options_))
             unchanged.insert(tag);
     return unchanged;
 }
