@@ -149,21 +149,27 @@ Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const 
     return launch_fingerprint(blocks, buffer_->data(), stream_);
 }
 
-Result<std::span<const Fingerprint>>
-DeviceSession::fingerprint_aside(std::span<const FingerprintBlock> blocks) {
-    if (blocks.empty()) return std::span<const Fingerprint>();
-    constexpr Bytes k_buffer_bytes = k_mib; // for 18 GiB
+Result<void> DeviceSession::prepare_fingerprints(std::size_t blocks) {
+    if (blocks == 0) return {};
+    GPU_SLEEP_TRY(load_kernel());
     if (!check_stream_)
         GPU_SLEEP_DRIVER_TRY(api_, cuStreamCreate, "cannot make a stream", &check_stream_,
                              CU_STREAM_NON_BLOCKING);
-    const auto needed = fingerprint_bytes(blocks.size());
-    if (aside_.empty() || aside_.back()->bytes() - aside_used_ < needed) {
-        auto buffer = MappedBuffer::create(api_, std::max(needed, k_buffer_bytes));
-        if (!buffer) return std::move(buffer).error();
-        aside_.push_back(*std::move(buffer));
-        aside_used_ = 0;
-    }
-    auto* const memory = aside_.back()->data() + std::exchange(aside_used_, aside_used_ + needed);
+    const auto needed = fingerprint_bytes(blocks);
+    if (!aside_.empty() && aside_.back()->bytes() - aside_used_ >= needed) return {};
+    auto buffer = MappedBuffer::create(api_, needed);
+    if (!buffer) return std::move(buffer).error();
+    aside_.push_back(*std::move(buffer));
+    aside_used_ = 0;
+    return {};
+}
+
+Result<std::span<const Fingerprint>>
+DeviceSession::fingerprint_aside(std::span<const FingerprintBlock> blocks) {
+    if (blocks.empty()) return std::span<const Fingerprint>();
+    GPU_SLEEP_TRY(prepare_fingerprints(blocks.size()));
+    auto* const memory =
+        aside_.back()->data() + std::exchange(aside_used_, aside_used_ + fingerprint_bytes(blocks.size()));
     GPU_SLEEP_TRY(set(before_aside_));
     GPU_SLEEP_DRIVER_TRY(api_, cuStreamWaitEvent, "cannot wait for copies", check_stream_,
                          before_aside_.event, 0);

@@ -52,6 +52,9 @@ public:
     /// are valid once synchronize() has returned, and until the next call. Errors: out_of_host_memory,
     /// io_failed (no key), driver_failed, context_lost.
     [[nodiscard]] Result<std::span<const Fingerprint>> fingerprint(std::span<const FingerprintBlock> blocks);
+    /// Makes ready what fingerprint_aside() needs for `blocks` in all. Behind copies that are queued it would
+    /// wait for them. Errors: as fingerprint().
+    [[nodiscard]] Result<void> prepare_fingerprints(std::size_t blocks);
     /// The same behind all that is queued by now, on a stream of its own: what is queued later does not wait
     /// for it. The fingerprints are valid once synchronize() has returned, and as long as the session.
     [[nodiscard]] Result<std::span<const Fingerprint>>

@@ -19,6 +19,7 @@ namespace gpu_sleep::sleep {
 struct DeviceWake {
     int device = 0;
     std::vector<Run> runs; ///< those with contents to bring back first, so that copying starts at once
+    Bytes lead = 0;        ///< how much of them is mapped before the first copy
     std::vector<ledger::Backing*> opened; ///< backings that this wake gave memory or a mapping
     contents::Failures failures;          ///< of kept ranges
     model::DeviceReport report;
@@ -49,6 +50,8 @@ private:
     [[nodiscard]] Result<void> open(DeviceWake& device, const std::vector<ledger::Backing*>& backings);
     [[nodiscard]] Result<void> bring_back(DeviceWake& device, contents::ProgressCounter& progress);
     [[nodiscard]] Result<void> map_run(DeviceWake& device, const driver::MemoryKind& kind, const Run& run);
+    /// Blocks that are brought back.
+    [[nodiscard]] std::size_t count_blocks(const DeviceWake& device) const;
     [[nodiscard]] Result<void> fill_run(DeviceWake& device, const Run& run, contents::Restore& restore);
     /// Tags whose ranges could not all be brought back, with the reason.
     void note_spoiled(const DeviceWake& device);
@@ -60,7 +63,7 @@ private:
     const driver::Api& api_;
     contents::Contents& contents_;
     std::vector<DeviceWake> devices_;
-    Bytes room_for_retained_ = 0; ///< when all was ready
+    Bytes room_for_retained_ = 0; ///< while the last of it was copied
     Spoiled spoiled_;             ///< on any device
 };
 
