@@ -10,6 +10,8 @@
 #include "intercepted/contexts_lock.hpp"
 #include "intercepted/trimming.hpp"
 
+#include <algorithm>
+#include <chrono>
 #include <mutex>
 #include <shared_mutex>
 #include <thread>
@@ -21,23 +23,38 @@ namespace {
 /// How often the host's memory is looked at while something is retained.
 constexpr Milliseconds k_between_looks_at_host{500};
 
+/// Giving back holds up the program's calls of the driver while it lasts: launches came 70 times slower
+/// (tests/gpu/retained_test.cpp). So while the program may work it rests for so many times as long.
+constexpr int k_rests = 100;
+constexpr Milliseconds k_longest_rest{100};
+
 /// Gives up what of the retained contents the host has no room for, if it was not looked at just now. Returns
-/// whether there was any.
+/// whether the host is short of memory.
 bool retained_gives_way(Parts& parts) noexcept {
     const auto now = Clock::now();
     if (now < parts.next_look_at_host) return false;
-    const bool retains =
-        parts.memory.with_lock([](const LockedMemory& locked) { return locked.retained() > 0; });
-    if (!retains) return false;
+    const bool holds_any = parts.retired.has_any() || parts.memory.with_lock([](const LockedMemory& locked) {
+        return locked.retained() > 0;
+    });
+    if (!holds_any) return false;
     parts.memory.tidy_within(k_between_looks_at_host); // first: looking may fail
     parts.next_look_at_host = now + k_between_looks_at_host;
-    bool has_given = false;
-    ignoring_errors([&] { has_given = parts.memory.give_way() > 0; });
-    return has_given;
+    bool is_short = false;
+    ignoring_errors([&] { is_short = parts.memory.give_way(); });
+    return is_short;
 }
 
-/// Gives a little back. False when nothing is left.
+/// Gives a little back of what is retired or wasted. False when nothing is left.
 bool give_back_some(Parts& parts) {
+    // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.
+    const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
+    if (contexts) return parts.retired.give_back_some();
+    std::this_thread::sleep_for(Milliseconds(1));
+    return parts.retired.has_waste();
+}
+
+/// Gives a little back. False when nothing is left, or there is time: then it asks to be called again.
+bool give_back_in_time(Parts& parts) {
     if (!parts.memory.may_call_driver()) return false;
     // While all sleeps somebody else may have locked the driver: what can wait does.
     const auto state = parts.status.state();
@@ -46,15 +63,24 @@ bool give_back_some(Parts& parts) {
         intercepted::give_back_due();
         parts.idle.ask(parts.memory.api());
     }
-    retained_gives_way(parts);
+    parts.gives_back_at_once |= retained_gives_way(parts);
     parts.retired.collect();
-    // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.
-    const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
-    if (!contexts) {
-        std::this_thread::sleep_for(Milliseconds(1));
-        return parts.retired.has_waste();
+    const auto start = Clock::now();
+    if (is_any_awake && !parts.gives_back_at_once && start < parts.next_giving_back) {
+        parts.memory.tidy_within(
+            std::chrono::ceil<Milliseconds>(parts.next_giving_back - start)); // earlier looks go past it
+        return false;
     }
-    return parts.retired.give_back_some();
+    if (!give_back_some(parts)) {
+        parts.gives_back_at_once = false;
+        return false;
+    }
+    if (!is_any_awake || parts.gives_back_at_once) return true;
+    const auto end = Clock::now();
+    const auto rest = std::min<Clock::duration>(k_rests * (end - start), k_longest_rest);
+    parts.next_giving_back = end + rest;
+    parts.memory.tidy_within(std::chrono::ceil<Milliseconds>(rest));
+    return false;
 }
 
 /// Pins a little of what a sleep has left to be pinned. False when nothing is left.
@@ -88,7 +114,7 @@ void give_back_retired(Parts& parts) noexcept {
 }
 
 bool tidy(Parts& parts) {
-    return give_back_some(parts) || pin_some(parts);
+    return give_back_in_time(parts) || pin_some(parts);
 }
 
 bool give_back_files(Parts& parts) {

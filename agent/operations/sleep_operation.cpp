@@ -135,10 +135,7 @@ void SleepOperation::apply_to_sleepers() {
 Report SleepOperation::release_retained() {
     const auto retained =
         parts_.memory.with_lock([](const LockedMemory& locked) { return locked.retained(); });
-    if (retained > 0 && !request_.dry_run) {
-        give_back_all(parts_);
-        report_.changed = true;
-    }
+    if (!request_.dry_run) report_.changed = give_back_all(parts_); // also what is being given back already
     parts_.memory.with_lock([&](const LockedMemory& locked) {
         ignoring_errors([&] {
             parts_.status.complete(locked, report_);

@@ -145,11 +145,11 @@ void ProgramMemory::limit_retained(Bytes most) noexcept {
     if (storage_) storage_->engine.contents().limit_retained(retained_limit_);
 }
 
-Bytes ProgramMemory::give_way() {
+bool ProgramMemory::give_way() {
     auto& contents = running_.load()->engine.contents();
     const auto room = contents.options().room_for_retained();
     const MutexLock lock(mutex_);
-    return contents.trim_retained(room);
+    return contents.trim_retained(room) > 0 || room == 0;
 }
 
 void ProgramMemory::forget_retained() noexcept {

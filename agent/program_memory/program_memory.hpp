@@ -86,8 +86,9 @@ public:
     void set_separable(std::string_view tag, bool is_separable);
     void limit_retained(Bytes most) noexcept;
     /// Gives up what of the retained contents the host has no room for. Reads small files, and takes the
-    /// mutex afterwards. Returns how much that was. Once it is started.
-    [[nodiscard]] Bytes give_way();
+    /// mutex afterwards. Returns whether the host is short: there was any, or there is room for none. Once it
+    /// is started.
+    [[nodiscard]] bool give_way();
     /// Gives up what is retained, of all tags.
     void forget_retained() noexcept;
     [[nodiscard]] Result<void> preserve(driver::DeviceAddress address, Bytes bytes);

@@ -79,6 +79,8 @@ Result<Bytes> needs_of(const Batches& batches, model::Store store) {
 }
 
 Bytes room_for_retained() {
+    constexpr unsigned k_most_pressure = 10; // percent: programs wait for memory, whatever is available
+    if (store::memory_pressure() >= k_most_pressure) return 0;
     const auto available = store::host_headroom().bytes;
     const bool is_known = available != std::numeric_limits<Bytes>::max();
     return is_known && available > k_left_available ? available - k_left_available : 0;

@@ -13,7 +13,8 @@ namespace gpu_sleep::contents {
 inline constexpr Bytes k_left_available = 4 * k_gib;
 
 /// How much may be retained, as the host's memory is now: what is available besides, less k_left_available.
-/// Nothing where that cannot be told. Thread-safe; reads a handful of small files.
+/// Nothing where that cannot be told, nor while programs wait for memory for a tenth of the time.
+/// Thread-safe; reads a handful of small files.
 [[nodiscard]] Bytes room_for_retained();
 
 /// Threads that relay new contents to host memory that is pinned only afterwards, for each device.

@@ -131,6 +131,25 @@ Headroom host_headroom(const HostMemorySources& sources) {
     return headroom;
 }
 
+unsigned memory_pressure(const HostMemorySources& sources) {
+    static constexpr std::string_view k_some = "some avg10=";
+    constexpr std::string_view k_version_2 = "0::/";
+    const auto read = [](const fs::path& file) {
+        const auto text = read_small_file(file).value_or("");
+        const bool is_told = std::string_view(text).starts_with(k_some);
+        const auto percent = is_told ? parse_number(std::string_view(text).substr(k_some.size())) : 0;
+        return static_cast<unsigned>(std::min<Bytes>(percent.value_or(0), 100));
+    };
+    auto most = read(sources.proc / "pressure" / "memory");
+    const auto membership = read_small_file(sources.proc / "self" / "cgroup").value_or("");
+    std::string_view rest = membership;
+    while (const auto line = take_line(rest))
+        if (line->starts_with(k_version_2))
+            most =
+                std::max(most, read(sources.cgroup / line->substr(k_version_2.size()) / "memory.pressure"));
+    return most;
+}
+
 Headroom host_headroom_beyond(Bytes reserve) {
     auto headroom = host_headroom();
     headroom.bytes -= std::min(headroom.bytes, reserve);

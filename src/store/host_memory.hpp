@@ -36,6 +36,11 @@ struct Headroom {
 /// The same minus `reserve`, which is left to other processes.
 [[nodiscard]] Headroom host_headroom_beyond(Bytes reserve);
 
+/// How much of the last ten seconds some program has waited for memory, in percent: on the machine, or in the
+/// process's control group, if that is more. 0 where the kernel does not tell. Thread-safe. Source: Pressure
+/// Stall Information, /proc/pressure/memory and memory.pressure ("some", "avg10").
+[[nodiscard]] unsigned memory_pressure(const HostMemorySources& sources = {});
+
 /// The address space that the process's own limit (RLIMIT_AS) leaves; the largest number if there is no limit
 /// or it cannot be read. Source: proc(5), "limits" and "status".
 [[nodiscard]] Bytes address_space_left(const HostMemorySources& sources = {});

@@ -377,6 +377,85 @@ TEST_CASE("Retained: what is kept is out of reach, asleep and awake", "[retained
     wake(fixture);
 }
 
+TEST_CASE("Retained: a range that is another's now has nothing of what was retained before", "[retained]") {
+    EngineFixture fixture(retaining());
+    const auto first = fixture.add(0, "weights", 4 * k_mib);
+    const auto neighbour = fixture.add(0, "weights", 2 * k_mib);
+    const auto address = fixture.allocations()[first].address;
+    REQUIRE(fixture.sleep(level(1)));
+    wake(fixture);
+    fixture.remove(first);
+    SECTION("of the same size and contents") {
+        const auto again = fixture.add(0, "weights", 4 * k_mib);
+        CHECK(fixture.allocations()[again].address == address);
+        CHECK(sleep_at(fixture).copied == 4 * k_mib);
+    }
+    SECTION("of another size") {
+        fixture.add(0, "weights", 2 * k_mib);
+        CHECK(sleep_at(fixture).copied == 2 * k_mib);
+    }
+    SECTION("of another tag") {
+        fixture.add(0, "kv_cache", 4 * k_mib);
+        CHECK(sleep_at(fixture).copied == 4 * k_mib);
+    }
+    wake(fixture);
+    CHECK(fixture.is_intact(neighbour - 1));
+}
+
+TEST_CASE("Retained: what is given back in the middle of a sleep is not taken for kept", "[retained]") {
+    EngineFixture fixture(retaining());
+    const auto weights = fixture.add(0, "weights", 4 * k_mib);
+    const auto cache = fixture.add(0, "kv_cache", 4 * k_mib);
+    REQUIRE(fixture.sleep(level(1)));
+    wake(fixture);
+    fixture.change(weights, 7);
+    // While the blocks are copied that have changed, all else that is retained goes.
+    bool has_trimmed = false;
+    fixture.control().progress = [&](const model::Progress&) {
+        fixture.engine().contents().trim_retained(0);
+        static_cast<void>(fixture.shrink());
+        has_trimmed = true;
+        return true;
+    };
+    CHECK(sleep_at(fixture, level(1, {"weights"})).copied == k_mib);
+    CHECK(has_trimmed);
+    fixture.control() = {};
+    CHECK(fixture.retained_bytes() == 0);
+    CHECK(sleep_at(fixture, level(1, {"kv_cache"})).copied == 4 * k_mib);
+    wake(fixture);
+    CHECK(fixture.is_intact(cache));
+}
+
+TEST_CASE("Retained: a thousand cycles of random changes, with a budget that changes, lose nothing",
+          "[retained]") {
+    constexpr int k_cycles = 1000;
+    std::mt19937 random(7);
+    const auto below = [&](std::size_t end) {
+        return std::uniform_int_distribution<std::size_t>(0, end - 1)(random);
+    };
+    EngineFixture fixture(retaining(12 * k_mib));
+    for (std::size_t i = 0; i < 4; ++i)
+        fixture.add(static_cast<int>(i % 2), i < 2 ? "weights" : "kv_cache", (i + 1) * k_mib / 2 + 4321);
+    for (int cycle = 0; cycle < k_cycles; ++cycle) {
+        INFO("cycle " << cycle);
+        for (auto changes = below(4); changes > 0; --changes) {
+            const auto index = below(fixture.allocations().size());
+            const auto bytes = fixture.allocations()[index].contents.size();
+            if (below(8) == 0)
+                fixture.fill(index, {0, bytes}, static_cast<std::uint8_t>(below(2)));
+            else
+                fixture.change(index, below(bytes));
+        }
+        if (below(2) == 0) fixture.engine().contents().limit_retained(below(13) * k_mib);
+        if (below(4) == 0) static_cast<void>(fixture.shrink());
+        REQUIRE(fixture.sleep(
+            level(1, below(4) == 0 ? std::vector<std::string>{"weights"} : std::vector<std::string>{})));
+        if (below(4) == 0) fixture.engine().contents().trim_retained(below(3) * k_mib);
+        REQUIRE(fixture.wake());
+        REQUIRE(fixture.all_intact());
+    }
+}
+
 TEST_CASE("Retained: a dry run says what would be copied at most", "[retained]") {
     EngineFixture fixture(retaining());
     fixture.add(0, "weights", 4 * k_mib);

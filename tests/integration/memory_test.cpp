@@ -312,6 +312,26 @@ TEST_CASE("Memory: a sleep that waits behind a wake has the host memory that the
     CHECK(host.tell("check_all") == "intact");
 }
 
+TEST_CASE("Memory: what a wake gives back is given back little by little, or at once on request",
+          "[memory]") {
+    constexpr Bytes k_piece = 32 * k_mib;
+    Host host({"GPU_SLEEP_RETAIN=0"});
+    host.tell(fmt::format("alloc weights {} 0", 5 * k_piece));
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    host.tell("delay cuMemHostUnregister 2000"); // microseconds
+    const auto start = Clock::now();
+    REQUIRE(host.command("gpu-wake").status == 0);
+    SECTION("with rests in between") {
+        CHECK(becomes_true([&] { return host.tell("pinned") == "0"; }));
+        CHECK(seconds_since(start) > 0.3); // four rests of 100 ms
+    }
+    SECTION("at once") {
+        REQUIRE(host.command("gpu-sleep", {"--release-retained"}).status == 0);
+        CHECK(host.tell("pinned") == "0");
+    }
+    CHECK(host.tell("check_all") == "intact");
+}
+
 TEST_CASE("Memory: a sleep has host memory at once that is retained of what does not sleep", "[memory]") {
     if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
     const ControlGroup group;

@@ -47,6 +47,7 @@ public:
     }
 
     [[nodiscard]] store::Headroom headroom() const { return host_headroom({tree_.proc(), cgroup()}); }
+    [[nodiscard]] unsigned pressure() const { return store::memory_pressure({tree_.proc(), cgroup()}); }
     [[nodiscard]] Bytes address_space_left() const {
         return store::address_space_left({tree_.proc(), cgroup()});
     }
@@ -201,4 +202,22 @@ TEST_CASE("Host memory: this machine has some", "[host_memory]") {
     CHECK(headroom.bytes > 0);
     CHECK(headroom.bytes < k_unlimited);
     CHECK_FALSE(headroom.limited_by.empty());
+}
+
+TEST_CASE("Host memory: pressure is the machine's or the control group's, whichever is more",
+          "[host_memory]") {
+    const Machine machine;
+    CHECK(machine.pressure() == 0);
+    machine.write("proc/pressure/memory",
+                  "some avg10=3.97 avg60=50.00 avg300=0.00 total=1\nfull avg10=90.00\n");
+    CHECK(machine.pressure() == 3);
+    machine.join("1:cpu:/other\n0::/mine\n");
+    machine.write("cgroup/mine/memory.pressure", "some avg10=12.50 avg60=0.00\n");
+    CHECK(machine.pressure() == 12);
+    machine.write("cgroup/mine/memory.pressure", "some avg10=1.00\n");
+    CHECK(machine.pressure() == 3);
+    for (const auto* text : {"some avg10=99999999999999999999.0\n", "nonsense\n", ""}) {
+        machine.write("proc/pressure/memory", text);
+        CHECK(machine.pressure() == 1);
+    }
 }
