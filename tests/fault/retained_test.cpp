@@ -377,6 +377,34 @@ TEST_CASE("Retained: what is kept is out of reach, asleep and awake", "[retained
     wake(fixture);
 }
 
+TEST_CASE("Retained: contents that cannot be reached again fail a wake or a sleep, and nothing is lost",
+          "[retained]") {
+    EngineFixture fixture(retaining());
+    const auto weights = fixture.add(0, "weights", 4 * k_mib);
+    fixture.add(1, "weights", 2 * k_mib);
+    struct rlimit before {};
+    REQUIRE(::getrlimit(RLIMIT_DATA, &before) == 0);
+    // What was put out of reach does not count, and is refused when it is to count again.
+    const auto without_room = [&](auto&& run) {
+        const struct rlimit little { 4096, before.rlim_max }; // of 0 the kernel takes no notice
+        REQUIRE(::setrlimit(RLIMIT_DATA, &little) == 0);
+        auto done = run();
+        REQUIRE(::setrlimit(RLIMIT_DATA, &before) == 0);
+        REQUIRE_FALSE(done);
+        CHECK(done.error().code == ErrorCode::out_of_host_memory);
+    };
+    REQUIRE(fixture.sleep(level(1)));
+    without_room([&] { return fixture.wake(); });
+    CHECK(fixture.state() == State::asleep);
+    wake(fixture);
+    fixture.change(weights, 5);
+    without_room([&] { return fixture.sleep(level(1)); });
+    CHECK(fixture.state() == State::awake);
+    CHECK(fixture.all_intact());
+    CHECK(sleep_at(fixture).copied == k_mib); // nothing was overwritten
+    wake(fixture);
+}
+
 TEST_CASE("Retained: a range that is another's now has nothing of what was retained before", "[retained]") {
     EngineFixture fixture(retaining());
     const auto first = fixture.add(0, "weights", 4 * k_mib);
