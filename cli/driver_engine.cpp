@@ -180,7 +180,7 @@ private:
                              restores ? needs.value_or(std::vector<GpuNeed>{}) : std::vector<GpuNeed>{},
                              before, Look());
         if (!restores)
-            std::get<model::Report>(answer).notes.push_back(
+            std::get<model::Report>(answer).notes.emplace_back(
                 "it was locked, as a command that ended too early leaves it, and all of its memory was on "
                 "the GPU");
         return answer;

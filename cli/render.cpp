@@ -171,7 +171,8 @@ void add_without_agent(Table& table, const Process& process, const Report& repor
     Bytes bytes = 0;
     for (const auto& device : report.devices) bytes += device.released;
     table.add({std::to_string(process.pid), user_name(process.uid), label(process, report),
-               std::string(words_for(report.state)), "-", counted(report.devices.size(), "GPU"),
+               std::string(words_for(report.state)), "-",
+               report.devices.empty() ? "-" : counted(report.devices.size(), "GPU"),
                bytes == 0 ? "-" : format_bytes(bytes), report.devices.empty() ? "host" : "GPU"});
     for (const auto& note : report.notes) table.add_line(note);
 }

@@ -58,11 +58,12 @@ public:
     }
     /// Starts `command` with its driver's `call` delayed, and kills it once `done` is over, or else amid what
     /// comes first.
-    void kill_amid(const std::string& command, const std::string& call, const std::string& done) const {
+    void kill_amid(const std::string& command, const std::string& call, const std::string& done,
+                   const std::string& delay = "20s") const {
         const auto trace = scratch_.file("trace");
         std::filesystem::remove(trace);
-        Process process(
-            launch(command, {}, {"GPU_SLEEP_SIM_DELAY=" + call + ":20s", "GPU_SLEEP_SIM_TRACE=" + trace}));
+        Process process(launch(
+            command, {}, {"GPU_SLEEP_SIM_DELAY=" + call + ":" + delay, "GPU_SLEEP_SIM_TRACE=" + trace}));
         const auto is_there = [&] {
             std::ifstream file(trace);
             return std::string(std::istreambuf_iterator<char>(file), {}).find(' ' + done + " 0 ") !=
@@ -240,7 +241,7 @@ TEST_CASE("Driver engine: the next command completes what a killed one began", "
         machine.expect_held();
     }
     SECTION("checkpointed, before it was looked at what that freed") {
-        machine.kill_amid(sleep, "cuDeviceTotalMem", "cuCheckpointProcessCheckpoint");
+        machine.kill_amid(sleep, "cuDeviceTotalMem", "cuCheckpointProcessCheckpoint", "500ms");
         machine.expect_held();
     }
     SECTION("checkpointed, by a wake") {
