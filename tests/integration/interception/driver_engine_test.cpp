@@ -434,3 +434,25 @@ TEST_CASE("Driver engine: processes without an agent are listed, as the driver s
     machine.host.wait();
     CHECK(listed("state") == "not listed");
 }
+
+TEST_CASE(
+    "Driver engine: whichever call of the driver fails, the process is as the command says, and wakes whole",
+    "[driver_engine]") {
+    constexpr int k_calls = 20; // of a sleep, as of a wake, and some more
+    Machine machine;
+    const std::string command = GENERATE("sleep", "gpu-wake");
+    int failed = 0;
+    for (int nth = 1; nth <= k_calls; ++nth) {
+        INFO(command << ", call " << nth);
+        if (command == "gpu-wake") REQUIRE(machine.command("sleep").status == 0);
+        const auto done = machine.command(command, {}, {fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
+        failed += done.status != 0;
+        INFO(done.err);
+        const auto said = done.json("/processes/0/state");
+        if (said != "none") CHECK(machine.command("gpu-ps").json("/processes/0/state") == said);
+        const auto woken = machine.command("gpu-wake", {"--force"}); // its need may not be known
+        CHECK((woken.status == 0 || woken.status == 3));             // 3: it is awake already
+        machine.expect_awake();
+    }
+    CHECK(failed >= 3);
+}
