@@ -102,6 +102,8 @@ Result<void> Checkpoint::done(int status, std::string_view call, pid_t pid) cons
         error.message = "it has ended";
     else
         error.message = fmt::format("the driver says {} ({} gave {})", name, call, status);
+    if (status == CUDA_ERROR_NOT_SUPPORTED)
+        error.message += "; managed memory is one thing that it cannot checkpoint";
     return error;
 }
 

@@ -17,7 +17,7 @@ namespace gpu_sleep::driver {
 /// How a process stands with the driver. Source: CUDA Driver API, CUprocessState.
 enum class CheckpointState : std::uint8_t {
     running = 0,
-    locked = 1,       ///< its calls of the driver wait
+    locked = 1,       ///< its calls of the driver wait, but for those that only ask
     checkpointed = 2, ///< the same, and it has nothing on a GPU: its contents are in its host memory
     failed = 3,       ///< the driver could not go on with it: its calls never return
 };

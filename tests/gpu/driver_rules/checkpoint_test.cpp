@@ -44,6 +44,13 @@ public:
         switch (order) {
         case Order::check_contents: return yes(contents_are_right());
         case Order::read_host: return yes(host_is_right());
+        case Order::ask:
+            return yes(cuEventQuery(event_) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS &&
+                       free_bytes() > 0);
+        case Order::managed: {
+            CUdeviceptr managed = 0;
+            return yes(cuMemAllocManaged(&managed, k_granularity, CU_MEM_ATTACH_GLOBAL) == CUDA_SUCCESS);
+        }
         case Order::ask_state: {
             CUprocessState state{};
             return yes(cuCheckpointProcessGetState(::getpid(), &state) == CUDA_SUCCESS &&
@@ -157,6 +164,24 @@ TEST_CASE("Driver: calls wait while their process is locked or checkpointed", "[
     CHECK(target.answer(200) == '-');
     REQUIRE(target.unlock() == CUDA_SUCCESS);
     CHECK(target.answer() == 'y');
+}
+
+TEST_CASE("Driver: calls that only ask pass while their process is locked", "[driver_rules]") {
+    const Target target;
+    REQUIRE(target.lock() == CUDA_SUCCESS);
+    CHECK(target.ask(Order::ask) == 'y');
+    REQUIRE(target.unlock() == CUDA_SUCCESS);
+    CHECK(target.ask(Order::check_contents) == 'y');
+}
+
+TEST_CASE("Driver: a process with managed memory is not checkpointed, and goes on", "[driver_rules]") {
+    const Target target;
+    REQUIRE(target.ask(Order::managed) == 'y');
+    REQUIRE(target.lock() == CUDA_SUCCESS);
+    CHECK(target.checkpoint() == CUDA_ERROR_NOT_SUPPORTED);
+    CHECK(target.state() == CU_PROCESS_STATE_LOCKED);
+    REQUIRE(target.unlock() == CUDA_SUCCESS);
+    CHECK(target.ask(Order::check_contents) == 'y');
 }
 
 TEST_CASE("Driver: a checkpointed process can restore and unlock itself", "[driver_rules]") {

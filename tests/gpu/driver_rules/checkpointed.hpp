@@ -25,6 +25,8 @@ enum class Order : char {
     check_contents =
         'c',         ///< "y" if all memory, and what a graph that was made before does, is as it should be
     read_host = 'h', ///< "y" if its page-locked memory is as it should be; no driver call
+    ask = 'q',       ///< whether work is done, and how much memory is free
+    managed = 'm',   ///< takes managed memory
     ask_state = 'a', ///< "y" if it is checkpointed, as it finds itself
     restore_itself = 'r', ///< and unlocks itself
     spin = 'b',           ///< work that runs until let_go

@@ -201,7 +201,8 @@ TEST_CASE("Driver engine: what the driver refuses is told in its words", "[drive
     const auto unsupported =
         machine.command("sleep", {}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessCheckpoint:1:801"});
     CHECK(unsupported.status == 1);
-    CHECK_THAT(unsupported.err, mentions("CUDA_ERROR_NOT_SUPPORTED") && mentions("awake"));
+    CHECK_THAT(unsupported.err,
+               mentions("CUDA_ERROR_NOT_SUPPORTED") && mentions("managed") && mentions("awake"));
     CHECK(unsupported.json("/processes/0/state") == "awake");
     machine.expect_awake();
     CHECK(machine.command("sleep", {}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessLock:1:800"}).status == 5);

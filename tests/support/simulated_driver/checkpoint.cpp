@@ -11,6 +11,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <fstream>
@@ -81,14 +82,43 @@ CUresult wait_until_quiet(SharedProcess& process, unsigned timeout_ms) {
     return CUDA_SUCCESS;
 }
 
+/// Of the calls that pass on a real driver while their process is locked: those that change nothing.
+bool only_asks(Entry entry) noexcept {
+    static constexpr std::array k_asking = {Entry::cuCtxSynchronize,
+                                            Entry::cuStreamSynchronize,
+                                            Entry::cuStreamQuery,
+                                            Entry::cuEventQuery,
+                                            Entry::cuEventSynchronize,
+                                            Entry::cuMemGetInfo,
+                                            Entry::cuCtxGetCurrent,
+                                            Entry::cuCtxGetDevice,
+                                            Entry::cuPointerGetAttribute,
+                                            Entry::cuMemGetAddressRange,
+                                            Entry::cuDeviceGetCount,
+                                            Entry::cuDeviceGetAttribute,
+                                            Entry::cuDeviceTotalMem,
+                                            Entry::cuFuncGetAttribute,
+                                            Entry::cuDevicePrimaryCtxGetState,
+                                            Entry::cuStreamGetCtx,
+                                            Entry::cuStreamIsCapturing,
+                                            Entry::cuMemGetAllocationGranularity,
+                                            Entry::cuMemHostGetDevicePointer,
+                                            Entry::cuCtxGetStreamPriorityRange};
+    return std::find(k_asking.begin(), k_asking.end(), entry) != k_asking.end();
+}
+
 } // namespace
 
-CallUnderWay::CallUnderWay() noexcept {
+CallUnderWay::CallUnderWay(Entry entry) noexcept {
     if (calls_under_way++ > 0) return;
     auto& process = own();
-    for (++process.calls; process.state != CU_PROCESS_STATE_RUNNING; ++process.calls) {
+    const auto is_held = [&] {
+        const int state = process.state;
+        return state != CU_PROCESS_STATE_RUNNING && !(state == CU_PROCESS_STATE_LOCKED && only_asks(entry));
+    };
+    for (++process.calls; is_held(); ++process.calls) {
         --process.calls;
-        while (process.state != CU_PROCESS_STATE_RUNNING) std::this_thread::sleep_for(k_look_again);
+        while (is_held()) std::this_thread::sleep_for(k_look_again);
     }
 }
 
@@ -102,6 +132,10 @@ void note_work_submitted() noexcept {
 
 void note_work_done() noexcept {
     --own().work;
+}
+
+void note_managed(int more) noexcept {
+    own().managed += static_cast<unsigned>(more);
 }
 
 } // namespace gpu_sleep::sim
@@ -145,6 +179,7 @@ CUresult CUDAAPI cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointAr
                          process.state = CU_PROCESS_STATE_FAILED;
                          return CUDA_ERROR_UNKNOWN;
                      }
+                     if (process.managed != 0) return CUDA_ERROR_NOT_SUPPORTED;
                      DeviceBudget::instance().put_away(process);
                      process.state = CU_PROCESS_STATE_CHECKPOINTED;
                      return CUDA_SUCCESS;

@@ -4,13 +4,15 @@
 
 #pragma once
 
+#include "support/simulated_driver/entry_points.hpp"
+
 namespace gpu_sleep::sim {
 
-/// A driver call of this process under way. It begins once no other process holds this one's calls. Calls may
-/// nest.
+/// A driver call of this process under way. It begins once no other process holds this one's calls; those
+/// that only ask pass while it is locked and not yet checkpointed. Calls may nest.
 class CallUnderWay {
 public:
-    CallUnderWay() noexcept;
+    explicit CallUnderWay(Entry entry) noexcept;
     ~CallUnderWay();
     CallUnderWay(const CallUnderWay&) = delete;
     CallUnderWay& operator=(const CallUnderWay&) = delete;
@@ -19,5 +21,8 @@ public:
 /// Counts what streams have to do, for locks wait until it is done.
 void note_work_submitted() noexcept;
 void note_work_done() noexcept;
+
+/// Counts managed allocations, which no checkpoint takes: `more` is 1 or -1.
+void note_managed(int more) noexcept;
 
 } // namespace gpu_sleep::sim

@@ -87,7 +87,7 @@ CUresult call(Entry entry, Body&& body) noexcept {
             Call unlocked{entry, Driver::instance(), {}};
             return body(unlocked);
         }
-        const CallUnderWay under_way;
+        const CallUnderWay under_way(entry);
         Call locked{entry, Driver::instance(), std::unique_lock(Driver::instance().mutex)};
         if (trait == Trait::unsafe)
             if (const auto refusal = refuse_during_capture(locked.driver); refusal != CUDA_SUCCESS)

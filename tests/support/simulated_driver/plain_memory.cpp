@@ -6,6 +6,7 @@
 
 #include "base/units.hpp"
 #include "support/simulated_driver/captures.hpp"
+#include "support/simulated_driver/checkpoint_gate.hpp"
 #include "support/simulated_driver/contexts.hpp"
 #include "support/simulated_driver/device_budget.hpp"
 #include "support/simulated_driver/graph_memory.hpp"
@@ -160,6 +161,7 @@ CUresult add_plain_memory(Driver& driver, const Context& context, std::shared_pt
     if (status != CUDA_SUCCESS) return status;
     driver.plain[begin] = {bytes, reserved, context.owner, kind};
     driver.plain_bytes += bytes;
+    if (kind == PlainAllocation::Kind::managed) note_managed(1);
     address = begin;
     return CUDA_SUCCESS;
 }
@@ -169,6 +171,7 @@ void free_plain_memory(Driver& driver, CUdeviceptr address) {
     if (found == driver.plain.end()) return;
     driver.space.remove(address);
     driver.plain_bytes -= found->second.bytes;
+    if (found->second.kind == PlainAllocation::Kind::managed) note_managed(-1);
     driver.plain.erase(found);
 }
 

@@ -84,6 +84,7 @@ void SharedState::claim() {
     for (auto& bytes : place.put_away) bytes = 0;
     place.state = 0;
     place.lost = false;
+    place.managed = 0;
     place.cannot = settings().fails_checkpoints;
     place.calls = 0;
     place.work = 0;

@@ -23,6 +23,7 @@ struct SharedProcess {
     std::atomic<bool> cannot;         ///< a checkpoint of it fails, and it with it
     std::atomic<std::uint64_t> calls; ///< of the driver, under way
     std::atomic<std::uint64_t> work;  ///< in streams, not done
+    std::atomic<unsigned> managed;    ///< managed allocations, which no checkpoint takes
     std::uint64_t used[k_max_devices];
     std::uint64_t put_away[k_max_devices]; ///< what it used, while it is checkpointed
 };
