@@ -21,8 +21,8 @@ using namespace gpu_sleep::test;
 namespace {
 
 /// Memory of the process alone: the simulated devices are shared memory.
-Bytes anonymous_bytes(const Host& host) {
-    std::ifstream status(fmt::format("/proc/{}/status", host.pid()));
+Bytes anonymous_bytes(pid_t process) {
+    std::ifstream status(fmt::format("/proc/{}/status", process));
     std::ostringstream text;
     text << status.rdbuf();
     return std::stoull(text.str().substr(text.str().find("RssAnon:") + 8)) * k_kib;
@@ -74,11 +74,11 @@ TEST_CASE("Memory: host memory goes back as contents are freed asleep", "[memory
     for (int i = 0; i < 8; ++i) host.tell(fmt::format("alloc weights {} 0", k_each));
     REQUIRE(host.command("gpu-sleep").status == 0);
     CHECK(host_bytes(host) == 8 * k_each);
-    const auto before = anonymous_bytes(host);
+    const auto before = anonymous_bytes(host.pid());
     for (int i = 0; i < 8; ++i)
         if (i != k_stays) host.tell(fmt::format("free {}", i));
     CHECK(becomes_true([&] { return host_bytes(host) == k_each; }, Milliseconds(1000)));
-    CHECK(anonymous_bytes(host) + 6 * k_each < before);
+    CHECK(anonymous_bytes(host.pid()) + 6 * k_each < before);
     CHECK(host.tell("pinned") == std::to_string(k_each)); // the wake is as fast as ever
     CHECK(host.state() == "asleep");
     REQUIRE(host.command("gpu-wake").status == 0);
@@ -134,10 +134,10 @@ TEST_CASE("Memory: a whole tag that is freed asleep gives all its host memory ba
     host.tell("alloc weights 4194304 0");
     for (int i = 0; i < 2; ++i) host.tell(fmt::format("alloc kv_cache {} 0", k_each));
     REQUIRE(host.command("gpu-sleep").status == 0);
-    const auto before = anonymous_bytes(host);
+    const auto before = anonymous_bytes(host.pid());
     host.tell("free 1");
     host.tell("free 2");
-    CHECK(becomes_true([&] { return anonymous_bytes(host) + k_each < before; }, Milliseconds(1000)));
+    CHECK(becomes_true([&] { return anonymous_bytes(host.pid()) + k_each < before; }, Milliseconds(1000)));
     CHECK(becomes_true([&] { return host_bytes(host) == 4 * k_mib; }, Milliseconds(1000)));
     CHECK(host.tell("pinned") == std::to_string(4 * k_mib));
     REQUIRE(host.command("gpu-wake").status == 0);
@@ -310,6 +310,48 @@ TEST_CASE("Memory: a sleep that waits behind a wake has the host memory that the
     group.limit(std::size_t{4} << 30);
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Memory: a child has nothing of what its parent retains, which the next sleep uses", "[memory]") {
+    constexpr Bytes k_bytes = 64 * k_mib;
+    Host host;
+    host.tell(fmt::format("alloc weights {} 0", k_bytes));
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    const auto child = host.tell("fork none"); // its pid, and 0
+    CHECK(anonymous_bytes(std::stoi(child)) < k_bytes);
+    const auto again = host.command("gpu-sleep", {"--json"});
+    CHECK(again.json("/processes/0/report/devices/0/copied_bytes") == "0");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Memory: two sleeps that want what the other retains both succeed", "[memory]") {
+    if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
+    const ControlGroup group;
+    if (!group) return skip_without_right("make a memory control group");
+    constexpr Bytes k_bytes = 128 * k_mib;
+    Host first;
+    Host second;
+    for (auto* host : {&first, &second}) {
+        group.take(host->pid());
+        for (const auto* tag : {"weights", "kv_cache"})
+            host->tell(fmt::format("alloc {} {} 0", tag, k_bytes));
+        REQUIRE(host->command("gpu-sleep", {"--tags", "weights"}).status == 0);
+        REQUIRE(host->command("gpu-wake").status == 0);
+    }
+    // There is room for the one only if the other gives back what it retains; 256 MiB are everybody else's.
+    group.limit(group.usage() + 256 * k_mib + k_bytes / 2);
+    auto sleeping = first.start("gpu-sleep", {"--tags", "kv_cache"});
+    const auto slept = second.command("gpu-sleep", {"--tags", "kv_cache"});
+    INFO(slept.err);
+    CHECK(slept.status == 0);
+    CHECK(sleeping.finish().status == 0);
+    group.limit(std::size_t{4} << 30);
+    for (auto* host : {&first, &second}) {
+        REQUIRE(host->command("gpu-wake").status == 0);
+        CHECK(host->tell("check_all") == "intact");
+    }
 }
 
 TEST_CASE("Memory: what a wake gives back is given back little by little, or at once on request",
