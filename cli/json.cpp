@@ -91,6 +91,8 @@ OrderedJson to_value(const model::Report& report) {
     value["host_bytes"] = report.host_bytes;
     value["file_bytes"] = report.file_bytes;
     value["retained_bytes"] = report.retained_bytes;
+    value["woken_bytes"] = report.woken_bytes;
+    value["woken_seconds"] = report.woken_seconds;
     value["times"] = to_value(report.times);
     value["tags"] = to_array(report.tags);
     value["devices"] = to_array(report.devices);

@@ -300,6 +300,35 @@ std::string render_inhibition(const Process& process, const Report& report) {
     return fmt::format("{} {}: {}\n", process.pid, label(process, report), inhibition_line(report));
 }
 
+std::string render_reasons(const Process& process, const Report& report,
+                           const std::vector<std::string>& against) {
+    auto text = fmt::format("{} {}: {} {}\n", process.pid, label(process, report), words_for(report.state),
+                            format_seconds(report.state_seconds));
+    if (!report.idle_seconds)
+        text += "  when it was at work last is not known\n";
+    else if (*report.idle_seconds == 0)
+        text += "  it is at work\n";
+    else
+        text += fmt::format("  it was at work {} ago\n", format_seconds(*report.idle_seconds));
+    Bytes freed = 0;
+    Bytes kept = Sums(report).all.kept; // of what sleeps
+    for (const auto& device : report.devices) {
+        freed += device.released;
+        kept += device.kept;
+    }
+    text += fmt::format("  a sleep would free {}\n", format_bytes(freed));
+    for (const auto& reason : against) text += fmt::format("  against it: {}\n", printable(reason));
+    if (against.empty()) text += "  nothing stands against it\n";
+    for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
+    if (report.woken_bytes == 0 || report.woken_seconds <= 0)
+        return text + "  how long waking would take is not known: it has not woken yet\n";
+    const auto seconds =
+        report.woken_seconds * static_cast<double>(kept) / static_cast<double>(report.woken_bytes);
+    return text + fmt::format("  waking would take {} for {}, as fast as last time ({} in {})\n",
+                              format_seconds(seconds), format_bytes(kept), format_bytes(report.woken_bytes),
+                              format_seconds(report.woken_seconds));
+}
+
 std::string render_listing(const std::vector<Outcome>& outcomes) {
     Table table({{"PID", k_right},
                  {"USER", k_left},

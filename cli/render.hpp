@@ -21,6 +21,11 @@ namespace gpu_sleep::cli {
 /// Whether sleeps of a process are refused: a line.
 [[nodiscard]] std::string render_inhibition(const Process& process, const model::Report& report);
 
+/// For gpu-reclaim --why: when the process worked last, what a sleep would free, what stands against it, and
+/// how long waking would take. `report` is of a dry run.
+[[nodiscard]] std::string render_reasons(const Process& process, const model::Report& report,
+                                         const std::vector<std::string>& against);
+
 /// The listing of gpu-ps: for each process a line, and one for each of its tags on each device.
 [[nodiscard]] std::string render_listing(const std::vector<Outcome>& outcomes);
 

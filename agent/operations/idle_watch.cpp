@@ -10,6 +10,8 @@
 #include "intercepted/running_work.hpp"
 #include "operations/unseen.hpp"
 
+#include <utility>
+
 namespace gpu_sleep::agent::operations {
 namespace {
 
@@ -36,13 +38,14 @@ bool IdleWatch::look() noexcept {
     const bool works = captures || now.is_inside || now.touches != touches_;
     touches_ = now.touches;
     if (works) since_.reset();
-    return !works && !since_;
+    asks_ = !works && !since_;
+    return asks_;
 }
 
 void IdleWatch::ask(const driver::Api& api) {
     {
         const MutexLock lock(mutex_);
-        if (since_) return;
+        if (!std::exchange(asks_, false)) return;
     }
     // A capture that is not seen would be broken.
     const auto work = sees_all() ? intercepted::find_running_work(api) : intercepted::RunningWork::unknown;

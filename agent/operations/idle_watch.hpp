@@ -21,8 +21,8 @@ class IdleWatch {
 public:
     /// Compares. True: the GPU is to be asked, by ask(). Cheap; calls no driver.
     [[nodiscard]] bool look() noexcept;
-    /// Asks the GPU, if that is still to be done. On the operations thread, while the driver may be called.
-    /// May throw for want of memory.
+    /// Asks the GPU, if look() has said so since the last time. On the operations thread, while the driver
+    /// may be called. May throw for want of memory.
     void ask(const driver::Api& api);
 
     /// All memory is back: idleness begins anew.
@@ -48,6 +48,7 @@ private:
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::uint64_t touches_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;              ///< at the last look
     std::optional<Clock::time_point> since_ GPU_SLEEP_GUARDED_BY(mutex_); ///< while it is known to be idle
+    bool asks_ GPU_SLEEP_GUARDED_BY(mutex_) = false;                      ///< the GPU is to be asked
     bool is_known_ GPU_SLEEP_GUARDED_BY(mutex_) = true;
 };
 

@@ -68,6 +68,12 @@ void ProcessStatus::set_name(std::string_view name) {
     name_ = name;
 }
 
+void ProcessStatus::set_woken(Bytes bytes, double seconds) {
+    const MutexLock lock(mutex_);
+    woken_bytes_ = bytes;
+    woken_seconds_ = seconds;
+}
+
 void ProcessStatus::set_touch_trouble(std::string_view trouble) {
     const MutexLock lock(mutex_);
     touch_trouble_ = trouble;
@@ -95,6 +101,8 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     {
         const MutexLock lock(mutex_);
         report.name = name_;
+        report.woken_bytes = woken_bytes_;
+        report.woken_seconds = woken_seconds_;
     }
     auto waiting = gate.waiting();
     report.waiting = waiting.held_now;

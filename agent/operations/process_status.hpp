@@ -33,6 +33,8 @@ public:
     /// What report() says of all memory. Allocates nothing.
     [[nodiscard]] model::State state() noexcept;
     void set_name(std::string_view name);
+    /// Remembers how much contents a wake has brought back, and how long that took.
+    void set_woken(Bytes bytes, double seconds);
     /// Remembers why the last wake for a touch failed; empty: it did not. report() says so while touches wait
     /// for another try.
     void set_touch_trouble(std::string_view trouble);
@@ -71,6 +73,8 @@ private:
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::string name_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::string touch_trouble_ GPU_SLEEP_GUARDED_BY(mutex_);
+    Bytes woken_bytes_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    double woken_seconds_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
 };
 
 } // namespace gpu_sleep::agent::operations

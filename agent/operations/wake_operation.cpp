@@ -95,8 +95,16 @@ void WakeOperation::add(Report&& part) {
             same->kept += device.kept;
             same->dropped += device.dropped;
             same->free_after = device.free_after;
+            for (std::size_t i = 0; i < device.steps.size(); ++i) same->steps[i] += device.steps[i];
         }
     });
+}
+
+void WakeOperation::note_speed() {
+    Bytes bytes = 0;
+    for (const auto& device : report_.devices) bytes += device.kept;
+    if (report_.changed && bytes > 0)
+        parts_.status.set_woken(bytes, seconds_since(start_) - report_.times.callbacks);
 }
 
 void WakeOperation::complete_report() {
@@ -151,6 +159,7 @@ Result<Report> WakeOperation::run() {
         });
         return error;
     }
+    note_speed();
     complete_report();
     return std::move(report_);
 }

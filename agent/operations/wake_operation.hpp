@@ -37,6 +37,8 @@ private:
     void run_callbacks(sleep::Woken& woken, model::Report& report);
     /// Adds what a part has done.
     void add(model::Report&& part);
+    /// For whoever asks how long another wake would take.
+    void note_speed();
     /// Files that could not be removed, and how all stands.
     void complete_report();
 

@@ -276,6 +276,8 @@ struct Report {
     std::optional<double> idle_seconds;
     bool inhibited = false;                  ///< sleeps that are asked for from outside are refused
     std::optional<double> inhibited_seconds; ///< for how much longer; unset where there is no limit
+    Bytes woken_bytes = 0;    ///< contents that the last wake brought back, of those that brought any back
+    double woken_seconds = 0; ///< how long that took, until work could go on
 };
 
 /// The progress of an operation. Sent often; losing one is harmless.

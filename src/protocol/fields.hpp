@@ -130,7 +130,7 @@ auto fields(Is<model::Report> auto& r) {
                     r.file_bytes, r.retained_bytes, r.state_seconds, r.times, r.tags, r.devices,
                     r.dropped_without_refill, r.notes, r.intercepts, r.gate, r.on_touch, r.waiting, r.touches,
                     r.last_touch, r.residual, r.wakes_waiting, r.idle_seconds, r.inhibited,
-                    r.inhibited_seconds);
+                    r.inhibited_seconds, r.woken_bytes, r.woken_seconds);
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tie(t.callbacks, t.drain, t.transfer, t.release, t.total);

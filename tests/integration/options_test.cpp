@@ -90,6 +90,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--touch-limit", duration()},
         {"--idle", duration()},
         {"--for", duration()},
+        {"--why", flag()},
         {"--release", flag()},
         {"--ignore-inhibitors", flag()},
         {"--min-size", size()},

@@ -222,6 +222,39 @@ TEST_CASE("Reclaim: callbacks that use the GPU do not keep their program awake",
     CHECK(host.state() == "asleep");
 }
 
+TEST_CASE("Reclaim: why a program does not sleep, and what it would be like, is told without changing it",
+          "[reclaim]") {
+    Host host(intercepted());
+    host.tell("alloc weights 4194304 0");
+    const auto why = [&](Arguments options) {
+        options.emplace_back("--why");
+        const auto output = host.command("gpu-reclaim", std::move(options));
+        INFO(output.err);
+        CHECK(output.status == 0);
+        CHECK(host.state() == "awake");
+        return output;
+    };
+    auto said = why({"--idle", "1h"}).out;
+    CHECK_THAT(said, mentions("a sleep would free 4.00 MiB"));
+    CHECK_THAT(said, mentions("it has not woken yet"));
+    wait_until_idle(host);
+    CHECK_THAT(why({"--idle", "1h"}).out, mentions("against it: it has been idle for"));
+    CHECK_THAT(why({}).out, mentions("nothing stands against it"));
+    REQUIRE(host.command("gpu-inhibit").status == 0);
+    CHECK_THAT(why({}).out, mentions("against it: sleeps are inhibited"));
+    REQUIRE(host.command("gpu-sleep", {"--ignore-inhibitors"}).status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    said = why({}).out;
+    CHECK_THAT(said, mentions("for 4.00 MiB, as fast as last time (4.00 MiB in"));
+    const auto json = why({"--json"});
+    CHECK(json.json("/processes/0/report/devices/0/moved_bytes") == "4194304");
+    CHECK(json.json("/processes/0/report/woken_bytes") == "4194304");
+    CHECK(json.json(k_note) == "sleeps are inhibited");
+    CHECK(run({{command_file("gpu-reclaim"), "--why"}}).status == 2);
+    CHECK(run({{command_file("gpu-reclaim")}}).status == 2);
+    host.tell("check_all");
+}
+
 TEST_CASE("Reclaim: nobody waits for a program that holds sleeps back, or sleeps or wakes just now",
           "[reclaim]") {
     Host host(intercepted());

@@ -72,6 +72,8 @@ TEST_CASE("JSON: a report says how the gate stands and what stays with the drive
     CHECK(report["idle_seconds"] == 840.5);
     CHECK(report["inhibited"] == true);
     CHECK(report["inhibited_seconds"] == 7200);
+    CHECK(report["woken_bytes"] == 0);
+    CHECK(report["woken_seconds"] == 0);
     CHECK(report["captures"] == true);
     CHECK(report["gate"] == json::parse(R"({"state": "shut", "on_touch": "wake", "waiting_threads": 2,
         "touches": 17, "last_touch": "cuLaunchKernel"})"));

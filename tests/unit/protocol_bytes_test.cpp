@@ -92,6 +92,8 @@ Report report_to_send() {
     report.idle_seconds = 64;
     report.inhibited = true;
     report.inhibited_seconds = 128;
+    report.woken_bytes = 0x61;
+    report.woken_seconds = 256;
     return report;
 }
 
@@ -217,5 +219,6 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "0100000002000000010000006201000000630100000000000040400400000066756c6c"
                 "010000000000005040"
                 "01"
-                "010000000000006040");
+                "010000000000006040"
+                "61000000000000000000000000007040");
 }

@@ -120,30 +120,6 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
     CHECK(both.sentences[6] == "a sentence of the agent");
 }
 
-TEST_CASE("Render: the listing says how long what is awake has been idle", "[render]") {
-    const auto state = [](model::State how, std::optional<double> idle) {
-        auto report = test::sample_status();
-        report.state = how;
-        report.idle_seconds = idle;
-        return Printed(render_listing({{listed_process(), report}})).rows.at(0).at("STATE");
-    };
-    CHECK(state(model::State::awake, 843) == "awake 1 h 0 min, idle 14 min 3 s");
-    CHECK(state(model::State::partial, 843) == "partly asleep 1 h 0 min, idle 14 min 3 s");
-    CHECK(state(model::State::awake, 59) == "awake 1 h 0 min");
-    CHECK(state(model::State::awake, std::nullopt) == "awake 1 h 0 min");
-    CHECK(state(model::State::asleep, 7200) == "asleep 1 h 0 min");
-}
-
-TEST_CASE("Render: whether sleeps are inhibited is a line", "[render]") {
-    auto report = test::sample_status();
-    CHECK(render_inhibition(listed_process(), report) == "4242 llama: sleeps are not inhibited\n");
-    report.inhibited = true;
-    CHECK(render_inhibition(listed_process(), report) == "4242 llama: sleeps are inhibited\n");
-    report.inhibited_seconds = 14'340;
-    CHECK(render_inhibition(listed_process(), report) ==
-          "4242 llama: sleeps are inhibited for another 3 h 59 min\n");
-}
-
 TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render]") {
     auto report = test::sample_intercepted_sleep();
     report.gate = model::GateState::checked;

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What people read of idleness, of consent, and of why a process sleeps or not.
+
+#include "cli/render.hpp"
+
+#include "support/catch.hpp"
+#include "support/printed.hpp"
+#include "support/sample_reports.hpp"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli;
+
+namespace {
+
+Process idle_process() {
+    Process process;
+    process.pid = 4242;
+    process.command = "python3 serve.py";
+    return process;
+}
+
+} // namespace
+
+TEST_CASE("Render: the listing says how long what is awake has been idle", "[render]") {
+    const auto state = [](model::State how, std::optional<double> idle) {
+        auto report = test::sample_status();
+        report.state = how;
+        report.idle_seconds = idle;
+        return test::Printed(render_listing({{idle_process(), report}})).rows.at(0).at("STATE");
+    };
+    CHECK(state(model::State::awake, 843) == "awake 1 h 0 min, idle 14 min 3 s");
+    CHECK(state(model::State::partial, 843) == "partly asleep 1 h 0 min, idle 14 min 3 s");
+    CHECK(state(model::State::awake, 59) == "awake 1 h 0 min");
+    CHECK(state(model::State::awake, std::nullopt) == "awake 1 h 0 min");
+    CHECK(state(model::State::asleep, 7200) == "asleep 1 h 0 min");
+}
+
+TEST_CASE("Render: whether sleeps are inhibited is a line", "[render]") {
+    auto report = test::sample_status();
+    CHECK(render_inhibition(idle_process(), report) == "4242 llama: sleeps are not inhibited\n");
+    report.inhibited = true;
+    CHECK(render_inhibition(idle_process(), report) == "4242 llama: sleeps are inhibited\n");
+    report.inhibited_seconds = 14'340;
+    CHECK(render_inhibition(idle_process(), report) ==
+          "4242 llama: sleeps are inhibited for another 3 h 59 min\n");
+}
+
+TEST_CASE("Render: why a process sleeps or not, and how long it would take to wake", "[render]") {
+    auto report = test::sample_status();
+    report.idle_seconds = 843;
+    report.devices = {{0, "NVIDIA H200", 15 * k_gib, 12 * k_gib, 3 * k_gib, 0, 0, 0}};
+    std::vector<std::string> against;
+    const auto lines = [&] {
+        return test::Printed(render_reasons(idle_process(), report, against)).sentences;
+    };
+    CHECK(lines() ==
+          std::vector<std::string>{"4242 llama: awake 1 h 0 min", "it was at work 14 min 3 s ago",
+                                   "a sleep would free 15.0 GiB", "nothing stands against it",
+                                   "how long waking would take is not known: it has not woken yet"});
+    report.idle_seconds = 0;
+    against = {"it is at work"};
+    report.notes = {"needs host memory"};
+    report.woken_bytes = 6 * k_gib;
+    report.woken_seconds = 0.25;
+    CHECK(lines() == std::vector<std::string>{
+                         "4242 llama: awake 1 h 0 min", "it is at work", "a sleep would free 15.0 GiB",
+                         "against it: it is at work", "needs host memory",
+                         "waking would take 0.50 s for 12.0 GiB, as fast as last time (6.00 GiB in 0.25 s)"});
+    report.idle_seconds.reset();
+    CHECK(lines()[1] == "when it was at work last is not known");
+}
