@@ -188,6 +188,13 @@ gpu_sleep_status gpu_sleep_set_retained(uint64_t bytes) {
     });
 }
 
+gpu_sleep_status gpu_sleep_prepare(void) {
+    return finish([&]() -> Result<void> {
+        Agent::instance().prepare();
+        return {};
+    });
+}
+
 gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes) {
     return finish([&]() -> Result<void> {
         if (bytes == 0) return invalid("a span of zero bytes preserves nothing");

@@ -42,7 +42,7 @@ struct Options {
     std::optional<model::OnTouch> on_touch;
     std::optional<model::GateMode> gate;
     std::optional<Milliseconds> touch_limit;
-    bool release_gil = false, keep_gil = false, no_capture = false, audit = false;
+    bool prepare = false, release_gil = false, keep_gil = false, no_capture = false, audit = false;
 };
 
 std::string name_problem(const std::string& name) {
@@ -72,6 +72,9 @@ void add_options(CLI::App& app, Options& options) {
     cli::add_size(app, "--retain", options.retain,
                   "Host memory that may keep contents while awake, so that the next sleep copies only what\n"
                   "changed; 0 for none (default: what the host has room for)");
+    cli::add_flag(app, "--prepare", options.prepare,
+                  "Make host memory ready for the first sleep once the program's memory has not changed for\n"
+                  "10 s; for hosts on which a first sleep takes long");
     auto* release =
         cli::add_flag(app, "--release-gil", options.release_gil,
                       "A Python thread that waits to launch or copy releases Python's lock (the default)");
@@ -109,6 +112,7 @@ Result<std::map<const char*, std::string>> agent_environment(const Options& opti
     if (options.touch_limit)
         variables[environment::k_touch_limit] = std::to_string(options.touch_limit->count());
     if (options.retain) variables[environment::k_retain] = std::to_string(*options.retain);
+    if (options.prepare) variables[environment::k_prepare] = "10";
     if (options.release_gil || options.keep_gil)
         variables[environment::k_release_gil] = options.release_gil ? "1" : "0";
     if (options.rules_file.empty()) return variables;

@@ -84,6 +84,16 @@ Bytes retained_of_environment() {
         .value_or(std::numeric_limits<Bytes>::max());
 }
 
+/// How long memory must not have changed until host memory is prepared for it; none: it is not.
+Milliseconds prepare_of_environment() {
+    const auto parse_seconds = [](std::string_view text) {
+        const auto count = parse_count<std::uint32_t>(text);
+        return count ? std::optional(Milliseconds(std::chrono::seconds(*count))) : std::nullopt;
+    };
+    return parsed_setting(model::environment::k_prepare, "a number of seconds", parse_seconds)
+        .value_or(Milliseconds(0));
+}
+
 /// The name by which commands are to find the process; may be empty.
 std::string name_in_environment() {
     const auto parse_name = [](std::string_view text) {
@@ -111,6 +121,7 @@ Agent::Agent()
     : memory_(rule_of_environment(), retained_of_environment()),
       parts_(memory_, name_in_environment(), &Agent::come_first_at_exit), server_(*this) {
     inhibit_by_environment(parts_.inhibitors);
+    parts_.preparation.settled_after = prepare_of_environment();
     parts_.callbacks.while_waiting([this] { operations::give_way_while_waiting(parts_); });
 }
 
@@ -169,7 +180,13 @@ Result<void> Agent::start() {
         come_first_at_exit();
     });
     memory_.start();
+    if (parts_.preparation.settled_after.load() != Milliseconds(0)) memory_.tidy_within(Milliseconds(0));
     return {};
+}
+
+void Agent::prepare() {
+    parts_.preparation.is_urgent = true;
+    if (memory_.is_started()) memory_.tidy_within(Milliseconds(0));
 }
 
 Result<void> Agent::await_start() {

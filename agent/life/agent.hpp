@@ -47,6 +47,9 @@ public:
     /// callback.
     [[nodiscard]] server::Outcome run_here(server::Operation operation);
 
+    /// Has host memory made ready for the next sleep, in the background.
+    void prepare();
+
     // server::Operations, called on the server's threads.
     [[nodiscard]] model::Report status() override;
     [[nodiscard]] model::State state() noexcept override;

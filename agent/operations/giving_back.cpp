@@ -9,6 +9,7 @@
 #include "common/interception.hpp"
 #include "intercepted/contexts_lock.hpp"
 #include "intercepted/trimming.hpp"
+#include "operations/preparing.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -114,7 +115,7 @@ void give_back_retired(Parts& parts) noexcept {
 }
 
 bool tidy(Parts& parts) {
-    return give_back_in_time(parts) || pin_some(parts);
+    return give_back_in_time(parts) || pin_some(parts) || prepare_some(parts);
 }
 
 bool give_back_files(Parts& parts) {

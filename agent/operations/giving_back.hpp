@@ -11,8 +11,8 @@ namespace gpu_sleep::agent::operations {
 
 // All are called on the operations thread.
 
-/// Gives a little back, or pins a little of what a sleep has left to be pinned. False when nothing is left, or
-/// there is time: then it asks to be called again.
+/// Gives a little back, or pins a little of what a sleep has left to be pinned, or prepares a little for the
+/// next one. False when nothing is left, or there is time: then it asks to be called again.
 [[nodiscard]] bool tidy(Parts& parts);
 /// Gives up what of the retained contents the host has no room for: for an operation that waits for something
 /// else. Cheap where it was called just before. Not within a transaction.

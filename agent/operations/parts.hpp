@@ -7,6 +7,7 @@
 #include "callbacks/callbacks.hpp"
 #include "operations/idle_watch.hpp"
 #include "operations/inhibitors.hpp"
+#include "operations/preparing.hpp"
 #include "operations/process_status.hpp"
 #include "operations/turnstile.hpp"
 #include "program_memory/program_memory.hpp"
@@ -27,7 +28,8 @@ struct Parts {
     ProcessStatus status;
     Turnstile turnstile;
     Callbacks callbacks;
-    torch::TorchTrim torch_trim;           ///< used by one operation at a time
+    torch::TorchTrim torch_trim; ///< used by one operation at a time
+    Preparation preparation;
     Clock::time_point next_look_at_host{}; ///< for what is retained; on the operations thread
     Clock::time_point next_giving_back{};  ///< of a little, while the program works; likewise
     bool gives_back_at_once = false;       ///< the host is short of memory; likewise

@@ -214,6 +214,7 @@ Result<Report> SleepOperation::carry_out() {
     asleep_before_ = parts_.memory.asleep_bytes();
     auto done = move_contents();
     const bool has_slept = report_.changed;
+    parts_.preparation.has_slept |= has_slept;
     if (done) done = pass_without_moving();
     if (has_slept) parts_.idle.note_sleep();
     // Who looks for idle memory leaves as it is what sleeps already.

@@ -112,6 +112,21 @@ bool LockedMemory::adopt_touch_rule(const model::SleepRequest& request, bool add
     return is_new;
 }
 
+std::map<int, Bytes> LockedMemory::worth_preparing() const {
+    std::map<int, Bytes> bytes;
+    for (const auto device : contents().prepared_devices()) bytes[device] = 0;
+    const model::SleepRequest request;
+    for (const auto& [address, backing] : ledger().backings()) {
+        auto& of_device = bytes[backing.device];
+        const auto& tag = ledger().tag(backing.tag);
+        const bool would_be_kept = !backing.is_asleep() && !backing.stay_reason &&
+                                   sleep::keeps_contents(request, tag.name, tag.policy);
+        if (would_be_kept && !contents().find_retained(backing.kept.range)) of_device += backing.bytes;
+    }
+    for (auto& [device, sum] : bytes) sum -= sum % contents::Contents::k_prepared_piece;
+    return bytes;
+}
+
 model::State LockedMemory::state() const noexcept {
     return ledger().state();
 }

@@ -10,6 +10,7 @@
 #include "sleep/engine.hpp"
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,6 +72,14 @@ public:
     void forget_retained_beside(const model::SleepRequest& request) {
         engine().forget_retained_beside(request);
     }
+
+    /// Host memory to prepare for each device, in whole pieces: for what a sleep of level 1 would keep, and
+    /// is not retained.
+    [[nodiscard]] std::map<int, Bytes> worth_preparing() const;
+    /// See contents::Contents.
+    [[nodiscard]] Bytes prepared(int device) const noexcept { return contents().prepared(device); }
+    void limit_prepared(int device, Bytes most) const { contents().limit_prepared(device, most); }
+
     /// Kept contents whose host memory is still to be pinned, for the operations thread; null if there are
     /// none.
     [[nodiscard]] contents::Batch* find_unpinned() const noexcept { return contents().find_unpinned(); }

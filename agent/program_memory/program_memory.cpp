@@ -152,6 +152,20 @@ bool ProgramMemory::give_way() {
     return contents.trim_retained(room) > 0 || room == 0;
 }
 
+Result<void> ProgramMemory::prepare_piece(int device, Bytes margin) {
+    auto& contents = running_.load()->engine.contents();
+    return guarded([&]() -> Result<void> {
+        const auto room = contents.options().room_for_retained();
+        const auto left = with_lock([&](const LockedMemory&) { return contents.room_to_prepare(room); });
+        if (left < contents::Contents::k_prepared_piece + margin)
+            return make_error(ErrorCode::out_of_host_memory, "{} more may be retained", format_bytes(left));
+        const auto piece = contents.prepare_piece(device);
+        if (!piece) return piece.error();
+        with_lock([&](LockedMemory&) { contents.add_prepared(device, **piece); });
+        return {};
+    });
+}
+
 void ProgramMemory::forget_retained() noexcept {
     const MutexLock lock(mutex_);
     if (storage_) static_cast<void>(storage_->engine.contents().trim_retained(0));

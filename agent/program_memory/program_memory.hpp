@@ -89,6 +89,10 @@ public:
     /// mutex afterwards. Returns whether the host is short: there was any, or there is room for none. Once it
     /// is started.
     [[nodiscard]] bool give_way();
+    /// Makes one piece of host memory ready for the next sleep of the device, if there is room for it: then
+    /// `margin` may be retained besides. For the operations thread; the mutex is held for moments only.
+    /// Errors: out_of_host_memory.
+    [[nodiscard]] Result<void> prepare_piece(int device, Bytes margin);
     /// Gives up what is retained, of all tags.
     void forget_retained() noexcept;
     [[nodiscard]] Result<void> preserve(driver::DeviceAddress address, Bytes bytes);

@@ -4,7 +4,9 @@
 
 #include "contents/contents.hpp"
 
+#include "driver/context.hpp"
 #include "store/host_memory.hpp"
+#include "store/near_processors.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -86,11 +88,12 @@ Bytes room_for_retained() {
     return is_known && available > k_left_available ? available - k_left_available : 0;
 }
 
-RelayThreads default_relay_threads() noexcept {
+unsigned default_relay_threads() noexcept {
     constexpr unsigned k_many = 16;
-    const auto processors = std::min(std::thread::hardware_concurrency(), 32U);
-    if (processors < k_many) return {};
-    return {processors * 3 / 8, processors / 2};
+    constexpr unsigned k_others = 4; // for the driver, and the rest of the host
+    constexpr unsigned k_most = 28;
+    const auto processors = std::thread::hardware_concurrency();
+    return processors < k_many ? 0 : std::min(processors - k_others, k_most);
 }
 
 Bytes room_for_contents(Bytes reserve) {
@@ -186,8 +189,28 @@ void Contents::forget(Number range, Files files) noexcept {
 
 Bytes Contents::room_beside_retained(Bytes most) const noexcept {
     most = std::min(most, retained_limit_);
-    const auto held = held_by(batches_, model::Store::host);
+    const auto held = this->held(model::Store::host);
     return most - std::min(most, held - std::min(held, kept_in_host_));
+}
+
+Bytes Contents::room_to_prepare(Bytes most) const noexcept {
+    most = std::min(most, retained_limit_);
+    return most - std::min(most, retained());
+}
+
+Result<std::unique_ptr<store::HostArena>> Contents::prepare_piece(int device) {
+    const store::StayNear near(driver::pci_bus_id(api_, device));
+    auto piece = store::HostArena::create_stock(&pinner_);
+    GPU_SLEEP_TRY(piece->grow());
+    return piece;
+}
+
+void Contents::limit_prepared(int device, Bytes most) {
+    Batches surplus;
+    if (auto batch = host_.take_prepared(device, most)) surplus.push_back(std::move(batch));
+    if (surplus.empty()) return;
+    retired_.splice(retired_.end(), surplus);
+    told_();
 }
 
 bool Contents::retain(Number range, Bytes& room) noexcept {
@@ -211,9 +234,9 @@ bool Contents::retain(Number range, Bytes& room) noexcept {
 }
 
 Bytes Contents::retained() const noexcept {
-    if (retained_ == 0) return 0;
+    if (retained_ == 0) return host_.prepared();
     const auto held = held_by(batches_, model::Store::host);
-    return std::max(retained_, held - std::min(held, kept_in_host_));
+    return std::max(retained_, held - std::min(held, kept_in_host_)) + host_.prepared();
 }
 
 const KeptRange* Contents::find_retained(Number range) const noexcept {
@@ -227,6 +250,12 @@ void Contents::limit_retained(Bytes most) noexcept {
 }
 
 Bytes Contents::trim_retained(Bytes most) noexcept {
+    Bytes prepared = 0;
+    if (host_.prepared() > 0 && retained() > most) {
+        prepared = host_.prepared();
+        host_.take_prepared(retired_);
+        told_();
+    }
     const auto before = retained_;
     // What is wasted goes with what it lies beside.
     const auto wasted = retained() - retained_;
@@ -234,7 +263,7 @@ Bytes Contents::trim_retained(Bytes most) noexcept {
         const auto each = next++;
         if (each->second.is_retained && bytes_in_host(each->second) > 0) forget(each->first);
     }
-    return before - retained_;
+    return before - retained_ + prepared;
 }
 
 void Contents::protect() noexcept {

@@ -90,12 +90,28 @@ public:
     bool retain(Number range, Bytes& room) noexcept;
     /// The range if it is retained still, else null.
     [[nodiscard]] const KeptRange* find_retained(Number range) const noexcept;
-    /// Host memory that is held for what is retained, with what is wasted beside it.
+    /// Host memory that is held for what is retained, with what is wasted beside it, and what is prepared.
     [[nodiscard]] Bytes retained() const noexcept;
     /// From now on at most so much is retained, in place of Options::retained; what is beyond is forgotten.
     void limit_retained(Bytes most) noexcept;
-    /// Forgets what is retained, the oldest first, until `most` or less is. Returns how much that was.
+    /// Gives up what is prepared, and then forgets what is retained, the oldest first, until `most` or less
+    /// is. Returns how much that was.
     Bytes trim_retained(Bytes most) noexcept;
+    // Host memory that is ready before there is anything to keep: the next sleep takes it. Counts as
+    // retained, and is given back like that.
+    [[nodiscard]] Bytes prepared(int device) const noexcept { return host_.prepared(device); }
+    [[nodiscard]] std::vector<int> prepared_devices() const { return host_.prepared_devices(); }
+    static constexpr Bytes k_prepared_piece = store::HostArena::k_piece_bytes;
+    /// How much more may be prepared, where `most` may be retained in all.
+    [[nodiscard]] Bytes room_to_prepare(Bytes most) const noexcept;
+    /// Makes one piece ready for the device, for add_prepared(). The mutex need not be held. Errors:
+    /// out_of_host_memory.
+    [[nodiscard]] Result<std::unique_ptr<store::HostArena>> prepare_piece(int device);
+    /// Adds the pieces of `more`, which are ready. May throw for want of memory: then nothing has changed.
+    void add_prepared(int device, store::HostArena& more) { host_.add_prepared(device, more); }
+    /// Gives up what is prepared for the device beyond `most` bytes. May throw, as add_prepared().
+    void limit_prepared(int device, Bytes most);
+
     /// Puts what is kept and retained out of reach while nothing is copied.
     void protect() noexcept;
 
@@ -126,7 +142,9 @@ public:
     [[nodiscard]] Batch* find_unpinned() noexcept;
 
     /// What the batches hold that are in use: host memory, or files.
-    [[nodiscard]] Bytes held(model::Store store) const noexcept { return held_by(batches_, store); }
+    [[nodiscard]] Bytes held(model::Store store) const noexcept {
+        return held_by(batches_, store) + (store == model::Store::host ? host_.prepared() : 0);
+    }
     /// Host memory of those that are retired.
     [[nodiscard]] Bytes retired_bytes() const noexcept { return held_by(retired_, model::Store::host); }
     /// Files of retired batches that could not be removed.

@@ -88,14 +88,22 @@ Bytes HostBatch::reserve(Bytes bytes) {
 }
 
 Result<void> HostBatch::begin() {
-    auto arena = store::HostArena::create(bytes_, pinner_);
+    auto arena = store::HostArena::create(bytes_, pinner_, stock_ ? stock_->arena_.get() : nullptr);
     if (!arena) return std::move(arena).error();
     arena_ = *std::move(arena);
+    if (stock_) stock_->pieces_.resize(stock_->arena_->piece_count());
     for (std::size_t i = 0; i < arena_->piece_count(); ++i) pieces_.push_back({arena_->piece(i).size()});
     for (const auto& source : sources_)
         for_each_piece({source.at, source.memory.bytes},
                        [this](std::size_t index, Span part) { pieces_[index].live += part.bytes; });
     return {};
+}
+
+void HostBatch::absorb(store::HostArena& stock, std::size_t count) {
+    if (!arena_) arena_ = store::HostArena::create_stock(pinner_);
+    pieces_.reserve(arena_->piece_count() + count);
+    arena_->absorb(stock, count);
+    pieces_.resize(arena_->piece_count(), {k_piece});
 }
 
 Bytes HostBatch::held() const noexcept {
@@ -174,8 +182,49 @@ Result<void> HostKeeper::open(const model::SleepRequest& request, SaveOptions& o
     return {};
 }
 
-std::unique_ptr<Batch> HostKeeper::make_batch(Label /*label*/, const SaveOptions& /*options*/) {
-    return std::make_unique<HostBatch>(*this, pinner_);
+std::unique_ptr<Batch> HostKeeper::make_batch(Label label, const SaveOptions& options) {
+    const auto found = stocks_.find(label.device);
+    const bool takes = options.takes_prepared && found != stocks_.end() && !found->second.empty();
+    auto* const stock = takes ? static_cast<HostBatch*>(found->second.front().get()) : nullptr;
+    return std::make_unique<HostBatch>(*this, pinner_, stock);
+}
+
+Bytes HostKeeper::prepared(int device) const noexcept {
+    const auto found = stocks_.find(device);
+    return found == stocks_.end() || found->second.empty() ? 0 : found->second.front()->held();
+}
+
+Bytes HostKeeper::prepared() const noexcept {
+    Bytes sum = 0;
+    for (const auto& [device, stock] : stocks_) sum += prepared(device);
+    return sum;
+}
+
+std::vector<int> HostKeeper::prepared_devices() const {
+    std::vector<int> devices;
+    for (const auto& [device, stock] : stocks_) devices.push_back(device);
+    return devices;
+}
+
+void HostKeeper::add_prepared(int device, store::HostArena& more) {
+    auto& stock = stocks_[device];
+    if (stock.empty()) stock.push_back(std::make_unique<HostBatch>(*this, pinner_));
+    static_cast<HostBatch*>(stock.front().get())->absorb(more, more.piece_count());
+}
+
+std::unique_ptr<Batch> HostKeeper::take_prepared(int device, Bytes most) {
+    const auto held = prepared(device);
+    const auto count = (held - std::min(held, most)) / k_piece;
+    if (count == 0) return nullptr;
+    auto& stock = static_cast<HostBatch&>(*stocks_.at(device).front());
+    auto taken = std::make_unique<HostBatch>(*this, pinner_);
+    taken->absorb(stock.arena(), count);
+    stock.pieces_.resize(stock.arena().piece_count());
+    return taken;
+}
+
+void HostKeeper::take_prepared(std::list<std::unique_ptr<Batch>>& batches) noexcept {
+    for (auto& [device, stock] : stocks_) batches.splice(batches.end(), stock);
 }
 
 void HostKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vector<std::string>& notes) const {
@@ -199,7 +248,7 @@ Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batche
         total += arenas.back()->bytes() - arenas.back()->populated_bytes();
     }
     // To memory that is pinned, or is to be so, the device copies itself.
-    const bool relays = transfer.options.relay.move > 0 && total >= transfer.options.relay_from;
+    const bool relays = transfer.options.relay_threads > 0 && total >= transfer.options.relay_from;
     std::vector<HostCopy> direct;
     std::vector<HostCopy> relayed;
     for (std::size_t i = 0; i < batches.size(); ++i) {
@@ -212,34 +261,28 @@ Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batche
             });
     }
     store::ArenaPreparer::Options options;
-    options.threads = relays ? transfer.options.relay.fill : transfer.options.fill_threads;
+    options.threads = transfer.options.fill_threads;
     options.reserve = transfer.options.host_reserve;
     options.steps = &transfer.session.steps();
     options.patience = transfer.progress.host_patience();
-    options.pins = !relays;
     options.near = transfer.session.bus_id();
-    auto preparer = store::ArenaPreparer::start(std::move(arenas), std::move(options));
+    const store::ClaimOptions claims = options;
+    auto preparer =
+        store::ArenaPreparer::start(relays ? std::vector<store::HostArena*>() : arenas, std::move(options));
     if (!preparer) return std::move(preparer).error();
-    const auto await = [&](const store::HostArena& arena, std::size_t piece) {
-        return (*preparer)->wait(arena, piece, [&] { return transfer.look(); });
-    };
     for (const auto& copy : direct) {
         const auto part = [&](std::size_t piece, driver::DeviceAddress from, std::byte* to,
                               Bytes bytes) -> Result<void> {
-            GPU_SLEEP_TRY(await(*copy.arena, piece));
+            if (!relays)
+                GPU_SLEEP_TRY((*preparer)->wait(*copy.arena, piece, [&] { return transfer.look(); }));
             GPU_SLEEP_TRY(transfer.session.copy_to_host(to, from, bytes));
             return transfer.queued(bytes); // and heeds a withdrawal
         };
         GPU_SLEEP_TRY(for_each_part(copy, part));
     }
-    const auto await_part = [&](const store::HostArena& arena, Span part) {
-        Result<void> is_there;
-        for_each_piece(part, [&](std::size_t piece, Span) {
-            if (is_there) is_there = await(arena, piece);
-        });
-        return is_there;
-    };
-    if (!relayed.empty()) GPU_SLEEP_TRY(relay(transfer, relayed, await_part));
+    if (!relayed.empty()) GPU_SLEEP_TRY(relay(transfer, relayed, claims));
+    if (relays)
+        for (auto* const arena : arenas) arena->note_ready();
     return transfer.wait();
 }
 

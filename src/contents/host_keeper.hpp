@@ -8,6 +8,8 @@
 #include "store/host_arena.hpp"
 
 #include <cstddef>
+#include <list>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -32,7 +34,10 @@ struct PieceUse {
 
 class HostBatch final : public Batch {
 public:
-    HostBatch(Keeper& keeper, store::Pinner* pinner) noexcept : Batch(keeper), pinner_(pinner) {}
+    /// `stock`, which may be null and lives until the batch has begun, has memory that is ready: the batch
+    /// takes what it needs of it.
+    HostBatch(Keeper& keeper, store::Pinner* pinner, HostBatch* stock = nullptr) noexcept
+        : Batch(keeper), pinner_(pinner), stock_(stock) {}
 
     /// What it takes, unless blocks turn out to be zero.
     [[nodiscard]] Result<Bytes> needs() const override { return bytes_; }
@@ -55,6 +60,10 @@ public:
     [[nodiscard]] bool has_unpinned() const noexcept override { return arena_ && arena_->has_untried(); }
     [[nodiscard]] bool pin_some() noexcept override;
 
+    /// Takes the last `count` pieces of `stock`, which is ready, without contents: it is a stock then itself.
+    /// May throw for want of memory: then nothing has changed.
+    void absorb(store::HostArena& stock, std::size_t count);
+
     /// The arena, once the batch has begun.
     [[nodiscard]] store::HostArena& arena() const noexcept { return *arena_; }
 
@@ -63,6 +72,7 @@ private:
     [[nodiscard]] Bytes reserve(Bytes bytes) override;
 
     store::Pinner* pinner_;
+    HostBatch* stock_;
     Bytes bytes_ = 0; ///< of the arena
     std::unique_ptr<store::HostArena> arena_;
     std::vector<PieceUse> pieces_; ///< of the arena
@@ -88,8 +98,22 @@ public:
                                     Failures& failures) override;
     [[nodiscard]] Result<void> take_over(Relay& relay, Batch& batch, std::span<const Carried> parts) override;
 
+    /// Host memory that was made ready for the device, and that no contents have taken yet.
+    [[nodiscard]] Bytes prepared(int device) const noexcept;
+    [[nodiscard]] Bytes prepared() const noexcept;
+    /// Devices for which something was.
+    [[nodiscard]] std::vector<int> prepared_devices() const;
+    /// Adds the pieces of `more`, which are ready. May throw for want of memory: then nothing has changed.
+    void add_prepared(int device, store::HostArena& more);
+    /// Takes out what was prepared for the device beyond `most` bytes, as a batch that nothing needs; null if
+    /// there is nothing. May throw for want of memory: then nothing has changed.
+    [[nodiscard]] std::unique_ptr<Batch> take_prepared(int device, Bytes most);
+    /// Takes out all that was prepared, behind `batches`.
+    void take_prepared(std::list<std::unique_ptr<Batch>>& batches) noexcept;
+
 private:
     store::Pinner* pinner_;
+    std::map<int, std::list<std::unique_ptr<Batch>>> stocks_; ///< one of each device, or none
 };
 
 } // namespace gpu_sleep::contents

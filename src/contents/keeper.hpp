@@ -56,9 +56,10 @@ struct Relay {
 /// What a save has of the stores: each keeper's part is what its open() has put there.
 struct SaveOptions {
     std::shared_ptr<const store::SnapshotDirectory> directory; ///< null when nothing goes to a file
-    bool keeps_files = false;   ///< files stay when their contents are no longer needed
-    bool copies_all = false;    ///< also what is retained and has not changed
-    bool checks_copies = false; ///< reads what is in host memory before the sleep counts
+    bool keeps_files = false;    ///< files stay when their contents are no longer needed
+    bool takes_prepared = false; ///< new contents go to memory that was prepared, as far as there is any
+    bool copies_all = false;     ///< also what is retained and has not changed
+    bool checks_copies = false;  ///< reads what is in host memory before the sleep counts
     /// New contents that may go to host memory: whole tags as far as they fit, then whole blocks; the rest
     /// goes to files. Unset: all.
     std::optional<Bytes> room_in_host{};

@@ -17,15 +17,9 @@ inline constexpr Bytes k_left_available = 4 * k_gib;
 /// Thread-safe; reads a handful of small files.
 [[nodiscard]] Bytes room_for_retained();
 
-/// Threads that relay new contents to host memory that is pinned only afterwards, for each device.
-struct RelayThreads {
-    unsigned fill = 0; ///< that give it pages
-    unsigned move = 0; ///< that move contents on; none: nothing is relayed, and memory is pinned first
-};
-
-/// Where processors are many, moving contents on takes less time than pinning their memory first
-/// (tests/bench/RESULTS.md).
-[[nodiscard]] RelayThreads default_relay_threads() noexcept;
+/// Options::relay_threads by default. Where processors are many, moving contents on takes less time than
+/// pinning their memory first (tests/bench/RESULTS.md).
+[[nodiscard]] unsigned default_relay_threads() noexcept;
 
 /// Host memory that this process may take now, beside `reserve`. Thread-safe; reads a handful of small files.
 [[nodiscard]] Bytes room_for_contents(Bytes reserve);
@@ -39,7 +33,9 @@ struct Options {
     /// Host memory that may hold contents of what is awake, for the next sleep. 0: a wake gives all back.
     Bytes retained = 0;
     Bytes (*room_for_retained)() = contents::room_for_retained; ///< asked at each wake, and now and then
-    RelayThreads relay = default_relay_threads();
+    /// Threads that move contents on to host memory that is pinned only afterwards, for each device. 0: it is
+    /// pinned first.
+    unsigned relay_threads = default_relay_threads();
     Bytes relay_from = 2 * k_gib; ///< new contents of a device: less than that is not relayed
     unsigned check_threads = 32;  ///< that read copies in host memory, for each device
     Bytes (*room_for_contents)(Bytes reserve) = contents::room_for_contents; ///< asked where files may help

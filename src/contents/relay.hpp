@@ -6,8 +6,8 @@
 
 #include "contents/keeper.hpp"
 #include "store/host_arena.hpp"
+#include "store/host_claim.hpp"
 
-#include <functional>
 #include <span>
 
 namespace gpu_sleep::contents {
@@ -19,12 +19,11 @@ struct HostCopy {
     Bytes at = 0; ///< in the arena
 };
 
-/// Makes `copies`: the device copies to a ring of pinned memory, and RelayThreads::move move that on.
-/// `await` waits until a part of an arena has its pages. All is done when this returns; after an error copies
-/// to the ring may still be under way. Errors: out_of_host_memory, out_of_threads, driver_failed,
-/// context_lost, cancelled, timed_out, those of `await`.
-[[nodiscard]] Result<void>
-relay(Transfer& transfer, std::span<const HostCopy> copies,
-      const std::function<Result<void>(const store::HostArena& arena, Span part)>& await);
+/// Makes `copies`: the device copies to a ring of pinned memory, and Options::relay_threads move that on to
+/// memory that gets its pages by that, after a claim. All is done when this returns; after an error copies to
+/// the ring may still be under way. Errors: out_of_host_memory, out_of_threads, driver_failed, context_lost,
+/// cancelled, timed_out.
+[[nodiscard]] Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies,
+                                 const store::ClaimOptions& claims);
 
 } // namespace gpu_sleep::contents

@@ -32,6 +32,7 @@ struct Run {
 Save::Save(Contents& contents, SaveOptions options, std::size_t devices)
     : contents_(contents), options_(std::move(options)), limits_(contents.options()) {
     limits_.staging /= std::max<std::size_t>(1, devices);
+    options_.takes_prepared = true;
 }
 
 Save::~Save() {

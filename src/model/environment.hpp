@@ -21,6 +21,8 @@ inline constexpr const char* k_log = "GPU_SLEEP_LOG";   ///< error, warning, inf
 inline constexpr const char* k_gate = "GPU_SLEEP_GATE"; ///< shut or checked
 inline constexpr const char* k_retain =
     "GPU_SLEEP_RETAIN"; ///< bytes of host memory that contents may take while their memory is awake
+inline constexpr const char* k_prepare =
+    "GPU_SLEEP_PREPARE"; ///< seconds after which memory that does not change is prepared for; 0: never
 
 inline constexpr const char* k_inhibit =
     "GPU_SLEEP_INHIBIT"; ///< milliseconds for which sleeps from outside are refused; 0: as long as it runs

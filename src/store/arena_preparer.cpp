@@ -14,8 +14,8 @@
 namespace gpu_sleep::store {
 
 ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
-    : most_threads_(options.threads), pins_(options.pins), near_(std::move(options.near)),
-      steps_(options.steps), claims_(std::move(options)), arenas_(std::move(arenas)) {
+    : most_threads_(options.threads), near_(std::move(options.near)), steps_(options.steps),
+      claims_(std::move(options)), arenas_(std::move(arenas)) {
     for (auto* arena : arenas_) {
         first_task_.emplace(arena, tasks_.size());
         for (std::size_t i = 0; i < arena->piece_count(); ++i) {
@@ -55,7 +55,7 @@ void ArenaPreparer::cancel() noexcept {
 }
 
 void ArenaPreparer::work() {
-    ignoring_errors([&] { stay_near(near_); });
+    const StayNear near(near_);
     std::optional<HostClaim> claim;
     while (!stopped_) {
         const auto index = next_++;
@@ -81,7 +81,6 @@ Result<void> ArenaPreparer::fill(const Task& task, std::optional<HostClaim>& cla
     }
     claim->note_taken(bytes);
     if (claim->bytes() == 0) claim.reset(); // it may be somebody else's turn
-    if (!pins_) return {};
     const model::StepClock::Timed timed(steps_, model::Step::pin);
     task.arena->pin(task.piece);
     return {};

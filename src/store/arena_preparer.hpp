@@ -32,8 +32,7 @@ public:
     /// Each piece is a claim, or, where there is plenty of memory, each few.
     struct Options : ClaimOptions {
         unsigned threads = 8; ///< at most one per processor is started, and at least one
-        bool pins = true;     ///< else pieces are ready once they have their pages
-        std::string near{};   ///< the PCI device that the memory is for; see stay_near()
+        std::string near{};   ///< the PCI device that the memory is for; see StayNear
         model::StepClock* steps = nullptr; ///< counts populating, pinning and waits, if there is one
     };
 
@@ -73,7 +72,6 @@ private:
     [[nodiscard]] std::string missing() const;
 
     const unsigned most_threads_;
-    const bool pins_;
     const std::string near_;
     model::StepClock* const steps_;
     HostClaims claims_;

@@ -82,14 +82,15 @@ void touch(std::span<std::byte> memory) {
         *const_cast<volatile std::byte*>(&memory[at]) = std::byte{0};
 }
 
-/// Gives `memory`, which was never written to, pages. Returns 0 or an errno: ENOMEM (none left), EFAULT (the
-/// same, seen from within the fault), EHWPOISON (a broken one).
-int populate(std::span<std::byte> memory) {
+/// Gives `memory` pages. A kernel that cannot do it at once has them given by touching each, if the memory
+/// was never written to, and else leaves that to whoever writes. Returns 0 or an errno: ENOMEM (none left),
+/// EFAULT (the same, seen from within the fault), EHWPOISON (a broken one).
+int populate(std::span<std::byte> memory, bool is_new) {
     constexpr int k_tries = 100; // each continues where the last was interrupted
     for (int i = 0; i < k_tries; ++i) {
         if (::madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE) == 0) return 0;
         if (errno == EINVAL) {
-            touch(memory);
+            if (is_new) touch(memory);
             return 0;
         }
         if (errno != EINTR && errno != EAGAIN) return errno;
@@ -180,6 +181,13 @@ Result<void> HostArena::grow() {
     return {};
 }
 
+void HostArena::absorb(HostArena& stock, std::size_t count) {
+    pieces_.reserve(pieces_.size() + count);
+    for (std::size_t i = 0; i < count; ++i) pieces_.push_back(stock.take_piece());
+    bytes_ += count * k_piece_bytes;
+    populated_bytes_ += count * k_piece_bytes;
+}
+
 HostArena::Piece HostArena::take_piece() noexcept {
     auto piece = std::move(pieces_.back());
     pieces_.pop_back();
@@ -250,11 +258,16 @@ bool HostArena::is_pinned(std::size_t index) const noexcept {
     return std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.is_pinned; });
 }
 
-Result<void> HostArena::populate(std::size_t index) {
-    const auto memory = piece(index);
-    if (const int failure = store::populate(memory); failure != 0)
+Result<void> HostArena::give_pages(std::span<std::byte> memory, bool is_new) const {
+    if (const int failure = store::populate(memory, is_new); failure != 0)
         return errno_error(ErrorCode::out_of_host_memory, failure, "madvise",
                            fmt::format("cannot have {} of host memory for contents", format_bytes(bytes_)));
+    return {};
+}
+
+Result<void> HostArena::populate(std::size_t index) {
+    const auto memory = piece(index);
+    GPU_SLEEP_TRY(give_pages(memory, true));
     populated_bytes_ += memory.size();
     pieces_[index].is_ready = true;
     return {};
@@ -283,14 +296,24 @@ bool HostArena::pin_next() noexcept {
     return tried_ < piece_count();
 }
 
-void HostArena::write(Bytes offset, std::span<const std::byte> from) const noexcept {
+Result<void> HostArena::write(Bytes offset, std::span<const std::byte> from) const {
     while (!from.empty()) {
         const auto rest = k_piece_bytes - offset % k_piece_bytes;
         const auto bytes = std::min<std::size_t>(rest, from.size());
-        copy_past_caches(at(offset), from.first(bytes));
+        auto* const to = at(offset);
+        // A part of a page goes with the rest of it.
+        auto* const page = to - reinterpret_cast<Bytes>(to) % page_bytes();
+        GPU_SLEEP_TRY(give_pages({page, static_cast<std::size_t>(to + bytes - page)}, false));
+        copy_past_caches(to, from.first(bytes));
         offset += bytes;
         from = from.subspan(bytes);
     }
+    return {};
+}
+
+void HostArena::note_ready() noexcept {
+    for (auto& piece : pieces_) piece.is_ready = true;
+    populated_bytes_ = bytes_;
 }
 
 bool HostArena::unpin(Part& part) noexcept {

@@ -42,10 +42,13 @@ public:
     /// large, or a limit on it). Source: mmap(2), madvise(2).
     [[nodiscard]] static Result<std::unique_ptr<HostArena>> create(Bytes bytes, Pinner* pinner,
                                                                    HostArena* stock = nullptr);
-    /// An arena without pieces, for grow().
+    /// An arena without pieces.
     [[nodiscard]] static std::unique_ptr<HostArena> create_stock(Pinner* pinner);
     /// Adds a whole piece and makes it ready, on this thread. Errors: out_of_host_memory.
     [[nodiscard]] Result<void> grow();
+    /// Takes the last `count` pieces of `stock`, all of them ready and whole, and puts them behind its own,
+    /// which are whole, too. Where there is no memory for it (which is thrown) nothing has changed.
+    void absorb(HostArena& stock, std::size_t count);
 
     HostArena(const HostArena&) = delete;
     HostArena& operator=(const HostArena&) = delete;
@@ -84,8 +87,11 @@ public:
     }
     /// Whether the piece has its pages.
     [[nodiscard]] bool is_ready(std::size_t index) const noexcept { return pieces_[index].is_ready; }
-    /// Copies `from` to the byte `offset` and on, in pieces that are ready, past the processor's caches.
-    void write(Bytes offset, std::span<const std::byte> from) const noexcept;
+    /// Copies `from` to the byte `offset` and on, which gets its pages by that, past the processor's caches.
+    /// The caller has claimed them. On any thread, for disjoint parts. Errors: out_of_host_memory.
+    [[nodiscard]] Result<void> write(Bytes offset, std::span<const std::byte> from) const;
+    /// All pieces are ready, by write().
+    void note_ready() noexcept;
     /// Pins what of the piece is not, once; what cannot be pinned stays so. It takes 1 ms, has its pages, and
     /// may be out of reach (protect()).
     void pin(std::size_t index) noexcept;
@@ -122,6 +128,8 @@ private:
     /// Calls `use` for all pieces that lie together, then for the next ones; whole pages of the kernel's.
     template <class Use>
     void for_each_run(Use&& use) const;
+    /// Errors: out_of_host_memory.
+    [[nodiscard]] Result<void> give_pages(std::span<std::byte> memory, bool is_new) const;
     /// Gives pages to the piece. For each piece once; different pieces on different threads. Errors:
     /// out_of_host_memory.
     [[nodiscard]] Result<void> populate(std::size_t index);

@@ -4,9 +4,8 @@
 
 #include "store/near_processors.hpp"
 
+#include "base/guard.hpp"
 #include "base/small_file.hpp"
-
-#include <sched.h>
 
 #include <algorithm>
 #include <cctype>
@@ -50,19 +49,25 @@ std::optional<cpu_set_t> parse_list(std::string_view text) {
 
 } // namespace
 
-bool stay_near(const std::string& bus_id, const std::filesystem::path& devices) {
-    if (bus_id.empty()) return false;
+StayNear::StayNear(const std::string& bus_id, const std::filesystem::path& devices) noexcept {
+    if (!bus_id.empty()) ignoring_errors([&] { move_near(bus_id, devices); });
+}
+
+void StayNear::move_near(const std::string& bus_id, const std::filesystem::path& devices) {
     auto name = bus_id; // the kernel writes small letters
     std::transform(name.begin(), name.end(), name.begin(),
                    [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
     const auto list = read_small_file(devices / name / "local_cpulist");
-    if (!list) return false;
+    if (!list) return;
     auto near = parse_list(std::string_view(*list).substr(0, list->find('\n')));
-    cpu_set_t allowed;
-    if (!near || ::sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return false;
-    CPU_AND(&*near, &*near, &allowed);
-    if (CPU_COUNT(&*near) == 0 || CPU_EQUAL(&*near, &allowed) != 0) return false;
-    return ::sched_setaffinity(0, sizeof(*near), &*near) == 0;
+    if (!near || ::sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
+    CPU_AND(&*near, &*near, &before_);
+    if (CPU_COUNT(&*near) == 0 || CPU_EQUAL(&*near, &before_) != 0) return;
+    has_moved_ = ::sched_setaffinity(0, sizeof(*near), &*near) == 0;
+}
+
+StayNear::~StayNear() {
+    if (has_moved_) ::sched_setaffinity(0, sizeof(before_), &before_);
 }
 
 } // namespace gpu_sleep::store

@@ -283,6 +283,55 @@ TEST_CASE("Retained: a later sleep that fails loses no contents, and what it has
     wake(fixture);
 }
 
+TEST_CASE("Retained: what was prepared counts, goes first, and is taken by the next sleep", "[retained]") {
+    constexpr auto k_piece = contents::Contents::k_prepared_piece;
+    EngineFixture fixture(retaining());
+    auto& contents = fixture.engine().contents();
+    fixture.add(0, "weights", 2 * k_piece + 4 * k_mib);
+    fixture.add(1, "weights", 2 * k_mib);
+    const auto pinned = [before = sim_live_objects().host_registrations] {
+        return sim_live_objects().host_registrations - before;
+    };
+    const auto prepare = [&](int pieces) {
+        for (int i = 0; i < pieces; ++i) {
+            const auto piece = contents.prepare_piece(0);
+            REQUIRE(piece);
+            contents.add_prepared(0, **piece);
+        }
+    };
+    prepare(4);
+    CHECK(contents.prepared(0) == 4 * k_piece);
+    CHECK(fixture.retained_bytes() == 4 * k_piece);
+    CHECK(fixture.host_bytes() == 4 * k_piece);
+    CHECK(contents.room_to_prepare(5 * k_piece) == k_piece);
+    CHECK(pinned() == 4);
+    contents.limit_prepared(0, 3 * k_piece);
+    CHECK(contents.reap().size() == 1);
+    CHECK(pinned() == 3);
+    CHECK(fixture.retained_bytes() == 3 * k_piece);
+
+    REQUIRE(fixture.sleep(level(1)));
+    CHECK(contents.prepared(0) == k_piece);
+    CHECK(fixture.retained_bytes() == k_piece);
+    CHECK(pinned() == 5); // and the rest of each device
+    CHECK(fixture.host_bytes() == 3 * k_piece + 6 * k_mib);
+    wake(fixture);
+    CHECK(fixture.all_intact());
+    CHECK(fixture.retained_bytes() == 3 * k_piece + 6 * k_mib);
+
+    CHECK(contents.trim_retained(3 * k_piece) == k_piece);
+    static_cast<void>(contents.reap());
+    CHECK(contents.prepared(0) == 0);
+    CHECK(fixture.retained_bytes() == 2 * k_piece + 6 * k_mib);
+    CHECK(sleep_at(fixture).copied == 0);
+    wake(fixture);
+    prepare(1);
+    static_cast<void>(contents.trim_retained(0));
+    static_cast<void>(contents.reap());
+    CHECK(pinned() == 0);
+    CHECK(fixture.all_intact());
+}
+
 TEST_CASE("Retained: a bit that flips there is noticed by the next wake", "[retained]") {
     EngineFixture fixture(retaining());
     const auto weights = fixture.add(0, "weights", 4 * k_mib);

@@ -183,7 +183,7 @@ private:
     [[nodiscard]] static sleep::Engine::Options options_of(const Way& way) {
         sleep::Engine::Options options{2, 0};
         options.retained = way.retains ? 64 * k_mib : 0;
-        options.relay = way.relays ? contents::RelayThreads{2, 2} : contents::RelayThreads{};
+        options.relay_threads = way.relays ? 2 : 0;
         options.relay_from = 0;
         options.staging = 12 * k_mib;
         return options;
@@ -327,6 +327,46 @@ TEST_CASE("Sweep: pinning what a sleep has relayed survives the failure of every
         static_cast<void>(sweep.fixture().engine().contents().reap());
         return sweep.reached();
     });
+}
+
+TEST_CASE(
+    "Sweep: preparing, and a sleep that takes what is prepared, survive the failure of every driver call",
+    "[sweep][sleep]") {
+    sleep::Engine::Options options{2, 0};
+    options.relay_threads = 2;
+    options.relay_from = GENERATE(Bytes{0}, k_gib);
+    EngineFixture fixture(options);
+    auto& contents = fixture.engine().contents();
+    fixture.add(0, "weights", contents::Contents::k_prepared_piece + k_mib);
+    const auto awake = sim_live_objects();
+    std::uint64_t lost = 0;
+    int failures = 0;
+    for_each_call([&](int call) {
+        sim_reset_counts();
+        sim_fail("*", static_cast<std::uint64_t>(call), CUDA_ERROR_UNKNOWN, SIM_ONCE);
+        for (int i = 0; i < 2; ++i)
+            if (const auto piece = contents.prepare_piece(0)) contents.add_prepared(0, **piece);
+        const auto slept = fixture.sleep(level(1));
+        const bool reached = sim_fault_counts().injected_failures != 0;
+        const std::string_view failed = sim_last_failed();
+        sim_clear();
+        INFO("after " << failed << " failed");
+        if (reached) lost += lost_by(failed);
+        failures += !slept;
+        if (!slept) {
+            CHECK(fixture.state() == State::awake);
+            CHECK(fixture.all_intact());
+            REQUIRE(fixture.sleep(level(1)));
+        }
+        REQUIRE(fixture.wake());
+        CHECK(fixture.all_intact());
+        static_cast<void>(contents.trim_retained(0));
+        static_cast<void>(contents.reap());
+        CHECK(sim_fault_counts().illegal_accesses == 0);
+        CHECK(helpers(sim_live_objects()) <= helpers(awake) + lost);
+        return reached;
+    });
+    CHECK(failures > 10 / sweep_stride());
 }
 
 TEST_CASE("Sweep: giving back what died asleep survives the failure of every driver call", "[sweep][wake]") {

@@ -90,7 +90,7 @@ TEST_CASE("Transaction: contents go through a ring that is shorter than they are
 TEST_CASE("Transaction: contents that were relayed are pinned after the sleep, or by the wake",
           "[transaction]") {
     sleep::Engine::Options options{2, 0};
-    options.relay = {2, 3};
+    options.relay_threads = 3;
     options.relay_from = 40 * k_mib;
     options.staging = 12 * k_mib;
     options.retained = k_gib;
@@ -332,7 +332,7 @@ TEST_CASE("Transaction: a bit that flips on the way out is caught on waking", "[
 TEST_CASE("Transaction: a sleep that checks its copies makes good a bit that flips on the way out",
           "[transaction]") {
     sleep::Engine::Options options{2, 0};
-    if (GENERATE(false, true)) options.relay = {2, 2};
+    if (GENERATE(false, true)) options.relay_threads = 2;
     options.relay_from = 0;
     EngineFixture fixture(options);
     fixture.add(0, "weights", 40 * k_mib);

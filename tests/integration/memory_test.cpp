@@ -128,6 +128,26 @@ TEST_CASE("Memory: a process retains what it is allowed to, and copies only what
     CHECK(host.tell("check_all") == "intact");
 }
 
+TEST_CASE("Memory: a settled process has host memory made ready, and its first sleep takes it", "[memory]") {
+    constexpr Bytes k_piece = 32 * k_mib;
+    Host host({"GPU_SLEEP_PREPARE=1", "GPU_SLEEP_SIM_POISON=0"});
+    host.tell(fmt::format("alloc weights {} 0", 2 * k_piece + k_mib));
+    host.tell("policy kv_cache discard 0");
+    host.tell(fmt::format("alloc kv_cache {} 0", 2 * k_piece));
+    const auto retained = [&] {
+        return host.command("gpu-ps", {"--json"}).json("/processes/0/report/retained_bytes");
+    };
+    CHECK(retained() == "0");
+    REQUIRE(becomes_true([&] { return retained() == std::to_string(2 * k_piece); }, Milliseconds(20'000)));
+    CHECK(host.tell("pinned") == std::to_string(2 * k_piece));
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    CHECK(host.tell("pinned") == std::to_string(2 * k_piece + k_mib));
+    CHECK(retained() == "0");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(retained() == std::to_string(2 * k_piece + k_mib));
+    CHECK(host.tell("check 0") == "intact");
+}
+
 TEST_CASE("Memory: a whole tag that is freed asleep gives all its host memory back at once", "[memory]") {
     constexpr Bytes k_each = 40 * k_mib;
     Host host({"GPU_SLEEP_SIM_POISON=0"});

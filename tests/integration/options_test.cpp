@@ -80,6 +80,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--check", flag()},
         {"--release-retained", flag()},
         {"--await", flag()}, // which is refused without --watch, and waits with it
+        {"--prepare", flag()},
         {"--release-gil", flag()},
         {"--keep-gil", flag()},
         {"--no-capture", flag()},

@@ -151,15 +151,16 @@ TEST_CASE("Run: the options are the agent's environment", "[run]") {
     const auto plain = environment_after({});
     CHECK(value_in(plain, "LD_PRELOAD") == agent_file());
     CHECK(value_in(plain, "GPU_SLEEP_CAPTURE") == "1");
-    for (const auto* name :
-         {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "RELEASE_GIL", "GATE", "RETAIN"})
+    for (const auto* name : {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "RELEASE_GIL",
+                             "GATE", "RETAIN", "PREPARE"})
         CHECK(value_in(plain, fmt::format("GPU_SLEEP_{}", name)) == "none");
 
     const Scratch scratch;
     std::ofstream(scratch.file("rules.json")) << R"({"rules": [{"library": "libx", "capture": false}]})";
-    const auto all = environment_after({"--name", "llama", "--tag=weights", "--min-size", "64KiB", "--rules",
-                                        scratch.file("rules.json"), "--on-touch", "wake", "--touch-limit",
-                                        "1.5s", "--release-gil", "--gate", "checked", "--retain", "2GiB"});
+    const auto all =
+        environment_after({"--name", "llama", "--tag=weights", "--min-size", "64KiB", "--rules",
+                           scratch.file("rules.json"), "--on-touch", "wake", "--touch-limit", "1.5s",
+                           "--release-gil", "--gate", "checked", "--retain", "2GiB", "--prepare"});
     CHECK(value_in(all, "GPU_SLEEP_NAME") == "llama");
     CHECK(value_in(all, "GPU_SLEEP_TAG") == "weights");
     CHECK(value_in(all, "GPU_SLEEP_MIN_SIZE") == "65536");
@@ -169,6 +170,7 @@ TEST_CASE("Run: the options are the agent's environment", "[run]") {
     CHECK(value_in(all, "GPU_SLEEP_RELEASE_GIL") == "1");
     CHECK(value_in(all, "GPU_SLEEP_GATE") == "checked");
     CHECK(value_in(all, "GPU_SLEEP_RETAIN") == "2147483648");
+    CHECK(value_in(all, "GPU_SLEEP_PREPARE") == "10");
 
     const auto none = environment_after({"--no-capture", "--keep-gil"});
     CHECK(value_in(none, "GPU_SLEEP_CAPTURE") == "0");

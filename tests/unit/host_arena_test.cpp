@@ -261,6 +261,24 @@ TEST_CASE("Host arena: all of it may come from a stock, and none of it", "[host_
     CHECK(preparer->wait(*arenas.front(), 0));
 }
 
+TEST_CASE("Host arena: a stock takes pieces of another", "[host_arena]") {
+    constexpr auto k_piece = HostArena::k_piece_bytes;
+    FakePinner pinner;
+    const auto first = HostArena::create_stock(&pinner);
+    auto second = HostArena::create_stock(&pinner);
+    for (auto* const stock : {first.get(), second.get(), second.get()}) REQUIRE(stock->grow());
+    auto* const last = second->piece(1).data();
+    first->absorb(*second, 1);
+    CHECK(first->bytes() == 2 * k_piece);
+    CHECK(first->populated_bytes() == 2 * k_piece);
+    CHECK(first->piece(1).data() == last);
+    CHECK(first->is_pinned(1));
+    CHECK(second->bytes() == k_piece);
+    second.reset();
+    CHECK(pinner.pinned == 2 * k_piece);
+    CHECK(test::is_populated(first->piece(1)));
+}
+
 TEST_CASE("Host arena: a stock that cannot grow stays as it is", "[host_arena]") {
     FakePinner pinner;
     auto stock = HostArena::create_stock(&pinner);

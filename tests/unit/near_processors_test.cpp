@@ -41,13 +41,18 @@ struct Device {
         std::filesystem::create_directories(devices / "0000:17:00.a");
         std::ofstream(devices / "0000:17:00.a" / "local_cpulist") << list;
         std::thread([&] {
-            has_moved = store::stay_near(bus_id, devices);
-            processors = numbers(processors_of_thread());
+            {
+                const store::StayNear near(bus_id, devices);
+                has_moved = near.has_moved();
+                processors = numbers(processors_of_thread());
+            }
+            afterwards = numbers(processors_of_thread());
         }).join();
     }
     test::Scratch scratch;
     bool has_moved = false;
     std::vector<int> processors;
+    std::vector<int> afterwards;
 };
 
 } // namespace
@@ -61,6 +66,7 @@ TEST_CASE("Near processors: a thread stays on those near the device", "[near_pro
         INFO(list);
         CHECK(device.has_moved);
         CHECK(device.processors == std::vector<int>{all.back()});
+        CHECK(device.afterwards == all);
     }
     CHECK(numbers(processors_of_thread()) == all);
 }

@@ -170,6 +170,25 @@ TEST_CASE("Retained: the program sets how much stays in host memory for the next
     CHECK(copies_of_next_sleep() == 0);
 }
 
+TEST_CASE("Prepared: the program has host memory made ready for its next sleep", "[api]") {
+    constexpr Bytes k_bytes = 64 * k_mib; // two pieces
+    const Gpu gpu(0);
+    const TaggedMemory weights("weights", k_bytes);
+    const auto contents = random_words(k_bytes, 5);
+    weights.write(contents);
+    const auto registrations = [] { return sim_live_objects().host_registrations; };
+    const auto before = registrations();
+    check(gpu_sleep_prepare());
+    for (int i = 0; i < 2000 && registrations() != before + 2; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    CHECK(registrations() == before + 2);
+    sim_reset_counts();
+    sleep();
+    CHECK(sim_calls("cuMemHostRegister") == 0);
+    wake();
+    CHECK(weights.read() == contents);
+}
+
 TEST_CASE("Devices: several sleep and wake at the same time", "[api]") {
     const Gpu first(0);
     const Gpu second(1);
