@@ -194,8 +194,8 @@ Bytes Contents::room_beside_retained(Bytes most) const noexcept {
 }
 
 Bytes Contents::room_to_prepare(Bytes most) const noexcept {
-    most = std::min(most, retained_limit_);
-    return most - std::min(most, retained());
+    const auto bound = std::min(retained_limit_, most);
+    return bound - std::min(bound, retained());
 }
 
 Result<std::unique_ptr<store::HostArena>> Contents::prepare_piece(int device) {
