@@ -69,12 +69,33 @@ std::optional<std::vector<GpuNeed>> read_file(int file) {
     return got > 0 ? parse({text.data(), static_cast<std::size_t>(got)}) : std::nullopt;
 }
 
+/// Of a process as this command's pid namespace numbers it.
+std::string name_of(const ProcessIdentity& process) {
+    return fmt::format("{}-{}-{}{}", process.pid, process.start_time, pid_namespace(), k_ending);
+}
+
+/// Removes what processes left that ended asleep, those of this pid namespace.
+void remove_leftovers(int directory) {
+    const auto names = names_in(directory, k_max_entries);
+    if (!names || pid_namespace() == 0) return;
+    for (const auto& name : *names) {
+        std::istringstream words(name);
+        ProcessIdentity process;
+        char dash = 0;
+        if (!(words >> process.pid >> dash >> process.start_time) || name != name_of(process)) continue;
+        const auto start = start_time_of(process.pid);
+        if (start ? *start != process.start_time : start.error().code == ErrorCode::no_process)
+            ::unlinkat(directory, name.c_str(), 0);
+    }
+}
+
 } // namespace
 
 Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Milliseconds timeout) {
-    const auto name = fmt::format("{}-{}{}", process.pid, process.start_time, k_ending);
+    const auto name = name_of({process.pid, process.start_time});
     auto directory = open_directory(::geteuid(), true);
     if (!directory) return failed(errno, "open", name);
+    remove_leftovers(directory.get());
     const auto deadline = Clock::now() + timeout;
     for (;;) {
         UniqueFd file(

@@ -23,9 +23,9 @@ struct GpuNeed {
     friend bool operator==(const GpuNeed&, const GpuNeed&) = default;
 };
 
-/// The file /tmp/gpu-sleep-UID/PID-STARTTIME.checkpoint of this user, locked while this lives: one command at
-/// a time is at work with a process. It stays while the process is checkpointed, and names the process beyond
-/// its end.
+/// The file /tmp/gpu-sleep-UID/PID-STARTTIME-NAMESPACE.checkpoint of this user, locked while this lives: one
+/// command at a time is at work with a process. It stays while the process is checkpointed, and names the
+/// process beyond its end.
 class CheckpointRecord {
 public:
     /// Makes the file if it is missing. Errors: io_failed, timed_out (another command has it).

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A machine with a program that has no agent, and the commands that have the driver put it to sleep.
+
+#pragma once
+
+#include "intercepted_host.hpp"
+
+#include "support/catch.hpp"
+#include "support/scratch.hpp"
+
+#include "base/process.hpp"
+
+#include <fmt/format.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <utility>
+
+namespace gpu_sleep::test {
+
+inline constexpr std::uint64_t k_device_bytes = std::uint64_t{64} << 20;
+
+/// The devices that the processes of a test share, and a program on them that has no agent.
+class Machine {
+public:
+    explicit Machine(Arguments variables = {})
+        : host(plain(std::move(variables))), piece(make_piece(host, "plain", k_piece_bytes)) {}
+
+    /// A program that has no agent.
+    [[nodiscard]] Launch plain(Arguments variables = {}) const {
+        auto launch = plain_launch(k_linked);
+        launch.environment.insert(launch.environment.end(), shared_.begin(), shared_.end());
+        launch.environment.insert(launch.environment.end(), variables.begin(), variables.end());
+        return launch;
+    }
+    /// `command` for the program; "sleep" is "gpu-sleep --engine driver".
+    [[nodiscard]] Launch launch(const std::string& command, Arguments arguments = {},
+                                Arguments variables = {}) const {
+        const auto pid = std::to_string(host.pid());
+        arguments.insert(arguments.begin(), {command_file(command == "sleep" ? "gpu-sleep" : command), pid});
+        if (command == "sleep") arguments.insert(arguments.end(), {"--engine", "driver"});
+        variables.insert(variables.end(), shared_.begin(), shared_.end());
+        return {std::move(arguments), std::move(variables)};
+    }
+    [[nodiscard]] Output command(const std::string& name, Arguments arguments = {},
+                                 Arguments variables = {}) const {
+        arguments.emplace_back("--json");
+        return run(launch(name, std::move(arguments), std::move(variables)));
+    }
+    /// Starts `command` with its driver's `call` delayed, and kills it once `done` is over, or else amid what
+    /// comes first.
+    void kill_amid(const std::string& command, const std::string& call, const std::string& done,
+                   const std::string& delay = "20s") const {
+        const auto trace = scratch_.file("trace");
+        std::filesystem::remove(trace);
+        Process process(launch(
+            command, {}, {"GPU_SLEEP_SIM_DELAY=" + call + ":" + delay, "GPU_SLEEP_SIM_TRACE=" + trace}));
+        const auto is_there = [&] {
+            std::ifstream file(trace);
+            return std::string(std::istreambuf_iterator<char>(file), {}).find(' ' + done + " 0 ") !=
+                   std::string::npos;
+        };
+        REQUIRE(becomes_true(is_there));
+        pause_for(Milliseconds(50)); // so that it is in the next call
+        process.signal(SIGKILL);
+        CHECK(process.wait() == 128 + SIGKILL);
+    }
+
+    /// The program's next call waits.
+    void expect_held() {
+        host.process().send("hash " + piece.number);
+        is_asked_ = true;
+        pause_for(Milliseconds(50));
+    }
+    /// The program works, and all is as before.
+    void expect_awake() {
+        if (std::exchange(is_asked_, false)) CHECK(host.process().read_line() == "ok " + piece.hash);
+        check_intact(host, piece);
+        CHECK(command("gpu-wake").status == 3); // nobody has anything to wake
+        CHECK_FALSE(has_record());
+    }
+
+    [[nodiscard]] std::string record() const {
+        const auto start = start_time_of(host.pid());
+        REQUIRE(start);
+        return fmt::format("{}/{}-{}-{}.checkpoint",
+                           std::filesystem::path(socket_file(host.pid())).parent_path().string(), host.pid(),
+                           *start, pid_namespace());
+    }
+    [[nodiscard]] bool has_record() const { return std::filesystem::exists(record()); }
+
+private:
+    Scratch scratch_;
+    Arguments shared_{"GPU_SLEEP_SIM_STATE=" + scratch_.file("devices"),
+                      "GPU_SLEEP_SIM_MEMORY=" + std::to_string(k_device_bytes)};
+    bool is_asked_ = false;
+
+public:
+    Host host;
+    Piece piece;
+};
+
+} // namespace gpu_sleep::test
