@@ -50,8 +50,8 @@ void add_request(CLI::App& app, model::SleepRequest& request, std::optional<Mill
         app, "--engine", "agent|driver|auto",
         [&engine](const std::string& word) {
             engine = word == "auto"     ? cli::Engine::automatic
-                           : word == "driver" ? cli::Engine::driver
-                                              : cli::Engine::agent;
+                     : word == "driver" ? cli::Engine::driver
+                                        : cli::Engine::agent;
         },
         "agent: as described here; driver: the CUDA driver's checkpoint, for a process that has no agent, "
         "to\n"
@@ -73,9 +73,8 @@ const std::string* contradiction(const model::SleepRequest& request) {
 bool asks_for_more(const model::SleepRequest& request) {
     return request.level != model::Level::keep || !request.tags.empty() || !request.keep.empty() ||
            !request.discard.empty() || request.require_refill || request.on_touch || request.gate ||
-           request.touch_limit || request.force || !request.stores.empty() ||
-           request.store_is_named || request.spill || request.copy_all || request.ignore_inhibitors ||
-           request.check_copies;
+           request.touch_limit || request.force || !request.stores.empty() || request.store_is_named ||
+           request.spill || request.copy_all || request.ignore_inhibitors || request.check_copies;
 }
 
 /// What is wrong with options that are good one by one, or nothing.

@@ -59,9 +59,10 @@ void add_level(CLI::App& app, model::Level& level) {
 }
 
 void add_stores(CLI::App& app, TypedStores& typed) {
-    app.add_option("--store", typed.stores,
-                   "Where contents go, also those of what sleeps already: host or file, or for some tags, as in\n"
-                   "weights=file,kv_cache=host")
+    app.add_option(
+           "--store", typed.stores,
+           "Where contents go, also those of what sleeps already: host or file, or for some tags, as in\n"
+           "weights=file,kv_cache=host")
         ->delimiter(',')
         ->allow_extra_args(false)
         ->type_name("STORE|TAG=STORE,...");

@@ -27,9 +27,9 @@ namespace {
 
 /// Gives work that waits, and that a checked gate lets through now, the time to pass.
 void let_work_through() {
-    constexpr Milliseconds k_pause{2};
+    constexpr Milliseconds k_window{2};
     const auto& gate = gate::Gate::instance();
-    if (gate.is_checked() && gate.waiting().held_now > 0) std::this_thread::sleep_for(k_pause);
+    if (gate.is_checked() && gate.waiting().held_now > 0) std::this_thread::sleep_for(k_window);
 }
 
 } // namespace

@@ -49,8 +49,7 @@ MemorySource::State MemorySource::state_of(const store::ChunkPlace& place, Chunk
     static_assert(codec::k_chunk_bytes % k_block_bytes == 0);
     const auto& part = parts_[place.extent];
     const auto found = guarded([&]() -> Result<void> {
-        chunk.memory =
-            part.from().batch->memory({part.from().at + place.offset, place.bytes}, chunk.buffer);
+        chunk.memory = part.from().batch->memory({part.from().at + place.offset, place.bytes}, chunk.buffer);
         return {};
     });
     if (!found) return State::no_memory;

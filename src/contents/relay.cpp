@@ -108,8 +108,9 @@ Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies, const s
             if (!content) return content.error();
             auto claim = claimer.take(place.bytes);
             if (!claim) return std::move(claim).error();
-            (*threads)->post([&source, &failure, &place, steps, arena = copy.arena, at = copy.at + place.offset,
-                              bytes = *content, held = *std::move(claim)](std::size_t) {
+            (*threads)->post([&source, &failure, &place, steps, arena = copy.arena,
+                              at = copy.at + place.offset, bytes = *content,
+                              held = *std::move(claim)](std::size_t) {
                 const model::StepClock::Timed timed(steps, model::Step::populate);
                 if (auto written = guarded([&] { return arena->write(at, bytes); }); !written)
                     failure.note(std::move(written).error());

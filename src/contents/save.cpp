@@ -336,7 +336,7 @@ Result<void> Save::mend(Transfer& transfer, Part& part, CopyCheck& check) const 
     part.has_overwritten = true;
     for (auto& item : part.items)
         item.overwrites |= std::any_of(damaged->begin(), damaged->end(),
-                                           [&](const Move& block) { return block.range == item.number; });
+                                       [&](const Move& block) { return block.range == item.number; });
     const std::vector<Move> blocks(damaged->begin(), damaged->end());
     GPU_SLEEP_TRY(blocks.front().place.batch->keeper().replace(transfer, blocks));
     GPU_SLEEP_TRY(transfer.wait());

@@ -31,8 +31,8 @@ class ArenaPreparer {
 public:
     /// Each piece is a claim, or, where there is plenty of memory, each few.
     struct Options : ClaimOptions {
-        unsigned threads = 8; ///< at most one per processor is started, and at least one
-        std::string near{};   ///< the PCI device that the memory is for; see StayNear
+        unsigned threads = 8;              ///< at most one per processor is started, and at least one
+        std::string near{};                ///< the PCI device that the memory is for; see StayNear
         model::StepClock* steps = nullptr; ///< counts populating, pinning and waits, if there is one
     };
 

@@ -14,8 +14,8 @@ namespace gpu_sleep::store {
 /// While it lives, the thread that has made it runs on processors near the PCI device `bus_id`
 /// ("0000:17:00.0"), as far as it may. Memory that the thread touches first then lies near the device, unless
 /// the process has a policy of its own for that. Does nothing where all processors are near, where that is
-/// not known or memory runs out, and for an empty `bus_id`. Source: sysfs-bus-pci ("local_cpulist"), cpuset(7) ("List format"),
-/// sched_setaffinity(2), numa(7).
+/// not known or memory runs out, and for an empty `bus_id`. Source: sysfs-bus-pci ("local_cpulist"),
+/// cpuset(7) ("List format"), sched_setaffinity(2), numa(7).
 class StayNear {
 public:
     explicit StayNear(const std::string& bus_id,

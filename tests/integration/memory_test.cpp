@@ -4,6 +4,7 @@
 // host.
 
 #include "address_limit.hpp"
+#include "anonymous_bytes.hpp"
 #include "control_group.hpp"
 #include "mentions.hpp"
 #include "shared_devices.hpp"
@@ -19,14 +20,6 @@ using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
-
-/// Memory of the process alone: the simulated devices are shared memory.
-Bytes anonymous_bytes(pid_t process) {
-    std::ifstream status(fmt::format("/proc/{}/status", process));
-    std::ostringstream text;
-    text << status.rdbuf();
-    return std::stoull(text.str().substr(text.str().find("RssAnon:") + 8)) * k_kib;
-}
 
 /// Host memory that holds contents of it, as it says.
 Bytes host_bytes(const Host& host) {

@@ -3,6 +3,7 @@
 // Moving what sleeps from host memory to files and back by the commands: what they say, how they end when
 // they are interrupted or killed, and what is left of a process that is.
 
+#include "anonymous_bytes.hpp"
 #include "mentions.hpp"
 #include "place.hpp"
 #include "support/host.hpp"
@@ -20,22 +21,6 @@
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using namespace std::chrono_literals;
-
-namespace {
-
-/// Resident memory of nobody's file, in bytes.
-std::size_t anonymous_bytes(pid_t process) {
-    std::ifstream status("/proc/" + std::to_string(process) + "/status");
-    for (std::string word; status >> word;) {
-        if (word != "RssAnon:") continue;
-        std::size_t kib = 0;
-        status >> kib;
-        return kib << 10U;
-    }
-    return 0;
-}
-
-} // namespace
 
 TEST_CASE("Move: a sleeper goes to files and back by tags, and every command says so", "[move]") {
     const Place place;

@@ -77,8 +77,18 @@ Report report_to_send() {
     report.state_seconds = 0.5;
     report.times = {1, 2, 4, 8, 16};
     report.tags = {tag_to_send(), TagReport()};
-    report.devices = {
-        {3, "H200", 0x31, 0x32, 0x33, 0x34, 0x35, 0x36, 0x37, 0x38, {1, 2, 4, 8, 16, 32, 64, 128, 256, 512}, 0x39}};
+    report.devices = {{3,
+                       "H200",
+                       0x31,
+                       0x32,
+                       0x33,
+                       0x34,
+                       0x35,
+                       0x36,
+                       0x37,
+                       0x38,
+                       {1, 2, 4, 8, 16, 32, 64, 128, 256, 512},
+                       0x39}};
     report.dropped_without_refill = {"a"};
     report.notes = {"n", ""};
     report.intercepts = true;
