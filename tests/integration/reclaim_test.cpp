@@ -195,7 +195,7 @@ TEST_CASE("Reclaim: who works again while it is put to sleep stays awake", "[rec
         CHECK(host.tell("calls").starts_with("1 1 ")); // it has heard that no sleep came
     }
     SECTION("while contents are moved") {
-        host.tell("delay cuMemcpyDtoHAsync 100000");
+        host.tell("delay cuMemcpyDtoHAsync 2000000");
         wait_until_idle(host);
         auto pass = host.start("gpu-reclaim", {"--idle", "10ms", "--json"});
         REQUIRE(becomes_true([&] { return moves_contents(host); }));
@@ -263,7 +263,7 @@ TEST_CASE("Reclaim: nobody waits for a program that holds sleeps back, or sleeps
     host.tell("hold");
     CHECK(reclaim(host).json(k_note) == "the program holds sleeps back (gpu_sleep_hold)");
     host.tell("resume");
-    host.tell("delay cuMemcpyDtoHAsync 100000");
+    host.tell("delay cuMemcpyDtoHAsync 2000000"); // longer than a busy machine takes for what follows
     auto sleep = host.start("gpu-sleep");
     REQUIRE(becomes_true([&] { return moves_contents(host); }));
     CHECK_THAT(reclaim(host).out, mentions("another sleep or wake of it is under way"));
