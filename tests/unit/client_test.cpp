@@ -55,7 +55,7 @@ private:
     test::FakeAgent agent_;
 };
 
-constexpr model::Progress k_release{model::Progress::Phase::release, 0, 0};
+const model::Progress k_release{model::Progress::Phase::release, 0, 0};
 
 /// A command that asks one agent and can be interrupted from the agent's script.
 class Interrupting {
