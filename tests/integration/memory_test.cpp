@@ -123,14 +123,17 @@ TEST_CASE("Memory: a process retains what it is allowed to, and copies only what
 
 TEST_CASE("Memory: a settled process has host memory made ready, and its first sleep takes it", "[memory]") {
     constexpr Bytes k_piece = 32 * k_mib;
-    Host host({"GPU_SLEEP_PREPARE=1", "GPU_SLEEP_SIM_POISON=0"});
+    constexpr Milliseconds k_settled{3'000};
+    Host host({"GPU_SLEEP_PREPARE=3", "GPU_SLEEP_SIM_POISON=0"});
+    const auto start = Clock::now();
     host.tell(fmt::format("alloc weights {} 0", 2 * k_piece + k_mib));
     host.tell("policy kv_cache discard 0");
     host.tell(fmt::format("alloc kv_cache {} 0", 2 * k_piece));
     const auto retained = [&] {
         return host.command("gpu-ps", {"--json"}).json("/processes/0/report/retained_bytes");
     };
-    CHECK(retained() == "0");
+    const auto at_first = retained();
+    if (Clock::now() - start < k_settled) CHECK(at_first == "0"); // a busy machine may take longer
     REQUIRE(becomes_true([&] { return retained() == std::to_string(2 * k_piece); }, Milliseconds(20'000)));
     CHECK(host.tell("pinned") == std::to_string(2 * k_piece));
     REQUIRE(host.command("gpu-sleep").status == 0);
