@@ -15,6 +15,8 @@ std::string_view advice_from(std::string_view program, ErrorCode code, bool has_
     // Do not advise to drop what is asleep because there is too little memory to wake it.
     if (program == "gpu-wake" && lacks_host_memory)
         return "free host memory, or raise the limit on that of the process, and wake it again";
+    // It has no --timeout.
+    if (program == "gpu-inhibit" && code == ErrorCode::timed_out) return "try again";
     // It reads files of whatever origin, and changes no process.
     if (program == "gpu-snapshot" && lacks_host_memory) return "free host memory";
     if (program == "gpu-snapshot" && code != ErrorCode::out_of_disk && code != ErrorCode::internal) return {};

@@ -44,6 +44,7 @@ std::string problem(const Options& options, bool has_command) {
     if (!has_command) return options.target.empty() ? "PID or COMMAND is missing" : "";
     if (!options.target.empty()) return "PID and COMMAND exclude each other";
     if (options.request.release) return "--release is for PID";
+    if (options.user) return "--user is for PID";
     return options.output.json ? "--json is for PID" : "";
 }
 

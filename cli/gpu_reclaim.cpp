@@ -72,8 +72,9 @@ Explained put_together(cli::Outcome outcome, const cli::Outcome& verdict) {
 int explain(const cli::CommandRun& operation) {
     constexpr Milliseconds k_patience{10'000};
     auto request = std::get<model::SleepRequest>(operation.request);
+    const auto patience = request.bounds_all ? request.timeout : k_patience;
     request.dry_run = true;
-    request.timeout = k_patience / 2; // to wait for another operation, or for one who holds sleeps back
+    request.timeout = patience / 2; // to wait for another operation, or for one who holds sleeps back
     cli::Finder finder;
     std::vector<cli::Outcome> outcomes[2];
     for (auto& answers : outcomes) {
@@ -85,7 +86,7 @@ int explain(const cli::CommandRun& operation) {
             [[maybe_unused]] const int written = cli::print_result(k_program, text); // it has failed anyway
             return traits(targets.error().code).exit_status;
         }
-        answers = cli::ask_each(finder, std::move(targets->reached), request, k_patience);
+        answers = cli::ask_each(finder, std::move(targets->reached), request, patience);
         std::move(targets->unreached.begin(), targets->unreached.end(), std::back_inserter(answers));
         request.only_if_idle.reset();
         request.ignore_inhibitors = true;

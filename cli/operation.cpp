@@ -189,6 +189,12 @@ bool is_withdrawn(const Outcome& outcome) noexcept {
     return error && error->code == ErrorCode::cancelled;
 }
 
+/// Whether it is a wake of tags, which the driver knows nothing of.
+bool wakes_tags(const CommandRun& operation) {
+    const auto* const wake = std::get_if<model::WakeRequest>(&operation.request);
+    return wake && (!wake->tags.empty() || !wake->order.empty());
+}
+
 /// The process that the driver is to be asked about, because it has no agent. `found` is what looking for
 /// agents came to, if there was a look. Errors: why the driver is not asked.
 Result<Process> choose_driver(const CommandRun& operation, Finder& finder, const Result<Targets>& found) {
@@ -209,12 +215,19 @@ Result<Process> choose_driver(const CommandRun& operation, Finder& finder, const
     if (operation.engine == Engine::automatic) return process;
     if (!is_sleep(operation)) {
         const auto state = state_by_driver(*process);
-        if (state && *state != driver::CheckpointState::running) return process;
+        const bool is_held = state && *state != driver::CheckpointState::running;
+        if (is_held && wakes_tags(operation))
+            return make_error(ErrorCode::invalid_argument,
+                              "process {} has no agent: the driver wakes all of it, and --tags and --order "
+                              "are for those that have one",
+                              title(*process));
+        if (is_held) return process;
         if (!state && state.error().code == ErrorCode::timed_out) return state.error();
         return found.error();
     }
     auto error = found.error();
-    error.message += "; or have the driver put it to sleep, slowly and as a whole, by --engine driver";
+    error.message +=
+        "; or have the driver put it to sleep, slowly and as a whole, by gpu-sleep --engine driver";
     return error;
 }
 

@@ -255,6 +255,8 @@ std::string headline(const Process& process, const Report& report) {
                            format_seconds(report.times.total));
     if (report.tags.empty())
         return fmt::format("{} holds no memory that could sleep; nothing to do\n", subject);
+    if (!report.changed && sleeps && report.state != State::asleep && !report.notes.empty())
+        return fmt::format("{} stays {}; nothing was changed:\n", subject, words_for(report.state));
     if (!report.changed)
         return fmt::format("{} is {} already, {}\n", subject, words_for(report.state),
                            report.notes.empty() ? "as asked; nothing to do" : "and nothing was changed:");

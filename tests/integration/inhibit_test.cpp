@@ -106,7 +106,8 @@ TEST_CASE("Inhibit: a command refuses for as long as it runs", "[inhibit]") {
 TEST_CASE("Inhibit: what cannot be meant is wrong usage", "[inhibit]") {
     for (const Arguments& words :
          {Arguments{}, Arguments{"--"}, Arguments{"1", "--", "true"}, Arguments{"--release", "--", "true"},
-          Arguments{"--json", "--", "true"}, Arguments{"--release", "--for", "1h", "1"}}) {
+          Arguments{"--json", "--", "true"}, Arguments{"--user", "root", "--", "true"},
+          Arguments{"--release", "--for", "1h", "1"}}) {
         Arguments command{command_file("gpu-inhibit")};
         command.insert(command.end(), words.begin(), words.end());
         CHECK(run({command}).status == 2);

@@ -192,6 +192,10 @@ TEST_CASE("Render: what was so already is said to be so", "[render]") {
     report.tags = {test::sample_weights()};
     CHECK(render_operation(listed_process(), report) ==
           "4242 python3 serve.py is awake already, as asked; nothing to do\n");
+    report.operation = model::Operation::sleep;
+    report.notes = {"it is at work"};
+    CHECK(render_operation(listed_process(), report) ==
+          "4242 python3 serve.py stays awake; nothing was changed:\n  it is at work\n");
 }
 
 TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[render]") {
@@ -230,6 +234,7 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     const auto error = make_error(ErrorCode::out_of_device_memory, "no");
     CHECK(render_error("gpu-wake", "wake 1", error, true) ==
           "gpu-wake: cannot wake 1: no; free GPU memory, or let gpu-wake try for longer than this --wait\n");
+    CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);
     CHECK(advice("gpu-wake", ErrorCode::damaged).find("gpu-sleep --tags TAG") != std::string::npos);
     for (const auto& row : all_errors())
         if (row.code != ErrorCode::internal && row.code != ErrorCode::out_of_disk)

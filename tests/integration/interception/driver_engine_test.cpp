@@ -71,6 +71,8 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
     CHECK(plain.status == 3);
     CHECK_THAT(plain.err, mentions("no agent") && mentions("--engine driver"));
     REQUIRE(machine.command("gpu-sleep", {"--engine", "auto"}).status == 0);
+    CHECK(machine.command("gpu-wake", {"--tags", "weights"}).status == 2);
+    CHECK(machine.command("gpu-wake", {"--order", "weights"}).status == 2);
     REQUIRE(machine.command("gpu-wake").status == 0);
     machine.expect_awake();
     CHECK(machine.command("sleep", {"--level", "2"}).status == 2);
