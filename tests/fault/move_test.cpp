@@ -310,7 +310,7 @@ TEST_CASE("Move: a move survives the failure of each kind of system call", "[mov
         FailingCall call;
         ErrorCode code;
     };
-    constexpr std::uint32_t k_populate = 23; // MADV_POPULATE_WRITE
+    static constexpr std::uint32_t k_populate = 23; // MADV_POPULATE_WRITE
     const auto failing = GENERATE(
         Failing{"no file can be made", Store::host, {SYS_openat, EACCES}, ErrorCode::not_permitted},
         Failing{"no file can be locked", Store::host, {SYS_flock, EIO}, ErrorCode::io_failed},
