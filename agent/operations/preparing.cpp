@@ -9,6 +9,7 @@
 #include "intercepted/contexts_lock.hpp"
 #include "operations/parts.hpp"
 
+#include <chrono>
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
@@ -75,7 +76,12 @@ bool prepare_some(Parts& parts) {
     const auto settled_after = preparation.settled_after.load();
     if (settled_after == Milliseconds(0) && !is_urgent) return false;
     if (!parts.memory.may_call_driver()) return false;
-    if (Clock::now() < preparation.next_look && !is_urgent) return false;
+    const auto early_by = preparation.next_look - Clock::now();
+    if (early_by > early_by.zero() && !is_urgent) {
+        parts.memory.tidy_within(
+            std::chrono::ceil<Milliseconds>(early_by)); // somebody else asked for this one
+        return false;
+    }
     const auto prepared = guarded([&]() -> Result<bool> {
         const auto device = look(parts);
         if (is_urgent) preparation.has_given_way = false;

@@ -317,3 +317,16 @@ TEST_CASE("Reclaim: a pass over 200 processes takes less than 0.2 s", "[reclaim]
     CHECK(pass.output.json("/processes/199/report/changed") == "true");
     CHECK(pass.seconds < 0.2); // the least of many: others may use the machine
 }
+
+TEST_CASE("Reclaim: that the GPU is asked about idleness does not end preparing", "[reclaim]") {
+    auto variables = intercepted();
+    variables.emplace_back("GPU_SLEEP_PREPARE=7"); // longer than until the GPU is asked
+    Host host(std::move(variables));
+    host.tell("alloc weights 67108864 0");
+    wait_until_idle(host);
+    const auto is_prepared = [&] {
+        return host.command("gpu-ps", {"--json"}).json("/processes/0/report/retained_bytes") == "67108864";
+    };
+    CHECK(becomes_true(is_prepared));
+    host.tell("check_all");
+}
