@@ -135,9 +135,9 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_separable(const char* tag, int sepa
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_set_retained(uint64_t bytes);
 
 /** Makes host memory ready, in the background, for what a sleep of level 1 would keep of the memory that is
- * allocated now, as `gpu-run --prepare` does once that has not changed for a while: the first sleep is then
- * as fast as later ones. What is ready counts as retained (see gpu_sleep_set_retained()), and is given back
- * like that. Since version 5. Errors: none of its own. */
+ * allocated now, as `gpu-run --prepare` does once that has not changed for a while: the first sleep need not
+ * wait for it. What is ready counts as retained (see gpu_sleep_set_retained()), and is given back like that.
+ * Since version 5. Errors: none of its own. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_prepare(void);
 
 /** Marks `bytes` from `pointer` on, a part of one allocation, as preserved at every level, even if the rest
