@@ -36,6 +36,7 @@ Save::Save(Contents& contents, SaveOptions options, std::size_t devices)
 }
 
 Save::~Save() {
+    for (auto* const batch : taken_back_) static_cast<void>(batch->retain()); // it has not begun
     for (auto& [device, part] : parts_) {
         for (auto& item : part.items) {
             if (item.overwrites && part.has_overwritten)
@@ -143,7 +144,7 @@ Save::Allowances Save::share_room() const {
     return allowances;
 }
 
-std::set<std::string> Save::unchanged_tags(const Part& part) const {
+std::set<std::string> Save::unchanged_tags(const Part& part) {
     struct Found {
         Batch* batch = nullptr;
         Bytes bytes = 0;
@@ -167,10 +168,13 @@ std::set<std::string> Save::unchanged_tags(const Part& part) const {
         });
     }
     std::set<std::string> unchanged;
-    for (const auto& [tag, found] : tags)
-        if (found.is_same && found.batch && found.batch->live() == found.bytes &&
-            found.batch->take_back(tag, options_))
-            unchanged.insert(tag);
+    for (const auto& [tag, found] : tags) {
+        if (!found.is_same || !found.batch || found.batch->live() != found.bytes) continue;
+        taken_back_.reserve(taken_back_.size() + 1);
+        if (!found.batch->take_back(tag, options_)) continue;
+        taken_back_.push_back(found.batch);
+        unchanged.insert(tag);
+    }
     return unchanged;
 }
 
@@ -251,6 +255,7 @@ Result<void> Save::begin() {
     // From here on their places may be written to, and nobody else may give them back.
     for (auto& [device, part] : parts_)
         for (auto& item : part.items) item.lent = contents_.lend(item.previous);
+    taken_back_.clear();
     return {};
 }
 

@@ -96,7 +96,7 @@ private:
     [[nodiscard]] Allowances share_room() const;
     /// Tags none of whose contents has changed since they were put in places that cannot be replaced one by
     /// one, and are still whole there.
-    [[nodiscard]] std::set<std::string> unchanged_tags(const Part& part) const;
+    [[nodiscard]] std::set<std::string> unchanged_tags(const Part& part);
     /// `allowance`: of the item's tag, less what the item takes of it.
     void lay_out(Part& part, int device, Item& item, bool is_unchanged, Bytes& allowance);
     [[nodiscard]] static Result<void> replace(Transfer& transfer, Part& part);
@@ -113,6 +113,7 @@ private:
     std::map<Number, KeptRange> ranges_;
     Batches batches_;
     Bytes spilled_ = 0;
+    std::vector<Batch*> taken_back_; ///< whose retained contents are to be used as they are; until begin()
 };
 
 } // namespace gpu_sleep::contents

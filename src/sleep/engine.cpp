@@ -244,10 +244,15 @@ Bytes Engine::forget_retained_beside(const model::SleepRequest& request) {
         for (const auto* backing : part.drop)
             if (!backing->preserved.empty()) add(*backing);
     }
+    // What lies in kept files takes no memory, and may be used as it is.
+    const auto is_in_the_way = [&](const ledger::Backing& backing) {
+        return !backing.is_asleep() && !used.contains(backing.kept.range) &&
+               contents_.find_retained(backing.kept.range) &&
+               contents_.bytes_in(model::Store::host, backing.kept.range) > 0;
+    };
     const auto before = contents_.retained();
     for (auto& [address, backing] : ledger_.backings())
-        if (!backing.is_asleep() && !used.contains(backing.kept.range))
-            contents_.forget(std::exchange(backing.kept, {}).range);
+        if (is_in_the_way(backing)) contents_.forget(std::exchange(backing.kept, {}).range);
     return before - contents_.retained();
 }
 

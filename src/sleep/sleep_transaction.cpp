@@ -74,7 +74,8 @@ Result<void> SleepTransaction::check_room() const {
     const auto needed = save_.needs(model::Store::host);
     if (!needed) return needed.error();
     const auto& options = contents_.options();
-    const auto room = options.room_for_contents(options.host_reserve);
+    auto room = options.room_for_contents(options.host_reserve);
+    for (const auto& device : devices_) room += std::min(~room, contents_.prepared(device.device));
     if (*needed <= room) return {};
     return make_error(ErrorCode::out_of_host_memory, "needs {} of host memory, and there is room for {}",
                       format_bytes(*needed), format_bytes(room));

@@ -3,6 +3,7 @@
 // What host memory has no room for goes to files, and no more: whole tags stay as far as they fit, then whole
 // blocks of one.
 
+#include "support/descriptors.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
@@ -146,6 +147,44 @@ TEST_CASE("Spill: what is retained needs no room, and what lies in files is not 
     CHECK(host.fixture.host_bytes() == 13 * k_mib);
     host.wake();
     CHECK(host.fixture.retained_bytes() == 13 * k_mib);
+}
+
+TEST_CASE("Spill: what was prepared for the device is room", "[spill]") {
+    constexpr auto k_piece = contents::Contents::k_prepared_piece;
+    Short host(2 * k_piece);
+    host.fixture.add(0, "large", k_piece + 2 * k_mib);
+    auto& contents = host.fixture.engine().contents();
+    const auto piece = contents.prepare_piece(0);
+    REQUIRE(piece);
+    contents.add_prepared(0, **piece);
+    g_space = 15 * k_mib - 1;
+    REQUIRE_FALSE(host.sleep(Spill::nothing));
+    CHECK(contents.prepared(0) == k_piece);
+    g_space = 15 * k_mib;
+    REQUIRE(host.sleep(Spill::nothing));
+    CHECK(contents.prepared(0) == 0);
+    CHECK(host.files() == 0);
+    host.wake();
+}
+
+TEST_CASE("Spill: a kept file that has not changed is used though host memory is short", "[spill]") {
+    g_space = 64 * k_mib;
+    Short host;
+    host.request.stores = {{"middle", Store::file}};
+    host.request.keep_files = true;
+    REQUIRE(host.sleep(Spill::nothing));
+    REQUIRE(host.fixture.wake());
+    CHECK(host.files() == 1);
+    g_space = 5 * k_mib;
+    REQUIRE_FALSE(host.sleep(Spill::nothing));
+    CHECK(host.fixture.file_bytes() == 0);
+    CHECK(descriptors_in(host.request.directory).empty()); // as it was left
+    CHECK(host.fixture.engine().forget_retained_beside(host.request) == 0);
+    model::Report report;
+    REQUIRE(host.sleep(Spill::rest, &report));
+    CHECK(report.devices[0].copied + report.devices[1].copied == 9 * k_mib); // all but middle
+    REQUIRE(host.fixture.wake());
+    CHECK(host.fixture.all_intact());
 }
 
 TEST_CASE("Spill: what lies in both stores moves to one of them", "[spill]") {
