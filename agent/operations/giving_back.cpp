@@ -24,8 +24,9 @@ namespace {
 /// How often the host's memory is looked at while something is retained.
 constexpr Milliseconds k_between_looks_at_host{500};
 
-/// Giving back holds up the program's calls of the driver while it lasts: launches came 70 times slower
-/// (tests/gpu/retained_test.cpp). So while the program may work it rests for so many times as long.
+/// Giving back, and pinning, hold up the program's calls of the driver while they last: launches came 70
+/// times slower (tests/gpu/retained_test.cpp). So while the program may work they rest for so many times as
+/// long.
 constexpr int k_rests = 100;
 constexpr Milliseconds k_longest_rest{100};
 
@@ -54,48 +55,68 @@ bool give_back_some(Parts& parts) {
     return parts.retired.has_waste();
 }
 
+bool is_any_awake(Parts& parts) {
+    const auto state = parts.status.state();
+    return state == model::State::awake || state == model::State::partial;
+}
+
+/// Whether it is not yet time for more: then it is asked for once it is.
+bool rests(Parts& parts) {
+    const auto now = Clock::now();
+    if (now >= parts.next_giving_back) return false;
+    // Earlier looks go past it.
+    parts.memory.tidy_within(std::chrono::ceil<Milliseconds>(parts.next_giving_back - now));
+    return true;
+}
+
+/// Rests from what began at `start`.
+void rest_from(Parts& parts, Clock::time_point start) {
+    const auto end = Clock::now();
+    const auto rest = std::min<Clock::duration>(k_rests * (end - start), k_longest_rest);
+    parts.next_giving_back = end + rest;
+    parts.memory.tidy_within(std::chrono::ceil<Milliseconds>(rest));
+}
+
 /// Gives a little back. False when nothing is left, or there is time: then it asks to be called again.
 bool give_back_in_time(Parts& parts) {
     if (!parts.memory.may_call_driver()) return false;
     // While all sleeps somebody else may have locked the driver: what can wait does.
-    const auto state = parts.status.state();
-    const bool is_any_awake = state == model::State::awake || state == model::State::partial;
-    if (intercepts() && is_any_awake) {
+    const bool is_awake = is_any_awake(parts);
+    if (intercepts() && is_awake) {
         intercepted::give_back_due();
         parts.idle.ask(parts.memory.api());
     }
     parts.gives_back_at_once |= retained_gives_way(parts);
     parts.retired.collect();
+    if (is_awake && !parts.gives_back_at_once && rests(parts)) return false;
     const auto start = Clock::now();
-    if (is_any_awake && !parts.gives_back_at_once && start < parts.next_giving_back) {
-        parts.memory.tidy_within(
-            std::chrono::ceil<Milliseconds>(parts.next_giving_back - start)); // earlier looks go past it
-        return false;
-    }
     if (!give_back_some(parts)) {
         parts.gives_back_at_once = false;
         return false;
     }
-    if (!is_any_awake || parts.gives_back_at_once) return true;
-    const auto end = Clock::now();
-    const auto rest = std::min<Clock::duration>(k_rests * (end - start), k_longest_rest);
-    parts.next_giving_back = end + rest;
-    parts.memory.tidy_within(std::chrono::ceil<Milliseconds>(rest));
+    if (!is_awake || parts.gives_back_at_once) return true;
+    rest_from(parts, start);
     return false;
 }
 
-/// Pins a little of what a sleep has left to be pinned. False when nothing is left.
+/// Pins a little of what a sleep has left to be pinned. False when nothing is left, or there is time: then it
+/// asks to be called again.
 bool pin_some(Parts& parts) {
     if (!parts.memory.may_call_driver()) return false;
     auto* const batch =
         parts.memory.with_lock([](const LockedMemory& locked) { return locked.find_unpinned(); });
     if (!batch) return false;
+    const bool is_awake = is_any_awake(parts);
+    if (is_awake && rests(parts)) return false;
+    const auto start = Clock::now();
     const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
     if (contexts)
         static_cast<void>(batch->pin_some()); // freed meanwhile, it lives until this thread reaps it
     else
         std::this_thread::sleep_for(Milliseconds(1));
-    return true;
+    if (!is_awake) return true;
+    rest_from(parts, start);
+    return false;
 }
 
 } // namespace

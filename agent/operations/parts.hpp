@@ -31,7 +31,7 @@ struct Parts {
     torch::TorchTrim torch_trim; ///< used by one operation at a time
     Preparation preparation;
     Clock::time_point next_look_at_host{}; ///< for what is retained; on the operations thread
-    Clock::time_point next_giving_back{};  ///< of a little, while the program works; likewise
+    Clock::time_point next_giving_back{};  ///< or pinning, of a little, while the program works; likewise
     bool gives_back_at_once = false;       ///< the host is short of memory; likewise
     /// Called before the gate stays shut: has the agent hear of the process's end before all others.
     void (*const come_first_at_exit)() noexcept;

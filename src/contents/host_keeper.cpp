@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Copying between the device and arenas, which are made ready piece by piece meanwhile, and giving arenas
 // back. New contents are relayed where that is faster: to pin memory takes longer than to copy, and is then
-// done after the sleep, or by the copies that come first.
+// done after the sleep, or by the copies that come first; unless it is much, which is relayed back.
 
 #include "contents/host_keeper.hpp"
 
@@ -77,6 +77,13 @@ Result<void> for_each_part(const HostCopy& copy, Part&& part) {
                     span.bytes);
     });
     return done;
+}
+
+Bytes unpinned_bytes(const store::HostArena& arena) noexcept {
+    Bytes sum = 0;
+    for (std::size_t i = 0; i < arena.piece_count(); ++i)
+        if (!arena.is_pinned(i)) sum += arena.piece(i).size();
+    return sum;
 }
 
 } // namespace
@@ -300,16 +307,32 @@ Result<void> HostKeeper::replace(Transfer& transfer, std::span<const Move> block
 }
 
 Result<void> HostKeeper::give(Transfer& transfer, std::span<const Move> blocks, Failures& /*failures*/) {
+    std::vector<HostCopy> relayed;
+    const store::HostArena* reached = nullptr; // neighbours lie in one, as a rule
+    bool relays = false;
     for (const auto& copy : joined(blocks)) {
+        if (std::exchange(reached, copy.arena) != copy.arena) {
+            // Nothing is pinned meanwhile, so all calls of a wake see the same.
+            relays = unpinned_bytes(*copy.arena) >= std::max<Bytes>(1, transfer.options.relay_from);
+            if (relays) {
+                const auto prepared = prepare_to_relay_back(transfer);
+                if (!prepared) return prepared.error();
+                relays = *prepared;
+            }
+        }
         const auto part = [&](std::size_t piece, driver::DeviceAddress to, const std::byte* from,
                               Bytes bytes) -> Result<void> {
+            if (relays && !copy.arena->is_pinned(piece)) {
+                relayed.push_back({{to, bytes}, copy.arena, copy.at + (to - copy.device.address)});
+                return {};
+            }
             copy.arena->pin(piece); // where that is still to be done
             GPU_SLEEP_TRY(transfer.session.copy_to_device(to, from, bytes));
             return transfer.queued(bytes);
         };
         GPU_SLEEP_TRY(for_each_part(copy, part));
     }
-    return {};
+    return relayed.empty() ? Result<void>() : relay_back(transfer, relayed);
 }
 
 Result<void> HostKeeper::take_over(Relay& relay, Batch& batch, std::span<const Carried> parts) {

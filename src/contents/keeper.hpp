@@ -12,6 +12,7 @@
 #include "driver/device_session.hpp"
 #include "model/model.hpp"
 #include "store/snapshot_directory.hpp"
+#include "store/thread_pool.hpp"
 
 #include <cstddef>
 #include <filesystem>
@@ -35,6 +36,8 @@ struct Transfer {
     store::Pinner& pinner;
     Options options;                    ///< for this device
     std::unique_ptr<Staging> staging{}; ///< made when the first keeper needs it
+    /// That move contents to the staging; made likewise. Between calls of keepers they have nothing to do.
+    std::unique_ptr<store::ThreadPool> movers{};
 
     /// Waits for copies that still use the staging.
     ~Transfer();
@@ -217,7 +220,8 @@ public:
     [[nodiscard]] virtual std::string_view where() const noexcept = 0;
     /// Whether what was found damaged may be put right from outside, so that a wake is worth another try.
     [[nodiscard]] virtual bool is_mendable() const noexcept = 0;
-    /// Whether give() only queues copies. It is then called for what is mapped while more is being mapped.
+    /// Whether give() only queues copies, and waits for no more than host memory. It is then called for what
+    /// is mapped while more is being mapped.
     [[nodiscard]] virtual bool gives_at_once() const noexcept = 0;
     /// Whether replace() may write to places of contents that are retained, block by block. Where it may not,
     /// a tag's contents are used as they are if none has changed.

@@ -33,11 +33,12 @@ struct Options {
     /// Host memory that may hold contents of what is awake, for the next sleep. 0: a wake gives all back.
     Bytes retained = 0;
     Bytes (*room_for_retained)() = contents::room_for_retained; ///< asked at each wake, and now and then
-    /// Threads that move contents on to host memory that is pinned only afterwards, for each device. 0: it is
-    /// pinned first.
+    /// Threads that move contents on to host memory that is pinned only afterwards, for each device, and back
+    /// if that is still to be done. 0: it is pinned first.
     unsigned relay_threads = default_relay_threads();
-    Bytes relay_from = 2 * k_gib; ///< new contents of a device: less than that is not relayed
-    unsigned check_threads = 32;  ///< that read copies in host memory, for each device
+    /// New contents of a device, or what of a batch is not pinned: less than that is not relayed.
+    Bytes relay_from = 2 * k_gib;
+    unsigned check_threads = 32; ///< that read copies in host memory, for each device
     Bytes (*room_for_contents)(Bytes reserve) = contents::room_for_contents; ///< asked where files may help
 };
 

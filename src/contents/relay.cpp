@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// From the device to a ring, and from there to where it is kept.
+// From the device to a ring, and from there to where it is kept; and back.
 
 #include "contents/relay.hpp"
 
@@ -10,6 +10,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -79,6 +82,74 @@ private:
     std::shared_ptr<store::HostClaim> claim_;
 };
 
+/// Chunks on their way from host memory to the ring and on to the device, in order.
+class WayBack {
+public:
+    explicit WayBack(Transfer& transfer) : transfer_(transfer), staging_(*transfer.staging) {}
+    WayBack(const WayBack&) = delete;
+    WayBack& operator=(const WayBack&) = delete;
+    /// Waits for the threads.
+    ~WayBack() {
+        for (const auto& chunk : chunks_) wait_for(chunk);
+    }
+
+    /// Begins with a chunk, after those that it does not follow at once were queued.
+    [[nodiscard]] Result<void> add(driver::DeviceAddress to, std::span<const std::byte> from) {
+        // Half of the ring is being filled, and half copied from.
+        while (chunks_.size() >= (staging_.slots() + 1) / 2) GPU_SLEEP_TRY(deliver());
+        const auto slot = staging_.next();
+        GPU_SLEEP_TRY(transfer_.session.wait(staging_.copied(slot)));
+        auto& chunk = chunks_.emplace_back(Chunk{to, from, slot}); // it stays where it is
+        auto posted = guarded([&]() -> Result<void> {
+            transfer_.movers->post([this, &chunk](std::size_t) { fill(chunk); });
+            return {};
+        });
+        if (!posted) chunks_.pop_back();
+        return posted;
+    }
+    /// Queues the rest.
+    [[nodiscard]] Result<void> finish() {
+        while (!chunks_.empty()) GPU_SLEEP_TRY(deliver());
+        return {};
+    }
+
+private:
+    struct Chunk {
+        driver::DeviceAddress to = 0;
+        std::span<const std::byte> from;
+        std::size_t slot = 0;
+        bool is_filled = false; ///< guarded by mutex_
+    };
+
+    void fill(Chunk& chunk) noexcept {
+        std::memcpy(staging_.slot(chunk.slot), chunk.from.data(), chunk.from.size());
+        // Notified with the lock held: the chunk may go as soon as this is seen.
+        const std::lock_guard lock(mutex_);
+        chunk.is_filled = true;
+        filled_.notify_one();
+    }
+    void wait_for(const Chunk& chunk) {
+        const model::StepClock::Timed timed(&transfer_.session.steps(), model::Step::copy);
+        std::unique_lock lock(mutex_);
+        filled_.wait(lock, [&] { return chunk.is_filled; });
+    }
+    [[nodiscard]] Result<void> deliver() {
+        const auto& chunk = chunks_.front();
+        wait_for(chunk);
+        const auto bytes = chunk.from.size();
+        GPU_SLEEP_TRY(transfer_.session.copy_to_device(chunk.to, staging_.slot(chunk.slot), bytes));
+        GPU_SLEEP_TRY(transfer_.session.set(staging_.copied(chunk.slot)));
+        chunks_.pop_front();
+        return transfer_.queued(bytes); // and heeds a withdrawal
+    }
+
+    Transfer& transfer_;
+    Staging& staging_;
+    std::mutex mutex_;
+    std::condition_variable filled_;
+    std::deque<Chunk> chunks_; ///< this thread alone adds and removes
+};
+
 } // namespace
 
 Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies, const store::ClaimOptions& claims) {
@@ -122,6 +193,43 @@ Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies, const s
     };
     return with_staging(transfer.staging, transfer.session, transfer.pinner, slots, transfer.options,
                         transfer.progress, move_all);
+}
+
+Result<bool> prepare_to_relay_back(Transfer& transfer) {
+    auto& options = transfer.options;
+    if (options.relay_threads == 0) return false;
+    if (transfer.staging && transfer.movers) return true;
+    const store::StayNear near(transfer.session.bus_id()); // as will what this thread makes
+    const auto make = [&]() -> Result<bool> {
+        if (!transfer.staging) {
+            const auto slots = Staging::slots_for(options.staging / codec::k_chunk_bytes, false, options);
+            if (slots <= Staging::k_min_slots) return false; // pinning is faster
+            auto staging = Staging::create(transfer.pinner, slots, options, transfer.progress);
+            if (!staging) return std::move(staging).error();
+            transfer.staging = *std::move(staging);
+        }
+        auto movers = store::ThreadPool::start("gpu-sleep-move", options.relay_threads);
+        if (!movers) return std::move(movers).error();
+        transfer.movers = *std::move(movers);
+        return true;
+    };
+    auto made = guarded(make);
+    const bool is_short = !made && (made.error().code == ErrorCode::out_of_host_memory ||
+                                    made.error().code == ErrorCode::out_of_threads);
+    if (is_short) made = false;
+    if (made && !*made) options.relay_threads = 0;
+    return made;
+}
+
+Result<void> relay_back(Transfer& transfer, std::span<const HostCopy> copies) {
+    WayBack way(transfer);
+    for (const auto& copy : copies) {
+        const std::span<const std::byte> all(copy.arena->at(copy.at), copy.device.bytes);
+        for (Bytes at = 0; at < all.size(); at += codec::k_chunk_bytes)
+            GPU_SLEEP_TRY(way.add(copy.device.address + at,
+                                  all.subspan(at, std::min(codec::k_chunk_bytes, all.size() - at))));
+    }
+    return way.finish();
 }
 
 } // namespace gpu_sleep::contents

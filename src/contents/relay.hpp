@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Copying from the device to host memory that is not pinned. Internal to this module.
+// Copying between the device and host memory that is not pinned. Internal to this module.
 
 #pragma once
 
@@ -25,5 +25,16 @@ struct HostCopy {
 /// cancelled, timed_out.
 [[nodiscard]] Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies,
                                  const store::ClaimOptions& claims);
+
+/// Makes what relay_back() needs, if it is not there yet. Returns false where there is no memory or there are
+/// no threads for it: then it is not tried again in this transfer, and the memory is pinned first. Errors:
+/// cancelled, timed_out, driver_failed, context_lost.
+[[nodiscard]] Result<bool> prepare_to_relay_back(Transfer& transfer);
+
+/// Makes `copies`, each of which lies in one piece of its arena: Options::relay_threads move the contents to
+/// a ring of pinned memory, and the device copies from there. Once this returns, whatever it returns, no
+/// thread works on it any more, and copies from the ring are queued. Errors: cancelled, timed_out,
+/// driver_failed, context_lost, out_of_host_memory.
+[[nodiscard]] Result<void> relay_back(Transfer& transfer, std::span<const HostCopy> copies);
 
 } // namespace gpu_sleep::contents

@@ -39,6 +39,8 @@ public:
     [[nodiscard]] std::byte* slot(std::size_t index) const noexcept;
     /// When the last copy from or to the slot has passed: it must not be used before, whoever copied.
     [[nodiscard]] driver::DeviceSession::Point& copied(std::size_t slot) noexcept { return copied_[slot]; }
+    /// The slot whose turn it is, for whoever fills them in turn.
+    [[nodiscard]] std::size_t next() noexcept { return next_++ % slots(); }
     /// Chunks that may be on their way at a time: fewer than there are slots, so that the next one always has
     /// one.
     [[nodiscard]] std::size_t ahead() const noexcept { return slots() - 1; }
@@ -51,6 +53,7 @@ private:
 
     std::unique_ptr<store::HostArena> arena_;
     std::vector<driver::DeviceSession::Point> copied_; ///< of each slot
+    std::size_t next_ = 0;
 };
 
 /// Runs `job(staging)` with a ring of `slots`, if there is none yet, which stays for the next job. When host

@@ -49,7 +49,7 @@ std::optional<cpu_set_t> parse_list(std::string_view text) {
 
 } // namespace
 
-StayNear::StayNear(const std::string& bus_id, const std::filesystem::path& devices) noexcept {
+StayNear::StayNear(const std::string& bus_id, const char* devices) noexcept {
     if (!bus_id.empty()) ignoring_errors([&] { move_near(bus_id, devices); });
 }
 

@@ -18,8 +18,7 @@ namespace gpu_sleep::store {
 /// cpuset(7) ("List format"), sched_setaffinity(2), numa(7).
 class StayNear {
 public:
-    explicit StayNear(const std::string& bus_id,
-                      const std::filesystem::path& devices = "/sys/bus/pci/devices") noexcept;
+    explicit StayNear(const std::string& bus_id, const char* devices = "/sys/bus/pci/devices") noexcept;
     StayNear(const StayNear&) = delete;
     StayNear& operator=(const StayNear&) = delete;
     ~StayNear();

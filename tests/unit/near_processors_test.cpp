@@ -42,7 +42,7 @@ struct Device {
         std::ofstream(devices / "0000:17:00.a" / "local_cpulist") << list;
         std::thread([&] {
             {
-                const store::StayNear near(bus_id, devices);
+                const store::StayNear near(bus_id, devices.c_str());
                 has_moved = near.has_moved();
                 processors = numbers(processors_of_thread());
             }
