@@ -214,9 +214,10 @@ Result<Report> SleepOperation::carry_out() {
     asleep_before_ = parts_.memory.asleep_bytes();
     auto done = move_contents();
     const bool has_slept = report_.changed;
-    parts_.preparation.has_slept |= has_slept;
+    const bool has_moved_alone = scope_ == sleep::Engine::Scope::sleepers;
+    parts_.preparation.has_slept |= has_slept && !has_moved_alone;
     if (done) done = pass_without_moving();
-    if (has_slept) parts_.idle.note_sleep();
+    if (has_slept && !has_moved_alone) parts_.idle.note_sleep();
     // Who looks for idle memory leaves as it is what sleeps already.
     if (done && (has_slept || !request_.only_if_idle)) apply_to_sleepers();
     // Whoever moves contents wants their room, at once.
