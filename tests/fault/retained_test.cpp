@@ -4,7 +4,9 @@
 // retained past a wake, and everything that may happen to them meanwhile.
 
 #include "support/engine_fixture.hpp"
+#include "support/sanitized.hpp"
 #include "support/scratch.hpp"
+#include "support/skip.hpp"
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -428,6 +430,7 @@ TEST_CASE("Retained: what is kept is out of reach, asleep and awake", "[retained
 
 TEST_CASE("Retained: contents that cannot be reached again fail a wake or a sleep, and nothing is lost",
           "[retained]") {
+    if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
     EngineFixture fixture(retaining());
     const auto weights = fixture.add(0, "weights", 4 * k_mib);
     fixture.add(1, "weights", 2 * k_mib);
