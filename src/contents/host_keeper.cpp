@@ -267,15 +267,12 @@ Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batche
                     {{source.memory.address + (part.offset - source.at), part.bytes}, arena, part.offset});
             });
     }
-    store::ArenaPreparer::Options options;
-    options.threads = transfer.options.fill_threads;
-    options.reserve = transfer.options.host_reserve;
-    options.steps = &transfer.session.steps();
-    options.patience = transfer.progress.host_patience();
-    options.near = transfer.session.bus_id();
-    const store::ClaimOptions claims = options;
-    auto preparer =
-        store::ArenaPreparer::start(relays ? std::vector<store::HostArena*>() : arenas, std::move(options));
+    store::ClaimOptions claims;
+    claims.reserve = transfer.options.host_reserve;
+    claims.patience = transfer.progress.host_patience();
+    auto preparer = store::ArenaPreparer::start(
+        relays ? std::vector<store::HostArena*>() : arenas,
+        {claims, transfer.options.fill_threads, transfer.session.bus_id(), &transfer.session.steps()});
     if (!preparer) return std::move(preparer).error();
     for (const auto& copy : direct) {
         const auto part = [&](std::size_t piece, driver::DeviceAddress from, std::byte* to,
