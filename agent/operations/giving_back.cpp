@@ -24,9 +24,9 @@ namespace {
 /// How often the host's memory is looked at while something is retained.
 constexpr Milliseconds k_between_looks_at_host{500};
 
-/// Giving back, and pinning, hold up the program's calls of the driver while they last: launches came 70
-/// times slower (tests/gpu/retained_test.cpp). So while the program may work they rest for so many times as
-/// long.
+/// Giving back, pinning and preparing hold up the program's calls of the driver while they last: launches
+/// came 70 times slower (tests/gpu/retained_test.cpp). So while the program may work they rest for so many
+/// times as long.
 constexpr int k_rests = 100;
 constexpr Milliseconds k_longest_rest{100};
 
@@ -99,24 +99,31 @@ bool give_back_in_time(Parts& parts) {
     return false;
 }
 
-/// Pins a little of what a sleep has left to be pinned. False when nothing is left, or there is time: then it
-/// asks to be called again.
+/// Does a little of `work`, which returns whether it has. False when there was nothing, or there is time:
+/// then it asks to be called again.
+template <class Work>
+bool do_in_time(Parts& parts, Work&& work) {
+    const bool is_awake = is_any_awake(parts);
+    if (is_awake && rests(parts)) return false;
+    const auto start = Clock::now();
+    if (!work(parts)) return false;
+    if (!is_awake) return true;
+    rest_from(parts, start);
+    return false;
+}
+
+/// Pins a little of what a sleep has left to be pinned. False when nothing is left.
 bool pin_some(Parts& parts) {
     if (!parts.memory.may_call_driver()) return false;
     auto* const batch =
         parts.memory.with_lock([](const LockedMemory& locked) { return locked.find_unpinned(); });
     if (!batch) return false;
-    const bool is_awake = is_any_awake(parts);
-    if (is_awake && rests(parts)) return false;
-    const auto start = Clock::now();
     const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
     if (contexts)
         static_cast<void>(batch->pin_some()); // freed meanwhile, it lives until this thread reaps it
     else
         std::this_thread::sleep_for(Milliseconds(1));
-    if (!is_awake) return true;
-    rest_from(parts, start);
-    return false;
+    return true;
 }
 
 } // namespace
@@ -136,7 +143,7 @@ void give_back_retired(Parts& parts) noexcept {
 }
 
 bool tidy(Parts& parts) {
-    return give_back_in_time(parts) || pin_some(parts) || prepare_some(parts);
+    return give_back_in_time(parts) || do_in_time(parts, pin_some) || do_in_time(parts, prepare_some);
 }
 
 bool give_back_files(Parts& parts) {

@@ -15,7 +15,7 @@
 namespace gpu_sleep::agent::operations {
 
 /// Counts, and takes no time where the program works: now and then somebody compares how many touches have
-/// passed the gate. Only when they stand still is the GPU asked, once it has found it idle no more. So what
+/// passed the gate. Only when they stand still is the GPU asked, and no more once it was found idle. So what
 /// it says is late by up to two such looks, and never early. Thread-safe.
 class IdleWatch {
 public:

@@ -93,7 +93,7 @@ bool prepare_some(Parts& parts) {
         if (!contexts) return false;
         const auto piece = parts.memory.prepare_piece(*device, k_margin);
         if (piece) {
-            preparation.prepared += 1; // the next look counts
+            preparation.prepared += contents::Contents::k_prepared_piece;
             return true;
         }
         log::debug("no host memory is prepared for now: {}", piece.error().message);

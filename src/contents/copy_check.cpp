@@ -13,6 +13,14 @@
 
 namespace gpu_sleep::contents {
 
+bool is_as_sealed(const driver::FingerprintKey& key, const std::byte* memory, Bytes bytes,
+                  const driver::Fingerprint& seal) noexcept {
+    const driver::FingerprintBlock block{reinterpret_cast<std::uintptr_t>(memory), bytes};
+    driver::Fingerprint found;
+    driver::fingerprint_on_host(key, &block, &found, 1);
+    return found == seal;
+}
+
 Result<std::unique_ptr<CopyCheck>> CopyCheck::start(std::vector<Copy> copies, unsigned threads) {
     constexpr std::size_t k_at_once = 32; // 3 ms
     const auto key = driver::process_fingerprint_key();
@@ -39,10 +47,7 @@ void CopyCheck::check(std::size_t first, std::size_t count) noexcept {
             const auto& copy = copies_[i];
             const auto bytes = copy.device.bytes;
             const auto* const memory = copy.place.batch->memory({copy.place.at, bytes}, buffer);
-            const driver::FingerprintBlock block{reinterpret_cast<std::uintptr_t>(memory), bytes};
-            driver::Fingerprint found;
-            driver::fingerprint_on_host(key_, &block, &found, 1);
-            if (found != copy.seal) damaged.push_back(copy);
+            if (!is_as_sealed(key_, memory, bytes, copy.seal)) damaged.push_back(copy);
         }
         return {};
     });

@@ -18,6 +18,10 @@
 
 namespace gpu_sleep::contents {
 
+/// Whether a block at `memory` in host memory is what its seal says. Thread-safe.
+[[nodiscard]] bool is_as_sealed(const driver::FingerprintKey& key, const std::byte* memory, Bytes bytes,
+                                const driver::Fingerprint& seal) noexcept;
+
 /// Takes the fingerprints of copies on threads of its own, while other work goes on.
 class CopyCheck {
 public:

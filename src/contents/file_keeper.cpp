@@ -7,7 +7,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "contents/memory_relay.hpp"
+#include "contents/handover.hpp"
 #include "store/host_memory.hpp"
 #include "store/snapshot_reader.hpp"
 
@@ -194,31 +194,32 @@ Result<void> FileKeeper::write(Transfer& transfer, FileBatch& batch) {
     return write(batch, source, options);
 }
 
-Result<void> FileKeeper::take_over(Relay& relay, Batch& batch, std::span<const Carried> parts) {
+Result<void> FileKeeper::take_over(Handover& handover, Batch& batch, std::span<const Carried> parts) {
     auto& file = static_cast<FileBatch&>(batch);
     for (const auto& part : parts) GPU_SLEEP_TRY(part.from().batch->unprotect());
     std::vector<store::SnapshotExtent> extents;
     file.describe(extents);
     store::SnapshotWriteOptions options;
-    options.memory.reserve = relay.options.host_reserve;
-    GPU_SLEEP_TRY(with_buffers(relay.options, [&](Bytes buffer_bytes) {
+    options.memory.reserve = handover.options.host_reserve;
+    GPU_SLEEP_TRY(with_buffers(handover.options, [&](Bytes buffer_bytes) {
         options.buffer_bytes = buffer_bytes;
         options.under_way = static_cast<std::size_t>(buffer_bytes / codec::k_chunk_bytes);
-        auto source = MemorySource::create(parts, extents, relay.progress);
+        auto source = MemorySource::create(parts, extents, handover.progress);
         return source ? write(file, **source, options) : std::move(source).error();
     }));
     file.sources_ = {};
     return {};
 }
 
-Result<void> FileKeeper::fetch(Relay& relay, std::span<const Fetched> parts, const MakeReady& make_ready) {
+Result<void> FileKeeper::fetch(Handover& handover, std::span<const Fetched> parts,
+                               const MakeReady& make_ready) {
     std::map<FileBatch*, std::vector<Fetched>> files;
     for (const auto& part : parts) files[static_cast<FileBatch*>(part.from.batch)].push_back(part);
-    for (const auto& [file, wanted] : files) GPU_SLEEP_TRY(fetch_from(relay, *file, wanted, make_ready));
+    for (const auto& [file, wanted] : files) GPU_SLEEP_TRY(fetch_from(handover, *file, wanted, make_ready));
     return {};
 }
 
-Result<void> FileKeeper::fetch_from(Relay& relay, FileBatch& batch, std::span<const Fetched> parts,
+Result<void> FileKeeper::fetch_from(Handover& handover, FileBatch& batch, std::span<const Fetched> parts,
                                     const MakeReady& make_ready) {
     auto& snapshot = *batch.snapshot_;
     GPU_SLEEP_TRY(snapshot.file.hold());
@@ -235,9 +236,9 @@ Result<void> FileKeeper::fetch_from(Relay& relay, FileBatch& batch, std::span<co
             options.extents.push_back(extent);
         }
     }
-    return with_buffers(relay.options, [&](Bytes buffer_bytes) {
+    return with_buffers(handover.options, [&](Bytes buffer_bytes) {
         options.buffer_bytes = buffer_bytes;
-        MemorySink sink(memory, make_ready, relay.progress);
+        MemorySink sink(memory, make_ready, handover.progress);
         return reader->read(sink, options);
     });
 }

@@ -64,8 +64,9 @@ public:
     [[nodiscard]] Result<void> take(Transfer& transfer, std::span<Batch* const> batches) override;
     [[nodiscard]] Result<void> give(Transfer& transfer, std::span<const Move> blocks,
                                     Failures& failures) override;
-    [[nodiscard]] Result<void> take_over(Relay& relay, Batch& batch, std::span<const Carried> parts) override;
-    [[nodiscard]] Result<void> fetch(Relay& relay, std::span<const Fetched> parts,
+    [[nodiscard]] Result<void> take_over(Handover& handover, Batch& batch,
+                                         std::span<const Carried> parts) override;
+    [[nodiscard]] Result<void> fetch(Handover& handover, std::span<const Fetched> parts,
                                      const MakeReady& make_ready) override;
 
 private:
@@ -74,7 +75,7 @@ private:
                                             const store::SnapshotWriteOptions& options);
     [[nodiscard]] static Result<void> write(Transfer& transfer, FileBatch& batch);
     /// Brings `parts`, all of one file.
-    [[nodiscard]] static Result<void> fetch_from(Relay& relay, FileBatch& batch,
+    [[nodiscard]] static Result<void> fetch_from(Handover& handover, FileBatch& batch,
                                                  std::span<const Fetched> parts, const MakeReady& make_ready);
     /// Brings the extents that hold `blocks`, all of one file, to the device. `chunks`: of the longest file,
     /// for they share the ring.

@@ -270,15 +270,18 @@ Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batche
     store::ClaimOptions claims;
     claims.reserve = transfer.options.host_reserve;
     claims.patience = transfer.progress.host_patience();
-    auto preparer = store::ArenaPreparer::start(
-        relays ? std::vector<store::HostArena*>() : arenas,
-        {claims, transfer.options.fill_threads, transfer.session.bus_id(), &transfer.session.steps()});
-    if (!preparer) return std::move(preparer).error();
+    std::unique_ptr<store::ArenaPreparer> preparer;
+    if (!relays) {
+        auto started =
+            store::ArenaPreparer::start(arenas, {claims, transfer.options.fill_threads,
+                                                 transfer.session.bus_id(), &transfer.session.steps()});
+        if (!started) return std::move(started).error();
+        preparer = *std::move(started);
+    }
     for (const auto& copy : direct) {
         const auto part = [&](std::size_t piece, driver::DeviceAddress from, std::byte* to,
                               Bytes bytes) -> Result<void> {
-            if (!relays)
-                GPU_SLEEP_TRY((*preparer)->wait(*copy.arena, piece, [&] { return transfer.look(); }));
+            if (preparer) GPU_SLEEP_TRY(preparer->wait(*copy.arena, piece, [&] { return transfer.look(); }));
             GPU_SLEEP_TRY(transfer.session.copy_to_host(to, from, bytes));
             return transfer.queued(bytes); // and heeds a withdrawal
         };
@@ -332,16 +335,16 @@ Result<void> HostKeeper::give(Transfer& transfer, std::span<const Move> blocks, 
     return relayed.empty() ? Result<void>() : relay_back(transfer, relayed);
 }
 
-Result<void> HostKeeper::take_over(Relay& relay, Batch& batch, std::span<const Carried> parts) {
+Result<void> HostKeeper::take_over(Handover& handover, Batch& batch, std::span<const Carried> parts) {
     auto& host = static_cast<HostBatch&>(batch);
     const auto& arena = host.arena();
-    const auto preparer = store::ArenaPreparer::start({&host.arena()}, filling(relay.options));
+    const auto preparer = store::ArenaPreparer::start({&host.arena()}, filling(handover.options));
     if (!preparer) return preparer.error();
     const auto make_ready = [&](std::span<const std::byte> memory) {
         Result<void> ready;
         const auto offset = static_cast<Bytes>(memory.data() - arena.data());
         for_each_piece({offset, memory.size()}, [&](std::size_t piece, Span) {
-            if (ready) ready = (*preparer)->wait(arena, piece, [&] { return relay.progress.add(0); });
+            if (ready) ready = (*preparer)->wait(arena, piece, [&] { return handover.progress.add(0); });
         });
         return ready;
     };
@@ -350,7 +353,7 @@ Result<void> HostKeeper::take_over(Relay& relay, Batch& batch, std::span<const C
         const std::span<std::byte> to(arena.data() + host.sources_[i].at, parts[i].bytes);
         wanted[&parts[i].from().batch->keeper()].push_back({parts[i].from(), to});
     }
-    for (const auto& [keeper, fetched] : wanted) GPU_SLEEP_TRY(keeper->fetch(relay, fetched, make_ready));
+    for (const auto& [keeper, fetched] : wanted) GPU_SLEEP_TRY(keeper->fetch(handover, fetched, make_ready));
     host.sources_ = {};
     return {};
 }

@@ -96,7 +96,8 @@ public:
     [[nodiscard]] Result<void> replace(Transfer& transfer, std::span<const Move> blocks) override;
     [[nodiscard]] Result<void> give(Transfer& transfer, std::span<const Move> blocks,
                                     Failures& failures) override;
-    [[nodiscard]] Result<void> take_over(Relay& relay, Batch& batch, std::span<const Carried> parts) override;
+    [[nodiscard]] Result<void> take_over(Handover& handover, Batch& batch,
+                                         std::span<const Carried> parts) override;
 
     /// Host memory that was made ready for the device, and that no contents have taken yet.
     [[nodiscard]] Bytes prepared(int device) const noexcept;

@@ -42,7 +42,7 @@ Result<void> Keeper::replace(Transfer& /*transfer*/, std::span<const Move> /*blo
     return make_error(ErrorCode::internal, "contents in {} cannot be replaced", where());
 }
 
-Result<void> Keeper::fetch(Relay& /*relay*/, std::span<const Fetched> /*parts*/,
+Result<void> Keeper::fetch(Handover& /*handover*/, std::span<const Fetched> /*parts*/,
                            const MakeReady& /*make_ready*/) {
     return make_error(ErrorCode::internal, "contents in {} lie in memory", where());
 }

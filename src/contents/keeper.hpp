@@ -51,7 +51,7 @@ struct Transfer {
 };
 
 /// A move of contents from one store to another, without a device. For one thread.
-struct Relay {
+struct Handover {
     ProgressCounter& progress;
     Options options;
 };
@@ -251,12 +251,12 @@ public:
     /// begun: parts[i] is what was added as the i-th. They are whole and flushed once it returns; they stay
     /// where they were, too. Errors: out_of_host_memory, out_of_disk, io_failed, not_permitted, damaged (what
     /// was kept, which the message names), cancelled, timed_out.
-    [[nodiscard]] virtual Result<void> take_over(Relay& relay, Batch& batch,
+    [[nodiscard]] virtual Result<void> take_over(Handover& handover, Batch& batch,
                                                  std::span<const Carried> parts) = 0;
     /// Brings `parts`, all of this keeper, to host memory, each once `make_ready` has said that it can be
     /// written to. Only keepers whose contents lie in no memory (Batch::memory()). Errors: as take_over(),
     /// those of `make_ready`.
-    [[nodiscard]] virtual Result<void> fetch(Relay& relay, std::span<const Fetched> parts,
+    [[nodiscard]] virtual Result<void> fetch(Handover& handover, std::span<const Fetched> parts,
                                              const MakeReady& make_ready);
 
     /// Brings `blocks`, all of this keeper, to the device: they are there once the session was synchronized.

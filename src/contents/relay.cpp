@@ -93,7 +93,7 @@ public:
         for (const auto& chunk : chunks_) wait_for(chunk);
     }
 
-    /// Begins with a chunk, after those that it does not follow at once were queued.
+    /// Begins with a chunk. Where half of the ring is being filled, waits for the oldest and queues its copy.
     [[nodiscard]] Result<void> add(driver::DeviceAddress to, std::span<const std::byte> from) {
         // Half of the ring is being filled, and half copied from.
         while (chunks_.size() >= (staging_.slots() + 1) / 2) GPU_SLEEP_TRY(deliver());

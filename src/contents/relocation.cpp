@@ -79,9 +79,9 @@ Result<void> Relocation::begin() {
 }
 
 Result<void> Relocation::carry(ProgressCounter& progress) {
-    Relay relay{progress, contents_.options()};
+    Handover handover{progress, contents_.options()};
     for (auto& [key, target] : targets_)
-        GPU_SLEEP_TRY(target.batch->keeper().take_over(relay, *target.batch, target.parts));
+        GPU_SLEEP_TRY(target.batch->keeper().take_over(handover, *target.batch, target.parts));
     return {};
 }
 

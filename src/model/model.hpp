@@ -180,7 +180,7 @@ struct TagReport {
 
 /// A kind of work that a sleep or a wake consists of.
 enum class Step : std::uint8_t {
-    populate = 0,    ///< giving pages to host memory
+    populate = 0,    ///< giving pages to host memory; where contents are relayed, writing them there, too
     pin = 1,         ///< making them page-locked
     await_host = 2,  ///< a copy's wait for host memory that is being populated and pinned
     fingerprint = 3, ///< taking or comparing fingerprints

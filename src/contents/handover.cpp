@@ -2,9 +2,10 @@
 // Copyright the gpu-sleep authors.
 // Checking what is in host memory ahead of the writer, and reading straight to where contents will lie.
 
-#include "contents/memory_relay.hpp"
+#include "contents/handover.hpp"
 
 #include "base/guard.hpp"
+#include "contents/copy_check.hpp"
 #include "driver/fingerprint_key.hpp"
 
 #include <cstdint>
@@ -55,11 +56,8 @@ MemorySource::State MemorySource::state_of(const store::ChunkPlace& place, Chunk
     if (!found) return State::no_memory;
     const auto* block = &part.blocks[place.offset / k_block_bytes];
     for (Bytes at = 0; at < place.bytes; at += k_block_bytes, ++block) {
-        const driver::FingerprintBlock piece{reinterpret_cast<std::uint64_t>(chunk.memory + at),
-                                             std::min<Bytes>(k_block_bytes, place.bytes - at)};
-        driver::Fingerprint print;
-        driver::fingerprint_on_host(*key_, &piece, &print, 1);
-        if (print != block->seal) return State::damaged;
+        const auto bytes = std::min<Bytes>(k_block_bytes, place.bytes - at);
+        if (!is_as_sealed(*key_, chunk.memory + at, bytes, block->seal)) return State::damaged;
     }
     return State::whole;
 }
