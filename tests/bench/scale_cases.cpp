@@ -5,6 +5,8 @@
 #include "bench/sleep_cases.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <string>
 
 namespace gpu_sleep::bench {
 namespace {
@@ -110,6 +112,29 @@ Result<void> measure_work(Bench& bench) {
     return {};
 }
 
+/// Waits until the agent has prepared host memory for `bytes`. The program launches meanwhile: the seconds
+/// that a launch takes go to `launches`. Returns how long it took.
+Result<double> wait_until_prepared(const Bench& bench, Subject& subject, Bytes bytes,
+                                   std::vector<double>& launches) {
+    constexpr std::chrono::seconds k_patience{180};
+    constexpr Bytes k_piece = 32 * k_mib;
+    const auto start = Clock::now();
+    bytes -= bytes % k_piece;
+    Bytes held = 0;
+    for (; Clock::now() - start < k_patience; bench.pause()) {
+        const auto now = subject.retained_bytes();
+        if (!now) return now.error();
+        if (*now >= bytes) return std::chrono::duration<double>(Clock::now() - start).count();
+        const bool is_preparing = *now > held;
+        held = *now;
+        const auto launch = subject.launch(bench.count(100'000));
+        if (!launch) return launch.error();
+        if (is_preparing) launches.push_back(*launch);
+    }
+    return make_error(ErrorCode::internal, "{} of {} are prepared after three minutes", format_bytes(held),
+                      format_bytes(bytes));
+}
+
 /// Wakes of two processes in turn, of which one retains nothing.
 Result<void> measure_wakes(Bench& bench) {
     auto retaining = Subject::start();
@@ -205,6 +230,54 @@ Result<void> measure_level_2(Bench& bench) {
 Result<void> measure_retained(Bench& bench) {
     GPU_SLEEP_TRY(measure_work(bench));
     return measure_wakes(bench);
+}
+
+Result<void> measure_prepared(Bench& bench) {
+    const auto sizes = bench.scaled(large_model());
+    std::vector<Timed> slept[2];
+    std::vector<Timed> woken[2];
+    std::vector<double> launches[2];
+    std::vector<double> preparing;
+    for (unsigned i = 0; i < std::min(2U, bench.settings().first_sleeps); ++i)
+        for (const bool is_prepared : {false, true}) {
+            auto subject = is_prepared ? Subject::start({"GPU_SLEEP_PREPARE=1"}) : Subject::start();
+            if (!subject) return std::move(subject).error();
+            GPU_SLEEP_TRY(subject->hold("weights", k_offload, sizes));
+            if (is_prepared) {
+                const auto took =
+                    wait_until_prepared(bench, *subject, bench.total(large_model()), launches[1]);
+                if (!took) return took.error();
+                preparing.push_back(*took);
+            }
+            for (unsigned round = 0; !is_prepared && round < 5; ++round) {
+                const auto launch = subject->launch(bench.count(100'000));
+                if (!launch) return launch.error();
+                if (round > 0) launches[0].push_back(*launch); // the first ones warm up
+            }
+            GPU_SLEEP_TRY(bench.sleep(*subject, slept[is_prepared]));
+            GPU_SLEEP_TRY(bench.wake(*subject, woken[is_prepared]));
+        }
+    const std::string names[] = {"8B model, nothing prepared", "8B model, host memory prepared"};
+    auto& figures = bench.figures();
+    for (const bool is_prepared : {false, true}) {
+        const auto& name = names[is_prepared];
+        bench.add_times(name + ": first sleep", slept[is_prepared], {}, bench.link().to_host);
+        bench.add_times(name + ": wake after it", woken[is_prepared], {}, bench.link().to_device);
+        bench.add_breakdown(name + ": first sleep", slept[is_prepared]);
+        for (auto& launch : launches[is_prepared]) launch *= 1e6;
+    }
+    figures.add({names[1] + ": preparing took", "s", preparing, {}, {}});
+    bench.add_ratio("8B model: first sleep, prepared / not", names[1] + ": first sleep",
+                    names[0] + ": first sleep", {});
+    if (launches[1].empty()) {
+        figures.note("nothing was launched while host memory was prepared: that took no time");
+        return {};
+    }
+    figures.add({"awake, a launch: nothing prepared", "us", launches[0], {}, {}});
+    figures.add({"awake, a launch: while host memory is prepared", "us", launches[1], {}, {}});
+    bench.add_ratio("awake, a launch: while prepared / not", "awake, a launch: while host memory is prepared",
+                    "awake, a launch: nothing prepared", {});
+    return {};
 }
 
 Result<void> measure_devices(Bench& bench) {

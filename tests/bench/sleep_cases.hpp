@@ -102,6 +102,7 @@ struct Case {
 [[nodiscard]] Result<void> measure_level_2(Bench& bench);
 [[nodiscard]] Result<void> measure_footprint(Bench& bench);
 [[nodiscard]] Result<void> measure_retained(Bench& bench);
+[[nodiscard]] Result<void> measure_prepared(Bench& bench);
 [[nodiscard]] Result<void> measure_devices(Bench& bench);
 /// So many bytes, and so many ranges: one point each of how times grow.
 [[nodiscard]] Result<void> measure_size(Bench& bench, Bytes bytes);

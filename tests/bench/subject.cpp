@@ -193,10 +193,20 @@ Result<Timed> Subject::run(std::string_view command, std::vector<std::string> ar
     return timed;
 }
 
-Result<Bytes> Subject::host_bytes() const {
+Result<Bytes> Subject::reported(std::string_view field) const {
     const auto done = run_command("gpu-ps", {});
     if (!done) return done.error();
-    return Json::parse(done->out).at("/processes/0/report/host_bytes"_json_pointer).get<Bytes>();
+    return Json::parse(done->out)
+        .at(Json::json_pointer(fmt::format("/processes/0/report/{}", field)))
+        .get<Bytes>();
+}
+
+Result<Bytes> Subject::host_bytes() const {
+    return reported("host_bytes");
+}
+
+Result<Bytes> Subject::retained_bytes() const {
+    return reported("retained_bytes");
 }
 
 Result<Bytes> Subject::resident_bytes() const {

@@ -87,6 +87,8 @@ public:
     [[nodiscard]] Result<Timed> wake(std::vector<std::string> arguments = {}) const;
     /// Host memory that the agent holds for contents now, as it says.
     [[nodiscard]] Result<Bytes> host_bytes() const;
+    /// Host memory that it holds besides, for the next sleep, as it says.
+    [[nodiscard]] Result<Bytes> retained_bytes() const;
 
     /// Memory of the host that the process has, without what it shares: the simulated driver keeps device
     /// memory there. Source: proc_pid_smaps_rollup(5), proc_pid_status(5).
@@ -101,6 +103,7 @@ private:
     [[nodiscard]] Result<test::Output> run_command(std::string_view command,
                                                    std::vector<std::string> arguments) const;
     [[nodiscard]] Result<Timed> run(std::string_view command, std::vector<std::string> arguments) const;
+    [[nodiscard]] Result<Bytes> reported(std::string_view field) const;
 
     test::Process server_;
 };
