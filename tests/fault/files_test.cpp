@@ -5,14 +5,13 @@
 #include "store/snapshot.hpp"
 #include "support/descriptors.hpp"
 #include "support/engine_fixture.hpp"
+#include "support/files_of.hpp"
 #include "support/scratch.hpp"
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <string>
-#include <system_error>
 #include <vector>
 
 using namespace gpu_sleep;
@@ -22,14 +21,6 @@ using model::State;
 namespace {
 
 namespace fs = std::filesystem;
-
-std::multiset<std::string> endings_in(const fs::path& directory) {
-    std::multiset<std::string> endings;
-    std::error_code ignored;
-    for (const auto& file : fs::directory_iterator(directory, ignored))
-        endings.insert(file.path().extension());
-    return endings;
-}
 
 /// Three tags on two devices, and a request to keep them in files that stay.
 struct KeptFiles {
@@ -45,18 +36,6 @@ struct KeptFiles {
     EngineFixture fixture;
     model::SleepRequest request = level(1);
 };
-
-/// Changes a byte in the middle of every file in the directory, or changes it back.
-void turn_a_byte(const fs::path& directory) {
-    for (const auto& file : fs::directory_iterator(directory)) {
-        std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
-        const auto at = static_cast<std::streamoff>(fs::file_size(file.path()) / 2);
-        stream.seekg(at);
-        const auto byte = static_cast<char>(stream.get() ^ 0x40);
-        stream.seekp(at);
-        stream.put(byte);
-    }
-}
 
 } // namespace
 
@@ -215,7 +194,7 @@ TEST_CASE(
     request.store = model::Store::file;
     request.directory = scratch.file("sleep");
     REQUIRE(fixture.sleep(request));
-    turn_a_byte(request.directory);
+    turn_a_bit_in_each(request.directory);
     REQUIRE_FALSE(fixture.wake());
     CHECK(fixture.state() == State::damaged);
     const auto row = fixture.ledger().report().front();
@@ -226,7 +205,7 @@ TEST_CASE(
     model::Report report;
     REQUIRE(fixture.sleep(request, &report));
     CHECK_FALSE(report.changed);
-    turn_a_byte(request.directory);
+    turn_a_bit_in_each(request.directory);
     REQUIRE(fixture.wake());
     const auto bytes = fixture.read(weights);
     CHECK(std::equal(bytes.begin() + k_mib, bytes.begin() + 3 * k_mib,

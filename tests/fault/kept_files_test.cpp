@@ -5,12 +5,12 @@
 
 #include "support/engine_fixture.hpp"
 #include "support/failing_call.hpp"
+#include "support/files_of.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
 #include <sys/syscall.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <filesystem>
@@ -39,18 +39,8 @@ struct ThreeFiles {
         request.directory = scratch.file("sleep");
     }
 
-    [[nodiscard]] std::vector<fs::path> files() const {
-        std::vector<fs::path> files;
-        std::error_code ignored;
-        for (const auto& file : fs::directory_iterator(request.directory, ignored)) files.push_back(file);
-        std::sort(files.begin(), files.end());
-        return files;
-    }
-    [[nodiscard]] std::multiset<std::string> endings() const {
-        std::multiset<std::string> endings;
-        for (const auto& file : files()) endings.insert(file.extension());
-        return endings;
-    }
+    [[nodiscard]] std::vector<fs::path> files() const { return files_in(request.directory); }
+    [[nodiscard]] std::multiset<std::string> endings() const { return endings_in(request.directory); }
 
     /// Asks that the files of the sleeper stay. Returns the notes of the report.
     std::vector<std::string> ask_to_keep() {

@@ -6,12 +6,11 @@
 #include "base/guard.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/failing_new.hpp"
+#include "support/files_of.hpp"
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
-#include <filesystem>
 #include <iterator>
-#include <system_error>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -34,12 +33,10 @@ struct Sleeper {
         return request;
     }
     [[nodiscard]] bool is_in(Store store) {
-        std::error_code ignored;
-        const std::filesystem::directory_iterator files(scratch.file("sleep"), ignored);
-        const auto count = std::distance(begin(files), end(files));
+        const auto count = files_in(scratch.file("sleep")).size();
         const bool is_file = store == Store::file;
         return fixture.state() == State::asleep && (fixture.host_bytes() == 0) == is_file &&
-               (fixture.file_bytes() == 0) != is_file && count == (is_file ? 2 : 0);
+               (fixture.file_bytes() == 0) != is_file && count == (is_file ? 2U : 0U);
     }
     /// Runs the move with the `call`-th allocation failing. Sets whether there was one.
     [[nodiscard]] Result<void> move_to(Store store, int call, bool& reached) {

@@ -7,6 +7,7 @@
 #include "support/descriptors.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/failing_call.hpp"
+#include "support/files_of.hpp"
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
@@ -17,11 +18,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <random>
 #include <string>
-#include <system_error>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -82,11 +80,7 @@ struct Sleeper {
                bytes_in(is_file ? Store::host : Store::file) == 0 && (fixture.host_bytes() == 0) == is_file &&
                (fixture.file_bytes() > 0) == is_file && files() == (is_file ? 3U : 0U);
     }
-    [[nodiscard]] std::size_t files() const {
-        std::error_code ignored;
-        const fs::directory_iterator all(scratch.file("sleep"), ignored);
-        return static_cast<std::size_t>(std::distance(begin(all), end(all)));
-    }
+    [[nodiscard]] std::size_t files() const { return files_in(scratch.file("sleep")).size(); }
     /// Wakes it, and looks at every byte.
     void check_whole() {
         REQUIRE(fixture.wake());
@@ -114,18 +108,6 @@ struct Sleeper {
     EngineFixture fixture;
     sim_live awake{};
 };
-
-/// Turns a bit in the middle of each file, or turns it back.
-void turn_bits(const fs::path& directory) {
-    for (const auto& file : fs::directory_iterator(directory)) {
-        std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
-        const auto at = static_cast<std::streamoff>(fs::file_size(file.path()) / 2);
-        stream.seekg(at);
-        const auto byte = static_cast<char>(stream.get() ^ 0x40);
-        stream.seekp(at);
-        stream.put(byte);
-    }
-}
 
 } // namespace
 
@@ -216,7 +198,7 @@ TEST_CASE("Move: what is damaged stays where it is, with its name, and so does a
     }
     SECTION("in files") {
         Sleeper sleeper(Store::file);
-        turn_bits(sleeper.scratch.file("sleep"));
+        turn_a_bit_in_each(sleeper.scratch.file("sleep"));
         const auto moved = sleeper.move();
         REQUIRE_FALSE(moved);
         CHECK(moved.error().code == ErrorCode::damaged);
@@ -230,7 +212,7 @@ TEST_CASE("Move: what is damaged stays where it is, with its name, and so does a
             REQUIRE(sleeper.move(&report));
             CHECK_FALSE(report.changed);
         }
-        turn_bits(sleeper.scratch.file("sleep"));
+        turn_a_bit_in_each(sleeper.scratch.file("sleep"));
         sleeper.check_whole();
     }
 }
@@ -245,9 +227,9 @@ TEST_CASE("Move: files that are to be kept stay when their contents move to host
     CHECK(report.notes.empty());
     REQUIRE(sleeper.move_back());
     CHECK(sleeper.files() == 3);
-    for (const auto& file : fs::directory_iterator(sleeper.scratch.file("sleep"))) {
-        CHECK(file.path().extension() == ".kept");
-        fs::remove(file.path());
+    for (const auto& file : files_in(sleeper.scratch.file("sleep"))) {
+        CHECK(file.extension() == ".kept");
+        fs::remove(file);
     }
     CHECK(sleeper.is_in(Store::host));
     sleeper.check_whole();

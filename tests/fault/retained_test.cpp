@@ -1,79 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // A sleep costs what changed since the last one, and a range what is in it: blocks of zeros, blocks that are
-// retained past a wake, and everything that may happen to them meanwhile.
+// retained past a wake, and what may happen to the ranges meanwhile.
 
-#include "support/engine_fixture.hpp"
-#include "support/sanitized.hpp"
+#include "fault/retaining.hpp"
 #include "support/scratch.hpp"
-#include "support/skip.hpp"
-
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <filesystem>
-#include <limits>
 #include <random>
-#include <tuple>
+#include <string>
+#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
-
-namespace {
-
-sleep::Engine::Options retaining(Bytes most = std::numeric_limits<Bytes>::max()) {
-    sleep::Engine::Options options{2, 0};
-    options.retained = most;
-    return options;
-}
-
-/// What a sleep kept, stored and copied, on all devices.
-struct Costs {
-    Bytes kept = 0, stored = 0, copied = 0;
-    friend bool operator==(const Costs&, const Costs&) = default;
-    friend std::ostream& operator<<(std::ostream& out, const Costs& costs) {
-        return out << costs.kept << " kept, " << costs.stored << " stored, " << costs.copied << " copied";
-    }
-};
-
-Costs sleep_at(EngineFixture& fixture, const model::SleepRequest& request = level(1)) {
-    model::Report report;
-    REQUIRE(fixture.sleep(request, &report));
-    Costs costs;
-    for (const auto& device : report.devices) {
-        costs.kept += device.kept;
-        costs.stored += device.stored;
-        costs.copied += device.copied;
-    }
-    return costs;
-}
-
-/// What the host has room for, for retained contents.
-Bytes g_room = 0;
-
-/// Whether the kernel finds what is kept of the allocation out of reach of the process.
-bool is_out_of_reach(EngineFixture& fixture, std::size_t allocation) {
-    const auto number = fixture.ledger().find(fixture.allocations()[allocation].address)->kept.range;
-    const auto& place = fixture.engine().contents().at(number).blocks.front().place;
-    const auto& batch = dynamic_cast<const contents::HostBatch&>(*place.batch);
-    std::array<int, 2> pipe{};
-    REQUIRE(::pipe(pipe.data()) == 0);
-    const bool is_refused = ::write(pipe[1], batch.arena().data() + place.at, 1) == -1 && errno == EFAULT;
-    for (const int end : pipe) ::close(end);
-    return is_refused;
-}
-
-void wake(EngineFixture& fixture) {
-    REQUIRE(fixture.wake());
-    CHECK(fixture.all_intact());
-    CHECK(sim_fault_counts().illegal_accesses == 0);
-}
-
-} // namespace
 
 TEST_CASE("Retained: a later sleep copies the blocks that changed, and no others", "[retained]") {
     EngineFixture fixture(retaining());
@@ -212,45 +154,6 @@ TEST_CASE("Retained: preserved spans are used again while they are the same", "[
     CHECK(fixture.retained_bytes() == 2 * k_mib + 1024);
 }
 
-TEST_CASE("Retained: no more than the budget, and less when that is asked for", "[retained]") {
-    EngineFixture fixture(retaining(5 * k_mib));
-    fixture.add(0, "weights", 4 * k_mib);
-    fixture.add(0, "kv_cache", 4 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
-    CHECK(fixture.retained_bytes() == 4 * k_mib);
-    static_cast<void>(fixture.shrink());
-    CHECK(fixture.host_bytes() == 4 * k_mib);
-    CHECK(sleep_at(fixture).copied == 4 * k_mib);
-    wake(fixture);
-    CHECK(fixture.engine().contents().trim_retained(3 * k_mib) == 4 * k_mib);
-    CHECK(fixture.retained_bytes() == 0);
-    CHECK(sleep_at(fixture).copied == 8 * k_mib);
-    wake(fixture);
-}
-
-TEST_CASE("Retained: what a sleep that is short of memory gives up first is of no use to it", "[retained]") {
-    EngineFixture fixture(retaining());
-    fixture.add(0, "weights", 4 * k_mib);
-    const auto cache = fixture.add(0, "kv_cache", 2 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
-    CHECK(fixture.engine().forget_retained_beside(level(1)) == 0);
-    CHECK(fixture.engine().forget_retained_beside(level(1, {"weights"})) == 2 * k_mib);
-    CHECK(fixture.retained_bytes() == 4 * k_mib);
-    CHECK(sleep_at(fixture).copied == 2 * k_mib);
-    wake(fixture);
-    // At level 2 only what is preserved is used, and in files nothing.
-    ledger::Ledger::preserve(*fixture.ledger().find(fixture.allocations()[cache].address), {0, k_mib});
-    CHECK(fixture.engine().forget_retained_beside(level(2)) == 4 * k_mib);
-    auto in_file = level(1);
-    in_file.store = model::Store::file;
-    in_file.directory = "/nowhere";
-    CHECK(fixture.engine().forget_retained_beside(in_file) == 2 * k_mib);
-    CHECK(sleep_at(fixture).copied == 6 * k_mib);
-    wake(fixture);
-}
-
 TEST_CASE("Retained: a later sleep that fails loses no contents, and what it has overwritten is given up",
           "[retained]") {
     EngineFixture fixture(retaining());
@@ -285,55 +188,6 @@ TEST_CASE("Retained: a later sleep that fails loses no contents, and what it has
     wake(fixture);
 }
 
-TEST_CASE("Retained: what was prepared counts, goes first, and is taken by the next sleep", "[retained]") {
-    constexpr auto k_piece = contents::Contents::k_prepared_piece;
-    EngineFixture fixture(retaining());
-    auto& contents = fixture.engine().contents();
-    fixture.add(0, "weights", 2 * k_piece + 4 * k_mib);
-    fixture.add(1, "weights", 2 * k_mib);
-    const auto pinned = [before = sim_live_objects().host_registrations] {
-        return sim_live_objects().host_registrations - before;
-    };
-    const auto prepare = [&](int pieces) {
-        for (int i = 0; i < pieces; ++i) {
-            const auto piece = contents.prepare_piece(0);
-            REQUIRE(piece);
-            contents.add_prepared(0, **piece);
-        }
-    };
-    prepare(4);
-    CHECK(contents.prepared(0) == 4 * k_piece);
-    CHECK(fixture.retained_bytes() == 4 * k_piece);
-    CHECK(fixture.host_bytes() == 4 * k_piece);
-    CHECK(contents.room_to_prepare(5 * k_piece) == k_piece);
-    CHECK(pinned() == 4);
-    contents.limit_prepared(0, 3 * k_piece);
-    CHECK(contents.reap().size() == 1);
-    CHECK(pinned() == 3);
-    CHECK(fixture.retained_bytes() == 3 * k_piece);
-
-    REQUIRE(fixture.sleep(level(1)));
-    CHECK(contents.prepared(0) == k_piece);
-    CHECK(fixture.retained_bytes() == k_piece);
-    CHECK(pinned() == 5); // and the rest of each device
-    CHECK(fixture.host_bytes() == 3 * k_piece + 6 * k_mib);
-    wake(fixture);
-    CHECK(fixture.all_intact());
-    CHECK(fixture.retained_bytes() == 3 * k_piece + 6 * k_mib);
-
-    CHECK(contents.trim_retained(3 * k_piece) == k_piece);
-    static_cast<void>(contents.reap());
-    CHECK(contents.prepared(0) == 0);
-    CHECK(fixture.retained_bytes() == 2 * k_piece + 6 * k_mib);
-    CHECK(sleep_at(fixture).copied == 0);
-    wake(fixture);
-    prepare(1);
-    static_cast<void>(contents.trim_retained(0));
-    static_cast<void>(contents.reap());
-    CHECK(pinned() == 0);
-    CHECK(fixture.all_intact());
-}
-
 TEST_CASE("Retained: a bit that flips there is noticed by the next wake", "[retained]") {
     EngineFixture fixture(retaining());
     const auto weights = fixture.add(0, "weights", 4 * k_mib);
@@ -360,103 +214,6 @@ TEST_CASE("Retained: a bit that flips there is noticed by the next wake", "[reta
     }
 }
 
-TEST_CASE("Retained: no more than the host has room for, when it wakes and afterwards", "[retained]") {
-    auto options = retaining();
-    options.room_for_retained = [] { return g_room; };
-    EngineFixture fixture(options);
-    fixture.add(0, "weights", 4 * k_mib);
-    fixture.add(0, "kv_cache", 4 * k_mib);
-    auto& contents = fixture.engine().contents();
-    g_room = 6 * k_mib;
-    REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
-    CHECK(fixture.retained_bytes() == 4 * k_mib);
-    g_room = 8 * k_mib;
-    REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
-    CHECK(fixture.retained_bytes() == 8 * k_mib);
-    CHECK(contents.trim_retained(contents.options().room_for_retained()) == 0);
-    g_room = 5 * k_mib;
-    CHECK(contents.trim_retained(contents.options().room_for_retained()) == 4 * k_mib);
-    CHECK(fixture.retained_bytes() == 4 * k_mib);
-    g_room = 0;
-    CHECK(contents.trim_retained(contents.options().room_for_retained()) == 4 * k_mib);
-    CHECK(fixture.retained_bytes() == 0);
-    CHECK(sleep_at(fixture).copied == 8 * k_mib);
-    wake(fixture);
-    CHECK(fixture.host_bytes() == 0);
-}
-
-TEST_CASE("Retained: what the host has room for is nothing where that cannot be told", "[retained]") {
-    CHECK(contents::room_for_retained() < std::numeric_limits<Bytes>::max() / 2);
-    struct rlimit before {};
-    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
-    const struct rlimit none { 0, before.rlim_max };
-    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
-    const auto room = contents::room_for_retained();
-    REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
-    CHECK(room == 0);
-}
-
-TEST_CASE("Retained: the budget counts memory that is held, not contents alone", "[retained]") {
-    EngineFixture fixture(retaining(10 * k_mib));
-    const auto weights = fixture.add(0, "weights", 8 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
-    // Every other block: no huge page of it can be given back.
-    for (Bytes at = 0; at < 8 * k_mib; at += 2 * k_mib) fixture.fill(weights, {at, k_mib}, 0);
-    fixture.add(0, "weights", 4 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    static_cast<void>(fixture.shrink());
-    wake(fixture);
-    static_cast<void>(fixture.shrink());
-    CHECK(fixture.retained_bytes() <= 10 * k_mib);
-    CHECK(fixture.host_bytes() <= 10 * k_mib);
-    CHECK(fixture.retained_bytes() == fixture.host_bytes());
-}
-
-TEST_CASE("Retained: what is kept is out of reach, asleep and awake", "[retained]") {
-    EngineFixture fixture(retaining());
-    const auto weights = fixture.add(0, "weights", 4 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    CHECK(is_out_of_reach(fixture, weights));
-    wake(fixture);
-    CHECK(is_out_of_reach(fixture, weights));
-    fixture.change(weights, 0);
-    REQUIRE(fixture.sleep(level(1)));
-    CHECK(is_out_of_reach(fixture, weights));
-    wake(fixture);
-}
-
-TEST_CASE("Retained: contents that cannot be reached again fail a wake or a sleep, and nothing is lost",
-          "[retained]") {
-    if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
-    EngineFixture fixture(retaining());
-    const auto weights = fixture.add(0, "weights", 4 * k_mib);
-    fixture.add(1, "weights", 2 * k_mib);
-    struct rlimit before {};
-    REQUIRE(::getrlimit(RLIMIT_DATA, &before) == 0);
-    // What was put out of reach does not count, and is refused when it is to count again.
-    const auto without_room = [&](auto&& run) {
-        const struct rlimit little { 4096, before.rlim_max }; // of 0 the kernel takes no notice
-        REQUIRE(::setrlimit(RLIMIT_DATA, &little) == 0);
-        auto done = run();
-        REQUIRE(::setrlimit(RLIMIT_DATA, &before) == 0);
-        REQUIRE_FALSE(done);
-        CHECK(done.error().code == ErrorCode::out_of_host_memory);
-    };
-    REQUIRE(fixture.sleep(level(1)));
-    without_room([&] { return fixture.wake(); });
-    CHECK(fixture.state() == State::asleep);
-    wake(fixture);
-    fixture.change(weights, 5);
-    without_room([&] { return fixture.sleep(level(1)); });
-    CHECK(fixture.state() == State::awake);
-    CHECK(fixture.all_intact());
-    CHECK(sleep_at(fixture).copied == k_mib); // nothing was overwritten
-    wake(fixture);
-}
-
 TEST_CASE("Retained: a range that is another's now has nothing of what was retained before", "[retained]") {
     EngineFixture fixture(retaining());
     const auto first = fixture.add(0, "weights", 4 * k_mib);
@@ -480,30 +237,6 @@ TEST_CASE("Retained: a range that is another's now has nothing of what was retai
     }
     wake(fixture);
     CHECK(fixture.is_intact(neighbour - 1));
-}
-
-TEST_CASE("Retained: what is given back in the middle of a sleep is not taken for kept", "[retained]") {
-    EngineFixture fixture(retaining());
-    const auto weights = fixture.add(0, "weights", 4 * k_mib);
-    const auto cache = fixture.add(0, "kv_cache", 4 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
-    fixture.change(weights, 7);
-    // While the blocks are copied that have changed, all else that is retained goes.
-    bool has_trimmed = false;
-    fixture.control().progress = [&](const model::Progress&) {
-        fixture.engine().contents().trim_retained(0);
-        static_cast<void>(fixture.shrink());
-        has_trimmed = true;
-        return true;
-    };
-    CHECK(sleep_at(fixture, level(1, {"weights"})).copied == k_mib);
-    CHECK(has_trimmed);
-    fixture.control() = {};
-    CHECK(fixture.retained_bytes() == 0);
-    CHECK(sleep_at(fixture, level(1, {"kv_cache"})).copied == 4 * k_mib);
-    wake(fixture);
-    CHECK(fixture.is_intact(cache));
 }
 
 TEST_CASE("Retained: a thousand cycles of random changes, with a budget that changes, lose nothing",

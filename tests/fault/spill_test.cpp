@@ -5,16 +5,15 @@
 
 #include "support/descriptors.hpp"
 #include "support/engine_fixture.hpp"
+#include "support/files_of.hpp"
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
-#include <algorithm>
 #include <filesystem>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <string>
-#include <system_error>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -68,11 +67,7 @@ struct Short {
         CHECK(sim_fault_counts().illegal_accesses == 0);
         CHECK(files() == 0);
     }
-    [[nodiscard]] std::size_t files() const {
-        std::error_code ignored;
-        const fs::directory_iterator all(request.directory, ignored);
-        return static_cast<std::size_t>(std::distance(begin(all), end(all)));
-    }
+    [[nodiscard]] std::size_t files() const { return files_in(request.directory).size(); }
 
     Scratch scratch;
     EngineFixture fixture;

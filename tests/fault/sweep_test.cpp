@@ -5,6 +5,7 @@
 // succeeds.
 
 #include "support/engine_fixture.hpp"
+#include "support/files_of.hpp"
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
@@ -43,19 +44,6 @@ constexpr std::array k_ways{
 
 /// What makes an end of a transaction from outside.
 enum class End { withdrawal, deadline };
-
-std::size_t files_in(const std::string& directory) {
-    std::error_code ignored;
-    const std::filesystem::directory_iterator files(directory, ignored);
-    return static_cast<std::size_t>(std::distance(begin(files), end(files)));
-}
-
-std::size_t kept_files_in(const std::string& directory) {
-    std::error_code ignored;
-    const std::filesystem::directory_iterator files(directory, ignored);
-    return static_cast<std::size_t>(std::count_if(
-        begin(files), end(files), [](const auto& file) { return file.path().extension() == ".kept"; }));
-}
 
 /// What a transaction makes for itself, and must take back.
 std::uint64_t helpers(const sim_live& live) {
@@ -150,8 +138,8 @@ public:
 
     void check_asleep() {
         CHECK(fixture_.state() == State::asleep);
-        CHECK(files_in(request_.directory) == (way_.in_files ? 2U : 0U));
-        CHECK(kept_files_in(request_.directory) == (request_.keep_files ? 2U : 0U));
+        CHECK(files_in(request_.directory).size() == (way_.in_files ? 2U : 0U));
+        CHECK(endings_in(request_.directory).count(".kept") == (request_.keep_files ? 2U : 0U));
         CHECK(sim_live_objects().mapped_bytes == 0);
     }
     /// All is awake as it was before the sleep, every byte included.
@@ -203,16 +191,15 @@ private:
     }
 
     void remove_kept_files() {
-        CHECK(kept_files_in(request_.directory) == (request_.keep_files ? 2U : 0U));
+        CHECK(endings_in(request_.directory).count(".kept") == (request_.keep_files ? 2U : 0U));
         if (!request_.keep_files) return;
-        for (const auto& file : std::filesystem::directory_iterator(request_.directory))
-            std::filesystem::remove(file);
+        for (const auto& file : files_in(request_.directory)) std::filesystem::remove(file);
     }
 
     void check_nothing_is_left() {
         const auto live = sim_live_objects();
         CHECK(fixture_.state() == State::awake);
-        CHECK(files_in(request_.directory) == 0);
+        CHECK(files_in(request_.directory).empty());
         CHECK(live.handles == awake_.handles);
         CHECK(live.mapped_bytes == awake_.mapped_bytes);
         CHECK(live.reservations == awake_.reservations);

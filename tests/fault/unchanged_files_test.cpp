@@ -5,6 +5,7 @@
 
 #include "support/descriptors.hpp"
 #include "support/engine_fixture.hpp"
+#include "support/files_of.hpp"
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
@@ -13,9 +14,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <string>
-#include <system_error>
 #include <vector>
 
 using namespace gpu_sleep;
@@ -57,13 +55,7 @@ struct Woken {
         CHECK(fixture.file_bytes() == 0);
         CHECK(descriptors_in(request.directory).empty()); // whoever removes them gets their room
     }
-    [[nodiscard]] std::vector<fs::path> files() const {
-        std::vector<fs::path> files;
-        std::error_code ignored;
-        for (const auto& file : fs::directory_iterator(request.directory, ignored)) files.push_back(file);
-        std::sort(files.begin(), files.end());
-        return files;
-    }
+    [[nodiscard]] std::vector<fs::path> files() const { return files_in(request.directory); }
     /// The file of allocation `index` when it slept first: they are written in this order.
     [[nodiscard]] fs::path largest() const {
         return *std::max_element(first.begin(), first.end(), [](const auto& a, const auto& b) {
@@ -78,14 +70,6 @@ struct Woken {
     model::SleepRequest request = level(1);
     std::vector<fs::path> first;
 };
-
-void turn_a_byte(const fs::path& file, std::streamoff at) {
-    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekg(at);
-    const auto byte = static_cast<char>(stream.get() ^ 0x40);
-    stream.seekp(at);
-    stream.put(byte);
-}
 
 } // namespace
 
@@ -149,12 +133,12 @@ TEST_CASE("Unchanged files: one that is not as it was left is not used, but left
         fs::rename(away, file);
     }
     SECTION("written to") {
-        turn_a_byte(file, static_cast<std::streamoff>(fs::file_size(file) / 2));
+        turn_a_bit(file);
     }
     SECTION("written to, with its time set back") {
         struct stat status {};
         REQUIRE(::stat(file.c_str(), &status) == 0);
-        turn_a_byte(file, static_cast<std::streamoff>(fs::file_size(file) / 2));
+        turn_a_bit(file);
         const timespec times[] = {status.st_atim, status.st_mtim};
         REQUIRE(::utimensat(AT_FDCWD, file.c_str(), times, 0) == 0);
     }
@@ -235,13 +219,12 @@ TEST_CASE("Unchanged files: one that is damaged beneath its times is found by th
     Woken woken;
     CHECK(woken.sleep() == 0);
     const auto file = woken.largest();
-    const auto middle = static_cast<std::streamoff>(fs::file_size(file) / 2);
-    turn_a_byte(file, middle);
+    turn_a_bit(file);
     CHECK(woken.fixture.ledger().state({"other"}) == State::asleep);
     REQUIRE_FALSE(woken.fixture.wake());
     CHECK(woken.fixture.ledger().state({"weights"}) == State::damaged);
     CHECK(woken.fixture.ledger().state({"other"}) == State::awake);
-    turn_a_byte(file, middle);
+    turn_a_bit(file);
     woken.wake();
 }
 

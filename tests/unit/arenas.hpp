@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Arenas for tests, and their preparation.
+
+#pragma once
+
+#include "store/arena_preparer.hpp"
+#include "store/host_arena.hpp"
+#include "support/catch.hpp"
+#include "support/failing_call.hpp"
+#include "support/mapping.hpp"
+#include "support/result_printing.hpp"
+#include "support/skip.hpp"
+
+#include <functional>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::test {
+
+using Arenas = std::vector<std::unique_ptr<store::HostArena>>;
+
+[[nodiscard]] inline std::unique_ptr<store::HostArena> make_arena(Bytes bytes,
+                                                                  store::Pinner* pinner = nullptr) {
+    auto arena = store::HostArena::create(bytes, pinner);
+    REQUIRE(arena);
+    return *std::move(arena);
+}
+
+[[nodiscard]] inline Arenas make_arenas(std::size_t count, Bytes bytes, store::Pinner* pinner = nullptr) {
+    Arenas arenas;
+    for (std::size_t i = 0; i < count; ++i) arenas.push_back(make_arena(bytes, pinner));
+    return arenas;
+}
+
+[[nodiscard]] inline std::unique_ptr<store::ArenaPreparer> start(const Arenas& arenas,
+                                                                 store::ArenaPreparer::Options options) {
+    std::vector<store::HostArena*> pointers;
+    for (const auto& arena : arenas) pointers.push_back(arena.get());
+    auto preparer = store::ArenaPreparer::start(std::move(pointers), std::move(options));
+    REQUIRE(preparer);
+    return *std::move(preparer);
+}
+
+[[nodiscard]] inline store::ArenaPreparer::Options with_headroom(std::function<store::Headroom()> headroom,
+                                                                 unsigned threads = 6) {
+    store::ArenaPreparer::Options options;
+    options.threads = threads;
+    options.headroom = std::move(headroom);
+    options.patience = Milliseconds(0);
+    return options;
+}
+
+[[nodiscard]] inline store::Headroom plenty() {
+    return {std::numeric_limits<Bytes>::max(), "nothing"};
+}
+
+[[nodiscard]] inline Bytes populated(const Arenas& arenas) {
+    Bytes sum = 0;
+    for (const auto& arena : arenas) sum += arena->populated_bytes();
+    return sum;
+}
+
+/// Prepares 1 MiB on a thread for which `calls` fail. Nothing where the system does not allow that.
+[[nodiscard]] inline std::optional<Result<void>> prepare_under(std::initializer_list<FailingCall> calls) {
+    const auto arena = make_arena(k_mib);
+    Result<void> result;
+    const bool was_run = with_failing_calls(calls, [&] {
+        auto preparer = store::ArenaPreparer::start({arena.get()}, with_headroom(plenty));
+        result = preparer ? (*preparer)->wait(*arena, 0) : Result<void>(preparer.error());
+    });
+    if (!was_run) {
+        skip_without_right("filter its system calls");
+        return std::nullopt;
+    }
+    CHECK(is_populated(arena->piece(0)) == result.has_value());
+    return result;
+}
+
+} // namespace gpu_sleep::test
