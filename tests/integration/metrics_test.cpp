@@ -2,12 +2,21 @@
 // Copyright the gpu-sleep authors.
 // What a process counts of its transitions, and how gpu-ps writes it for Prometheus.
 
+#include "mentions.hpp"
 #include "shared_devices.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 
 #include <nlohmann/json.hpp>
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
 
 using namespace gpu_sleep;
@@ -31,6 +40,25 @@ std::uint64_t sum_of_durations(const nlohmann::json& transition) {
     std::uint64_t sum = 0;
     for (const auto& each : transition.at("durations")) sum += each.at("count").get<std::uint64_t>();
     return sum;
+}
+
+std::string content_of(const std::string& file) {
+    std::ifstream stream(file);
+    return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+/// Has the strict check look at metrics, and Prometheus's own if it is there.
+void check_form(const std::string& text, const Scratch& scratch) {
+    const auto file = scratch.file("metrics.txt");
+    std::ofstream(file) << text;
+    const auto ours = run({{"python3", GPU_SLEEP_TEST_EXPOSITION, file}});
+    INFO(ours.out);
+    INFO(text);
+    CHECK(ours.status == 0);
+    if (run({{"sh", "-c", "command -v promtool"}}).status != 0) return;
+    const auto theirs = run({{"sh", "-c", "promtool check metrics <\"$1\"", "sh", file}});
+    INFO(theirs.err);
+    CHECK(theirs.status == 0);
 }
 
 } // namespace
@@ -105,4 +133,94 @@ TEST_CASE("Status: names each device by its UUID, as the management library does
     CHECK(output.json("/processes/0/report/devices/0/uuid") == "GPU-51302d51-0000-0000-0000-000000000000");
     CHECK(output.json("/processes/0/report/devices/1/uuid") == "GPU-51302d51-0000-0000-0000-000000000001");
     CHECK(output.json("/processes/0/report/devices/2") == "none");
+}
+
+TEST_CASE("Metrics: of a real process, in the form that a server takes", "[metrics]") {
+    const Scratch scratch;
+    Host host({"GPU_SLEEP_NAME=metered", "GPU_SLEEP_CAPTURE=1"});
+    host.tell("alloc weights 4194304 1");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    const auto output = host.command("gpu-ps", {"--prometheus"});
+    CHECK(output.status == 0);
+    const std::string gpu = R"(gpu="GPU-51302d51-0000-0000-0000-000000000001")";
+    CHECK_THAT(output.out, mentions(gpu + R"(,tag="weights",place="host"} 4194304)"));
+    CHECK_THAT(output.out, mentions(R"(name="metered",engine="agent",state="asleep"} 1)"));
+    CHECK_THAT(output.out, mentions(R"(name="metered",operation="sleep",result="done"} 1)"));
+    CHECK(output.out.find("pid") == std::string::npos);
+    check_form(output.out, scratch);
+    CHECK(host.command("gpu-ps", {"--prometheus=-"}).status == 0);
+}
+
+TEST_CASE("Metrics: a file is replaced at once, and may be read by all", "[metrics]") {
+    const Scratch scratch;
+    Host host({"GPU_SLEEP_NAME=metered"});
+    host.tell("alloc weights 4194304 0");
+    const auto file = scratch.file("gpu_sleep.prom");
+    const auto write = [&](const std::string& where) {
+        return host.command("gpu-ps", {"--prometheus=" + where});
+    };
+    ::umask(077);
+    CHECK(write(file).status == 0);
+    ::umask(022);
+    struct stat first = {};
+    REQUIRE(::stat(file.c_str(), &first) == 0);
+    CHECK((first.st_mode & 07777) == 0644);
+    CHECK_THAT(content_of(file), mentions(R"(name="metered",engine="agent",state="awake"} 1)"));
+    const UniqueFd reader(::open(file.c_str(), O_RDONLY | O_CLOEXEC)); // keeps the old one
+    const auto again = write(file);
+    CHECK(again.status == 0);
+    CHECK(again.out.empty());
+    struct stat second = {};
+    REQUIRE(::stat(file.c_str(), &second) == 0);
+    CHECK(second.st_ino != first.st_ino);
+    CHECK(scratch.file_count() == 1);
+
+    std::filesystem::create_symlink(file, scratch.file("link"));
+    CHECK(write(scratch.file("link")).status == 2);
+    CHECK(write(scratch.path().string()).status == 2);
+    CHECK(write(scratch.file("none/gpu_sleep.prom")).status == 1);
+    CHECK(scratch.file_count() == 2);
+    CHECK(host.command("gpu-ps", {"--prometheus", "--json"}).status == 2);
+    CHECK(host.command("gpu-ps", {"--prometheus", "--watch"}).status == 2);
+    const auto mistaken = run({{command_file("gpu-ps"), "--prometheus", file}});
+    CHECK(mistaken.status == 3);
+    CHECK_THAT(mistaken.err, mentions("the file is written --prometheus=" + file));
+}
+
+TEST_CASE("Metrics: who does not answer is counted, and no failure", "[metrics]") {
+    const Scratch scratch;
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    host.process().signal(SIGSTOP);
+    const auto output = host.command("gpu-ps", {"--prometheus", "--timeout", "200ms"});
+    host.process().signal(SIGCONT);
+    CHECK(output.status == 0);
+    CHECK_THAT(output.out, mentions(R"(name="integration_host"} 1)"));
+    CHECK(output.out.find("gpu_sleep_processes{") == std::string::npos);
+    check_form(output.out, scratch);
+}
+
+TEST_CASE("Metrics: looking wakes nobody, however often", "[metrics]") {
+    const auto* const asked = std::getenv("GPU_SLEEP_TEST_SCRAPES");
+    const std::string scrapes = asked ? asked : "100";
+    const Scratch scratch;
+    Host host({"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake"});
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    const auto before = host.command("gpu-ps", {"--json"});
+    const auto scraped = run(
+        {{"sh", "-c",
+          R"(i=0; while [ $i -lt "$3" ]; do "$1" --prometheus="$4" "$2" || exit 1; i=$((i + 1)); done)", "sh",
+          command_file("gpu-ps"), std::to_string(host.pid()), scrapes, scratch.file("gpu_sleep.prom")},
+         {},
+         true,
+         Milliseconds(1'000'000)});
+    CHECK(scraped.status == 0);
+    const auto after = host.command("gpu-ps", {"--json"});
+    for (const auto* const figure :
+         {"/processes/0/state", "/processes/0/report/gate/touches", "/processes/0/report/host_bytes",
+          "/processes/0/report/tags/0/resident_bytes"})
+        CHECK(before.json(figure) == after.json(figure));
+    CHECK(after.json("/processes/0/state") == "asleep");
+    CHECK(after.json("/processes/0/report/transitions/1") == "none"); // it has slept, and no more
 }
