@@ -3,17 +3,21 @@
 // gpu-ps: lists the processes that can be put to sleep, and how they stand.
 
 #include "cli/json.hpp"
+#include "cli/metrics.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/render.hpp"
+#include "cli/replaced_file.hpp"
 #include "cli/without_agent.hpp"
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <ctime>
 #include <iterator>
 #include <optional>
 #include <thread>
+#include <vector>
 
 using namespace gpu_sleep;
 
@@ -23,7 +27,8 @@ constexpr const char* k_examples =
     "  gpu-ps                   all processes that this user may put to sleep\n"
     "  gpu-ps 4242 --json       one of them, for a program to read\n"
     "  gpu-ps --watch=5s        again every five seconds\n"
-    "  gpu-ps llama --watch --await   the same of one, also before it has started\n";
+    "  gpu-ps llama --watch --await   the same of one, also before it has started\n"
+    "  gpu-ps --prometheus=/var/lib/prometheus/node-exporter/gpu_sleep.prom   metrics, for a collector\n";
 
 struct Options {
     std::string target;
@@ -32,6 +37,7 @@ struct Options {
     Milliseconds timeout{5'000};
     std::string watch;   ///< the interval; empty to list once
     bool awaits = false; ///< goes on while there is no such process
+    std::string metrics; ///< the file for metrics, or "-"; empty to list
 };
 
 void print_error(const std::vector<cli::Outcome>& outcomes) {
@@ -63,52 +69,74 @@ Listed write(const std::string& text, int status, bool is_empty) {
     return {status == exit_status::done ? written : status, is_lost, is_empty};
 }
 
-/// A word behind --watch is the name of a process, also where somebody means the interval.
+/// A word behind --watch or --prometheus is the name of a process, also where somebody means its value.
 Error explained(const Options& options, Error error) {
-    if (!options.watch.empty() && error.code == ErrorCode::no_process && parse_duration(options.target))
+    if (error.code != ErrorCode::no_process) return error;
+    if (!options.watch.empty() && parse_duration(options.target))
         error.message += fmt::format(" (the interval is written --watch={})", options.target);
+    const bool is_file = options.target == "-" || options.target.find_first_of("./") != std::string::npos;
+    if (!options.metrics.empty() && is_file)
+        error.message += fmt::format(" (the file is written --prometheus={})", options.target);
     return error;
+}
+
+/// Asks whoever is selected. Errors: those of find_all() and find_targets().
+Result<std::vector<cli::Outcome>> ask(const Options& options) {
+    cli::Finder finder;
+    auto targets = options.target.empty()
+                       ? cli::find_all(finder, options.user)
+                       : cli::find_targets(finder, options.target, {options.user, true, options.timeout});
+    if (!targets && targets.error().code == ErrorCode::no_agent) {
+        const auto process = cli::find_process(finder, options.target, options.user);
+        auto outcome = process ? cli::describe_without_agent(*process) : std::nullopt;
+        if (outcome) return std::vector{*std::move(outcome)};
+    }
+    if (!targets) return explained(options, targets.error());
+    auto outcomes = cli::ask_status(finder, *std::move(targets), options.timeout);
+    if (!options.target.empty()) return outcomes;
+    cli::drop_ended(outcomes);
+    auto others = cli::find_without_agent(finder, options.user, outcomes);
+    std::move(others.begin(), others.end(), std::back_inserter(outcomes));
+    return outcomes;
 }
 
 /// Lists once, on a screen that is wiped before if `redraws`.
 Listed list(const Options& options, bool redraws = false) {
     const int indent = options.watch.empty() ? 2 : -1;
-    cli::Finder finder;
-    auto targets = options.target.empty()
-                       ? cli::find_all(finder, options.user)
-                       : cli::find_targets(finder, options.target, {options.user, true, options.timeout});
-    std::vector<cli::Outcome> outcomes;
-    if (!targets && targets.error().code == ErrorCode::no_agent) {
-        const auto process = cli::find_process(finder, options.target, options.user);
-        auto outcome = process ? cli::describe_without_agent(*process) : std::nullopt;
-        if (outcome) {
-            outcomes.push_back(*std::move(outcome));
-            targets = cli::Targets{};
-        }
-    }
-    if (!targets) {
-        const auto error = explained(options, targets.error());
-        cli::print_error(cli::render_error("gpu-ps", "", error));
-        const auto text = options.output.json ? cli::to_json("gpu-ps", error, indent) + '\n' : std::string();
+    const auto outcomes = ask(options);
+    if (!outcomes) {
+        cli::print_error(cli::render_error("gpu-ps", "", outcomes.error()));
+        const auto text =
+            options.output.json ? cli::to_json("gpu-ps", outcomes.error(), indent) + '\n' : std::string();
         if (redraws) cli::clear_screen();
-        const int status = traits(error.code).exit_status;
+        const int status = traits(outcomes.error().code).exit_status;
         return write(text, status, status == exit_status::no_process);
     }
-    if (outcomes.empty()) outcomes = cli::ask_status(finder, *std::move(targets), options.timeout);
-    if (options.target.empty()) {
-        cli::drop_ended(outcomes);
-        auto others = cli::find_without_agent(finder, options.user, outcomes);
-        std::move(others.begin(), others.end(), std::back_inserter(outcomes));
-    }
-    const auto text = options.output.json ? cli::to_json("gpu-ps", outcomes, indent) + '\n'
-                      : outcomes.empty()
+    const auto text = options.output.json ? cli::to_json("gpu-ps", *outcomes, indent) + '\n'
+                      : outcomes->empty()
                           ? "no process with an agent, and none that the driver could put to sleep\n"
-                          : cli::render_listing(outcomes);
+                          : cli::render_listing(*outcomes);
     if (redraws) cli::clear_screen();
-    const bool is_empty = std::all_of(outcomes.begin(), outcomes.end(), is_absent);
-    const auto listed = write(text, cli::exit_status_of(outcomes), is_empty);
-    print_error(outcomes);
+    const bool is_empty = std::all_of(outcomes->begin(), outcomes->end(), is_absent);
+    const auto listed = write(text, cli::exit_status_of(*outcomes), is_empty);
+    print_error(*outcomes);
     return listed;
+}
+
+/// Writes metrics once. Who does not answer is counted there.
+int write_metrics(const Options& options) {
+    const auto outcomes = ask(options);
+    auto written = outcomes ? Result<void>() : Result<void>(outcomes.error());
+    if (outcomes) {
+        const auto gpus = driver::look_at_gpus();
+        const auto text =
+            cli::render_metrics(*outcomes, gpus ? *gpus : std::vector<driver::Gpu>(), std::time(nullptr));
+        if (options.metrics == "-") return cli::print_result("gpu-ps", text);
+        written = cli::replace_file(options.metrics, text);
+    }
+    if (written) return exit_status::done;
+    cli::print_error(cli::render_error("gpu-ps", "", written.error()));
+    return traits(written.error().code).exit_status;
 }
 
 /// Lists again and again, until the command is ended, or nobody reads any more, or there is nothing to list
@@ -138,6 +166,9 @@ int main(int argc, char** argv) {
         ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
     cli::add_flag(app, "--await", options.awaits,
                   "With --watch and PID: continue while there is no such process");
+    app.add_flag("--prometheus{-}", options.metrics,
+                 "Write metrics for Prometheus to standard output, or to a file: --prometheus=FILE")
+        ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
     cli::add_duration(app, "--timeout", options.timeout, "How long a process may take to answer");
     cli::add_output(app, options.output, false);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
@@ -147,6 +178,9 @@ int main(int argc, char** argv) {
     };
     if (options.awaits && (options.watch.empty() || options.target.empty()))
         return refuse("--await is for --watch and PID");
+    if (!options.metrics.empty() && (options.output.json || !options.watch.empty()))
+        return refuse("--prometheus excludes --json and --watch");
+    if (!options.metrics.empty()) return write_metrics(options);
     if (options.watch.empty()) return list(options).status;
     const auto interval = parse_duration(options.watch);
     if (!interval) return refuse("--watch: " + interval.error().message);

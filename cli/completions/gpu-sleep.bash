@@ -33,6 +33,8 @@ _gpu_sleep_target() {
 
 _gpu_sleep() {
     local current=$2 previous=$3 target words=''
+    # bash takes an equals sign for a word of its own.
+    if [[ $current == = ]]; then previous+='='; elif [[ $previous == = ]]; then previous=${COMP_WORDS[COMP_CWORD - 2]}=; fi
     case $previous in
     --level | --on-touch | --gate | --engine) words=$(_gpu_sleep_choices "$1" "$previous") ;;
     --store) words='host file' ;;
@@ -40,6 +42,7 @@ _gpu_sleep() {
     --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;
     --idle | --for) words='15m 1h 4h 1d' ;;
     --user) mapfile -t COMPREPLY < <(compgen -u -- "$current"); return ;;
+    --prometheus=) mapfile -t COMPREPLY < <(compgen -f -- "${current#=}"); return ;;
     --tags | --order | --keep | --discard)
         target=$(_gpu_sleep_target)
         words=$(_gpu_sleep_values tag ${target:+"$target"})

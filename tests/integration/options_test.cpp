@@ -92,6 +92,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--idle", duration()},
         {"--for", duration()},
         {"--why", flag()},
+        {"--prometheus", {{"-", "/nonexistent/x"}, {}}},
         {"--release", flag()},
         {"--ignore-inhibitors", flag()},
         {"--min-size", size()},
@@ -213,7 +214,7 @@ void check_flag(const Command& command, const std::string& option, const Argumen
 
 void check_values(const Command& command, const std::string& option, const Arguments& needs) {
     const auto& kind = kinds().at(option);
-    const bool is_optional = option == "--watch";
+    const bool is_optional = option == "--watch" || option == "--prometheus";
     const auto given = [&](const std::string& value) {
         return is_optional ? Arguments{option + "=" + value} : Arguments{option, value};
     };

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Which metrics there are, and what of a report each takes.
+
+#include "cli/metrics.hpp"
+
+#include "cli/metric_family.hpp"
+#include "cli/table.hpp"
+
+#include <initializer_list>
+#include <map>
+#include <utility>
+
+namespace gpu_sleep::cli {
+namespace {
+
+using model::Report;
+using model::TagReport;
+
+/// All families, in the order in which they are written.
+struct Metrics {
+    Family processes{"gpu_sleep_processes", "gauge", "Processes that gpu-sleep can put to sleep."};
+    Family unanswered{"gpu_sleep_unanswered", "gauge", "Processes whose agent did not answer."};
+    Family inhibited{"gpu_sleep_inhibited", "gauge", "Processes that refuse sleeps from outside."};
+    Family memory{"gpu_sleep_memory_bytes", "gauge",
+                  "Memory of a tag by the place of its contents: gpu, host or file (before compression)."};
+    Family dropped{"gpu_sleep_dropped_bytes", "gauge", "Memory that is asleep without contents."};
+    Family damaged{"gpu_sleep_damaged_bytes", "gauge",
+                   "Memory that is asleep with contents that are not what they were."};
+    Family residual{"gpu_sleep_residual_bytes", "gauge", "Memory that always stays on the GPU."};
+    Family host_held{"gpu_sleep_host_memory_held_bytes", "gauge",
+                     "Host memory that holds contents of what is asleep."};
+    Family host_retained{"gpu_sleep_host_memory_retained_bytes", "gauge",
+                         "Host memory that holds contents of what is awake, for the next sleep."};
+    Family files{"gpu_sleep_file_size_bytes", "gauge", "Size on disk of files of contents."};
+    Family transitions{"gpu_sleep_transitions_total", "counter",
+                       "Sleeps, wakes and moves that ended, by their result: done or the error."};
+    HistogramFamily durations{"gpu_sleep_transition_duration_seconds",
+                              "Time from the request to the answer of those that were done."};
+    Family last_work{"gpu_sleep_last_work_timestamp_seconds", "gauge",
+                     "When a process last had work on the GPU, in seconds since 1970."};
+    // Whatever waits for room: each wake that found too little GPU memory.
+    Family waiting{"gpu_sleep_waiting_wakes", "gauge", "Wakes that wait for GPU memory."};
+    Family waited{"gpu_sleep_waiting_wake_seconds", "gauge", "How long the first of those has waited."};
+    Family held_threads{"gpu_sleep_held_threads", "gauge", "Threads whose work on the GPU is held back now."};
+    Family touches{"gpu_sleep_touches_total", "counter", "Times that work on the GPU was held back."};
+    Family gpu_total{"gpu_sleep_gpu_memory_total_bytes", "gauge", "All memory of a GPU."};
+    Family gpu_free{"gpu_sleep_gpu_memory_free_bytes", "gauge", "Free memory of a GPU."};
+    Family build{"gpu_sleep_build_info", "gauge", "1, with the version of the command."};
+
+    [[nodiscard]] std::string text() const {
+        std::string text;
+        for (const auto* family : {&processes, &unanswered, &inhibited, &memory, &dropped, &damaged,
+                                   &residual, &host_held, &host_retained, &files, &transitions})
+            text += family->text();
+        text += durations.text();
+        for (const auto* family :
+             {&last_work, &waiting, &waited, &held_threads, &touches, &gpu_total, &gpu_free, &build})
+            text += family->text();
+        return text;
+    }
+};
+
+/// The name that a program gave itself, or its file's: its arguments may be secrets, and are many.
+std::string name_of(const Process& process, const Report* report) {
+    if (report && !report->name.empty()) return report->name;
+    const auto program = process.command.substr(0, process.command.find(' '));
+    return shortened(program.substr(program.rfind('/') + 1), model::k_max_name_length);
+}
+
+/// The UUIDs of a report's devices, by their numbers.
+std::map<int, std::string> uuids_of(const Report& report) {
+    std::map<int, std::string> uuids;
+    for (const auto& device : report.devices) uuids[device.device] = device.uuid;
+    return uuids;
+}
+
+void add_memory(Metrics& metrics, const Labels& whose, const Report& report) {
+    const auto uuids = uuids_of(report);
+    const auto gpu_of = [&](int device) {
+        const auto found = uuids.find(device);
+        return found == uuids.end() ? std::string() : found->second;
+    };
+    for (const auto& tag : report.tags) {
+        const auto labels = whose.with("gpu", gpu_of(tag.device)).with("tag", tag.tag);
+        metrics.memory.add(labels.with("place", "gpu"), tag.resident);
+        for (const auto store : model::k_stores)
+            metrics.memory.add(labels.with("place", model::to_string(store)), model::kept_in(tag, store));
+        metrics.dropped.add(labels, tag.dropped);
+        metrics.damaged.add(labels, tag.damaged);
+    }
+    for (const auto& residual : report.residual)
+        metrics.residual.add(whose.with("gpu", gpu_of(residual.device)).with("kind", residual.kind),
+                             residual.bytes);
+    metrics.host_held.add(whose, report.host_bytes);
+    metrics.host_retained.add(whose, report.retained_bytes);
+    metrics.files.add(whose, report.file_bytes);
+}
+
+void add_transitions(Metrics& metrics, const Labels& whose, const Report& report) {
+    for (const auto& counts : report.transitions) {
+        const auto labels = whose.with("operation", model::to_string(counts.transition));
+        metrics.transitions.add(labels.with("result", "done"), model::done_of(counts));
+        for (const auto& [code, count] : counts.failed)
+            metrics.transitions.add(labels.with("result", traits(code).name), count);
+        metrics.durations.add(labels, counts);
+    }
+}
+
+void add_waiting(Metrics& metrics, const Labels& whose, const Report& report) {
+    metrics.waiting.add(whose, report.wakes_waiting.size());
+    metrics.waited.raise(whose, 0);
+    for (const auto& wake : report.wakes_waiting) metrics.waited.raise(whose, wake.seconds);
+    metrics.held_threads.add(whose, report.waiting);
+    metrics.touches.add(whose, report.touches);
+}
+
+void add_process(Metrics& metrics, const Labels& whose, const Report& report, std::int64_t now) {
+    metrics.processes.add(whose.with("engine", "agent").with("state", model::to_string(report.state)), 1);
+    metrics.inhibited.add(whose, report.inhibited ? 1 : 0);
+    add_memory(metrics, whose, report);
+    add_transitions(metrics, whose, report);
+    add_waiting(metrics, whose, report);
+    if (report.idle_seconds)
+        metrics.last_work.raise(whose,
+                                static_cast<double>(now - static_cast<std::int64_t>(*report.idle_seconds)));
+}
+
+} // namespace
+
+std::string render_metrics(const std::vector<Outcome>& outcomes, const std::vector<driver::Gpu>& gpus,
+                           std::int64_t now) {
+    Metrics metrics;
+    for (const auto& outcome : outcomes) {
+        const auto* const report = std::get_if<Report>(&outcome.answer);
+        const auto whose = Labels()
+                               .with("user", user_name(outcome.process.uid))
+                               .with("name", name_of(outcome.process, report));
+        if (outcome.by_driver) {
+            const auto state = report ? model::to_string(report->state) : std::string_view("unknown");
+            metrics.processes.add(whose.with("engine", "driver").with("state", state), 1);
+        } else if (report) {
+            add_process(metrics, whose, *report, now);
+        } else {
+            metrics.unanswered.add(whose, 1);
+        }
+    }
+    for (const auto& gpu : gpus) {
+        metrics.gpu_total.add(Labels().with("gpu", gpu.uuid), gpu.total);
+        metrics.gpu_free.add(Labels().with("gpu", gpu.uuid), gpu.free);
+    }
+    metrics.build.add(Labels().with("version", GPU_SLEEP_VERSION), 1);
+    return metrics.text();
+}
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What a process counts of its transitions, and how gpu-ps writes it for Prometheus.
+
+#include "mentions.hpp"
+#include "shared_devices.hpp"
+#include "support/host.hpp"
+#include "support/scratch.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+/// The transitions of a process, by their operation.
+std::map<std::string, nlohmann::json> transitions_of(const Host& host) {
+    const auto output = host.command("gpu-ps", {"--json"});
+    INFO(output.out);
+    REQUIRE(output.status == 0);
+    const auto all = nlohmann::json::parse(output.out);
+    std::map<std::string, nlohmann::json> found;
+    for (const auto& each : all.at("/processes/0/report/transitions"_json_pointer))
+        found[each.at("operation").get<std::string>()] = each;
+    return found;
+}
+
+std::uint64_t sum_of_durations(const nlohmann::json& transition) {
+    std::uint64_t sum = 0;
+    for (const auto& each : transition.at("durations")) sum += each.at("count").get<std::uint64_t>();
+    return sum;
+}
+
+std::string content_of(const std::string& file) {
+    std::ifstream stream(file);
+    return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+/// Has the strict check look at metrics, and Prometheus's own if it is there.
+void check_form(const std::string& text, const Scratch& scratch) {
+    const auto file = scratch.file("metrics.txt");
+    std::ofstream(file) << text;
+    const auto ours = run({{"python3", GPU_SLEEP_TEST_EXPOSITION, file}});
+    INFO(ours.out);
+    INFO(text);
+    CHECK(ours.status == 0);
+    if (run({{"sh", "-c", "command -v promtool"}}).status != 0) return;
+    const auto theirs = run({{"sh", "-c", "promtool check metrics <\"$1\"", "sh", file}});
+    INFO(theirs.err);
+    CHECK(theirs.status == 0);
+}
+
+} // namespace
+
+TEST_CASE("Transitions: each is counted once, by what it was and how it ended", "[metrics]") {
+    const Scratch scratch;
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    CHECK(transitions_of(host).empty());
+    CHECK(host.command("gpu-sleep", {"--dry-run"}).status == 0);
+    CHECK(host.command("gpu-wake").status == 0); // it is awake
+    CHECK(transitions_of(host).empty());
+
+    for (int i = 0; i < 2; ++i) {
+        CHECK(host.command("gpu-sleep").status == 0);
+        CHECK(host.command("gpu-sleep").status == 0); // it sleeps already
+        CHECK(host.command("gpu-sleep", {"--on-touch", "fail"}).status == 0);
+        CHECK(host.command("gpu-wake").status == 0);
+    }
+    CHECK(host.command("gpu-inhibit").status == 0);
+    CHECK(host.command("gpu-sleep").status != 0);
+    CHECK(host.command("gpu-inhibit", {"--release"}).status == 0);
+    host.tell("sleep 1"); // the program itself
+    CHECK(host.command("gpu-sleep", {"--store", "file", "--dir", scratch.path().string()}).status == 0);
+
+    auto counts = transitions_of(host);
+    REQUIRE(counts.size() == 3);
+    CHECK(counts["sleep"]["done"] == 3);
+    CHECK(counts["sleep"]["failures"] == nlohmann::json::parse(R"([{"code": "inhibited", "count": 1}])"));
+    CHECK(counts["wake"]["done"] == 2);
+    CHECK(counts["wake"]["failures"].empty());
+    CHECK(counts["move"]["done"] == 1);
+    for (const auto& [operation, each] : counts) {
+        INFO(operation);
+        CHECK(sum_of_durations(each) == each["done"]);
+        CHECK(each["done_seconds"].get<double>() > 0);
+    }
+    host.tell("wake");
+    CHECK(transitions_of(host)["wake"]["done"] == 3);
+}
+
+TEST_CASE("Transitions: a wake that waits for GPU memory is counted when it ends, with its wait",
+          "[metrics]") {
+    const SharedDevices devices{"67108864"};
+    Host host{devices.environment()};
+    Host rival{devices.environment()};
+    host.tell("alloc weights 33554432 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    rival.tell("alloc weights 41943040 0");
+
+    const auto refused = host.command("gpu-wake", {"--wait", "300ms"});
+    CHECK(refused.status == 7);
+    auto wakes = transitions_of(host)["wake"];
+    CHECK(wakes["done"] == 0);
+    CHECK(wakes["failures"] == nlohmann::json::parse(R"([{"code": "out_of_device_memory", "count": 1}])"));
+
+    auto waiting = host.start("gpu-wake", {"--wait", "60s"});
+    pause_for(Milliseconds(300));
+    CHECK(transitions_of(host)["wake"] == wakes);
+    rival.tell("free 0");
+    CHECK(waiting.finish().status == 0);
+    wakes = transitions_of(host)["wake"];
+    CHECK(wakes["done"] == 1);
+    CHECK(wakes["done_seconds"].get<double>() > 0.2);
+}
+
+TEST_CASE("Status: names each device by its UUID, as the management library does", "[metrics]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc cache 4194304 1");
+    const auto output = host.command("gpu-ps", {"--json"});
+    CHECK(output.json("/processes/0/report/devices/0/uuid") == "GPU-51302d51-0000-0000-0000-000000000000");
+    CHECK(output.json("/processes/0/report/devices/1/uuid") == "GPU-51302d51-0000-0000-0000-000000000001");
+    CHECK(output.json("/processes/0/report/devices/2") == "none");
+}
+
+TEST_CASE("Metrics: of a real process, in the form that a server takes", "[metrics]") {
+    const Scratch scratch;
+    Host host({"GPU_SLEEP_NAME=metered", "GPU_SLEEP_CAPTURE=1"});
+    host.tell("alloc weights 4194304 1");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    const auto output = host.command("gpu-ps", {"--prometheus"});
+    CHECK(output.status == 0);
+    const std::string gpu = R"(gpu="GPU-51302d51-0000-0000-0000-000000000001")";
+    CHECK_THAT(output.out, mentions(gpu + R"(,tag="weights",place="host"} 4194304)"));
+    CHECK_THAT(output.out, mentions(R"(name="metered",engine="agent",state="asleep"} 1)"));
+    CHECK_THAT(output.out, mentions(R"(name="metered",operation="sleep",result="done"} 1)"));
+    CHECK(output.out.find("pid") == std::string::npos);
+    check_form(output.out, scratch);
+    CHECK(host.command("gpu-ps", {"--prometheus=-"}).status == 0);
+}
+
+TEST_CASE("Metrics: a file is replaced at once, and may be read by all", "[metrics]") {
+    const Scratch scratch;
+    Host host({"GPU_SLEEP_NAME=metered"});
+    host.tell("alloc weights 4194304 0");
+    const auto file = scratch.file("gpu_sleep.prom");
+    const auto write = [&](const std::string& where) {
+        return host.command("gpu-ps", {"--prometheus=" + where});
+    };
+    ::umask(077);
+    CHECK(write(file).status == 0);
+    ::umask(022);
+    struct stat first = {};
+    REQUIRE(::stat(file.c_str(), &first) == 0);
+    CHECK((first.st_mode & 07777) == 0644);
+    CHECK_THAT(content_of(file), mentions(R"(name="metered",engine="agent",state="awake"} 1)"));
+    const UniqueFd reader(::open(file.c_str(), O_RDONLY | O_CLOEXEC)); // keeps the old one
+    const auto again = write(file);
+    CHECK(again.status == 0);
+    CHECK(again.out.empty());
+    struct stat second = {};
+    REQUIRE(::stat(file.c_str(), &second) == 0);
+    CHECK(second.st_ino != first.st_ino);
+    CHECK(scratch.file_count() == 1);
+
+    std::filesystem::create_symlink(file, scratch.file("link"));
+    CHECK(write(scratch.file("link")).status == 2);
+    CHECK(write(scratch.path().string()).status == 2);
+    CHECK(write(scratch.file("none/gpu_sleep.prom")).status == 1);
+    CHECK(scratch.file_count() == 2);
+    CHECK(host.command("gpu-ps", {"--prometheus", "--json"}).status == 2);
+    CHECK(host.command("gpu-ps", {"--prometheus", "--watch"}).status == 2);
+    const auto mistaken = run({{command_file("gpu-ps"), "--prometheus", file}});
+    CHECK(mistaken.status == 3);
+    CHECK_THAT(mistaken.err, mentions("the file is written --prometheus=" + file));
+}
+
+TEST_CASE("Metrics: who does not answer is counted, and no failure", "[metrics]") {
+    const Scratch scratch;
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    host.process().signal(SIGSTOP);
+    const auto output = host.command("gpu-ps", {"--prometheus", "--timeout", "200ms"});
+    host.process().signal(SIGCONT);
+    CHECK(output.status == 0);
+    CHECK_THAT(output.out, mentions(R"(name="integration_host"} 1)"));
+    CHECK(output.out.find("gpu_sleep_processes{") == std::string::npos);
+    check_form(output.out, scratch);
+}
+
+TEST_CASE("Metrics: looking wakes nobody, however often", "[metrics]") {
+    const auto* const asked = std::getenv("GPU_SLEEP_TEST_SCRAPES");
+    const std::string scrapes = asked ? asked : "100";
+    const Scratch scratch;
+    Host host({"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake"});
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    const auto before = host.command("gpu-ps", {"--json"});
+    const auto scraped = run(
+        {{"sh", "-c",
+          R"(i=0; while [ $i -lt "$3" ]; do "$1" --prometheus="$4" "$2" || exit 1; i=$((i + 1)); done)", "sh",
+          command_file("gpu-ps"), std::to_string(host.pid()), scrapes, scratch.file("gpu_sleep.prom")},
+         {},
+         true,
+         Milliseconds(1'000'000)});
+    CHECK(scraped.status == 0);
+    const auto after = host.command("gpu-ps", {"--json"});
+    for (const auto* const figure :
+         {"/processes/0/state", "/processes/0/report/gate/touches", "/processes/0/report/host_bytes",
+          "/processes/0/report/tags/0/resident_bytes"})
+        CHECK(before.json(figure) == after.json(figure));
+    CHECK(after.json("/processes/0/state") == "asleep");
+    CHECK(after.json("/processes/0/report/transitions/1") == "none"); // it has slept, and no more
+}

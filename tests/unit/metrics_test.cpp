@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reports as metrics: what is added up, what is not, and strangers' texts.
+
+#include "cli/metrics.hpp"
+
+#include "support/catch.hpp"
+#include "support/hostile_text.hpp"
+#include "support/sample_reports.hpp"
+
+#include <algorithm>
+#include <sstream>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli;
+
+namespace {
+
+constexpr std::int64_t k_now = 1'800'000'000;
+
+Process server(pid_t pid, const std::string& command = "/usr/bin/python3 serve.py --key secret") {
+    Process process;
+    process.pid = pid;
+    process.command = command;
+    return process;
+}
+
+/// A report of a program of this name, whose weights and cache are on the GPUs GPU-a and GPU-b.
+model::Report named(std::string name, model::Report report = test::sample_status()) {
+    report.name = std::move(name);
+    report.devices = {{0, "NVIDIA H200"}, {1, "NVIDIA H200"}};
+    report.devices[0].uuid = "GPU-a";
+    report.devices[1].uuid = "GPU-b";
+    return report;
+}
+
+/// Whether there is this line.
+bool has(const std::string& text, const std::string& line) {
+    std::istringstream lines(text);
+    for (std::string each; std::getline(lines, each);)
+        if (each == line) return true;
+    return false;
+}
+
+std::string render(const std::vector<cli::Outcome>& outcomes) {
+    return render_metrics(outcomes, {}, k_now);
+}
+
+} // namespace
+
+TEST_CASE("Metrics: bytes by GPU, tag and place", "[metrics]") {
+    auto report = named("llama", test::sample_sleep_in_files());
+    report.residual = {{"managed", 1, 4096, 1, ""}};
+    const auto text = render({{server(1), report}});
+    INFO(text);
+    const std::string weights = R"({user="root",name="llama",gpu="GPU-a",tag="weights",place=")";
+    CHECK(has(text, "gpu_sleep_memory_bytes" + weights + "gpu\"} 0"));
+    CHECK(has(text, "gpu_sleep_memory_bytes" + weights + "host\"} 10737418240"));
+    CHECK(has(text, "gpu_sleep_memory_bytes" + weights + "file\"} 5368709120"));
+    CHECK(has(text,
+              R"(gpu_sleep_dropped_bytes{user="root",name="llama",gpu="GPU-b",tag="kv_cache"} 25769803776)"));
+    CHECK(has(text, R"(gpu_sleep_residual_bytes{user="root",name="llama",gpu="GPU-b",kind="managed"} 4096)"));
+    CHECK(has(text, R"(gpu_sleep_host_memory_held_bytes{user="root",name="llama"} 10737418240)"));
+    CHECK(has(text, R"(gpu_sleep_file_size_bytes{user="root",name="llama"} 3221225472)"));
+    CHECK(has(text, R"(gpu_sleep_processes{user="root",name="llama",engine="agent",state="asleep"} 1)"));
+}
+
+TEST_CASE("Metrics: processes with the same labels are added up; the last work is the latest", "[metrics]") {
+    auto first = named("llama", test::sample_intercepted_sleep());
+    auto second = first;
+    second.idle_seconds = 60;
+    second.transitions[0].done_seconds = 1.5;
+    const auto text = render({{server(1), first}, {server(2), second}, {server(3), named("other")}});
+    INFO(text);
+    const std::string who = R"(user="root",name="llama")";
+    CHECK(has(text, "gpu_sleep_processes{" + who + R"(,engine="agent",state="asleep"} 2)"));
+    CHECK(has(text, "gpu_sleep_inhibited{" + who + "} 2"));
+    CHECK(has(text, "gpu_sleep_last_work_timestamp_seconds{" + who + "} 1799999940"));
+    CHECK(text.find("gpu_sleep_last_work_timestamp_seconds{user=\"root\",name=\"other\"}") ==
+          std::string::npos);
+    CHECK(has(text, "gpu_sleep_waiting_wakes{" + who + "} 4"));
+    CHECK(has(text, "gpu_sleep_waiting_wake_seconds{" + who + "} 12.5"));
+    CHECK(has(text, "gpu_sleep_touches_total{" + who + "} 34"));
+    CHECK(has(text, "gpu_sleep_transitions_total{" + who + R"(,operation="sleep",result="done"} 8)"));
+    CHECK(has(text, "gpu_sleep_transitions_total{" + who + R"(,operation="sleep",result="timed_out"} 4)"));
+    const auto bucket = [&](const std::string& le, int count) {
+        return has(text, fmt::format("gpu_sleep_transition_duration_seconds_bucket{{{},operation=\"sleep\","
+                                     "le=\"{}\"}} {}",
+                                     who, le, count));
+    };
+    CHECK(bucket("0.01", 0));
+    CHECK(bucket("0.025", 6));
+    CHECK(bucket("0.05", 6));
+    CHECK(bucket("0.1", 8));
+    CHECK(bucket("60", 8));
+    CHECK(bucket("+Inf", 8));
+    CHECK(has(text, "gpu_sleep_transition_duration_seconds_sum{" + who + R"(,operation="sleep"} 1.75)"));
+    CHECK(has(text, "gpu_sleep_transition_duration_seconds_count{" + who + R"(,operation="sleep"} 8)"));
+    CHECK(
+        has(text, "gpu_sleep_transition_duration_seconds_bucket{" + who + R"(,operation="wake",le="60"} 0)"));
+}
+
+TEST_CASE("Metrics: who has no name is called by its program, never by its arguments", "[metrics]") {
+    const auto text = render({{server(1), named("")}});
+    CHECK(text.find("name=\"python3\"") != std::string::npos);
+    CHECK(text.find("secret") == std::string::npos);
+}
+
+TEST_CASE("Metrics: who does not answer is counted, and who has no agent is apart", "[metrics]") {
+    const auto silent = make_error(ErrorCode::timed_out, "no answer");
+    model::Report checkpointed;
+    checkpointed.state = model::State::asleep;
+    const auto text = render({{server(1), silent},
+                              {server(2), silent},
+                              {server(3), model::Failure{silent, model::State::awake}},
+                              {server(4), checkpointed, model::Operation::status, false, true},
+                              {server(5), silent, model::Operation::status, false, true}});
+    INFO(text);
+    const std::string who = R"(user="root",name="python3")";
+    CHECK(has(text, "gpu_sleep_unanswered{" + who + "} 3"));
+    CHECK(has(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="asleep"} 1)"));
+    CHECK(has(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="unknown"} 1)"));
+    CHECK(text.find("gpu_sleep_memory_bytes{") == std::string::npos);
+}
+
+TEST_CASE("Metrics: strangers' texts stay within their labels", "[metrics]") {
+    auto report = named("a\\b\"} 1\n# TYPE x counter\nx 1");
+    report.tags[0].tag = test::hostile_text();
+    const auto text = render({{server(1, test::hostile_text()), report}});
+    CHECK(test::is_safe(text));
+    CHECK(has(text, R"(gpu_sleep_inhibited{user="root",name="a\\b\"} 1?# TYPE x counter?x 1"} 0)"));
+    CHECK_FALSE(has(text, "x 1"));
+}
+
+TEST_CASE("Metrics: each GPU of the machine, and the command's version", "[metrics]") {
+    driver::Gpu gpu;
+    gpu.uuid = "GPU-a";
+    gpu.total = 3 * k_gib;
+    gpu.free = k_gib;
+    const auto text = render_metrics({}, {gpu}, k_now);
+    CHECK(has(text, R"(gpu_sleep_gpu_memory_total_bytes{gpu="GPU-a"} 3221225472)"));
+    CHECK(has(text, R"(gpu_sleep_gpu_memory_free_bytes{gpu="GPU-a"} 1073741824)"));
+    CHECK(has(text, "gpu_sleep_build_info{version=\"" GPU_SLEEP_VERSION "\"} 1"));
+}
