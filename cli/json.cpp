@@ -29,10 +29,15 @@ OrderedJson to_value(const model::TagReport& tag) {
 }
 
 OrderedJson to_value(const model::DeviceReport& device) {
-    OrderedJson value{{"device", device.device},         {"name", device.name},
-                      {"moved_bytes", device.released},  {"kept_bytes", device.kept},
-                      {"stored_bytes", device.stored},   {"copied_bytes", device.copied},
-                      {"dropped_bytes", device.dropped}, {"relocated_bytes", device.relocated}};
+    OrderedJson value{{"device", device.device},
+                      {"name", device.name},
+                      {"uuid", device.uuid},
+                      {"moved_bytes", device.released},
+                      {"kept_bytes", device.kept},
+                      {"stored_bytes", device.stored},
+                      {"copied_bytes", device.copied},
+                      {"dropped_bytes", device.dropped},
+                      {"relocated_bytes", device.relocated}};
     for (std::size_t i = 0; i < device.steps.size(); ++i)
         value["steps"][fmt::format("{}_seconds", model::to_string(model::k_steps[i]))] = device.steps[i];
     if (device.total == 0) return value; // the driver was not asked
@@ -61,6 +66,25 @@ OrderedJson to_value(const model::Residual& residual) {
 OrderedJson to_value(const model::WaitingWake& wake) {
     return {
         {"tags", wake.tags}, {"by_touch", wake.by_touch}, {"seconds", wake.seconds}, {"reason", wake.reason}};
+}
+
+OrderedJson to_value(const model::TransitionCounts& counts) {
+    OrderedJson value{{"operation", model::to_string(counts.transition)},
+                      {"done", model::done_of(counts)},
+                      {"done_seconds", counts.done_seconds}};
+    auto durations = OrderedJson::array();
+    for (std::size_t i = 0; i < counts.done.size(); ++i) {
+        const bool is_bounded = i < model::k_duration_bounds.size();
+        durations.push_back({{"at_most_seconds",
+                              is_bounded ? OrderedJson(model::k_duration_bounds[i]) : OrderedJson(nullptr)},
+                             {"count", counts.done[i]}});
+    }
+    value["durations"] = std::move(durations);
+    auto failures = OrderedJson::array();
+    for (const auto& [code, count] : counts.failed)
+        failures.push_back({{"code", traits(code).name}, {"count", count}});
+    value["failures"] = std::move(failures);
+    return value;
 }
 
 OrderedJson gate_of(const model::Report& report) {
@@ -100,6 +124,7 @@ OrderedJson to_value(const model::Report& report) {
     value["gate"] = gate_of(report);
     value["residual"] = to_array(report.residual);
     value["wakes_waiting"] = to_array(report.wakes_waiting);
+    value["transitions"] = to_array(report.transitions);
     value["dropped_without_refill"] = report.dropped_without_refill;
     value["notes"] = report.notes;
     return value;

@@ -230,7 +230,9 @@ server::Outcome Agent::run_here(server::Operation operation) {
 }
 
 model::Report Agent::status() {
-    return parts_.status.report();
+    auto report = parts_.status.report();
+    report.transitions = parts_.transitions.counts();
+    return report;
 }
 
 model::State Agent::state() noexcept {
@@ -239,6 +241,13 @@ model::State Agent::state() noexcept {
 
 Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
     return intercepted::share(request);
+}
+
+void Agent::ended(const server::Operation& operation, const server::Outcome& outcome,
+                  Clock::duration taken) noexcept {
+    const auto transition = operations::transition_of(operation, outcome);
+    if (!transition) return;
+    parts_.transitions.count(*transition, outcome, std::chrono::duration<double>(taken).count());
 }
 
 void Agent::inhibit(const model::InhibitRequest& request) noexcept {

@@ -57,6 +57,8 @@ public:
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
                                       const server::ProgressSink& progress, bool is_own,
                                       Clock::time_point since) override;
+    void ended(const server::Operation& operation, const server::Outcome& outcome,
+               Clock::duration taken) noexcept override;
     void inhibit(const model::InhibitRequest& request) noexcept override;
     void look() noexcept override;
     [[nodiscard]] bool tidy() override;

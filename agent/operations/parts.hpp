@@ -9,6 +9,7 @@
 #include "operations/inhibitors.hpp"
 #include "operations/preparing.hpp"
 #include "operations/process_status.hpp"
+#include "operations/transitions.hpp"
 #include "operations/turnstile.hpp"
 #include "program_memory/program_memory.hpp"
 #include "program_memory/retired_contents.hpp"
@@ -26,6 +27,7 @@ struct Parts {
     IdleWatch idle;
     Inhibitors inhibitors;
     ProcessStatus status;
+    Transitions transitions;
     Turnstile turnstile;
     Callbacks callbacks;
     torch::TorchTrim torch_trim; ///< used by one operation at a time

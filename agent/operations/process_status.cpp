@@ -12,12 +12,24 @@
 
 #include <unistd.h>
 
+#include <set>
 #include <thread>
 #include <vector>
 
 namespace gpu_sleep::agent::operations {
 
 using model::Report;
+
+namespace {
+
+/// Those that have memory of a tag.
+void add_devices(Report& report) {
+    std::set<int> devices;
+    for (const auto& tag : report.tags) devices.insert(tag.device);
+    for (const int device : devices) report.devices.emplace_back().device = device;
+}
+
+} // namespace
 
 template <class Use, class Before>
 auto ProcessStatus::look(Use&& use, Before&& before) {
@@ -116,7 +128,11 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
         for (const auto& row : intercepted::residual(locked))
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
     if (!memory_.may_call_driver()) return;
-    for (auto& device : report.devices) device.name = driver::device_name(memory_.api(), device.device);
+    if (report.operation == model::Operation::status) add_devices(report);
+    for (auto& device : report.devices) {
+        device.name = driver::device_name(memory_.api(), device.device);
+        device.uuid = driver::device_uuid(memory_.api(), device.device);
+    }
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -206,6 +206,7 @@ Outcome Server::failure(Error error) noexcept {
 }
 
 void Server::answer(const Job& job, Outcome outcome) noexcept {
+    operations_.ended(job.operation, outcome, Clock::now() - job.since);
     const auto answered = guarded([&]() -> Result<void> {
         job.answer(std::move(outcome));
         return {};

@@ -36,6 +36,10 @@ public:
     /// while it may wait for it.
     [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress, bool is_own,
                                       Clock::time_point since) = 0;
+    /// Called once for each operation, on the thread that ends it, before the asker hears of it: how it
+    /// ended, `taken` after it was asked for. No retry of a wake that goes on waiting is an end.
+    virtual void ended(const Operation& operation, const Outcome& outcome,
+                       Clock::duration taken) noexcept = 0;
     /// Called on the listening thread: inhibits sleeps from outside, or no longer.
     virtual void inhibit(const model::InhibitRequest& request) noexcept = 0;
     /// Called on the listening thread every two seconds. It returns at once, and calls no driver.
@@ -96,8 +100,9 @@ private:
     [[nodiscard]] bool has_jobs();
     /// Takes no memory.
     [[nodiscard]] Outcome failure(Error error) noexcept;
-    /// Says so where there is no memory for it: who waits in the process is always told.
-    static void answer(const Job& job, Outcome outcome) noexcept;
+    /// The one place where operations end. Says so where there is no memory for it: who waits in the process
+    /// is always told.
+    void answer(const Job& job, Outcome outcome) noexcept;
     /// Answers those that have waited for as long as they may: none begins after its time. `own_alone`: only
     /// the program's own, on whose threads nothing is written to a socket.
     void expire_jobs(bool own_alone);

@@ -101,7 +101,7 @@ CUresult CUDAAPI cuDeviceGetName(char* name, int size, CUdevice device) {
 CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
     return call_with_device(Entry::cuDeviceGetUuid, device, [&](Call&) {
         if (!uuid) return CUDA_ERROR_INVALID_VALUE;
-        std::memcpy(uuid->bytes, "gpu-sleep-sim--", sizeof uuid->bytes);
+        *uuid = {"Q0-Q"}; // in hexadecimal, as the simulated management library has it
         uuid->bytes[sizeof uuid->bytes - 1] = static_cast<char>(device);
         return CUDA_SUCCESS;
     });
