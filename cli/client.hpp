@@ -18,6 +18,9 @@ namespace gpu_sleep::cli {
 /// The result of a request: the agent's final reply, or why there is none.
 using Answer = std::variant<model::Report, model::Failure, Error>;
 
+/// Why it failed, or was not answered; null where it was done.
+[[nodiscard]] const Error* error_of(const Answer& answer) noexcept;
+
 /// One request to one agent.
 struct Question {
     UniqueFd socket; ///< connected and non-blocking

@@ -2,14 +2,18 @@
 // Copyright the gpu-sleep authors.
 // gpu-reclaim: puts to sleep what has been idle, or says why not.
 
-#include "cli/json.hpp"
+#include "cli/asking.hpp"
 #include "cli/operation.hpp"
-#include "cli/output.hpp"
 #include "cli/render.hpp"
 #include "cli/sleep_options.hpp"
 
 #include <algorithm>
-#include <iterator>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
 
 using namespace gpu_sleep;
 
@@ -31,76 +35,52 @@ constexpr const char* k_statuses =
 
 constexpr const char* k_program = "gpu-reclaim";
 
-/// What is told of a process.
-struct Explained {
-    cli::Outcome outcome; ///< of a sleep that nothing stands against, had it been no dry run
-    std::vector<std::string> against;
-};
-
-/// Tells why, for each process, once all have answered.
-int tell(const cli::CommandRun& operation, std::vector<Explained> all) {
-    std::string text;
-    std::vector<cli::Outcome> outcomes;
-    for (auto& [outcome, against] : all) {
-        const auto* failure = std::get_if<model::Failure>(&outcome.answer);
-        const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
-        const auto subject = cli::title(outcome.process);
-        if (error)
-            cli::print_error(cli::render_error(k_program, "ask " + subject, cli::without(subject, *error)));
-        else if (!operation.output.quiet)
-            text += cli::render_reasons(outcome.process, std::get<model::Report>(outcome.answer), against);
-        if (auto* const report = std::get_if<model::Report>(&outcome.answer))
-            report->notes.insert(report->notes.begin(), against.begin(), against.end());
-        outcomes.push_back(std::move(outcome));
-    }
-    if (operation.output.json) text = cli::to_json(k_program, outcomes) + '\n';
-    const int written = cli::print_result(k_program, text);
-    const int status = cli::exit_status_of(outcomes);
-    return status == exit_status::done ? written : status;
+/// Whether a sleep that was rehearsed would free memory.
+bool would_free(const model::Report& report) {
+    return std::any_of(report.devices.begin(), report.devices.end(),
+                       [](const model::DeviceReport& each) { return each.released > 0; });
 }
 
-/// Puts together what stands against a sleep, which is in `verdict`, and what it would free.
-Explained put_together(cli::Outcome outcome, const cli::Outcome& verdict) {
-    const auto* const said = std::get_if<model::Report>(&verdict.answer);
-    if (!said) return {verdict, {}};
-    const bool would_sleep = std::any_of(said->devices.begin(), said->devices.end(),
-                                         [](const model::DeviceReport& each) { return each.released > 0; });
-    return {std::move(outcome), would_sleep ? std::vector<std::string>() : said->notes};
+/// The sleep that is asked about, with time to wait for another operation, or for one who holds sleeps back.
+model::SleepRequest rehearsal(model::SleepRequest request, Milliseconds patience) {
+    request.dry_run = true;
+    request.timeout = patience / 2;
+    return request;
 }
 
 /// Asks what stands against a sleep, and then what it would free whatever stands against it. Changes nothing.
 int explain(const cli::CommandRun& operation) {
     constexpr Milliseconds k_patience{10'000};
-    auto request = std::get<model::SleepRequest>(operation.request);
-    const auto patience = request.bounds_all ? request.timeout : k_patience;
-    request.dry_run = true;
-    request.timeout = patience / 2; // to wait for another operation, or for one who holds sleeps back
+    const auto& asked = std::get<model::SleepRequest>(operation.request);
+    const auto patience = asked.bounds_all ? asked.timeout : k_patience;
+    auto request = rehearsal(asked, patience);
     cli::Finder finder;
-    std::vector<cli::Outcome> outcomes[2];
-    for (auto& answers : outcomes) {
-        auto targets = cli::find_targets(finder, operation.target, {.user = operation.user});
-        if (!targets) {
-            cli::print_error(cli::render_error(k_program, "", targets.error()));
-            const auto text =
-                operation.output.json ? cli::to_json(k_program, targets.error()) + '\n' : std::string();
-            [[maybe_unused]] const int written = cli::print_result(k_program, text); // it has failed anyway
-            return traits(targets.error().code).exit_status;
-        }
-        answers = cli::ask_each(finder, std::move(targets->reached), request, patience);
-        std::move(targets->unreached.begin(), targets->unreached.end(), std::back_inserter(answers));
-        request.only_if_idle.reset();
-        request.ignore_inhibitors = true;
+    auto verdicts = cli::ask_targets(finder, operation.target, operation.user, request, patience);
+    if (!verdicts) return cli::tell_failure(k_program, operation.output, verdicts.error());
+    request.only_if_idle.reset();
+    request.ignore_inhibitors = true;
+    auto outcomes = cli::ask_targets(finder, operation.target, operation.user, request, patience);
+    if (!outcomes) return cli::tell_failure(k_program, operation.output, outcomes.error());
+    const auto verdict_of = [&](const cli::Process& process) {
+        return std::find_if(verdicts->begin(), verdicts->end(),
+                            [&](const cli::Outcome& other) { return other.process.pid == process.pid; });
+    };
+    std::erase_if(*outcomes, [&](const auto& each) { return verdict_of(each.process) == verdicts->end(); });
+    std::map<pid_t, std::vector<std::string>> against;
+    for (auto& outcome : *outcomes) {
+        const auto& verdict = *verdict_of(outcome.process);
+        const auto* const said = std::get_if<model::Report>(&verdict.answer);
+        auto* const report = std::get_if<model::Report>(&outcome.answer);
+        if (!said) outcome = verdict;
+        if (!said || !report || would_free(*said)) continue;
+        against[outcome.process.pid] = said->notes;
+        if (operation.output.json)
+            report->notes.insert(report->notes.begin(), said->notes.begin(), said->notes.end());
     }
-    auto& [verdicts, reports] = outcomes;
-    std::vector<Explained> all;
-    for (auto& outcome : reports) {
-        const auto is_same = [&](const cli::Outcome& other) {
-            return other.process.pid == outcome.process.pid;
-        };
-        const auto verdict = std::find_if(verdicts.begin(), verdicts.end(), is_same);
-        if (verdict != verdicts.end()) all.push_back(put_together(std::move(outcome), *verdict));
-    }
-    return tell(operation, std::move(all));
+    return cli::tell_all(k_program, operation.output, *outcomes,
+                         [&](const cli::Process& process, const model::Report& report) {
+                             return cli::render_reasons(process, report, against[process.pid]);
+                         });
 }
 
 } // namespace

@@ -4,6 +4,7 @@
 
 #include "cli/operation.hpp"
 
+#include "cli/asking.hpp"
 #include "cli/driver_engine.hpp"
 #include "cli/interruptions.hpp"
 #include "cli/json.hpp"
@@ -38,8 +39,7 @@ bool is_lost(const Answer& answer) noexcept {
 
 /// Whether one of all processes has gone, or has none of the tags: nobody has named it.
 bool is_passed_over(const CommandRun& operation, const Outcome& outcome) noexcept {
-    const auto* failure = std::get_if<model::Failure>(&outcome.answer);
-    const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
+    const auto* const error = error_of(outcome.answer);
     return operation.target.empty() && error &&
            (is_gone(error->code) || error->code == ErrorCode::unknown_tag);
 }
@@ -77,9 +77,7 @@ public:
     /// Says what failed on standard error, and what was done on standard output.
     void tell(const Outcome& outcome) {
         if (is_passed_over(operation_, outcome)) return;
-        if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
-            print_error(outcome, failure->error);
-        else if (const auto* error = std::get_if<Error>(&outcome.answer))
+        if (const auto* const error = error_of(outcome.answer))
             print_error(outcome, *error);
         else
             tell_done(outcome);
@@ -184,8 +182,7 @@ std::vector<Outcome> ask(const CommandRun& operation, Targets found, Teller& tel
 }
 
 bool is_withdrawn(const Outcome& outcome) noexcept {
-    const auto* failure = std::get_if<model::Failure>(&outcome.answer);
-    const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
+    const auto* const error = error_of(outcome.answer);
     return error && error->code == ErrorCode::cancelled;
 }
 
@@ -287,11 +284,7 @@ int run(const CommandRun& operation) {
         else
             targets = std::move(chosen).error();
     }
-    if (!targets && !without_agent) {
-        print_error(render_error(operation.program, "", targets.error()));
-        if (operation.output.json) teller.print(to_json(operation.program, targets.error()) + '\n');
-        return traits(targets.error().code).exit_status;
-    }
+    if (!targets && !without_agent) return tell_failure(operation.program, operation.output, targets.error());
     Interruptions interruptions;
     std::vector<Outcome> outcomes;
     if (without_agent) {
