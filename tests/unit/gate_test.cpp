@@ -176,6 +176,22 @@ TEST_CASE("Gate: asleep, touches ask to be woken, not more than once a second", 
     CHECK(second.gets_in());
 }
 
+TEST_CASE("Gate: the first touch of each sleep asks at once, however short the last sleep was", "[gate]") {
+    const OpenGate open;
+    std::atomic<int> wakes{0};
+    the_gate().set_waker([&] {
+        ++wakes;
+        the_gate().open();
+    });
+    const auto start = Clock::now();
+    for (int sleeps = 1; sleeps <= 5; ++sleeps) {
+        fall_asleep(rule(OnTouch::wake));
+        CHECK(passes(Touch::submits));
+        CHECK(wakes == sleeps);
+    }
+    CHECK(Clock::now() - start < Milliseconds(1'000)); // which is how long the touches of one sleep wait
+}
+
 TEST_CASE("Gate: a touch that asked to be woken waits no longer than its limit", "[gate]") {
     const OpenGate open;
     the_gate().set_waker([] { the_gate().wake_refused(); });
