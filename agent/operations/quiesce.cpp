@@ -58,8 +58,8 @@ Result<void> Quiesce::check_unseen() {
     if (trouble.empty()) return {};
     if (!request_.force && !request_.dry_run)
         return make_error(uses ? ErrorCode::unseen_library : uses.error().code, "{}", trouble);
-    report_.notes.push_back(std::move(trouble) +
-                            (request_.force ? "; its work is not held back" : "; refused without --force"));
+    trouble += request_.force ? "; its work is not held back" : model::k_refused_unless_forced;
+    report_.notes.push_back(std::move(trouble));
     return {};
 }
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-# Completion for gpu-run, gpu-sleep, gpu-wake, gpu-reclaim, gpu-inhibit, gpu-ps and gpu-snapshot in bash: options, the
+# Completion for gpu-run, gpu-sleep, gpu-wake, gpu-reclaim, gpu-inhibit, gpu-ps, gpu-doctor and gpu-snapshot in bash: options, the
 # processes and tags that gpu-ps lists, and the files and extents of snapshots.
 # shellcheck shell=bash
 
@@ -121,5 +121,5 @@ _gpu_snapshot() {
 }
 
 complete -F _gpu_run gpu-run
-complete -F _gpu_sleep gpu-sleep gpu-wake gpu-reclaim gpu-inhibit gpu-ps
+complete -F _gpu_sleep gpu-sleep gpu-wake gpu-reclaim gpu-inhibit gpu-ps gpu-doctor
 complete -o filenames -F _gpu_snapshot gpu-snapshot

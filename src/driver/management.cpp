@@ -47,6 +47,15 @@ struct Nvml {
     int (*memory)(Device, Memory*) = nullptr;
     int (*persistence)(Device, int*) = nullptr;
     int (*processes)(Device, unsigned*, ProcessInfo*) = nullptr;
+
+    // Of these, a library may lack any.
+    int (*driver_version)(char*, unsigned) = nullptr;
+    int (*mig_mode)(Device, unsigned* current, unsigned* pending) = nullptr;
+    int (*compute_mode)(Device, int*) = nullptr;
+    int (*link_generation)(Device, unsigned*) = nullptr;
+    int (*link_width)(Device, unsigned*) = nullptr;
+    int (*max_link_generation)(Device, unsigned*) = nullptr;
+    int (*max_link_width)(Device, unsigned*) = nullptr;
 };
 
 Error failed(const Nvml& nvml, int status, std::string_view call) {
@@ -74,6 +83,13 @@ Result<Nvml> load() {
                          found("nvmlDeviceGetPersistenceMode", nvml.persistence) &&
                          found("nvmlDeviceGetComputeRunningProcesses_v3", nvml.processes);
     if (!has_all) return make_error(ErrorCode::no_driver, "the driver's management library is too old");
+    static_cast<void>(found("nvmlSystemGetDriverVersion", nvml.driver_version));
+    static_cast<void>(found("nvmlDeviceGetMigMode", nvml.mig_mode));
+    static_cast<void>(found("nvmlDeviceGetComputeMode", nvml.compute_mode));
+    static_cast<void>(found("nvmlDeviceGetCurrPcieLinkGeneration", nvml.link_generation));
+    static_cast<void>(found("nvmlDeviceGetCurrPcieLinkWidth", nvml.link_width));
+    static_cast<void>(found("nvmlDeviceGetMaxPcieLinkGeneration", nvml.max_link_generation));
+    static_cast<void>(found("nvmlDeviceGetMaxPcieLinkWidth", nvml.max_link_width));
     if (const int status = nvml.init(); status != k_success) return failed(nvml, status, "nvmlInit");
     return nvml;
 }
@@ -97,10 +113,70 @@ std::vector<GpuProcess> processes_of(const Nvml& nvml, Device device) {
     return processes;
 }
 
+/// Loaded the first time.
+const Result<Nvml>& library() {
+    static const auto& loaded = *new Result<Nvml>(load());
+    return loaded;
+}
+
+/// What `ask` says of the device; 0 where it does not, or is not there.
+template <class Number>
+int number_of(int (*ask)(Device, Number*), Device device) {
+    Number number = 0;
+    return ask && ask(device, &number) == k_success ? static_cast<int>(number) : 0;
+}
+
+bool is_divided(const Nvml& nvml, Device device) {
+    unsigned current = 0;
+    unsigned pending = 0;
+    return nvml.mig_mode && nvml.mig_mode(device, &current, &pending) == k_success && current != 0;
+}
+
+GpuSetup setup_of(const Nvml& nvml, Device device, unsigned index) {
+    // nvmlComputeMode_t
+    constexpr int k_exclusive_thread = 1;
+    constexpr int k_prohibited = 2;
+    constexpr int k_exclusive_process = 3;
+    std::array<char, 96> uuid{};
+    std::array<char, 96> name{};
+    if (nvml.uuid(device, uuid.data(), uuid.size()) != k_success) uuid = {};
+    if (nvml.name(device, name.data(), name.size()) != k_success) name = {};
+    const int mode = number_of(nvml.compute_mode, device);
+    return {static_cast<int>(index),
+            uuid.data(),
+            name.data(),
+            number_of(nvml.persistence, device) != 0,
+            is_divided(nvml, device),
+            mode == k_exclusive_thread || mode == k_exclusive_process,
+            mode == k_prohibited,
+            number_of(nvml.link_generation, device),
+            number_of(nvml.link_width, device),
+            number_of(nvml.max_link_generation, device),
+            number_of(nvml.max_link_width, device)};
+}
+
 } // namespace
 
+Result<Setup> look_at_setup() {
+    const auto& loaded = library();
+    if (!loaded) return loaded.error();
+    const auto& nvml = *loaded;
+    unsigned count = 0;
+    if (const int status = nvml.count(&count); status != k_success)
+        return failed(nvml, status, "nvmlDeviceGetCount");
+    Setup setup;
+    std::array<char, 96> version{};
+    if (nvml.driver_version && nvml.driver_version(version.data(), version.size()) == k_success)
+        setup.driver_version = version.data();
+    for (unsigned index = 0; index < count; ++index) {
+        Device device = nullptr;
+        if (nvml.device(index, &device) == k_success) setup.gpus.push_back(setup_of(nvml, device, index));
+    }
+    return setup;
+}
+
 Result<std::vector<Gpu>> look_at_gpus() {
-    static const auto& loaded = *new Result<Nvml>(load());
+    const auto& loaded = library();
     if (!loaded) return loaded.error();
     const auto& nvml = *loaded;
     unsigned count = 0;
@@ -119,10 +195,8 @@ Result<std::vector<Gpu>> look_at_gpus() {
         if (const int status = nvml.uuid(device, uuid.data(), uuid.size()); status != k_success)
             return failed(nvml, status, "nvmlDeviceGetUUID");
         if (nvml.name(device, name.data(), name.size()) != k_success) name = {};
-        int persistence = 0;
-        const bool is_persistent = nvml.persistence(device, &persistence) == k_success && persistence != 0;
         gpus.push_back({static_cast<int>(index), uuid.data(), name.data(), memory.total, memory.free,
-                        is_persistent, processes_of(nvml, device)});
+                        number_of(nvml.persistence, device) != 0, processes_of(nvml, device)});
     }
     return gpus;
 }

@@ -33,8 +33,32 @@ struct Gpu {
     std::vector<GpuProcess> processes; ///< that compute on it
 };
 
+/// How a GPU is set up. Numbers are 0, and modes false, where NVML does not know.
+struct GpuSetup {
+    int index = 0; ///< as Gpu has it
+    std::string uuid;
+    std::string name;
+    bool is_persistent = false;
+    bool is_divided = false;     ///< into instances (MIG)
+    bool is_exclusive = false;   ///< one process may have a context on it
+    bool is_prohibited = false;  ///< none may
+    int link_generation = 0;     ///< of PCIe, now: an idle link may be slower
+    int link_width = 0;          ///< lanes, now
+    int max_link_generation = 0; ///< that the GPU and its slot can do
+    int max_link_width = 0;
+};
+
+/// The driver, and all GPUs of the machine.
+struct Setup {
+    std::string driver_version; ///< such as 580.159
+    std::vector<GpuSetup> gpus;
+};
+
 /// All GPUs, now. Opens libnvidia-ml.so.1 the first time (never closed again). Not thread-safe.
 /// Errors: no_driver (no such library, or one too old), driver_failed. Source: NVML API Reference.
 [[nodiscard]] Result<std::vector<Gpu>> look_at_gpus();
+
+/// How they are set up; otherwise the same.
+[[nodiscard]] Result<Setup> look_at_setup();
 
 } // namespace gpu_sleep::driver

@@ -125,7 +125,7 @@ Headroom host_headroom(const HostMemorySources& sources) {
     Headroom headroom{std::numeric_limits<Bytes>::max(), "nothing"};
     if (const auto available = read_fields(sources.proc / "meminfo", {"MemAvailable:"}))
         limit_by(headroom, *available * k_kib, "free host memory", sources.proc / "meminfo");
-    const auto membership = read_small_file(sources.proc / "self" / "cgroup").value_or("");
+    const auto membership = read_small_file(sources.proc / sources.process / "cgroup").value_or("");
     std::string_view rest = membership;
     while (const auto line = take_line(rest)) limit_by_membership(headroom, sources.cgroup, *line);
     return headroom;
@@ -141,7 +141,7 @@ unsigned memory_pressure(const HostMemorySources& sources) {
         return static_cast<unsigned>(std::min<Bytes>(percent.value_or(0), 100));
     };
     auto most = read(sources.proc / "pressure" / "memory");
-    const auto membership = read_small_file(sources.proc / "self" / "cgroup").value_or("");
+    const auto membership = read_small_file(sources.proc / sources.process / "cgroup").value_or("");
     std::string_view rest = membership;
     while (const auto line = take_line(rest))
         if (line->starts_with(k_version_2))
@@ -159,12 +159,12 @@ Headroom host_headroom_beyond(Bytes reserve) {
 Bytes address_space_left(const HostMemorySources& sources) {
     constexpr std::string_view k_limit = "Max address space";
     constexpr auto k_unlimited = std::numeric_limits<Bytes>::max();
-    const auto limits = read_small_file(sources.proc / "self" / "limits").value_or("");
+    const auto limits = read_small_file(sources.proc / sources.process / "limits").value_or("");
     std::string_view rest = limits;
     while (const auto line = take_line(rest)) {
         if (!line->starts_with(k_limit)) continue;
         const auto limit = parse_number(line->substr(k_limit.size()));
-        const auto taken = read_fields(sources.proc / "self" / "status", {"VmSize:"});
+        const auto taken = read_fields(sources.proc / sources.process / "status", {"VmSize:"});
         return limit && taken ? *limit - std::min(*limit, *taken * k_kib) : k_unlimited;
     }
     return k_unlimited;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// How much host memory this process can still take before the kernel would kill a process of the machine or
-// of the control group.
+// How much host memory this process, or another, can still take before the kernel would kill a process of the
+// machine or of the control group.
 
 #pragma once
 
@@ -16,6 +16,7 @@ namespace gpu_sleep::store {
 struct HostMemorySources {
     std::filesystem::path proc = "/proc";
     std::filesystem::path cgroup = "/sys/fs/cgroup";
+    std::string process = "self"; ///< whose headroom: a name in `proc`
 };
 
 struct Headroom {

@@ -93,6 +93,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--for", duration()},
         {"--why", flag()},
         {"--prometheus", {{"-", "/nonexistent/x"}, {}}},
+        {"--measure", flag()},
         {"--release", flag()},
         {"--ignore-inhibitors", flag()},
         {"--min-size", size()},
@@ -149,6 +150,7 @@ std::vector<Command> all_commands(const std::string& place) {
             {{"gpu-wake"}, {k_nobody}, 3},
             {{"gpu-reclaim"}, {k_nobody}, 3},
             {{"gpu-inhibit"}, {k_nobody}, 3},
+            {{"gpu-doctor"}, {k_nobody}, 3},
             {{"gpu-run"}, {"--", "true"}, 0},
             {{"gpu-snapshot", "ls"}, {place}, 0},
             {{"gpu-snapshot", "verify"}, {place}, 0},
@@ -178,6 +180,7 @@ Arguments needs_of(const Command& command) {
 
 /// What an option of `command` cannot do without, but for itself.
 Arguments needs_of(const Command& command, const std::string& option) {
+    if (command.words.back() == "gpu-doctor" && option == "--dir") return {}; // which looks at it
     auto needs = kinds().at(option).needs;
     if (command.words.back() == "gpu-reclaim" && option != "--idle") return with(needs, needs_of(command));
     if (command.words.back() != "extract") return needs;
@@ -296,14 +299,15 @@ TEST_CASE("Options: what is not there, too much or too little is named", "[optio
             check_refused(changed.run_with(needs), command, word);
         }
         changed.rest.clear();
-        const bool may_ask_all = command.words.front() == "gpu-ps" || command.words.front() == "gpu-reclaim";
+        const std::set<std::string> asking_all{"gpu-ps", "gpu-reclaim", "gpu-doctor"};
+        const bool may_ask_all = asking_all.contains(command.words.front());
         if (!may_ask_all) check_refused(changed.run_with(needs), command, "is missing");
         if (!needs.empty()) check_refused(command.run_with({}), command, "is missing");
     }
 }
 
 TEST_CASE("Options: a number that is no pid is nobody's", "[options]") {
-    for (const auto* const command : {"gpu-ps", "gpu-sleep", "gpu-wake", "gpu-reclaim"})
+    for (const auto* const command : {"gpu-ps", "gpu-sleep", "gpu-wake", "gpu-reclaim", "gpu-doctor"})
         for (const auto& word : {std::string("0"), std::string("-1"), k_beyond_64_bits, k_beyond_all,
                                  std::string("1s"), k_garbage}) {
             const auto needs = needs_of({{command}, {}});

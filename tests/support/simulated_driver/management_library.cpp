@@ -17,6 +17,7 @@ namespace {
 
 constexpr int k_success = 0;
 constexpr int k_invalid_argument = 2;
+constexpr int k_not_supported = 3;
 constexpr int k_insufficient_size = 7;
 
 struct Memory {
@@ -70,6 +71,39 @@ SIM_NVML int nvmlDeviceGetName(void* handle, char* text, unsigned bytes) {
 
 SIM_NVML int nvmlDeviceGetPersistenceMode(void*, int* mode) {
     *mode = 1;
+    return k_success;
+}
+
+SIM_NVML int nvmlSystemGetDriverVersion(char* text, unsigned bytes) {
+    return std::snprintf(text, bytes, "580.0") < static_cast<int>(bytes) ? k_success : k_insufficient_size;
+}
+
+SIM_NVML int nvmlDeviceGetMigMode(void*, unsigned*, unsigned*) {
+    return k_not_supported;
+}
+
+SIM_NVML int nvmlDeviceGetComputeMode(void*, int* mode) {
+    *mode = 0;
+    return k_success;
+}
+
+SIM_NVML int nvmlDeviceGetCurrPcieLinkGeneration(void*, unsigned* generation) {
+    *generation = 1; // as of one that is idle
+    return k_success;
+}
+
+SIM_NVML int nvmlDeviceGetMaxPcieLinkGeneration(void*, unsigned* generation) {
+    *generation = 4;
+    return k_success;
+}
+
+SIM_NVML int nvmlDeviceGetCurrPcieLinkWidth(void*, unsigned* width) {
+    *width = 16;
+    return k_success;
+}
+
+SIM_NVML int nvmlDeviceGetMaxPcieLinkWidth(void*, unsigned* width) {
+    *width = 16;
     return k_success;
 }
 

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The child, the pipe that its answer comes through, and its end.
+
+#include "cli/doctor/child.hpp"
+
+#include "base/fd.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <thread>
+
+namespace gpu_sleep::cli::doctor {
+namespace {
+
+/// An answer is its first byte and what follows: the text, or the numbers of an error, its call and message.
+constexpr char k_text = 'T';
+constexpr char k_error = 'E';
+
+std::string encode(const Result<std::string>& answer) {
+    if (answer) return k_text + *answer;
+    const auto& error = answer.error();
+    return fmt::format("{}{} {} {}\n{}", k_error, static_cast<int>(error.code), error.driver_status,
+                       error.where, error.message);
+}
+
+/// Nothing where it is not whole.
+std::optional<Result<std::string>> decode(std::string_view bytes) {
+    if (bytes.starts_with(k_text)) return Result<std::string>(std::string(bytes.substr(1)));
+    if (!bytes.starts_with(k_error)) return {};
+    const auto line_end = bytes.find('\n');
+    if (line_end == std::string_view::npos) return {};
+    const std::string line(bytes.substr(1, line_end - 1));
+    int code = 0;
+    int status = 0;
+    int read = 0;
+    if (std::sscanf(line.c_str(), "%d %d %n", &code, &status, &read) != 2) return {};
+    return Result<std::string>(Error{static_cast<ErrorCode>(code), std::string(bytes.substr(line_end + 1)),
+                                     line.substr(static_cast<std::size_t>(read)), status});
+}
+
+void write_all(int fd, std::string_view bytes) {
+    while (!bytes.empty()) {
+        const auto written = ::write(fd, bytes.data(), bytes.size());
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) return;
+        bytes.remove_prefix(static_cast<std::size_t>(written));
+    }
+}
+
+/// What the child does; never returns.
+[[noreturn]] void answer(const std::function<Result<std::string>()>& ask, int fd, pid_t parent) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() == parent) {
+        ::signal(SIGPIPE, SIG_IGN);
+        write_all(fd, encode(ask()));
+    }
+    ::_exit(0); // what the driver registered for the end of a process is not run: it may hang, too
+}
+
+/// All until the end of the pipe; nothing where that does not come in time.
+std::optional<std::string> read_until(int fd, Clock::time_point deadline) {
+    std::string bytes;
+    std::array<char, 4096> buffer{};
+    for (;;) {
+        const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
+        pollfd readable{fd, POLLIN, 0};
+        const auto wait = std::clamp<Milliseconds::rep>(left, 0, std::numeric_limits<int>::max());
+        const int ready = ::poll(&readable, 1, static_cast<int>(wait));
+        if (ready < 0 && errno == EINTR) continue;
+        if (ready <= 0) return {};
+        const auto got = ::read(fd, buffer.data(), buffer.size());
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return bytes;
+        bytes.append(buffer.data(), static_cast<std::size_t>(got));
+    }
+}
+
+/// Waits for the child's end, and no longer than a moment: one in an uninterruptible call does not end.
+/// Returns its wait status, or 0.
+int reap(pid_t child) {
+    constexpr Milliseconds k_patience{1'000};
+    constexpr Milliseconds k_look_again{2};
+    const auto deadline = Clock::now() + k_patience;
+    int status = 0;
+    for (;;) {
+        const auto ended = ::waitpid(child, &status, WNOHANG);
+        if (ended == child) return status;
+        if (ended < 0 && errno != EINTR) return 0;
+        if (Clock::now() >= deadline) return 0;
+        std::this_thread::sleep_for(k_look_again);
+    }
+}
+
+} // namespace
+
+Result<std::string> run_in_child(Milliseconds limit, const std::function<Result<std::string>()>& ask) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) return errno_error(ErrorCode::io_failed, errno, "pipe2", "a check");
+    UniqueFd from(ends[0]);
+    UniqueFd into(ends[1]);
+    const auto parent = ::getpid();
+    const auto child = ::fork();
+    if (child < 0) return errno_error(ErrorCode::out_of_threads, errno, "fork", "a check");
+    if (child == 0) answer(ask, into.get(), parent);
+    into.reset();
+    const auto bytes = read_until(from.get(), Clock::now() + limit);
+    if (!bytes) ::kill(child, SIGKILL);
+    const int status = reap(child);
+    if (!bytes)
+        return make_error(ErrorCode::timed_out, "no answer within {}",
+                          format_seconds(std::chrono::duration<double>(limit).count()));
+    if (auto answer = decode(*bytes)) return *std::move(answer);
+    if (WIFSIGNALED(status))
+        return make_error(ErrorCode::driver_failed, "it crashed who asked it ({})",
+                          ::strsignal(WTERMSIG(status)));
+    return make_error(ErrorCode::driver_failed, "it ended who asked it");
+}
+
+} // namespace gpu_sleep::cli::doctor

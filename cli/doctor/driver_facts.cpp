@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Asking the driver, and a file system, in child processes; their answers come as JSON.
+
+#include "cli/doctor/child.hpp"
+#include "cli/doctor/facts.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <utility>
+
+// Each beside its type, where the library looks for it.
+namespace gpu_sleep::driver {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuSetup, index, uuid, name, is_persistent, is_divided, is_exclusive,
+                                   is_prohibited, link_generation, link_width, max_link_generation,
+                                   max_link_width)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Setup, driver_version, gpus)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DeviceCapabilities, device, name, uuid, compute_major, compute_minor,
+                                   has_virtual_memory, uses_mps, total)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Capabilities, cuda_version, has_checkpoint, devices)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LinkSpeed, to_host, to_device)
+} // namespace gpu_sleep::driver
+namespace gpu_sleep::store {
+static void to_json(nlohmann::json& json, const SnapshotDirectory::FreeSpace& space) {
+    json = {space.bytes, space.in_memory};
+}
+static void from_json(const nlohmann::json& json, SnapshotDirectory::FreeSpace& space) {
+    space = {json.at(0).get<Bytes>(), json.at(1).get<bool>()};
+}
+} // namespace gpu_sleep::store
+
+namespace gpu_sleep::cli::doctor {
+namespace {
+
+/// What `ask`, a function that returns a Result<Value>, gives in a child. Errors: as run_in_child().
+template <class Value, class Ask>
+Result<Value> asked(Milliseconds limit, Ask&& ask) {
+    constexpr auto k_replace = nlohmann::json::error_handler_t::replace;
+    const auto text = run_in_child(limit, [&]() -> Result<std::string> {
+        const Result<Value> answer = ask();
+        if (!answer) return answer.error();
+        return nlohmann::json(*answer).dump(-1, ' ', false, k_replace);
+    });
+    if (!text) return text.error();
+    const auto value = nlohmann::json::parse(*text, nullptr, false);
+    if (value.is_discarded()) return make_error(ErrorCode::internal, "its answer cannot be read");
+    return value.template get<Value>();
+}
+
+std::vector<Result<driver::LinkSpeed>> measure(const driver::Capabilities& capabilities, Milliseconds limit) {
+    std::vector<Result<driver::LinkSpeed>> links;
+    for (const auto& each : capabilities.devices)
+        links.push_back(asked<driver::LinkSpeed>(limit, [&] { return driver::measure_link(each.device); }));
+    return links;
+}
+
+/// Of a process that has no agent.
+Result<driver::CheckpointState> ask_checkpoint(pid_t pid, Milliseconds limit) {
+    const auto state = asked<int>(limit, [&]() -> Result<int> {
+        const auto loaded = driver::Checkpoint::load();
+        if (!loaded) return loaded.error();
+        const auto stands = loaded->state(pid);
+        if (!stands) return stands.error();
+        return static_cast<int>(*stands);
+    });
+    if (!state) return state.error();
+    return static_cast<driver::CheckpointState>(*state);
+}
+
+} // namespace
+
+MachineFacts examine_machine(const MachineQuestions& questions) {
+    const auto limit = questions.timeout;
+    MachineFacts facts{read_kernel(),
+                       asked<driver::Setup>(limit, driver::look_at_setup),
+                       asked<driver::Capabilities>(limit, driver::look_at_capabilities),
+                       {},
+                       {}};
+    if (questions.measures && facts.capabilities) facts.links = measure(*facts.capabilities, limit);
+    if (!questions.directory.empty()) {
+        using Space = store::SnapshotDirectory::FreeSpace;
+        const auto look = [&] { return store::SnapshotDirectory::free_space_in(questions.directory); };
+        facts.directory = DirectoryFacts{questions.directory, asked<Space>(limit, look)};
+    }
+    return facts;
+}
+
+ProcessFacts examine_process(Finder& finder, Outcome outcome, Milliseconds timeout) {
+    ProcessFacts facts{outcome.process, read_process(outcome.process.pid), std::move(outcome.answer), {}, {}};
+    facts.rehearsal = facts.status;
+    const auto* const error = std::get_if<Error>(&facts.status);
+    if (error && error->code == ErrorCode::no_agent && !facts.kernel.is_stopped)
+        facts.checkpoint = ask_checkpoint(facts.process.pid, timeout);
+    if (!std::holds_alternative<model::Report>(facts.status)) return facts;
+    auto socket = finder.connect(facts.process);
+    if (!socket) {
+        facts.rehearsal = std::move(socket).error();
+        return facts;
+    }
+    model::SleepRequest request;
+    request.dry_run = true;
+    request.ignore_inhibitors = true; // whether there are any, the status says
+    request.timeout = timeout / 2;    // to wait for another operation
+    std::vector<Target> target;
+    target.push_back({facts.process, *std::move(socket)});
+    facts.rehearsal = ask_each(finder, std::move(target), request, timeout).front().answer;
+    return facts;
+}
+
+} // namespace gpu_sleep::cli::doctor

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What gpu-doctor reads before it judges. Nothing here judges; what cannot be read is missing.
+
+#pragma once
+
+#include "cli/targets.hpp"
+#include "driver/capabilities.hpp"
+#include "driver/checkpoint.hpp"
+#include "driver/management.hpp"
+#include "model/unseen_libraries.hpp"
+#include "store/host_memory.hpp"
+#include "store/snapshot_directory.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::cli::doctor {
+
+/// What the kernel says of the machine, and of this command.
+struct KernelFacts {
+    enum class Access : std::uint8_t { absent, denied, granted };
+
+    std::optional<std::string> module_version; ///< of the driver's kernel module, if it is loaded
+    Access control_device = Access::absent;    ///< /dev/nvidiactl, through which all is asked
+    std::optional<int> ptrace_scope;           ///< Yama's; missing without Yama
+    bool may_trace = false;                    ///< this command has CAP_SYS_PTRACE
+    std::optional<std::uint64_t> max_mappings; ///< of one process
+    std::string huge_pages;                    ///< transparent ones: always, madvise, never, or empty
+    Bytes reserved_huge_pages = 0;             ///< hugetlb pages that nobody uses
+    Bytes host_total = 0;
+    store::Headroom headroom; ///< of this command
+    bool has_mps_daemon = false;
+};
+
+/// A directory for files.
+struct DirectoryFacts {
+    std::string path;
+    Result<store::SnapshotDirectory::FreeSpace> space;
+};
+
+struct MachineFacts {
+    KernelFacts kernel;
+    Result<driver::Setup> setup;
+    Result<driver::Capabilities> capabilities;
+    /// Of each device of `capabilities`; empty where nobody asked.
+    std::vector<Result<driver::LinkSpeed>> links;
+    std::optional<DirectoryFacts> directory;
+};
+
+/// What the kernel says of one process.
+struct ProcessKernelFacts {
+    bool is_stopped = false;
+    std::optional<std::uint64_t> mappings; ///< missing where they may not be read
+    std::vector<model::UnseenUse> unseen;  ///< libraries
+    std::optional<Bytes> max_locked;       ///< RLIMIT_MEMLOCK; missing without a limit
+    store::Headroom headroom;              ///< of its control group, too
+};
+
+struct ProcessFacts {
+    Process process;
+    ProcessKernelFacts kernel;
+    Answer status;    ///< of its agent
+    Answer rehearsal; ///< of a sleep of all of it at level 1, whatever inhibits it
+    /// By the driver; missing where it was not asked: the agent is to be.
+    std::optional<Result<driver::CheckpointState>> checkpoint;
+};
+
+/// Reads files of the kernel below `root`, which is "/" but for tests.
+[[nodiscard]] KernelFacts read_kernel(const std::filesystem::path& root = "/");
+[[nodiscard]] ProcessKernelFacts read_process(pid_t pid, const std::filesystem::path& root = "/");
+
+/// What is to be asked of the machine.
+struct MachineQuestions {
+    Milliseconds timeout{10'000}; ///< for each question
+    bool measures = false;        ///< copies across the link of each GPU, by a context of its own
+    std::string directory;        ///< empty: none
+};
+
+/// Asks all but the kernel in child processes.
+[[nodiscard]] MachineFacts examine_machine(const MachineQuestions& questions);
+
+/// The same of one process, whose agent `outcome` has been asked for its status. Changes nothing in it, and
+/// wakes nobody.
+[[nodiscard]] ProcessFacts examine_process(Finder& finder, Outcome outcome, Milliseconds timeout);
+
+} // namespace gpu_sleep::cli::doctor

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The checks of one process: their table, and what its agent's answers mean.
+
+#include "cli/doctor/checks.hpp"
+
+#include "base/text.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace gpu_sleep::cli::doctor {
+namespace {
+
+using model::Report;
+
+const Report* status_of(const ProcessFacts& process) noexcept {
+    return std::get_if<Report>(&process.status);
+}
+
+const Report* rehearsal_of(const ProcessFacts& process) noexcept {
+    return std::get_if<Report>(&process.rehearsal);
+}
+
+const Error* error_of(const Answer& answer) noexcept {
+    const auto* const failure = std::get_if<model::Failure>(&answer);
+    return failure ? &failure->error : std::get_if<Error>(&answer);
+}
+
+/// What a dry run says of all devices.
+struct Sums {
+    Bytes released = 0;
+    Bytes kept = 0;
+    Bytes dropped = 0;
+
+    explicit Sums(const Report& report) {
+        for (const auto& device : report.devices) {
+            released += device.released;
+            kept += device.kept;
+            dropped += device.dropped;
+        }
+    }
+};
+
+bool is_asleep(const Report& status) noexcept {
+    return status.state == model::State::asleep || status.state == model::State::damaged;
+}
+
+Findings judge_agent(const MachineFacts&, const ProcessFacts& process) {
+    if (process.kernel.is_stopped)
+        return {bad("the process is stopped, by a signal or a debugger, and cannot answer",
+                    fmt::format("let it go on: kill -CONT {}", process.process.pid), exit_status::timed_out)};
+    if (const auto* const error = error_of(process.status)) {
+        const auto& row = traits(error->code);
+        const auto advice = error->code == ErrorCode::no_agent
+                                ? std::string("start the program by gpu-run, or link the agent")
+                                : std::string(row.advice);
+        return {bad(error->message, advice, row.exit_status)};
+    }
+    const auto& status = *status_of(process);
+    const auto name = status.name.empty() ? std::string() : fmt::format(", and is called {}", status.name);
+    return {ok(fmt::format("answers{}; the process is {}", name, model::to_string(status.state)))};
+}
+
+Findings judge_without_agent(const MachineFacts&, const ProcessFacts& process) {
+    if (!process.checkpoint) return {};
+    const auto pid = process.process.pid;
+    if (!*process.checkpoint)
+        return {warn(process.checkpoint->error().message, "the driver cannot put it to sleep")};
+    switch (**process.checkpoint) {
+    case driver::CheckpointState::running:
+        return {warn("the driver can put all of it to sleep, slowly",
+                     fmt::format("gpu-sleep {} --engine driver", pid))};
+    case driver::CheckpointState::locked:
+        return {warn("the driver has locked it, and its calls wait", fmt::format("gpu-wake {}", pid))};
+    case driver::CheckpointState::checkpointed:
+        return {ok(fmt::format("asleep by the driver; gpu-wake {} wakes it", pid))};
+    case driver::CheckpointState::failed: break;
+    }
+    return {bad("the driver could not go on with it, and its calls never return", "end it",
+                exit_status::failed_asleep)};
+}
+
+Findings judge_reach(const MachineFacts&, const ProcessFacts& process) {
+    const std::string advice = "stop that work before a sleep, then use gpu-sleep --force";
+    Findings findings;
+    const auto* const status = status_of(process);
+    if (const auto* const rehearsal = rehearsal_of(process)) {
+        // The agent knows of calls, too.
+        for (const auto& note : rehearsal->notes)
+            if (note.ends_with(model::k_refused_unless_forced)) findings.push_back(bad(note, advice));
+    } else if (!process.kernel.unseen.empty()) {
+        findings.push_back(warn("uses the GPU unseen: " + model::list_of(process.kernel.unseen), advice));
+    }
+    if (status && !status->intercepts)
+        findings.push_back(warn("the agent sees only the memory that the program gives it, and holds no work "
+                                "back",
+                                "start the program by gpu-run for all of it"));
+    if (status && findings.empty())
+        findings.push_back(ok("the agent sees all calls of the driver, and no library that goes past it"));
+    return findings;
+}
+
+Findings judge_residual(const MachineFacts&, const ProcessFacts& process) {
+    const auto* const status = status_of(process);
+    if (!status) return {};
+    Bytes managed = 0;
+    Bytes others = 0;
+    std::string kinds;
+    for (const auto& residual : status->residual) {
+        if (residual.kind == "managed") {
+            managed += residual.bytes;
+            continue;
+        }
+        others += residual.bytes;
+        kinds += (kinds.empty() ? "" : ", ") + residual.kind;
+    }
+    Findings findings;
+    if (managed != 0)
+        findings.push_back(warn(format_bytes(managed) + " are managed memory, which stays on the GPU",
+                                "the driver cannot checkpoint such a process; allocate it in another way"));
+    if (others != 0)
+        findings.push_back(
+            ok(fmt::format("{} stay on the GPU ({}); gpu-ps says why", format_bytes(others), kinds)));
+    if (findings.empty()) findings.push_back(ok("nothing but contexts and modules stays on the GPU"));
+    return findings;
+}
+
+Findings judge_inhibitors(const MachineFacts&, const ProcessFacts& process) {
+    const auto* const status = status_of(process);
+    if (!status || !status->inhibited) return {};
+    const auto limit = status->inhibited_seconds
+                           ? " for another " + format_seconds(*status->inhibited_seconds)
+                           : std::string();
+    return {bad("it refuses sleeps" + limit, fmt::format("gpu-inhibit --release {}, or gpu-sleep "
+                                                         "--ignore-inhibitors",
+                                                         process.process.pid))};
+}
+
+/// How long the contents that are kept take to cross the link.
+std::string copying_words(const MachineFacts& machine, Bytes kept) {
+    const auto rate = link_rate(machine);
+    if (!rate || kept == 0) return {};
+    return fmt::format(": {} across the link at {:.0f} GB/s ({}), and longer the first time",
+                       format_seconds(static_cast<double>(kept) / rate->bytes_per_second),
+                       rate->bytes_per_second / 1e9,
+                       rate->is_measured ? "measured" : "by its generation and width");
+}
+
+Findings judge_sleep(const MachineFacts& machine, const ProcessFacts& process) {
+    const auto* const status = status_of(process);
+    if (!status) return {};
+    if (const auto* const error = error_of(process.rehearsal)) {
+        const auto& row = traits(error->code);
+        return {bad("a sleep would fail: " + error->message, std::string(row.advice), row.exit_status)};
+    }
+    if (status->state == model::State::damaged)
+        return {bad("contents of it are damaged", std::string(traits(ErrorCode::damaged).advice),
+                    exit_status::damaged)};
+    if (is_asleep(*status)) return {ok(fmt::format("it sleeps; gpu-wake {} wakes it", process.process.pid))};
+    const Sums sums(*rehearsal_of(process));
+    if (sums.released == 0) return {ok("there is no memory that could sleep yet")};
+    auto text = fmt::format("would free {}, keep {} and drop {}", format_bytes(sums.released),
+                            format_bytes(sums.kept), format_bytes(sums.dropped));
+    return {ok(text + copying_words(machine, sums.kept))};
+}
+
+Findings judge_wake(const MachineFacts&, const ProcessFacts& process) {
+    const auto* const status = status_of(process);
+    if (!status || status->woken_bytes == 0 || status->woken_seconds <= 0) return {};
+    return {ok(fmt::format("the last one brought {} back in {}", format_bytes(status->woken_bytes),
+                           format_seconds(status->woken_seconds)))};
+}
+
+/// Whether what a sleep keeps has room in host memory, and in the directory that was named.
+Findings judge_room(const MachineFacts& machine, const ProcessFacts& process) {
+    const auto* const rehearsal = rehearsal_of(process);
+    const auto* const status = status_of(process);
+    if (!rehearsal || !status || is_asleep(*status)) return {};
+    const auto kept = Sums(*rehearsal).kept;
+    const auto needed = kept - std::min(kept, status->retained_bytes); // of which some is there already
+    const auto& headroom = process.kernel.headroom;
+    auto text = fmt::format("{} needed, {} can still be taken, limited by {}", format_bytes(needed),
+                            format_bytes(headroom.bytes), headroom.limited_by);
+    Findings findings;
+    const bool fits = needed <= headroom.bytes;
+    const bool spills = machine.directory && machine.directory->space &&
+                        kept <= headroom.bytes + machine.directory->space->bytes;
+    if (fits)
+        findings.push_back(ok(std::move(text)));
+    else if (spills)
+        findings.push_back(warn(std::move(text), "gpu-sleep --spill " + machine.directory->path));
+    else
+        findings.push_back(bad(std::move(text), "raise the limit, or use --store file, --spill or --level 2",
+                               exit_status::no_host_memory));
+    if (machine.directory && machine.directory->space && machine.directory->space->bytes < kept)
+        findings.push_back(
+            warn(fmt::format("{} has {} free, less than is kept ({})", machine.directory->path,
+                             format_bytes(machine.directory->space->bytes), format_bytes(kept)),
+                 "free disk space, or name another directory"));
+    return findings;
+}
+
+Findings judge_mappings(const MachineFacts& machine, const ProcessFacts& process) {
+    constexpr std::uint64_t k_nearly = 80; // percent
+    const auto& used = process.kernel.mappings;
+    const auto& limit = machine.kernel.max_mappings;
+    if (!used || !limit) return {};
+    auto text = fmt::format("{} of {}", *used, *limit);
+    if (*used * 100 >= *limit * k_nearly)
+        return {warn(std::move(text), "a sleep takes some more: sysctl vm.max_map_count=262144, as root")};
+    return {ok(std::move(text))};
+}
+
+Findings judge_locked_limit(const MachineFacts&, const ProcessFacts& process) {
+    if (!status_of(process)) return {};
+    if (!process.kernel.max_locked) return {ok("no limit")};
+    return {ok(fmt::format("{}, which does not limit what the driver pins",
+                           format_bytes(*process.kernel.max_locked)))};
+}
+
+constexpr std::array k_process_checks = {
+    ProcessCheck{"agent", "agent", judge_agent},
+    ProcessCheck{"driver_engine", "without agent", judge_without_agent},
+    ProcessCheck{"reach", "reach", judge_reach},
+    ProcessCheck{"inhibitors", "inhibitors", judge_inhibitors},
+    ProcessCheck{"sleep", "sleep", judge_sleep},
+    ProcessCheck{"wake", "wake", judge_wake},
+    ProcessCheck{"room", "room", judge_room},
+    ProcessCheck{"residual", "what stays", judge_residual},
+    ProcessCheck{"mappings", "mappings", judge_mappings},
+    ProcessCheck{"locked_memory", "locked memory", judge_locked_limit},
+};
+
+} // namespace
+
+std::span<const ProcessCheck> process_checks() noexcept {
+    return k_process_checks;
+}
+
+Findings judge(const MachineFacts& machine, const ProcessFacts& process) {
+    Findings all;
+    for (const auto& check : k_process_checks)
+        for (auto& finding : check.judge(machine, process)) {
+            finding.id = check.id;
+            finding.subject = check.subject;
+            all.push_back(std::move(finding));
+        }
+    return all;
+}
+
+} // namespace gpu_sleep::cli::doctor

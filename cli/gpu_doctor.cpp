@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// gpu-doctor: says what this machine, its driver and a process can and cannot do, why, and what to do about
+// it.
+
+#include "cli/doctor/checks.hpp"
+#include "cli/doctor/diagnosis.hpp"
+#include "cli/json.hpp"
+#include "cli/options.hpp"
+#include "cli/output.hpp"
+#include "cli/render.hpp"
+
+#include <iterator>
+
+using namespace gpu_sleep;
+
+namespace {
+
+constexpr const char* k_program = "gpu-doctor";
+constexpr const char* k_examples =
+    "  gpu-doctor                     can processes of this machine be put to sleep?\n"
+    "  gpu-doctor 4242                can this one, and what would it take?\n"
+    "  gpu-doctor --measure           also how fast the link to each GPU is\n"
+    "  gpu-doctor --dir /data/sleep   also whether files can go there\n";
+constexpr const char* k_statuses =
+    "\nExit status: 0 processes, or this one, can be put to sleep, 1 they cannot, 2 wrong usage,\n"
+    "3 no such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged,\n"
+    "7 asleep and lost, 8 not enough host memory or disk space. That of the first line that is bad.";
+
+struct Options {
+    std::string target;
+    std::optional<uid_t> user;
+    cli::OutputOptions output;
+    cli::doctor::MachineQuestions questions;
+};
+
+/// The processes that `options` names, each with its agent's status or why there is none.
+Result<std::vector<cli::Outcome>> ask(const Options& options, cli::Finder& finder) {
+    if (options.target.empty()) return std::vector<cli::Outcome>();
+    auto targets = cli::find_targets(finder, options.target, {options.user, true, options.questions.timeout});
+    if (targets) return cli::ask_status(finder, *std::move(targets), options.questions.timeout);
+    const auto found = cli::find_process(finder, options.target, options.user);
+    const bool is_there = model::is_number(options.target) && found;
+    if (!is_there) return targets.error();
+    return std::vector{cli::Outcome{*found, targets.error()}}; // the kernel tells of it all the same
+}
+
+int examine(const Options& options) {
+    cli::raise_descriptor_limit();
+    cli::Finder finder;
+    auto outcomes = ask(options, finder);
+    if (!outcomes) {
+        cli::print_error(cli::render_error(k_program, "", outcomes.error()));
+        const auto text =
+            options.output.json ? cli::to_json(k_program, outcomes.error()) + '\n' : std::string();
+        [[maybe_unused]] const int written = cli::print_result(k_program, text); // it has failed anyway
+        return traits(outcomes.error().code).exit_status;
+    }
+    const auto machine = cli::doctor::examine_machine(options.questions);
+    cli::doctor::Diagnosis diagnosis{cli::doctor::judge(machine), {}};
+    for (auto& outcome : *outcomes) {
+        const auto process =
+            cli::doctor::examine_process(finder, std::move(outcome), options.questions.timeout);
+        diagnosis.processes.push_back({process.process, cli::doctor::judge(machine, process)});
+    }
+    const auto text = options.output.json ? cli::doctor::to_json(diagnosis) + '\n'
+                                          : cli::doctor::render(diagnosis, options.output.quiet);
+    const int written = cli::print_result(k_program, text);
+    const int status = cli::doctor::exit_status_of(diagnosis);
+    return status == exit_status::done ? written : status;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    CLI::App app("Says what this machine, its driver and a process can and cannot do, and what to do about "
+                 "it. Changes nothing.",
+                 k_program);
+    Options options;
+    cli::add_basics(app, k_examples, k_statuses);
+    cli::add_target(app, options.target);
+    cli::add_user(app, options.user);
+    cli::add_path(app, "--dir", "DIR", options.questions.directory,
+                  "Also check the directory for files, and its room");
+    cli::add_flag(app, "--measure", options.questions.measures,
+                  "Also measure the link to each GPU, by a context that takes half a GiB for some seconds");
+    cli::add_duration(app, "--timeout", options.questions.timeout, "How long each check may take");
+    cli::add_output(app, options.output);
+    if (const auto status = cli::parse(app, argc, argv)) return *status;
+    return examine(options);
+}

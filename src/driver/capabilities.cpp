@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Asking the driver's devices, and timing copies.
+
+#include "driver/capabilities.hpp"
+
+#include "base/symbols.hpp"
+#include "driver/checkpoint.hpp"
+#include "driver/context.hpp"
+
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+namespace gpu_sleep::driver {
+namespace {
+
+/// What is asked here alone; null where the driver lacks it.
+struct MoreCalls {
+    CUresult(CUDAAPI* version)(int*) = nullptr;
+    CUresult(CUDAAPI* uuid)(CUuuid*, CUdevice) = nullptr;
+
+    MoreCalls() {
+        void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); // which is open already
+        if (!library) return;
+        const auto find = [&](const char* name, auto& function) {
+            function =
+                reinterpret_cast<std::remove_reference_t<decltype(function)>>(find_symbol(library, name));
+        };
+        find("cuDriverGetVersion", version);
+        find("cuDeviceGetUuid_v2", uuid);
+        if (!uuid) find("cuDeviceGetUuid", uuid);
+    }
+};
+
+int attribute(const Api& api, CUdevice device, int which) {
+    int value = 0;
+    return api.cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(which), device) == CUDA_SUCCESS
+               ? value
+               : 0;
+}
+
+/// "GPU-8a5b...", as NVML has it.
+std::string text_of(const CUuuid& uuid) {
+    std::string text = "GPU";
+    for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
+        if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+        text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
+    }
+    return text;
+}
+
+DeviceCapabilities capabilities_of(const Api& api, const MoreCalls& more, CUdevice device) {
+    constexpr int k_mps_enabled = 133; // which headers before CUDA 12.9 lack
+    DeviceCapabilities found;
+    found.device = device;
+    std::array<char, 96> name{};
+    if (api.cuDeviceGetName(name.data(), static_cast<int>(name.size()), device) == CUDA_SUCCESS)
+        found.name = name.data();
+    CUuuid uuid{};
+    if (more.uuid && more.uuid(&uuid, device) == CUDA_SUCCESS) found.uuid = text_of(uuid);
+    found.compute_major = attribute(api, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    found.compute_minor = attribute(api, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    found.has_virtual_memory =
+        attribute(api, device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0;
+    found.uses_mps = attribute(api, device, k_mps_enabled) != 0;
+    std::size_t total = 0;
+    if (api.cuDeviceTotalMem(&total, device) == CUDA_SUCCESS) found.total = total;
+    return found;
+}
+
+/// A stream, page-locked memory and memory of the current device, for copies between the two.
+class CopyBench {
+public:
+    static constexpr Bytes k_bytes = 64 * k_mib;
+
+    explicit CopyBench(const Api& api) noexcept : api_(api) {}
+    CopyBench(const CopyBench&) = delete;
+    CopyBench& operator=(const CopyBench&) = delete;
+    ~CopyBench() {
+        if (stream_) api_.cuStreamDestroy(stream_);
+        if (device_) api_.cuMemFree(device_);
+        if (host_) api_.cuMemFreeHost(host_);
+    }
+
+    Result<void> prepare() {
+        GPU_SLEEP_DRIVER_TRY(api_, cuMemHostAlloc, "cannot allocate page-locked memory", &host_, k_bytes, 0);
+        GPU_SLEEP_DRIVER_TRY(api_, cuMemAlloc, "cannot allocate GPU memory", &device_, k_bytes);
+        GPU_SLEEP_DRIVER_TRY(api_, cuStreamCreate, "cannot create a stream", &stream_,
+                             CU_STREAM_NON_BLOCKING);
+        return {};
+    }
+
+    /// The fastest of some rounds, in bytes a second; `copy` begins one.
+    template <class Copy>
+    Result<double> best(Copy&& copy) {
+        constexpr int k_rounds = 6;
+        constexpr int k_copies = 4; // of a round: what it takes to begin is hidden
+        double best = 0;
+        for (int round = 0; round < k_rounds; ++round) {
+            const auto start = Clock::now();
+            for (int i = 0; i < k_copies; ++i)
+                if (const CUresult status = copy(host_, device_, stream_); status != CUDA_SUCCESS)
+                    return to_error(api_, status, "cuMemcpyAsync", "cannot copy");
+            GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "cannot copy", stream_);
+            const auto bytes = static_cast<double>(k_copies) * static_cast<double>(k_bytes);
+            best = std::max(best, bytes / std::max(seconds_since(start), 1e-9));
+        }
+        return best;
+    }
+
+private:
+    const Api& api_;
+    void* host_ = nullptr;
+    CUdeviceptr device_ = 0;
+    CUstream stream_ = nullptr;
+};
+
+} // namespace
+
+Result<Capabilities> look_at_capabilities() {
+    const auto api = Api::load();
+    if (!api) return api.error();
+    GPU_SLEEP_TRY(initialise(*api));
+    const MoreCalls more;
+    Capabilities found;
+    if (more.version) static_cast<void>(more.version(&found.cuda_version));
+    found.has_checkpoint = Checkpoint::load().has_value();
+    int count = 0;
+    GPU_SLEEP_DRIVER_TRY(*api, cuDeviceGetCount, "cannot count GPUs", &count);
+    for (int i = 0; i < count; ++i) {
+        CUdevice device = 0;
+        GPU_SLEEP_DRIVER_TRY(*api, cuDeviceGet, "cannot ask a GPU", &device, i);
+        found.devices.push_back(capabilities_of(*api, more, device));
+    }
+    return found;
+}
+
+Result<LinkSpeed> measure_link(int device) {
+    const auto api = Api::load();
+    if (!api) return api.error();
+    GPU_SLEEP_TRY(initialise(*api));
+    const auto context = PrimaryContext::retain(*api, device);
+    if (!context) return context.error();
+    const CurrentContext current(*api, context->get());
+    CopyBench bench(*api);
+    GPU_SLEEP_TRY(bench.prepare());
+    const auto to_device = bench.best([&](void* host, CUdeviceptr memory, CUstream stream) {
+        return api->cuMemcpyHtoDAsync(memory, host, CopyBench::k_bytes, stream);
+    });
+    if (!to_device) return to_device.error();
+    const auto to_host = bench.best([&](void* host, CUdeviceptr memory, CUstream stream) {
+        return api->cuMemcpyDtoHAsync(host, memory, CopyBench::k_bytes, stream);
+    });
+    if (!to_host) return to_host.error();
+    return LinkSpeed{*to_host, *to_device};
+}
+
+} // namespace gpu_sleep::driver

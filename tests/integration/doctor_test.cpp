@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// gpu-doctor on the simulated driver, and where there is none.
+
+#include "mentions.hpp"
+#include "support/host.hpp"
+#include "support/scratch.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <csignal>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+Output doctor(Arguments arguments, Arguments environment = {}) {
+    arguments.insert(arguments.begin(), command_file("gpu-doctor"));
+    return run({std::move(arguments), std::move(environment)});
+}
+
+/// The finding of the check `id` of the first process, or else of the machine: "LEVEL FINDING".
+std::string finding(const Output& output, const std::string& id) {
+    const auto value = nlohmann::json::parse(output.out);
+    std::string text;
+    const auto look = [&](const nlohmann::json& checks) {
+        for (const auto& check : checks)
+            if (check.at("id") == id && text.empty())
+                text = check.at("level").get<std::string>() + ' ' + check.at("finding").get<std::string>();
+    };
+    if (!value.at("processes").empty()) look(value.at("processes").at(0).at("checks"));
+    look(value.at("machine"));
+    return text;
+}
+
+} // namespace
+
+TEST_CASE("Doctor: a machine where all works", "[doctor]") {
+    const auto plain = doctor({});
+    INFO(plain.out << plain.err);
+    CHECK(plain.status == 0);
+    CHECK_THAT(plain.out, mentions("ok    driver:"));
+    CHECK(plain.out.find("\nbad") == std::string::npos);
+    const auto output = doctor({"--json"});
+    CHECK(output.status == 0);
+    CHECK(output.json("/exit_status") == "0");
+    CHECK_THAT(finding(output, "driver"), mentions("580.0, up to CUDA"));
+    CHECK_THAT(finding(output, "link"), mentions("PCIe 4.0 x16"));
+    CHECK(doctor({"--quiet"}).out.empty());
+}
+
+TEST_CASE("Doctor: the link is measured on request alone", "[doctor]") {
+    CHECK_THAT(finding(doctor({"--json"}), "link"), !mentions("measured"));
+    const auto measured = doctor({"--json", "--measure"});
+    CHECK(measured.status == 0);
+    CHECK_THAT(finding(measured, "link"), mentions("GB/s from it, measured"));
+    const Scratch scratch;
+    const auto trace = "GPU_SLEEP_SIM_TRACE=" + scratch.file("trace");
+    CHECK(doctor({}, {trace}).status == 0);
+    const auto calls = run({{"cat", scratch.file("trace")}}).out;
+    CHECK_THAT(calls, mentions("cuInit"));
+    CHECK_THAT(calls, !mentions("cuDevicePrimaryCtxRetain"));
+}
+
+TEST_CASE("Doctor: without a driver it says so, and what to do", "[doctor]") {
+    const auto output = doctor({"--json"}, {"LD_LIBRARY_PATH=/nonexistent"});
+    if (finding(output, "driver").starts_with("ok")) return; // this machine has one
+    CHECK(output.status == 1);
+    CHECK_THAT(finding(output, "driver"), mentions("bad cannot open the CUDA driver"));
+    CHECK_THAT(output.out, mentions("install the NVIDIA driver"));
+}
+
+TEST_CASE("Doctor: a driver that hangs or fails does not hang or end it", "[doctor]") {
+    const auto hung = doctor({"--json", "--timeout", "500ms"}, {"GPU_SLEEP_SIM_DELAY=cuInit:100s"});
+    CHECK(hung.seconds < 30);
+    CHECK(hung.status == 4);
+    CHECK_THAT(finding(hung, "driver"), mentions("bad no answer within"));
+    const auto failed = doctor({"--json"}, {"GPU_SLEEP_SIM_FAIL=cuInit:1:803:forever"});
+    CHECK(failed.status == 1);
+    CHECK_THAT(failed.out, mentions("restart the machine"));
+    const auto unmeasured = doctor({"--json", "--measure"}, {"GPU_SLEEP_SIM_FAIL=cuMemAlloc:1:2:forever"});
+    CHECK(unmeasured.status == 0);
+    CHECK_THAT(finding(unmeasured, "link"), mentions("could not be measured"));
+}
+
+TEST_CASE("Doctor: a process with an agent, awake and asleep", "[doctor]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    const auto examine = [&](Arguments more = {}) {
+        more.emplace_back("--json");
+        return host.command("gpu-doctor", std::move(more));
+    };
+    auto output = examine();
+    CHECK(output.status == 0);
+    CHECK(output.json("/processes/0/pid") == std::to_string(host.pid()));
+    CHECK_THAT(finding(output, "agent"), mentions("ok answers"));
+    CHECK_THAT(finding(output, "sleep"), mentions("would free 4.00 MiB, keep 4.00 MiB"));
+    CHECK_THAT(finding(output, "room"), mentions("ok 4.00 MiB needed"));
+    CHECK(host.state() == "awake");
+    CHECK(host.command("gpu-sleep").status == 0);
+    output = examine();
+    CHECK(output.status == 0);
+    CHECK_THAT(finding(output, "sleep"), mentions("ok it sleeps"));
+    CHECK(host.state() == "asleep"); // nobody wakes it
+    CHECK(host.command("gpu-wake").status == 0);
+    REQUIRE(host.command("gpu-inhibit").status == 0);
+    output = examine();
+    CHECK(output.status == 1);
+    CHECK_THAT(finding(output, "inhibitors"), mentions("bad it refuses sleeps"));
+    const auto quiet = host.command("gpu-doctor", {"--quiet"});
+    CHECK(quiet.status == 1);
+    CHECK(quiet.out.starts_with("bad "));
+    REQUIRE(host.command("gpu-inhibit", {"--release"}).status == 0);
+    host.tell("check_all");
+}
+
+TEST_CASE("Doctor: a process that does not answer, or has no agent", "[doctor]") {
+    Host host;
+    host.process().signal(SIGSTOP);
+    const auto stopped = host.command("gpu-doctor", {"--json", "--timeout", "300ms"});
+    CHECK(stopped.status == 4);
+    CHECK_THAT(finding(stopped, "agent"), mentions("bad the process is stopped"));
+    host.process().signal(SIGCONT);
+    Process other({{"sleep", "100"}});
+    const auto none = doctor({std::to_string(other.pid()), "--json"});
+    CHECK(none.status == 3);
+    CHECK_THAT(finding(none, "agent"), mentions("bad "));
+    CHECK_THAT(finding(none, "driver_engine"), mentions("it does not use CUDA"));
+    CHECK(doctor({"999999999"}).status == 3);
+    CHECK(doctor({"nobody-has-this-name"}).status == 3);
+}
+
+TEST_CASE("Doctor: a directory for files", "[doctor]") {
+    const Scratch scratch;
+    auto output = doctor({"--json", "--dir", scratch.path()});
+    CHECK_THAT(finding(output, "directory"), mentions(" free"));
+    REQUIRE(run({{"chmod", "777", scratch.path()}}).status == 0);
+    output = doctor({"--json", "--dir", scratch.path()});
+    CHECK(output.status == 5);
+    CHECK_THAT(finding(output, "directory"), mentions("bad "));
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What gpu-doctor reads of the kernel, on machines that are made of files; and asking in a child process.
+
+#include "cli/doctor/child.hpp"
+#include "cli/doctor/facts.hpp"
+
+#include "support/catch.hpp"
+#include "support/scratch.hpp"
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+
+namespace gpu_sleep::cli::doctor {
+namespace {
+
+/// The root directory of a machine.
+class Root {
+public:
+    void write(const std::string& name, const std::string& text) const {
+        const auto file = path() / name;
+        std::filesystem::create_directories(file.parent_path());
+        std::ofstream(file) << text;
+    }
+    [[nodiscard]] const std::filesystem::path& path() const { return scratch_.path(); }
+
+private:
+    test::Scratch scratch_;
+};
+
+bool has_children() {
+    return ::waitpid(-1, nullptr, WNOHANG) >= 0 || errno != ECHILD;
+}
+
+} // namespace
+
+TEST_CASE("Doctor: reads a machine", "[doctor]") {
+    const Root root;
+    root.write("proc/driver/nvidia/version",
+               "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build\n"
+               "GCC version:  gcc version 12.2.0\n");
+    root.write("dev/nvidiactl", "");
+    root.write("proc/sys/kernel/yama/ptrace_scope", "1\n");
+    root.write("proc/self/status",
+               "Name:\tgpu-doctor\nCapPrm:\t0000000000000000\nCapEff:\t0000000000080000\n");
+    root.write("proc/sys/vm/max_map_count", "262144\n");
+    root.write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
+    root.write("proc/meminfo", "MemTotal:       1000 kB\nMemAvailable:    600 kB\nHugePages_Total:     6\n"
+                               "HugePages_Free:       5\nHugepagesize:       2048 kB\n");
+    root.write("proc/self/cgroup", "0::/x\n");
+    root.write("sys/fs/cgroup/x/memory.max", "409600\n");
+    root.write("sys/fs/cgroup/x/memory.current", "204800\n");
+    root.write("tmp/nvidia-mps/control", "");
+    const auto facts = read_kernel(root.path());
+    CHECK(facts.module_version == "580.159.03");
+    CHECK(facts.control_device == KernelFacts::Access::granted);
+    CHECK(facts.ptrace_scope == 1);
+    CHECK(facts.may_trace);
+    CHECK(facts.max_mappings == 262'144);
+    CHECK(facts.huge_pages == "madvise");
+    CHECK(facts.host_total == 1000 * k_kib);
+    CHECK(facts.reserved_huge_pages == 10 * k_mib);
+    CHECK(facts.headroom.bytes == 200 * k_kib);
+    CHECK(facts.has_mps_daemon);
+}
+
+TEST_CASE("Doctor: a machine without a driver, and of which nothing can be read", "[doctor]") {
+    const Root root;
+    auto facts = read_kernel(root.path());
+    CHECK_FALSE(facts.module_version);
+    CHECK(facts.control_device == KernelFacts::Access::absent);
+    CHECK_FALSE(facts.ptrace_scope);
+    CHECK_FALSE(facts.may_trace);
+    CHECK_FALSE(facts.max_mappings);
+    CHECK(facts.huge_pages.empty());
+    CHECK_FALSE(facts.has_mps_daemon);
+    root.write("proc/driver/nvidia/version", "");
+    root.write("proc/sys/kernel/yama/ptrace_scope", "x");
+    root.write("proc/self/status", "CapEff:\tno number\n");
+    root.write("sys/kernel/mm/transparent_hugepage/enabled", "]always[");
+    facts = read_kernel(root.path());
+    CHECK_FALSE(facts.module_version);
+    CHECK_FALSE(facts.ptrace_scope);
+    CHECK_FALSE(facts.may_trace);
+    CHECK(facts.huge_pages.empty());
+}
+
+TEST_CASE("Doctor: a device that the user may not open", "[doctor]") {
+    constexpr uid_t k_nobody = 65'534; // root may open all
+    const Root root;
+    root.write("dev/nvidiactl", "");
+    REQUIRE(::chmod(root.path().c_str(), 0755) == 0);
+    REQUIRE(::chmod((root.path() / "dev/nvidiactl").c_str(), 0) == 0);
+    const auto access = run_in_child(Milliseconds(30'000), [&]() -> Result<std::string> {
+        if (::geteuid() == 0 && ::setuid(k_nobody) != 0) return std::string("no other user");
+        return std::to_string(static_cast<int>(read_kernel(root.path()).control_device));
+    });
+    REQUIRE(access);
+    CHECK(*access == std::to_string(static_cast<int>(KernelFacts::Access::denied)));
+}
+
+TEST_CASE("Doctor: reads a process", "[doctor]") {
+    const Root root;
+    CHECK_FALSE(read_process(7, root.path()).mappings);
+    root.write("proc/7/status", "Name:\tpython3\nState:\tT (stopped)\n");
+    root.write("proc/7/maps", "1000-2000 r-xp 00000000 08:01 1   /usr/lib/libnvcuvid.so.1\n"
+                              "2000-3000 rw-p 00000000 00:00 0\n");
+    root.write("proc/7/limits",
+               "Limit                     Soft Limit           Hard Limit           Units\n"
+               "Max locked memory         65536                65536                bytes\n");
+    root.write("proc/7/cgroup", "0::/y\n");
+    root.write("proc/meminfo", "MemAvailable:    600 kB\n");
+    root.write("sys/fs/cgroup/y/memory.max", "1024\n");
+    root.write("sys/fs/cgroup/y/memory.current", "0\n");
+    auto facts = read_process(7, root.path());
+    CHECK(facts.is_stopped);
+    CHECK(facts.mappings == 2);
+    REQUIRE(facts.unseen.size() == 1);
+    CHECK(facts.unseen[0].name == "libnvcuvid.so.1");
+    CHECK(facts.max_locked == 64 * k_kib);
+    CHECK(facts.headroom.bytes == 1024);
+    root.write("proc/7/status", "Name:\tpython3\nState:\tS (sleeping)\n");
+    root.write("proc/7/limits",
+               "Max locked memory         unlimited            unlimited            bytes\n");
+    facts = read_process(7, root.path());
+    CHECK_FALSE(facts.is_stopped);
+    CHECK_FALSE(facts.max_locked);
+}
+
+TEST_CASE("Doctor: a child answers with a text or an error, of any length", "[doctor]") {
+    constexpr Milliseconds k_long{30'000};
+    const std::string text(1'000'000, 'x');
+    const auto answer = run_in_child(k_long, [&]() -> Result<std::string> { return text; });
+    REQUIRE(answer);
+    CHECK(*answer == text);
+    const auto failed = run_in_child(k_long, []() -> Result<std::string> {
+        return Error{ErrorCode::no_driver, "two\nlines", "a call", 803};
+    });
+    REQUIRE_FALSE(failed);
+    CHECK(failed.error().code == ErrorCode::no_driver);
+    CHECK(failed.error().message == "two\nlines");
+    CHECK(failed.error().where == "a call");
+    CHECK(failed.error().driver_status == 803);
+    CHECK_FALSE(has_children());
+}
+
+TEST_CASE("Doctor: a child that hangs or crashes does neither to the command", "[doctor]") {
+    const auto start = Clock::now();
+    const auto hung = run_in_child(Milliseconds(100), []() -> Result<std::string> {
+        for (;;) ::pause();
+    });
+    REQUIRE_FALSE(hung);
+    CHECK(hung.error().code == ErrorCode::timed_out);
+    CHECK(seconds_since(start) < 10);
+    const auto crashed = run_in_child(Milliseconds(30'000), []() -> Result<std::string> {
+        ::raise(SIGKILL);
+        return std::string();
+    });
+    REQUIRE_FALSE(crashed);
+    CHECK(crashed.error().code == ErrorCode::driver_failed);
+    CHECK(crashed.error().message.find("Killed") != std::string::npos);
+    CHECK_FALSE(has_children());
+}
+
+} // namespace gpu_sleep::cli::doctor
