@@ -26,6 +26,7 @@ constexpr const char* k_examples =
     "  gpu-reclaim --why llama              when it worked last, what would be freed, what stands against "
     "it\n"
     "  gpu-reclaim --idle 4h --store file --dir /var/tmp/sleep\n"
+    "  gpu-reclaim --idle 1h --engine driver  processes that have no agent\n"
     "  gpu-reclaim --idle 15m --quiet       for cron: says nothing, but for errors\n";
 
 constexpr const char* k_statuses =
@@ -83,6 +84,11 @@ int explain(const cli::CommandRun& operation) {
                          });
 }
 
+bool is_more_than_the_driver_does(const model::SleepRequest& request) {
+    return !request.tags.empty() || !request.stores.empty() || request.store_is_named ||
+           request.level != model::Level::keep;
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -109,6 +115,12 @@ int main(int argc, char** argv) {
     cli::add_stores(app, stores);
     cli::add_flag(app, "--dry-run", request.dry_run,
                   "Change nothing; say what would be freed, kept and dropped");
+    cli::add_choice(
+        app, "--engine", "agent|driver|auto",
+        [&operation](const std::string& word) { operation.engine = cli::engine_of(word); },
+        "driver: processes that have no agent, as a whole and to host memory; they do not wake by\n"
+        "themselves, and work of a few milliseconds is not seen; auto: those and the others (default:\n"
+        "agent)");
     cli::add_limit(
         app, "--timeout", timeout,
         "Time limit for each process until GPU memory is released (default: 30 s for the program's\n"
@@ -118,6 +130,10 @@ int main(int argc, char** argv) {
     auto text = cli::read_stores(stores, request);
     if (why && operation.target.empty()) text = "PID is missing, which --why is for";
     if (!why && !request.only_if_idle) text = "--idle is missing";
+    if (operation.engine != cli::Engine::agent && (why || is_more_than_the_driver_does(request)))
+        text =
+            "--engine driver puts all of a process to sleep, to host memory, and goes with --idle, --user, "
+            "--dry-run and --timeout alone";
     if (!text.empty()) return cli::usage_error(k_program, text, operation.output.json);
     if (!request.only_if_idle) request.only_if_idle = Milliseconds(0);
     request.bounds_all = timeout.has_value();

@@ -48,11 +48,7 @@ void add_request(CLI::App& app, model::SleepRequest& request, std::optional<Mill
                   "default: as the process was started");
     cli::add_choice(
         app, "--engine", "agent|driver|auto",
-        [&engine](const std::string& word) {
-            engine = word == "auto"     ? cli::Engine::automatic
-                     : word == "driver" ? cli::Engine::driver
-                                        : cli::Engine::agent;
-        },
+        [&engine](const std::string& word) { engine = cli::engine_of(word); },
         "agent: as described here; driver: the CUDA driver's checkpoint, for a process that has no agent, "
         "to\n"
         "host memory and as a whole; auto: the agent if there is one (default: agent)");

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace gpu_sleep::cli {
 
@@ -20,6 +21,9 @@ enum class Engine : std::uint8_t {
     driver,    ///< its checkpoint of a process that has no agent
     automatic, ///< the agent, or the driver if there is none
 };
+
+/// The engine of a word of "agent|driver|auto".
+[[nodiscard]] Engine engine_of(std::string_view word) noexcept;
 
 /// One run of a command that changes processes.
 struct CommandRun {

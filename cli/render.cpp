@@ -166,10 +166,16 @@ std::string state_words(const Report& report) {
     return may_work && idle >= k_least_idle ? fmt::format("{}, idle {}", state, format_seconds(idle)) : state;
 }
 
-/// Of one that has no agent: its GPUs in one line, for it has no tags.
-void add_without_agent(Table& table, const Process& process, const Report& report) {
+/// What its devices say is released, all together.
+Bytes released(const Report& report) {
     Bytes bytes = 0;
     for (const auto& device : report.devices) bytes += device.released;
+    return bytes;
+}
+
+/// Of one that has no agent: its GPUs in one line, for it has no tags.
+void add_without_agent(Table& table, const Process& process, const Report& report) {
+    const auto bytes = released(report);
     table.add({std::to_string(process.pid), user_name(process.uid), label(process, report),
                std::string(words_for(report.state)), "-",
                report.devices.empty() ? "-" : counted(report.devices.size(), "GPU"),
@@ -286,8 +292,10 @@ std::string render_operation(const Process& process, const Report& report) {
 std::string render_driver_operation(const Process& process, const Report& report) {
     const auto subject = fmt::format("{} {}", process.pid, label(process, report));
     const bool sleeps = report.operation == Operation::sleep;
-    auto text = fmt::format("{} is {} already; nothing to do\n", subject, words_for(report.state));
-    if (report.dry_run && report.state == (sleeps ? State::awake : State::asleep))
+    const bool is_left = sleeps && report.state == State::awake && released(report) == 0;
+    auto text = is_left ? fmt::format("{} stays awake:\n", subject)
+                        : fmt::format("{} is {} already; nothing to do\n", subject, words_for(report.state));
+    if (!is_left && report.dry_run && report.state == (sleeps ? State::awake : State::asleep))
         text = fmt::format("{} would be {} by the driver; nothing was changed:\n", subject,
                            sleeps ? "put to sleep" : "woken");
     if (report.changed)
