@@ -220,72 +220,81 @@ double remembered(const Nvml& nvml, Device device, double now) {
     return age(oldest->time, now);
 }
 
-} // namespace
-
-Result<RecentWork> look_at_recent_work() {
+/// Calls `use` with the library, and number and handle of each GPU that this user or container may see. Ends
+/// with its first error. Errors: also no_driver, driver_failed.
+template <class Use>
+Result<void> for_each_device(Use&& use) {
     const auto& loaded = library();
     if (!loaded) return loaded.error();
     const auto& nvml = *loaded;
-    if (!nvml.work || !nvml.samples)
-        return make_error(ErrorCode::no_driver,
-                          "the driver's management library is too old to tell who works");
     unsigned count = 0;
     if (const int status = nvml.count(&count); status != k_success)
         return failed(nvml, status, "nvmlDeviceGetCount");
+    for (unsigned index = 0; index < count; ++index) {
+        Device device = nullptr;
+        if (nvml.device(index, &device) == k_success) GPU_SLEEP_TRY(use(nvml, index, device));
+    }
+    return {};
+}
+
+/// What look_at_gpus() says of one.
+Result<Gpu> gpu_of(const Nvml& nvml, unsigned index, Device device) {
+    std::array<char, 96> uuid{};
+    std::array<char, 96> name{};
+    Memory memory;
+    if (const int status = nvml.memory(device, &memory); status != k_success)
+        return failed(nvml, status, "nvmlDeviceGetMemoryInfo");
+    if (const int status = nvml.uuid(device, uuid.data(), uuid.size()); status != k_success)
+        return failed(nvml, status, "nvmlDeviceGetUUID");
+    if (nvml.name(device, name.data(), name.size()) != k_success) name = {};
+    return Gpu{static_cast<int>(index),
+               uuid.data(),
+               name.data(),
+               memory.total,
+               memory.free,
+               number_of(nvml.persistence, device) != 0,
+               processes_of(nvml, device)};
+}
+
+} // namespace
+
+Result<RecentWork> look_at_recent_work() {
     const auto now = seconds_since_1970();
     RecentWork recent;
     bool is_first = true;
-    for (unsigned index = 0; index < count; ++index) {
-        Device device = nullptr;
-        if (nvml.device(index, &device) != k_success) continue;
-        GPU_SLEEP_TRY(note_work(nvml, device, now, recent.last_seen));
+    GPU_SLEEP_TRY(for_each_device([&](const Nvml& nvml, unsigned, Device device) -> Result<void> {
+        if (!nvml.work || !nvml.samples)
+            return make_error(ErrorCode::no_driver,
+                              "the driver's management library is too old to tell who works");
+        if (auto noted = note_work(nvml, device, now, recent.last_seen); !noted) return noted;
         const auto window = remembered(nvml, device, now);
         recent.window = std::exchange(is_first, false) ? window : std::min(recent.window, window);
-    }
+        return {};
+    }));
     return recent;
 }
 
 Result<Setup> look_at_setup() {
-    const auto& loaded = library();
-    if (!loaded) return loaded.error();
-    const auto& nvml = *loaded;
-    unsigned count = 0;
-    if (const int status = nvml.count(&count); status != k_success)
-        return failed(nvml, status, "nvmlDeviceGetCount");
     Setup setup;
+    GPU_SLEEP_TRY(for_each_device([&](const Nvml& nvml, unsigned index, Device device) -> Result<void> {
+        setup.gpus.push_back(setup_of(nvml, device, index));
+        return {};
+    }));
+    const auto& nvml = *library();
     std::array<char, 96> version{};
     if (nvml.driver_version && nvml.driver_version(version.data(), version.size()) == k_success)
         setup.driver_version = version.data();
-    for (unsigned index = 0; index < count; ++index) {
-        Device device = nullptr;
-        if (nvml.device(index, &device) == k_success) setup.gpus.push_back(setup_of(nvml, device, index));
-    }
     return setup;
 }
 
 Result<std::vector<Gpu>> look_at_gpus() {
-    const auto& loaded = library();
-    if (!loaded) return loaded.error();
-    const auto& nvml = *loaded;
-    unsigned count = 0;
-    if (const int status = nvml.count(&count); status != k_success)
-        return failed(nvml, status, "nvmlDeviceGetCount");
     std::vector<Gpu> gpus;
-    for (unsigned index = 0; index < count; ++index) {
-        Device device = nullptr;
-        // One that this user or container may not see is left out.
-        if (nvml.device(index, &device) != k_success) continue;
-        std::array<char, 96> uuid{};
-        std::array<char, 96> name{};
-        Memory memory;
-        if (const int status = nvml.memory(device, &memory); status != k_success)
-            return failed(nvml, status, "nvmlDeviceGetMemoryInfo");
-        if (const int status = nvml.uuid(device, uuid.data(), uuid.size()); status != k_success)
-            return failed(nvml, status, "nvmlDeviceGetUUID");
-        if (nvml.name(device, name.data(), name.size()) != k_success) name = {};
-        gpus.push_back({static_cast<int>(index), uuid.data(), name.data(), memory.total, memory.free,
-                        number_of(nvml.persistence, device) != 0, processes_of(nvml, device)});
-    }
+    GPU_SLEEP_TRY(for_each_device([&](const Nvml& nvml, unsigned index, Device device) -> Result<void> {
+        auto gpu = gpu_of(nvml, index, device);
+        if (!gpu) return std::move(gpu).error();
+        gpus.push_back(*std::move(gpu));
+        return {};
+    }));
     return gpus;
 }
 
