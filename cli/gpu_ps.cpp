@@ -3,20 +3,21 @@
 // gpu-ps: lists the processes that can be put to sleep, and how they stand.
 
 #include "cli/json.hpp"
+#include "cli/live_table.hpp"
 #include "cli/metrics.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/render.hpp"
 #include "cli/replaced_file.hpp"
+#include "cli/screen.hpp"
 #include "cli/without_agent.hpp"
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
 #include <iterator>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 using namespace gpu_sleep;
@@ -30,6 +31,8 @@ constexpr const char* k_examples =
     "  gpu-ps llama --watch --await   the same of one, also before it has started\n"
     "  gpu-ps --prometheus=/var/lib/prometheus/node-exporter/gpu_sleep.prom   metrics, for a collector\n";
 
+constexpr const char* k_nobody = "no process with an agent, and none that the driver could put to sleep\n";
+
 struct Options {
     std::string target;
     std::optional<uid_t> user;
@@ -37,17 +40,24 @@ struct Options {
     Milliseconds timeout{5'000};
     std::string watch;   ///< the interval; empty to list once
     bool awaits = false; ///< goes on while there is no such process
+    std::optional<cli::Order> order;
     std::string metrics; ///< the file for metrics, or "-"; empty to list
 };
 
-void print_error(const std::vector<cli::Outcome>& outcomes) {
+std::vector<std::string> errors_in(const std::vector<cli::Outcome>& outcomes) {
+    std::vector<std::string> errors;
     for (const auto& outcome : outcomes) {
         const auto* failure = std::get_if<model::Failure>(&outcome.answer);
         const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
         const auto subject = cli::title(outcome.process);
         if (error)
-            cli::print_error(cli::render_error("gpu-ps", "ask " + subject, cli::without(subject, *error)));
+            errors.push_back(cli::render_error("gpu-ps", "ask " + subject, cli::without(subject, *error)));
     }
+    return errors;
+}
+
+void print_errors(const std::vector<cli::Outcome>& outcomes) {
+    for (const auto& error : errors_in(outcomes)) cli::print_error(error);
 }
 
 /// How a listing ended.
@@ -60,6 +70,10 @@ struct Listed {
 bool is_absent(const cli::Outcome& outcome) {
     const auto* error = std::get_if<Error>(&outcome.answer);
     return error && traits(error->code).exit_status == exit_status::no_process;
+}
+
+bool is_all_absent(const std::vector<cli::Outcome>& outcomes) {
+    return std::all_of(outcomes.begin(), outcomes.end(), is_absent);
 }
 
 /// Writes a listing of `status`.
@@ -100,26 +114,23 @@ Result<std::vector<cli::Outcome>> ask(const Options& options) {
     return outcomes;
 }
 
-/// Lists once, on a screen that is wiped before if `redraws`.
-Listed list(const Options& options, bool redraws = false) {
+/// Lists once.
+Listed list(const Options& options) {
     const int indent = options.watch.empty() ? 2 : -1;
-    const auto outcomes = ask(options);
+    auto outcomes = ask(options);
     if (!outcomes) {
         cli::print_error(cli::render_error("gpu-ps", "", outcomes.error()));
         const auto text =
             options.output.json ? cli::to_json("gpu-ps", outcomes.error(), indent) + '\n' : std::string();
-        if (redraws) cli::clear_screen();
         const int status = traits(outcomes.error().code).exit_status;
         return write(text, status, status == exit_status::no_process);
     }
+    if (options.order) cli::sort(*outcomes, *options.order);
     const auto text = options.output.json ? cli::to_json("gpu-ps", *outcomes, indent) + '\n'
-                      : outcomes->empty()
-                          ? "no process with an agent, and none that the driver could put to sleep\n"
-                          : cli::render_listing(*outcomes);
-    if (redraws) cli::clear_screen();
-    const bool is_empty = std::all_of(outcomes->begin(), outcomes->end(), is_absent);
-    const auto listed = write(text, cli::exit_status_of(*outcomes), is_empty);
-    print_error(*outcomes);
+                      : outcomes->empty() ? k_nobody
+                                          : cli::render_listing(*outcomes);
+    const auto listed = write(text, cli::exit_status_of(*outcomes), is_all_absent(*outcomes));
+    print_errors(*outcomes);
     return listed;
 }
 
@@ -141,14 +152,44 @@ int write_metrics(const Options& options) {
 
 /// Lists again and again, until the command is ended, or nobody reads any more, or there is nothing to list
 /// of what was asked for.
-int watch(const Options& options, Milliseconds interval) {
-    constexpr Milliseconds k_shortest{100};
-    const bool redraws = !options.output.json && ::isatty(STDOUT_FILENO) == 1;
+int repeat(const Options& options, Milliseconds interval) {
     for (;;) {
-        const auto listed = list(options, redraws);
+        const auto listed = list(options);
         const bool is_over = listed.is_empty && !options.target.empty() && !options.awaits;
         if (listed.is_lost || is_over) return listed.status;
-        std::this_thread::sleep_for(std::max(interval, k_shortest));
+        std::this_thread::sleep_for(interval);
+    }
+}
+
+/// What a terminal shows, `columns` wide: of one process its tags, too.
+std::string live_text(const Options& options, const Result<std::vector<cli::Outcome>>& outcomes,
+                      std::size_t columns) {
+    if (!outcomes) return cli::render_error("gpu-ps", "", outcomes.error());
+    if (outcomes->empty()) return k_nobody;
+    if (options.target.empty()) return cli::render_live(*outcomes, columns);
+    auto text = cli::render_listing(*outcomes);
+    for (const auto& error : errors_in(*outcomes)) text += error;
+    return text;
+}
+
+/// The same on a terminal, in place, and at once after a change of its size.
+int watch(const Options& options, Milliseconds interval) {
+    std::optional<cli::Screen> screen(std::in_place);
+    for (;;) {
+        auto outcomes = ask(options);
+        if (outcomes) cli::sort(*outcomes, options.order.value_or(cli::Order::gpu));
+        const bool is_absent = outcomes
+                                   ? is_all_absent(*outcomes)
+                                   : traits(outcomes.error().code).exit_status == exit_status::no_process;
+        if (is_absent && !options.target.empty() && !options.awaits) {
+            screen.reset();
+            return list(options).status;
+        }
+        const auto next = Clock::now() + interval;
+        do {
+            const auto shown = screen->show(live_text(options, outcomes, screen->size().columns));
+            if (!shown) return traits(shown.error().code).exit_status; // nobody is there to read why
+        } while (!screen->wait_until(next));
     }
 }
 
@@ -164,6 +205,11 @@ int main(int argc, char** argv) {
     cli::add_user(app, options.user);
     app.add_flag("--watch{2s}", options.watch, "Repeat every two seconds, or as given: --watch=500ms")
         ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
+    cli::add_choice(
+        app, "--sort", std::string(cli::k_order_words),
+        [&options](const std::string& word) { options.order = cli::parse_order(word); },
+        "Sort by memory, most first, by idle time, longest first, by pid or by name\n"
+        "(default: pid; with --watch on a terminal: gpu)");
     cli::add_flag(app, "--await", options.awaits,
                   "With --watch and PID: continue while there is no such process");
     app.add_flag("--prometheus{-}", options.metrics,
@@ -184,5 +230,7 @@ int main(int argc, char** argv) {
     if (options.watch.empty()) return list(options).status;
     const auto interval = parse_duration(options.watch);
     if (!interval) return refuse("--watch: " + interval.error().message);
-    return watch(options, *interval);
+    constexpr Milliseconds k_shortest{100};
+    const bool is_live = !options.output.json && cli::Screen::is_possible();
+    return (is_live ? watch : repeat)(options, std::max(*interval, k_shortest));
 }

@@ -6,14 +6,18 @@
 
 #include "base/text.hpp"
 #include "cli/render.hpp"
+#include "cli/table.hpp"
 
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <iostream>
+#include <string>
+#include <vector>
 
 namespace gpu_sleep::cli {
 namespace {
@@ -35,6 +39,16 @@ Result<void> write_all(std::string_view text) {
     return {};
 }
 
+std::vector<std::string> lines_of(std::string_view text) {
+    std::vector<std::string> lines;
+    while (!text.empty()) {
+        const auto end = std::min(text.find('\n'), text.size());
+        lines.emplace_back(text.substr(0, end));
+        text.remove_prefix(std::min(end + 1, text.size()));
+    }
+    return lines;
+}
+
 } // namespace
 
 Result<void> write_result(std::string_view text) {
@@ -52,9 +66,25 @@ void print_error(std::string_view text) {
     std::cerr << printable_lines(text);
 }
 
-void clear_screen() {
-    // The listing that follows tells what becomes of standard output.
-    static_cast<void>(write_all("\033[H\033[2J"));
+Result<void> draw(std::string_view text, ScreenSize size) {
+    auto lines = lines_of(text);
+    const auto room = std::max<std::size_t>(size.lines, 1);
+    if (lines.size() > room) {
+        const auto more = fmt::format("... {} below", counted(lines.size() - room + 1, "line"));
+        lines.resize(room - 1);
+        lines.push_back(more);
+    }
+    std::string frame = "\033[H";
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+        constexpr std::size_t k_least_columns = 3;
+        const auto line = shortened(lines[i], std::max(size.columns, k_least_columns));
+        if (i > 0) frame += "\r\n";
+        frame += line;
+        // Behind a line that fills the terminal the cursor stands on its last character.
+        if (width_of(line) < size.columns) frame += "\033[K";
+    }
+    if (lines.size() < room) frame += "\r\n\033[J";
+    return write_all(frame);
 }
 
 } // namespace gpu_sleep::cli

@@ -7,6 +7,7 @@
 
 #include "base/result.hpp"
 
+#include <cstddef>
 #include <string_view>
 
 namespace gpu_sleep::cli {
@@ -20,7 +21,14 @@ namespace gpu_sleep::cli {
 /// Writes printable_lines(text) to standard error. Ignores failures.
 void print_error(std::string_view text);
 
-/// Clears the terminal that is standard output.
-void clear_screen();
+/// Of a terminal.
+struct ScreenSize {
+    std::size_t lines = 0;
+    std::size_t columns = 0;
+};
+
+/// Writes as much of printable_lines(text) as fits to the terminal that is standard output, in place of what
+/// it shows, at once and without clearing it before. Errors: io_failed.
+[[nodiscard]] Result<void> draw(std::string_view text, ScreenSize size);
 
 } // namespace gpu_sleep::cli

@@ -19,7 +19,7 @@ _gpu_sleep_options() {
 # The words that an option of a command takes, as the help lists them: "shut checked" of "--gate shut|checked".
 _gpu_sleep_choices() {
     [[ $2 =~ ^--[a-z-]+$ ]] || return
-    "${1/#\~/$HOME}" --help 2>/dev/null | sed -nE "s/^  $2 ([a-z0-9]+(\|[a-z0-9]+)+) .*/\1/p" | tr '|' ' '
+    "${1/#\~/$HOME}" --help 2>/dev/null | sed -nE "s/^  $2 ([a-z0-9]+(\|[a-z0-9]+)+)( .*)?$/\1/p" | tr '|' ' '
 }
 
 # The first number that is no option's value, if there is one: the process that the command is for.
@@ -36,7 +36,7 @@ _gpu_sleep() {
     # bash takes an equals sign for a word of its own.
     if [[ $current == = ]]; then previous+='='; elif [[ $previous == = ]]; then previous=${COMP_WORDS[COMP_CWORD - 2]}=; fi
     case $previous in
-    --level | --on-touch | --gate | --engine) words=$(_gpu_sleep_choices "$1" "$previous") ;;
+    --level | --on-touch | --gate | --engine | --sort) words=$(_gpu_sleep_choices "$1" "$previous") ;;
     --store) words='host file' ;;
     --dir | --spill) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;

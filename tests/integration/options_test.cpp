@@ -99,6 +99,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--min-size", size()},
         {"--retain", size()},
         {"--level", choice({"1", "2"})},
+        {"--sort", choice({"gpu", "host", "idle", "pid", "name"})},
         {"--on-touch", choice({"wait", "wake", "fail"})},
         {"--gate", choice({"shut", "checked"})},
         {"--engine", choice({"agent", "driver", "auto"})},

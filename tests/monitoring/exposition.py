@@ -50,7 +50,7 @@ def parse(text):
     families, problems, current = {}, [], None
     if text and not text.endswith("\n"):
         problems.append("the last line has no end")
-    for number, line in enumerate(text.split("\n")[:-1] if text.endswith("\n") else text.split("\n"), 1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
         wrong = lambda what: problems.append(f"line {number}: {what}: {line}")
         if comment := COMMENT.fullmatch(line):
             kind, name, rest = comment.groups()

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One line for each process.
+
+#include "cli/live_table.hpp"
+
+#include "base/text.hpp"
+#include "cli/table.hpp"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+namespace gpu_sleep::cli {
+namespace {
+
+using model::Report;
+using model::State;
+
+/// What is shown, and sorted by, of a process.
+struct Row {
+    std::string name;
+    std::string state;
+    std::optional<double> idle;
+    Bytes gpu = 0;
+    Bytes host = 0;
+    Bytes files = 0;
+    bool is_asleep = false;
+    bool answers = false;
+};
+
+std::string words_for(const Report& report) {
+    if (!report.wakes_waiting.empty()) return "waits"; // for room to wake
+    switch (report.state) {
+    case State::awake: return "awake";
+    case State::asleep: return "asleep";
+    case State::partial: return "partly";
+    case State::damaged: return "damaged";
+    }
+    return "unknown";
+}
+
+Row row_of(const Outcome& outcome) {
+    Row row;
+    row.name = outcome.process.command;
+    row.state = "no answer";
+    const auto* const report = std::get_if<Report>(&outcome.answer);
+    if (!report) return row;
+    row.answers = true;
+    row.state = words_for(*report);
+    row.is_asleep = report->state != State::awake;
+    if (!report->name.empty()) row.name = report->name;
+    row.idle = report->idle_seconds;
+    for (const auto& tag : report->tags) row.gpu += tag.resident;
+    if (outcome.by_driver)
+        for (const auto& device : report->devices) row.gpu += device.released;
+    row.host = report->host_bytes + report->retained_bytes;
+    row.files = report->file_bytes;
+    return row;
+}
+
+/// "45s", "14m", "2h05m", "3d04h": six columns at most, for a thousand days.
+std::string short_time(std::optional<double> seconds) {
+    constexpr std::uint64_t k_minute = 60;
+    constexpr std::uint64_t k_hour = 60 * k_minute;
+    constexpr std::uint64_t k_day = 24 * k_hour;
+    if (!seconds) return "-";
+    const auto count = static_cast<std::uint64_t>(*seconds);
+    if (count < k_minute) return fmt::format("{}s", count);
+    if (count < k_hour) return fmt::format("{}m", count / k_minute);
+    if (count < k_day) return fmt::format("{}h{:02}m", count / k_hour, count % k_hour / k_minute);
+    return fmt::format("{}d{:02}h", count / k_day, count % k_day / k_hour);
+}
+
+std::string size(Bytes bytes) {
+    return bytes == 0 ? "-" : format_bytes(bytes);
+}
+
+std::string summary(const std::vector<Row>& rows) {
+    Row sum;
+    std::size_t asleep = 0;
+    std::size_t silent = 0;
+    for (const auto& row : rows) {
+        sum.gpu += row.gpu;
+        sum.host += row.host;
+        sum.files += row.files;
+        asleep += row.is_asleep ? 1 : 0;
+        silent += row.answers ? 0 : 1;
+    }
+    auto text = fmt::format("{} processes, {} asleep", rows.size(), asleep);
+    if (rows.size() == 1) text = fmt::format("1 process, {} asleep", asleep);
+    if (silent != 0) text += fmt::format(", {} without an answer", silent);
+    text += fmt::format("; GPU {}, host {}", format_bytes(sum.gpu), format_bytes(sum.host));
+    if (sum.files != 0) text += fmt::format(", files {}", format_bytes(sum.files));
+    return text;
+}
+
+Table table_of(const std::vector<Outcome>& outcomes, const std::vector<Row>& rows, std::size_t name_columns) {
+    constexpr std::size_t k_user_columns = 8;
+    const bool has_files =
+        std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.files != 0; });
+    constexpr auto k_left = Table::Align::left;
+    constexpr auto k_right = Table::Align::right;
+    std::vector<Table::Column> columns{{"PID", k_right},  {"USER", k_left},  {"NAME", k_left},
+                                       {"STATE", k_left}, {"IDLE", k_right}, {"GPU", k_right},
+                                       {"HOST", k_right}};
+    if (has_files) columns.push_back({"FILES", k_right});
+    Table table(std::move(columns));
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const auto& row = rows[i];
+        const auto& process = outcomes[i].process;
+        std::vector<std::string> cells{std::to_string(process.pid),
+                                       shortened(user_name(process.uid), k_user_columns),
+                                       shortened(row.name, name_columns),
+                                       row.state,
+                                       short_time(row.idle),
+                                       size(row.gpu),
+                                       size(row.host)};
+        if (has_files) cells.push_back(size(row.files));
+        table.add(std::move(cells));
+    }
+    return table;
+}
+
+/// Of the longest line.
+std::size_t width_of_lines(std::string_view text) {
+    std::size_t width = 0;
+    while (!text.empty()) {
+        const auto end = std::min(text.find('\n'), text.size());
+        width = std::max(width, width_of(text.substr(0, end)));
+        text.remove_prefix(std::min(end + 1, text.size()));
+    }
+    return width;
+}
+
+} // namespace
+
+std::optional<Order> parse_order(std::string_view word) noexcept {
+    constexpr std::pair<std::string_view, Order> k_orders[] = {{"pid", Order::pid},
+                                                               {"name", Order::name},
+                                                               {"gpu", Order::gpu},
+                                                               {"host", Order::host},
+                                                               {"idle", Order::idle}};
+    for (const auto& [name, order] : k_orders)
+        if (name == word) return order;
+    return std::nullopt;
+}
+
+void sort(std::vector<Outcome>& outcomes, Order order) {
+    using Key = std::tuple<bool, double, std::string, pid_t>;
+    const auto key_of = [order](const Outcome& outcome) {
+        const auto row = row_of(outcome);
+        const double figure = order == Order::gpu    ? static_cast<double>(row.gpu)
+                              : order == Order::host ? static_cast<double>(row.host)
+                              : order == Order::idle ? row.idle.value_or(-1)
+                                                     : 0;
+        return Key(!row.answers, -figure, order == Order::name ? row.name : "", outcome.process.pid);
+    };
+    std::vector<std::pair<Key, Outcome>> keyed;
+    keyed.reserve(outcomes.size());
+    for (auto& outcome : outcomes) {
+        auto key = key_of(outcome);
+        keyed.emplace_back(std::move(key), std::move(outcome));
+    }
+    std::sort(keyed.begin(), keyed.end(),
+              [](const auto& left, const auto& right) { return left.first < right.first; });
+    for (std::size_t i = 0; i < keyed.size(); ++i) outcomes[i] = std::move(keyed[i].second);
+}
+
+std::string render_live(const std::vector<Outcome>& outcomes, std::size_t columns) {
+    constexpr std::size_t k_least_name = 8;
+    constexpr std::size_t k_most_name = 64;
+    std::vector<Row> rows;
+    rows.reserve(outcomes.size());
+    for (const auto& outcome : outcomes) rows.push_back(row_of(outcome));
+    auto table = table_of(outcomes, rows, k_most_name).text();
+    const auto width = width_of_lines(table);
+    if (width > columns) {
+        std::size_t longest = 0;
+        for (const auto& row : rows) longest = std::max(longest, width_of(shortened(row.name, k_most_name)));
+        const auto cut = std::min(width - columns, longest);
+        table = table_of(outcomes, rows, std::max(longest - cut, k_least_name)).text();
+    }
+    return shortened(summary(rows), columns) + "\n\n" + table;
+}
+
+} // namespace gpu_sleep::cli

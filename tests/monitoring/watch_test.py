@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""gpu-ps --watch on a terminal: what it shows, and that it leaves the terminal as it was however it ends.
+
+Usage: watch_test.py BINARIES
+"""
+
+import fcntl
+import os
+import pathlib
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import unittest
+
+from terminal import Terminal
+
+BINARIES = pathlib.Path(sys.argv.pop())
+PATIENCE = 30
+HOSTILE = "\x1b[2Jhostile\u202e\u200b name of a program that never ends and never will"
+
+
+class Host:
+    """A program with an agent on the simulated driver."""
+
+    def __init__(self, name, command="integration_host"):
+        self.process = subprocess.Popen([command], executable=BINARIES / "integration_host", stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True, env={**os.environ, "GPU_SLEEP_NAME": name})
+        self.process.stdout.readline()
+
+    def tell(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer.startswith("ok"), answer
+
+    def command(self, name, *arguments):
+        subprocess.run([BINARIES / name, str(self.process.pid), *arguments], check=True, stdout=subprocess.DEVNULL)
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait(PATIENCE)
+        self.process.stdout.close()
+
+
+class Watch:
+    """gpu-ps --watch on a terminal of its own, started as a shell does: one without a parent in its session would not
+    be stopped."""
+
+    def __init__(self, *arguments, lines=24, columns=80, term="xterm", interval="100ms"):
+        self.master, slave = pty.openpty()
+        self.terminal = Terminal(lines, columns)
+        self.output = ""
+        self.set_size(lines, columns)
+        self.terminal.feed("a line of the shell\r\n")
+        told, tells = os.pipe()
+        self.shell = subprocess.Popen(
+            [BINARIES / "gpu-ps", f"--watch={interval}", *arguments], stdin=slave, stdout=slave, stderr=slave,
+            env={**os.environ, "TERM": term}, preexec_fn=lambda: self.be_shell(tells), pass_fds=[tells])
+        os.close(slave)
+        os.close(tells)
+        self.pid = int(os.read(told, 20))
+        os.close(told)
+
+    @staticmethod
+    def be_shell(tells):
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        child = os.fork()
+        if child == 0:
+            os.setpgid(0, 0)
+            os.tcsetpgrp(0, os.getpid())
+            signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+            return
+        os.write(tells, str(child).encode())
+        os.closerange(0, 1024)
+        _, status = os.waitpid(child, 0)
+        os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+    def is_stopped(self):
+        return pathlib.Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def set_size(self, lines, columns):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def resize(self, lines, columns):
+        self.terminal.resize(lines, columns)
+        self.set_size(lines, columns)
+
+    def read(self, limit=0.05):
+        """Takes what has come. False at the end."""
+        if not select.select([self.master], [], [], limit)[0]:
+            return True
+        try:
+            data = os.read(self.master, 65536)
+        except OSError: # the command has closed its side
+            data = b""
+        text = data.decode("utf-8", "replace")
+        self.output += text
+        self.terminal.feed(text)
+        return bool(data)
+
+    def text(self):
+        return "\n".join(self.terminal.text())
+
+    def wait_for(self, what, limit=PATIENCE):
+        end = time.monotonic() + limit
+        while not what():
+            assert self.read(), f"it has ended:\n{self.output}"
+            assert time.monotonic() < end, f"the screen is\n{self.text()}"
+
+    def wait_for_frames(self, count):
+        before = self.output.count("\x1b[H")
+        self.wait_for(lambda: self.output.count("\x1b[H") >= before + count)
+
+    def wait_for_end(self):
+        end = time.monotonic() + PATIENCE
+        while self.read():
+            assert time.monotonic() < end, f"it goes on:\n{self.text()}"
+        status = self.shell.wait(PATIENCE) # before the terminal goes, which would hang up on it
+        os.close(self.master)
+        return status
+
+
+class OnATerminal(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.hosts = [Host("watched-small"), Host("watched-" + "l" * 56)]
+        cls.small, cls.large = cls.hosts
+        cls.small.tell("alloc weights 4194304 0")
+        cls.large.tell("alloc weights 33554432 0")
+
+    @classmethod
+    def tearDownClass(cls):
+        for host in cls.hosts:
+            host.end()
+
+    def row(self, watch, host):
+        """The line of a process; its cells are told apart by two spaces."""
+        return next((line for line in watch.terminal.text() if re.match(rf" *{host.process.pid}  ", line)), None)
+
+    def end(self, watch):
+        watch.signal(signal.SIGTERM)
+        self.assertEqual(watch.wait_for_end(), 128 + signal.SIGTERM)
+
+    def check_left_whole(self, watch):
+        self.assertFalse(watch.terminal.is_alternate)
+        self.assertTrue(watch.terminal.has_cursor)
+        self.assertTrue(watch.terminal.wraps)
+        self.assertEqual(watch.terminal.text()[0], "a line of the shell")
+
+    def check_frames(self, watch):
+        """Nothing that steers it otherwise, no clearing before it is drawn."""
+        self.assertEqual(watch.terminal.unknown, [])
+        self.assertFalse(watch.terminal.has_scrolled)
+        self.assertNotIn("\x1b[2J", watch.output)
+
+    def test_shows_each_process_in_a_line_of_eighty_columns(self):
+        watch = Watch()
+        watch.wait_for(lambda: self.row(watch, self.large) and self.row(watch, self.small))
+        self.assertRegex(watch.terminal.text()[0], r"^\d+ processes, \d+ asleep.*; GPU ")
+        row = self.row(watch, self.large)
+        self.assertRegex(row, r"watched-l+\.\.\.  awake  +\S+  +32\.0 MiB")
+        self.assertLess(watch.text().index(row), watch.text().index(self.row(watch, self.small))) # most memory first
+        self.assertLessEqual(max(map(len, watch.terminal.text())), 80)
+        watch.wait_for_frames(3)
+        self.check_frames(watch)
+        self.end(watch)
+        self.check_left_whole(watch)
+
+    def test_shows_what_changes_and_wakes_nobody(self):
+        self.small.command("gpu-sleep", "--on-touch", "wake")
+        watch = Watch("--sort", "host")
+        watch.wait_for(lambda: "asleep" in (self.row(watch, self.small) or ""))
+        watch.wait_for_frames(5)
+        self.assertIn("asleep", self.row(watch, self.small))
+        self.assertIn("4.00 MiB", self.row(watch, self.small))
+        self.small.command("gpu-wake")
+        watch.wait_for(lambda: "awake" in (self.row(watch, self.small) or ""))
+        self.end(watch)
+
+    def test_follows_the_size(self):
+        watch = Watch("--sort", "name")
+        watch.wait_for(lambda: self.row(watch, self.small))
+        for lines, columns in ((10, 60), (3, 40), (2, 10), (1, 2), (40, 200)):
+            watch.wait_for_frames(1)
+            watch.resize(lines, columns)
+            watch.wait_for_frames(2)
+            watch.terminal.unknown.clear() # what was drawn for the size before
+            watch.terminal.has_scrolled = False
+            watch.wait_for_frames(2)
+            self.check_frames(watch)
+        watch.wait_for(lambda: "watched-" + "l" * 56 in watch.text())
+        self.end(watch)
+
+    def test_says_how_many_lines_there_is_no_room_for(self):
+        watch = Watch(lines=4)
+        watch.wait_for(lambda: re.search(r"^\.\.\. \d+ lines below", watch.text(), re.MULTILINE))
+        self.check_frames(watch)
+        self.end(watch)
+
+    def test_is_drawn_at_once_after_a_change_of_size(self):
+        watch = Watch(interval="1h")
+        watch.wait_for(lambda: self.row(watch, self.small))
+        watch.resize(30, 100)
+        watch.wait_for_frames(1)
+        self.end(watch)
+
+    def test_leaves_the_terminal_whole_by_each_signal_that_ends_it(self):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            with self.subTest(number):
+                watch = Watch()
+                watch.wait_for(lambda: self.row(watch, self.small))
+                self.assertTrue(watch.terminal.is_alternate)
+                self.assertFalse(watch.terminal.has_cursor)
+                if number == signal.SIGINT:
+                    os.write(watch.master, b"\x03") # as a person types it
+                else:
+                    watch.signal(number)
+                self.assertEqual(watch.wait_for_end(), 128 + number)
+                self.check_left_whole(watch)
+
+    def test_gives_the_terminal_back_while_it_is_stopped(self):
+        watch = Watch()
+        watch.wait_for(lambda: self.row(watch, self.small))
+        for _ in range(2):
+            os.write(watch.master, b"\x1a") # as a person types it
+            watch.wait_for(lambda: watch.is_stopped() and not watch.terminal.is_alternate)
+            self.check_left_whole(watch)
+            watch.signal(signal.SIGCONT)
+            watch.wait_for(lambda: watch.terminal.is_alternate and self.row(watch, self.small))
+        self.check_frames(watch)
+        self.end(watch)
+        self.check_left_whole(watch)
+
+    def test_shows_one_process_with_its_tags_and_ends_with_it(self):
+        host = Host("watched-alone")
+        host.tell("alloc weights 4194304 0")
+        watch = Watch(str(host.process.pid))
+        watch.wait_for(lambda: re.search(r"awake +weights +GPU 0", watch.text()))
+        host.end()
+        self.assertEqual(watch.wait_for_end(), 3)
+        self.assertFalse(watch.terminal.is_alternate)
+        self.assertTrue(watch.terminal.has_cursor)
+        self.assertIn("gpu-ps: ", watch.text())
+
+    def test_hostile_names_do_not_steer_it(self):
+        host = Host("", HOSTILE) # without a name its command is shown
+        host.tell("alloc weights 4194304 0")
+        watch = Watch()
+        watch.wait_for(lambda: "?[2Jhostile??" in (self.row(watch, host) or ""))
+        watch.wait_for_frames(2)
+        self.check_frames(watch)
+        self.end(watch)
+        host.end()
+
+    def test_is_plain_where_a_terminal_can_do_no_more(self):
+        watch = Watch(str(self.small.process.pid), term="dumb")
+        watch.wait_for(lambda: watch.output.count("PID") >= 2)
+        self.assertNotIn("\x1b", watch.output)
+        self.end(watch)
+
+
+if __name__ == "__main__":
+    unittest.main()

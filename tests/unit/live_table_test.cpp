@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The table of gpu-ps --watch: its width, its order, and what it says of a process.
+
+#include "cli/live_table.hpp"
+
+#include "base/text.hpp"
+#include "support/catch.hpp"
+#include "support/hostile_text.hpp"
+#include "support/printed.hpp"
+#include "support/sample_reports.hpp"
+
+#include <sstream>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli;
+
+namespace {
+
+Process process_of(pid_t pid) {
+    Process process;
+    process.pid = pid;
+    process.command = "python3 serve.py";
+    return process;
+}
+
+model::Report report_of(const std::string& name, Bytes resident, Bytes host, std::optional<double> idle) {
+    auto report = test::sample_status();
+    report.name = name;
+    report.tags.resize(1);
+    report.tags[0].resident = resident;
+    report.host_bytes = host;
+    report.idle_seconds = idle;
+    return report;
+}
+
+std::vector<cli::Outcome> sample() {
+    const auto silent = make_error(ErrorCode::timed_out, "no answer");
+    return {{process_of(4), silent},
+            {process_of(3), report_of("b", 2 * k_gib, k_gib, 7500)},
+            {process_of(2), report_of("a", k_gib, 2 * k_gib, 45)},
+            {process_of(1), report_of("c", 0, 0, std::nullopt)}};
+}
+
+std::string pids_by(std::string_view word) {
+    auto outcomes = sample();
+    sort(outcomes, *parse_order(word));
+    std::string pids;
+    for (const auto& outcome : outcomes) pids += std::to_string(outcome.process.pid);
+    return pids;
+}
+
+} // namespace
+
+TEST_CASE("Live table: orders; who does not answer comes last", "[live]") {
+    CHECK(pids_by("gpu") == "3214");
+    CHECK(pids_by("host") == "2314");
+    CHECK(pids_by("idle") == "3214");
+    CHECK(pids_by("pid") == "1234");
+    CHECK(pids_by("name") == "2314");
+    CHECK_FALSE(parse_order("size"));
+}
+
+TEST_CASE("Live table: a line for each process, and the sums", "[live]") {
+    auto outcomes = sample();
+    std::get<model::Report>(outcomes[2].answer).wakes_waiting.resize(1);
+    std::get<model::Report>(outcomes[3].answer).state = model::State::asleep;
+    const test::Printed shown(render_live(outcomes, 80));
+    REQUIRE(shown.rows.size() == 4);
+    CHECK(shown.sentences.at(0) == "4 processes, 1 asleep, 1 without an answer; GPU 3.00 GiB, host 3.00 GiB");
+    CHECK(shown.rows[0].at("STATE") == "no answer");
+    CHECK(shown.rows[1].at("IDLE") == "2h05m");
+    CHECK(shown.rows[1].at("GPU") == "2.00 GiB");
+    CHECK(shown.rows[1].at("HOST") == "1.00 GiB");
+    CHECK(shown.rows[2].at("STATE") == "waits");
+    CHECK(shown.rows[2].at("IDLE") == "45s");
+    CHECK(shown.rows[3].at("IDLE") == "-");
+    CHECK(shown.rows[3].at("STATE") == "asleep");
+    CHECK_FALSE(shown.rows[3].contains("FILES"));
+}
+
+TEST_CASE("Live table: names are cut so that it fits in eighty columns", "[live]") {
+    const std::string wide = GENERATE(std::string(64, 'x'),
+                                      std::string("\xE6\xA8\xA1\xE5\x9E\x8B"
+                                                  "\xE6\xA8\xA1\xE5\x9E\x8B"
+                                                  "\xE6\xA8\xA1\xE5\x9E\x8B"
+                                                  "\xE6\xA8\xA1\xE5\x9E\x8B"
+                                                  "\xE6\xA8\xA1\xE5\x9E\x8B"
+                                                  "\xE6\xA8\xA1\xE5\x9E\x8B"
+                                                  "\xE6\xA8\xA1\xE5\x9E\x8B"),
+                                      test::hostile_text());
+    auto outcomes = sample();
+    auto& report = std::get<model::Report>(outcomes[1].answer);
+    report.name = wide;
+    report.file_bytes = 1023 * k_mib;
+    report.idle_seconds = 86'400.0 * 999;
+    outcomes[0].process.pid = 4'194'304;
+    const auto text = render_live(outcomes, 80);
+    INFO(text);
+    CHECK(test::is_safe(text));
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) CHECK(width_of(line) <= 80);
+}
