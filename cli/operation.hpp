@@ -5,12 +5,14 @@
 
 #pragma once
 
+#include "cli/gpu_moves.hpp"
 #include "cli/options.hpp"
 #include "cli/targets.hpp"
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace gpu_sleep::cli {
 
@@ -32,6 +34,7 @@ struct CommandRun {
     OutputOptions output;
     Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
     bool force = false;            ///< the driver restores also where it is not known whether there is room
+    std::vector<GpuMove> moves{};  ///< of a wake by the driver: on other GPUs
 };
 
 /// Runs the command. Prints each result on standard output as it arrives, or all together as JSON, and
