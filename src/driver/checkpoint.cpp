@@ -40,7 +40,7 @@ struct Checkpoint::Calls {
     struct RestoreArgs {
         const Pair* pairs = nullptr;
         unsigned count = 0;
-        char reserved[52 - sizeof(Pair*)] = {};
+        char reserved[52 - sizeof(void*)] = {};
         std::uint64_t more_reserved = 0;
     };
     static_assert(sizeof(RestoreArgs) == 64);
