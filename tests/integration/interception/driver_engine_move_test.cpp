@@ -5,10 +5,14 @@
 #include "driver_machine.hpp"
 
 #include "../mentions.hpp"
+#include "support/scratch.hpp"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <csignal>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 using namespace gpu_sleep;
@@ -123,6 +127,36 @@ TEST_CASE("Driver engine: a driver that refuses a move leaves the process asleep
     machine.expect_held();
     REQUIRE(machine.command("gpu-wake").status == 0);
     machine.expect_awake();
+}
+
+TEST_CASE("Driver engine: whatever call of a move fails, the process is whole", "[driver_engine]") {
+    Machine machine;
+    const Scratch scratch;
+    const auto trace = scratch.file("trace");
+    REQUIRE(machine.command("sleep").status == 0);
+    REQUIRE(machine.command("gpu-wake", {"--gpu", "0=1"}, {"GPU_SLEEP_SIM_TRACE=" + trace}).status == 0);
+    std::ifstream file(trace);
+    const auto calls = std::count(std::istreambuf_iterator<char>(file), {}, '\n');
+    REQUIRE(calls > 10);
+    for (auto nth = calls; nth > 0; --nth) {
+        INFO("call " << nth << " of " << calls);
+        const auto from = gpu_of(machine);
+        const auto to = from == "0" ? "1" : "0";
+        REQUIRE(machine.command("sleep").status == 0);
+        const auto woken = machine.command("gpu-wake", {"--gpu", fmt::format("{}={}", from, to)},
+                                           {fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
+        INFO(woken.err);
+        const bool has_moved = woken.status == 0;
+        if (!has_moved) {
+            CHECK_FALSE(woken.err.empty());
+            machine.expect_held();
+            REQUIRE(machine.command("gpu-wake").status == 0);
+        }
+        machine.expect_awake();
+        // It was restored there, though it was not unlocked: or else it is where it was.
+        const auto gpu = gpu_of(machine);
+        CHECK((gpu == to || (!has_moved && gpu == from)));
+    }
 }
 
 TEST_CASE("Driver engine: a command that is killed amid a move leaves it to the next one",
