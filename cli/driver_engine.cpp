@@ -161,8 +161,11 @@ private:
     Answer wake(CheckpointState state) {
         const Look before;
         if (state == CheckpointState::running) return report(State::awake, false, {}, before, before);
-        const auto needs = record_->read();
+        auto needs = record_->read();
         const bool restores = state == CheckpointState::checkpointed;
+        auto moves = plan_moves(restores, needs.value_or(std::vector<GpuNeed>{}), before);
+        if (!moves) return failure(std::move(moves).error(), State::asleep);
+        if (needs) needs = moved(*std::move(needs), *moves);
         if (request_.dry_run)
             return report(State::asleep, true, needs.value_or(std::vector<GpuNeed>{}), before, before);
         if (restores) {
@@ -170,7 +173,7 @@ private:
                 return failure(std::move(turn).error(), State::asleep);
             if (auto room = wait_for_room(needs); !room)
                 return failure(std::move(room).error(), State::asleep);
-            if (auto restored = restore(before); !restored)
+            if (auto restored = restore(before, *moves); !restored)
                 return failure(std::move(restored).error(), standing());
         }
         times_.transfer = seconds_since(begin_);
@@ -186,13 +189,33 @@ private:
         return answer;
     }
 
-    Result<void> restore(const Look& look) {
+    /// The list for the driver; empty where nothing is to move. Errors: invalid_argument, driver_failed.
+    Result<std::vector<driver::GpuPair>> plan_moves(bool restores, const std::vector<GpuNeed>& needs,
+                                                    const Look& look) {
+        if (request_.moves.empty()) return std::vector<driver::GpuPair>{};
+        if (!restores)
+            return make_error(ErrorCode::invalid_argument,
+                              "it is locked and not checkpointed, so that nothing of it can move: gpu-wake "
+                              "without --gpu unlocks it");
+        if (!look.why_not.empty())
+            return make_error(ErrorCode::driver_failed, "which GPUs there are cannot be asked ({})",
+                              look.why_not);
+        return plan_gpu_moves(request_.moves, look.gpus, needs);
+    }
+
+    Result<void> restore(const Look& look, const std::vector<driver::GpuPair>& moves) {
         const bool is_persistent =
             !look.gpus.empty() && std::all_of(look.gpus.begin(), look.gpus.end(),
                                               [](const auto& gpu) { return gpu.is_persistent; });
         if (!is_persistent) GPU_SLEEP_TRY(checkpoint_->initialise());
-        auto restored = checkpoint_->restore(process_.pid);
-        if (restored) return restored;
+        auto restored = checkpoint_->restore(process_.pid, moves);
+        if (restored || restored.error().code == ErrorCode::invalid_argument) return restored;
+        constexpr int k_invalid_value = 1; // CUDA_ERROR_INVALID_VALUE
+        if (!moves.empty() && restored.error().driver_status == k_invalid_value)
+            return make_error(ErrorCode::driver_failed,
+                              "the driver does not restore it there: {}; gpu-wake without --gpu restores it "
+                              "where it was",
+                              restored.error().message);
         if (restored.error().code == ErrorCode::out_of_device_memory)
             return make_error(ErrorCode::context_lost,
                               "{}; the driver restores no process a second time: it is lost, end it",

@@ -5,11 +5,12 @@
 
 #pragma once
 
+#include "cli/gpu_moves.hpp"
 #include "cli/interruptions.hpp"
 #include "cli/targets.hpp"
 #include "driver/checkpoint.hpp"
 
-#include <string>
+#include <vector>
 
 namespace gpu_sleep::cli {
 
@@ -20,6 +21,7 @@ struct DriverRequest {
     Milliseconds timeout{30'000}; ///< for the lock, which waits for GPU work, and for other commands
     Milliseconds wait{0};         ///< how long a wake tries again while GPU memory is short
     bool force = false;           ///< restore also where it is not known whether there is room
+    std::vector<GpuMove> moves{}; ///< of a wake: on other GPUs
 };
 
 /// Finds how `process` stands by asking the driver, and completes what is asked from there, also what a

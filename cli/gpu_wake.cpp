@@ -11,7 +11,8 @@ namespace {
 constexpr const char* k_examples = "  gpu-wake 4242                  everything back, at the same addresses\n"
                                    "  gpu-wake 4242 --tags weights   the rest stays asleep\n"
                                    "  gpu-wake 4242 --order weights  the weights first, then the rest\n"
-                                   "  gpu-wake 4242 --wait 60s       try again while GPU memory is short\n";
+                                   "  gpu-wake 4242 --wait 60s       try again while GPU memory is short\n"
+                                   "  gpu-wake 4242 --gpu 0=1        without agent: on another GPU\n";
 
 } // namespace
 
@@ -20,6 +21,7 @@ int main(int argc, char** argv) {
         "Wakes a GPU process that gpu-sleep has put to sleep: its memory returns, at the same addresses.",
         "gpu-wake");
     cli::CommandRun operation{"gpu-wake", {}, {}, {}, {}};
+    std::vector<std::string> moves;
     model::WakeRequest request;
     cli::add_basics(app, k_examples);
     std::optional<Milliseconds> timeout;
@@ -36,8 +38,21 @@ int main(int argc, char** argv) {
                   "Change nothing; say what would be taken and brought back");
     cli::add_flag(app, "--force", operation.force,
                   "Of what the driver put to sleep: restore it though it is not known whether there is room");
+    app.add_option(
+           "--gpu", moves,
+           "Of what the driver put to sleep: restore it on other GPUs of the same kind; each is a number\n"
+           "of nvidia-smi's or a uuid")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->type_name("FROM=TO,...");
     cli::add_output(app, operation.output);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
+    for (const auto& text : moves) {
+        auto move = cli::parse_gpu_move(text);
+        if (!move)
+            return cli::usage_error("gpu-wake", "--gpu: " + move.error().message, operation.output.json);
+        operation.moves.push_back(*std::move(move));
+    }
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
     operation.request = std::move(request);

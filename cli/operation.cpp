@@ -229,6 +229,11 @@ Result<Process> choose_driver(const CommandRun& operation, Finder& finder, const
                               "are for those that have one",
                               title(*process));
         if (is_held) return process;
+        if (state && !operation.moves.empty())
+            return make_error(ErrorCode::invalid_argument,
+                              "process {} is awake: put it to sleep by gpu-sleep --engine driver, and then "
+                              "wake it on another GPU",
+                              title(*process));
         if (!state && state.error().code == ErrorCode::timed_out) return state.error();
         return found.error();
     }
@@ -242,7 +247,17 @@ DriverRequest driver_request(const CommandRun& operation) {
     if (const auto* sleep = std::get_if<model::SleepRequest>(&operation.request))
         return {model::Operation::sleep, sleep->dry_run, sleep->timeout, {}, false};
     const auto& wake = std::get<model::WakeRequest>(operation.request);
-    return {model::Operation::wake, wake.dry_run, wake.timeout, wake.wait, operation.force};
+    return {model::Operation::wake, wake.dry_run, wake.timeout, wake.wait, operation.force, operation.moves};
+}
+
+/// Moves are the driver's: who has an agent stays where it is. Errors: invalid_argument.
+Result<void> check_moves(const CommandRun& operation, const Targets& targets) {
+    if (operation.moves.empty() || targets.reached.empty()) return {};
+    return make_error(
+        ErrorCode::invalid_argument,
+        "process {} has an agent: --gpu is for those that have none, and that gpu-sleep --engine "
+        "driver has put to sleep",
+        title(targets.reached.front().process));
 }
 
 /// Whether it is a pass over what is idle, also among processes without an agent.
@@ -346,6 +361,8 @@ int run(const CommandRun& operation) {
         else
             targets = std::move(chosen).error();
     }
+    if (targets)
+        if (auto checked = check_moves(operation, *targets); !checked) targets = std::move(checked).error();
     if (!targets && !without_agent) return tell_failure(operation.program, operation.output, targets.error());
     Interruptions interruptions;
     std::vector<Outcome> outcomes;

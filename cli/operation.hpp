@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "cli/gpu_moves.hpp"
 #include "cli/options.hpp"
 #include "cli/targets.hpp"
 
@@ -12,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace gpu_sleep::cli {
 
@@ -36,6 +38,7 @@ struct CommandRun {
     OutputOptions output;
     Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
     bool force = false;            ///< the driver restores also where it is not known whether there is room
+    std::vector<GpuMove> moves{};  ///< of a wake by the driver: on other GPUs
 };
 
 /// Runs the command. Prints each result on standard output as it arrives, or all together as JSON, and

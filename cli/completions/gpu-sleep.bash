@@ -40,6 +40,7 @@ _gpu_sleep() {
     --store) words='host file' ;;
     --dir | --spill) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;
+    --gpu) ;; # FROM=TO
     --idle | --for) words='15m 1h 4h 1d' ;;
     --user) mapfile -t COMPREPLY < <(compgen -u -- "$current"); return ;;
     --prometheus=) mapfile -t COMPREPLY < <(compgen -f -- "${current#=}"); return ;;

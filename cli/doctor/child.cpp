@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -124,9 +125,9 @@ Result<std::string> run_in_child(Milliseconds limit, const std::function<Result<
                           format_seconds(std::chrono::duration<double>(limit).count()));
     if (auto answer = decode(*bytes)) return *std::move(answer);
     if (WIFSIGNALED(status))
-        return make_error(ErrorCode::driver_failed, "it crashed who asked it ({})",
+        return make_error(ErrorCode::driver_failed, "the process that asked was ended by it ({})",
                           ::strsignal(WTERMSIG(status)));
-    return make_error(ErrorCode::driver_failed, "it ended who asked it");
+    return make_error(ErrorCode::driver_failed, "the process that asked was ended by it");
 }
 
 } // namespace gpu_sleep::cli::doctor

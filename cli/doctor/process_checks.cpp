@@ -137,14 +137,16 @@ Findings judge_inhibitors(const MachineFacts&, const ProcessFacts& process) {
                                                          process.process.pid))};
 }
 
-/// How long the contents that are kept take to cross the link.
-std::string copying_words(const MachineFacts& machine, Bytes kept) {
+/// How long the contents that are kept take to cross the link. What is `retained` and has not changed does
+/// not.
+std::string copying_words(const MachineFacts& machine, Bytes kept, Bytes retained) {
     const auto rate = link_rate(machine);
     if (!rate || kept == 0) return {};
-    return fmt::format(": {} across the link at {:.0f} GB/s ({}), and longer the first time",
+    return fmt::format(": {}{} across the link at {:.0f} GB/s ({}), {}", retained == 0 ? "" : "at most ",
                        format_seconds(static_cast<double>(kept) / rate->bytes_per_second),
                        rate->bytes_per_second / 1e9,
-                       rate->is_measured ? "measured" : "by its generation and width");
+                       rate->is_measured ? "measured" : "by its generation and width",
+                       retained == 0 ? "and longer the first time" : "less for what has not changed");
 }
 
 Findings judge_sleep(const MachineFacts& machine, const ProcessFacts& process) {
@@ -162,7 +164,7 @@ Findings judge_sleep(const MachineFacts& machine, const ProcessFacts& process) {
     if (sums.released == 0) return {ok("there is no memory that could sleep yet")};
     auto text = fmt::format("would free {}, keep {} and drop {}", format_bytes(sums.released),
                             format_bytes(sums.kept), format_bytes(sums.dropped));
-    return {ok(text + copying_words(machine, sums.kept))};
+    return {ok(text + copying_words(machine, sums.kept, status->retained_bytes))};
 }
 
 Findings judge_wake(const MachineFacts&, const ProcessFacts& process) {

@@ -12,11 +12,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace gpu_sleep::driver {
 struct Checkpoint::Calls {
@@ -28,14 +32,50 @@ struct Checkpoint::Calls {
     };
     static_assert(sizeof(LockArgs) == 64);
 
+    /// CUcheckpointRestoreArgs, and the pairs that it points to.
+    struct Pair {
+        CUuuid from;
+        CUuuid to;
+    };
+    struct RestoreArgs {
+        const Pair* pairs = nullptr;
+        unsigned count = 0;
+        char reserved[52 - sizeof(void*)] = {};
+        std::uint64_t more_reserved = 0;
+    };
+    static_assert(sizeof(RestoreArgs) == 64);
+
     CUresult(CUDAAPI* init)(unsigned) = nullptr;
+    CUresult(CUDAAPI* version)(int*) = nullptr;
     CUresult(CUDAAPI* error_name)(CUresult, const char**) = nullptr;
     CUresult(CUDAAPI* state)(int, int*) = nullptr;
     CUresult(CUDAAPI* lock)(int, LockArgs*) = nullptr;
     CUresult(CUDAAPI* checkpoint)(int, void*) = nullptr;
-    CUresult(CUDAAPI* restore)(int, void*) = nullptr;
+    CUresult(CUDAAPI* restore)(int, RestoreArgs*) = nullptr;
     CUresult(CUDAAPI* unlock)(int, void*) = nullptr;
 };
+
+namespace {
+
+/// The bytes of "GPU-8a5b...", 32 hexadecimal digits and any dashes; nothing for any other text.
+std::optional<CUuuid> parse_uuid(std::string_view text) {
+    constexpr std::string_view k_beginning = "GPU-";
+    if (!text.starts_with(k_beginning)) return {};
+    std::string digits(text.substr(k_beginning.size()));
+    std::erase(digits, '-');
+    CUuuid uuid{};
+    if (digits.size() != 2 * sizeof uuid.bytes) return {};
+    for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
+        unsigned char byte = 0;
+        const char* const begin = digits.data() + 2 * i;
+        const auto [end, failure] = std::from_chars(begin, begin + 2, byte, 16);
+        if (failure != std::errc{} || end != begin + 2) return {};
+        uuid.bytes[i] = static_cast<char>(byte);
+    }
+    return uuid;
+}
+
+} // namespace
 
 std::string_view to_string(CheckpointState state) noexcept {
     switch (state) {
@@ -59,7 +99,8 @@ Result<Checkpoint> Checkpoint::load() {
         function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(find_symbol(library, name));
         return function != nullptr;
     };
-    const bool has_all = found("cuInit", calls.init) && found("cuGetErrorName", calls.error_name) &&
+    const bool has_all = found("cuInit", calls.init) && found("cuDriverGetVersion", calls.version) &&
+                         found("cuGetErrorName", calls.error_name) &&
                          found("cuCheckpointProcessGetState", calls.state) &&
                          found("cuCheckpointProcessLock", calls.lock) &&
                          found("cuCheckpointProcessCheckpoint", calls.checkpoint) &&
@@ -125,8 +166,29 @@ Result<void> Checkpoint::checkpoint(pid_t pid) const {
     return done(calls_->checkpoint(pid, nullptr), "cuCheckpointProcessCheckpoint", pid);
 }
 
-Result<void> Checkpoint::restore(pid_t pid) const {
-    return done(calls_->restore(pid, nullptr), "cuCheckpointProcessRestore", pid);
+Result<void> Checkpoint::restore(pid_t pid, std::span<const GpuPair> pairs) const {
+    constexpr const char* k_call = "cuCheckpointProcessRestore";
+    constexpr int k_takes_pairs = 13000; // older ones have nothing but reserved bytes there
+    if (pairs.empty()) return done(calls_->restore(pid, nullptr), k_call, pid);
+    int version = 0;
+    if (calls_->version(&version) != CUDA_SUCCESS || version < k_takes_pairs)
+        return make_error(
+            ErrorCode::invalid_argument,
+            "the driver restores a process only where it was: elsewhere takes one for CUDA 13.0 "
+            "or later");
+    std::vector<Calls::Pair> list;
+    for (const auto& pair : pairs) {
+        const auto from = parse_uuid(pair.from);
+        const auto to = parse_uuid(pair.to);
+        if (!from || !to)
+            return make_error(ErrorCode::invalid_argument, "'{}' is no GPU that a process can be restored on",
+                              from ? pair.to : pair.from);
+        list.push_back({*from, *to});
+    }
+    Calls::RestoreArgs args;
+    args.pairs = list.data();
+    args.count = static_cast<unsigned>(list.size());
+    return done(calls_->restore(pid, &args), k_call, pid);
 }
 
 Result<void> Checkpoint::unlock(pid_t pid) const {

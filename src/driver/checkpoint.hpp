@@ -10,6 +10,8 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <string_view>
 
 namespace gpu_sleep::driver {
@@ -23,6 +25,13 @@ enum class CheckpointState : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view to_string(CheckpointState state) noexcept;
+
+/// A GPU, and the one that takes its place: uuids as NVML writes them.
+struct GpuPair {
+    std::string from;
+    std::string to;
+    friend bool operator==(const GpuPair&, const GpuPair&) = default;
+};
 
 /// Locks, checkpoints, restores and unlocks other processes: running, locked, checkpointed, and back the same
 /// way. What is done stays done when the caller ends, and a process may do all but the first to itself. Needs
@@ -47,7 +56,10 @@ public:
     [[nodiscard]] Result<void> checkpoint(pid_t pid) const;
     /// Makes a checkpointed one locked. Where there is too little room on a GPU it stays checkpointed, and no
     /// later restore of it works: look before. Errors besides: out_of_device_memory.
-    [[nodiscard]] Result<void> restore(pid_t pid) const;
+    /// With `pairs`, on other GPUs of the same kind, which are its devices from then on: it has to list every
+    /// GPU that the driver sees, also those that stay. Errors besides: invalid_argument (a uuid is none, or
+    /// the driver, before CUDA 13.0, restores only where it was).
+    [[nodiscard]] Result<void> restore(pid_t pid, std::span<const GpuPair> pairs = {}) const;
     /// Makes a locked one running.
     [[nodiscard]] Result<void> unlock(pid_t pid) const;
 

@@ -337,8 +337,11 @@ TEST_CASE("Doctor: says what a sleep would take", "[doctor]") {
     auto process = good_process();
     auto text = said(judge(machine, process), "sleep", Level::ok);
     CHECK(has(text, "would free 16.0 GiB, keep 10.0 GiB and drop 6.00 GiB: 0.21 s across the link at 50 GB/s "
-                    "(measured)"));
+                    "(measured), and longer the first time"));
     status_of(process).retained_bytes = 10 * k_gib;
+    text = said(judge(machine, process), "sleep", Level::ok);
+    CHECK(has(text, "at most 0.21 s"));
+    CHECK(has(text, "less for what has not changed"));
     CHECK(has(said(judge(machine, process), "room", Level::ok), "0 B needed"));
     status_of(process).woken_bytes = k_gib;
     status_of(process).woken_seconds = 0.5;

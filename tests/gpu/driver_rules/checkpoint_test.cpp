@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <vector>
 
 using namespace gpu_sleep::driver_rules;
 
@@ -228,4 +229,32 @@ TEST_CASE("Driver: a lock waits for work, and gives up in time", "[driver_rules]
     CHECK(target.state() == CU_PROCESS_STATE_LOCKED);
     CHECK(target.unlock() == CUDA_SUCCESS);
     CHECK(target.ask(Order::check_contents) == 'y');
+}
+
+TEST_CASE("Driver: a process is restored on another GPU by a list of all GPUs", "[driver_rules]") {
+    const Target target;
+    if (!has_two_devices()) return;
+    const auto count = device_count();
+    std::vector<CUcheckpointGpuPair> pairs(static_cast<std::size_t>(count));
+    for (int i = 0; i < count; ++i) {
+        REQUIRE(cuDeviceGetUuid(&pairs[static_cast<std::size_t>(i)].oldUuid, i) == CUDA_SUCCESS);
+        const int place = i == 0 ? 1 : i == 1 ? 0 : i;
+        REQUIRE(cuDeviceGetUuid(&pairs[static_cast<std::size_t>(i)].newUuid, place) == CUDA_SUCCESS);
+    }
+    const auto restore = [&](unsigned listed) {
+        CUcheckpointRestoreArgs args{};
+        args.gpuPairs = pairs.data();
+        args.gpuPairsCount = listed;
+        return cuCheckpointProcessRestore(target.pid(), &args);
+    };
+    for (int round = 0; round < 2; ++round) { // the second leaves it where it is
+        REQUIRE(target.lock() == CUDA_SUCCESS);
+        REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+        CHECK(restore(1) == CUDA_ERROR_INVALID_VALUE);
+        CHECK(target.state() == CU_PROCESS_STATE_CHECKPOINTED);
+        const auto status = round == 0 ? restore(static_cast<unsigned>(count)) : target.restore();
+        CHECK(status == CUDA_SUCCESS);
+        REQUIRE(target.unlock() == CUDA_SUCCESS);
+        CHECK(target.ask(Order::check_contents) == 'y');
+    }
 }

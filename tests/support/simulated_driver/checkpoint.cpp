@@ -5,6 +5,7 @@
 
 #include "support/simulated_driver/checkpoint_gate.hpp"
 #include "support/simulated_driver/device_budget.hpp"
+#include "support/simulated_driver/driver.hpp"
 #include "support/simulated_driver/entry.hpp"
 #include "support/simulated_driver/shared_state.hpp"
 
@@ -14,10 +15,14 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <cstring>
 #include <fstream>
+#include <iterator>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace gpu_sleep::sim {
 namespace {
@@ -107,6 +112,36 @@ bool only_asks(Entry entry) noexcept {
     return std::find(k_asking.begin(), k_asking.end(), entry) != k_asking.end();
 }
 
+/// Which GPU it is, as the management library numbers them; nothing for another's uuid.
+std::optional<int> gpu_of(const CUuuid& wanted) {
+    for (int gpu = 0; gpu < Driver::instance().device_count(); ++gpu) {
+        const auto uuid = uuid_of(gpu);
+        if (std::memcmp(uuid.bytes, wanted.bytes, sizeof uuid.bytes) == 0) return gpu;
+    }
+    return {};
+}
+
+/// The GPUs of the process's devices after a restore by `args`; nothing where its pairs do not list every GPU
+/// once on each side.
+std::optional<std::array<int, k_max_devices>> gpus_after(const SharedProcess& process,
+                                                         const CUcheckpointRestoreArgs* args) {
+    std::array<int, k_max_devices> gpus{};
+    std::copy(std::begin(process.gpus), std::end(process.gpus), gpus.begin());
+    if (!args || args->gpuPairsCount == 0) return gpus;
+    const auto count = static_cast<unsigned>(Driver::instance().device_count());
+    if (args->gpuPairsCount != count) return {};
+    std::array<std::optional<int>, k_max_devices> places;
+    std::array<bool, k_max_devices> is_taken{};
+    for (const auto& pair : std::span(args->gpuPairs, count)) {
+        const auto from = gpu_of(pair.oldUuid);
+        const auto to = gpu_of(pair.newUuid);
+        if (!from || !to || places[*from] || std::exchange(is_taken[*to], true)) return {};
+        places[*from] = *to;
+    }
+    for (auto& gpu : gpus) gpu = places[gpu].value_or(gpu);
+    return gpus;
+}
+
 } // namespace
 
 CallUnderWay::CallUnderWay(Entry entry) noexcept {
@@ -189,9 +224,10 @@ CUresult CUDAAPI cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointAr
 CUresult CUDAAPI cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs* args) {
     return about(Entry::cuCheckpointProcessRestore, pid, CU_PROCESS_STATE_CHECKPOINTED,
                  [&](SharedProcess& process) {
-                     if (args && args->gpuPairsCount != 0) return CUDA_ERROR_NOT_SUPPORTED;
+                     const auto gpus = gpus_after(process, args);
+                     if (!gpus) return CUDA_ERROR_INVALID_VALUE;
                      if (process.lost) return CUDA_ERROR_OPERATING_SYSTEM;
-                     if (!DeviceBudget::instance().bring_back(process)) {
+                     if (!DeviceBudget::instance().bring_back(process, *gpus)) {
                          process.lost = true;
                          return CUDA_ERROR_OUT_OF_MEMORY;
                      }

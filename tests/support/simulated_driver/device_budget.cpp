@@ -7,6 +7,8 @@
 #include "support/simulated_driver/settings.hpp"
 #include "support/simulated_driver/shared_state.hpp"
 
+#include <cstddef>
+
 namespace gpu_sleep::sim {
 namespace {
 
@@ -20,18 +22,26 @@ void sweep_dead_processes() {
     }
 }
 
-std::uint64_t used(int device) {
+std::uint64_t used(int gpu) {
     std::uint64_t sum = 0;
-    for (const auto& process : SharedState::instance().processes()) sum += process.used[device];
+    for (const auto& process : SharedState::instance().processes())
+        sum += DeviceBudget::used_by(process, gpu);
     return sum;
 }
 
-bool fits(int device, std::uint64_t bytes) {
+bool fits(int gpu, std::uint64_t bytes) {
     const auto all = settings().memory_bytes;
-    return bytes <= all && used(device) <= all - bytes;
+    return bytes <= all && used(gpu) <= all - bytes;
 }
 
 } // namespace
+
+std::uint64_t DeviceBudget::used_by(const SharedProcess& process, int gpu) {
+    std::uint64_t sum = 0;
+    for (int device = 0; device < k_max_devices; ++device)
+        if (process.gpus[device] == gpu) sum += process.used[device];
+    return sum;
+}
 
 DeviceBudget& DeviceBudget::instance() {
     static DeviceBudget& budget = *new DeviceBudget;
@@ -41,9 +51,9 @@ DeviceBudget& DeviceBudget::instance() {
 bool DeviceBudget::take(int device, std::uint64_t bytes) {
     auto& own = SharedState::instance().own();
     const SharedState::Lock lock;
-    if (!fits(device, bytes)) {
+    if (!fits(own.gpus[device], bytes)) {
         sweep_dead_processes();
-        if (!fits(device, bytes)) return false;
+        if (!fits(own.gpus[device], bytes)) return false;
     }
     own.used[device] += bytes;
     return true;
@@ -56,10 +66,10 @@ void DeviceBudget::give_back(int device, std::uint64_t bytes) {
 }
 
 std::uint64_t DeviceBudget::free_bytes(int device) {
-    SharedState::instance();
+    const auto& own = SharedState::instance().own();
     const SharedState::Lock lock;
     sweep_dead_processes();
-    const auto taken = used(device);
+    const auto taken = used(own.gpus[device]);
     return taken < settings().memory_bytes ? settings().memory_bytes - taken : 0;
 }
 
@@ -71,12 +81,13 @@ void DeviceBudget::put_away(SharedProcess& process) {
     }
 }
 
-bool DeviceBudget::bring_back(SharedProcess& process) {
+bool DeviceBudget::bring_back(SharedProcess& process, std::span<const int, k_max_devices> gpus) {
     const SharedState::Lock lock;
     sweep_dead_processes();
-    for (int device = 0; device < k_max_devices; ++device)
-        if (!fits(device, process.put_away[device])) return false;
-    for (int device = 0; device < k_max_devices; ++device) {
+    for (std::size_t device = 0; device < gpus.size(); ++device)
+        if (!fits(gpus[device], process.put_away[device])) return false;
+    for (std::size_t device = 0; device < gpus.size(); ++device) {
+        process.gpus[device] = gpus[device];
         process.used[device] = process.put_away[device];
         process.put_away[device] = 0;
     }

@@ -4,7 +4,10 @@
 
 #pragma once
 
+#include "support/simulated_driver/settings.hpp"
+
 #include <cstdint>
+#include <span>
 
 namespace gpu_sleep::sim {
 
@@ -21,10 +24,13 @@ public:
     void give_back(int device, std::uint64_t bytes);
     [[nodiscard]] std::uint64_t free_bytes(int device);
 
-    /// A checkpoint and a restore of another process: all that it uses is free, and taken again; false if
-    /// there is no room for it, and then none of it is taken.
+    /// What the process uses of a GPU, whichever device that is to it.
+    [[nodiscard]] static std::uint64_t used_by(const SharedProcess& process, int gpu);
+
+    /// A checkpoint and a restore of another process: all that it uses is free, and taken again, its devices
+    /// being `gpus` from then on; false if there is no room for it, and then nothing changes.
     void put_away(SharedProcess& process);
-    [[nodiscard]] bool bring_back(SharedProcess& process);
+    [[nodiscard]] bool bring_back(SharedProcess& process, std::span<const int, k_max_devices> gpus);
 };
 
 } // namespace gpu_sleep::sim

@@ -4,11 +4,11 @@
 
 #include "support/simulated_driver/entry.hpp"
 #include "support/simulated_driver/settings.hpp"
+#include "support/simulated_driver/shared_state.hpp"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <string_view>
 
 namespace gpu_sleep::sim {
 namespace {
@@ -102,11 +102,7 @@ CUresult CUDAAPI cuDeviceGetName(char* name, int size, CUdevice device) {
 CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
     return call_with_device(Entry::cuDeviceGetUuid, device, [&](Call&) {
         if (!uuid) return CUDA_ERROR_INVALID_VALUE;
-        // As the management library beside it writes it.
-        constexpr std::string_view k_beginning = "\x51\x30\x2d\x51";
-        *uuid = {};
-        std::memcpy(uuid->bytes, k_beginning.data(), k_beginning.size());
-        uuid->bytes[sizeof uuid->bytes - 1] = static_cast<char>(device);
+        *uuid = uuid_of(SharedState::instance().own().gpus[device]);
         return CUDA_SUCCESS;
     });
 }

@@ -12,12 +12,16 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <numeric>
+#include <string_view>
 
 namespace gpu_sleep::sim {
 namespace {
 
 constexpr int k_max_processes = 256;
-constexpr std::uint64_t k_magic = 0x32304D49535F5347; // "GS_SIM02"
+constexpr std::uint64_t k_magic = 0x33304D49535F5347; // "GS_SIM03"
 
 [[noreturn]] void give_up(const char* call) {
     std::perror(call);
@@ -41,6 +45,14 @@ struct SharedState::Table {
     std::atomic<int> taken; ///< places from here on were never taken
     SharedProcess processes[k_max_processes];
 };
+
+CUuuid uuid_of(int gpu) noexcept {
+    constexpr std::string_view k_beginning = "\x51\x30\x2d\x51";
+    CUuuid uuid{};
+    std::memcpy(uuid.bytes, k_beginning.data(), k_beginning.size());
+    uuid.bytes[sizeof uuid.bytes - 1] = static_cast<char>(gpu);
+    return uuid;
+}
 
 SharedState& SharedState::instance() {
     static SharedState& state = *new SharedState;
@@ -80,6 +92,7 @@ void SharedState::claim() {
     }
     auto& place = table_->processes[own_];
     place.pid = 0;
+    std::iota(std::begin(place.gpus), std::end(place.gpus), 0);
     for (auto& bytes : place.used) bytes = 0;
     for (auto& bytes : place.put_away) bytes = 0;
     place.state = 0;

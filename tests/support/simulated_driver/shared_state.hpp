@@ -6,6 +6,7 @@
 
 #include "support/simulated_driver/settings.hpp"
 
+#include <cuda.h>
 #include <pthread.h>
 #include <sys/types.h>
 
@@ -18,15 +19,19 @@ namespace gpu_sleep::sim {
 /// One process that uses the devices.
 struct SharedProcess {
     std::atomic<pid_t> pid;
-    std::atomic<int> state;           ///< a CUprocessState; its driver calls wait unless it is RUNNING
-    std::atomic<bool> lost;           ///< a restore found no room: none will do any more
-    std::atomic<bool> cannot;         ///< a checkpoint of it fails, and it with it
-    std::atomic<std::uint64_t> calls; ///< of the driver, under way
-    std::atomic<std::uint64_t> work;  ///< in streams, not done
-    std::atomic<unsigned> managed;    ///< managed allocations, which no checkpoint takes
-    std::uint64_t used[k_max_devices];
+    std::atomic<int> state;                ///< a CUprocessState; its driver calls wait unless it is RUNNING
+    std::atomic<bool> lost;                ///< a restore found no room: none will do any more
+    std::atomic<bool> cannot;              ///< a checkpoint of it fails, and it with it
+    std::atomic<std::uint64_t> calls;      ///< of the driver, under way
+    std::atomic<std::uint64_t> work;       ///< in streams, not done
+    std::atomic<unsigned> managed;         ///< managed allocations, which no checkpoint takes
+    int gpus[k_max_devices];               ///< which GPU each of its devices is: a restore may change that
+    std::uint64_t used[k_max_devices];     ///< by its own numbers of devices
     std::uint64_t put_away[k_max_devices]; ///< what it used, while it is checkpointed
 };
+
+/// Of a GPU, by the management library's number, which writes it in the same way.
+[[nodiscard]] CUuuid uuid_of(int gpu) noexcept;
 
 /// A table of the processes, in a file that they share, or in private memory when none is named. A process
 /// that died has no part in it: each keeps a file lock while it lives. (They are POSIX record locks: a

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Processes that the driver restores on another GPU.
+
+#include "driver_machine.hpp"
+
+#include "../mentions.hpp"
+#include "support/scratch.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <csignal>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+std::string uuid(int gpu) {
+    return fmt::format("GPU-51302d51-0000-0000-0000-{:012x}", gpu);
+}
+
+/// What the process has of which GPU, as gpu-ps says: the number of the only one that it uses.
+std::string gpu_of(const Machine& machine) {
+    const auto listed = machine.command("gpu-ps");
+    INFO(listed.out << listed.err);
+    CHECK(listed.json("/processes/0/report/devices/1") == "none");
+    return listed.json("/processes/0/report/devices/0/device");
+}
+
+} // namespace
+
+TEST_CASE("Driver engine: a process wakes on another GPU, and moves back", "[driver_engine]") {
+    Machine machine;
+    CHECK(gpu_of(machine) == "0");
+    REQUIRE(machine.command("sleep").status == 0);
+    const auto woken = machine.command("gpu-wake", {"--gpu", "0=1"});
+    INFO(woken.err);
+    REQUIRE(woken.status == 0);
+    CHECK(woken.json("/processes/0/report/devices/0/device") == "1");
+    CHECK(gpu_of(machine) == "1");
+    machine.expect_awake();
+    REQUIRE(machine.command("sleep").status == 0);
+    REQUIRE(machine.command("gpu-wake").status == 0); // where it is
+    CHECK(gpu_of(machine) == "1");
+    REQUIRE(machine.command("sleep").status == 0);
+    REQUIRE(machine.command("gpu-wake", {"--gpu", uuid(1) + "=" + uuid(0)}).status == 0);
+    CHECK(gpu_of(machine) == "0");
+    machine.expect_awake();
+}
+
+TEST_CASE("Driver engine: a dry run of a move says where it would go", "[driver_engine]") {
+    Machine machine;
+    REQUIRE(machine.command("sleep").status == 0);
+    const auto rehearsed = machine.command("gpu-wake", {"--gpu", "0=1", "--dry-run"});
+    REQUIRE(rehearsed.status == 0);
+    CHECK(rehearsed.json("/processes/0/report/devices/0/device") == "1");
+    machine.expect_held();
+    REQUIRE(machine.command("gpu-wake").status == 0);
+    CHECK(gpu_of(machine) == "0");
+    machine.expect_awake();
+}
+
+TEST_CASE("Driver engine: a move that cannot be meant changes nothing", "[driver_engine]") {
+    Machine machine;
+    const auto awake = machine.command("gpu-wake", {"--gpu", "0=1"});
+    CHECK(awake.status == 2);
+    CHECK_THAT(awake.err, mentions("is awake"));
+    REQUIRE(machine.command("sleep").status == 0);
+    const auto refused = [&](const std::string& move, const std::string& why) {
+        const auto output = machine.command("gpu-wake", {"--gpu", move});
+        INFO(output.err);
+        CHECK(output.status == 2);
+        CHECK_THAT(output.err, mentions(why));
+    };
+    refused("0=7", "there is no GPU '7'");
+    refused("1=0", "it had nothing on GPU 1");
+    refused("0=1,0=0", "named twice");
+    refused("0", "is not FROM=TO");
+    machine.expect_held();
+    REQUIRE(machine.command("gpu-wake").status == 0);
+    CHECK(gpu_of(machine) == "0");
+    machine.expect_awake();
+}
+
+TEST_CASE("Driver engine: room is looked for where the process goes", "[driver_engine]") {
+    Machine machine;
+    REQUIRE(machine.command("sleep").status == 0);
+    Host other(machine.plain());
+    const auto full = make_piece(other, "plain", k_device_bytes / 4 * 3);
+    CHECK(machine.command("gpu-wake").status == 7);
+    const auto moved = machine.command("gpu-wake", {"--gpu", "0=1"});
+    INFO(moved.err);
+    REQUIRE(moved.status == 0);
+    CHECK(gpu_of(machine) == "1");
+    machine.expect_awake();
+    REQUIRE(machine.command("sleep").status == 0);
+    const auto back = machine.command("gpu-wake", {"--gpu", "1=0"});
+    CHECK(back.status == 7);
+    CHECK_THAT(back.err, mentions("on GPU 0"));
+    machine.expect_held();
+    REQUIRE(machine.command("gpu-wake").status == 0);
+    machine.expect_awake();
+    check_intact(other, full);
+}
+
+TEST_CASE("Driver engine: a driver that refuses a move leaves the process asleep", "[driver_engine]") {
+    Machine machine;
+    REQUIRE(machine.command("sleep").status == 0);
+    const auto refused =
+        machine.command("gpu-wake", {"--gpu", "0=1"}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessRestore:1:1"});
+    CHECK(refused.status == 7);
+    CHECK_THAT(refused.err, mentions("does not restore it there") && mentions("where it was"));
+    machine.expect_held();
+    REQUIRE(machine.command("gpu-wake").status == 0);
+    machine.expect_awake();
+    // An older driver has nothing but reserved bytes where the list would be.
+    REQUIRE(machine.command("sleep").status == 0);
+    const auto old =
+        machine.command("gpu-wake", {"--gpu", "0=1"}, {"GPU_SLEEP_SIM_FAIL=cuDriverGetVersion:1:1:forever"});
+    CHECK(old.status == 2);
+    CHECK_THAT(old.err, mentions("only where it was"));
+    machine.expect_held();
+    REQUIRE(machine.command("gpu-wake").status == 0);
+    machine.expect_awake();
+}
+
+TEST_CASE("Driver engine: whatever call of a move fails, the process is whole", "[driver_engine]") {
+    Machine machine;
+    const Scratch scratch;
+    const auto trace = scratch.file("trace");
+    REQUIRE(machine.command("sleep").status == 0);
+    REQUIRE(machine.command("gpu-wake", {"--gpu", "0=1"}, {"GPU_SLEEP_SIM_TRACE=" + trace}).status == 0);
+    std::ifstream file(trace);
+    const auto calls = std::count(std::istreambuf_iterator<char>(file), {}, '\n');
+    REQUIRE(calls > 10);
+    for (auto nth = calls; nth > 0; --nth) {
+        INFO("call " << nth << " of " << calls);
+        const auto from = gpu_of(machine);
+        const auto to = from == "0" ? "1" : "0";
+        REQUIRE(machine.command("sleep").status == 0);
+        const auto woken = machine.command("gpu-wake", {"--gpu", fmt::format("{}={}", from, to)},
+                                           {fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
+        INFO(woken.err);
+        const bool has_moved = woken.status == 0;
+        if (!has_moved) {
+            CHECK_FALSE(woken.err.empty());
+            machine.expect_held();
+            REQUIRE(machine.command("gpu-wake").status == 0);
+        }
+        machine.expect_awake();
+        // It was restored there, though it was not unlocked: or else it is where it was.
+        const auto gpu = gpu_of(machine);
+        CHECK((gpu == to || (!has_moved && gpu == from)));
+    }
+}
+
+TEST_CASE("Driver engine: a command that is killed amid a move leaves it to the next one",
+          "[driver_engine]") {
+    Machine machine;
+    REQUIRE(machine.command("sleep").status == 0);
+    auto launch =
+        machine.launch("gpu-wake", {"--gpu", "0=1"}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessUnlock:20s"});
+    Process wake(launch);
+    REQUIRE(becomes_true([&] { return gpu_of(machine) == "1"; })); // restored, and not yet unlocked
+    wake.signal(SIGKILL);
+    CHECK(wake.wait() == 128 + SIGKILL);
+    const auto locked = machine.command("gpu-wake", {"--gpu", "1=0"});
+    CHECK(locked.status == 2);
+    CHECK_THAT(locked.err, mentions("not checkpointed"));
+    REQUIRE(machine.command("gpu-wake").status == 0);
+    CHECK(gpu_of(machine) == "1");
+    machine.expect_awake();
+}
+
+TEST_CASE("Driver engine: a process with an agent stays on its GPU", "[driver_engine]") {
+    Host with_agent(captured_launch(k_linked));
+    const auto piece = make_piece(with_agent, "plain", k_piece_bytes);
+    REQUIRE(with_agent.command("gpu-sleep").status == 0);
+    const auto refused = with_agent.command("gpu-wake", {"--gpu", "0=1"});
+    CHECK(refused.status == 2);
+    CHECK_THAT(refused.err, mentions("has an agent"));
+    CHECK(with_agent.state() == "asleep");
+    CHECK(with_agent.command("gpu-wake").status == 0);
+    check_intact(with_agent, piece);
+}
