@@ -4,7 +4,7 @@
 """Two models take turns on one GPU: A, B, A, B, A, B. How long each switch takes, by each way to make room.
 
 A has the shape of Qwen3-0.6B, B that of Llama-3-8B, with random weights; each is a process of its own (switch_server.py).
-A switch lasts from its decision, the other model still on the GPU, to the first word of the new one's answer. The answers
+A switch lasts from its decision, the other model still on the GPU, to the first token of the new one's answer. The answers
 must be those that the models give undisturbed. The ways:
 
   both      nobody leaves: what there is to gain by having room for both
@@ -25,6 +25,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -132,7 +133,7 @@ class Bench:
         return done.stdout
 
     def generate(self, name, server):
-        """Asks the model, and compares its answer. Returns the seconds to its first word."""
+        """Asks the model, and compares its answer. Returns the seconds to its first token."""
         answer = server.ask("generate")
         expected = self.expected.setdefault(name, answer["tokens"])
         if answer["tokens"] != expected or not any(expected):
@@ -328,6 +329,10 @@ def touch_host(options):
         subprocess.run([program, "--touch", str(int(options.touch_gib * GIB))], check=False)
 
 
+def stop(*_):
+    raise Failure("it was told to end")
+
+
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
@@ -352,6 +357,7 @@ def parse_options():
 
 def main():
     options = parse_options()
+    signal.signal(signal.SIGTERM, stop) # what was measured until then is told
     problem = ""
     with contextlib.ExitStack() as stack:
         bench = Bench(options, Scratch(stack, options))
