@@ -74,9 +74,9 @@ class Llama:
 
     # ---- Weights
 
-    def fill(self):
-        """Random weights, the same each time on the same device."""
-        generator = torch.Generator(self.device).manual_seed(1)
+    def fill(self, seed=1):
+        """Random weights, the same for the same seed on the same kind of device."""
+        generator = torch.Generator(self.device).manual_seed(seed)
         for weight in self.weights.values():
             if weight.dim() == 1:
                 weight.fill_(1)
