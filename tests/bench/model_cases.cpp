@@ -3,6 +3,7 @@
 // Programs as they are: a model server, the same by a plain algorithm, a trainer, a small model, and what the
 // agent itself takes.
 
+#include "bench/cycles.hpp"
 #include "bench/sleep_cases.hpp"
 
 #include <algorithm>
@@ -191,22 +192,13 @@ Result<void> measure_training(Bench& bench) {
     if (!has_room) return has_room.error();
     if (!*has_room) return {};
     GPU_SLEEP_TRY(subject->hold("default", k_offload, bench.scaled(tensors)));
-    std::vector<Timed> first;
-    std::vector<Timed> slept;
-    std::vector<Timed> woken;
-    GPU_SLEEP_TRY(bench.sleep(*subject, first));
-    GPU_SLEEP_TRY(bench.wake(*subject, woken));
-    for (unsigned i = 0; i < std::min(3U, bench.settings().repeats); ++i) {
-        GPU_SLEEP_TRY(subject->change(1));
-        GPU_SLEEP_TRY(bench.sleep(*subject, slept));
-        GPU_SLEEP_TRY(bench.wake(*subject, woken));
-    }
-    bench.add_times("AdamW, 26 GiB in 1600 ranges: first sleep", first, {}, bench.link().to_host);
-    bench.add_times("AdamW, 26 GiB in 1600 ranges: sleep, all changed", slept, bench.target(0.75),
-                    bench.link().to_host);
-    bench.add_times("AdamW, 26 GiB in 1600 ranges: wake", woken, bench.target(0.55), bench.link().to_device);
-    bench.add_breakdown("AdamW: sleep, all changed", slept);
-    bench.add_breakdown("AdamW: wake", woken);
+    const auto change = [](Subject& changed) { return changed.change(1); };
+    const auto cycles = Cycles::of(
+        bench, *subject, {.repeats = std::min(3U, bench.settings().repeats), .before_later = change});
+    if (!cycles) return cycles.error();
+    cycles->add_to(bench, {.name = "AdamW, 26 GiB in 1600 ranges",
+                           .later = "sleep, all changed",
+                           .aims = {{}, bench.target(0.75), bench.target(0.55)}});
     return {};
 }
 
@@ -214,20 +206,10 @@ Result<void> measure_small_model(Bench& bench) {
     auto subject = Subject::start();
     if (!subject) return std::move(subject).error();
     GPU_SLEEP_TRY(subject->hold("weights", k_offload, bench.scaled(Sizes(100, 12'000'000))));
-    std::vector<Timed> first;
-    std::vector<Timed> later;
-    std::vector<Timed> woken;
-    GPU_SLEEP_TRY(bench.sleep(*subject, first));
-    GPU_SLEEP_TRY(bench.wake(*subject, woken));
-    for (unsigned i = 0; i < bench.settings().repeats; ++i) {
-        GPU_SLEEP_TRY(bench.sleep(*subject, later));
-        GPU_SLEEP_TRY(bench.wake(*subject, woken));
-    }
-    bench.add_times("1.2 GB model: first sleep", first, bench.target(0.10), bench.link().to_host);
-    bench.add_times("1.2 GB model: later sleep, unchanged", later, bench.target(0.02), bench.link().to_host);
-    bench.add_times("1.2 GB model: wake", woken, bench.target(0.03), bench.link().to_device);
-    bench.add_breakdown("1.2 GB model: later sleep, unchanged", later);
-    bench.add_breakdown("1.2 GB model: wake", woken);
+    const auto cycles = Cycles::of(bench, *subject, {.repeats = bench.settings().repeats});
+    if (!cycles) return cycles.error();
+    cycles->add_to(bench, {.name = "1.2 GB model",
+                           .aims = {bench.target(0.10), bench.target(0.02), bench.target(0.03)}});
     return {};
 }
 

@@ -129,7 +129,8 @@ const std::vector<Case>& cases() {
             {"training", 26 * k_gib, measure_training},  {"small", 2 * k_gib, measure_small_model},
             {"reserved", 2 * k_gib, measure_reserved},   {"level-2", 0, measure_level_2},
             {"footprint", 2 * k_gib, measure_footprint}, {"retained", 30 * k_gib, measure_retained},
-            {"prepared", 30 * k_gib, measure_prepared},  {"devices", 16 * k_gib, measure_devices},
+            {"prepared", 15 * k_gib, measure_prepared},  {"devices", 16 * k_gib, measure_devices},
+            {"switch", 30 * k_gib, measure_switch},
         };
         for (const std::size_t count : {100, 1'000, 10'000, 50'000})
             all.push_back({fmt::format("ranges-{}", count), 7 * k_gib,

@@ -104,6 +104,7 @@ struct Case {
 [[nodiscard]] Result<void> measure_retained(Bench& bench);
 [[nodiscard]] Result<void> measure_prepared(Bench& bench);
 [[nodiscard]] Result<void> measure_devices(Bench& bench);
+[[nodiscard]] Result<void> measure_switch(Bench& bench);
 /// So many bytes, and so many ranges: one point each of how times grow.
 [[nodiscard]] Result<void> measure_size(Bench& bench, Bytes bytes);
 [[nodiscard]] Result<void> measure_ranges(Bench& bench, std::size_t count);

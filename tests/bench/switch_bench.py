@@ -4,7 +4,7 @@
 """Two models take turns on one GPU: A, B, A, B, A, B. How long each switch takes, by each way to make room.
 
 A has the shape of Qwen3-0.6B, B that of Llama-3-8B, with random weights; each is a process of its own (switch_server.py).
-A switch lasts from its decision, the other model still on the GPU, to the first word of the new one's answer. The answers
+A switch lasts from its decision, the other model still on the GPU, to the first token of the new one's answer. The answers
 must be those that the models give undisturbed. The ways:
 
   both      nobody leaves: what there is to gain by having room for both
@@ -25,6 +25,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -36,6 +37,7 @@ GB, GIB, MIB = 10**9, 1 << 30, 1 << 20
 SMALL, LARGE = "0.6B", "8B"
 PATIENCE = 180 # seconds for a server to begin, or for a command
 IN_FILES = ("tmpfs", "disk")
+SLOW = ("cold", "disk")
 WAYS = ("both", "cold", "host", "touch", "reload", "tmpfs", "disk", "deep")
 
 
@@ -102,7 +104,7 @@ class Bench:
     def __init__(self, options, scratch):
         self.options, self.scratch = options, scratch
         self.began = time.monotonic()
-        self.expected, self.switches, self.notes, self.wholes, self.warm = {}, [], [], {}, {}
+        self.expected, self.switches, self.notes, self.warm = {}, [], [], {}
         self.weights = {name: os.path.join(scratch.memory, f"weights-{name}") for name in (SMALL, LARGE)}
         self.servers = {}
 
@@ -132,7 +134,7 @@ class Bench:
         return done.stdout
 
     def generate(self, name, server):
-        """Asks the model, and compares its answer. Returns the seconds to its first word."""
+        """Asks the model, and compares its answer. Returns the seconds to its first token."""
         answer = server.ask("generate")
         expected = self.expected.setdefault(name, answer["tokens"])
         if answer["tokens"] != expected or not any(expected):
@@ -192,19 +194,17 @@ class Bench:
 
     # ---- A whole turn: A, B, A, B, A, B
 
-    def take_turns(self, way, count):
+    def take_turns(self, way):
         """Begins with the small one on the GPU, alone where that is the point."""
+        count = self.options.slow_switches if way in SLOW else self.options.switches
         if way not in ("both", "cold"):
             self.sleep(way, LARGE)
         self.generate(SMALL, self.servers[SMALL])
-        whole = 0
         for number in range(count):
             to, other = (LARGE, SMALL) if number % 2 == 0 else (SMALL, LARGE)
             switch = self.switch(way, to, other)
             self.switches.append(switch)
-            whole += switch.seconds
             print(f"  {way}: to {to} {switch.seconds:.3f} s ({tell(switch.parts)})", file=sys.stderr, flush=True)
-        self.wholes[way] = whole
         if way not in ("both", "cold"):
             for server in self.servers.values():
                 self.command("gpu-wake", str(server.process.pid), "--quiet")
@@ -229,7 +229,7 @@ class Bench:
         if "cold" in ways:
             self.servers = {SMALL: self.start(SMALL).begin()}
             self.generate(SMALL, self.servers[SMALL])
-            self.take_turns("cold", self.options.cold_switches)
+            self.take_turns("cold")
             self.end_servers()
         gpu_run = (os.path.join(self.options.build, "bin", "gpu-run"), "--")
         self.servers = {name: self.start(name, gpu_run) for name in (SMALL, LARGE)}
@@ -242,7 +242,7 @@ class Bench:
             if reason:
                 self.notes.append(f"{way} is left out: {reason}")
                 continue
-            self.take_turns(way, self.options.switches)
+            self.take_turns(way)
         self.end_servers()
 
     def end_servers(self):
@@ -281,13 +281,15 @@ class Bench:
     def table(self):
         lines = [("way", f"to {SMALL}, s", f"to {LARGE}, s", "its first token, s", "all switches, s", "host memory, GB",
                   "files, GB")]
-        for way in self.wholes:
+        for way in WAYS:
             large, small = self.of(way, LARGE), self.of(way, SMALL)
             all_of = large + small
+            if not all_of:
+                continue
             host = max(s.host_bytes for s in all_of) / GB
             files = max(s.file_bytes for s in all_of) / GB
             lines.append((way, spread([s.seconds for s in small]), spread([s.seconds for s in large]),
-                          spread([s.parts["first token"] for s in large]), f"{self.wholes[way]:.2f} ({len(all_of)})",
+                          spread([s.parts["first token"] for s in large]), f"{sum(s.seconds for s in all_of):.2f} ({len(all_of)})",
                           f"{host:.1f}", f"{files:.1f}"))
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         rows = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in lines]
@@ -328,12 +330,16 @@ def touch_host(options):
         subprocess.run([program, "--touch", str(int(options.touch_gib * GIB))], check=False)
 
 
+def stop(*_):
+    raise Failure("it was told to end")
+
+
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
     parser.add_argument("--ways", default=",".join(WAYS), help="some of them, separated by commas")
     parser.add_argument("--switches", type=int, default=5, help="of each way")
-    parser.add_argument("--cold-switches", type=int, default=5)
+    parser.add_argument("--slow-switches", type=int, default=5, help=f"of {' and '.join(SLOW)}, which take long")
     parser.add_argument("--budget", type=float, default=0, help="seconds after which no further way begins")
     parser.add_argument("--model", choices=("torch", "plain"), default="torch", help="as switch_server.py --help says")
     parser.add_argument("--device", default="cuda", help="of the torch model")
@@ -352,6 +358,7 @@ def parse_options():
 
 def main():
     options = parse_options()
+    signal.signal(signal.SIGTERM, stop) # what was measured until then is told
     problem = ""
     with contextlib.ExitStack() as stack:
         bench = Bench(options, Scratch(stack, options))
@@ -364,7 +371,7 @@ def main():
             for server in bench.servers.values():
                 server.process.kill()
                 server.process.wait()
-    if bench.wholes:
+    if bench.switches:
         print(bench.table())
     for name, samples in bench.warm.items():
         print(f"{name}: first token awake {spread(samples)} s")

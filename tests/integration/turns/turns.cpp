@@ -42,7 +42,10 @@ public:
         std::vector<std::string> environment{"GPU_SLEEP_SIM_STATE=" + directory + "/devices",
                                              fmt::format("GPU_SLEEP_SIM_MEMORY={}", all),
                                              fmt::format("GPU_SLEEP_SIM_CONTEXT_BYTES={}", k_context)};
-        if (options.by_requests) environment.emplace_back("GPU_SLEEP_MAKE_ROOM=1");
+        if (options.by_requests) {
+            environment.emplace_back("GPU_SLEEP_MAKE_ROOM=1");
+            environment.push_back(fmt::format("GPU_SLEEP_MIN_AWAKE={}", options.min_awake.count()));
+        }
         for (unsigned i = 0; i < options.servers; ++i) servers_.emplace_back(options, environment, i);
     }
 
@@ -250,11 +253,13 @@ int main(int argc, char** argv) {
     bool is_apart = false;
     std::string by = "commands";
     unsigned pause_ms = 100;
+    unsigned min_awake_ms = 300;
     CLI::App app{"Servers take turns on a simulated GPU that has no room for all."};
     app.add_option("--servers", options.servers)->check(CLI::Range(2, 100));
     app.add_option("--room-for", options.room_for, "of them, at a time")->check(CLI::Range(1, 100));
     app.add_option("--requests", options.requests, "of all together");
     app.add_option("--by", by, "who makes room")->check(CLI::IsMember({"commands", "requests"}));
+    app.add_option("--min-awake", min_awake_ms, "milliseconds, with --by requests");
     app.add_option("--pause", pause_ms, "milliseconds between two requests to a server, on average");
     app.add_option("--seed", options.seed);
     app.add_flag("--calm", options.is_calm, "nothing is killed, and nobody interferes");
@@ -262,6 +267,7 @@ int main(int argc, char** argv) {
     CLI11_PARSE(app, argc, argv);
     options.by_requests = by == "requests";
     options.pause = Milliseconds(pause_ms);
+    if (options.by_requests) options.min_awake = Milliseconds(min_awake_ms);
     if (!is_apart) {
         go_apart(argv);
         fmt::print("not run: there is no permission to make a pid namespace\n");
