@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// gpu-run: starts a command with the agent inside, by preloading it.
+// gpu-run: starts a command with the agent inside, by preloading it, or has every login do so.
 
 #include "base/text.hpp"
+#include "cli/login_environment.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/preload.hpp"
 #include "cli/program_file.hpp"
 #include "cli/rules_file.hpp"
 #include "model/environment.hpp"
+#include "model/model.hpp"
 
 #include <unistd.h>
 
@@ -29,7 +31,8 @@ constexpr const char* k_examples =
     "  gpu-run -- python3 serve.py                     gpu-sleep can then put it to sleep\n"
     "  gpu-run --name llama -- python3 serve.py        by name: gpu-sleep llama\n"
     "  gpu-run --on-touch wake -- python3 serve.py     asleep until it uses the GPU again\n"
-    "  gpu-run --rules rules.json -- ./train           which allocations are intercepted, their tags\n";
+    "  gpu-run --rules rules.json -- ./train           which allocations are intercepted, their tags\n"
+    "  gpu-run --enable-for user                       all that you start after your next login\n";
 constexpr const char* k_exit_statuses =
     "\nExit status: that of COMMAND; 1 if the agent is missing, 2 for wrong usage or rules or if the agent\n"
     "cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such command.";
@@ -43,6 +46,15 @@ struct Options {
     std::optional<model::GateMode> gate;
     std::optional<Milliseconds> touch_limit;
     bool prepare = false, release_gil = false, keep_gil = false, no_capture = false, audit = false;
+};
+
+/// What is to be done to the login environment instead of starting a command.
+struct LoginOptions {
+    enum class Action { none, enable, disable };
+    Action action = Action::none;
+    cli::LoginScope scope;
+    std::string root; ///< empty for that of the machine
+    bool shows = false;
 };
 
 std::string name_problem(const std::string& name) {
@@ -86,6 +98,26 @@ void add_options(CLI::App& app, Options& options) {
         ->excludes(rules);
     cli::add_flag(app, "--audit", options.audit,
                   "Also intercept libraries that preloading does not reach; see the manual page");
+}
+
+void add_login_options(CLI::App& app, LoginOptions& options) {
+    const auto reader = [&options](LoginOptions::Action action) {
+        return [&options, action](const std::string& word) {
+            options.action = action;
+            options.scope.is_machine = word == "machine";
+        };
+    };
+    auto* enable =
+        cli::add_choice(app, "--enable-for", "user|machine", reader(LoginOptions::Action::enable),
+                        "Start nothing. Load the agent into all programs of later logins, of this\n"
+                        "user or of all");
+    auto* disable = cli::add_choice(app, "--disable-for", "user|machine",
+                                    reader(LoginOptions::Action::disable), "Take that back");
+    auto* show = cli::add_flag(app, "--show-enabled", options.shows, "Start nothing. Show for whom it is so");
+    cli::add_path(app, "--root", "DIR", options.root,
+                  "The machine's files lie below DIR, as in an image of a system");
+    enable->excludes(disable)->excludes(show);
+    disable->excludes(show);
 }
 
 /// The index in `words` at which the command begins: after "--", or at the first word that is neither an
@@ -167,6 +199,49 @@ int run(const Options& options, std::vector<std::string> command) {
     return execute(file, std::move(command));
 }
 
+int print_failure(const Error& error) {
+    return print_error(error.message, model::exit_status_of({error, model::State::awake}));
+}
+
+int enable(const cli::LoginScope& scope) {
+    std::error_code failure;
+    const auto self = std::filesystem::read_symlink("/proc/self/exe", failure);
+    const auto library = cli::find_login(self.parent_path().native());
+    if (!library) return print_failure(library.error());
+    const auto files = cli::enable_login(scope, *library);
+    if (!files) return print_failure(files.error());
+    std::string text = "enabled from the next login on, by\n";
+    for (const auto& file : *files) text += "  " + file.native() + '\n';
+    return cli::print_result("gpu-run", text);
+}
+
+int show(const std::string& root) {
+    std::string text;
+    for (const bool is_machine : {false, true}) {
+        const auto files = cli::login_files({is_machine, root});
+        text += is_machine ? "machine: " : "user: ";
+        text += !files           ? "not known: " + files.error().message
+                : files->empty() ? "not enabled"
+                                 : "enabled, by";
+        text += '\n';
+        if (files)
+            for (const auto& file : *files) text += "  " + file.native() + '\n';
+    }
+    return cli::print_result("gpu-run", text);
+}
+
+/// Does what is asked of the login environment. Returns the exit status.
+int change_login(LoginOptions options) {
+    const bool is_user = !options.shows && !options.scope.is_machine;
+    if (is_user && !options.root.empty())
+        return cli::usage_error("gpu-run", "--root is for the machine's files", false);
+    if (!options.root.empty()) options.scope.root = std::filesystem::absolute(options.root);
+    if (options.shows) return show(options.scope.root.native());
+    if (options.action == LoginOptions::Action::enable) return enable(options.scope);
+    const auto disabled = cli::disable_login(options.scope);
+    return disabled ? 0 : print_failure(disabled.error());
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -174,8 +249,10 @@ int main(int argc, char** argv) {
                  "intercepts its GPU allocations. Nothing else about it changes.",
                  "gpu-run");
     Options options;
+    LoginOptions login;
     cli::add_basics(app, k_examples, k_exit_statuses);
     add_options(app, options);
+    add_login_options(app, login);
     std::vector<std::string> command; // never parsed by CLI11: whatever follows belongs to the command
     app.add_option("COMMAND", command, "The command and its arguments, after -- or after the last option")
         ->type_name("");
@@ -186,6 +263,14 @@ int main(int argc, char** argv) {
     const auto own = static_cast<int>(std::min(begin, words.size())) - (has_marker ? 1 : 0);
     if (const auto status = cli::parse(app, own, argv)) return *status;
     command.assign(words.begin() + static_cast<std::ptrdiff_t>(std::min(begin, words.size())), words.end());
+    const bool is_for_login = login.shows || login.action != LoginOptions::Action::none;
+    if (is_for_login && !command.empty())
+        return cli::usage_error("gpu-run", "--enable-for, --disable-for and --show-enabled take no COMMAND",
+                                false);
+    if (is_for_login) return change_login(std::move(login));
+    if (!login.root.empty())
+        return cli::usage_error("gpu-run", "--root needs --enable-for, --disable-for or --show-enabled",
+                                false);
     if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
     if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
         return cli::usage_error("gpu-run", problem, false);

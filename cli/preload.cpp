@@ -15,6 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view k_agent = "libgpu-sleep-agent.so";
 constexpr std::string_view k_audit = "libgpu-sleep-audit.so";
+constexpr std::string_view k_login = "libgpu-sleep-login.so";
 /// From the directory of the commands: as installed, and as built.
 constexpr std::array k_places = {GPU_SLEEP_LIBRARIES_FROM_COMMANDS, "../lib"};
 
@@ -43,17 +44,25 @@ Result<std::string> find_library(const std::string& directory, std::string_view 
                       (fs::path(directory) / k_places.front()).lexically_normal().native());
 }
 
-/// The list `before`, split at any of `separators`, behind `file` and without what is called `library`.
-std::string put_first(const std::string& file, std::string_view library, std::string_view before,
+/// The list `before`, split at any of `separators`, behind `file`, which may be empty, and without the
+/// libraries that `is_ours` means.
+template <class IsOurs>
+std::string put_first(const std::string& file, IsOurs&& is_ours, std::string_view before,
                       const char* separators) {
     auto value = file;
     while (!before.empty()) {
         const auto end = std::min(before.find_first_of(separators), before.size());
         const auto entry = before.substr(0, end);
-        if (!entry.empty() && !is_library(entry, library)) value.append(":").append(entry);
+        if (!entry.empty() && !is_ours(entry)) value.append(value.empty() ? "" : ":").append(entry);
         before.remove_prefix(std::min(end + 1, before.size()));
     }
     return value;
+}
+
+constexpr const char* k_preload_separators = ": \t\n";
+
+bool is_agent(std::string_view entry) {
+    return is_library(entry, k_agent) || is_library(entry, k_login);
 }
 
 } // namespace
@@ -62,16 +71,32 @@ Result<std::string> find_agent(const std::string& directory) {
     return find_library(directory, k_agent);
 }
 
+Result<std::string> find_login(const std::string& directory) {
+    auto found = find_library(directory, k_login);
+    // Shells are to read it between quotation marks.
+    if (found && found->find_first_of("'\"\\!") != std::string::npos)
+        return make_error(ErrorCode::invalid_argument,
+                          "the agent cannot be put into an environment from {}: there is a quotation mark, a "
+                          "backslash or an exclamation mark in its path; install gpu-sleep elsewhere",
+                          *found);
+    return found;
+}
+
 Result<std::string> find_audit(const std::string& directory) {
     return find_library(directory, k_audit);
 }
 
 std::string with_agent(const std::string& agent, std::string_view before) {
-    return put_first(agent, k_agent, before, ": \t\n");
+    return put_first(agent, is_agent, before, k_preload_separators);
+}
+
+std::string without_agent(std::string_view before) {
+    return put_first({}, is_agent, before, k_preload_separators);
 }
 
 std::string with_audit(const std::string& audit, std::string_view before) {
-    return put_first(audit, k_audit, before, ":");
+    return put_first(
+        audit, [](std::string_view entry) { return is_library(entry, k_audit); }, before, ":");
 }
 
 } // namespace gpu_sleep::cli

@@ -19,11 +19,18 @@ namespace gpu_sleep::cli {
 /// The same for the library of `gpu-run --audit`; see ld.so(8), LD_AUDIT.
 [[nodiscard]] Result<std::string> find_audit(const std::string& directory);
 
+/// The same for the library that the login environment preloads, `gpu-run --enable-for`. Errors: besides,
+/// invalid_argument for what a shell cannot be given.
+[[nodiscard]] Result<std::string> find_login(const std::string& directory);
+
 /// LD_AUDIT with `audit` first and whatever else `before` holds, as with_agent().
 [[nodiscard]] std::string with_audit(const std::string& audit, std::string_view before);
 
 /// LD_PRELOAD with `agent` first and whatever else `before` holds; an agent that is there already, this or
-/// another, is not there twice.
+/// another, or what loads it in a login environment, is not there twice.
 [[nodiscard]] std::string with_agent(const std::string& agent, std::string_view before);
+
+/// LD_PRELOAD without the agent and without what loads it in a login environment; may be empty.
+[[nodiscard]] std::string without_agent(std::string_view before);
 
 } // namespace gpu_sleep::cli

@@ -5,38 +5,29 @@
 // to the agent. Until a program calls the driver, and in a program without, it does nothing. It uses no
 // library, not even the C library: the loader would load another one for it. Source: rtld-audit(7).
 
+#include "freestanding/elf_symbols.hpp"
+#include "freestanding/text.hpp"
+
 #include <elf.h>
 #include <link.h>
 
-#include <cstddef>
 #include <cstdint>
 
 namespace {
+
+using gpu_sleep::freestanding::begins_with;
+using gpu_sleep::freestanding::file_name;
+using gpu_sleep::freestanding::is_same;
+using gpu_sleep::freestanding::Symbols;
 
 /// The libraries that matter, in the namespace of the program; null while they are not loaded. Changed by the
 /// loader's calls only, which it makes one at a time; read by those that bind symbols at any time.
 const link_map* g_agent = nullptr;
 const link_map* g_driver = nullptr;
 
-bool begins_with(const char* text, const char* with) {
-    while (*with != '\0')
-        if (*text++ != *with++) return false;
-    return true;
-}
-
-bool is_same(const char* a, const char* b) {
-    while (*a != '\0' && *a == *b) {
-        ++a;
-        ++b;
-    }
-    return *a == *b;
-}
-
 /// Whether the map's file is called `name`, with or without a version behind it.
 bool is_called(const link_map& map, const char* name) {
-    const char* file = map.l_name ? map.l_name : "";
-    for (const char* at = file; *at != '\0'; ++at)
-        if (*at == '/') file = at + 1;
+    const char* file = file_name(map.l_name ? map.l_name : "");
     if (!begins_with(file, name)) return false;
     while (*name != '\0') {
         ++name;
@@ -51,46 +42,6 @@ bool is_driver(const link_map& map) {
 bool has_dlsym(const link_map& map) {
     return is_called(map, "libc.so") || is_called(map, "libdl.so");
 }
-
-/// The part of a library's dynamic section that finds symbols by name.
-struct Symbols {
-    const ElfW(Sym) * symbols = nullptr;
-    const char* names = nullptr;
-    const std::uint32_t* hashes = nullptr;
-
-    explicit Symbols(const link_map& map) {
-        for (const auto* entry = map.l_ld; entry->d_tag != DT_NULL; ++entry) {
-            // The loader may or may not have added where the library lies.
-            const auto value = entry->d_un.d_ptr;
-            const auto address = value < map.l_addr ? value + map.l_addr : value;
-            if (entry->d_tag == DT_SYMTAB) symbols = reinterpret_cast<const ElfW(Sym)*>(address);
-            if (entry->d_tag == DT_STRTAB) names = reinterpret_cast<const char*>(address);
-            if (entry->d_tag == DT_GNU_HASH) hashes = reinterpret_cast<const std::uint32_t*>(address);
-        }
-    }
-
-    /// What the library defines under `name`, or null. Source: the GNU hash table, as binutils writes it.
-    [[nodiscard]] const ElfW(Sym) * find(const char* name) const {
-        if (!symbols || !names || !hashes) return nullptr;
-        const auto bucket_count = hashes[0];
-        const auto first_hashed = hashes[1];
-        const auto filter_words = hashes[2];
-        const auto* const buckets = hashes + 4 + filter_words * (sizeof(ElfW(Addr)) / sizeof(std::uint32_t));
-        const auto* const chains = buckets + bucket_count;
-        std::uint32_t hash = 5381;
-        for (const char* at = name; *at != '\0'; ++at) hash = hash * 33 + static_cast<unsigned char>(*at);
-        auto index = bucket_count != 0 ? buckets[hash % bucket_count] : 0;
-        if (index < first_hashed) return nullptr;
-        for (;; ++index) {
-            const auto chained = chains[index - first_hashed];
-            const auto& symbol = symbols[index];
-            if ((chained | 1U) == (hash | 1U) && symbol.st_shndx != SHN_UNDEF &&
-                is_same(names + symbol.st_name, name))
-                return &symbol;
-            if ((chained & 1U) != 0) return nullptr;
-        }
-    }
-};
 
 const link_map* map_of(const std::uintptr_t* cookie) {
     return reinterpret_cast<const link_map*>(*cookie & ~std::uintptr_t{1});
@@ -138,6 +89,6 @@ GPU_SLEEP_AUDIT std::uintptr_t la_symbind64(Elf64_Sym* symbol, unsigned /*index*
                                             std::uintptr_t* to, unsigned* /*flags*/, const char* name) {
     if (!is_for_agent(from, to, name)) return symbol->st_value;
     const auto* const agent = __atomic_load_n(&g_agent, __ATOMIC_ACQUIRE);
-    const auto* const ours = Symbols(*agent).find(name);
+    const auto* const ours = Symbols(agent->l_addr, agent->l_ld).find(name);
     return ours ? agent->l_addr + ours->st_value : symbol->st_value;
 }

@@ -23,7 +23,9 @@ bool intercepts() noexcept {
     if (decision == Decision::unknown) {
         const auto text = setting(model::environment::k_capture);
         const auto wanted = parse_switch(text.empty() ? "0" : text);
+        const auto disabled = setting(model::environment::k_disable);
         decision = !wanted ? Decision::misspelt : *wanted ? Decision::on : Decision::off;
+        if (!disabled.empty() && disabled != "0") decision = Decision::off;
         g_decision.store(decision, std::memory_order_relaxed);
     }
     return decision == Decision::on;

@@ -66,7 +66,8 @@ _gpu_run() {
         word=${COMP_WORDS[i]}
         case $word in
         --) ((i += 1)); break ;;
-        --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --gate | --retain) ((i += 1)) ;;
+        --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --gate | --retain | \
+            --enable-for | --disable-for | --root) ((i += 1)) ;;
         -*) ;;
         *) break ;;
         esac
@@ -76,8 +77,9 @@ _gpu_run() {
         return
     fi
     case $3 in
-    --on-touch | --gate) words=$(_gpu_sleep_choices "$1" "$3") ;;
+    --on-touch | --gate | --enable-for | --disable-for) words=$(_gpu_sleep_choices "$1" "$3") ;;
     --touch-limit) words='10s 30s 60s 5m' ;;
+    --root) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --min-size) words='64KiB 1MiB 16MiB' ;;
     --retain) words='0 16GiB 64GiB' ;;
     --name | --tag) ;;

@@ -9,7 +9,7 @@ install(DIRECTORY include/gpu_sleep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS gpu-sleep-agent
     EXPORT gpu-sleep-targets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(TARGETS gpu-sleep-audit LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS gpu-sleep-audit gpu-sleep-login LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gpu-sleep)
 install(EXPORT gpu-sleep-targets NAMESPACE gpu-sleep:: DESTINATION ${config_dir})

@@ -27,4 +27,7 @@ inline constexpr const char* k_prepare =
 inline constexpr const char* k_inhibit =
     "GPU_SLEEP_INHIBIT"; ///< milliseconds for which sleeps from outside are refused; 0: as long as it runs
 
+inline constexpr const char* k_disable =
+    "GPU_SLEEP_DISABLE"; ///< set, and not 0: the program's use of the GPU is left alone
+
 } // namespace gpu_sleep::model::environment

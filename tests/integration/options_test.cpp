@@ -85,6 +85,11 @@ const std::map<std::string, Kind>& kinds() {
         {"--keep-gil", flag()},
         {"--no-capture", flag()},
         {"--audit", flag()},
+        // No command goes with these: all are refused here.
+        {"--show-enabled", flag()},
+        {"--enable-for", {{}, with(k_never, {"user", "machine", "x", "user|machine", "USER"})}},
+        {"--disable-for", {{}, with(k_never, {"user", "machine", "x", "user|machine", "USER"})}},
+        {"--root", {{}, {"/nonexistent"}}},
         {"--watch", duration()},
         {"--timeout", duration()},
         {"--wait", duration()},
@@ -258,7 +263,8 @@ TEST_CASE("Options: each takes what it should, and refuses anything else in one 
             REQUIRE(kinds().contains(option)); // say above what it takes
             const auto needs = needs_of(command, option);
             const auto& kind = kinds().at(option);
-            const std::map<std::string, int> ends{{"--help", 0}, {"--version", 0}, {"--await", 2}};
+            const std::map<std::string, int> ends{
+                {"--help", 0}, {"--version", 0}, {"--await", 2}, {"--show-enabled", 2}};
             const int status = ends.contains(option) ? ends.at(option) : command.status;
             if (kind.good.empty() && kind.bad.empty())
                 check_flag(command, option, needs, status);

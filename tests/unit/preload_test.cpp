@@ -22,6 +22,9 @@ TEST_CASE("Preload: the agent comes first, once, and the rest stays", "[preload]
     CHECK(with_agent(agent, "libm.so.6:" + agent) == agent + ":libm.so.6");
     CHECK(with_agent(agent, "/old/libgpu-sleep-agent.so.0::libm.so.6:") == agent + ":libm.so.6");
     CHECK(with_agent(agent, "libgpu-sleep-agent.so2") == agent + ":libgpu-sleep-agent.so2");
+    CHECK(with_agent(agent, "/opt/lib/libgpu-sleep-login.so:libm.so.6") == agent + ":libm.so.6");
+    CHECK(without_agent("libm.so.6:" + agent + " /opt/lib/libgpu-sleep-login.so") == "libm.so.6");
+    CHECK(without_agent(agent).empty());
 }
 
 TEST_CASE("Preload: the audit library comes first, once, and the rest stays", "[preload]") {

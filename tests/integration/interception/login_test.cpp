@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The agent by the login environment: programs that nobody starts by gpu-run.
+
+#include "../mentions.hpp"
+#include "intercepted_host.hpp"
+#include "support/other_user.hpp"
+#include "support/scratch.hpp"
+#include "support/skip.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string text_of(const fs::path& file) {
+    std::ostringstream text;
+    text << std::ifstream(file).rdbuf();
+    return text.str();
+}
+
+void write(const fs::path& file, const std::string& text) {
+    fs::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+}
+
+/// Every file, directory and link below `root`, with its mode, and what is in it.
+std::map<std::string, std::string> tree_of(const fs::path& root) {
+    std::map<std::string, std::string> tree;
+    for (const auto& entry : fs::recursive_directory_iterator(root)) {
+        struct stat status = {};
+        REQUIRE(::lstat(entry.path().c_str(), &status) == 0);
+        auto& text = tree[fs::relative(entry.path(), root)];
+        text = std::to_string(status.st_mode) + ' ';
+        if (entry.is_symlink())
+            text += fs::read_symlink(entry.path());
+        else if (entry.is_regular_file())
+            text += text_of(entry.path());
+    }
+    return tree;
+}
+
+/// A home directory, and what a login there has in its environment besides what tests need.
+struct Home {
+    Scratch scratch;
+
+    [[nodiscard]] Arguments environment() const {
+        const char* libraries = std::getenv("LD_LIBRARY_PATH");
+        return {"HOME=" + scratch.path().native(), "PATH=/usr/bin:/bin", "SHELL=/bin/bash",
+                std::string("LD_LIBRARY_PATH=") + (libraries ? libraries : "")};
+    }
+    [[nodiscard]] Launch launch(Arguments command, Arguments variables = {}) const {
+        const auto own = environment();
+        variables.insert(variables.end(), own.begin(), own.end());
+        return {std::move(command), std::move(variables), false};
+    }
+    [[nodiscard]] Output command(Arguments words, Arguments variables = {}) const {
+        words.front() = command_file(words.front());
+        return run(launch(std::move(words), std::move(variables)));
+    }
+    void enable() const {
+        const auto done = command({"gpu-run", "--enable-for", "user"});
+        INFO(done.err);
+        REQUIRE(done.status == 0);
+    }
+    /// A login shell's `words`.
+    [[nodiscard]] Launch login(Arguments words, Arguments variables = {}) const {
+        Arguments command{"/bin/bash", "-l", "-c", R"(exec "$@")", "bash"};
+        command.insert(command.end(), words.begin(), words.end());
+        return launch(std::move(command), std::move(variables));
+    }
+};
+
+std::string login_library() {
+    return GPU_SLEEP_TEST_LOGIN;
+}
+
+void check_sleeps_and_wakes(Host& host) {
+    const auto piece = make_piece(host, "plain", k_piece_bytes);
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    CHECK(host.state() == "asleep");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    check_intact(host, piece);
+    check_no_harm(host);
+}
+
+/// It works, and nobody sees it.
+void check_left_alone(Host& host) {
+    const auto piece = make_piece(host, "plain", k_piece_bytes);
+    CHECK(host.command("gpu-sleep").status == 3);
+    check_intact(host, piece);
+    check_no_harm(host);
+    CHECK(host.process().errors().empty());
+}
+
+constexpr const char* k_kernel = R"({"argv": ["python3"], "language": "python", "display_name": "P"})";
+
+} // namespace
+
+TEST_CASE(
+    "Login: a program that an ordinary user starts is put to sleep by root's cron, and wakes as it goes on",
+    "[login]") {
+    const Home home;
+    home.enable();
+    auto launch = home.login({command_file(k_runtime.program)}, {k_runtime.variable});
+    if (::geteuid() == 0) {
+        const auto user = std::to_string(k_other_user);
+        REQUIRE(run({{"chown", "-R", user + ':' + user, home.scratch.path().native()}}).status == 0);
+        launch.command.insert(launch.command.begin(),
+                              {"setpriv", "--reuid", user, "--regid", user, "--clear-groups"});
+    }
+    Host host(launch);
+    const auto piece = make_piece(host, "plain", k_piece_bytes);
+    REQUIRE(becomes_true([&] {
+        const auto idle = host.command("gpu-ps", {"--json"}).json("/processes/0/report/idle_seconds");
+        return std::strtod(idle.c_str(), nullptr) > 0.05;
+    }));
+    const auto cron =
+        run({{"/bin/sh", "-c", command_file("gpu-reclaim") + " --idle 10ms " + std::to_string(host.pid())},
+             {"PATH=/usr/bin:/bin"},
+             false});
+    INFO(cron.err);
+    CHECK(cron.status == 0);
+    CHECK(host.state() == "asleep");
+    check_intact(host, piece); // which touches it
+    CHECK(host.state() == "awake");
+    check_no_harm(host);
+}
+
+TEST_CASE("Login: programs are reached whichever way they reach libcuda", "[login]") {
+    const auto& way = GENERATE(k_linked, k_dlsym, k_late, k_runtime, k_per_thread);
+    INFO(way.name);
+    const Home home;
+    home.enable();
+    Host host(home.login({command_file(way.program)}, {way.variable}));
+    check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Login: gpu-run inside a login, and a program's own agent, are there once", "[login]") {
+    const Home home;
+    home.enable();
+    const auto variables = run(home.login({command_file("gpu-run"), "--name", "n", "env"})).out;
+    CHECK_THAT(variables, mentions("libgpu-sleep-agent.so"));
+    CHECK_THAT(variables, !mentions("libgpu-sleep-login.so"));
+    Host host(home.login({command_file("integration_host")}));
+    host.tell("alloc weights 4194304");
+    CHECK(host.command("gpu-sleep").status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.tell("check_all") == "intact");
+    // Behind the agent the library stands aside.
+    Host both(Launch{{command_file(k_runtime.program)},
+                     {k_runtime.variable, "GPU_SLEEP_CAPTURE=1",
+                      "LD_PRELOAD=" + std::string(GPU_SLEEP_TEST_AGENT) + ':' + login_library()}});
+    check_sleeps_and_wakes(both);
+}
+
+TEST_CASE("Login: a program that never uses CUDA gets neither the agent nor a driver", "[login]") {
+    const Home home;
+    home.enable();
+    const auto mapped = run(home.login({"grep", "-c", "libgpu-sleep-agent", "/proc/self/maps"}));
+    CHECK(mapped.out == "0\n");
+    CHECK(mapped.err.empty());
+    const auto python = run(
+        home.login({"python3", "-c",
+                    "import ctypes\n"
+                    "own = ctypes.CDLL(None)\n"
+                    "print(hasattr(own, 'cuInit'), hasattr(own, 'cuMemAlloc_v2'), hasattr(own, 'getpid'))\n"
+                    "print('libgpu-sleep-agent' in open('/proc/self/maps').read())"}));
+    if (python.status == 127) return skip("there is no Python");
+    CHECK(python.err.empty());
+    CHECK(python.out == "False False True\nFalse\n");
+}
+
+TEST_CASE("Login: GPU_SLEEP_DISABLE and the deny lists are ways out", "[login]") {
+    const Home home;
+    home.enable();
+    const auto& way = GENERATE(k_linked, k_runtime);
+    const auto list = home.scratch.path() / ".config/gpu-sleep.deny";
+    Arguments variables{way.variable};
+    SECTION("by the environment of the login") {
+        variables.emplace_back("GPU_SLEEP_DISABLE=1");
+    }
+    SECTION("by its name") {
+        write(list, std::string("# mine\n") + way.program + "\n");
+    }
+    SECTION("by a pattern for its path") {
+        write(list, "*/bin/intercepted_program_*");
+    }
+    SECTION("by the user's directory for configurations") {
+        variables.push_back("XDG_CONFIG_HOME=" + home.scratch.file("elsewhere"));
+        write(home.scratch.path() / "elsewhere/gpu-sleep.deny", "intercepted*");
+    }
+    Host host(home.login({command_file(way.program)}, variables));
+    check_left_alone(host);
+}
+
+TEST_CASE("Login: the machine's deny list counts for everybody, and no deny list is needed", "[login]") {
+    const Home home;
+    home.enable();
+    const Scratch etc;
+    REQUIRE(run({{"cp", "-a", "/etc/.", etc.path().native()}}).status == 0);
+    const bool is_denied = GENERATE(false, true);
+    if (is_denied) write(etc.path() / "gpu-sleep.deny", "intercepted_program_runtime\n");
+    auto launch = home.login({command_file(k_runtime.program)}, {k_runtime.variable});
+    const Arguments apart{
+        "unshare", "--mount", "sh", "-c", "mount --bind " + etc.path().native() + R"( /etc && exec "$@")",
+        "sh"};
+    auto probe = apart;
+    probe.emplace_back("true");
+    if (run({probe}).status != 0) return skip_without_right("mount file systems");
+    launch.command.insert(launch.command.begin(), apart.begin(), apart.end());
+    Host host(launch);
+    if (is_denied)
+        check_left_alone(host);
+    else
+        check_sleeps_and_wakes(host);
+}
+
+TEST_CASE("Login: GPU_SLEEP_DISABLE is a way out of gpu-run, too", "[login]") {
+    auto launch = captured_launch(k_runtime, {"GPU_SLEEP_DISABLE=1"});
+    Host host(launch);
+    check_left_alone(host);
+    launch.environment.front() = "GPU_SLEEP_DISABLE=0";
+    Host other(launch);
+    check_sleeps_and_wakes(other);
+}
+
+TEST_CASE("Login: an agent that is missing or cannot be loaded fails no program", "[login]") {
+    const Scratch scratch;
+    fs::copy_file(login_library(), scratch.path() / "libgpu-sleep-login.so");
+    const bool is_broken = GENERATE(false, true);
+    if (is_broken) write(scratch.path() / "libgpu-sleep-agent.so.0", "no library");
+    const auto& way = GENERATE(k_linked, k_dlsym, k_late, k_runtime);
+    INFO(way.name);
+    Host host(
+        Launch{{command_file(way.program)},
+               {way.variable, "GPU_SLEEP_CAPTURE=1", "LD_PRELOAD=" + scratch.file("libgpu-sleep-login.so")}});
+    check_left_alone(host);
+}
+
+TEST_CASE("Login: where the library is missing nothing is printed, nor in containers", "[login]") {
+    const Home home;
+    const auto prefix = home.scratch.path() / "prefix";
+    fs::create_directories(prefix / "bin");
+    fs::create_directories(prefix / "lib");
+    fs::copy_file(command_file("gpu-run"), prefix / "bin/gpu-run");
+    fs::copy_file(login_library(), prefix / "lib/libgpu-sleep-login.so");
+    REQUIRE(run(home.launch({prefix / "bin/gpu-run", "--enable-for", "user"})).status == 0);
+    const auto preloaded = [&](const Arguments& command, const Arguments& variables = {}) {
+        auto words = command;
+        words.insert(words.end(), {"sh", "-c", "printf %s \"${LD_PRELOAD-none}\""});
+        const auto done = run(home.login(words, variables));
+        CHECK(done.err.empty());
+        return done.out;
+    };
+    const auto library = (prefix / "lib/libgpu-sleep-login.so").native();
+    CHECK(preloaded({}) == library);
+    // Under the name by which a container is entered.
+    for (const auto* name : {"apptainer", "podman", "bwrap"}) {
+        write(home.scratch.file(name), "#!/bin/sh\nexec \"$@\"\n");
+        REQUIRE(::chmod(home.scratch.file(name).c_str(), 0755) == 0);
+        CHECK(preloaded({home.scratch.file(name)}) == "none");
+        CHECK(preloaded({home.scratch.file(name)}, {"LD_PRELOAD=libm.so.6:libc.so.6"}) ==
+              "libm.so.6:libc.so.6");
+    }
+    fs::remove(library);
+    CHECK(preloaded({}) == "none");
+}
+
+TEST_CASE("Login: enabling is idempotent, and disabling restores every byte", "[login]") {
+    const Home home;
+    const auto& path = home.scratch.path();
+    write(path / ".bash_profile", "export A=1"); // without an end of its line
+    REQUIRE(::chmod((path / ".bash_profile").c_str(), 0600) == 0);
+    write(path / "dotfiles/profile", "export B=1\n");
+    fs::create_symlink("dotfiles/profile", path / ".profile");
+    write(path / ".local/share/jupyter/kernels/python3/kernel.json", k_kernel);
+    write(path / ".local/share/jupyter/kernels/r/kernel.json", R"({"language": "R"})");
+    write(path / "venv/share/jupyter/kernels/python3/kernel.json", std::string(k_kernel) + "\n\n");
+    const auto venv = "VIRTUAL_ENV=" + (path / "venv").native();
+    const auto before = tree_of(path);
+    const auto told = home.command({"gpu-run", "--enable-for", "user"}, {venv});
+    REQUIRE(told.status == 0);
+    const auto once = tree_of(path);
+    CHECK(once != before);
+    home.enable();
+    CHECK(tree_of(path) == once);
+    for (const auto* file :
+         {".bash_profile", ".profile", ".config/gpu-sleep/login.sh",
+          ".config/environment.d/60-gpu-sleep.conf", "venv/share/jupyter/kernels/python3/kernel.json"}) {
+        INFO(file);
+        CHECK_THAT(told.out, mentions((path / file).native()));
+        CHECK_THAT(text_of(path / file), mentions("gpu-sleep"));
+        CHECK_THAT(home.command({"gpu-run", "--show-enabled"}).out, mentions((path / file).native()));
+    }
+    CHECK(home.command({"gpu-run", "--disable-for", "user"}).status == 0); // without the variable, too
+    CHECK(tree_of(path) == before);
+    CHECK(home.command({"gpu-run", "--disable-for", "user"}).status == 0);
+    CHECK(tree_of(path) == before);
+    CHECK_THAT(home.command({"gpu-run", "--show-enabled"}).out, mentions("user: not enabled"));
+}
+
+TEST_CASE("Login: a profile that was made is removed, unless somebody has written into it", "[login]") {
+    const Home home;
+    const bool is_edited = GENERATE(false, true);
+    home.enable();
+    const auto profile = home.scratch.path() / ".profile";
+    CHECK(fs::exists(profile));
+    if (is_edited) std::ofstream(profile, std::ios::app) << "export MINE=1\n";
+    CHECK(home.command({"gpu-run", "--disable-for", "user"}).status == 0);
+    CHECK(home.scratch.file_count() == (is_edited ? 1 : 0));
+    if (is_edited) CHECK(text_of(profile) == "export MINE=1\n");
+}
+
+TEST_CASE("Login: what is not ours is neither overwritten nor removed", "[login]") {
+    const Home home;
+    const auto file = home.scratch.path() / ".config/gpu-sleep/login.sh";
+    write(file, "echo mine\n");
+    const auto refused = home.command({"gpu-run", "--enable-for", "user"});
+    CHECK(refused.status == 2);
+    CHECK_THAT(refused.err, mentions("is not of gpu-sleep"));
+    CHECK(home.command({"gpu-run", "--disable-for", "user"}).status == 0);
+    CHECK(text_of(file) == "echo mine\n");
+    if (::geteuid() != 0) return skip_without_right("act as root");
+    const Home other;
+    REQUIRE(::chown(other.scratch.path().c_str(), k_other_user, k_other_user) == 0);
+    const auto strange = other.command({"gpu-run", "--enable-for", "user"});
+    CHECK(strange.status == 2);
+    CHECK_THAT(strange.err, mentions("belongs to another user"));
+    CHECK(other.scratch.file_count() == 0);
+}
+
+TEST_CASE("Login: the machine's files are read by shells and by systemd", "[login]") {
+    const Scratch image;
+    write(image.path() / "usr/share/jupyter/kernels/python3/kernel.json", k_kernel);
+    const auto before = tree_of(image.path());
+    const auto done =
+        run({{command_file("gpu-run"), "--enable-for", "machine", "--root", image.path().native()}});
+    INFO(done.err);
+    REQUIRE(done.status == 0);
+    CHECK_THAT(text_of(image.path() / "usr/share/jupyter/kernels/python3/kernel.json"),
+               mentions(login_library()));
+    const auto variables = [&](const std::string& script, const Arguments& given = {}) {
+        auto output = run({{"/bin/sh", "-c", script}, given, false});
+        CHECK(output.status == 0);
+        CHECK(output.err.empty());
+        return output.out;
+    };
+    const auto profile = ". " + image.file("etc/profile.d/gpu-sleep.sh") + "; ";
+    const auto shown = R"(printf '%s %s' "$LD_PRELOAD" "$GPU_SLEEP_CAPTURE")";
+    CHECK(variables(profile + profile + shown) == login_library() + " 1");
+    CHECK(variables(profile + shown, {"LD_PRELOAD=libm.so.6", "GPU_SLEEP_CAPTURE=0"}) ==
+          login_library() + ":libm.so.6 0");
+    CHECK(variables(profile + shown, {"GPU_SLEEP_DISABLE=1"}) == " ");
+    const auto generator = image.file("etc/systemd/user-environment-generators/60-gpu-sleep");
+    CHECK(variables(generator) == "LD_PRELOAD=" + login_library() + "\nGPU_SLEEP_CAPTURE=1\n");
+    CHECK(variables(generator, {"LD_PRELOAD=libm.so.6"}) ==
+          "LD_PRELOAD=" + login_library() + ":libm.so.6\nGPU_SLEEP_CAPTURE=1\n");
+    CHECK(variables(generator, {"LD_PRELOAD=" + login_library()}) == "GPU_SLEEP_CAPTURE=1\n");
+    CHECK(run({{command_file("gpu-run"), "--disable-for", "machine", "--root", image.path().native()}})
+              .status == 0);
+    CHECK(tree_of(image.path()) == before);
+}
