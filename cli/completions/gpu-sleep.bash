@@ -38,7 +38,10 @@ _gpu_sleep() {
     --store) words='host file' ;;
     --dir | --spill) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;
-    --idle | --for) words='15m 1h 4h 1d' ;;
+    --idle) words='15m 15m:host 4h:file 1d:deep' ;;
+    --for | --default-idle) words='15m 1h 4h 1d' ;;
+    --host-budget) words='64GiB 200GiB' ;;
+    --config) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     --user) mapfile -t COMPREPLY < <(compgen -u -- "$current"); return ;;
     --tags | --order | --keep | --discard)
         target=$(_gpu_sleep_target)
@@ -62,7 +65,7 @@ _gpu_run() {
         word=${COMP_WORDS[i]}
         case $word in
         --) ((i += 1)); break ;;
-        --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --gate | --retain) ((i += 1)) ;;
+        --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --gate | --retain | --host-budget) ((i += 1)) ;;
         -*) ;;
         *) break ;;
         esac
@@ -75,7 +78,7 @@ _gpu_run() {
     --on-touch | --gate) words=$(_gpu_sleep_choices "$1" "$3") ;;
     --touch-limit) words='10s 30s 60s 5m' ;;
     --min-size) words='64KiB 1MiB 16MiB' ;;
-    --retain) words='0 16GiB 64GiB' ;;
+    --retain | --host-budget) words='0 16GiB 64GiB' ;;
     --name | --tag) ;;
     --rules) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     *)
