@@ -4,6 +4,8 @@
 
 #include "cli/asking.hpp"
 #include "cli/operation.hpp"
+#include "cli/policy/pass.hpp"
+#include "cli/policy/policy_options.hpp"
 #include "cli/render.hpp"
 #include "cli/sleep_options.hpp"
 
@@ -21,11 +23,13 @@ namespace {
 
 constexpr const char* k_examples =
     "  gpu-reclaim --idle 15m               what has been idle for 15 minutes sleeps until it is used again\n"
+    "  gpu-reclaim                          as /etc/gpu-sleep.toml and ~/.config/gpu-sleep.toml say\n"
+    "  gpu-reclaim --show-config            what they say of each process, and what would be done now\n"
+    "  gpu-reclaim --idle 15m:host --idle 4h:file --dir /var/tmp/sleep      further down what stays idle\n"
     "  gpu-reclaim --idle 15m --dry-run     what would sleep\n"
     "  gpu-reclaim llama --idle 1m          one of them, and why not if it does not sleep\n"
     "  gpu-reclaim --why llama              when it worked last, what would be freed, what stands against "
     "it\n"
-    "  gpu-reclaim --idle 4h --store file --dir /var/tmp/sleep\n"
     "  gpu-reclaim --idle 1h --engine driver  processes that have no agent\n"
     "  gpu-reclaim --idle 15m --quiet       for cron: says nothing, but for errors\n";
 
@@ -101,9 +105,10 @@ int main(int argc, char** argv) {
     std::optional<Milliseconds> timeout;
     bool why = false;
     cli::TypedStores stores;
+    cli::policy::TypedPolicy typed;
+    cli::policy::Sources sources;
     cli::add_basics(app, k_examples, k_statuses);
-    cli::add_limit(app, "--idle", request.only_if_idle,
-                   "Processes whose GPU has had no work for so long, as gpu-ps shows");
+    cli::policy::add_policy(app, typed);
     cli::add_flag(
         app, "--why", why,
         "Change nothing; say of PID when it worked last, what a sleep would free, what stands against\n"
@@ -127,15 +132,22 @@ int main(int argc, char** argv) {
         "callbacks, and no limit for copying that advances)");
     cli::add_output(app, operation.output);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
-    auto text = cli::read_stores(stores, request);
+    auto text = cli::policy::read_policy(typed, sources);
     if (why && operation.target.empty()) text = "PID is missing, which --why is for";
-    if (!why && !request.only_if_idle) text = "--idle is missing";
-    if (operation.engine != cli::Engine::agent && (why || is_more_than_the_driver_does(request)))
-        text =
-            "--engine driver puts all of a process to sleep, to host memory, and goes with --idle, --user, "
-            "--dry-run and --timeout alone";
+    const bool is_by_policies = !why && !typed.is_plain();
+    const bool is_by_driver = operation.engine != cli::Engine::agent;
+    if (text.empty())
+        text = is_by_policies ? read_rest(request, stores, sources) : cli::read_stores(stores, request);
+    if (is_by_driver && (why || is_by_policies || is_more_than_the_driver_does(request)))
+        text = "--engine driver and --engine auto put all of a process to sleep, to host memory, and go with "
+               "one --idle DURATION, --user, --dry-run and --timeout alone";
     if (!text.empty()) return cli::usage_error(k_program, text, operation.output.json);
-    if (!request.only_if_idle) request.only_if_idle = Milliseconds(0);
+    if (is_by_policies) {
+        const cli::policy::PassOptions options{k_program,       operation.target, operation.user,  sources,
+                                               request.dry_run, timeout,          operation.output};
+        return typed.shows ? show_policies(options) : run_pass(options);
+    }
+    request.only_if_idle = sources.ladder ? sources.ladder->front().idle : Milliseconds(0);
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
     operation.request = std::move(request);

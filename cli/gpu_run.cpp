@@ -41,7 +41,7 @@ constexpr const char* k_exit_statuses =
 struct Options {
     std::optional<std::string> name, tag;
     std::string rules_file; ///< empty for none
-    std::optional<Bytes> min_size, retain;
+    std::optional<Bytes> min_size, retain, host_budget;
     std::optional<model::OnTouch> on_touch;
     std::optional<model::GateMode> gate;
     std::optional<Milliseconds> touch_limit;
@@ -84,6 +84,9 @@ void add_options(CLI::App& app, Options& options) {
     cli::add_size(app, "--retain", options.retain,
                   "Host memory that may keep contents while awake, so that the next sleep copies only what\n"
                   "changed; 0 for none (default: what the host has room for)");
+    cli::add_size(app, "--host-budget", options.host_budget,
+                  "Host memory that all processes of this user may hold together for contents: this one\n"
+                  "takes no more (default: any amount)");
     cli::add_flag(app, "--prepare", options.prepare,
                   "Make host memory ready for the first sleep once the program's memory has not changed for\n"
                   "10 s; for hosts on which a first sleep takes long");
@@ -144,6 +147,7 @@ Result<std::map<const char*, std::string>> agent_environment(const Options& opti
     if (options.touch_limit)
         variables[environment::k_touch_limit] = std::to_string(options.touch_limit->count());
     if (options.retain) variables[environment::k_retain] = std::to_string(*options.retain);
+    if (options.host_budget) variables[environment::k_host_budget] = std::to_string(*options.host_budget);
     if (options.prepare) variables[environment::k_prepare] = "10";
     if (options.release_gil || options.keep_gil)
         variables[environment::k_release_gil] = options.release_gil ? "1" : "0";

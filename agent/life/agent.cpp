@@ -16,14 +16,17 @@
 #include "operations/sleep_operation.hpp"
 #include "operations/turn.hpp"
 #include "operations/wake_operation.hpp"
+#include "store/host_account.hpp"
 #include "store/unshared_fd.hpp"
 
 #include <cxxabi.h>
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -84,6 +87,11 @@ Bytes retained_of_environment() {
         .value_or(std::numeric_limits<Bytes>::max());
 }
 
+/// Host memory that all processes of this user may hold together, whatever a request allows.
+std::optional<Bytes> host_budget_of_environment() {
+    return parsed_setting(model::environment::k_host_budget, "a number of bytes", parse_count<Bytes>);
+}
+
 /// How long memory must not have changed until host memory is prepared for it; none: it is not.
 Milliseconds prepare_of_environment() {
     const auto parse_seconds = [](std::string_view text) {
@@ -119,8 +127,10 @@ Agent& Agent::instance() {
 
 Agent::Agent()
     : memory_(rule_of_environment(), retained_of_environment()),
-      parts_(memory_, name_in_environment(), &Agent::come_first_at_exit), server_(*this) {
+      parts_(memory_, name_in_environment(), &Agent::come_first_at_exit), server_(*this),
+      host_budget_(host_budget_of_environment()) {
     inhibit_by_environment(parts_.inhibitors);
+    store::HostAccount::own().limit(host_budget_);
     parts_.preparation.settled_after = prepare_of_environment();
     parts_.callbacks.while_waiting([this] { operations::give_way_while_waiting(parts_); });
 }
@@ -269,6 +279,9 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
                            bool is_own, Clock::time_point since) {
     if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
     const auto* request = std::get_if<model::SleepRequest>(&operation);
+    if (request && request->host_budget && !request->dry_run)
+        store::HostAccount::own().limit(
+            std::min(*request->host_budget, host_budget_.value_or(*request->host_budget)));
     auto report = guarded([&] {
         return request ? operations::SleepOperation(parts_, *request, progress, is_own).run()
                        : operations::WakeOperation(parts_, std::get<model::WakeRequest>(operation), progress,

@@ -83,7 +83,8 @@ private:
     ProgramMemory memory_;
     operations::Parts parts_;
     server::Server server_;
-    std::atomic<bool> wake_wanted_{false}; ///< by a touch, and not yet tried
+    const std::optional<Bytes> host_budget_; ///< of the environment
+    std::atomic<bool> wake_wanted_{false};   ///< by a touch, and not yet tried
 };
 
 } // namespace gpu_sleep::agent

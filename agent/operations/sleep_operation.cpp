@@ -97,7 +97,10 @@ Result<void> SleepOperation::attempt() noexcept {
 
 Result<void> SleepOperation::move_contents() {
     // Callbacks that have made ready must hear how it ended, whatever fails from here on.
-    auto quiet = guarded([&] { return Quiesce(parts_, request_, progress_, deadline_, report_).run(owed_); });
+    auto quiet = guarded([&]() -> Result<bool> {
+        if (scope_ == sleep::Engine::Scope::sleepers) return false; // nobody need be quiet
+        return Quiesce(parts_, request_, progress_, deadline_, report_).run(owed_);
+    });
     if (!quiet) return std::move(quiet).error();
     // With nothing to put to sleep the gate is open: what has come since is not to be touched.
     if (!*quiet && !request_.dry_run) scope_ = sleep::Engine::Scope::sleepers;
@@ -159,9 +162,23 @@ Result<void> SleepOperation::check_consent() {
     return {};
 }
 
+std::string SleepOperation::why_not_unused() {
+    if (parts_.inhibitors.now() && !request_.ignore_inhibitors) return "sleeps are inhibited";
+    const auto now = parts_.status.report();
+    if (now.waiting > 0) return "work waits for it to wake";
+    // Time asleep counts as idle.
+    const auto unused = std::max(now.idle_seconds.value_or(0), now.state_seconds);
+    const auto wanted = std::chrono::duration<double>(*request_.only_if_idle).count();
+    if (unused < wanted) return fmt::format("it has been idle for {} only", format_seconds(unused));
+    scope_ = sleep::Engine::Scope::sleepers; // whoever wakes meanwhile stays awake
+    return {};
+}
+
 std::string SleepOperation::why_not_idle() {
     const auto state = parts_.status.state();
-    if (state == model::State::asleep || state == model::State::damaged) return "it sleeps already";
+    const bool is_asleep = state == model::State::asleep || state == model::State::damaged;
+    if (is_asleep && request_.store_is_named) return why_not_unused();
+    if (is_asleep) return "it sleeps already";
     if (parts_.inhibitors.now() && !request_.ignore_inhibitors) return "sleeps are inhibited";
     if (parts_.turnstile.is_held()) return "the program holds sleeps back (gpu_sleep_hold)";
     const auto idle = parts_.idle.find();

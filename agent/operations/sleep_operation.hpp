@@ -52,6 +52,9 @@ private:
     [[nodiscard]] Result<void> check_consent();
     /// Why the process is not to sleep now; empty: it is idle as asked.
     [[nodiscard]] std::string why_not_idle();
+    /// Why what sleeps is not to move now; empty: it has been idle or asleep for as long as asked, and
+    /// nothing but moves is done.
+    [[nodiscard]] std::string why_not_unused();
     /// Whether the program, which was idle, has worked since, or has sleeps wait.
     [[nodiscard]] bool works_again(model::Progress::Phase phase);
     [[nodiscard]] model::Report unchanged(std::string note);

@@ -41,7 +41,10 @@ _gpu_sleep() {
     --dir | --spill) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;
     --gpu) ;; # FROM=TO
-    --idle | --for) words='15m 1h 4h 1d' ;;
+    --idle) words='15m 15m:host 4h:file 1d:deep' ;;
+    --for | --default-idle) words='15m 1h 4h 1d' ;;
+    --host-budget) words='64GiB 200GiB' ;;
+    --config) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     --user) mapfile -t COMPREPLY < <(compgen -u -- "$current"); return ;;
     --prometheus=) mapfile -t COMPREPLY < <(compgen -f -- "${current#=}"); return ;;
     --tags | --order | --keep | --discard)
@@ -66,7 +69,7 @@ _gpu_run() {
         word=${COMP_WORDS[i]}
         case $word in
         --) ((i += 1)); break ;;
-        --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --gate | --retain | \
+        --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --gate | --retain | --host-budget | \
             --enable-for | --disable-for | --root) ((i += 1)) ;;
         -*) ;;
         *) break ;;
@@ -81,7 +84,7 @@ _gpu_run() {
     --touch-limit) words='10s 30s 60s 5m' ;;
     --root) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --min-size) words='64KiB 1MiB 16MiB' ;;
-    --retain) words='0 16GiB 64GiB' ;;
+    --retain | --host-budget) words='0 16GiB 64GiB' ;;
     --name | --tag) ;;
     --rules) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     *)

@@ -5,6 +5,7 @@
 #include "contents/contents.hpp"
 
 #include "driver/context.hpp"
+#include "store/host_account.hpp"
 #include "store/host_memory.hpp"
 #include "store/near_processors.hpp"
 
@@ -83,6 +84,7 @@ Result<Bytes> needs_of(const Batches& batches, model::Store store) {
 Bytes room_for_retained() {
     constexpr unsigned k_most_pressure = 10; // percent: programs wait for memory, whatever is available
     if (store::memory_pressure() >= k_most_pressure) return 0;
+    if (const auto room = store::HostAccount::own().room(); room && room->is_exceeded) return 0;
     const auto available = store::host_headroom().bytes;
     const bool is_known = available != std::numeric_limits<Bytes>::max();
     return is_known && available > k_left_available ? available - k_left_available : 0;
@@ -100,8 +102,10 @@ Bytes room_for_contents(Bytes reserve) {
     // Where address space is limited, the threads and the buffers that write and read files need some, too.
     constexpr Bytes k_left_of_address_space = 128 * k_mib;
     const auto left = store::address_space_left();
-    return std::min(store::host_headroom_beyond(reserve).bytes,
-                    left - std::min(left, k_left_of_address_space));
+    const auto budget = store::HostAccount::own().room();
+    return std::min({store::host_headroom_beyond(reserve).bytes,
+                     left - std::min(left, k_left_of_address_space),
+                     budget ? budget->bytes : std::numeric_limits<Bytes>::max()});
 }
 
 Keeper& Contents::keeper(model::Store store) noexcept {
@@ -201,6 +205,7 @@ Bytes Contents::room_to_prepare(Bytes most) const noexcept {
 Result<std::unique_ptr<store::HostArena>> Contents::prepare_piece(int device) {
     const store::StayNear near(driver::pci_bus_id(api_, device));
     auto piece = store::HostArena::create_stock(&pinner_);
+    GPU_SLEEP_TRY(piece->share().take(store::HostAccount::own(), k_prepared_piece));
     GPU_SLEEP_TRY(piece->grow());
     return piece;
 }

@@ -8,6 +8,7 @@
 
 #include "contents/relay.hpp"
 #include "store/arena_preparer.hpp"
+#include "store/host_account.hpp"
 #include "store/host_memory.hpp"
 
 #include <fmt/format.h>
@@ -95,9 +96,14 @@ Bytes HostBatch::reserve(Bytes bytes) {
 }
 
 Result<void> HostBatch::begin() {
+    const auto ready = stock_ ? stock_->arena_->piece_count() * k_piece : 0;
+    store::HostShare share; // taken before anything is, as the stock would lose its pieces
+    GPU_SLEEP_TRY(
+        share.take(store::HostAccount::own(), bytes_ - std::min(ready, bytes_ / k_piece * k_piece)));
     auto arena = store::HostArena::create(bytes_, pinner_, stock_ ? stock_->arena_.get() : nullptr);
     if (!arena) return std::move(arena).error();
     arena_ = *std::move(arena);
+    arena_->share().absorb(share, share.bytes());
     if (stock_) stock_->pieces_.resize(stock_->arena_->piece_count());
     for (std::size_t i = 0; i < arena_->piece_count(); ++i) pieces_.push_back({arena_->piece(i).size()});
     for (const auto& source : sources_)
@@ -239,6 +245,8 @@ void HostKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vecto
     auto headroom = store::host_headroom_beyond(rehearsal.options.host_reserve);
     if (const auto left = store::address_space_left(); left < headroom.bytes)
         headroom = {left, "the process's limit on address space, ulimit -v"};
+    if (const auto room = store::HostAccount::own().room(); room && room->bytes < headroom.bytes)
+        headroom = {room->bytes, "what this user's processes may hold together"};
     const auto available = headroom.bytes;
     const auto* const outcome = needed <= available       ? ""
                                 : rehearsal.request.spill ? ": the rest would go to files"

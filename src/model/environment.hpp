@@ -24,6 +24,9 @@ inline constexpr const char* k_retain =
 inline constexpr const char* k_prepare =
     "GPU_SLEEP_PREPARE"; ///< seconds after which memory that does not change is prepared for; 0: never
 
+inline constexpr const char* k_host_budget =
+    "GPU_SLEEP_HOST_BUDGET"; ///< bytes of host memory that the user's processes may hold together for
+                             ///< contents
 inline constexpr const char* k_inhibit =
     "GPU_SLEEP_INHIBIT"; ///< milliseconds for which sleeps from outside are refused; 0: as long as it runs
 

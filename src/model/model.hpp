@@ -130,6 +130,8 @@ struct SleepRequest {
     bool release_retained = false;
     /// Sleep only if the program has been idle for so long (Report::idle_seconds), and stays so until the
     /// point of no return; otherwise nothing changes, and the report says why. Nothing waits for its turn.
+    /// What sleeps already stays as it is; but where a store is named, it moves there once it has been asleep
+    /// or idle for so long, and nothing waits for it.
     std::optional<Milliseconds> only_if_idle;
     bool ignore_inhibitors = false; ///< sleep although sleeps are inhibited
     /// Compare what is kept in host memory with what the GPU holds, before the GPU's memory is released.
@@ -137,6 +139,9 @@ struct SleepRequest {
     /// `store` was asked for by name: what sleeps and is kept in another store moves there. Tags of `stores`
     /// do so anyway.
     bool store_is_named = false;
+    /// The host memory that all processes of this user may hold together for contents, from here on. Unset:
+    /// what the process was told last.
+    std::optional<Bytes> host_budget;
 };
 
 /// Whether it keeps anything in files, but for what spills.

@@ -102,7 +102,7 @@ auto fields(Is<model::SleepRequest> auto& r) {
     return std::tie(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout, r.bounds_all,
                     r.on_touch, r.gate, r.force, r.touch_limit, r.store, r.stores, r.directory, r.spill,
                     r.keep_files, r.copy_all, r.release_retained, r.only_if_idle, r.ignore_inhibitors,
-                    r.check_copies, r.store_is_named);
+                    r.check_copies, r.store_is_named, r.host_budget);
 }
 auto fields(Is<model::TagStore> auto& s) {
     return std::tie(s.tag, s.store);

@@ -162,6 +162,7 @@ Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner
     }
     for (std::size_t i = 0; i < taken; ++i) (*arena)->pieces_[i] = stock->take_piece();
     (*arena)->populated_bytes_ = taken * k_piece_bytes;
+    if (stock) (*arena)->share_.absorb(stock->share_, taken * k_piece_bytes);
     return arena;
 }
 
@@ -184,6 +185,7 @@ Result<void> HostArena::grow() {
 void HostArena::absorb(HostArena& stock, std::size_t count) {
     pieces_.reserve(pieces_.size() + count);
     for (std::size_t i = 0; i < count; ++i) pieces_.push_back(stock.take_piece());
+    share_.absorb(stock.share_, count * k_piece_bytes);
     bytes_ += count * k_piece_bytes;
     populated_bytes_ += count * k_piece_bytes;
 }
@@ -351,6 +353,7 @@ Bytes HostArena::drop_but(const Part& part, std::span<const Part> rest) noexcept
     }
     dropped += drop(at, part.memory.data() + part.memory.size());
     populated_bytes_ -= dropped;
+    share_.give(dropped);
     return dropped;
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "store/host_account.hpp"
 
 #include <atomic>
 #include <cstddef>
@@ -44,6 +45,8 @@ public:
                                                                    HostArena* stock = nullptr);
     /// An arena without pieces.
     [[nodiscard]] static std::unique_ptr<HostArena> create_stock(Pinner* pinner);
+    /// What of its user's account it takes. Goes along with pieces, and is given back as memory is.
+    [[nodiscard]] HostShare& share() noexcept { return share_; }
     /// Adds a whole piece and makes it ready, on this thread. Errors: out_of_host_memory.
     [[nodiscard]] Result<void> grow();
     /// Takes the last `count` pieces of `stock`, all of them ready and whole, and puts them behind its own,
@@ -143,6 +146,7 @@ private:
     /// Drops the pages of `part`, which is not pinned, but for those of `rest`. Returns how much.
     Bytes drop_but(const Part& part, std::span<const Part> rest) noexcept;
 
+    HostShare share_; ///< destroyed last
     Bytes bytes_;
     Pinner* pinner_;
     std::vector<Piece> pieces_;

@@ -46,6 +46,13 @@ Kind duration() {
             with(k_never, {"-1s", "-1", "x", "1x", "1 h 5", "0x10", "nan", "inf", "1e3", "1GiB", "10001d",
                            "1s2s", " 1s", k_beyond_64_bits, k_beyond_all, std::string(400, '9')})};
 }
+Kind rung() {
+    auto kind = duration();
+    for (const auto* const good : {"15m:host", "4h:file", "1d:deep"}) kind.good.emplace_back(good);
+    for (const auto* const bad : {":host", "15m:", "15m:x", "15m:host:file", "15m,4h:file"})
+        kind.bad.emplace_back(bad);
+    return kind;
+}
 Kind size() {
     return {{"0", "1", "4096", "64KiB", "1.5GB", "8388607TiB"},
             with(k_never, {"-1", "-1MiB", "x", "1s", "1MIB", "0x10", "nan", "inf", "1e3", "8388608TiB",
@@ -94,7 +101,11 @@ const std::map<std::string, Kind>& kinds() {
         {"--timeout", duration()},
         {"--wait", duration()},
         {"--touch-limit", duration()},
-        {"--idle", duration()},
+        {"--idle", rung()},
+        {"--default-idle", duration()},
+        {"--config", {{}, {"/nonexistent", "/", k_garbage, std::string(300, 'f')}}},
+        {"--show-config", flag()},
+        {"--host-budget", size()},
         {"--for", duration()},
         {"--why", flag()},
         {"--prometheus", {{"-", "/nonexistent/x"}, {}}},
@@ -192,7 +203,8 @@ Arguments needs_of(const Command& command) {
 Arguments needs_of(const Command& command, const std::string& option) {
     if (command.words.back() == "gpu-doctor" && option == "--dir") return {}; // which looks at it
     auto needs = kinds().at(option).needs;
-    if (command.words.back() == "gpu-reclaim" && option != "--idle") return with(needs, needs_of(command));
+    const bool says_when = option == "--idle" || option == "--default-idle";
+    if (command.words.back() == "gpu-reclaim" && !says_when) return with(needs, needs_of(command));
     if (command.words.back() != "extract") return needs;
     if (option != "--extent") needs = with(needs, {"--extent", "0"});
     if (option != "--output") needs = with(needs, {"--output", "/nonexistent/x"});

@@ -141,6 +141,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     sleep.ignore_inhibitors = true;
     sleep.check_copies = true;
     sleep.store_is_named = true;
+    sleep.host_budget = 0x0a0b;
     check_bytes(sleep, "02:"
                        "02"
                        "010000000100000074"
@@ -160,7 +161,8 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                        "010807000000000000"
                        "01"
                        "01"
-                       "01");
+                       "01"
+                       "010b0a000000000000");
 
     check_bytes(WakeRequest{{"w"}, true, Milliseconds(0x0506), false, Milliseconds(0x0708), {"o"}},
                 "03:"

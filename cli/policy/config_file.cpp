@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// From a file to entries, each with its line.
+
+#include "cli/policy/config_file.hpp"
+
+#include "base/fd.hpp"
+#include "cli/policy/config_reader.hpp"
+
+#ifdef GPU_SLEEP_HAVE_TOML
+#define TOML_EXCEPTIONS 0
+#define TOML_HEADER_ONLY 1
+#define TOML_ENABLE_FORMATTERS 0
+#include <toml++/toml.h>
+static_assert(TOML_LIB_MAJOR >= 3);
+#endif
+
+#include <fcntl.h>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::cli::policy {
+namespace {
+
+constexpr std::size_t k_max_file_bytes = 1 << 20;
+
+#ifdef GPU_SLEEP_HAVE_TOML
+
+Value value_of(const toml::node& node) {
+    if (const auto* const text = node.as_string()) return text->get();
+    if (const auto* const is_set = node.as_boolean()) return is_set->get();
+    if (const auto* const list = node.as_array()) {
+        std::vector<std::string> texts;
+        for (const auto& each : *list) {
+            const auto* const text = each.as_string();
+            if (text == nullptr) return OtherValue{"a list of something else than texts"};
+            texts.push_back(text->get());
+        }
+        return texts;
+    }
+    return OtherValue{node.is_number() ? "a number" : "a date"};
+}
+
+/// Adds what is in `table`, whose own path is `path`.
+void add_entries(const toml::table& table, const std::vector<std::string>& path,
+                 std::vector<Entry>& entries) {
+    for (const auto& [key, node] : table) {
+        auto longer = path;
+        longer.emplace_back(key.str());
+        constexpr std::size_t k_deepest = 3;
+        const auto* const inner = node.as_table();
+        const bool is_looked_into = inner != nullptr && longer.size() <= k_deepest && !inner->empty();
+        if (is_looked_into) {
+            add_entries(*inner, longer, entries);
+            continue;
+        }
+        auto value = inner == nullptr ? value_of(node)
+                     : inner->empty() ? Value(EmptySection())
+                                      : OtherValue{"a section"};
+        entries.push_back({std::move(longer), std::move(value), key.source().begin.line});
+    }
+}
+
+/// The entries in the order of their lines. Errors: invalid_argument (it is no TOML).
+Result<std::vector<Entry>> entries_of(std::string_view text, std::string_view name) {
+    const auto parsed = toml::parse(text);
+    if (!parsed)
+        return make_error(ErrorCode::invalid_argument, "{}:{}: {}", name, parsed.error().source().begin.line,
+                          parsed.error().description());
+    std::vector<Entry> entries;
+    add_entries(parsed.table(), {}, entries);
+    std::stable_sort(entries.begin(), entries.end(),
+                     [](const Entry& one, const Entry& other) { return one.line < other.line; });
+    return entries;
+}
+
+#else
+
+Result<std::vector<Entry>> entries_of(std::string_view, std::string_view name) {
+    return make_error(
+        ErrorCode::invalid_argument,
+        "{}: this build of gpu-sleep cannot read configuration files: toml++ was missing when it was built",
+        name);
+}
+
+#endif
+
+Error refusal(const std::filesystem::path& path, std::string_view why) {
+    return make_error(ErrorCode::not_permitted, "{} is not used: {}", path.string(), why);
+}
+
+/// Opens the file for reading, once it is known to be a plain one that only `owner` or root may write to.
+Result<UniqueFd> open_trusted(const std::filesystem::path& path, uid_t owner) {
+    const UniqueFd place(::open(path.c_str(), O_PATH | O_CLOEXEC)); // to open a device may do something
+    struct stat status {};
+    if (!place || ::fstat(place.get(), &status) != 0)
+        return errno_error(ErrorCode::io_failed, errno, "open", path.string());
+    if (!S_ISREG(status.st_mode)) return refusal(path, "it is no plain file");
+    if (status.st_uid != owner && status.st_uid != 0) return refusal(path, "it belongs to somebody else");
+    if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+        return refusal(path, "others than its owner may write to it (chmod go-w)");
+    UniqueFd file(::open(fmt::format("/proc/self/fd/{}", place.get()).c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file) return errno_error(ErrorCode::io_failed, errno, "open", path.string());
+    return file;
+}
+
+std::string home_of(uid_t user) {
+    std::array<char, 4096> buffer;
+    passwd entry{};
+    passwd* found = nullptr;
+    if (::getpwuid_r(user, &entry, buffer.data(), buffer.size(), &found) == 0 && found) return found->pw_dir;
+    return {};
+}
+
+std::string absolute_variable(const char* name) {
+    const char* const value = std::getenv(name);
+    return value != nullptr && value[0] == '/' ? value : "";
+}
+
+} // namespace
+
+Result<Configuration> parse_configuration(std::string_view text, std::string_view name, Author author) {
+    const auto entries = entries_of(text, name);
+    if (!entries) return entries.error();
+    Configuration file;
+    for (const auto& entry : *entries)
+        if (const auto problem = put_entry(file, entry, author); !problem.empty())
+            return make_error(ErrorCode::invalid_argument, "{}:{}: {}: {}", name, entry.line,
+                              fmt::join(entry.path, "."), problem);
+    return file;
+}
+
+Result<std::optional<Configuration>> read_configuration(const std::filesystem::path& path, Author author,
+                                                        uid_t owner) {
+    const auto file = open_trusted(path, owner);
+    if (!file && (file.error().driver_status == ENOENT || file.error().driver_status == ENOTDIR))
+        return std::optional<Configuration>();
+    if (!file) return file.error();
+    std::string text;
+    for (std::array<char, 16384> buffer; text.size() <= k_max_file_bytes;) {
+        const auto got = ::read(file->get(), buffer.data(), buffer.size());
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return errno_error(ErrorCode::io_failed, errno, "read", path.string());
+        if (got == 0) {
+            auto read = parse_configuration(text, path.string(), author);
+            if (!read) return std::move(read).error();
+            return std::optional(*std::move(read));
+        }
+        text.append(buffer.data(), static_cast<std::size_t>(got));
+    }
+    return make_error(ErrorCode::invalid_argument, "{}: it is longer than {}", path.string(),
+                      format_bytes(k_max_file_bytes));
+}
+
+std::filesystem::path user_file(uid_t user) {
+    constexpr const char* k_name = "gpu-sleep.toml";
+    const bool is_own = user == ::geteuid();
+    if (const auto own = is_own ? absolute_variable("XDG_CONFIG_HOME") : std::string(); !own.empty())
+        return std::filesystem::path(own) / k_name;
+    auto home = is_own ? absolute_variable("HOME") : std::string();
+    if (home.empty()) home = home_of(user);
+    return home.empty() ? std::filesystem::path() : std::filesystem::path(home) / ".config" / k_name;
+}
+
+} // namespace gpu_sleep::cli::policy

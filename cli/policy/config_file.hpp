@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Configuration files in TOML: gpu-sleep.toml(5). Reading them, and deciding which to trust.
+
+#pragma once
+
+#include "cli/policy/policy.hpp"
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace gpu_sleep::cli::policy {
+
+/// Who has written a file, which decides what it may say.
+enum class Author { administrator, user };
+
+inline constexpr const char* k_system_file = "/etc/gpu-sleep.toml";
+
+/// Reads the text of a configuration. `name` is what messages call it. Errors: invalid_argument (the file,
+/// the line and the key; so far as it is TOML); unsupported (this build has no parser for TOML).
+[[nodiscard]] Result<Configuration> parse_configuration(std::string_view text, std::string_view name,
+                                                        Author author);
+
+/// The same, of a file that belongs to `owner` or to root, and that nobody else can write to; nothing if it
+/// does not exist. Opens nothing but plain files. Errors: not_permitted (somebody else could have written
+/// it), io_failed, those of parse_configuration().
+[[nodiscard]] Result<std::optional<Configuration>> read_configuration(const std::filesystem::path& path,
+                                                                      Author author, uid_t owner);
+
+/// Where the user's own file is: of this process's user as its environment says, of others beneath their home
+/// directory. Empty if that is not known. May ask the network.
+[[nodiscard]] std::filesystem::path user_file(uid_t user);
+
+} // namespace gpu_sleep::cli::policy

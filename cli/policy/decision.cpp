@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// From rungs to requests.
+
+#include "cli/policy/decision.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::cli::policy {
+namespace {
+
+bool is_asleep(const model::Report& report) noexcept {
+    return report.state == model::State::asleep || report.state == model::State::damaged;
+}
+
+/// What the rung asks of a process. Errors: invalid_argument.
+Result<model::SleepRequest> request_for(const Rung& rung, const std::string& directory) {
+    model::SleepRequest request;
+    request.only_if_idle = rung.idle;
+    switch (rung.depth) {
+    case Depth::awake:
+    case Depth::host: return request;
+    case Depth::file:
+        if (directory.empty())
+            return make_error(ErrorCode::invalid_argument, "no directory is named for contents in files");
+        request.store = model::Store::file;
+        request.store_is_named = true;
+        request.directory = directory;
+        return request;
+    case Depth::deep: break;
+    }
+    return make_error(ErrorCode::invalid_argument, "to sleep deep is not possible here yet");
+}
+
+/// The tags of the process, each once.
+std::vector<std::string> tags_of(const model::Report& report) {
+    std::vector<std::string> names;
+    for (const auto& tag : report.tags)
+        if (std::find(names.begin(), names.end(), tag.tag) == names.end()) names.push_back(tag.tag);
+    return names;
+}
+
+/// Leaves out the tags that are exempt, and has the others in their stores. False if none is left.
+bool heed_tags(const Policy& policy, const std::vector<std::string>& names, model::SleepRequest& request) {
+    bool has_exempt = false;
+    std::vector<std::string> left;
+    for (const auto& name : names) {
+        const auto found = policy.tags.find(name);
+        const auto tag = found == policy.tags.end() ? TagSettings() : found->second;
+        if (tag.exempt.value_or(false)) {
+            has_exempt = true;
+            continue;
+        }
+        left.push_back(name);
+        const bool is_moved = request.store == model::Store::file;
+        if (tag.store == model::Store::file && !is_moved) request.stores.push_back({name, *tag.store});
+    }
+    if (has_exempt) request.tags = left;
+    return !has_exempt || !left.empty();
+}
+
+std::string words_for(double seconds) {
+    return fmt::format("it has been idle for {} only", format_seconds(seconds));
+}
+
+} // namespace
+
+Depth depth_of(const model::Report& report) noexcept {
+    if (!is_asleep(report)) return Depth::awake;
+    const bool has_in_host = std::any_of(report.tags.begin(), report.tags.end(),
+                                         [](const auto& tag) { return tag.kept > tag.in_files; });
+    return has_in_host ? Depth::host : Depth::file; // of what keeps nothing, nothing is in anybody's way
+}
+
+std::optional<double> unused_seconds(const model::Report& report) noexcept {
+    if (!is_asleep(report)) return report.idle_seconds;
+    if (report.waiting > 0) return 0;
+    return std::max(report.idle_seconds.value_or(0), report.state_seconds);
+}
+
+Result<Decision> decide(const Policy& policy, const model::Report& report) {
+    if (policy.ladder.empty()) return Decision{{}, "no policy has it sleep"};
+    const auto idle = unused_seconds(report);
+    if (!idle) return Decision{{}, "it is not known whether it is idle"};
+    const auto depth = depth_of(report);
+    const auto rung = rung_at(policy.ladder, *idle);
+    if (!rung) return Decision{{}, *idle == 0 ? "it is at work" : words_for(*idle)};
+    if (rung->depth <= depth) return Decision{{}, "it sleeps already"};
+    const auto min_awake = seconds_of(policy.min_awake.value_or(Milliseconds(0)));
+    if (depth == Depth::awake && report.state_seconds < min_awake)
+        return Decision{{},
+                        fmt::format("it has been awake for {} only", format_seconds(report.state_seconds))};
+    auto request = request_for(*rung, policy.directory);
+    if (!request) return std::move(request).error();
+    if (!heed_tags(policy, tags_of(report), *request)) return Decision{{}, "all of its tags are exempt"};
+    if (depth == Depth::awake) request->on_touch = model::OnTouch::wake;
+    request->spill = policy.spill && request->store == model::Store::host && !policy.directory.empty();
+    const bool needs_directory = request->spill || model::uses_files(*request);
+    if (needs_directory && policy.directory.empty())
+        return make_error(ErrorCode::invalid_argument, "no directory is named for contents in files");
+    if (needs_directory) request->directory = policy.directory;
+    request->host_budget = policy.host_budget;
+    return Decision{*std::move(request), {}};
+}
+
+model::SleepRequest request_to_move(const std::string& directory) {
+    model::SleepRequest request;
+    request.only_if_idle = Milliseconds(0);
+    request.store = model::Store::file;
+    request.store_is_named = true;
+    request.directory = directory;
+    return request;
+}
+
+} // namespace gpu_sleep::cli::policy

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Host memory first, then sleeps; and what is told of both.
+
+#include "cli/policy/pass.hpp"
+
+#include "cli/json.hpp"
+#include "cli/operation.hpp"
+#include "cli/output.hpp"
+#include "cli/policy/look.hpp"
+#include "cli/render.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::cli::policy {
+namespace {
+
+/// What an agent is asked to do.
+struct Order {
+    Process process;
+    model::SleepRequest request;
+};
+
+/// Whether the report says that something was done, or would be.
+bool does_something(const model::Report& report) noexcept {
+    if (!report.dry_run) return report.changed;
+    return std::any_of(report.devices.begin(), report.devices.end(),
+                       [](const auto& device) { return device.released > 0 || device.relocated > 0; });
+}
+
+/// Keeps what became of each process, and tells of it.
+class Account {
+public:
+    explicit Account(const PassOptions& options) noexcept : options_(options) {}
+
+    /// Tells what failed, and notes what was done.
+    void add(Outcome outcome) {
+        if (status_ == exit_status::done) status_ = exit_status_of(outcome);
+        const auto* const failure = std::get_if<model::Failure>(&outcome.answer);
+        const auto* const error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
+        const auto subject = title(outcome.process);
+        if (error)
+            print_error(render_error(options_.program, fmt::format("put {} to sleep", subject),
+                                     without(subject, *error)));
+        else if (const auto& report = std::get<model::Report>(outcome.answer);
+                 does_something(report) || !options_.target.empty())
+            text_ += render_operation(outcome.process, report);
+        outcomes_.push_back(std::move(outcome));
+    }
+
+    void complain(const std::string& sentence) const {
+        print_error(fmt::format("{}: {}\n", options_.program, sentence));
+    }
+    void fail(ErrorCode code) noexcept {
+        if (status_ == exit_status::done) status_ = traits(code).exit_status;
+    }
+
+    /// Whether something was told of the process.
+    [[nodiscard]] bool has(pid_t pid) const {
+        return std::any_of(outcomes_.begin(), outcomes_.end(),
+                           [=](const Outcome& each) { return each.process.pid == pid; });
+    }
+
+    /// Prints all of it. Returns the exit status.
+    [[nodiscard]] int finish() {
+        if (options_.output.json)
+            text_ = to_json(options_.program, outcomes_) + '\n';
+        else if (options_.output.quiet)
+            text_.clear();
+        else if (text_.empty() && status_ == exit_status::done)
+            text_ = "nothing to do\n";
+        const int written = print_result(options_.program, text_);
+        return status_ == exit_status::done ? written : status_;
+    }
+
+private:
+    const PassOptions& options_;
+    std::vector<Outcome> outcomes_;
+    std::string text_;
+    int status_ = exit_status::done;
+};
+
+std::vector<Outcome> carry_out(const PassOptions& options, Finder& finder, std::vector<Order> orders) {
+    constexpr Milliseconds k_grace{5'000}; // the agent keeps the limit, and then undoes what it did
+    std::vector<Question> questions;
+    std::vector<Process> asked;
+    std::vector<Outcome> outcomes;
+    for (auto& [process, request] : orders) {
+        request.dry_run = options.dry_run;
+        request.bounds_all = options.timeout.has_value();
+        request.timeout = options.timeout.value_or(request.timeout);
+        auto socket = finder.connect(process);
+        if (!socket) {
+            outcomes.push_back({std::move(process), std::move(socket).error()});
+            continue;
+        }
+        const AnswerTimeout::Limits limits{request.timeout, k_grace, !request.bounds_all, {}, 1};
+        questions.push_back({*std::move(socket), std::move(request), limits,
+                             [&finder, process] { return finder.proc().is_stopped(process); }});
+        asked.push_back(std::move(process));
+    }
+    auto answers = ask_all(std::move(questions));
+    for (std::size_t i = 0; i < asked.size(); ++i)
+        outcomes.push_back({std::move(asked[i]), std::move(answers[i])});
+    ask_again(finder, outcomes);
+    if (options.target.empty()) drop_ended(outcomes);
+    return outcomes;
+}
+
+std::string whose(const HostPlan::Excess& excess) {
+    return excess.user ? user_name(*excess.user) + "'s processes" : "all processes";
+}
+
+/// What the budgets ask for.
+std::vector<Order> orders_for(const HostPlan& plan, const Look& look) {
+    std::vector<Order> orders;
+    model::SleepRequest release;
+    release.release_retained = true;
+    for (const auto i : plan.release) orders.push_back({look.seen[i].process, release});
+    for (const auto i : plan.move)
+        orders.push_back({look.seen[i].process, request_to_move(look.seen[i].policy.directory)});
+    return orders;
+}
+
+/// What the decisions ask for. Those of whom nothing is asked are noted, with the reason.
+std::vector<Order> orders_for(Look& look, const Budgets& budgets, Account& account) {
+    const auto allowed = allowances(holders_of(look.seen), budgets);
+    std::vector<Order> orders;
+    for (auto& [process, report, policy, decision] : look.seen) {
+        if (decision.request) {
+            if (const auto most = allowed.find(process.uid); most != allowed.end())
+                decision.request->host_budget = most->second;
+            orders.push_back({std::move(process), *std::move(decision.request)});
+        } else if (!account.has(process.pid)) {
+            report.operation = model::Operation::sleep;
+            report.notes.insert(report.notes.begin(), decision.reason);
+            account.add({std::move(process), std::move(report)});
+        }
+    }
+    return orders;
+}
+
+Result<void> pass(const PassOptions& options, Policies& policies, Account& account) {
+    Finder finder;
+    Whom whom{options.target, options.user};
+    whom.patience = options.timeout.value_or(whom.patience);
+    auto found = look(finder, policies, whom);
+    if (!found) return std::move(found).error();
+    for (const auto& complaint : policies.take_complaints()) account.complain(complaint);
+    const auto budgets = policies.budgets(processes_of(*found));
+    const auto plan = plan_host_memory(holders_of(found->seen), budgets);
+    auto orders = orders_for(plan, *found);
+    const bool gives_back = !orders.empty();
+    for (auto& outcome : carry_out(options, finder, std::move(orders))) account.add(std::move(outcome));
+    for (const auto& excess : plan.left) {
+        account.complain(fmt::format(
+            "cannot keep the budget of {} for the host memory of {}: {} would stay held, and nothing more is "
+            "retained, or sleeps and has a directory to move to",
+            format_bytes(excess.budget), whose(excess), format_bytes(excess.held)));
+        account.fail(ErrorCode::out_of_host_memory);
+    }
+    if (gives_back && !options.dry_run) found = look(finder, policies, whom);
+    if (!found) return std::move(found).error();
+    orders = orders_for(*found, budgets, account);
+    for (auto& failed : found->failed) account.add(std::move(failed));
+    for (auto& outcome : carry_out(options, finder, std::move(orders))) account.add(std::move(outcome));
+    return {};
+}
+
+} // namespace
+
+int run_pass(const PassOptions& options) {
+    raise_descriptor_limit();
+    auto policies = Policies::load(options.sources);
+    if (!policies) return usage_error(options.program, policies.error().message, options.output.json);
+    Account account(options);
+    const auto done = pass(options, *policies, account);
+    if (done) return account.finish();
+    print_error(render_error(options.program, "", done.error()));
+    const auto text = options.output.json ? to_json(options.program, done.error()) + '\n' : std::string();
+    [[maybe_unused]] const int written = print_result(options.program, text); // it has failed anyway
+    return traits(done.error().code).exit_status;
+}
+
+} // namespace gpu_sleep::cli::policy

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reading the files, and putting the policies together.
+
+#include "cli/policy/policies.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace gpu_sleep::cli::policy {
+namespace {
+
+/// The name of the program's file: of "/usr/bin/python3 serve.py", python3.
+std::string program_of(const Process& process) {
+    auto word = process.command.substr(0, process.command.find(' '));
+    if (word.starts_with('[') && word.ends_with(']')) word = word.substr(1, word.size() - 2);
+    return word.substr(word.rfind('/') + 1); // npos + 1 is 0
+}
+
+} // namespace
+
+Result<Policies> Policies::load(const Sources& sources) {
+    Policies policies;
+    policies.otherwise_ = sources.otherwise;
+    if (sources.ladder || sources.host_budget) {
+        policies.reads_files_ = false;
+        policies.limits_.reclaim.idle = sources.ladder;
+        policies.limits_.reclaim.directory = sources.directory;
+        policies.limits_.machine_budget = sources.host_budget;
+        return policies;
+    }
+    const auto own = ::geteuid();
+    const auto system = sources.config.value_or(k_system_file);
+    auto limits = read_configuration(system, Author::administrator, sources.config ? own : 0);
+    if (!limits) return std::move(limits).error();
+    if (sources.config && !*limits)
+        return make_error(ErrorCode::invalid_argument, "{}: there is no such file", system.string());
+    if (*limits) {
+        policies.limits_ = **std::move(limits);
+        policies.files_.push_back(system.string());
+    }
+    const auto mine = user_file(own);
+    auto wishes = mine.empty() ? Result<std::optional<Configuration>>(std::nullopt)
+                               : read_configuration(mine, Author::user, own);
+    if (!wishes) return std::move(wishes).error();
+    if (*wishes) policies.files_.push_back(mine.string());
+    if (policies.files_.empty() && !sources.otherwise)
+        return make_error(ErrorCode::invalid_argument,
+                          "--idle is missing, and so is a configuration: {} or {}", system.string(),
+                          mine.string());
+    policies.wishes_[own] = wishes->value_or(Configuration());
+    return policies;
+}
+
+const Configuration& Policies::file_of(uid_t user) {
+    const auto known = wishes_.find(user);
+    if (known != wishes_.end()) return known->second;
+    auto& file = wishes_[user];
+    const auto path = reads_files_ ? user_file(user) : std::filesystem::path();
+    if (path.empty()) return file;
+    auto read = read_configuration(path, Author::user, user);
+    if (!read)
+        complaints_.push_back(read.error().message);
+    else if (*read) {
+        file = **std::move(read);
+        files_.push_back(path.string());
+    }
+    return file;
+}
+
+Policy Policies::policy_for(uid_t user, const Subject& subject) {
+    const auto& wishes = file_of(user);
+    auto merged = merge(policy_of(limits_, subject), policy_of(wishes, subject));
+    const auto says_when = [&](const Configuration& file) {
+        const auto settings = settings_for(file, subject);
+        return settings.idle || settings.exempt;
+    };
+    if (otherwise_ && !says_when(limits_) && !says_when(wishes)) merged.ladder = *otherwise_;
+    return merged;
+}
+
+Policy Policies::of(const Process& process, const std::string& name) {
+    const auto known = names_.find(process.uid);
+    const auto& user = known != names_.end()
+                           ? known->second
+                           : names_.emplace(process.uid, user_name(process.uid)).first->second;
+    return policy_for(process.uid, {user, name, program_of(process)});
+}
+
+Budgets Policies::budgets(const std::vector<Process>& processes) {
+    Budgets budgets;
+    budgets.machine = limits_.machine_budget;
+    for (const auto& process : processes)
+        if (const auto own = of(process, "").host_budget) budgets.users[process.uid] = *own;
+    return budgets;
+}
+
+} // namespace gpu_sleep::cli::policy

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// From words to sources of policies.
+
+#include "cli/policy/policy_options.hpp"
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+namespace gpu_sleep::cli::policy {
+
+void add_policy(CLI::App& app, TypedPolicy& typed) {
+    app.add_option("--idle", typed.idle,
+                   "Processes whose GPU has had no work for so long, as gpu-ps shows; with PLACE, which is\n"
+                   "host, file or deep, several times: what stays idle moves further down (default: as the\n"
+                   "configuration says)")
+        ->allow_extra_args(false)
+        ->type_name("DURATION[:PLACE]");
+    add_path(app, "--config", "FILE", typed.config,
+             "The administrator's configuration, in place of /etc/gpu-sleep.toml");
+    add_limit(app, "--default-idle", typed.otherwise,
+              "--idle for those of whom no configuration says anything");
+    add_size(app, "--host-budget", typed.host_budget,
+             "The host memory that all of them may hold: beyond it, what is retained is given back, and\n"
+             "then what has slept for longest moves to files");
+    add_flag(app, "--show-config", typed.shows, "Change nothing; say which policy holds for each process");
+}
+
+std::string read_policy(const TypedPolicy& typed, Sources& sources) {
+    std::vector<Rung> rungs;
+    for (const auto& text : typed.idle) {
+        const auto rung = parse_rung(text);
+        if (!rung) return "--idle: " + rung.error().message;
+        rungs.push_back(*rung);
+    }
+    auto ladder = make_ladder(std::move(rungs));
+    if (!ladder) return "--idle: " + ladder.error().message;
+    if (!ladder->empty()) sources.ladder = *std::move(ladder);
+    sources.host_budget = typed.host_budget;
+    const bool is_typed = sources.ladder || sources.host_budget;
+    if (is_typed && !typed.config.empty()) return "--config has no use beside --idle and --host-budget";
+    if (is_typed && typed.otherwise) return "--default-idle has no use beside --idle and --host-budget";
+    if (!typed.config.empty()) sources.config = typed.config;
+    if (typed.otherwise) sources.otherwise = {{*typed.otherwise, Depth::host}};
+    return {};
+}
+
+std::string read_rest(const model::SleepRequest& request, const TypedStores& stores, Sources& sources) {
+    if (!request.tags.empty()) return "--tags is for --idle DURATION alone";
+    if (request.level != model::Level::keep) return "--level is for --idle DURATION alone";
+    if (!stores.stores.empty()) return "--store is for --idle DURATION alone";
+    if (stores.directory.empty()) return {};
+    if (!sources.ladder && !sources.host_budget) return "--dir is for --idle and --host-budget";
+    std::error_code failure;
+    sources.directory = std::filesystem::absolute(stores.directory, failure).lexically_normal();
+    if (!failure) return {};
+    return fmt::format("the directory '{}' lies in a working directory that is gone", stores.directory);
+}
+
+} // namespace gpu_sleep::cli::policy

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The file: its lock, its places, and who still holds them.
+
+#include "store/host_account.hpp"
+
+#include "base/fd.hpp"
+#include "base/guard.hpp"
+#include "base/immortal.hpp"
+#include "base/process.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <thread>
+#include <utility>
+
+namespace gpu_sleep::store {
+namespace {
+
+using Place = std::uint64_t;
+
+constexpr const char* k_name = "host-memory";
+constexpr std::size_t k_places = 4096;      // of processes that hold contents at one time
+constexpr off_t k_turn_at = off_t{1} << 40; ///< a byte beyond all places, whose lock is the whole file's
+
+struct flock lock_of(short type, off_t start, off_t length) noexcept {
+    struct flock lock {};
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = start;
+    lock.l_len = length;
+    return lock;
+}
+
+off_t offset_of(std::size_t place) noexcept {
+    return static_cast<off_t>(place * sizeof(Place));
+}
+
+bool try_lock(int fd, off_t start, off_t length) noexcept {
+    auto lock = lock_of(F_WRLCK, start, length);
+    return ::fcntl(fd, F_OFD_SETLK, &lock) == 0;
+}
+
+/// Whether somebody holds the place, if it is not locked by way of `fd`.
+bool is_held(int fd, std::size_t place) noexcept {
+    auto lock = lock_of(F_WRLCK, offset_of(place), sizeof(Place));
+    return ::fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+Bytes sum(Bytes one, Bytes other) noexcept {
+    return one + std::min(other, std::numeric_limits<Bytes>::max() - one);
+}
+
+/// Made if it is missing. Empty where that fails, or it is not the user's alone.
+UniqueFd open_file(const std::string& directory) noexcept {
+    const UniqueFd parent(::open(directory.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    struct stat status {};
+    const auto is_private = [&] {
+        return status.st_uid == ::geteuid() && (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
+    };
+    if (!parent || ::fstat(parent.get(), &status) != 0 || !is_private()) return {};
+    UniqueFd file(::openat(parent.get(), k_name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
+                           S_IRUSR | S_IWUSR));
+    const bool is_file = file && ::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode);
+    return is_file ? std::move(file) : UniqueFd();
+}
+
+} // namespace
+
+/// The file, and the turn to change it: that lasts for some microseconds, so whoever has not got it after a
+/// while goes on without it, for its holder may be stopped.
+class HostAccount::Locked {
+public:
+    explicit Locked(const std::string& directory) noexcept : fd_(open_file(directory)) {
+        constexpr Milliseconds k_patience{200};
+        constexpr Milliseconds k_pause{1};
+        const auto deadline = Clock::now() + k_patience;
+        while (fd_ && !try_lock(fd_.get(), k_turn_at, 1) && Clock::now() < deadline)
+            std::this_thread::sleep_for(k_pause);
+    }
+    [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(fd_); }
+
+private:
+    UniqueFd fd_; ///< which unlocks it
+};
+
+HostAccount& HostAccount::own() noexcept {
+    static Immortal<HostAccount> s_own;
+    return *s_own;
+}
+
+HostAccount::HostAccount() : HostAccount(agent_directory(::geteuid())) {}
+
+HostAccount::~HostAccount() {
+    const MutexLock lock(mutex_);
+    leave_place();
+}
+
+void HostAccount::look_for_fork() noexcept {
+    if (process_ == ::getpid()) return;
+    if (process_ != 0) held_ = 0;
+    anchor_ = nullptr; // the parent's alone
+    place_.reset();
+    process_ = ::getpid();
+}
+
+void HostAccount::leave_place() noexcept {
+    if (anchor_ != nullptr && process_ == ::getpid()) ::munmap(anchor_, sizeof(Place));
+    anchor_ = nullptr;
+    place_.reset();
+}
+
+void HostAccount::find_place(const Locked& file) noexcept {
+    struct stat status {};
+    if (::fstat(file.fd(), &status) != 0) return;
+    const bool is_same = status.st_dev == device_ && status.st_ino == inode_;
+    if (place_ && is_same) return;
+    leave_place(); // somebody has removed the file that it was in
+    // A descriptor of its own, whose locks last as long as the page is mapped.
+    const UniqueFd holder = open_file(directory_);
+    struct stat same {};
+    if (!holder || ::fstat(holder.get(), &same) != 0 || same.st_ino != status.st_ino) return;
+    std::size_t place = 0;
+    while (place < k_places && !try_lock(holder.get(), offset_of(place), sizeof(Place))) ++place;
+    if (place == k_places) return;
+    void* const anchor = ::mmap(nullptr, sizeof(Place), PROT_NONE, MAP_PRIVATE, holder.get(), 0);
+    if (anchor == MAP_FAILED) return;
+    if (::madvise(anchor, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)), MADV_DONTFORK) != 0) {
+        ::munmap(anchor, sizeof(Place));
+        return;
+    }
+    anchor_ = anchor;
+    place_ = place;
+    device_ = status.st_dev;
+    inode_ = status.st_ino;
+}
+
+Bytes HostAccount::others(const Locked& file) const noexcept {
+    std::array<Place, k_places> places{};
+    const auto got = ::pread(file.fd(), places.data(), sizeof places, 0);
+    const auto count = got < 0 ? 0 : static_cast<std::size_t>(got) / sizeof(Place);
+    Bytes held = 0;
+    for (std::size_t i = 0; i < count; ++i)
+        if (places[i] != 0 && place_ != i && is_held(file.fd(), i)) held = sum(held, places[i]);
+    return held;
+}
+
+void HostAccount::write(int file) const noexcept {
+    if (!place_) return;
+    const Place held = held_;
+    [[maybe_unused]] const auto written = ::pwrite(file, &held, sizeof held, offset_of(*place_));
+}
+
+void HostAccount::limit(std::optional<Bytes> most) noexcept {
+    const MutexLock lock(mutex_);
+    limit_ = most;
+}
+
+std::optional<HostAccount::Room> HostAccount::room() noexcept {
+    const MutexLock lock(mutex_);
+    if (!limit_) return std::nullopt;
+    look_for_fork();
+    auto held = held_;
+    if (const Locked file(directory_); file) held = sum(held, others(file));
+    return Room{*limit_ - std::min(*limit_, held), held > *limit_};
+}
+
+Result<void> HostAccount::take(Bytes bytes) {
+    const MutexLock lock(mutex_);
+    look_for_fork();
+    const Locked file(directory_);
+    auto held = held_;
+    if (file) {
+        find_place(file);
+        if (limit_) held = sum(held, others(file));
+    }
+    if (limit_ && sum(held, bytes) > *limit_)
+        return make_error(ErrorCode::out_of_host_memory,
+                          "not enough host memory to keep the contents: {} more are needed, and this user's "
+                          "processes hold {} of the {} that they may hold together",
+                          format_bytes(bytes), format_bytes(held), format_bytes(*limit_));
+    held_ += bytes;
+    if (file) write(file.fd());
+    return {};
+}
+
+void HostAccount::give(Bytes bytes) noexcept {
+    const MutexLock lock(mutex_);
+    if (process_ != ::getpid()) return;
+    held_ -= std::min(held_, bytes);
+    if (const UniqueFd file = open_file(directory_); file) write(file.get());
+}
+
+Result<void> HostShare::take(HostAccount& account, Bytes bytes) {
+    if (bytes == 0) return {};
+    GPU_SLEEP_TRY(account.take(bytes));
+    account_ = &account;
+    bytes_ += bytes;
+    return {};
+}
+
+void HostShare::absorb(HostShare& other, Bytes bytes) noexcept {
+    const auto taken = std::min(bytes, other.bytes_);
+    if (taken == 0) return;
+    account_ = other.account_;
+    other.bytes_ -= taken;
+    bytes_ += taken;
+}
+
+void HostShare::give(Bytes bytes) noexcept {
+    const auto given = std::min(bytes, bytes_);
+    bytes_ -= given;
+    if (given > 0) account_->give(given);
+}
+
+} // namespace gpu_sleep::store

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// How much host memory the processes of a user hold together for contents: each writes its part into one
+// file, and a budget for all of them is kept where memory is taken. Several that go to sleep at one moment
+// would otherwise each find the same room.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "base/thread_safety.hpp"
+#include "base/units.hpp"
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace gpu_sleep::store {
+
+/// A process's part of the account, which lies in a private directory of its user's. The file has a place of
+/// eight bytes for each process, which holds a lock on it as long as it lives: the part of one that was
+/// killed does not count. Nothing is kept open: a page of the file that is mapped holds the lock, so the
+/// program cannot close it, and children do not get it. Where there is no such directory, or no room in it, a
+/// process counts what it holds itself. Thread-safe. Source: fcntl(2), open file description locks.
+class HostAccount {
+public:
+    /// Of this process.
+    [[nodiscard]] static HostAccount& own() noexcept;
+
+    /// In the agent directory.
+    HostAccount();
+    /// `directory` is the file's, private to the user.
+    explicit HostAccount(std::string directory) : directory_(std::move(directory)) {}
+    HostAccount(const HostAccount&) = delete;
+    HostAccount& operator=(const HostAccount&) = delete;
+    ~HostAccount();
+
+    /// What all processes of the user may hold together, from here on; unset: any amount.
+    void limit(std::optional<Bytes> most) noexcept;
+    /// What more may be taken now; nothing without a limit.
+    struct Room {
+        Bytes bytes = 0;
+        bool is_exceeded = false; ///< the limit was lowered, or not everybody knew it
+    };
+    [[nodiscard]] std::optional<Room> room() noexcept;
+    /// Adds to what this process holds, before it is taken. Errors: out_of_host_memory (beyond the limit).
+    [[nodiscard]] Result<void> take(Bytes bytes);
+    void give(Bytes bytes) noexcept;
+
+private:
+    class Locked;
+
+    /// Forgets what a parent of fork() had.
+    void look_for_fork() noexcept GPU_SLEEP_REQUIRES(mutex_);
+    /// What the others hold.
+    [[nodiscard]] Bytes others(const Locked& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+    /// Finds a place in the file, if this process has none there.
+    void find_place(const Locked& file) noexcept GPU_SLEEP_REQUIRES(mutex_);
+    void leave_place() noexcept GPU_SLEEP_REQUIRES(mutex_);
+    void write(int file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+
+    Mutex mutex_;
+    const std::string directory_;
+    std::optional<Bytes> limit_ GPU_SLEEP_GUARDED_BY(mutex_);
+    Bytes held_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    pid_t process_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    std::optional<std::size_t> place_ GPU_SLEEP_GUARDED_BY(mutex_);
+    void* anchor_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr; ///< the page, while there is a place
+    dev_t device_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;       ///< of the file, with its inode
+    ino_t inode_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+};
+
+/// What was taken of an account, and is given back at the end. Move-only; used by one thread at a time.
+class HostShare {
+public:
+    HostShare() noexcept = default;
+    HostShare(const HostShare&) = delete;
+    HostShare& operator=(const HostShare&) = delete;
+    ~HostShare() { give(bytes_); }
+
+    /// Takes more, always of the same account, which outlives it. Errors: those of HostAccount::take().
+    [[nodiscard]] Result<void> take(HostAccount& account, Bytes bytes);
+    /// Takes over so much of `other`, or all that it has.
+    void absorb(HostShare& other, Bytes bytes) noexcept;
+    /// Gives so much back, or all that it has.
+    void give(Bytes bytes) noexcept;
+    [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
+
+private:
+    HostAccount* account_ = nullptr;
+    Bytes bytes_ = 0;
+};
+
+} // namespace gpu_sleep::store

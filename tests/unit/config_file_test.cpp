@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Configuration files: what is read, what is said of mistakes, and whose files are trusted.
+
+#include "cli/policy/config_file.hpp"
+
+#include "support/catch.hpp"
+#include "support/scratch.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli::policy;
+using namespace gpu_sleep::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+std::string complaint_about_toml(std::string_view text, Author author = Author::administrator) {
+    const auto file = parse_configuration(text, "c.toml", author);
+    return file ? "none" : file.error().message;
+}
+
+bool can_read() {
+    return parse_configuration("", "c.toml", Author::user).has_value(); // toml++ was there
+}
+
+std::string example() {
+    std::ifstream file(GPU_SLEEP_TEST_EXAMPLE);
+    return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+}
+
+/// The example with what it shows in comments: lines such as "#spill = true", and its ladder.
+std::string uncommented(std::string text) {
+    const std::string plain = "idle = \"15m\"\n";
+    text.erase(text.find(plain), plain.size());
+    text.replace(text.find("# idle = ["), 2, "");
+    for (auto at = text.find("\n#"); at != std::string::npos; at = text.find("\n#", at + 1))
+        if (at + 2 < text.size() && text[at + 2] != ' ' && text[at + 2] != '\n') text.erase(at + 1, 1);
+    return text;
+}
+
+} // namespace
+
+TEST_CASE("Configuration: all sections and keys are read", "[config_file]") {
+    if (!can_read()) return;
+    const auto file = parse_configuration(R"(
+[reclaim]
+idle = ["15m:host", "4h:file"]
+min-awake = "1m"
+directory = "/data/{user}"
+spill = true
+[host]
+budget = "200GiB"
+per-user = "64GiB"
+[user.alice]
+exempt = true
+host-budget = "1GiB"
+[command."my server"]
+idle = "5m"
+[tag.weights]
+store = "file"
+[tag.kv_cache]
+exempt = true
+)",
+                                          "c.toml", Author::administrator);
+    REQUIRE(file);
+    CHECK(file->reclaim.idle == Ladder{{15min, Depth::host}, {4h, Depth::file}});
+    CHECK(file->reclaim.min_awake == 1min);
+    CHECK(file->reclaim.directory == "/data/{user}");
+    CHECK(file->reclaim.spill == true);
+    CHECK_FALSE(file->reclaim.exempt);
+    CHECK(file->machine_budget == 200 * k_gib);
+    CHECK(file->user_budget == 64 * k_gib);
+    CHECK(file->users.at("alice").exempt == true);
+    CHECK(file->users.at("alice").host_budget == k_gib);
+    CHECK(file->commands.at("my server").idle == Ladder{{5min, Depth::host}});
+    CHECK(file->tags.at("weights").store == model::Store::file);
+    CHECK(file->tags.at("kv_cache").exempt == true);
+}
+
+TEST_CASE("Configuration: a mistake is named with its file, line and key", "[config_file]") {
+    if (!can_read()) return;
+    CHECK(complaint_about_toml("\n[reclaim]\nidel = \"15m\"\n") ==
+          "c.toml:3: reclaim.idel: there is no such key; did you mean 'idle'?");
+    CHECK(
+        complaint_about_toml("[reclaim]\nxyzzy = 1\n") ==
+        "c.toml:2: reclaim.xyzzy: there is no such key; there are idle, min-awake, exempt, directory, spill");
+    CHECK(complaint_about_toml("[reclam]\nidle = \"15m\"\n") ==
+          "c.toml:2: reclam.idle: there is no such section; did you mean 'reclaim'?");
+    CHECK(complaint_about_toml("[reclam]\n") ==
+          "c.toml:1: reclam: there is no such section; did you mean 'reclaim'?");
+    CHECK(complaint_about_toml("[reclaim]\nidle = 900\n") ==
+          "c.toml:2: reclaim.idle: a number stands where times are needed: write it as \"15m\" or "
+          "[\"15m:host\", \"4h:file\"]");
+    CHECK(complaint_about_toml("[reclaim]\nidle = [\"1h\", 5]\n") ==
+          "c.toml:2: reclaim.idle: a list of something else than texts stands where times are needed: write "
+          "it as "
+          "\"15m\" or [\"15m:host\", \"4h:file\"]");
+    CHECK(complaint_about_toml("[reclaim]\nidle = [\"1h:file\", \"2h:host\"]\n") ==
+          "c.toml:2: reclaim.idle: 'host' after 2h leads no further down than 'file'");
+    CHECK(complaint_about_toml("[reclaim]\nidle = \"1h:disk\"\n") ==
+          "c.toml:2: reclaim.idle: 'disk' is no place: there are host, file and deep");
+    CHECK(complaint_about_toml("[reclaim]\nexempt = \"yes\"\n") ==
+          "c.toml:2: reclaim.exempt: a text stands where true or false is needed");
+    CHECK(complaint_about_toml("[reclaim]\ndirectory = \"sleep\"\n") ==
+          "c.toml:2: reclaim.directory: 'sleep' is no absolute path");
+    CHECK(complaint_about_toml("[reclaim]\nhost-budget = \"1GiB\"\n")
+              .starts_with("c.toml:2: reclaim.host-budget: there is no such key"));
+    CHECK(complaint_about_toml("[host]\nbudget = 5\n") ==
+          "c.toml:2: host.budget: a number stands where a text is needed: write it as \"64GiB\"");
+    CHECK(complaint_about_toml("[tag.\"a b\"]\nexempt = true\n") ==
+          "c.toml:2: tag.a b.exempt: 'a b' is not a tag");
+    CHECK(complaint_about_toml("[tag.a]\nstore = \"disk\"\n") ==
+          "c.toml:2: tag.a.store: 'disk' names no store; there are host and file");
+    CHECK(complaint_about_toml("idle = \"15m\"\n") ==
+          "c.toml:1: idle: there is no such section; there are reclaim, host, user, command, tag");
+    CHECK(complaint_about_toml("reclaim = 5\n") ==
+          "c.toml:1: reclaim: it should be a section, [reclaim], with keys");
+    CHECK(complaint_about_toml("[command]\npython3 = true\n") ==
+          "c.toml:2: command.python3: it should be sections such as [command.NAME]");
+    CHECK(complaint_about_toml("[reclaim.idle.x]\ny = 1\n") ==
+          "c.toml:2: reclaim.idle.x.y: there is no such key");
+    CHECK(complaint_about_toml("[reclaim]\nidle = \"15m\"\nidle = \"16m\"\n").starts_with("c.toml:3: "));
+    CHECK(complaint_about_toml("[reclaim\n").starts_with("c.toml:1: "));
+    CHECK(complaint_about_toml("[reclaim]\n[host]\n[command.x]\n") == "none");
+}
+
+TEST_CASE("Configuration: what is the administrator's to say is refused in a user's file", "[config_file]") {
+    if (!can_read()) return;
+    CHECK(complaint_about_toml("[user.alice]\nidle = \"1d\"\n", Author::user) ==
+          "c.toml:2: user.alice.idle: only the administrator's file has sections for users");
+    CHECK(complaint_about_toml("[host]\nbudget = \"1TiB\"\n", Author::user) ==
+          "c.toml:2: host.budget: only the administrator's file has a budget for the machine; per-user is "
+          "for your own");
+    CHECK(complaint_about_toml("[host]\nper-user = \"1GiB\"\n", Author::user) == "none");
+}
+
+TEST_CASE("Configuration: the example says what holds without it, and all that it shows can be used",
+          "[config_file]") {
+    if (!can_read()) return;
+    const auto plain = parse_configuration(example(), "example", Author::administrator);
+    REQUIRE(plain);
+    CHECK(plain->reclaim.idle == Ladder{{15min, Depth::host}});
+    const auto all = parse_configuration(uncommented(example()), "example", Author::administrator);
+    INFO((all ? "" : all.error().message));
+    REQUIRE(all);
+    CHECK(all->reclaim.idle->size() > 1);
+    CHECK(all->machine_budget);
+    CHECK(all->user_budget);
+    CHECK_FALSE(all->users.empty());
+    CHECK_FALSE(all->commands.empty());
+    CHECK_FALSE(all->tags.empty());
+}
+
+TEST_CASE("Configuration: a file that others could have written is not used", "[config_file]") {
+    const Scratch scratch;
+    const auto path = scratch.path() / "c.toml";
+    const auto read = [&](uid_t owner) { return read_configuration(path, Author::user, owner); };
+    const auto missing = read(::geteuid());
+    REQUIRE(missing);
+    CHECK_FALSE(*missing);
+    std::ofstream(path) << "[reclaim]\nidle = \"15m\"\n";
+    REQUIRE(::chmod(path.c_str(), 0644) == 0);
+    if (can_read()) CHECK(read(::geteuid())->has_value());
+    for (const mode_t mode : {0664U, 0646U}) {
+        REQUIRE(::chmod(path.c_str(), mode) == 0);
+        CHECK(read(::geteuid()).error().code == ErrorCode::not_permitted);
+    }
+    REQUIRE(::chmod(path.c_str(), 0600) == 0);
+    if (::geteuid() != 0) CHECK(read(::geteuid() + 1).error().code == ErrorCode::not_permitted);
+    if (::geteuid() == 0 && ::chown(path.c_str(), 4242, 4242) == 0)
+        CHECK(read(4243).error().code == ErrorCode::not_permitted); // nor does a link to it help
+    std::filesystem::remove(path);
+    REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+    CHECK(read(::geteuid()).error().code == ErrorCode::not_permitted); // and nobody waits for a writer
+    std::filesystem::remove(path);
+    std::filesystem::create_directory(path);
+    CHECK(read(::geteuid()).error().code == ErrorCode::not_permitted);
+}

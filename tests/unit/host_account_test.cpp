@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The account of host memory: sums over processes, and what becomes of the part of one that ends.
+
+#include "store/host_account.hpp"
+
+#include "support/catch.hpp"
+#include "support/scratch.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <filesystem>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::store;
+using namespace gpu_sleep::test;
+
+namespace {
+
+/// A child that takes `bytes` and then stays until it is killed.
+class Taker {
+public:
+    Taker(const std::string& directory, Bytes bytes) {
+        std::array<int, 2> ready{};
+        REQUIRE(::pipe(ready.data()) == 0);
+        child_ = ::fork();
+        if (child_ == 0) {
+            HostAccount account(directory);
+            const bool has = account.take(bytes).has_value();
+            [[maybe_unused]] const auto said = ::write(ready[1], has ? "y" : "n", 1);
+            ::pause();
+            ::_exit(0);
+        }
+        char word = 0;
+        REQUIRE(::read(ready[0], &word, 1) == 1);
+        CHECK(word == 'y');
+        ::close(ready[0]);
+        ::close(ready[1]);
+    }
+    Taker(const Taker&) = delete;
+    Taker& operator=(const Taker&) = delete;
+    ~Taker() { kill(); }
+    void kill() {
+        if (child_ == 0) return;
+        ::kill(child_, SIGKILL);
+        ::waitpid(child_, nullptr, 0);
+        child_ = 0;
+    }
+
+private:
+    pid_t child_ = 0;
+};
+
+} // namespace
+
+TEST_CASE("Host account: without a limit anything may be taken, and it is counted all the same",
+          "[host_account]") {
+    const Scratch scratch;
+    const auto directory = scratch.path().string();
+    HostAccount one(directory);
+    HostAccount other(directory);
+    CHECK_FALSE(one.room());
+    CHECK(one.take(1000));
+    other.limit(1500);
+    CHECK(other.room()->bytes == 500);
+    CHECK_FALSE(other.take(501));
+    CHECK(other.take(500));
+    CHECK(other.room()->bytes == 0);
+    CHECK_FALSE(other.room()->is_exceeded);
+    other.limit(1499);
+    CHECK(other.room()->is_exceeded);
+    one.give(1000);
+    CHECK(other.room()->bytes == 999);
+}
+
+TEST_CASE("Host account: a refusal says who holds what, and takes nothing", "[host_account]") {
+    const Scratch scratch;
+    HostAccount account(scratch.path());
+    account.limit(3 * k_gib);
+    REQUIRE(account.take(2 * k_gib));
+    const auto refused = account.take(2 * k_gib);
+    CHECK(refused.error().code == ErrorCode::out_of_host_memory);
+    CHECK(refused.error().message == "not enough host memory to keep the contents: 2.00 GiB more are needed, "
+                                     "and this user's processes hold "
+                                     "2.00 GiB of the 3.00 GiB that they may hold together");
+    CHECK(account.room()->bytes == k_gib);
+}
+
+TEST_CASE("Host account: the part of a process that was killed does not count", "[host_account]") {
+    const Scratch scratch;
+    const auto directory = scratch.path().string();
+    HostAccount account(directory);
+    account.limit(100);
+    {
+        Taker first(directory, 30);
+        Taker second(directory, 20);
+        CHECK(account.room()->bytes == 50);
+        first.kill();
+        CHECK(account.room()->bytes == 80);
+        Taker third(directory, 5); // in the place of the first
+        CHECK(account.room()->bytes == 75);
+    }
+    CHECK(account.room()->bytes == 100);
+}
+
+TEST_CASE("Host account: a child of fork() starts without its parent's part, and leaves it alone",
+          "[host_account]") {
+    const Scratch scratch;
+    const auto directory = scratch.path().string();
+    HostAccount account(directory);
+    account.limit(100);
+    REQUIRE(account.take(40));
+    const auto child = ::fork();
+    if (child == 0) {
+        account.give(40);
+        const bool is_fair =
+            account.room()->bytes == 60 && account.take(10).has_value() && account.room()->bytes == 50;
+        ::_exit(is_fair ? 0 : 1);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+    CHECK(account.room()->bytes == 60);
+}
+
+TEST_CASE("Host account: a file that was removed is begun anew", "[host_account]") {
+    const Scratch scratch;
+    const auto directory = scratch.path().string();
+    HostAccount one(directory);
+    HostAccount other(directory);
+    REQUIRE(one.take(10));
+    other.limit(100);
+    CHECK(other.room()->bytes == 90);
+    for (const auto& file : std::filesystem::directory_iterator(directory)) std::filesystem::remove(file);
+    CHECK(other.room()->bytes == 100);
+    REQUIRE(one.take(10));
+    CHECK(other.room()->bytes == 80);
+}
+
+TEST_CASE("Host account: where there is no private directory, a process counts itself", "[host_account]") {
+    const Scratch scratch;
+    const auto directory = scratch.path().string();
+    HostAccount nowhere(directory + "/none");
+    nowhere.limit(10);
+    CHECK(nowhere.take(6));
+    CHECK_FALSE(nowhere.take(6));
+    std::filesystem::permissions(directory, std::filesystem::perms::all);
+    HostAccount open(directory);
+    open.limit(10);
+    CHECK(open.take(6));
+    CHECK(std::filesystem::is_empty(directory)); // nothing is written where others may be
+}
+
+TEST_CASE("Host account: shares go along with what they are for", "[host_account]") {
+    const Scratch scratch;
+    HostAccount account(scratch.path());
+    account.limit(100);
+    HostShare one;
+    REQUIRE(one.take(account, 60));
+    {
+        HostShare other;
+        other.absorb(one, 40);
+        CHECK(one.bytes() == 20);
+        CHECK(account.room()->bytes == 40);
+        other.give(10);
+        CHECK(account.room()->bytes == 50);
+        CHECK_FALSE(other.take(account, 51));
+    }
+    CHECK(account.room()->bytes == 80);
+    one.give(1000);
+    CHECK(account.room()->bytes == 100);
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What is given back of host memory when a budget is exceeded.
+
+#include "cli/policy/host_plan.hpp"
+
+#include "support/catch.hpp"
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli::policy;
+
+namespace {
+
+constexpr uid_t k_alice = 1;
+constexpr uid_t k_bob = 2;
+using Places = std::vector<std::size_t>;
+
+Holder sleeper(uid_t user, Bytes held, double seconds) {
+    return {user, held, 0, 0, seconds, true};
+}
+
+Holder retaining(uid_t user, Bytes held) {
+    return {user, held, held, 0, 0, false};
+}
+
+} // namespace
+
+TEST_CASE("Host plan: nothing is given back within the budgets", "[host_plan]") {
+    const auto plan =
+        plan_host_memory({sleeper(k_alice, 60, 5), retaining(k_bob, 40)}, {100, {{k_alice, 60}}});
+    CHECK(plan.release.empty());
+    CHECK(plan.move.empty());
+    CHECK(plan.left.empty());
+}
+
+TEST_CASE("Host plan: retained memory goes first, then the longest sleeping moves, and no more than needed",
+          "[host_plan]") {
+    const std::vector<Holder> holders{sleeper(k_alice, 50, 5), sleeper(k_alice, 50, 9),
+                                      retaining(k_alice, 20), retaining(k_bob, 30), sleeper(k_bob, 50, 7)};
+    const auto plan = [&](Bytes budget) { return plan_host_memory(holders, {budget, {}}); };
+    CHECK(plan(180).release == Places{3});
+    CHECK(plan(170).release == Places{3});
+    CHECK(plan(160).release == Places{3, 2});
+    CHECK(plan(150).move.empty());
+    CHECK(plan(149).move == Places{1});
+    CHECK(plan(99).move == Places{1, 4});
+    CHECK(plan(0).move == Places{1, 4, 0});
+    CHECK(plan(0).left.empty());
+}
+
+TEST_CASE(
+    "Host plan: each user's budget is kept by that user's processes alone, and counts for the machine's",
+    "[host_plan]") {
+    const std::vector<Holder> holders{sleeper(k_alice, 50, 1), sleeper(k_bob, 50, 100),
+                                      sleeper(k_alice, 50, 2)};
+    auto plan = plan_host_memory(holders, {{}, {{k_alice, 60}}});
+    CHECK(plan.move == Places{2});
+    plan = plan_host_memory(holders, {100, {{k_alice, 60}}});
+    CHECK(plan.move == Places{2});
+    plan = plan_host_memory(holders, {99, {{k_alice, 60}}});
+    CHECK(plan.move == Places{2, 1});
+}
+
+TEST_CASE("Host plan: what is about to come counts, and what stays exceeded is said", "[host_plan]") {
+    auto soon = retaining(k_alice, 0);
+    soon.incoming = 30;
+    auto stuck = sleeper(k_alice, 80, 3);
+    stuck.can_move = false;
+    auto plan = plan_host_memory({soon, stuck, sleeper(k_alice, 10, 1)}, {100, {}});
+    CHECK(plan.move == Places{2});
+    REQUIRE(plan.left.size() == 1);
+    CHECK_FALSE(plan.left[0].user);
+    CHECK(plan.left[0].budget == 100);
+    CHECK(plan.left[0].held == 110);
+    plan = plan_host_memory({stuck}, {{}, {{k_alice, 79}}});
+    CHECK(plan.left[0].user == k_alice);
+}
+
+TEST_CASE("Host plan: what the machine's budget leaves is shared among the users who are about to add",
+          "[host_plan]") {
+    auto alice = sleeper(k_alice, 40, 1);
+    alice.incoming = 30;
+    auto bob = sleeper(k_bob, 20, 1);
+    bob.incoming = 10;
+    CHECK(allowances({alice, bob}, {}).empty());
+    CHECK(allowances({alice, bob}, {{}, {{k_bob, 25}}}) == std::map<uid_t, Bytes>{{k_bob, 25}});
+    CHECK(allowances({alice, bob}, {100, {}}) == std::map<uid_t, Bytes>{{k_alice, 70}, {k_bob, 30}});
+    CHECK(allowances({alice, bob}, {100, {{k_bob, 25}}}) ==
+          std::map<uid_t, Bytes>{{k_alice, 70}, {k_bob, 25}});
+    CHECK(allowances({alice, bob}, {50, {}}) ==
+          std::map<uid_t, Bytes>{{k_alice, 40}, {k_bob, 20}}); // no more
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Ladders, and what follows from the administrator's file and the user's own.
+
+#include "cli/policy/decision.hpp"
+#include "cli/policy/policy.hpp"
+
+#include "support/catch.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli::policy;
+using namespace std::chrono_literals;
+
+namespace {
+
+Ladder ladder(std::initializer_list<const char*> texts) {
+    std::vector<Rung> rungs;
+    for (const auto* const text : texts) rungs.push_back(*parse_rung(text));
+    const auto made = make_ladder(std::move(rungs));
+    REQUIRE(made);
+    return *made;
+}
+
+Configuration file(Ladder idle) {
+    Configuration file;
+    file.reclaim.idle = std::move(idle);
+    return file;
+}
+
+const Subject k_subject{"alice", "llama", "python3"};
+
+model::Report report(model::State state, double idle, double in_state = 0) {
+    model::Report report;
+    report.state = state;
+    report.idle_seconds = idle;
+    report.state_seconds = in_state;
+    model::TagReport weights;
+    weights.tag = "weights";
+    weights.bytes = k_gib;
+    (state == model::State::awake ? weights.resident : weights.kept) = k_gib;
+    report.tags.push_back(weights);
+    return report;
+}
+
+cli::policy::Policy with(Ladder rungs) {
+    cli::policy::Policy policy;
+    policy.ladder = std::move(rungs);
+    policy.directory = "/d";
+    return policy;
+}
+
+} // namespace
+
+TEST_CASE("Ladder: rungs are read, and stand in the order of their times", "[policy]") {
+    CHECK(*parse_rung("15m") == Rung{15min, Depth::host});
+    CHECK(*parse_rung("1d:deep") == Rung{24h, Depth::deep});
+    for (const auto* const text : {"", ":file", "15m:", "15m:hots", "15m:awake", "x:host", "1m:host:file"})
+        CHECK_FALSE(parse_rung(text));
+    CHECK(ladder({"4h:file", "15m"}) == Ladder{{15min, Depth::host}, {4h, Depth::file}});
+    CHECK(make_ladder({{1min, Depth::host}, {1min, Depth::file}}).error().message ==
+          "two are for the same time, 1m");
+    CHECK(make_ladder({{1min, Depth::file}, {2min, Depth::host}}).error().message ==
+          "'host' after 2m leads no further down than 'file'");
+}
+
+TEST_CASE("Ladder: what is reached at a time is the lowest rung so far", "[policy]") {
+    const auto rungs = ladder({"10s:host", "20s:file"});
+    CHECK_FALSE(rung_at(rungs, 9.9));
+    CHECK(rung_at(rungs, 10)->depth == Depth::host);
+    CHECK(rung_at(rungs, 1e6)->depth == Depth::file);
+    CHECK_FALSE(rung_at({}, 1e6));
+    CHECK(to_text(rungs) == "10s host, 20s file");
+    CHECK(to_text({}) == "never");
+}
+
+TEST_CASE("Merge: at every time the deeper of two ladders holds", "[policy]") {
+    const std::vector<Ladder> all{{},
+                                  ladder({"1m"}),
+                                  ladder({"2m"}),
+                                  ladder({"1m:file"}),
+                                  ladder({"2m:host", "3m:file"}),
+                                  ladder({"1m:host", "5m:file", "9m:deep"}),
+                                  ladder({"3m:deep"})};
+    const auto depth_at = [](const Ladder& rungs, double seconds) {
+        const auto rung = rung_at(rungs, seconds);
+        return rung ? rung->depth : Depth::awake;
+    };
+    for (const auto& one : all)
+        for (const auto& other : all) {
+            const auto merged = deeper_of(one, other);
+            CHECK(make_ladder(merged)); // it is one
+            for (double seconds = 0; seconds < 700; seconds += 30)
+                CHECK(depth_at(merged, seconds) ==
+                      std::max(depth_at(one, seconds), depth_at(other, seconds)));
+        }
+}
+
+TEST_CASE("Merge: a user's file loosens nothing that the administrator's says", "[policy]") {
+    auto limits = file(ladder({"15m:host", "4h:file"}));
+    limits.reclaim.directory = "/data/{user}";
+    limits.user_budget = 8 * k_gib;
+    limits.tags["weights"].store = model::Store::file;
+    auto wishes = file(ladder({"1d"}));
+    wishes.reclaim.min_awake = 100h;
+    wishes.reclaim.directory = "/nonexistent";
+    wishes.user_budget = 100 * k_gib;
+    wishes.tags["weights"] = {model::Store::host, true};
+    const auto merge_both = [&] { return merge(policy_of(limits, k_subject), policy_of(wishes, k_subject)); };
+    const auto check_kept = [&] {
+        const auto policy = merge_both();
+        CHECK(policy.ladder == *limits.reclaim.idle);
+        CHECK(policy.min_awake.value_or(0ms) == 0ms);
+        CHECK(policy.directory == "/data/alice");
+        CHECK(policy.host_budget == 8 * k_gib);
+        CHECK(policy.tags.at("weights").store == model::Store::file);
+        CHECK_FALSE(policy.tags.at("weights").exempt.value_or(false));
+    };
+    check_kept();
+    wishes.reclaim.exempt = true;
+    check_kept();
+    wishes.commands["llama"].exempt = true;
+    wishes.commands["python3"].idle = Ladder{};
+    check_kept();
+    wishes.reclaim.exempt.reset();
+    wishes.commands.clear();
+
+    limits.reclaim.min_awake = 2min;
+    CHECK(merge_both().min_awake == 2min);
+    wishes.reclaim.min_awake = 1min;
+    CHECK(merge_both().min_awake == 1min);
+    wishes.reclaim.idle = ladder({"5m:host", "1h:file"});
+    CHECK(merge_both().ladder == *wishes.reclaim.idle); // to go down earlier is the user's to choose
+    wishes.user_budget = 4 * k_gib;
+    CHECK(merge_both().host_budget == 4 * k_gib);
+}
+
+TEST_CASE("Merge: where the administrator says nothing, the user's file holds", "[policy]") {
+    auto wishes = file(ladder({"5m:file"}));
+    wishes.reclaim.directory = "/home/alice/sleep";
+    wishes.reclaim.min_awake = 1min;
+    wishes.tags["weights"].exempt = true;
+    const auto policy = merge(policy_of({}, k_subject), policy_of(wishes, k_subject));
+    CHECK(policy.ladder == *wishes.reclaim.idle);
+    CHECK(policy.directory == "/home/alice/sleep");
+    CHECK(policy.min_awake == 1min);
+    CHECK(policy.tags.at("weights").exempt == true);
+    Configuration limits;
+    limits.commands["llama"].exempt = true; // the administrator lets it be: the user need not
+    CHECK(merge(policy_of(limits, k_subject), policy_of(wishes, k_subject)).ladder == *wishes.reclaim.idle);
+}
+
+TEST_CASE("Policy: what is said of a user or a command goes before what is said of all", "[policy]") {
+    auto limits = file(ladder({"15m"}));
+    limits.users["alice"].idle = ladder({"30m"});
+    CHECK(policy_of(limits, {"bob", "", "python3"}).ladder == ladder({"15m"}));
+    CHECK(policy_of(limits, k_subject).ladder == ladder({"30m"}));
+    limits.commands["python3"].idle = ladder({"45m"});
+    CHECK(policy_of(limits, k_subject).ladder == ladder({"45m"}));
+    limits.commands["llama"].exempt = true;
+    CHECK(policy_of(limits, k_subject).ladder.empty());
+    limits.commands["llama"] = {};
+    limits.reclaim.exempt = true; // all, but for those of whom it is said when
+    CHECK(policy_of(limits, k_subject).ladder == ladder({"45m"}));
+    CHECK(policy_of(limits, {"bob", "", "sh"}).ladder.empty());
+    limits.users["alice"].host_budget = k_gib;
+    limits.user_budget = 2 * k_gib;
+    CHECK(policy_of(limits, k_subject).host_budget == k_gib);
+    CHECK(policy_of(limits, {"bob", "", "sh"}).host_budget == 2 * k_gib);
+}
+
+TEST_CASE("Decision: what is idle sleeps, and what sleeps moves further down", "[policy]") {
+    const auto policy = with(ladder({"10s:host", "20s:file"}));
+    using model::State;
+    CHECK(decide(policy, report(State::awake, 9))->reason == "it has been idle for 9.00 s only");
+    CHECK(decide(policy, report(State::awake, 0))->reason == "it is at work");
+    const auto sleep = decide(policy, report(State::awake, 10))->request;
+    REQUIRE(sleep);
+    CHECK(sleep->only_if_idle == 10s);
+    CHECK(sleep->on_touch == model::OnTouch::wake);
+    CHECK_FALSE(sleep->store_is_named);
+    CHECK(sleep->directory.empty());
+    CHECK(decide(policy, report(State::asleep, 12, 2))->reason == "it sleeps already");
+    const auto move = decide(policy, report(State::asleep, 20, 5))->request;
+    REQUIRE(move);
+    CHECK(move->store_is_named);
+    CHECK(move->store == model::Store::file);
+    CHECK(move->directory == "/d");
+    CHECK(move->only_if_idle == 20s);
+    CHECK_FALSE(move->on_touch); // as it is
+    auto sleeper = report(State::asleep, 0, 25);
+    sleeper.idle_seconds.reset();
+    CHECK(decide(policy, sleeper)->request); // time asleep counts
+    sleeper.waiting = 1;
+    CHECK_FALSE(decide(policy, sleeper)->request);
+    sleeper.waiting = 0;
+    sleeper.tags[0].in_files = sleeper.tags[0].kept;
+    CHECK(decide(policy, sleeper)->reason == "it sleeps already");
+}
+
+TEST_CASE("Decision: exempt tags stay, and a process that has just woken is left alone", "[policy]") {
+    auto policy = with(ladder({"10s"}));
+    policy.tags["cache"].exempt = true;
+    policy.tags["weights"].store = model::Store::file;
+    policy.tags["other"].store = model::Store::file; // which the process does not have
+    auto seen = report(model::State::awake, 100, 5);
+    seen.tags.push_back(seen.tags.front());
+    seen.tags.back().tag = "cache";
+    auto request = decide(policy, seen)->request;
+    REQUIRE(request);
+    CHECK(request->tags == std::vector<std::string>{"weights"});
+    CHECK(request->stores == std::vector<model::TagStore>{{"weights", model::Store::file}});
+    CHECK(request->directory == "/d");
+    policy.tags["weights"].exempt = true;
+    CHECK(decide(policy, seen)->reason == "all of its tags are exempt");
+    policy.tags.clear();
+    policy.min_awake = 6s;
+    CHECK(decide(policy, seen)->reason == "it has been awake for 5.00 s only");
+    CHECK(decide(with({}), seen)->reason == "no policy has it sleep");
+}
+
+TEST_CASE("Decision: a rung that cannot be carried out is an error", "[policy]") {
+    auto policy = with(ladder({"10s:file"}));
+    policy.directory.clear();
+    CHECK(decide(policy, report(model::State::awake, 10)).error().message ==
+          "no directory is named for contents in files");
+    CHECK(decide(with(ladder({"10s:deep"})), report(model::State::awake, 10)).error().message ==
+          "to sleep deep is not possible here yet");
+}
