@@ -137,6 +137,8 @@ struct SleepRequest {
     /// `store` was asked for by name: what sleeps and is kept in another store moves there. Tags of `stores`
     /// do so anyway.
     bool store_is_named = false;
+    /// Once it sleeps, who asked has the driver take what is left of it on the GPU: Progress::Phase::deep.
+    bool deep = false;
 };
 
 /// Whether it keeps anything in files, but for what spills.
@@ -278,6 +280,9 @@ struct Report {
     std::optional<double> inhibited_seconds; ///< for how much longer; unset where there is no limit
     Bytes woken_bytes = 0;    ///< contents that the last wake brought back, of those that brought any back
     double woken_seconds = 0; ///< how long that took, until work could go on
+    /// Asleep, and the driver has taken the rest as well, its context among it: nothing of it is on a GPU.
+    bool deep = false;
+    Bytes deep_bytes = 0; ///< GPU memory that this has freed, as the driver's management library saw it
 };
 
 /// The progress of an operation. Sent often; losing one is harmless.
@@ -288,7 +293,9 @@ struct Progress {
         transfer = 2,
         release = 3,
         verify = 4,
-        waiting = 5
+        waiting = 5,
+        deep = 6 ///< it sleeps, and keeps from the driver: who asked may lock and checkpoint it, and then
+                 ///< shuts its side of the connection
     };
     Phase phase = Phase::callbacks;
     Bytes done = 0;

@@ -104,6 +104,8 @@ Report report_to_send() {
     report.inhibited_seconds = 128;
     report.woken_bytes = 0x61;
     report.woken_seconds = 256;
+    report.deep = true;
+    report.deep_bytes = 0x62;
     return report;
 }
 
@@ -136,6 +138,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     sleep.ignore_inhibitors = true;
     sleep.check_copies = true;
     sleep.store_is_named = true;
+    sleep.deep = true;
     check_bytes(sleep, "02:"
                        "02"
                        "010000000100000074"
@@ -153,6 +156,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                        "020000002f64"
                        "01000100"
                        "010807000000000000"
+                       "01"
                        "01"
                        "01"
                        "01");
@@ -230,5 +234,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "010000000000005040"
                 "01"
                 "010000000000006040"
-                "61000000000000000000000000007040");
+                "61000000000000000000000000007040"
+                "01"
+                "6200000000000000");
 }
