@@ -14,6 +14,11 @@ AnswerTimeout::AnswerTimeout(const Limits& limits, Clock::time_point now) noexce
 
 void AnswerTimeout::hear(const model::Progress& progress, Clock::time_point now) noexcept {
     using Phase = model::Progress::Phase;
+    if (progress.phase == Phase::deep && is_past_return()) {
+        end_ = now + k_release + limits_.afterwards;
+        end_if_stopped_ = now + k_release_if_stopped;
+        return;
+    }
     if (returns_ >= limits_.returns) return;
     if (progress.phase == Phase::release) {
         ++returns_;

@@ -143,7 +143,10 @@ private:
         if (!reply) {
             end(garbled(std::move(reply).error()));
         } else if (auto* report = std::get_if<model::Report>(&*reply)) {
-            answer_ = std::move(*report);
+            if (deep_ && !*deep_)
+                answer_ = model::Failure{deep_->error(), report->state};
+            else
+                answer_ = std::move(*report);
             has_last_word_ = true;
         } else if (auto* failure = std::get_if<model::Failure>(&*reply)) {
             answer_ = std::move(*failure);
@@ -152,7 +155,15 @@ private:
                    progress && !std::holds_alternative<model::StatusRequest>(question_.request)) {
             timeout_.hear(*progress, Clock::now());
             on_progress(*progress);
+            if (progress->phase == model::Progress::Phase::deep && !deep_) go_deep();
         }
+    }
+
+    /// The agent waits for it, and then for the end of what is sent to it.
+    void go_deep() {
+        deep_ = question_.go_deep();
+        ::shutdown(question_.socket.get(), SHUT_WR);
+        timeout_.hear({model::Progress::Phase::deep}, Clock::now()); // it has not been heard meanwhile
     }
 
     /// Ends without the agent's word on how it ended.
@@ -189,6 +200,7 @@ private:
     bool is_withdrawn_ = false;
     Clock::time_point withdrawn_until_{};
     bool has_last_word_ = false;
+    std::optional<Result<void>> deep_; ///< how the driver's part came out
     std::optional<Answer> answer_;
 };
 

@@ -27,6 +27,9 @@ struct Question {
     protocol::Request request;
     AnswerTimeout::Limits timeout;
     std::function<bool()> is_stopped = [] { return false; }; ///< whether the agent's process is
+    /// Has the driver take the rest of the process, which keeps still meanwhile (Progress::Phase::deep). Its
+    /// failure becomes the answer, with how the agent says that the process stands then.
+    std::function<Result<void>()> go_deep = [] { return Result<void>(); };
 };
 
 /// Receives the events of the questions, each with the index of its question.

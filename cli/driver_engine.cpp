@@ -336,6 +336,33 @@ Outcome run_by_driver(const Process& process, const DriverRequest& request, Inte
             request.wait.count() > 0, true};
 }
 
+DeepLocker::DeepLocker() : loaded_(std::async(std::launch::async, [] { return Checkpoint::load(); })) {}
+
+Result<void> DeepLocker::take(const Process& process, Milliseconds timeout) {
+    const auto failed = [](Error error, std::string_view step) {
+        // What the agent has done stays: it is asleep, though not deeply. So no time has run out for it.
+        if (error.code != ErrorCode::not_permitted && error.code != ErrorCode::no_driver)
+            error.code = ErrorCode::driver_failed;
+        error.message = fmt::format("it is asleep, but not deeply: {}: {}", step, error.message);
+        return error;
+    };
+    const auto& loaded = loaded_.get();
+    if (!loaded) return failed(loaded.error(), "the driver cannot be asked");
+    if (auto locked = loaded->lock(process.pid, timeout); !locked)
+        return failed(std::move(locked).error(), "the driver did not lock it");
+    auto done = loaded->checkpoint(process.pid);
+    if (done) return done;
+    auto error = failed(std::move(done).error(), "the driver did not checkpoint it");
+    const auto state = loaded->state(process.pid);
+    if (state && *state == CheckpointState::failed)
+        error = make_error(ErrorCode::context_lost,
+                           "the driver could not checkpoint it, and its calls never return: "
+                           "end it; what is kept of it is in its own memory");
+    else if (auto unlocked = loaded->unlock(process.pid); !unlocked)
+        error.message += fmt::format("; nor unlock it: {}", unlocked.error().message);
+    return error;
+}
+
 Result<driver::CheckpointState> state_by_driver(const Process& process) {
     if (auto answers = check_not_stopped(process); !answers) return std::move(answers).error();
     auto loaded = Checkpoint::load();

@@ -10,6 +10,8 @@
 #include "cli/targets.hpp"
 #include "driver/checkpoint.hpp"
 
+#include <future>
+#include <string>
 #include <vector>
 
 namespace gpu_sleep::cli {
@@ -29,6 +31,19 @@ struct DriverRequest {
 /// afterwards. `interruptions` are obeyed between the steps, and undo what was done of a sleep.
 [[nodiscard]] Outcome run_by_driver(const Process& process, const DriverRequest& request,
                                     Interruptions& interruptions);
+
+/// The driver's part of a deep sleep: opens the driver, which takes a while, on a thread of its own.
+class DeepLocker {
+public:
+    DeepLocker();
+    /// Locks and checkpoints `process`, whose agent waits for that, or leaves it running. Takes at most
+    /// `timeout` to lock. Errors: driver_failed, not_permitted, no_driver: it runs, unless the words say
+    /// otherwise.
+    [[nodiscard]] Result<void> take(const Process& process, Milliseconds timeout);
+
+private:
+    std::shared_future<Result<driver::Checkpoint>> loaded_;
+};
 
 /// How it stands; for a command that does not know whether the driver has to be asked at all. Errors: as
 /// driver::Checkpoint.

@@ -46,6 +46,9 @@ void add_request(CLI::App& app, model::SleepRequest& request, std::optional<Mill
                   "Put nothing to sleep; give back the host memory that the last sleep left for the next");
     cli::add_gate(app, request.on_touch, request.gate, request.touch_limit,
                   "default: as the process was started");
+    cli::add_flag(app, "--deep", request.deep,
+                  "When it sleeps, have the CUDA driver take the rest from the GPU, too: contexts, modules,\n"
+                  "memory that the agent does not own");
     cli::add_choice(
         app, "--engine", "agent|driver|auto",
         [&engine](const std::string& word) { engine = cli::engine_of(word); },
@@ -70,7 +73,8 @@ bool asks_for_more(const model::SleepRequest& request) {
     return request.level != model::Level::keep || !request.tags.empty() || !request.keep.empty() ||
            !request.discard.empty() || request.require_refill || request.on_touch || request.gate ||
            request.touch_limit || request.force || !request.stores.empty() || request.store_is_named ||
-           request.spill || request.copy_all || request.ignore_inhibitors || request.check_copies;
+           request.spill || request.copy_all || request.ignore_inhibitors || request.check_copies ||
+           request.deep;
 }
 
 /// What is wrong with options that are good one by one, or nothing.
@@ -81,6 +85,10 @@ std::string problem(const model::SleepRequest& request, cli::Engine engine) {
         return "--engine driver and --engine auto put all of a process to sleep, to host memory, and go with "
                "none of the "
                "options that ask for anything else";
+    if (request.deep && (!request.tags.empty() || request.gate == model::GateMode::checked))
+        return "--deep puts all of a process to sleep, and lets none of its work pass: neither --tags nor "
+               "--gate checked "
+               "goes with it";
     if (request.release_retained && asks_for_more(request))
         return "--release-retained puts nothing to sleep, and goes with none of the options of a sleep";
     return cli::touch_problem(request.on_touch, request.touch_limit);

@@ -117,6 +117,8 @@ OrderedJson to_value(const model::Report& report) {
     value["retained_bytes"] = report.retained_bytes;
     value["woken_bytes"] = report.woken_bytes;
     value["woken_seconds"] = report.woken_seconds;
+    value["deep"] = report.deep;
+    value["deep_bytes"] = report.deep_bytes;
     value["times"] = to_value(report.times);
     value["tags"] = to_array(report.tags);
     value["devices"] = to_array(report.devices);

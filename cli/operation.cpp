@@ -140,9 +140,14 @@ std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>&
     ProgressBar bar(STDERR_FILENO, visible, targets.size());
     std::vector<Question> questions;
     questions.reserve(targets.size());
+    std::optional<DeepLocker> locker;
+    const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
+    if (sleep && sleep->deep) locker.emplace();
     for (auto& target : targets)
-        questions.push_back({std::move(target.socket), operation.request, limits_of(operation),
-                             [&] { return finder.proc().is_stopped(target.process); }});
+        questions.push_back(
+            {std::move(target.socket), operation.request, limits_of(operation),
+             [&] { return finder.proc().is_stopped(target.process); },
+             [&] { return locker ? locker->take(target.process, sleep->timeout) : Result<void>(); }});
     Observer observer;
     observer.progress = [&](std::size_t index, const model::Progress& progress) {
         bar.show(index, progress);

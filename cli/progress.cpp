@@ -28,6 +28,7 @@ std::string_view words_for(Phase phase) noexcept {
     case Phase::release: return "releasing";
     case Phase::verify: return "verifying";
     case Phase::waiting: return "waiting";
+    case Phase::deep: return "waiting for the driver";
     }
     return "working";
 }

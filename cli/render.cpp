@@ -38,6 +38,10 @@ std::string_view words_for(State state) noexcept {
     return "unknown";
 }
 
+std::string_view words_for(const Report& report) noexcept {
+    return report.deep && report.state == State::asleep ? "asleep, deep" : words_for(report.state);
+}
+
 /// The name that the program gave itself, or else its command.
 std::string label(const Process& process, const Report& report) {
     return shortened(report.name.empty() ? process.command : report.name, k_label_columns);
@@ -160,10 +164,15 @@ struct Sums {
 /// "awake 2 h 5 min, idle 14 min 3 s", once it has been idle for a while.
 std::string state_words(const Report& report) {
     constexpr double k_least_idle = 60;
-    const auto state = fmt::format("{} {}", words_for(report.state), format_seconds(report.state_seconds));
+    const auto state = fmt::format("{} {}", words_for(report), format_seconds(report.state_seconds));
     const bool may_work = report.state == State::awake || report.state == State::partial;
     const auto idle = report.idle_seconds.value_or(0);
     return may_work && idle >= k_least_idle ? fmt::format("{}, idle {}", state, format_seconds(idle)) : state;
+}
+
+std::string deep_line(const Report& report) {
+    return fmt::format("the driver has taken the rest from the GPU, too: {}",
+                       format_bytes(report.deep_bytes));
 }
 
 /// What its devices say is released, all together.
@@ -177,7 +186,7 @@ Bytes released(const Report& report) {
 void add_without_agent(Table& table, const Process& process, const Report& report) {
     const auto bytes = released(report);
     table.add({std::to_string(process.pid), user_name(process.uid), label(process, report),
-               std::string(words_for(report.state)), "-",
+               std::string(words_for(report)), "-",
                report.devices.empty() ? "-" : counted(report.devices.size(), "GPU"),
                bytes == 0 ? "-" : format_bytes(bytes), report.devices.empty() ? "host" : "GPU"});
     for (const auto& note : report.notes) table.add_line(note);
@@ -196,6 +205,7 @@ void add_process(Table& table, const Process& process, const Report& report) {
     if (report.inhibited) table.add_line(inhibition_line(report));
     if (report.retained_bytes != 0) table.add_line(retained_line(report));
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));
+    if (report.deep) table.add_line(deep_line(report));
     for (const auto& wake : report.wakes_waiting)
         if (!wake.by_touch) table.add_line(waiting_line(wake)); // of a touch's a note tells
     if (report.operation == Operation::status)
@@ -252,21 +262,23 @@ std::string headline(const Process& process, const Report& report) {
     const bool sleeps = report.operation == Operation::sleep;
     const auto level = sleeps ? fmt::format(" at level {}", static_cast<int>(report.level)) : std::string();
     if (report.dry_run && only_relocates(report))
-        return fmt::format("{} stays {}; nothing was changed:\n", subject, words_for(report.state));
+        return fmt::format("{} stays {}; nothing was changed:\n", subject, words_for(report));
     if (report.dry_run && !report.devices.empty())
         return fmt::format("{} would {}{}; nothing was changed:\n", subject, sleeps ? "sleep" : "wake",
                            level);
+    if (report.dry_run && report.deep && !sleeps)
+        return fmt::format("{} would wake; nothing was changed:\n", subject);
     if (only_relocates(report))
-        return fmt::format("{} is {} still, after {}:\n", subject, words_for(report.state),
+        return fmt::format("{} is {} still, after {}:\n", subject, words_for(report),
                            format_seconds(report.times.total));
-    if (report.tags.empty())
+    if (report.tags.empty() && !report.deep)
         return fmt::format("{} holds no memory that could sleep; nothing to do\n", subject);
     if (!report.changed && sleeps && report.state != State::asleep && !report.notes.empty())
-        return fmt::format("{} stays {}; nothing was changed:\n", subject, words_for(report.state));
+        return fmt::format("{} stays {}; nothing was changed:\n", subject, words_for(report));
     if (!report.changed)
-        return fmt::format("{} is {} already, {}\n", subject, words_for(report.state),
+        return fmt::format("{} is {} already, {}\n", subject, words_for(report),
                            report.notes.empty() ? "as asked; nothing to do" : "and nothing was changed:");
-    return fmt::format("{} is {}{} after {}:\n", subject, words_for(report.state),
+    return fmt::format("{} is {}{} after {}:\n", subject, words_for(report),
                        report.state == model::State::awake ? "" : level, format_seconds(report.times.total));
 }
 
@@ -283,6 +295,7 @@ std::string render_operation(const Process& process, const Report& report) {
                             joined(report.dropped_without_refill));
     if (report.operation == Operation::sleep)
         for (const auto& residual : report.residual) text += fmt::format("  {}\n", residual_line(residual));
+    if (report.deep) text += fmt::format("  {}\n", deep_line(report));
     if (report.gate != GateState::open) text += fmt::format("  {}\n", gate_line(report));
     if (report.retained_bytes != 0) text += fmt::format("  {}\n", retained_line(report));
     for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
@@ -294,7 +307,7 @@ std::string render_driver_operation(const Process& process, const Report& report
     const bool sleeps = report.operation == Operation::sleep;
     const bool is_left = sleeps && report.state == State::awake && released(report) == 0;
     auto text = is_left ? fmt::format("{} stays awake:\n", subject)
-                        : fmt::format("{} is {} already; nothing to do\n", subject, words_for(report.state));
+                        : fmt::format("{} is {} already; nothing to do\n", subject, words_for(report));
     if (!is_left && report.dry_run && report.state == (sleeps ? State::awake : State::asleep))
         text = fmt::format("{} would be {} by the driver; nothing was changed:\n", subject,
                            sleeps ? "put to sleep" : "woken");
@@ -312,7 +325,7 @@ std::string render_inhibition(const Process& process, const Report& report) {
 
 std::string render_reasons(const Process& process, const Report& report,
                            const std::vector<std::string>& against) {
-    auto text = fmt::format("{} {}: {} {}\n", process.pid, label(process, report), words_for(report.state),
+    auto text = fmt::format("{} {}: {} {}\n", process.pid, label(process, report), words_for(report),
                             format_seconds(report.state_seconds));
     if (!report.idle_seconds)
         text += "  when it was at work last is not known\n";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Closing, holding and opening.
+// Holding and opening.
 
 #include "gate/gate.hpp"
 
@@ -10,8 +10,6 @@
 #include "base/thread_safety.hpp"
 #include "python/python_lock.hpp"
 
-#include <linux/membarrier.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +20,7 @@
 namespace gpu_sleep::gate {
 
 constinit std::atomic<bool> Gate::s_closed{false};
+constinit std::atomic<bool> Gate::s_deep{false};
 
 namespace {
 
@@ -31,20 +30,12 @@ constexpr Milliseconds k_say_after{3'000}; ///< a touch that waits longer says s
 constexpr Milliseconds k_wake_again{1'000};
 constexpr Milliseconds k_wake_soonest{10}; ///< again, by touches of little time
 
-int membarrier(int command) noexcept {
-    return static_cast<int>(::syscall(SYS_membarrier, command, 0, 0));
-}
-
 } // namespace
 
 Gate& Gate::instance() noexcept {
     alignas(Gate) static std::byte storage[sizeof(Gate)];
     static Gate* const gate = new (storage) Gate; // never destroyed: threads pass it until the very end
     return *gate;
-}
-
-Gate::Gate() {
-    membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
 }
 
 Gate::Phase Gate::phase() const {
@@ -171,45 +162,8 @@ void Gate::reset_in_child() noexcept {
     Seats::keep_own_alone();
     if (t_seat) t_seat->shares_pass = 0; // numbers begin anew
     s_closed = false;
+    s_deep = false;
     new (this) Gate; // where it stood, for another thread may have held the mutex at the fork
-}
-
-bool Gate::is_empty() const noexcept {
-    // Who was let through and has not entered yet is on its way; it enters under the mutex.
-    const MutexLock lock(mutex_);
-    if (waiters_.is_any_released()) return false;
-    for (const auto* seat = Seats::first(); seat; seat = seat->next)
-        if (seat != t_seat && !has_pass(*seat) && seat->is_inside()) return false;
-    return true;
-}
-
-Result<void> Gate::close(Clock::time_point deadline, const std::function<bool()>& keep_going) {
-    if (is_abandoned()) return make_error(ErrorCode::context_lost, "the process is ending");
-    const auto before = phase();
-    set_phase(Phase::draining);
-    // From here on every thread either is seen inside or sees the gate closed.
-    auto empty =
-        membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0 || membarrier(MEMBARRIER_CMD_GLOBAL) == 0
-            ? wait_empty(deadline, keep_going)
-            : Result<void>(make_error(ErrorCode::refused,
-                                      "the kernel has no membarrier: nobody can tell which threads launch"));
-    if (!empty) set_phase(before);
-    return empty;
-}
-
-Result<void> Gate::wait_empty(Clock::time_point deadline, const std::function<bool()>& keep_going) {
-    constexpr std::chrono::microseconds k_look{20};
-    constexpr int k_looks_per_question = 500;
-    for (int look = 0; !is_empty(); ++look) {
-        if (Clock::now() >= deadline)
-            return make_error(
-                ErrorCode::timed_out,
-                "a call of the CUDA driver did not return in time: a long copy, or one that waits");
-        if (look % k_looks_per_question == 0 && !keep_going())
-            return make_error(ErrorCode::cancelled, "the request was withdrawn");
-        std::this_thread::sleep_for(k_look);
-    }
-    return {};
 }
 
 void Gate::share_pass(std::uint64_t number) noexcept {
@@ -246,13 +200,15 @@ void Gate::forget(Named::Span gone) noexcept {
     {
         const MutexLock lock(mutex_);
         rule_.forget(gone);
-        if (phase_ != Phase::asleep || abandoned_ || rule_.something_sleeps()) return;
+        if (phase_ != Phase::asleep || abandoned_ || rule_.something_sleeps() || is_deep()) return;
         publish(Phase::open);
     }
     changed_.notify_all();
 }
 
 Gate::Verdict Gate::judge(Touch touch, const Named& named, bool records) const {
+    if (is_deep()) return rule_.on_touch == model::OnTouch::fail ? Verdict::fail : Verdict::hold;
+    if (touch == Touch::asks) return Verdict::pass;
     if (touch == Touch::captures && holds_captures_) return Verdict::hold;
     if (touch == Touch::ends && phase_ != Phase::draining) return Verdict::pass;
     switch (phase_) {
@@ -341,7 +297,7 @@ bool Gate::admit_with_pass(const Inspector* inspector) const {
 }
 
 bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
-    if (has_pass(seat)) return admit_with_pass(inspector);
+    if (has_pass(seat) && !is_deep()) return admit_with_pass(inspector);
     const CancellationHold no_cancellation; // waiting is where a thread would be cancelled
     const MutexLock lock(mutex_);
     Named named;
@@ -349,7 +305,7 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
     std::optional<bool> records;
     const auto judged = [&]() GPU_SLEEP_REQUIRES(mutex_) {
         // Looking may need other locks, so ours is let go; the phase may be another afterwards.
-        if (inspector && !records && touch == Touch::submits && phase_ == Phase::asleep) {
+        if (inspector && !records && touch == Touch::submits && phase_ == Phase::asleep && !is_deep()) {
             mutex_.unlock();
             records = inspector->records();
             mutex_.lock();
@@ -377,12 +333,15 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
             if (!waiter.names_sleeping) verdict = Verdict::pass;
         }
         if (verdict != Verdict::hold) break;
-        seat.step_out();
+        const bool is_inside = seat.is_inside(); // else it asks; a hook of ours may do both
+        const auto questions = seat.questions.exchange(0);
+        if (is_inside) seat.step_out();
         waiter.change = changes_;
         waiter.released = false; // and if it was, it came too late
         if (!hold(waiter)) verdict = Verdict::fail;
         // Under the mutex, as every change of the phase: who closes the gate next sees this thread inside.
-        seat.step_in();
+        if (is_inside) seat.step_in();
+        seat.questions.store(questions);
         if (verdict == Verdict::fail) break;
     }
     waiters_.remove(waiter);

@@ -81,6 +81,15 @@ public:
     /// In a child of fork(): a gate that nobody has passed.
     void reset_in_child() noexcept;
 
+    /// From here on the driver is out of reach, in a deep sleep: every touch is held, whatever it names, and
+    /// so are questions. Waits until no thread is inside, nor asks, but the caller. The phase is asleep from
+    /// here on, by that rule. Errors: those of close(); leave_deep() ends it then, too.
+    [[nodiscard]] Result<void> go_deep(HoldRule rule, Clock::time_point deadline,
+                                       const std::function<bool()>& keep_going);
+    /// The driver is within reach again. The phase stays.
+    void leave_deep() noexcept;
+    [[nodiscard]] static bool is_deep() noexcept { return s_deep.load(std::memory_order_relaxed); }
+
     [[nodiscard]] Phase phase() const;
     /// Whether abandon() was called.
     [[nodiscard]] bool is_abandoned() const;
@@ -137,14 +146,18 @@ private:
     /// Whether the answer depends on what the touch names.
     [[nodiscard]] bool wants_names(Touch touch) const noexcept GPU_SLEEP_REQUIRES(mutex_) {
         const bool depends = phase_ == Phase::asleep ? rule_.checked : rule_.something_sleeps();
-        return depends && !begins_capture(touch) && touch != Touch::ends;
+        return depends && !is_deep() && !begins_capture(touch) && touch != Touch::ends;
     }
     void set_phase(Phase phase, HoldRule rule);
     [[nodiscard]] bool admit_with_pass(const Inspector* inspector) const;
     [[nodiscard]] bool hold(Waiter& waiter) GPU_SLEEP_REQUIRES(mutex_);
     [[nodiscard]] bool is_empty() const noexcept;
 
+    /// Has every thread be seen inside or see what was published, and waits until nobody is inside.
+    [[nodiscard]] Result<void> empty_out(Clock::time_point deadline, const std::function<bool()>& keep_going);
+
     static constinit std::atomic<bool> s_closed;
+    static constinit std::atomic<bool> s_deep; ///< changes with the mutex held
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost); ///< held for moments only
     Condition changed_;
     Phase phase_ GPU_SLEEP_GUARDED_BY(mutex_) = Phase::open;
@@ -176,6 +189,27 @@ public:
     ~Passage() { seat_.leave(); }
     Passage(const Passage&) = delete;
     Passage& operator=(const Passage&) = delete;
+
+    /// False: the call must not be made, and fails.
+    [[nodiscard]] bool admitted() const noexcept { return admitted_; }
+
+private:
+    Seat& seat_;
+    bool admitted_ = true;
+};
+
+/// One call that is no touch, from before it until after it: it passes every gate but that of a deep sleep.
+class Question {
+public:
+    explicit Question(const char* entry_point) noexcept : seat_(t_seat ? *t_seat : Seats::own()) {
+        if (seat_.ask()) return;
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        if (Gate::is_deep()) [[unlikely]]
+            admitted_ = Gate::instance().admit(seat_, Touch::asks, entry_point, nullptr);
+    }
+    ~Question() { seat_.end_question(); }
+    Question(const Question&) = delete;
+    Question& operator=(const Question&) = delete;
 
     /// False: the call must not be made, and fails.
     [[nodiscard]] bool admitted() const noexcept { return admitted_; }

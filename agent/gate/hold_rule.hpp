@@ -21,6 +21,7 @@ enum class Touch : std::uint8_t {
     captures, ///< begins the capture of a graph
     nests,    ///< the same, by a thread that has one open, which may end only after this one
     ends,     ///< ends a context: held only while a transaction works in it
+    asks,     ///< anything else of the driver's: held only while the driver is out of reach
 };
 
 /// Addresses that a call names, in bytes: first and one past the last. A call whose addresses are not known

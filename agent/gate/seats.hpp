@@ -21,6 +21,7 @@ struct Seat {
     std::atomic<bool> has_pass{false};        ///< the thread has one of its own; changed by it alone
     std::atomic<std::uint64_t> shares_pass{}; ///< number of another's, 0 for none; changed by it alone
     std::atomic<std::uint64_t> counted{};     ///< its calls before it had a pass; changed by it alone
+    std::atomic<std::uint32_t> questions{};   ///< within each other that it asks now; changed by it alone
     Seat* next = nullptr;                     ///< in the list of all
 
     static constexpr unsigned k_depth_bits = 20; // more than fit a stack
@@ -37,6 +38,18 @@ struct Seat {
     void step_out() noexcept { leave(); }
     /// Counts no call.
     void step_in() noexcept { deepen(1); }
+
+    /// Begins a question. Returns whether it is within another.
+    bool ask() noexcept {
+        const auto before = questions.load(std::memory_order_relaxed);
+        questions.store(before + 1, std::memory_order_relaxed);
+        return before != 0;
+    }
+    void end_question() noexcept {
+        questions.store(questions.load(std::memory_order_relaxed) - 1, std::memory_order_release);
+    }
+    /// Whether the thread is in a question that passed.
+    [[nodiscard]] bool is_asking() const noexcept { return questions.load(std::memory_order_acquire) != 0; }
 
     /// Whether the thread is in a call that passed. Who is seen outside has counted what it did inside.
     [[nodiscard]] bool is_inside() const noexcept {

@@ -27,11 +27,12 @@
 
 /// All that are intercepted by this build. GPU_SLEEP_HAS_name is defined for each.
 #define GPU_SLEEP_DECLARED(X)                                                                                \
-    GPU_SLEEP_DECLARED_OWN_HOOKS(X) GPU_SLEEP_DECLARED_SUBMITTING(X) GPU_SLEEP_DECLARED_TAKING(X)
+    GPU_SLEEP_DECLARED_OWN_HOOKS(X)                                                                          \
+    GPU_SLEEP_DECLARED_SUBMITTING(X) GPU_SLEEP_DECLARED_TAKING(X) GPU_SLEEP_DECLARED_ASKING(X)
 
 namespace gpu_sleep::hooks {
 
-/// All of the list, so that what is said of one needs no question whether cuda.h has it.
+/// All of the list, in its order, so that what is said of one needs no question whether cuda.h has it.
 enum class Entry : std::uint16_t {
 #define GPU_SLEEP_ENUMERATOR(name) name,
     GPU_SLEEP_INTERCEPTED(GPU_SLEEP_ENUMERATOR)

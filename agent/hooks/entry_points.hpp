@@ -99,44 +99,43 @@
     X(cuModuleLoad) X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary)                       \
     X(cuMulticastAddDevice) X(cuMulticastCreate) X(cuStreamCreate) X(cuStreamCreateWithPriority)
 
-/// Touches nothing: asks, orders, destroys, describes, or works on the host. Not intercepted.
-#define GPU_SLEEP_HARMLESS(X) \
+/// Touches nothing: asks, orders, destroys, describes, or works on the host. Passes the gate as a question: only a
+/// deep sleep holds it, in which no call may reach the driver.
+#define GPU_SLEEP_ASKING(X) \
     X(cuArray3DGetDescriptor) X(cuArray3DGetDescriptor_v2) X(cuArrayGetDescriptor)                           \
     X(cuArrayGetDescriptor_v2) X(cuArrayGetMemoryRequirements) X(cuArrayGetPlane)                            \
-    X(cuArrayGetSparseProperties) X(cuCheckpointProcessCheckpoint) X(cuCheckpointProcessGetRestoreThreadId)  \
-    X(cuCheckpointProcessGetState) X(cuCheckpointProcessLock) X(cuCheckpointProcessRestore)                  \
-    X(cuCheckpointProcessUnlock) X(cuCoredumpGetAttribute) X(cuCoredumpGetAttributeGlobal)                   \
+    X(cuArrayGetSparseProperties) X(cuCoredumpGetAttribute) X(cuCoredumpGetAttributeGlobal)                  \
     X(cuCoredumpSetAttribute) X(cuCoredumpSetAttributeGlobal) X(cuCtxAttach) X(cuCtxGetApiVersion)           \
-    X(cuCtxGetCacheConfig) X(cuCtxGetCurrent) X(cuCtxGetDevResource) X(cuCtxGetDevice) X(cuCtxGetDevice_v2)  \
-    X(cuCtxGetExecAffinity) X(cuCtxGetFlags) X(cuCtxGetId) X(cuCtxGetLimit) X(cuCtxGetSharedMemConfig)       \
-    X(cuCtxGetStreamPriorityRange) X(cuCtxPopCurrent) X(cuCtxPopCurrent_v2) X(cuCtxPushCurrent)              \
-    X(cuCtxPushCurrent_v2) X(cuCtxRecordEvent) X(cuCtxResetPersistingL2Cache) X(cuCtxSetCacheConfig)         \
-    X(cuCtxSetCurrent) X(cuCtxSetFlags) X(cuCtxSetSharedMemConfig) X(cuCtxWaitEvent)                         \
-    X(cuDestroyExternalMemory) X(cuDestroyExternalSemaphore) X(cuDevResourceGenerateDesc)                    \
-    X(cuDevSmResourceSplitByCount) X(cuDeviceCanAccessPeer) X(cuDeviceComputeCapability) X(cuDeviceGet)      \
-    X(cuDeviceGetAttribute) X(cuDeviceGetByPCIBusId) X(cuDeviceGetCount) X(cuDeviceGetDefaultMemPool)        \
-    X(cuDeviceGetDevResource) X(cuDeviceGetExecAffinitySupport) X(cuDeviceGetGraphMemAttribute)              \
+    X(cuCtxGetCacheConfig) X(cuCtxGetCurrent) X(cuCtxGetDevResource) X(cuCtxGetDevice)                       \
+    X(cuCtxGetDevice_v2) X(cuCtxGetExecAffinity) X(cuCtxGetFlags) X(cuCtxGetId) X(cuCtxGetLimit)             \
+    X(cuCtxGetSharedMemConfig) X(cuCtxGetStreamPriorityRange) X(cuCtxPopCurrent) X(cuCtxPopCurrent_v2)       \
+    X(cuCtxPushCurrent) X(cuCtxPushCurrent_v2) X(cuCtxRecordEvent) X(cuCtxResetPersistingL2Cache)            \
+    X(cuCtxSetCacheConfig) X(cuCtxSetCurrent) X(cuCtxSetFlags) X(cuCtxSetSharedMemConfig)                    \
+    X(cuCtxWaitEvent) X(cuDestroyExternalMemory) X(cuDestroyExternalSemaphore)                               \
+    X(cuDevResourceGenerateDesc) X(cuDevSmResourceSplitByCount) X(cuDeviceCanAccessPeer)                     \
+    X(cuDeviceComputeCapability) X(cuDeviceGet) X(cuDeviceGetAttribute) X(cuDeviceGetByPCIBusId)             \
+    X(cuDeviceGetCount) X(cuDeviceGetDefaultMemPool) X(cuDeviceGetDevResource)                               \
+    X(cuDeviceGetExecAffinitySupport) X(cuDeviceGetGraphMemAttribute)                                        \
     X(cuDeviceGetHostAtomicCapabilities) X(cuDeviceGetLuid) X(cuDeviceGetMemPool) X(cuDeviceGetName)         \
     X(cuDeviceGetNvSciSyncAttributes) X(cuDeviceGetP2PAtomicCapabilities) X(cuDeviceGetP2PAttribute)         \
     X(cuDeviceGetPCIBusId) X(cuDeviceGetProperties) X(cuDeviceGetTexture1DLinearMaxWidth)                    \
     X(cuDeviceGetUuid) X(cuDeviceGetUuid_v2) X(cuDeviceGraphMemTrim) X(cuDevicePrimaryCtxGetState)           \
     X(cuDevicePrimaryCtxSetFlags) X(cuDevicePrimaryCtxSetFlags_v2) X(cuDeviceRegisterAsyncNotification)      \
     X(cuDeviceSetGraphMemAttribute) X(cuDeviceSetMemPool) X(cuDeviceTotalMem) X(cuDeviceTotalMem_v2)         \
-    X(cuDeviceUnregisterAsyncNotification) X(cuDriverGetVersion) X(cuEventCreate) X(cuEventDestroy)          \
-    X(cuEventDestroy_v2) X(cuEventElapsedTime) X(cuEventElapsedTime_v2) X(cuEventQuery) X(cuEventRecord)     \
+    X(cuDeviceUnregisterAsyncNotification) X(cuEventCreate) X(cuEventDestroy) X(cuEventDestroy_v2)           \
+    X(cuEventElapsedTime) X(cuEventElapsedTime_v2) X(cuEventQuery) X(cuEventRecord)                          \
     X(cuEventRecordWithFlags) X(cuEventRecordWithFlags_ptsz) X(cuEventRecord_ptsz)                           \
     X(cuFlushGPUDirectRDMAWrites) X(cuFuncGetAttribute) X(cuFuncGetModule) X(cuFuncGetName)                  \
     X(cuFuncGetParamInfo) X(cuFuncIsLoaded) X(cuFuncSetBlockShape) X(cuFuncSetCacheConfig)                   \
-    X(cuFuncSetSharedMemConfig) X(cuFuncSetSharedSize) X(cuGetErrorName) X(cuGetErrorString)                 \
-    X(cuGetExportTable) X(cuGraphAddChildGraphNode) X(cuGraphAddDependencies) X(cuGraphAddDependencies_v2)   \
-    X(cuGraphAddEmptyNode) X(cuGraphAddEventRecordNode) X(cuGraphAddEventWaitNode)                           \
-    X(cuGraphAddExternalSemaphoresSignalNode) X(cuGraphAddExternalSemaphoresWaitNode) X(cuGraphAddHostNode)  \
-    X(cuGraphAddKernelNode) X(cuGraphAddKernelNode_v2) X(cuGraphAddMemFreeNode)                              \
-    X(cuGraphBatchMemOpNodeGetParams) X(cuGraphChildGraphNodeGetGraph) X(cuGraphClone)                       \
-    X(cuGraphConditionalHandleCreate) X(cuGraphCreate) X(cuGraphDebugDotPrint) X(cuGraphDestroy)             \
-    X(cuGraphDestroyNode) X(cuGraphEventRecordNodeGetEvent) X(cuGraphEventRecordNodeSetEvent)                \
-    X(cuGraphEventWaitNodeGetEvent) X(cuGraphEventWaitNodeSetEvent) X(cuGraphExecEventRecordNodeSetEvent)    \
-    X(cuGraphExecEventWaitNodeSetEvent) X(cuGraphExecGetFlags)                                               \
+    X(cuFuncSetSharedMemConfig) X(cuFuncSetSharedSize) X(cuGraphAddChildGraphNode)                           \
+    X(cuGraphAddDependencies) X(cuGraphAddDependencies_v2) X(cuGraphAddEmptyNode)                            \
+    X(cuGraphAddEventRecordNode) X(cuGraphAddEventWaitNode) X(cuGraphAddExternalSemaphoresSignalNode)        \
+    X(cuGraphAddExternalSemaphoresWaitNode) X(cuGraphAddHostNode) X(cuGraphAddKernelNode)                    \
+    X(cuGraphAddKernelNode_v2) X(cuGraphAddMemFreeNode) X(cuGraphBatchMemOpNodeGetParams)                    \
+    X(cuGraphChildGraphNodeGetGraph) X(cuGraphClone) X(cuGraphConditionalHandleCreate) X(cuGraphCreate)      \
+    X(cuGraphDebugDotPrint) X(cuGraphDestroy) X(cuGraphDestroyNode) X(cuGraphEventRecordNodeGetEvent)        \
+    X(cuGraphEventRecordNodeSetEvent) X(cuGraphEventWaitNodeGetEvent) X(cuGraphEventWaitNodeSetEvent)        \
+    X(cuGraphExecEventRecordNodeSetEvent) X(cuGraphExecEventWaitNodeSetEvent) X(cuGraphExecGetFlags)         \
     X(cuGraphExternalSemaphoresSignalNodeGetParams) X(cuGraphExternalSemaphoresSignalNodeSetParams)          \
     X(cuGraphExternalSemaphoresWaitNodeGetParams) X(cuGraphExternalSemaphoresWaitNodeSetParams)              \
     X(cuGraphGetEdges) X(cuGraphGetEdges_v2) X(cuGraphGetNodes) X(cuGraphGetRootNodes)                       \
@@ -151,37 +150,38 @@
     X(cuGraphicsResourceGetMappedMipmappedArray) X(cuGraphicsResourceGetMappedPointer)                       \
     X(cuGraphicsResourceGetMappedPointer_v2) X(cuGraphicsResourceSetMapFlags)                                \
     X(cuGraphicsResourceSetMapFlags_v2) X(cuGraphicsSubResourceGetMappedArray)                               \
-    X(cuGraphicsUnregisterResource) X(cuGreenCtxGetDevResource) X(cuGreenCtxGetId) X(cuGreenCtxRecordEvent)  \
-    X(cuGreenCtxWaitEvent) X(cuImportExternalSemaphore) X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle)       \
-    X(cuKernelGetAttribute) X(cuKernelGetLibrary) X(cuKernelGetName) X(cuKernelGetParamInfo)                 \
-    X(cuKernelSetCacheConfig) X(cuLaunchHostFunc) X(cuLaunchHostFunc_ptsz) X(cuLibraryEnumerateKernels)      \
-    X(cuLibraryGetKernel) X(cuLibraryGetKernelCount) X(cuLibraryUnload) X(cuLinkCreate) X(cuLinkCreate_v2)   \
-    X(cuLinkDestroy) X(cuLogsCurrent) X(cuLogsDumpToFile) X(cuLogsDumpToMemory) X(cuLogsRegisterCallback)    \
-    X(cuLogsUnregisterCallback) X(cuMemAddressReserve) X(cuMemAllocHost) X(cuMemAllocHost_v2) X(cuMemFree)   \
-    X(cuMemFreeHost) X(cuMemGetAddressRange) X(cuMemGetAllocationGranularity) X(cuMemGetDefaultMemPool)      \
-    X(cuMemGetInfo) X(cuMemGetInfo_v2) X(cuMemGetMemPool) X(cuMemHostAlloc) X(cuMemHostGetDevicePointer)     \
-    X(cuMemHostGetDevicePointer_v2) X(cuMemHostGetFlags) X(cuMemHostRegister) X(cuMemHostRegister_v2)        \
-    X(cuMemHostUnregister) X(cuMemPoolExportPointer) X(cuMemPoolExportToShareableHandle)                     \
-    X(cuMemPoolGetAccess) X(cuMemRangeGetAttribute) X(cuMemRangeGetAttributes) X(cuMemSetMemPool)            \
-    X(cuMipmappedArrayGetLevel) X(cuMipmappedArrayGetMemoryRequirements)                                     \
-    X(cuMipmappedArrayGetSparseProperties) X(cuModuleEnumerateFunctions) X(cuModuleGetFunctionCount)         \
-    X(cuModuleGetGlobal) X(cuModuleGetLoadingMode) X(cuModuleGetSurfRef) X(cuModuleGetTexRef)                \
-    X(cuModuleUnload) X(cuMulticastGetGranularity) X(cuMulticastUnbind)                                      \
-    X(cuOccupancyAvailableDynamicSMemPerBlock) X(cuOccupancyMaxActiveBlocksPerMultiprocessor)                \
+    X(cuGraphicsUnregisterResource) X(cuGreenCtxGetDevResource) X(cuGreenCtxGetId)                           \
+    X(cuGreenCtxRecordEvent) X(cuGreenCtxWaitEvent) X(cuImportExternalSemaphore) X(cuIpcGetEventHandle)      \
+    X(cuIpcOpenEventHandle) X(cuKernelGetAttribute) X(cuKernelGetLibrary) X(cuKernelGetName)                 \
+    X(cuKernelGetParamInfo) X(cuKernelSetCacheConfig) X(cuLaunchHostFunc) X(cuLaunchHostFunc_ptsz)           \
+    X(cuLibraryEnumerateKernels) X(cuLibraryGetKernel) X(cuLibraryGetKernelCount) X(cuLibraryUnload)         \
+    X(cuLinkCreate) X(cuLinkCreate_v2) X(cuLinkDestroy) X(cuLogsCurrent) X(cuLogsDumpToFile)                 \
+    X(cuLogsDumpToMemory) X(cuLogsRegisterCallback) X(cuLogsUnregisterCallback) X(cuMemAddressReserve)       \
+    X(cuMemAllocHost) X(cuMemAllocHost_v2) X(cuMemFree) X(cuMemFreeHost) X(cuMemGetAddressRange)             \
+    X(cuMemGetAllocationGranularity) X(cuMemGetDefaultMemPool) X(cuMemGetInfo) X(cuMemGetInfo_v2)            \
+    X(cuMemGetMemPool) X(cuMemHostAlloc) X(cuMemHostGetDevicePointer) X(cuMemHostGetDevicePointer_v2)        \
+    X(cuMemHostGetFlags) X(cuMemHostRegister) X(cuMemHostRegister_v2) X(cuMemHostUnregister)                 \
+    X(cuMemPoolExportPointer) X(cuMemPoolExportToShareableHandle) X(cuMemPoolGetAccess)                      \
+    X(cuMemRangeGetAttribute) X(cuMemRangeGetAttributes) X(cuMemSetMemPool) X(cuMipmappedArrayGetLevel)      \
+    X(cuMipmappedArrayGetMemoryRequirements) X(cuMipmappedArrayGetSparseProperties)                          \
+    X(cuModuleEnumerateFunctions) X(cuModuleGetFunctionCount) X(cuModuleGetGlobal)                           \
+    X(cuModuleGetLoadingMode) X(cuModuleGetSurfRef) X(cuModuleGetTexRef) X(cuModuleUnload)                   \
+    X(cuMulticastGetGranularity) X(cuMulticastUnbind) X(cuOccupancyAvailableDynamicSMemPerBlock)             \
+    X(cuOccupancyMaxActiveBlocksPerMultiprocessor)                                                           \
     X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) X(cuOccupancyMaxActiveClusters)                  \
     X(cuOccupancyMaxPotentialBlockSize) X(cuOccupancyMaxPotentialBlockSizeWithFlags)                         \
     X(cuOccupancyMaxPotentialClusterSize) X(cuParamSetSize) X(cuParamSetTexRef) X(cuParamSetf)               \
-    X(cuParamSeti) X(cuParamSetv) X(cuProfilerInitialize) X(cuProfilerStart) X(cuProfilerStop)               \
-    X(cuSignalExternalSemaphoresAsync) X(cuSignalExternalSemaphoresAsync_ptsz) X(cuStreamAddCallback)        \
-    X(cuStreamAddCallback_ptsz) X(cuStreamAttachMemAsync) X(cuStreamAttachMemAsync_ptsz)                     \
-    X(cuStreamCopyAttributes) X(cuStreamCopyAttributes_ptsz) X(cuStreamGetAttribute)                         \
-    X(cuStreamGetAttribute_ptsz) X(cuStreamGetCaptureInfo) X(cuStreamGetCaptureInfo_ptsz)                    \
-    X(cuStreamGetCaptureInfo_v2) X(cuStreamGetCaptureInfo_v2_ptsz) X(cuStreamGetCaptureInfo_v3)              \
-    X(cuStreamGetCaptureInfo_v3_ptsz) X(cuStreamGetCtx) X(cuStreamGetCtx_ptsz) X(cuStreamGetCtx_v2)          \
-    X(cuStreamGetCtx_v2_ptsz) X(cuStreamGetDevice) X(cuStreamGetDevice_ptsz) X(cuStreamGetFlags)             \
-    X(cuStreamGetFlags_ptsz) X(cuStreamGetGreenCtx) X(cuStreamGetId) X(cuStreamGetId_ptsz)                   \
-    X(cuStreamGetPriority) X(cuStreamGetPriority_ptsz) X(cuStreamIsCapturing) X(cuStreamIsCapturing_ptsz)    \
-    X(cuStreamQuery) X(cuStreamQuery_ptsz) X(cuStreamSetAttribute) X(cuStreamSetAttribute_ptsz)              \
+    X(cuParamSeti) X(cuParamSetv) X(cuSignalExternalSemaphoresAsync)                                         \
+    X(cuSignalExternalSemaphoresAsync_ptsz) X(cuStreamAddCallback) X(cuStreamAddCallback_ptsz)               \
+    X(cuStreamAttachMemAsync) X(cuStreamAttachMemAsync_ptsz) X(cuStreamCopyAttributes)                       \
+    X(cuStreamCopyAttributes_ptsz) X(cuStreamGetAttribute) X(cuStreamGetAttribute_ptsz)                      \
+    X(cuStreamGetCaptureInfo) X(cuStreamGetCaptureInfo_ptsz) X(cuStreamGetCaptureInfo_v2)                    \
+    X(cuStreamGetCaptureInfo_v2_ptsz) X(cuStreamGetCaptureInfo_v3) X(cuStreamGetCaptureInfo_v3_ptsz)         \
+    X(cuStreamGetCtx) X(cuStreamGetCtx_ptsz) X(cuStreamGetCtx_v2) X(cuStreamGetCtx_v2_ptsz)                  \
+    X(cuStreamGetDevice) X(cuStreamGetDevice_ptsz) X(cuStreamGetFlags) X(cuStreamGetFlags_ptsz)              \
+    X(cuStreamGetGreenCtx) X(cuStreamGetId) X(cuStreamGetId_ptsz) X(cuStreamGetPriority)                     \
+    X(cuStreamGetPriority_ptsz) X(cuStreamIsCapturing) X(cuStreamIsCapturing_ptsz) X(cuStreamQuery)          \
+    X(cuStreamQuery_ptsz) X(cuStreamSetAttribute) X(cuStreamSetAttribute_ptsz)                               \
     X(cuStreamUpdateCaptureDependencies) X(cuStreamUpdateCaptureDependencies_ptsz)                           \
     X(cuStreamUpdateCaptureDependencies_v2) X(cuStreamUpdateCaptureDependencies_v2_ptsz)                     \
     X(cuStreamWaitEvent) X(cuStreamWaitEvent_ptsz) X(cuSurfObjectCreate) X(cuSurfObjectDestroy)              \
@@ -196,10 +196,19 @@
     X(cuTexRefSetArray) X(cuTexRefSetBorderColor) X(cuTexRefSetFilterMode) X(cuTexRefSetFlags)               \
     X(cuTexRefSetFormat) X(cuTexRefSetMaxAnisotropy) X(cuTexRefSetMipmapFilterMode)                          \
     X(cuTexRefSetMipmapLevelBias) X(cuTexRefSetMipmapLevelClamp) X(cuTexRefSetMipmappedArray)                \
-    X(cuThreadExchangeStreamCaptureMode) X(cuUserObjectCreate) X(cuUserObjectRelease) X(cuUserObjectRetain)  \
-    X(cuWaitExternalSemaphoresAsync) X(cuWaitExternalSemaphoresAsync_ptsz)
+    X(cuThreadExchangeStreamCaptureMode) X(cuUserObjectCreate) X(cuUserObjectRelease)                        \
+    X(cuUserObjectRetain) X(cuWaitExternalSemaphoresAsync) X(cuWaitExternalSemaphoresAsync_ptsz)
+
+/// Answers without looking at the process's state, is about another process, or is a profiler's switch. Not
+/// intercepted.
+#define GPU_SLEEP_HARMLESS(X) \
+    X(cuCheckpointProcessCheckpoint) X(cuCheckpointProcessGetRestoreThreadId)                                \
+    X(cuCheckpointProcessGetState) X(cuCheckpointProcessLock) X(cuCheckpointProcessRestore)                  \
+    X(cuCheckpointProcessUnlock) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString)                 \
+    X(cuGetExportTable) X(cuProfilerInitialize) X(cuProfilerStart) X(cuProfilerStop)
 
 // clang-format on
 
 /// All that are intercepted.
-#define GPU_SLEEP_INTERCEPTED(X) GPU_SLEEP_OWN_HOOKS(X) GPU_SLEEP_SUBMITTING(X) GPU_SLEEP_TAKING(X)
+#define GPU_SLEEP_INTERCEPTED(X)                                                                             \
+    GPU_SLEEP_OWN_HOOKS(X) GPU_SLEEP_SUBMITTING(X) GPU_SLEEP_TAKING(X) GPU_SLEEP_ASKING(X)

@@ -38,4 +38,51 @@ struct Forward<entry, touch, CUresult(Arguments...)> {
     }
 };
 
+/// Whether the call asks or waits for work that has been given to the GPU. While the process sleeps deeply
+/// all of it is done, and who polls for its end is answered without the driver.
+constexpr bool asks_for_work(Entry entry) noexcept {
+    switch (entry) {
+    case Entry::cuStreamQuery:
+    case Entry::cuStreamQuery_ptsz:
+    case Entry::cuEventQuery:
+    case Entry::cuStreamSynchronize:
+    case Entry::cuStreamSynchronize_ptsz:
+    case Entry::cuEventSynchronize:
+    case Entry::cuCtxSynchronize:
+    case Entry::cuCtxSynchronize_v2: return true;
+    default: return false;
+    }
+}
+
+/// `call`, unless the process sleeps deeply: then it is answered, held, or fails.
+template <Entry entry, class Call>
+CUresult ask(Call&& call) noexcept {
+    if constexpr (asks_for_work(entry))
+        if (gate::Gate::is_deep()) return CUDA_SUCCESS;
+    const gate::Question question(k_name<entry>);
+    return question.admitted() ? call() : refused();
+}
+
+/// The hook of an entry point that is no touch.
+template <Entry entry, class Type = typename Signature<entry>::Type>
+struct Ask;
+
+template <Entry entry, class... Arguments>
+struct Ask<entry, CUresult(Arguments...)> {
+    static CUresult CUDAAPI call(Arguments... arguments) noexcept {
+        return ask<entry>([&] { return real<entry>()(arguments...); });
+    }
+};
+
+/// The hook of an entry point that has `hook` of its own.
+template <Entry entry, auto hook, class Type = typename Signature<entry>::Type>
+struct Own;
+
+template <Entry entry, auto hook, class... Arguments>
+struct Own<entry, hook, CUresult(Arguments...)> {
+    static CUresult CUDAAPI call(Arguments... arguments) noexcept {
+        return ask<entry>([&] { return hook(arguments...); });
+    }
+};
+
 } // namespace gpu_sleep::hooks

@@ -178,12 +178,14 @@ CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuui
 #define GPU_SLEEP_SLOT(name, hook)                                                                           \
     extern "C" __attribute__((visibility("hidden"), used)) void* const gpu_sleep_hook_##name =               \
         reinterpret_cast<void*>(hook);
-#define GPU_SLEEP_OWN(name) GPU_SLEEP_SLOT(name, (&own::name))
+#define GPU_SLEEP_OWN(name) GPU_SLEEP_SLOT(name, (&Own<Entry::name, own::name>::call))
 #define GPU_SLEEP_SUBMITS(name) GPU_SLEEP_SLOT(name, (&Forward<Entry::name, gate::Touch::submits>::call))
 #define GPU_SLEEP_TAKES(name) GPU_SLEEP_SLOT(name, (&Forward<Entry::name, gate::Touch::takes>::call))
+#define GPU_SLEEP_ASKS(name) GPU_SLEEP_SLOT(name, (&Ask<Entry::name>::call))
 GPU_SLEEP_DECLARED_OWN_HOOKS(GPU_SLEEP_OWN)
 GPU_SLEEP_DECLARED_SUBMITTING(GPU_SLEEP_SUBMITS)
 GPU_SLEEP_DECLARED_TAKING(GPU_SLEEP_TAKES)
+GPU_SLEEP_DECLARED_ASKING(GPU_SLEEP_ASKS)
 
 #if defined(__x86_64__)
 #define GPU_SLEEP_JUMP(name) "jmp *gpu_sleep_hook_" #name "(%rip)\n"

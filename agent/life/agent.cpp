@@ -110,6 +110,11 @@ std::string name_in_environment() {
     return parsed_setting(model::environment::k_name, model::k_name_rule, parse_name).value_or(std::string());
 }
 
+/// What a call of the C API fails with where touches do.
+Error asleep_deeply() {
+    return make_error(ErrorCode::refused, "the process sleeps deeply, and its touches fail");
+}
+
 } // namespace
 
 Agent* Agent::existing() noexcept {
@@ -210,16 +215,22 @@ Result<void> Agent::await_start() {
 
 Result<driver::DeviceAddress> Agent::allocate(int device, std::string_view tag, Bytes bytes) {
     GPU_SLEEP_TRY(start());
+    const gate::Question question("gpu_sleep_alloc");
+    if (!question.admitted()) return asleep_deeply();
     if (!memory_.may_call_driver()) return make_error(ErrorCode::context_lost, "the process is ending");
     return intercepted::allocate_own(memory_, device, tag, bytes);
 }
 
 Result<void> Agent::free(driver::DeviceAddress address) {
+    const gate::Question question("gpu_sleep_free");
     if (memory_.is_ending()) return {}; // the driver takes everything back
+    if (!question.admitted()) return asleep_deeply();
     return intercepted::free_own(memory_, address);
 }
 
 Result<void> Agent::allow_access(driver::DeviceAddress address, int device) {
+    const gate::Question question("gpu_sleep_allow_access");
+    if (!question.admitted()) return asleep_deeply();
     if (memory_.is_started() && !memory_.may_call_driver())
         return make_error(ErrorCode::context_lost, "the process is ending");
     return intercepted::allow_own(memory_, address, device);

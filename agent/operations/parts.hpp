@@ -5,6 +5,7 @@
 #pragma once
 
 #include "callbacks/callbacks.hpp"
+#include "operations/deep_sleep.hpp"
 #include "operations/idle_watch.hpp"
 #include "operations/inhibitors.hpp"
 #include "operations/preparing.hpp"
@@ -26,6 +27,7 @@ struct Parts {
     RetiredContents retired;
     IdleWatch idle;
     Inhibitors inhibitors;
+    DeepSleep deep;
     ProcessStatus status;
     Transitions transitions;
     Turnstile turnstile;
@@ -39,8 +41,9 @@ struct Parts {
     void (*const come_first_at_exit)() noexcept;
 
     Parts(ProgramMemory& its_memory, std::string name, void (*comes_first)() noexcept)
-        : memory(its_memory), retired(its_memory),
-          status(its_memory, retired, idle, inhibitors, std::move(name)), come_first_at_exit(comes_first) {}
+        : memory(its_memory), retired(its_memory), deep(its_memory),
+          status(its_memory, retired, idle, inhibitors, deep, std::move(name)),
+          come_first_at_exit(comes_first) {}
 };
 
 } // namespace gpu_sleep::agent::operations

@@ -71,8 +71,12 @@ Report ProcessStatus::report() {
 }
 
 model::State ProcessStatus::state() noexcept {
-    return look([](const LockedMemory& locked) { return locked.state(); },
+    return look([this](const LockedMemory& locked) { return state_with(locked.state()); },
                 [](const Report& before) { return before.state; });
+}
+
+model::State ProcessStatus::state_with(model::State state) const noexcept {
+    return deep_.is_deep() && state != model::State::damaged ? model::State::asleep : state;
 }
 
 void ProcessStatus::set_name(std::string_view name) {
@@ -110,6 +114,7 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
                   : gate.is_checked() ? model::GateState::checked
                                       : model::GateState::shut;
     locked.describe(report);
+    report.state = state_with(report.state);
     {
         const MutexLock lock(mutex_);
         report.name = name_;
@@ -124,9 +129,10 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     const auto inhibited = inhibitors_.now();
     report.inhibited = inhibited.has_value();
     if (inhibited) report.inhibited_seconds = inhibited->seconds;
-    if (report.intercepts)
+    if (report.intercepts && !deep_.is_deep())
         for (const auto& row : intercepted::residual(locked))
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
+    deep_.describe(report);
     if (!memory_.may_call_driver()) return;
     if (report.operation == model::Operation::status) add_devices(report);
     for (auto& device : report.devices) {

@@ -8,6 +8,7 @@
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "model/model.hpp"
+#include "operations/deep_sleep.hpp"
 #include "operations/idle_watch.hpp"
 #include "operations/inhibitors.hpp"
 #include "program_memory/program_memory.hpp"
@@ -25,8 +26,9 @@ namespace gpu_sleep::agent::operations {
 class ProcessStatus {
 public:
     ProcessStatus(ProgramMemory& memory, const RetiredContents& retired, const IdleWatch& idle,
-                  const Inhibitors& inhibitors, std::string name)
-        : memory_(memory), retired_(retired), idle_(idle), inhibitors_(inhibitors), name_(std::move(name)) {}
+                  const Inhibitors& inhibitors, const DeepSleep& deep, std::string name)
+        : memory_(memory), retired_(retired), idle_(idle), inhibitors_(inhibitors), deep_(deep),
+          name_(std::move(name)) {}
 
     /// How all stands; as it was before, while a transaction moves contents for a long time.
     [[nodiscard]] model::Report report();
@@ -60,11 +62,14 @@ private:
     [[nodiscard]] auto look(Use&& use, Before&& before);
     void set_before(std::optional<model::Report> before);
     void note_touch_trouble(model::Report& report);
+    /// Deep asleep, what is left of it on a GPU is none.
+    [[nodiscard]] model::State state_with(model::State state) const noexcept;
 
     ProgramMemory& memory_;
     const RetiredContents& retired_;
     const IdleWatch& idle_;
     const Inhibitors& inhibitors_;
+    const DeepSleep& deep_;
 
     Mutex before_mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     /// How the process was when the transaction under way began.

@@ -21,6 +21,10 @@ using model::Report;
 
 namespace {
 
+/// For calls of the driver that are under way when it is to be out of reach: they touch nothing, and are
+/// short.
+constexpr Milliseconds k_least_time_to_hold{5'000};
+
 bool has_moved(const Report& report) noexcept {
     return !report.dry_run && std::any_of(report.devices.begin(), report.devices.end(),
                                           [](const auto& device) { return device.relocated > 0; });
@@ -218,13 +222,35 @@ Result<Report> SleepOperation::run() {
     return unchanged("it works again");
 }
 
-Result<Report> SleepOperation::carry_out() {
-    GPU_SLEEP_TRY(check_consent());
-    const auto turn = Turn::take(parts_, !request_.release_retained, deadline_, progress_);
-    if (!turn) return turn.error();
+Result<Report> SleepOperation::stay_deep() {
+    if (request_.release_retained || request_.store_is_named || !request_.stores.empty())
+        return make_error(ErrorCode::refused,
+                          "it sleeps deeply, and its contents stay where they are until it wakes");
+    if (!request_.dry_run && !request_.only_if_idle) {
+        parts_.memory.with_lock([&](LockedMemory& locked) {
+            report_.changed = locked.adopt_touch_rule(request_, true, is_own_);
+        });
+        settle_gate(parts_.memory, parts_.status);
+    }
+    parts_.memory.with_lock([&](const LockedMemory& locked) {
+        ignoring_errors([&] { parts_.status.complete(locked, report_); });
+    });
+    report_.times.total = seconds_since(start_);
+    return std::move(report_);
+}
+
+Result<void> SleepOperation::go_deep() {
+    if (!request_.deep || request_.dry_run) return {};
+    const auto begun = Clock::now();
+    auto deep = parts_.deep.begin(asker_, std::max(deadline_, begun + k_least_time_to_hold));
+    settle_gate(parts_.memory, parts_.status);
+    report_.changed |= parts_.deep.is_deep();
+    return deep;
+}
+
+Result<void> SleepOperation::fall_asleep() {
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
-    if (parts_.memory.is_ending()) return process_is_ending();
-    if (request_.release_retained) return release_retained();
+    if (request_.deep) GPU_SLEEP_TRY(parts_.deep.check(is_own_));
     // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
     give_back_files(parts_);
     GateSettler settler(parts_.memory, parts_.status);
@@ -240,12 +266,28 @@ Result<Report> SleepOperation::carry_out() {
     // Whoever moves contents wants their room, at once.
     if (done && has_moved(report_)) give_back_retired(parts_);
     // After a failure too: what could not be mapped again sleeps.
-    if (!done || report_.changed) parts_.come_first_at_exit();
+    if (!done || report_.changed || request_.deep) parts_.come_first_at_exit();
     settler.settle();
     // Also when callbacks have freed all that was to sleep. What could not be mapped again sleeps, though.
     if (!has_slept && parts_.memory.asleep_bytes() <= asleep_before_)
         parts_.callbacks.call_off(std::move(owed_), deadline_);
-    if (!done) return std::move(done).error();
+    return done;
+}
+
+Result<Report> SleepOperation::carry_out() {
+    GPU_SLEEP_TRY(check_consent());
+    const auto turn = Turn::take(parts_, !request_.release_retained, deadline_, progress_);
+    if (!turn) return turn.error();
+    if (parts_.memory.is_ending()) return process_is_ending();
+    const auto is_deep = parts_.deep.look();
+    if (!is_deep) return is_deep.error();
+    if (*is_deep) return stay_deep();
+    if (request_.release_retained) {
+        const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
+        return release_retained();
+    }
+    GPU_SLEEP_TRY(fall_asleep());
+    GPU_SLEEP_TRY(go_deep());
     parts_.memory.with_lock([&](const LockedMemory& locked) {
         ignoring_errors([&] { parts_.status.complete(locked, report_); }); // a shortage only thins it
     });

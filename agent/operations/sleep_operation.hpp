@@ -61,6 +61,12 @@ private:
     /// run() without a look at idleness.
     [[nodiscard]] Result<model::Report> carry_out();
 
+    /// All of a request to a process that sleeps deeply: how touches are met, and no more.
+    [[nodiscard]] Result<model::Report> stay_deep();
+    /// Where that is asked for, has the driver take the rest. Errors: those of DeepSleep::begin().
+    [[nodiscard]] Result<void> go_deep();
+    /// From the turn to the end of the sleep that the agent makes.
+    [[nodiscard]] Result<void> fall_asleep();
     /// All of a request that puts nothing to sleep.
     [[nodiscard]] model::Report release_retained();
     /// Gets the program quiet, and moves contents as often as remedies allow.

@@ -140,11 +140,31 @@ Result<void> WakeOperation::wake(const model::WakeRequest& part) {
     return {};
 }
 
+Report WakeOperation::rehearse_deep() {
+    complete_report();
+    report_.notes.emplace_back("the driver brings it back to the GPU first, for which there must be room");
+    return std::move(report_);
+}
+
 Result<Report> WakeOperation::run() {
     const auto turn = Turn::take(parts_, false, deadline_, progress_);
     if (!turn) return turn.error();
-    const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
     if (parts_.memory.is_ending()) return process_is_ending();
+    if (request_.dry_run) {
+        const auto is_deep = parts_.deep.look();
+        if (!is_deep) return is_deep.error();
+        if (*is_deep) return rehearse_deep();
+    }
+    const auto was_deep = parts_.deep.end(request_.tags);
+    if (!was_deep) return was_deep.error();
+    // Where nothing sleeps but the driver's part, the gate opens here.
+    if (*was_deep) settle_gate(parts_.memory, parts_.status);
+    report_.changed = *was_deep;
+    return wake_all();
+}
+
+Result<Report> WakeOperation::wake_all() {
+    const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
     const auto parts =
         parts_.memory.with_lock([&](const LockedMemory& locked) { return locked.parts_of(request_); });
     if (!parts) return parts.error();

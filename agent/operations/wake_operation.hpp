@@ -28,6 +28,10 @@ public:
     [[nodiscard]] Result<model::Report> run();
 
 private:
+    /// All of a dry run in a deep sleep: what can be told without the driver.
+    [[nodiscard]] model::Report rehearse_deep();
+    /// All from where the driver is within reach.
+    [[nodiscard]] Result<model::Report> wake_all();
     /// Wakes one part: all that `part` names, at once. Errors: as run().
     [[nodiscard]] Result<void> wake(const model::WakeRequest& part);
     /// Whether a wake could be begun now: without room nothing is, so that the program hears nothing of a

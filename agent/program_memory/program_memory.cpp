@@ -252,12 +252,18 @@ gate::HoldRule ProgramMemory::rule_for_what_sleeps(bool& sleeps) noexcept {
     return rule;
 }
 
+gate::HoldRule ProgramMemory::hold_rule() noexcept {
+    const MutexLock lock(mutex_);
+    bool sleeps = false;
+    return rule_for_what_sleeps(sleeps);
+}
+
 bool ProgramMemory::settle_gate() noexcept {
     auto& gate = gate::Gate::instance();
     const MutexLock lock(mutex_);
     bool sleeps = false;
     auto rule = rule_for_what_sleeps(sleeps);
-    if (sleeps)
+    if (sleeps || is_driver_away_)
         gate.keep_shut(std::move(rule));
     else
         gate.open();

@@ -54,7 +54,13 @@ public:
     [[nodiscard]] bool is_ending() const noexcept { return is_ending_; }
     /// Whether the agent may call the driver of its own accord now: CUDA is in use, and the process is not
     /// ending. Whatever else is to keep it from the driver for a while belongs here.
-    [[nodiscard]] bool may_call_driver() const noexcept { return is_started() && !is_ending_; }
+    [[nodiscard]] bool may_call_driver() const noexcept {
+        return is_started() && !is_ending_ && !is_driver_away_;
+    }
+    /// The driver's own checkpoint of this process is next, or lasts: until it is false again nobody but who
+    /// ends that may call the driver. The gate stays shut meanwhile, whatever sleeps.
+    void keep_from_driver(bool is_away) noexcept { is_driver_away_ = is_away; }
+    [[nodiscard]] bool is_kept_from_driver() const noexcept { return is_driver_away_; }
     /// Removes the files of kept contents, but for those to be kept: the process is ending. Not while a
     /// transaction is under way, for which it waits for a bounded time.
     void remove_files() noexcept;
@@ -106,6 +112,8 @@ public:
     /// The tags at the beginnings of `spans`, each once.
     [[nodiscard]] std::vector<std::string> tags_at(const std::vector<gate::Named::Span>& spans);
 
+    /// How the gate is to be for what sleeps now.
+    [[nodiscard]] gate::HoldRule hold_rule() noexcept;
     /// Makes the gate fit what sleeps: shut or checked by the rule while something does, else open. Returns
     /// whether something sleeps.
     bool settle_gate() noexcept;
@@ -146,6 +154,7 @@ private:
     std::unique_ptr<Running> storage_; ///< its heap and its engine are used with the mutex held
     std::atomic<Running*> running_{nullptr};
     std::atomic<bool> is_ending_{false};
+    std::atomic<bool> is_driver_away_{false};
     std::function<void(Milliseconds)> tidy_within_ = [](Milliseconds) {};
 
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::memory) GPU_SLEEP_ACQUIRED_BEFORE(lock_order::handles);

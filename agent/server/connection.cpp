@@ -111,8 +111,11 @@ bool Connection::tell(const model::Progress& progress) {
     if (peer.fd < 0) return false;
     if (::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return false;
     const bool must_arrive = progress.phase == model::Progress::Phase::release;
-    if (!must_arrive && (Clock::now() - last_told_ < k_interval || is_behind())) return true;
+    const bool waits_for_peer = progress.phase == model::Progress::Phase::deep && !has_told_deep_;
+    if (!must_arrive && !waits_for_peer && (Clock::now() - last_told_ < k_interval || is_behind()))
+        return true;
     last_told_ = Clock::now();
+    has_told_deep_ |= waits_for_peer;
     const auto bytes = protocol::encode(protocol::Reply(progress));
     if (!bytes) return !must_arrive;
     const auto count = ::send(peer.fd, bytes->data(), bytes->size(), MSG_NOSIGNAL | MSG_DONTWAIT);

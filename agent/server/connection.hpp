@@ -35,7 +35,8 @@ public:
 
     /// Sends progress, at most every 50 ms, and never waits. Returns false when the peer has withdrawn: it
     /// has gone, or has shut its side. That the point of no return is passed is always sent; false when it
-    /// could not be, and the peer, who may have withdrawn just then, will never hear of it.
+    /// could not be, and the peer, who may have withdrawn just then, will never hear of it. In the phase
+    /// deep, which is sent at once, a peer that has shut its side has done its part.
     [[nodiscard]] bool tell(const model::Progress& progress);
 
 private:
@@ -48,6 +49,7 @@ private:
     protocol::FrameReader reader_;
     Clock::time_point since_ = Clock::now();
     Clock::time_point last_told_{};
+    bool has_told_deep_ = false;
 };
 
 } // namespace gpu_sleep::agent::server

@@ -232,20 +232,22 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_uninhibit(void);
  * copying takes as long as it takes. On return the memory is released, and no GPU work may touch it until it
  * is awake, by whichever library: unlike `gpu-sleep` without --force, this does not refuse where use of the
  * GPU cannot be seen. Work on memory that is awake goes on, as gpu_sleep_set_separable() has it. Already
- * asleep: OK. Errors: INVALID_ARGUMENT (another level), UNKNOWN_TAG, REFUSED (by a callback, or called by one
- * or for one), TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY (for the agent's own
- * fingerprints), IO (no random numbers for their key), DRIVER, NO_DRIVER, CONTEXT_LOST; after each of them
- * the memory is awake and unchanged. Source: CUDA Driver API, cuMemUnmap, cuMemRelease. */
+ * asleep: OK. It is never a deep sleep (`gpu-sleep --deep`), for which another process has to have the driver
+ * lock this one. Errors: INVALID_ARGUMENT (another level), UNKNOWN_TAG, REFUSED (by a callback, or called by
+ * one or for one), TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY (for the agent's
+ * own fingerprints), IO (no random numbers for their key), DRIVER, NO_DRIVER, CONTEXT_LOST; after each of
+ * them the memory is awake and unchanged. Source: CUDA Driver API, cuMemUnmap, cuMemRelease. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms);
 
 /** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short,
  * during which other sleeps and wakes go past it; behind one that is under way it waits as long as that
- * takes. `tags` is as for gpu_sleep_sleep(); for an order, call it once for each tag. Already awake: OK.
- * Errors: UNKNOWN_TAG, REFUSED (called by a callback or for one), TIMED_OUT (work that a checked gate had let
- * in), OUT_OF_DEVICE_MEMORY, OUT_OF_HOST_MEMORY, DRIVER, NO_DRIVER, CONTEXT_LOST; after each of them what was
- * asleep is still asleep, with its contents. DAMAGED, IO, INTERNAL: tags whose contents are not what they
- * were, or whose file cannot or may not be read, stay asleep, and all the others are awake. Source: CUDA
- * Driver API, cuMemCreate, cuMemMap, cuMemSetAccess. */
+ * takes. `tags` is as for gpu_sleep_sleep(); for an order, call it once for each tag. From a deep sleep the
+ * driver brings the process back first; calls of this header that need the driver wait for that, as touches
+ * do. Already awake: OK. Errors: UNKNOWN_TAG, REFUSED (called by a callback or for one), TIMED_OUT (work that
+ * a checked gate had let in), OUT_OF_DEVICE_MEMORY, OUT_OF_HOST_MEMORY, DRIVER, NO_DRIVER, CONTEXT_LOST;
+ * after each of them what was asleep is still asleep, with its contents. DAMAGED, IO, INTERNAL: tags whose
+ * contents are not what they were, or whose file cannot or may not be read, stay asleep, and all the others
+ * are awake. Source: CUDA Driver API, cuMemCreate, cuMemMap, cuMemSetAccess. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms);
 
 /** How much of this process is asleep, in bytes of GPU memory released. Never fails. */

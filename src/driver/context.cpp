@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 namespace gpu_sleep::driver {
 
@@ -106,6 +107,24 @@ Result<bool> can_reach(const Api& api, int device, int other) {
 std::string device_name(const Api& api, int device) {
     char name[256] = {};
     return api.cuDeviceGetName(name, sizeof(name) - 1, device) == CUDA_SUCCESS ? name : std::string();
+}
+
+std::string device_uuid(const Api& api, int device) {
+    CUuuid uuid{};
+    if (!api.cuDeviceGetUuid || api.cuDeviceGetUuid(&uuid, device) != CUDA_SUCCESS) return {};
+    std::string text = "GPU";
+    for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
+        constexpr std::array<std::size_t, 5> k_dashes{0, 4, 6, 8, 10};
+        if (std::find(k_dashes.begin(), k_dashes.end(), i) != k_dashes.end()) text += '-';
+        text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
+    }
+    return text;
+}
+
+bool is_mps_client(const Api& api, int device) {
+    constexpr auto k_mps_enabled = static_cast<CUdevice_attribute>(133); // which older headers lack
+    int is_client = 0;
+    return api.cuDeviceGetAttribute(&is_client, k_mps_enabled, device) == CUDA_SUCCESS && is_client != 0;
 }
 
 std::string pci_bus_id(const Api& api, int device) {

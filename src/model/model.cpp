@@ -150,6 +150,7 @@ std::string_view to_string(Progress::Phase phase) noexcept {
     case Progress::Phase::release: return "release";
     case Progress::Phase::verify: return "verify";
     case Progress::Phase::waiting: return "waiting";
+    case Progress::Phase::deep: return "deep";
     }
     return "unknown";
 }

@@ -142,6 +142,8 @@ struct SleepRequest {
     /// The host memory that all processes of this user may hold together for contents, from here on. Unset:
     /// what the process was told last.
     std::optional<Bytes> host_budget;
+    /// Once it sleeps, who asked has the driver take what is left of it on the GPU: Progress::Phase::deep.
+    bool deep = false;
 };
 
 /// Whether it keeps anything in files, but for what spills.
@@ -318,6 +320,9 @@ struct Report {
     Bytes woken_bytes = 0;    ///< contents that the last wake brought back, of those that brought any back
     double woken_seconds = 0; ///< how long that took, until work could go on
     std::vector<TransitionCounts> transitions; ///< each kind that has happened; only in a status
+    /// Asleep, and the driver has taken the rest as well, its context among it: nothing of it is on a GPU.
+    bool deep = false;
+    Bytes deep_bytes = 0; ///< GPU memory that this has freed, as the driver's management library saw it
 };
 
 /// The progress of an operation. Sent often; losing one is harmless.
@@ -328,7 +333,9 @@ struct Progress {
         transfer = 2,
         release = 3,
         verify = 4,
-        waiting = 5
+        waiting = 5,
+        deep = 6 ///< it sleeps, and keeps from the driver: who asked may lock and checkpoint it, and then
+                 ///< shuts its side of the connection
     };
     Phase phase = Phase::callbacks;
     Bytes done = 0;

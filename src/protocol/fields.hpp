@@ -81,7 +81,7 @@ constexpr auto accepted(model::Transition) {
     return Range{model::Transition::sleep, model::Transition::move};
 }
 constexpr auto accepted(model::Progress::Phase) {
-    return Range{model::Progress::Phase::callbacks, model::Progress::Phase::waiting};
+    return Range{model::Progress::Phase::callbacks, model::Progress::Phase::deep};
 }
 /// Any number: one that is not known counts as `internal`.
 constexpr auto accepted(ErrorCode) {
@@ -102,7 +102,7 @@ auto fields(Is<model::SleepRequest> auto& r) {
     return std::tie(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout, r.bounds_all,
                     r.on_touch, r.gate, r.force, r.touch_limit, r.store, r.stores, r.directory, r.spill,
                     r.keep_files, r.copy_all, r.release_retained, r.only_if_idle, r.ignore_inhibitors,
-                    r.check_copies, r.store_is_named, r.host_budget);
+                    r.check_copies, r.store_is_named, r.host_budget, r.deep);
 }
 auto fields(Is<model::TagStore> auto& s) {
     return std::tie(s.tag, s.store);
@@ -133,7 +133,7 @@ auto fields(Is<model::Report> auto& r) {
                     r.file_bytes, r.retained_bytes, r.state_seconds, r.times, r.tags, r.devices,
                     r.dropped_without_refill, r.notes, r.intercepts, r.gate, r.on_touch, r.waiting, r.touches,
                     r.last_touch, r.residual, r.wakes_waiting, r.idle_seconds, r.inhibited,
-                    r.inhibited_seconds, r.woken_bytes, r.woken_seconds, r.transitions);
+                    r.inhibited_seconds, r.woken_bytes, r.woken_seconds, r.transitions, r.deep, r.deep_bytes);
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tie(t.callbacks, t.drain, t.transfer, t.release, t.total);

@@ -85,6 +85,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--keep-leftovers", flag()},
         {"--copy-all", flag()},
         {"--check", flag()},
+        {"--deep", flag()},
         {"--release-retained", flag()},
         {"--await", flag()}, // which is refused without --watch, and waits with it
         {"--prepare", flag()},

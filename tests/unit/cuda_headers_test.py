@@ -26,9 +26,13 @@ LATER = """cuCtxCreate_v4 cuCtxSynchronize_v2 cuGreenCtxStreamCreate cuMemBatchD
 cuMemDiscardAndPrefetchBatchAsync cuMemDiscardAndPrefetchBatchAsync_ptsz cuMemDiscardBatchAsync
 cuMemDiscardBatchAsync_ptsz cuMemPrefetchBatchAsync cuMemPrefetchBatchAsync_ptsz cuMemcpy3DBatchAsync
 cuMemcpy3DBatchAsync_ptsz cuMemcpy3DBatchAsync_v2 cuMemcpy3DBatchAsync_v2_ptsz cuMemcpyBatchAsync
-cuMemcpyBatchAsync_ptsz cuMemcpyBatchAsync_v2 cuMemcpyBatchAsync_v2_ptsz""".split()
+cuMemcpyBatchAsync_ptsz cuMemcpyBatchAsync_v2 cuMemcpyBatchAsync_v2_ptsz
+cuCtxGetDevice_v2 cuCtxRecordEvent cuCtxWaitEvent cuDeviceGetHostAtomicCapabilities cuDeviceGetP2PAtomicCapabilities
+cuEventElapsedTime_v2 cuGreenCtxGetId cuKernelGetLibrary cuLogsCurrent cuLogsDumpToFile cuLogsDumpToMemory
+cuLogsRegisterCallback cuLogsUnregisterCallback cuMemGetDefaultMemPool cuMemGetMemPool cuMemSetMemPool
+cuStreamGetDevice cuStreamGetDevice_ptsz cuTensorMapEncodeIm2colWide""".split()
 LATER_BESIDES = """CUDA_MEMCPY3D_BATCH_OP CUctxCreateParams CUmemDecompressParams CUmemcpy3DOperand CUmemcpyAttributes
-CU_MEMCPY_OPERAND_TYPE_POINTER cuCtxRecordEvent cuCtxWaitEvent""".split()
+CU_MEMCPY_OPERAND_TYPE_POINTER""".split()
 # The member of CUmemPoolProps that was added later, in the place of bytes without a name.
 POOL_USAGE = re.compile(r"unsigned short usage;.*\n\s*unsigned char reserved\[54\];")
 ADDED = ["cuFutureSubmit", "cuMemAlloc_v3"]

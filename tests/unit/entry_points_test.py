@@ -19,7 +19,8 @@ INCLUDES = sys.argv.pop()
 COMPILER = sys.argv.pop()
 
 HEADERS = '#include <cuda.h>\n#include <cudaProfiler.h>\n'
-LISTS = {"GPU_SLEEP_OWN_HOOKS", "GPU_SLEEP_SUBMITTING", "GPU_SLEEP_TAKING", "GPU_SLEEP_HARMLESS"}
+LISTS = {"GPU_SLEEP_OWN_HOOKS", "GPU_SLEEP_SUBMITTING", "GPU_SLEEP_TAKING", "GPU_SLEEP_ASKING",
+         "GPU_SLEEP_HARMLESS"}
 
 
 def declared(source):

@@ -109,6 +109,8 @@ Report report_to_send() {
                            {0x71, 0x72, 0x73, 0x74, 0x75, 0x76, 0x77, 0x78, 0x79, 0x7a, 0x7b, 0x7c, 0x7d},
                            512,
                            {{ErrorCode::out_of_disk, 0x7e}}}};
+    report.deep = true;
+    report.deep_bytes = 0x62;
     return report;
 }
 
@@ -142,6 +144,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     sleep.check_copies = true;
     sleep.store_is_named = true;
     sleep.host_budget = 0x0a0b;
+    sleep.deep = true;
     check_bytes(sleep, "02:"
                        "02"
                        "010000000100000074"
@@ -162,7 +165,8 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                        "01"
                        "01"
                        "01"
-                       "010b0a000000000000");
+                       "010b0a000000000000"
+                       "01");
 
     check_bytes(WakeRequest{{"w"}, true, Milliseconds(0x0506), false, Milliseconds(0x0708), {"o"}},
                 "03:"
@@ -244,5 +248,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "76000000000000007700000000000000780000000000000079000000000000007a00000000000000"
                 "7b000000000000007c000000000000007d00000000000000"
                 "0000000000008040"
-                "0100000017007e00000000000000");
+                "0100000017007e00000000000000"
+                "01"
+                "6200000000000000");
 }

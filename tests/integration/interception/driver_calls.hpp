@@ -22,6 +22,7 @@ namespace gpu_sleep::test {
     X(cuCtxSynchronize)                                                                                      \
     X(cuStreamCreate)                                                                                        \
     X(cuStreamDestroy)                                                                                       \
+    X(cuStreamQuery)                                                                                         \
     X(cuStreamSynchronize)                                                                                   \
     X(cuStreamBeginCapture)                                                                                  \
     X(cuStreamEndCapture)                                                                                    \

@@ -63,7 +63,7 @@ TEST_CASE("Driver engine: the next command completes what a killed one began", "
         machine.expect_held();
     }
     SECTION("checkpointed, before it was looked at what that freed") {
-        machine.kill_amid(sleep, "cuDeviceTotalMem", "cuCheckpointProcessCheckpoint", "500ms");
+        machine.kill_amid(sleep, "nvmlDeviceGetMemoryInfo", "cuCheckpointProcessCheckpoint", "500ms");
         machine.expect_held();
     }
     SECTION("checkpointed, by a wake") {

@@ -27,22 +27,26 @@ inline constexpr std::uint64_t k_device_bytes = std::uint64_t{64} << 20;
 /// The devices that the processes of a test share, and a program on them that has no agent.
 class Machine {
 public:
-    explicit Machine(Arguments variables = {})
-        : host(plain(std::move(variables))), piece(make_piece(host, "plain", k_piece_bytes)) {}
+    explicit Machine(Arguments variables = {}) : Machine(plain_launch(k_linked), std::move(variables)) {}
 
     /// A program that has no agent.
     [[nodiscard]] Launch plain(Arguments variables = {}) const {
-        auto launch = plain_launch(k_linked);
+        return here(plain_launch(k_linked), std::move(variables));
+    }
+    /// `launch` on these devices.
+    [[nodiscard]] Launch here(Launch launch, Arguments variables = {}) const {
         launch.environment.insert(launch.environment.end(), shared_.begin(), shared_.end());
         launch.environment.insert(launch.environment.end(), variables.begin(), variables.end());
         return launch;
     }
-    /// `command` for the program; "sleep" is "gpu-sleep --engine driver".
+    /// `command` for the program; "sleep" is "gpu-sleep --engine driver", and "deep" is "gpu-sleep --deep".
     [[nodiscard]] Launch launch(const std::string& command, Arguments arguments = {},
                                 Arguments variables = {}) const {
         const auto pid = std::to_string(host.pid());
-        arguments.insert(arguments.begin(), {command_file(command == "sleep" ? "gpu-sleep" : command), pid});
+        const bool sleeps = command == "sleep" || command == "deep";
+        arguments.insert(arguments.begin(), {command_file(sleeps ? "gpu-sleep" : command), pid});
         if (command == "sleep") arguments.insert(arguments.end(), {"--engine", "driver"});
+        if (command == "deep") arguments.emplace_back("--deep");
         variables.insert(variables.end(), shared_.begin(), shared_.end());
         return {std::move(arguments), std::move(variables)};
     }
@@ -78,8 +82,7 @@ public:
     }
     /// The program works, and all is as before.
     void expect_awake() {
-        if (std::exchange(is_asked_, false)) CHECK(host.process().read_line() == "ok " + piece.hash);
-        check_intact(host, piece);
+        expect_answer();
         CHECK(command("gpu-wake").status == 3); // nobody has anything to wake
         CHECK_FALSE(has_record());
     }
@@ -92,6 +95,16 @@ public:
                            *start, pid_namespace());
     }
     [[nodiscard]] bool has_record() const { return std::filesystem::exists(record()); }
+
+protected:
+    Machine(Launch launch, Arguments variables)
+        : host(here(std::move(launch), std::move(variables))),
+          piece(make_piece(host, "plain", k_piece_bytes)) {}
+    /// The answer to what expect_held() asked, if it did.
+    void expect_answer() {
+        if (std::exchange(is_asked_, false)) CHECK(host.process().read_line() == "ok " + piece.hash);
+        check_intact(host, piece);
+    }
 
 private:
     Scratch scratch_;

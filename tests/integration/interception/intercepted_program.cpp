@@ -192,6 +192,15 @@ Answer do_free(Words& words) {
     return std::string();
 }
 
+/// poll: the statuses of who asks or waits for the end of its work: cuStreamQuery, cuStreamSynchronize and
+/// cuCtxSynchronize
+Answer do_poll(Words&) {
+    const auto& calls = cuda();
+    return fmt::format("{} {} {}", static_cast<int>(calls.cuStreamQuery(program().stream)),
+                       static_cast<int>(calls.cuStreamSynchronize(program().stream)),
+                       static_cast<int>(calls.cuCtxSynchronize()));
+}
+
 /// query NUMBER OFFSET: "device TYPE DEVICE BEGIN BYTES", BEGIN and BYTES those of the allocation or mapping
 Answer do_query(Words& words) {
     const auto which = memory(words);
@@ -344,6 +353,7 @@ const Commands& commands() {
         {"end_capture", do_end_capture},
         {"replay", do_replay},
         {"free", do_free},
+        {"poll", do_poll},
         {"query", do_query},
         {"null_stream", do_null_stream},
         {"reset", do_reset},

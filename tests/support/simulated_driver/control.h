@@ -22,7 +22,8 @@
  *                                       is in the lowest 64 MiB of each device; what is above stays sparse
  *   GPU_SLEEP_SIM_FAIL=NAME:N:STATUS[:forever][,...]
  *                                       see sim_fail()
- *   GPU_SLEEP_SIM_DELAY=NAME:TIME[,...] see sim_delay(); TIME is like 5ms, 200us or 1s
+ *   GPU_SLEEP_SIM_DELAY=NAME:TIME[,...] see sim_delay(); TIME is like 5ms, 200us or 1s. For the library that stands
+ *                                       for NVML nvmlDeviceGetMemoryInfo can be named, in milliseconds
  *   GPU_SLEEP_SIM_CORRUPT=NAME:N[,...]  see sim_corrupt_copy()
  *   GPU_SLEEP_SIM_TRACE=FILE            one line a call: thread, name, status, nanoseconds
  *

@@ -6,13 +6,17 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #define SIM_NVML extern "C" __attribute__((visibility("default")))
@@ -56,10 +60,47 @@ int device_of(void* handle) {
     return static_cast<int>(reinterpret_cast<std::uintptr_t>(handle)) - 1;
 }
 
+/// What never changes, learned at the start: the real library asks no driver of the process for it, which may
+/// be locked or checkpointed later.
+struct Device {
+    std::string name;
+    std::size_t total = 0;
+};
+std::vector<Device>& devices() {
+    static std::vector<Device> all;
+    return all;
+}
+
+/// What GPU_SLEEP_SIM_DELAY=nvmlDeviceGetMemoryInfo:TIME says, in whole milliseconds; of no other function
+/// here.
+std::chrono::milliseconds delay() {
+    constexpr std::string_view k_name = "nvmlDeviceGetMemoryInfo:";
+    const char* const text = std::getenv("GPU_SLEEP_SIM_DELAY");
+    const char* const found = text ? std::strstr(text, k_name.data()) : nullptr;
+    return std::chrono::milliseconds(found ? std::atoi(found + k_name.size()) : 0);
+}
+
+const Device* find(void* handle) {
+    const auto index = static_cast<std::size_t>(device_of(handle));
+    return index < devices().size() ? &devices()[index] : nullptr;
+}
+
 } // namespace
 
 SIM_NVML int nvmlInit_v2() {
-    return cuInit(0) == CUDA_SUCCESS ? k_success : 9; // NVML_ERROR_DRIVER_NOT_LOADED
+    constexpr int k_driver_not_loaded = 9;
+    int count = 0;
+    if (cuInit(0) != CUDA_SUCCESS || cuDeviceGetCount(&count) != CUDA_SUCCESS) return k_driver_not_loaded;
+    devices().clear();
+    for (int device = 0; device < count; ++device) {
+        std::array<char, 96> name{};
+        std::size_t total = 0;
+        if (cuDeviceGetName(name.data(), static_cast<int>(name.size()), device) != CUDA_SUCCESS ||
+            cuDeviceTotalMem(&total, device) != CUDA_SUCCESS)
+            return k_driver_not_loaded;
+        devices().push_back({name.data(), total});
+    }
+    return k_success;
 }
 
 SIM_NVML const char* nvmlErrorString(int status) {
@@ -67,9 +108,7 @@ SIM_NVML const char* nvmlErrorString(int status) {
 }
 
 SIM_NVML int nvmlDeviceGetCount_v2(unsigned* count) {
-    int devices = 0;
-    if (cuDeviceGetCount(&devices) != CUDA_SUCCESS) return k_invalid_argument;
-    *count = static_cast<unsigned>(devices);
+    *count = static_cast<unsigned>(devices().size());
     return k_success;
 }
 
@@ -79,15 +118,17 @@ SIM_NVML int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** handle) {
 }
 
 SIM_NVML int nvmlDeviceGetUUID(void* handle, char* text, unsigned bytes) {
-    const auto length = std::snprintf(text, bytes, "GPU-51302d51-0000-0000-0000-%012x",
+    const auto length = std::snprintf(text, bytes, "GPU-6770752d-736c-6565-702d-73696d2d2d%02x",
                                       static_cast<unsigned>(device_of(handle)));
     return length < static_cast<int>(bytes) ? k_success : k_insufficient_size;
 }
 
 SIM_NVML int nvmlDeviceGetName(void* handle, char* text, unsigned bytes) {
-    return cuDeviceGetName(text, static_cast<int>(bytes), device_of(handle)) == CUDA_SUCCESS
+    const auto* const device = find(handle);
+    if (!device) return k_invalid_argument;
+    return std::snprintf(text, bytes, "%s", device->name.c_str()) < static_cast<int>(bytes)
                ? k_success
-               : k_invalid_argument;
+               : k_insufficient_size;
 }
 
 SIM_NVML int nvmlDeviceGetPersistenceMode(void*, int* mode) {
@@ -149,10 +190,11 @@ SIM_NVML int nvmlDeviceGetSamples(void*, int, unsigned long long, int*, unsigned
 }
 
 SIM_NVML int nvmlDeviceGetMemoryInfo(void* handle, Memory* memory) {
-    std::size_t total = 0;
-    if (cuDeviceTotalMem(&total, device_of(handle)) != CUDA_SUCCESS) return k_invalid_argument;
+    const auto* const device = find(handle);
+    if (!device) return k_invalid_argument;
+    std::this_thread::sleep_for(delay());
     const auto free = sim_free_bytes(device_of(handle));
-    *memory = {total, free, total - free};
+    *memory = {device->total, free, device->total - free};
     return k_success;
 }
 

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Going deep, and coming back.
+
+#include "operations/deep_sleep.hpp"
+
+#include "base/guard.hpp"
+#include "base/log.hpp"
+#include "common/interception.hpp"
+#include "driver/context.hpp"
+#include "driver/management.hpp"
+#include "gate/gate.hpp"
+#include "intercepted/contexts.hpp"
+#include "intercepted/residual.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+namespace gpu_sleep::agent::operations {
+
+using driver::CheckpointState;
+
+namespace {
+
+constexpr Milliseconds k_look_again{1};
+
+Error refusal(std::string_view why) {
+    return make_error(ErrorCode::refused, "it cannot sleep deeply: {}", why);
+}
+
+/// What of the program's memory the driver checkpoints in no process, or only together with others.
+const char* why_not(std::string_view kind) noexcept {
+    if (kind == "managed") return "it has managed memory, which the driver cannot checkpoint";
+    if (kind == "multicast") return "it has multicast memory, which the driver cannot checkpoint";
+    if (kind == "ipc" || kind == "imported" || kind == "virtual")
+        return "it uses memory of another process, which the driver checkpoints with that alone";
+    if (kind == "exported")
+        return "it shares memory with other processes, which the driver checkpoints with those alone";
+    return nullptr;
+}
+
+const driver::Gpu* find(const std::vector<driver::Gpu>& gpus, const std::string& uuid) {
+    const auto found =
+        std::find_if(gpus.begin(), gpus.end(), [&](const auto& gpu) { return gpu.uuid == uuid; });
+    return found == gpus.end() ? nullptr : &*found;
+}
+
+Error is_lost(std::string_view why) {
+    return make_error(ErrorCode::context_lost,
+                      "the driver could not go on with it ({}): its calls of the driver never return; end it",
+                      why);
+}
+
+} // namespace
+
+std::map<int, DeepSleep::Device> DeepSleep::devices() const {
+    const MutexLock lock(mutex_);
+    return devices_;
+}
+
+void DeepSleep::set_devices(std::map<int, Device> devices) noexcept {
+    const MutexLock lock(mutex_);
+    devices_.swap(devices);
+}
+
+void DeepSleep::describe(model::Report& report) const {
+    report.deep = is_deep_;
+    if (!report.deep) return;
+    const MutexLock lock(mutex_);
+    for (const auto& [device, known] : devices_) report.deep_bytes += known.freed;
+    for (auto& each : report.devices) {
+        const auto found = devices_.find(each.device);
+        if (found == devices_.end()) continue;
+        each.name = found->second.name;
+        // Of the sleep itself, whose figures are from before.
+        if (report.operation == model::Operation::sleep && each.free_after != 0)
+            each.free_after = std::min(each.free_after + found->second.freed, each.total);
+    }
+}
+
+Result<CheckpointState> DeepSleep::state() const {
+    return checkpoint_->state(::getpid());
+}
+
+Result<void> DeepSleep::check(bool is_own) {
+    if (is_own) return refusal("a process cannot have itself locked; another does, by gpu-sleep --deep");
+    if (!intercepts())
+        return refusal(
+            "its calls of the driver are not intercepted, so that none could be held; start it with "
+            "gpu-run");
+    if (!checkpoint_) {
+        auto loaded = driver::Checkpoint::load();
+        if (!loaded) return std::move(loaded).error();
+        checkpoint_ = *loaded;
+    }
+    if (const auto stands = state(); !stands) return stands.error();
+    const auto rows =
+        memory_.with_lock([](const LockedMemory& locked) { return intercepted::residual(locked); });
+    for (const auto& row : rows)
+        if (const auto* why = why_not(row.kind)) return refusal(why);
+    return note_devices();
+}
+
+Result<void> DeepSleep::note_devices() {
+    const auto& api = memory_.api();
+    const auto gpus = driver::look_at_gpus();
+    if (!gpus)
+        return refusal(
+            fmt::format("whether there is room to come back cannot be asked ({})", gpus.error().message));
+    const auto contexts = driver::active_contexts(api);
+    if (!contexts) return contexts.error();
+    std::set<int> used;
+    for (const auto& context : *contexts) used.insert(context.device());
+    for (int device = 0; device < driver::k_max_devices; ++device)
+        if (!intercepted::own_contexts_of(device).empty()) used.insert(device);
+    std::map<int, Device> devices;
+    for (const int device : used) {
+        auto name = driver::device_name(api, device);
+        if (name.find(" MIG ") != std::string::npos)
+            return refusal("it uses a part of a GPU (MIG), which the driver cannot checkpoint");
+        if (driver::is_mps_client(api, device))
+            return refusal("it is a client of MPS, which the driver cannot checkpoint");
+        auto uuid = driver::device_uuid(api, device);
+        if (!find(*gpus, uuid))
+            return refusal(
+                fmt::format("whether there is room to come back cannot be asked: GPU {} ({}) is not known "
+                            "to the driver's management library",
+                            device, name));
+        devices[device] = {std::move(name), std::move(uuid), 0, 0};
+    }
+    set_devices(std::move(devices));
+    return {};
+}
+
+Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_point deadline) {
+    auto held = gate::Gate::instance().go_deep(memory_.hold_rule(), deadline, [&] {
+        return asker({model::Progress::Phase::drain, 0, 0});
+    });
+    if (!held) {
+        gate::Gate::instance().leave_deep();
+        return held;
+    }
+    memory_.keep_from_driver(true);
+    auto done = guarded([&]() -> Result<void> {
+        const auto gpus = driver::look_at_gpus();
+        if (!gpus) return gpus.error();
+        auto devices = this->devices();
+        for (auto& [device, known] : devices)
+            if (const auto* gpu = find(*gpus, known.uuid)) known.free = gpu->free;
+        set_devices(std::move(devices));
+        return wait_for_asker(asker);
+    });
+    auto taken = guarded([&] { return take_stock(); });
+    if (!taken) return taken;
+    return done;
+}
+
+Result<void> DeepSleep::wait_for_asker(const server::ProgressSink& asker) {
+    while (asker({model::Progress::Phase::deep, 0, 0})) {
+        if (memory_.is_ending()) return make_error(ErrorCode::no_process, "the process is ending");
+        std::this_thread::sleep_for(k_look_again);
+    }
+    return {};
+}
+
+Result<void> DeepSleep::take_stock() {
+    auto stands = state();
+    if (!stands) return std::move(stands).error(); // who comes next asks again
+    if (*stands == CheckpointState::failed) return is_lost("its checkpoint failed");
+    if (*stands != CheckpointState::checkpointed) return look().has_value() ? Result<void>() : look().error();
+    is_deep_ = true;
+    const auto gpus = driver::look_at_gpus();
+    auto devices = this->devices();
+    for (auto& [device, known] : devices) {
+        const auto* const gpu = gpus ? find(*gpus, known.uuid) : nullptr;
+        known.freed = gpu && gpu->free > known.free ? gpu->free - known.free : 0;
+    }
+    set_devices(std::move(devices));
+    return {};
+}
+
+void DeepSleep::come_back() noexcept {
+    is_deep_ = false;
+    memory_.keep_from_driver(false);
+    gate::Gate::instance().leave_deep();
+}
+
+Result<bool> DeepSleep::look() {
+    if (!memory_.is_kept_from_driver()) return false;
+    const auto stands = state();
+    if (!stands) return stands.error();
+    switch (*stands) {
+    case CheckpointState::checkpointed: is_deep_ = true; return true;
+    case CheckpointState::failed: return is_lost("it failed earlier");
+    case CheckpointState::locked: GPU_SLEEP_TRY(checkpoint_->unlock(::getpid())); break;
+    case CheckpointState::running: break;
+    }
+    come_back();
+    return false;
+}
+
+Result<void> DeepSleep::check_room(const std::vector<std::string>& tags) {
+    const auto gpus = driver::look_at_gpus();
+    if (!gpus)
+        return make_error(ErrorCode::driver_failed, "whether there is room on the GPU cannot be asked ({})",
+                          gpus.error().message);
+    model::Report now;
+    memory_.with_lock([&](const LockedMemory& locked) { locked.describe(now); });
+    for (const auto& [device, known] : devices()) {
+        Bytes need = known.freed;
+        for (const auto& tag : now.tags)
+            if (tag.device == device &&
+                (tags.empty() || std::find(tags.begin(), tags.end(), tag.tag) != tags.end()))
+                need += tag.bytes - tag.resident;
+        const auto* const gpu = find(*gpus, known.uuid);
+        if (!gpu)
+            return make_error(ErrorCode::driver_failed, "GPU {}, which it was on, is not there: {}", device,
+                              known.uuid);
+        if (gpu->free < need)
+            return make_error(ErrorCode::out_of_device_memory, "needs {} on GPU {}, {} free",
+                              format_bytes(need), device, format_bytes(gpu->free));
+    }
+    return {};
+}
+
+Result<bool> DeepSleep::end(const std::vector<std::string>& tags) {
+    const auto is_still = look();
+    if (!is_still || !*is_still) return is_still;
+    GPU_SLEEP_TRY(check_room(tags));
+    const auto pid = ::getpid();
+    if (auto restored = checkpoint_->restore(pid); !restored) {
+        if (restored.error().code != ErrorCode::out_of_device_memory) return std::move(restored).error();
+        return is_lost(restored.error().message);
+    }
+    GPU_SLEEP_TRY(checkpoint_->unlock(pid));
+    come_back();
+    return true;
+}
+
+} // namespace gpu_sleep::agent::operations

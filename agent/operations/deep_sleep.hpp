@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What follows a sleep and comes before a wake where the driver takes the rest of the process from the GPUs:
+// its context, its modules, and memory that the agent does not own. The driver locks and checkpoints no
+// process that asks for it itself, so whoever asked for the sleep does that; the way back is the agent's own.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "base/thread_safety.hpp"
+#include "common/lock_order.hpp"
+#include "driver/checkpoint.hpp"
+#include "model/model.hpp"
+#include "program_memory/program_memory.hpp"
+#include "server/line.hpp"
+
+#include <atomic>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::agent::operations {
+
+/// The driver's checkpoint of this process. One operation at a time uses it; is_deep() is thread-safe,
+/// and describe(). How the process stands is asked of the driver wherever it may have changed: what others
+/// did to it meanwhile is no surprise.
+class DeepSleep {
+public:
+    explicit DeepSleep(ProgramMemory& memory) noexcept : memory_(memory) {}
+
+    /// Whether nothing of the process is on a GPU, as far as the agent knows.
+    [[nodiscard]] bool is_deep() const noexcept { return is_deep_; }
+    /// Writes whether it is, what that has freed as the driver's management library saw it, and the names of
+    /// devices, which cannot be asked meanwhile. `report` lists the devices already. Thread-safe.
+    void describe(model::Report& report) const;
+
+    /// Before anything else of a request that asks for it: opens what it takes, while no thread waits at the
+    /// gate yet. Errors: refused (what the gate and the driver cannot hold together, in words); no_driver.
+    [[nodiscard]] Result<void> check(bool is_own);
+    /// After the process has fallen asleep, without its mutex: holds all calls of the program back, keeps the
+    /// agent from the driver, tells `asker` (Progress::Phase::deep), and waits until that has locked and
+    /// checkpointed this process, or not, and shut its side. Afterwards it is deep, or asleep as before.
+    /// Errors: timed_out (a call of the driver did not return), context_lost (the driver failed with it).
+    [[nodiscard]] Result<void> begin(const server::ProgressSink& asker, Clock::time_point deadline);
+    /// Looks whether it still is, and returns that: who was killed amid it, or somebody else's tool, may have
+    /// left it otherwise; then the agent is within reach of the driver again. Errors: context_lost.
+    [[nodiscard]] Result<bool> look();
+    /// Brings back what the driver has taken, before a wake of `tags` (empty: all), if there is room for
+    /// both. Returns whether there was anything. Errors: out_of_device_memory (too little, and nothing was
+    /// tried); driver_failed (deep as before); context_lost (the driver's restore has lost the process).
+    [[nodiscard]] Result<bool> end(const std::vector<std::string>& tags);
+
+private:
+    struct Device {
+        std::string name;
+        std::string uuid;
+        Bytes free = 0;  ///< before the checkpoint
+        Bytes freed = 0; ///< by it
+    };
+
+    [[nodiscard]] Result<driver::CheckpointState> state() const;
+    [[nodiscard]] Result<void> note_devices();
+    [[nodiscard]] std::map<int, Device> devices() const;
+    void set_devices(std::map<int, Device> devices) noexcept;
+    [[nodiscard]] Result<void> wait_for_asker(const server::ProgressSink& asker);
+    /// After the asker has done what it could.
+    [[nodiscard]] Result<void> take_stock();
+    [[nodiscard]] Result<void> check_room(const std::vector<std::string>& tags);
+    void come_back() noexcept;
+
+    ProgramMemory& memory_;
+    std::optional<driver::Checkpoint> checkpoint_;
+    mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< held for moments only
+    /// That the process uses.
+    std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::atomic<bool> is_deep_{false};
+};
+
+} // namespace gpu_sleep::agent::operations

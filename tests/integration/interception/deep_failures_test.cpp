@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Deep sleeps in which the driver fails, a command or the process is killed, or room is short, at any step:
+// how the process stands, what is said, and what the next command makes of it.
+
+#include "deep_machine.hpp"
+
+#include "../mentions.hpp"
+#include "support/scratch.hpp"
+
+#include <fmt/format.h>
+
+#include <csignal>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+TEST_CASE("Deep: what the driver refuses leaves it asleep as without the driver", "[deep]") {
+    DeepMachine machine;
+    struct Case {
+        const char* failure;
+        int status;
+        const char* words;
+    };
+    const auto failed = GENERATE(Case{"cuCheckpointProcessLock:1:999", 7, "lock"},
+                                 Case{"cuCheckpointProcessLock:1:600", 7, "lock"},
+                                 Case{"cuCheckpointProcessLock:1:800", 5, "lock"},
+                                 Case{"cuCheckpointProcessCheckpoint:1:801", 7, "CUDA_ERROR_NOT_SUPPORTED"});
+    const auto slept = machine.command("deep", {}, {std::string("GPU_SLEEP_SIM_FAIL=") + failed.failure});
+    INFO(slept.err);
+    CHECK(slept.status == failed.status);
+    CHECK(slept.json("/processes/0/state") == "asleep");
+    CHECK_THAT(slept.err, mentions("not deeply") && mentions(failed.words));
+    CHECK_FALSE(machine.is_deep());
+    CHECK(machine.command("gpu-ps").json("/processes/0/state") == "asleep");
+    const auto next = GENERATE(false, true);
+    if (next) machine.fall_asleep();
+    machine.wake();
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: what the command leaves locked the agent unlocks", "[deep]") {
+    DeepMachine machine;
+    const auto slept = machine.command(
+        "deep", {},
+        {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessCheckpoint:1:999,cuCheckpointProcessUnlock:1:999"});
+    CHECK(slept.status == 7);
+    CHECK(slept.json("/processes/0/state") == "asleep");
+    CHECK_FALSE(machine.is_deep());
+    machine.wake();
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]") {
+    const auto next = GENERATE(false, true); // goes deep again, or wakes
+    DeepMachine machine;
+    SECTION("before the lock") {
+        Process process(machine.launch("deep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessLock:20s"}));
+        pause_for(Milliseconds(200));
+        process.signal(SIGKILL);
+        CHECK(process.wait() == 128 + SIGKILL);
+    }
+    SECTION("locked") {
+        machine.kill_amid("deep", "cuCheckpointProcessCheckpoint", "cuCheckpointProcessLock");
+    }
+    SECTION("stopped meanwhile, and then killed") {
+        Process process(
+            machine.launch("deep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:500ms"}));
+        pause_for(Milliseconds(200));
+        process.signal(SIGSTOP);
+        CHECK(machine.command("gpu-wake", {"--timeout", "300ms"}).status == 4); // the sleep is under way
+        process.signal(SIGKILL);
+        CHECK(process.wait() == 128 + SIGKILL);
+    }
+    const auto settled = [&] { return machine.command("gpu-sleep").status == 0; };
+    CHECK(becomes_true(settled));
+    CHECK(machine.command("gpu-ps").json("/processes/0/state") == "asleep");
+    CHECK_FALSE(machine.is_deep());
+    if (next) machine.fall_asleep();
+    machine.wake();
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: what another tool has done to it is found and taken as it is", "[deep]") {
+    DeepMachine machine;
+    machine.fall_asleep();
+    std::vector<std::string> steps{"restore"};
+    if (GENERATE(false, true)) steps.emplace_back("unlock");
+    auto other = machine.launch("checkpoint_steps", steps);
+    CHECK(run(other).status == 0);
+    const auto sleeps = GENERATE(false, true);
+    if (sleeps) CHECK(machine.command("gpu-sleep").json("/processes/0/state") == "asleep");
+    machine.wake();
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: it is not brought back without room", "[deep]") {
+    DeepMachine machine;
+    const auto word = GENERATE("wait", "wake");
+    machine.fall_asleep({"--on-touch", word});
+    Host other(machine.plain());
+    other.tell("start");
+    const auto filling = make_piece(other, "plain", free_bytes(other) - (std::uint64_t{12} << 20));
+    const auto refused = machine.command("gpu-wake");
+    CHECK(refused.status == 7);
+    CHECK(refused.json("/processes/0/error/code") == "out_of_device_memory");
+    CHECK(machine.is_deep());
+    if (word == std::string("wake")) {
+        machine.expect_held();
+        pause_for(Milliseconds(200));
+        CHECK(machine.is_deep());
+        other.tell("free " + filling.number);
+    } else {
+        Process waiting(machine.launch("gpu-wake", {"--wait", "60s"}));
+        pause_for(Milliseconds(300));
+        CHECK(machine.is_deep());
+        other.tell("free " + filling.number);
+        CHECK(waiting.finish().status == 0);
+    }
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: a process that the driver fails to checkpoint is lost, and that is said", "[deep]") {
+    DeepMachine machine({"GPU_SLEEP_SIM_CHECKPOINT=fails"});
+    const auto failed = machine.command("deep");
+    CHECK(failed.status == 7);
+    CHECK_THAT(failed.err, mentions("end it"));
+    CHECK(machine.command("gpu-ps").json("/processes/0/state") == "asleep");
+    CHECK(machine.command("gpu-wake").status == 7);
+    CHECK(machine.command("deep").status == 7);
+    machine.host.process().signal(SIGTERM);
+    CHECK(machine.host.wait() == 128 + SIGTERM);
+}
+
+TEST_CASE("Deep: the process is killed amid any step", "[deep]") {
+    DeepMachine machine;
+    const std::string call = GENERATE("cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint");
+    Process process(machine.launch("deep", {}, {"GPU_SLEEP_SIM_DELAY=" + call + ":500ms"}));
+    pause_for(Milliseconds(200));
+    machine.host.process().signal(SIGKILL);
+    CHECK(machine.host.wait() == 128 + SIGKILL);
+    CHECK(process.finish().status != 0);
+    CHECK(machine.command("gpu-wake").status == 3);
+}
+
+TEST_CASE("Deep: whichever call of the command's fails, the process is as it says, and wakes whole",
+          "[deep]") {
+    constexpr int k_calls = 8; // of a deep sleep, and some more
+    DeepMachine machine;
+    int failed = 0;
+    for (int nth = 1; nth <= k_calls; ++nth) {
+        INFO("call " << nth);
+        const auto done = machine.command("deep", {}, {fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
+        failed += done.status != 0;
+        INFO(done.err);
+        CHECK(machine.command("gpu-ps").json("/processes/0/state") == done.json("/processes/0/state"));
+        machine.wake();
+        machine.expect_awake();
+    }
+    CHECK(failed >= 2);
+}
+
+TEST_CASE("Deep: whichever call of the process's own fails, it sleeps or is awake, and wakes whole",
+          "[deep]") {
+    const Scratch scratch;
+    const auto trace = scratch.file("trace");
+    // Calls so far, as the simulated driver counts them.
+    const auto calls = [&] {
+        std::ifstream file(trace);
+        int count = 0;
+        for (std::string thread, name, rest; file >> thread >> name && std::getline(file, rest);)
+            count += name != "cuInit" && name != "cuGetProcAddress" && name.substr(0, 10) != "cuGetError" &&
+                     name != "cuDriverGetVersion";
+        return count;
+    };
+    int first = 0;
+    int last = 0;
+    {
+        DeepMachine machine({"GPU_SLEEP_SIM_TRACE=" + trace});
+        first = calls() + 1;
+        machine.fall_asleep();
+        machine.wake();
+        last = calls() - 1;
+    }
+    REQUIRE(last - first > 20);
+    int deep = 0;
+    int failed = 0;
+    for (int nth = first; nth <= last; ++nth) {
+        INFO("call " << nth << " of " << first << " to " << last);
+        DeepMachine machine({fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
+        const auto slept = machine.command("deep");
+        INFO(slept.err);
+        CHECK(machine.command("gpu-ps").json("/processes/0/state") == slept.json("/processes/0/state"));
+        deep += machine.is_deep();
+        auto woken = machine.command("gpu-wake");
+        failed += slept.status != 0 || woken.status != 0;
+        if (woken.status != 0) woken = machine.command("gpu-wake");
+        INFO(woken.err);
+        CHECK(woken.status == 0);
+        machine.expect_awake();
+    }
+    CHECK(deep > 0);
+    CHECK(failed > 0);
+}

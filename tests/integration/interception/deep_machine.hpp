@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A machine with a program that has the agent, and sleeps deeply.
+
+#pragma once
+
+#include "driver_machine.hpp"
+
+#include "support/catch.hpp"
+
+#include <string>
+#include <utility>
+
+namespace gpu_sleep::test {
+
+/// What the simulated driver takes for a context.
+inline constexpr std::uint64_t k_context_bytes = std::uint64_t{8} << 20;
+
+class DeepMachine : public Machine {
+public:
+    explicit DeepMachine(Arguments variables = {})
+        : Machine(captured_launch(k_linked), std::move(variables)) {}
+
+    /// As gpu-ps says.
+    [[nodiscard]] bool is_deep() const {
+        const auto listed = command("gpu-ps");
+        const bool is_deep = listed.json("/processes/0/report/deep") == "true";
+        if (is_deep) CHECK(listed.json("/processes/0/state") == "asleep");
+        return is_deep;
+    }
+    void fall_asleep(Arguments arguments = {}) const {
+        const auto slept = command("deep", std::move(arguments));
+        INFO(slept.err);
+        REQUIRE(slept.status == 0);
+        CHECK(slept.json("/processes/0/state") == "asleep");
+        CHECK(slept.json("/processes/0/report/deep") == "true");
+    }
+    void wake(Arguments arguments = {}) const {
+        const auto woken = command("gpu-wake", std::move(arguments));
+        INFO(woken.err);
+        REQUIRE(woken.status == 0);
+        CHECK(woken.json("/processes/0/state") == "awake");
+        CHECK(woken.json("/processes/0/report/deep") == "false");
+    }
+    /// The program works, all is as before, and it can sleep and wake again.
+    void expect_awake() {
+        expect_answer();
+        CHECK(command("gpu-wake").json("/processes/0/report/changed") == "false");
+        CHECK_FALSE(is_deep());
+        check_no_harm(host);
+    }
+};
+
+} // namespace gpu_sleep::test

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Deep sleep: the agent's, and then the driver's checkpoint. What is free then, what is held, what is
+// answered, and what wakes it.
+
+#include "deep_machine.hpp"
+
+#include "../mentions.hpp"
+
+#include <csignal>
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+TEST_CASE("Deep: nothing of the process is left on the GPU, and all comes back", "[deep]") {
+    DeepMachine machine;
+    Host other(machine.plain());
+    other.tell("start");
+    const auto before = free_bytes(other);
+    for (int round = 0; round < 2; ++round) {
+        machine.fall_asleep();
+        CHECK(free_bytes(other) >= before + k_piece_bytes + k_context_bytes);
+        CHECK(machine.command("gpu-ps").json("/processes/0/report/deep_bytes") ==
+              std::to_string(k_context_bytes));
+        CHECK(machine.is_deep());
+        machine.expect_held();
+        const auto again = machine.command("deep");
+        CHECK(again.status == 0);
+        CHECK(again.json("/processes/0/report/changed") == "false");
+        const auto rehearsed = machine.command("gpu-wake", {"--dry-run"});
+        CHECK(rehearsed.status == 0);
+        CHECK(rehearsed.json("/processes/0/state") == "asleep");
+        machine.wake();
+        CHECK(free_bytes(other) == before);
+        machine.expect_awake();
+    }
+}
+
+TEST_CASE("Deep: what slept already, in whole or in part, goes deep as a whole", "[deep]") {
+    DeepMachine machine;
+    REQUIRE(machine.command("gpu-sleep").status == 0);
+    CHECK_FALSE(machine.is_deep());
+    machine.fall_asleep();
+    CHECK(machine.is_deep());
+    machine.wake();
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: a process without memory that could sleep goes deep, too", "[deep]") {
+    DeepMachine machine;
+    machine.host.tell("free " + machine.piece.number);
+    machine.fall_asleep();
+    CHECK(machine.is_deep());
+    machine.host.process().send("alloc plain 4194304");
+    pause_for(Milliseconds(50));
+    machine.wake();
+    CHECK(machine.host.process().read_line().substr(0, 3) == "ok ");
+    CHECK_FALSE(machine.is_deep());
+}
+
+TEST_CASE("Deep: a touch wakes it", "[deep]") {
+    DeepMachine machine;
+    for (int round = 0; round < 3; ++round) {
+        machine.fall_asleep({"--on-touch", "wake"});
+        CHECK(machine.is_deep());
+        check_intact(machine.host, machine.piece);
+        CHECK_FALSE(machine.is_deep());
+    }
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: a touch fails where touches are to", "[deep]") {
+    DeepMachine machine;
+    machine.fall_asleep({"--on-touch", "fail"});
+    CHECK(machine.host.ask("hash " + machine.piece.number).substr(0, 5) == "error");
+    CHECK(machine.is_deep());
+    machine.wake();
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: whoever asks for the end of work is answered, and any other question waits", "[deep]") {
+    DeepMachine machine;
+    machine.fall_asleep();
+    CHECK(machine.host.tell("poll") == "0 0 0");
+    machine.host.process().send("query " + machine.piece.number + " 0");
+    pause_for(Milliseconds(100));
+    CHECK(machine.command("gpu-ps").json("/processes/0/report/gate/waiting_threads") == "1");
+    machine.wake();
+    CHECK(machine.host.process().read_line().substr(0, 7) == "ok type");
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: what is freed meanwhile is free after the wake", "[deep]") {
+    DeepMachine machine;
+    const auto other = make_piece(machine.host, "plain", k_piece_bytes);
+    machine.fall_asleep();
+    machine.host.process().send("free " + other.number);
+    pause_for(Milliseconds(50));
+    machine.wake();
+    CHECK(machine.host.process().read_line() == "ok ");
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: it ends when it is told to", "[deep]") {
+    DeepMachine machine;
+    machine.fall_asleep();
+    SECTION("by a signal") {
+        machine.host.process().signal(SIGTERM);
+        CHECK(machine.host.wait() == 128 + SIGTERM);
+    }
+    SECTION("by itself") {
+        machine.host.process().send("exit 3");
+        CHECK(machine.host.wait() == 3);
+    }
+    CHECK(machine.command("gpu-wake").status == 3);
+}
+
+TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is done", "[deep]") {
+    DeepMachine machine;
+    const std::string kind = GENERATE("managed", "shared");
+    if (kind == "managed")
+        machine.host.tell("alloc managed 4194304");
+    else
+        machine.host.tell("share " + machine.piece.number);
+    const auto refused = machine.command("deep");
+    INFO(refused.err);
+    CHECK(refused.status == 1);
+    CHECK(refused.json("/processes/0/state") == "awake");
+    CHECK_THAT(refused.err, mentions("cannot sleep deeply") && mentions("memory"));
+    CHECK(machine.command("gpu-ps").json("/processes/0/state") == "awake");
+    CHECK(machine.command("deep", {"--tags", "default"}).status == 2);
+    CHECK(machine.command("deep", {"--gate", "checked"}).status == 2);
+    CHECK(machine.command("deep", {"--engine", "driver"}).status == 2);
+}
