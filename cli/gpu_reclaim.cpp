@@ -3,6 +3,7 @@
 // gpu-reclaim: puts to sleep what has been idle, or says why not.
 
 #include "cli/asking.hpp"
+#include "cli/need.hpp"
 #include "cli/operation.hpp"
 #include "cli/render.hpp"
 #include "cli/sleep_options.hpp"
@@ -26,7 +27,8 @@ constexpr const char* k_examples =
     "  gpu-reclaim --why llama              when it worked last, what would be freed, what stands against "
     "it\n"
     "  gpu-reclaim --idle 4h --store file --dir /var/tmp/sleep\n"
-    "  gpu-reclaim --idle 15m --quiet       for cron: says nothing, but for errors\n";
+    "  gpu-reclaim --idle 15m --quiet       for cron: says nothing, but for errors\n"
+    "  gpu-reclaim --need 40GiB             until so much is free, the least recently used sleep\n";
 
 constexpr const char* k_statuses =
     "\nExit status: 0 done, or nothing had to be done; else that of the first process that failed:\n"
@@ -93,11 +95,25 @@ int main(int argc, char** argv) {
     model::SleepRequest request;
     request.on_touch = model::OnTouch::wake;
     std::optional<Milliseconds> timeout;
+    std::optional<Bytes> need;
+    std::string gpu;
+    std::optional<Milliseconds> min_awake;
     bool why = false;
     cli::TypedStores stores;
     cli::add_basics(app, k_examples, k_statuses);
     cli::add_limit(app, "--idle", request.only_if_idle,
                    "Processes whose GPU has had no work for so long, as gpu-ps shows");
+    cli::add_size(
+        app, "--need", need,
+        "Put the least recently used to sleep, no more than needed, until so much of a GPU is free");
+    const auto read_gpu = [&gpu](const std::string& text_of_gpu) {
+        gpu = text_of_gpu;
+        return std::string();
+    };
+    cli::add_value(
+        app, "--gpu", "GPU", read_gpu,
+        "With --need: which one, by its number or UUID as nvidia-smi has it (default: the only one)");
+    cli::add_min_awake(app, min_awake);
     cli::add_flag(
         app, "--why", why,
         "Change nothing; say of PID when it worked last, what a sleep would free, what stands against\n"
@@ -117,8 +133,17 @@ int main(int argc, char** argv) {
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     auto text = cli::read_stores(stores, request);
     if (why && operation.target.empty()) text = "PID is missing, which --why is for";
-    if (!why && !request.only_if_idle) text = "--idle is missing";
+    if (!why && !need && !request.only_if_idle) text = "--idle or --need is missing";
+    if (!need && (!gpu.empty() || min_awake)) text = "--gpu and --min-awake are for --need";
+    if (need && (why || request.only_if_idle || !operation.target.empty() || !request.tags.empty()))
+        text = "--need excludes --idle, --why, --tags and PID";
     if (!text.empty()) return cli::usage_error(k_program, text, operation.output.json);
+    if (need) {
+        request.min_awake = min_awake.value_or(model::WakeRequest().min_awake);
+        request.bounds_all = timeout.has_value();
+        request.timeout = timeout.value_or(request.timeout);
+        return cli::run_need({*need, gpu, operation.user, std::move(request), operation.output});
+    }
     if (!request.only_if_idle) request.only_if_idle = Milliseconds(0);
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);

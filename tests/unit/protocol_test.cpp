@@ -238,7 +238,7 @@ TEST_CASE("Protocol: what is accepted of each enumeration, and the least that a 
     CHECK(k_min_bytes<TagReport> == 76);
     CHECK(k_min_bytes<DeviceReport> == 164);
     CHECK(k_min_bytes<Residual> == 28);
-    CHECK(k_min_bytes<WaitingWake> == 17);
+    CHECK(k_min_bytes<WaitingWake> == 21);
     CHECK(k_min_bytes<TransitionCounts> == 117);
     CHECK(k_min_bytes<FailureCount> == 10);
 }
@@ -260,8 +260,8 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
     CHECK(text == "47534c50"
                   "0600"
                   "0200"
-                  "39000000"
-                  "4b5588d0"
+                  "3a000000"
+                  "69714f9f"
                   "02"
                   "01000000"
                   "08000000"
@@ -279,6 +279,7 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
                   "00"
                   "00000000"
                   "00000000"
+                  "00"
                   "00"
                   "00"
                   "00"
