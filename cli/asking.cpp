@@ -37,7 +37,7 @@ int tell_all(const std::string& program, const OutputOptions& output, const std:
     std::string text;
     for (const auto& outcome : outcomes) {
         const auto subject = title(outcome.process);
-        if (const auto* const error = error_of(outcome.answer))
+        if (const auto* const error = peers::error_of(outcome.answer))
             print_error(render_error(program, "ask " + subject, without(subject, *error)));
         else if (!output.quiet)
             text += words(outcome.process, std::get<model::Report>(outcome.answer));

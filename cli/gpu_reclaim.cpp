@@ -3,6 +3,7 @@
 // gpu-reclaim: puts to sleep what has been idle, or says why not.
 
 #include "cli/asking.hpp"
+#include "cli/need.hpp"
 #include "cli/operation.hpp"
 #include "cli/policy/pass.hpp"
 #include "cli/policy/policy_options.hpp"
@@ -31,7 +32,8 @@ constexpr const char* k_examples =
     "  gpu-reclaim --why llama              when it worked last, what would be freed, what stands against "
     "it\n"
     "  gpu-reclaim --idle 1h --engine driver  processes that have no agent\n"
-    "  gpu-reclaim --idle 15m --quiet       for cron: says nothing, but for errors\n";
+    "  gpu-reclaim --idle 15m --quiet       for cron: says nothing, but for errors\n"
+    "  gpu-reclaim --need 40GiB             until so much is free, the least recently used sleep\n";
 
 constexpr const char* k_statuses =
     "\nExit status: 0 done, or nothing had to be done; else that of the first process that failed:\n"
@@ -88,9 +90,103 @@ int explain(const cli::CommandRun& operation) {
                          });
 }
 
+/// What was typed.
+struct Typed {
+    std::string target;
+    std::optional<uid_t> user;
+    model::SleepRequest request;
+    std::optional<Milliseconds> timeout;
+    cli::Engine engine = cli::Engine::agent;
+    bool why = false;
+    std::optional<Bytes> need;
+    std::string gpu;
+    std::optional<Milliseconds> min_awake;
+    cli::TypedStores stores;
+    cli::policy::TypedPolicy policy;
+    cli::OutputOptions output;
+
+    /// Whether policies decide for each process, and not one time for all.
+    [[nodiscard]] bool is_by_policies() const { return !why && !need && !policy.is_plain(); }
+};
+
+void add_options(CLI::App& app, Typed& typed) {
+    auto& request = typed.request;
+    cli::add_basics(app, k_examples, k_statuses);
+    cli::policy::add_policy(app, typed.policy);
+    cli::add_size(
+        app, "--need", typed.need,
+        "Put the least recently used to sleep, no more than needed, until so much of a GPU is free");
+    const auto read_gpu = [&typed](const std::string& text) {
+        typed.gpu = text;
+        return std::string();
+    };
+    cli::add_value(
+        app, "--gpu", "GPU", read_gpu,
+        "With --need: which one, by its number or UUID as nvidia-smi has it (default: the only one)");
+    cli::add_min_awake(app, typed.min_awake);
+    cli::add_flag(
+        app, "--why", typed.why,
+        "Change nothing; say of PID when it worked last, what a sleep would free, what stands against\n"
+        "it, and how long waking would take");
+    cli::add_target(app, typed.target);
+    cli::add_user(app, typed.user);
+    cli::add_level(app, request.level);
+    cli::add_tags(app, "--tags", request.tags, "Only these tags (default: all)");
+    cli::add_stores(app, typed.stores);
+    cli::add_flag(app, "--dry-run", request.dry_run,
+                  "Change nothing; say what would be freed, kept and dropped");
+    cli::add_choice(
+        app, "--engine", "agent|driver|auto",
+        [&typed](const std::string& word) { typed.engine = cli::engine_of(word); },
+        "driver: processes that have no agent, as a whole and to host memory; they do not wake by\n"
+        "themselves, and work of a few milliseconds is not seen; auto: those and the others (default:\n"
+        "agent)");
+    cli::add_limit(
+        app, "--timeout", typed.timeout,
+        "Time limit for each process until GPU memory is released (default: 30 s for the program's\n"
+        "callbacks, and no limit for copying that advances)");
+    cli::add_output(app, typed.output);
+}
+
 bool is_more_than_the_driver_does(const model::SleepRequest& request) {
     return !request.tags.empty() || !request.stores.empty() || request.store_is_named ||
            request.level != model::Level::keep;
+}
+
+/// What is wrong with options that are good one by one, or nothing.
+std::string problem(const Typed& typed) {
+    if (typed.why && typed.target.empty()) return "PID is missing, which --why is for";
+    if (!typed.need && (!typed.gpu.empty() || typed.min_awake)) return "--gpu and --min-awake are for --need";
+    if (typed.need && (typed.why || !typed.policy.idle.empty() || typed.policy.host_budget ||
+                       typed.policy.shows || !typed.target.empty() || !typed.request.tags.empty()))
+        return "--need excludes --idle, --why, --tags, --host-budget, --show-config and PID";
+    const bool is_more =
+        typed.why || typed.need || typed.is_by_policies() || is_more_than_the_driver_does(typed.request);
+    if (typed.engine != cli::Engine::agent && is_more)
+        return "--engine driver and --engine auto put all of a process to sleep, to host memory, and go with "
+               "one --idle DURATION, --user, --dry-run and --timeout alone";
+    return {};
+}
+
+int run(Typed typed, cli::policy::Sources sources) {
+    auto& request = typed.request;
+    if (typed.is_by_policies()) {
+        const cli::policy::PassOptions options{k_program,          typed.target,    typed.user,
+                                               std::move(sources), request.dry_run, typed.timeout,
+                                               typed.output};
+        return typed.policy.shows ? show_policies(options) : run_pass(options);
+    }
+    request.bounds_all = typed.timeout.has_value();
+    request.timeout = typed.timeout.value_or(request.timeout);
+    if (typed.need) {
+        request.min_awake = typed.min_awake.value_or(model::WakeRequest().min_awake);
+        return cli::run_need({*typed.need, typed.gpu, typed.user, std::move(request), typed.output});
+    }
+    request.only_if_idle = sources.ladder ? sources.ladder->front().idle : Milliseconds(0);
+    cli::CommandRun operation{k_program, std::move(typed.target), typed.user, std::move(request),
+                              typed.output};
+    operation.engine = typed.engine;
+    return typed.why ? explain(operation) : cli::run(operation);
 }
 
 } // namespace
@@ -99,57 +195,16 @@ int main(int argc, char** argv) {
     CLI::App app("Puts to sleep every GPU process that has been idle, until it uses the GPU again: one pass, "
                  "for cron or a timer.",
                  k_program);
-    cli::CommandRun operation{k_program, {}, {}, {}, {}};
-    model::SleepRequest request;
-    request.on_touch = model::OnTouch::wake;
-    std::optional<Milliseconds> timeout;
-    bool why = false;
-    cli::TypedStores stores;
-    cli::policy::TypedPolicy typed;
-    cli::policy::Sources sources;
-    cli::add_basics(app, k_examples, k_statuses);
-    cli::policy::add_policy(app, typed);
-    cli::add_flag(
-        app, "--why", why,
-        "Change nothing; say of PID when it worked last, what a sleep would free, what stands against\n"
-        "it, and how long waking would take");
-    cli::add_target(app, operation.target);
-    cli::add_user(app, operation.user);
-    cli::add_level(app, request.level);
-    cli::add_tags(app, "--tags", request.tags, "Only these tags (default: all)");
-    cli::add_stores(app, stores);
-    cli::add_flag(app, "--dry-run", request.dry_run,
-                  "Change nothing; say what would be freed, kept and dropped");
-    cli::add_choice(
-        app, "--engine", "agent|driver|auto",
-        [&operation](const std::string& word) { operation.engine = cli::engine_of(word); },
-        "driver: processes that have no agent, as a whole and to host memory; they do not wake by\n"
-        "themselves, and work of a few milliseconds is not seen; auto: those and the others (default:\n"
-        "agent)");
-    cli::add_limit(
-        app, "--timeout", timeout,
-        "Time limit for each process until GPU memory is released (default: 30 s for the program's\n"
-        "callbacks, and no limit for copying that advances)");
-    cli::add_output(app, operation.output);
+    Typed typed;
+    typed.request.on_touch = model::OnTouch::wake;
+    add_options(app, typed);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
-    auto text = cli::policy::read_policy(typed, sources);
-    if (why && operation.target.empty()) text = "PID is missing, which --why is for";
-    const bool is_by_policies = !why && !typed.is_plain();
-    const bool is_by_driver = operation.engine != cli::Engine::agent;
+    cli::policy::Sources sources;
+    auto text = cli::policy::read_policy(typed.policy, sources);
+    if (text.empty()) text = problem(typed);
     if (text.empty())
-        text = is_by_policies ? read_rest(request, stores, sources) : cli::read_stores(stores, request);
-    if (is_by_driver && (why || is_by_policies || is_more_than_the_driver_does(request)))
-        text = "--engine driver and --engine auto put all of a process to sleep, to host memory, and go with "
-               "one --idle DURATION, --user, --dry-run and --timeout alone";
-    if (!text.empty()) return cli::usage_error(k_program, text, operation.output.json);
-    if (is_by_policies) {
-        const cli::policy::PassOptions options{k_program,       operation.target, operation.user,  sources,
-                                               request.dry_run, timeout,          operation.output};
-        return typed.shows ? show_policies(options) : run_pass(options);
-    }
-    request.only_if_idle = sources.ladder ? sources.ladder->front().idle : Milliseconds(0);
-    request.bounds_all = timeout.has_value();
-    request.timeout = timeout.value_or(request.timeout);
-    operation.request = std::move(request);
-    return why ? explain(operation) : cli::run(operation);
+        text = typed.is_by_policies() ? read_rest(typed.request, typed.stores, sources)
+                                      : cli::read_stores(typed.stores, typed.request);
+    if (!text.empty()) return cli::usage_error(k_program, text, typed.output.json);
+    return run(std::move(typed), std::move(sources));
 }

@@ -64,8 +64,11 @@ OrderedJson to_value(const model::Residual& residual) {
 }
 
 OrderedJson to_value(const model::WaitingWake& wake) {
-    return {
-        {"tags", wake.tags}, {"by_touch", wake.by_touch}, {"seconds", wake.seconds}, {"reason", wake.reason}};
+    return {{"tags", wake.tags},
+            {"by_touch", wake.by_touch},
+            {"seconds", wake.seconds},
+            {"reason", wake.reason},
+            {"place", wake.place == 0 ? OrderedJson(nullptr) : OrderedJson(wake.place)}};
 }
 
 OrderedJson to_value(const model::TransitionCounts& counts) {
@@ -119,6 +122,8 @@ OrderedJson to_value(const model::Report& report) {
     value["woken_seconds"] = report.woken_seconds;
     value["deep"] = report.deep;
     value["deep_bytes"] = report.deep_bytes;
+    value["seconds_since_wake"] =
+        report.seconds_since_wake ? OrderedJson(*report.seconds_since_wake) : OrderedJson(nullptr);
     value["times"] = to_value(report.times);
     value["tags"] = to_array(report.tags);
     value["devices"] = to_array(report.devices);
@@ -201,6 +206,19 @@ std::string to_json(std::string_view program, const std::vector<Outcome>& outcom
     auto value = document(program, exit_status_of(outcomes));
     for (const auto& outcome : outcomes) value["processes"].push_back(to_value(program, outcome));
     return written(value, indent);
+}
+
+std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, const GpuRoom& room,
+                    const std::optional<Error>& error) {
+    constexpr int k_indent = 2;
+    auto value = document(program, error ? traits(error->code).exit_status : exit_status::done);
+    for (const auto& outcome : outcomes) value["processes"].push_back(to_value(program, outcome));
+    value["gpu"] = {{"index", room.gpu.index},     {"uuid", room.gpu.uuid},
+                    {"name", room.gpu.name},       {"total_bytes", room.gpu.total},
+                    {"free_bytes", room.gpu.free}, {"needed_bytes", room.needed},
+                    {"against", room.against}};
+    if (error) value["error"] = error_value(program, *error);
+    return written(value, k_indent);
 }
 
 std::string to_json(std::string_view program, const Error& error, int indent) {

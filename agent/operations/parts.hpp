@@ -10,6 +10,7 @@
 #include "operations/inhibitors.hpp"
 #include "operations/preparing.hpp"
 #include "operations/process_status.hpp"
+#include "operations/room_making.hpp"
 #include "operations/transitions.hpp"
 #include "operations/turnstile.hpp"
 #include "program_memory/program_memory.hpp"
@@ -34,6 +35,7 @@ struct Parts {
     Callbacks callbacks;
     torch::TorchTrim torch_trim; ///< used by one operation at a time
     Preparation preparation;
+    RoomMaking room;
     Clock::time_point next_look_at_host{}; ///< for what is retained; on the operations thread
     Clock::time_point next_giving_back{};  ///< or pinning, of a little, while the program works; likewise
     bool gives_back_at_once = false;       ///< the host is short of memory; likewise

@@ -90,6 +90,16 @@ void ProcessStatus::set_woken(Bytes bytes, double seconds) {
     woken_seconds_ = seconds;
 }
 
+void ProcessStatus::note_wake() noexcept {
+    const MutexLock lock(mutex_);
+    woken_ = Clock::now();
+}
+
+std::optional<double> ProcessStatus::seconds_since_wake() const noexcept {
+    const MutexLock lock(mutex_);
+    return woken_ ? std::optional(seconds_since(*woken_)) : std::nullopt;
+}
+
 void ProcessStatus::set_touch_trouble(std::string_view trouble) {
     const MutexLock lock(mutex_);
     touch_trouble_ = trouble;
@@ -121,6 +131,7 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
         report.woken_bytes = woken_bytes_;
         report.woken_seconds = woken_seconds_;
     }
+    report.seconds_since_wake = seconds_since_wake();
     auto waiting = gate.waiting();
     report.waiting = waiting.held_now;
     report.touches = waiting.held_ever;

@@ -195,6 +195,13 @@ std::string SleepOperation::why_not_idle() {
     return {};
 }
 
+std::string SleepOperation::why_too_early() const {
+    const auto awake = parts_.status.seconds_since_wake();
+    if (!request_.min_awake || !awake) return {};
+    if (*awake >= std::chrono::duration<double>(*request_.min_awake).count()) return {};
+    return fmt::format("it was woken {} ago", format_seconds(*awake));
+}
+
 bool SleepOperation::works_again(model::Progress::Phase phase) {
     if (!idle_) return false;
     const bool waits = phase == model::Progress::Phase::waiting && parts_.turnstile.is_held();
@@ -279,6 +286,7 @@ Result<Report> SleepOperation::carry_out() {
     const auto turn = Turn::take(parts_, !request_.release_retained, deadline_, progress_);
     if (!turn) return turn.error();
     if (parts_.memory.is_ending()) return process_is_ending();
+    if (auto why = why_too_early(); !why.empty()) return unchanged(std::move(why));
     const auto is_deep = parts_.deep.look();
     if (!is_deep) return is_deep.error();
     if (*is_deep) return stay_deep();

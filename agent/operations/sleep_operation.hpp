@@ -55,6 +55,8 @@ private:
     /// Why what sleeps is not to move now; empty: it has been idle or asleep for as long as asked, and
     /// nothing but moves is done.
     [[nodiscard]] std::string why_not_unused();
+    /// Why it is too early to sleep again (SleepRequest::min_awake); empty: it is not.
+    [[nodiscard]] std::string why_too_early() const;
     /// Whether the program, which was idle, has worked since, or has sleeps wait.
     [[nodiscard]] bool works_again(model::Progress::Phase phase);
     [[nodiscard]] model::Report unchanged(std::string note);

@@ -144,6 +144,8 @@ struct SleepRequest {
     std::optional<Bytes> host_budget;
     /// Once it sleeps, who asked has the driver take what is left of it on the GPU: Progress::Phase::deep.
     bool deep = false;
+    /// Sleep only if the last wake was so long ago; otherwise nothing changes, and the report says why.
+    std::optional<Milliseconds> min_awake;
 };
 
 /// Whether it keeps anything in files, but for what spills.
@@ -158,6 +160,9 @@ struct WakeRequest {
     /// Of `tags`, those that are woken before the others, each once the one before it is awake and its
     /// callbacks have run. What is awake stays so if a later one fails.
     std::vector<std::string> order{};
+    /// Where GPU memory is short, put others of the same user to sleep, the least recently used first.
+    bool make_room = false;
+    Milliseconds min_awake{30'000}; ///< with `make_room`: leave alone who was woken less than so long ago
 };
 
 struct StatusRequest {};
@@ -241,6 +246,7 @@ struct WaitingWake {
     bool by_touch = false;         ///< requested by work that the gate holds, not by a command
     double seconds = 0;            ///< since it was tried first
     std::string reason;            ///< for a person: what was missing in the last try
+    std::uint32_t place = 0;       ///< in the line of those that make room, from 1; 0: it is not in that line
 };
 
 /// What lets GPU memory go, takes it back, or moves what is kept.
@@ -323,6 +329,7 @@ struct Report {
     /// Asleep, and the driver has taken the rest as well, its context among it: nothing of it is on a GPU.
     bool deep = false;
     Bytes deep_bytes = 0; ///< GPU memory that this has freed, as the driver's management library saw it
+    std::optional<double> seconds_since_wake; ///< since memory came back last; unset if it never slept
 };
 
 /// The progress of an operation. Sent often; losing one is harmless.

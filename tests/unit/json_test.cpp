@@ -83,7 +83,8 @@ TEST_CASE("JSON: a report says how the gate stands and what stays with the drive
         "count": 3, "reason": "the driver moves it by itself"})"));
     REQUIRE(report["wakes_waiting"].size() == 2);
     CHECK(report["wakes_waiting"][0] == json::parse(R"({"tags": ["weights", "kv_cache"], "by_touch": false,
-        "seconds": 12.5, "reason": "too little"})"));
+        "seconds": 12.5, "reason": "too little", "place": null})"));
+    CHECK(report["seconds_since_wake"] == nullptr);
     REQUIRE(report["transitions"].size() == 2);
     const auto& sleeps = report["transitions"][0];
     CHECK(sleeps["operation"] == "sleep");
@@ -94,6 +95,16 @@ TEST_CASE("JSON: a report says how the gate stands and what stays with the drive
     CHECK(sleeps["failures"] == json::parse(R"([{"code": "timed_out", "count": 2}])"));
     CHECK(report["transitions"][1]["durations"][12] ==
           json::parse(R"({"at_most_seconds": null, "count": 1})"));
+}
+
+TEST_CASE("JSON: a wake in line has its place, and the last wake its age", "[json]") {
+    auto status = test::sample_status();
+    status.wakes_waiting = {{{}, true, 3, "short", 2}};
+    status.seconds_since_wake = 1.5;
+    const auto report =
+        json::parse(to_json("gpu-ps", {{sample_process(), status}}))["processes"][0]["report"];
+    CHECK(report["wakes_waiting"][0]["place"] == 2);
+    CHECK(report["seconds_since_wake"] == 1.5);
 }
 
 TEST_CASE("JSON: failures have a code, a sentence, advice and the state", "[json]") {

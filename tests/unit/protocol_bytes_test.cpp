@@ -99,7 +99,7 @@ Report report_to_send() {
     report.touches = 0x42;
     report.last_touch = "cuX";
     report.residual = {{"ipc", 4, 0x51, 0x52, "why"}};
-    report.wakes_waiting = {{{"b", "c"}, true, 32, "full"}};
+    report.wakes_waiting = {{{"b", "c"}, true, 32, "full", 0x53}};
     report.idle_seconds = 64;
     report.inhibited = true;
     report.inhibited_seconds = 128;
@@ -111,6 +111,7 @@ Report report_to_send() {
                            {{ErrorCode::out_of_disk, 0x7e}}}};
     report.deep = true;
     report.deep_bytes = 0x62;
+    report.seconds_since_wake = 1024;
     return report;
 }
 
@@ -145,6 +146,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     sleep.store_is_named = true;
     sleep.host_budget = 0x0a0b;
     sleep.deep = true;
+    sleep.min_awake = Milliseconds(0x090a);
     check_bytes(sleep, "02:"
                        "02"
                        "010000000100000074"
@@ -166,16 +168,26 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                        "01"
                        "01"
                        "010b0a000000000000"
-                       "01");
+                       "01"
+                       "010a09000000000000");
 
-    check_bytes(WakeRequest{{"w"}, true, Milliseconds(0x0506), false, Milliseconds(0x0708), {"o"}},
+    check_bytes(WakeRequest{{"w"},
+                            true,
+                            Milliseconds(0x0506),
+                            false,
+                            Milliseconds(0x0708),
+                            {"o"},
+                            true,
+                            Milliseconds(0x0b0c)},
                 "03:"
                 "010000000100000077"
                 "01"
                 "0605000000000000"
                 "00"
                 "0807000000000000"
-                "01000000010000006f");
+                "01000000010000006f"
+                "01"
+                "0c0b000000000000");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
                                                             "01"
                                                             "011009000000000000");
@@ -239,6 +251,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "03000000637558"
                 "0100000003000000697063040000005100000000000000520000000000000003000000776879"
                 "0100000002000000010000006201000000630100000000000040400400000066756c6c"
+                "53000000"
                 "010000000000005040"
                 "01"
                 "010000000000006040"
@@ -250,5 +263,6 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "0000000000008040"
                 "0100000017007e00000000000000"
                 "01"
-                "6200000000000000");
+                "6200000000000000"
+                "010000000000009040");
 }

@@ -238,7 +238,7 @@ TEST_CASE("Protocol: what is accepted of each enumeration, and the least that a 
     CHECK(k_min_bytes<TagReport> == 76);
     CHECK(k_min_bytes<DeviceReport> == 164);
     CHECK(k_min_bytes<Residual> == 28);
-    CHECK(k_min_bytes<WaitingWake> == 17);
+    CHECK(k_min_bytes<WaitingWake> == 21);
     CHECK(k_min_bytes<TransitionCounts> == 117);
     CHECK(k_min_bytes<FailureCount> == 10);
 }

@@ -13,8 +13,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <iterator>
 #include <numeric>
+#include <string>
 #include <string_view>
 
 namespace gpu_sleep::sim {
@@ -50,6 +52,9 @@ CUuuid uuid_of(int gpu) noexcept {
     constexpr std::string_view k_beginning = "\x51\x30\x2d\x51";
     CUuuid uuid{};
     std::memcpy(uuid.bytes, k_beginning.data(), k_beginning.size());
+    // Another for each machine that several processes share.
+    const auto machine = std::hash<std::string>()(settings().state_file);
+    if (!settings().state_file.empty()) std::memcpy(uuid.bytes + k_beginning.size(), &machine, 6);
     uuid.bytes[sizeof uuid.bytes - 1] = static_cast<char>(gpu);
     return uuid;
 }

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/fd.hpp"
-#include "cli/answer_timeout.hpp"
+#include "peers/answer_timeout.hpp"
 #include "protocol/messages.hpp"
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 #include <variant>
 #include <vector>
 
-namespace gpu_sleep::cli {
+namespace gpu_sleep::peers {
 
 /// The result of a request: the agent's final reply, or why there is none.
 using Answer = std::variant<model::Report, model::Failure, Error>;
@@ -52,4 +52,4 @@ struct Observer {
 /// not report the result.
 [[nodiscard]] std::vector<Answer> ask_all(std::vector<Question> questions, const Observer& observer = {});
 
-} // namespace gpu_sleep::cli
+} // namespace gpu_sleep::peers
