@@ -251,6 +251,10 @@ Result<Process> choose_driver(const CommandRun& operation, Finder& finder, const
                               "process {} has no agent: the driver wakes all of it, and --tags and --order "
                               "are for those that have one",
                               title(*process));
+        if (is_held && std::get<model::WakeRequest>(operation.request).make_room)
+            return make_error(ErrorCode::invalid_argument,
+                              "process {} has no agent, and --make-room is for those that have one",
+                              title(*process));
         if (is_held) return process;
         if (state && !operation.moves.empty())
             return make_error(ErrorCode::invalid_argument,

@@ -225,6 +225,7 @@ std::string RoomMaking::holders(Parts& parts, const model::WakeRequest& request)
     if (!rehearsed) return {};
     const auto others = ask_neighbours(*neighbours);
     std::vector<peers::Candidate> candidates;
+    candidates.reserve(others.size());
     for (const auto& other : others) candidates.push_back(peers::candidate_of(other.status, {}));
     return joined(peers::describe(others, candidates, needs(*rehearsed)));
 }

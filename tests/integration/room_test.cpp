@@ -30,8 +30,9 @@ constexpr const char* k_uuid = "/processes/0/report/devices/0/uuid";
 
 /// A GPU with room for one of the models that use it.
 struct Machine {
-    const SharedDevices devices{"67108864"};
+    SharedDevices devices;
 
+    explicit Machine(std::string bytes = "67108864") : devices(std::move(bytes)) {}
     /// The environment of a program that makes room when it is touched.
     [[nodiscard]] Arguments model(const std::string& name, int min_awake_ms = 0) const {
         auto variables = devices.environment();
@@ -255,4 +256,17 @@ TEST_CASE("Room: who has memory and does not answer is named, and holds nobody u
     CHECK_THAT(output.err, mentions(fmt::format("{} (", other.host.pid())));
     CHECK_THAT(output.err, mentions("no agent of it answers"));
     CHECK(taken < Milliseconds(8'000));
+}
+
+TEST_CASE("Room: many that want one GPU at once all have their turn", "[room]") {
+    constexpr int k_models = 5;
+    constexpr int k_rounds = 6;
+    const Machine machine("100663296"); // the contexts stay there
+    std::deque<Model> models;
+    for (int i = 0; i < k_models; ++i) models.emplace_back(machine.model(fmt::format("model{}", i), 20));
+    for (int round = 0; round < k_rounds; ++round) {
+        for (auto& model : models) model.begin_request();
+        for (auto& model : models) model.end_request();
+    }
+    for (auto& model : models) CHECK(model.shown(k_waiting) == "none");
 }
