@@ -7,6 +7,7 @@
 #include "callbacks/callbacks.hpp"
 #include "operations/idle_watch.hpp"
 #include "operations/inhibitors.hpp"
+#include "operations/journal_lines.hpp"
 #include "operations/preparing.hpp"
 #include "operations/process_status.hpp"
 #include "operations/transitions.hpp"
@@ -28,6 +29,7 @@ struct Parts {
     Inhibitors inhibitors;
     ProcessStatus status;
     Transitions transitions;
+    JournalLines journal;
     Turnstile turnstile;
     Callbacks callbacks;
     torch::TorchTrim torch_trim; ///< used by one operation at a time
@@ -38,9 +40,11 @@ struct Parts {
     /// Called before the gate stays shut: has the agent hear of the process's end before all others.
     void (*const come_first_at_exit)() noexcept;
 
-    Parts(ProgramMemory& its_memory, std::string name, void (*comes_first)() noexcept)
+    Parts(ProgramMemory& its_memory, std::string name, std::string journal_socket,
+          void (*comes_first)() noexcept)
         : memory(its_memory), retired(its_memory),
-          status(its_memory, retired, idle, inhibitors, std::move(name)), come_first_at_exit(comes_first) {}
+          status(its_memory, retired, idle, inhibitors, std::move(name)), journal(std::move(journal_socket)),
+          come_first_at_exit(comes_first) {}
 };
 
 } // namespace gpu_sleep::agent::operations

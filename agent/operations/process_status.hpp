@@ -33,6 +33,7 @@ public:
     /// What report() says of all memory. Allocates nothing.
     [[nodiscard]] model::State state() noexcept;
     void set_name(std::string_view name);
+    [[nodiscard]] std::string name();
     /// Remembers how much contents a wake has brought back, and how long that took.
     void set_woken(Bytes bytes, double seconds);
     /// Remembers why the last wake for a touch failed; empty: it did not. report() says so while touches wait

@@ -16,8 +16,10 @@ inline constexpr const char* k_rules = "GPU_SLEEP_RULES";             ///< Alloc
 inline constexpr const char* k_on_touch = "GPU_SLEEP_ON_TOUCH";       ///< wait, wake or fail
 inline constexpr const char* k_touch_limit = "GPU_SLEEP_TOUCH_LIMIT"; ///< milliseconds
 inline constexpr const char* k_release_gil =
-    "GPU_SLEEP_RELEASE_GIL";                            ///< 1: a thread that waits lets Python run; 0
-inline constexpr const char* k_log = "GPU_SLEEP_LOG";   ///< error, warning, info or debug; see log::enabled()
+    "GPU_SLEEP_RELEASE_GIL";                          ///< 1: a thread that waits lets Python run; 0
+inline constexpr const char* k_log = "GPU_SLEEP_LOG"; ///< error, warning, info or debug; see log::enabled()
+inline constexpr const char* k_journal =
+    "GPU_SLEEP_JOURNAL"; ///< 1: transitions are written to the journal; 0; or where the journal listens
 inline constexpr const char* k_gate = "GPU_SLEEP_GATE"; ///< shut or checked
 inline constexpr const char* k_retain =
     "GPU_SLEEP_RETAIN"; ///< bytes of host memory that contents may take while their memory is awake
