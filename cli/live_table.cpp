@@ -29,11 +29,11 @@ struct Row {
     bool answers = false;
 };
 
-std::string words_for(const Report& report) {
+std::string short_state(const Report& report) {
     if (!report.wakes_waiting.empty()) return "waits"; // for room to wake
     switch (report.state) {
     case State::awake: return "awake";
-    case State::asleep: return "asleep";
+    case State::asleep: return report.deep ? "deep" : "asleep";
     case State::partial: return "partly";
     case State::damaged: return "damaged";
     }
@@ -47,7 +47,7 @@ Row row_of(const Outcome& outcome) {
     const auto* const report = std::get_if<Report>(&outcome.answer);
     if (!report) return row;
     row.answers = true;
-    row.state = words_for(*report);
+    row.state = short_state(*report);
     row.is_asleep = report->state != State::awake;
     if (!report->name.empty()) row.name = report->name;
     row.idle = report->idle_seconds;

@@ -5,6 +5,7 @@
 #include "life/agent.hpp"
 
 #include "base/guard.hpp"
+#include "base/journal.hpp"
 #include "base/log.hpp"
 #include "common/interception.hpp"
 #include "common/lock_order.hpp"
@@ -127,6 +128,17 @@ Error asleep_deeply() {
     return make_error(ErrorCode::refused, "the process sleeps deeply, and its touches fail");
 }
 
+/// Where the journal listens; empty: nothing is written to it.
+std::string journal_of_environment() {
+    const auto parse_journal = [](std::string_view text) -> std::optional<std::string> {
+        if (text == "0") return std::string();
+        if (text == "1") return journal::k_socket;
+        return text.starts_with('/') ? std::optional(std::string(text)) : std::nullopt;
+    };
+    return parsed_setting(model::environment::k_journal, "1, 0 or the path of a socket", parse_journal)
+        .value_or(journal::k_socket);
+}
+
 } // namespace
 
 Agent* Agent::existing() noexcept {
@@ -144,8 +156,9 @@ Agent& Agent::instance() {
 
 Agent::Agent()
     : memory_(rule_of_environment(), retained_of_environment()),
-      parts_(memory_, name_in_environment(), &Agent::come_first_at_exit), server_(*this),
-      touch_request_(touch_request_of_environment()), host_budget_(host_budget_of_environment()) {
+      parts_(memory_, name_in_environment(), journal_of_environment(), &Agent::come_first_at_exit),
+      server_(*this), touch_request_(touch_request_of_environment()),
+      host_budget_(host_budget_of_environment()) {
     inhibit_by_environment(parts_.inhibitors);
     store::HostAccount::own().limit(host_budget_);
     parts_.preparation.settled_after = prepare_of_environment();
@@ -280,7 +293,11 @@ void Agent::ended(const server::Operation& operation, const server::Outcome& out
                   Clock::duration taken) noexcept {
     const auto transition = operations::transition_of(operation, outcome);
     if (!transition) return;
-    parts_.transitions.count(*transition, outcome, std::chrono::duration<double>(taken).count());
+    const auto seconds = std::chrono::duration<double>(taken).count();
+    parts_.transitions.count(*transition, outcome, seconds);
+    std::string name;
+    ignoring_errors([&] { name = parts_.status.name(); });
+    parts_.journal.write(*transition, outcome, seconds, name);
 }
 
 void Agent::inhibit(const model::InhibitRequest& request) noexcept {

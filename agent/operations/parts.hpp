@@ -8,6 +8,7 @@
 #include "operations/deep_sleep.hpp"
 #include "operations/idle_watch.hpp"
 #include "operations/inhibitors.hpp"
+#include "operations/journal_lines.hpp"
 #include "operations/preparing.hpp"
 #include "operations/process_status.hpp"
 #include "operations/room_making.hpp"
@@ -31,6 +32,7 @@ struct Parts {
     DeepSleep deep;
     ProcessStatus status;
     Transitions transitions;
+    JournalLines journal;
     Turnstile turnstile;
     Callbacks callbacks;
     torch::TorchTrim torch_trim; ///< used by one operation at a time
@@ -42,10 +44,11 @@ struct Parts {
     /// Called before the gate stays shut: has the agent hear of the process's end before all others.
     void (*const come_first_at_exit)() noexcept;
 
-    Parts(ProgramMemory& its_memory, std::string name, void (*comes_first)() noexcept)
+    Parts(ProgramMemory& its_memory, std::string name, std::string journal_socket,
+          void (*comes_first)() noexcept)
         : memory(its_memory), retired(its_memory), deep(its_memory),
           status(its_memory, retired, idle, inhibitors, deep, std::move(name)),
-          come_first_at_exit(comes_first) {}
+          journal(std::move(journal_socket)), come_first_at_exit(comes_first) {}
 };
 
 } // namespace gpu_sleep::agent::operations

@@ -84,6 +84,11 @@ void ProcessStatus::set_name(std::string_view name) {
     name_ = name;
 }
 
+std::string ProcessStatus::name() {
+    const MutexLock lock(mutex_);
+    return name_;
+}
+
 void ProcessStatus::set_woken(Bytes bytes, double seconds) {
     const MutexLock lock(mutex_);
     woken_bytes_ = bytes;

@@ -35,6 +35,7 @@ public:
     /// What report() says of all memory. Allocates nothing.
     [[nodiscard]] model::State state() noexcept;
     void set_name(std::string_view name);
+    [[nodiscard]] std::string name();
     /// Remembers how much contents a wake has brought back, and how long that took.
     void set_woken(Bytes bytes, double seconds);
     /// Memory has come back.

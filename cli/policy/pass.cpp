@@ -84,7 +84,7 @@ private:
 
 std::vector<Outcome> carry_out(const PassOptions& options, Finder& finder, std::vector<Order> orders) {
     constexpr Milliseconds k_grace{5'000}; // the agent keeps the limit, and then undoes what it did
-    std::vector<Question> questions;
+    std::vector<peers::Question> questions;
     std::vector<Process> asked;
     std::vector<Outcome> outcomes;
     for (auto& [process, request] : orders) {
@@ -96,12 +96,12 @@ std::vector<Outcome> carry_out(const PassOptions& options, Finder& finder, std::
             outcomes.push_back({std::move(process), std::move(socket).error()});
             continue;
         }
-        const AnswerTimeout::Limits limits{request.timeout, k_grace, !request.bounds_all, {}, 1};
+        const peers::AnswerTimeout::Limits limits{request.timeout, k_grace, !request.bounds_all, {}, 1};
         questions.push_back({*std::move(socket), std::move(request), limits,
                              [&finder, process] { return finder.proc().is_stopped(process); }});
         asked.push_back(std::move(process));
     }
-    auto answers = ask_all(std::move(questions));
+    auto answers = peers::ask_all(std::move(questions));
     for (std::size_t i = 0; i < asked.size(); ++i)
         outcomes.push_back({std::move(asked[i]), std::move(answers[i])});
     ask_again(finder, outcomes);

@@ -75,7 +75,6 @@ namespace gpu_sleep::driver {
 #define GPU_SLEEP_OPTIONAL_DRIVER_FUNCTIONS(X)                                                               \
     X(cuCtxRecordEvent)                                                                                      \
     X(cuCtxGetId)                                                                                            \
-    X(cuDeviceGetUuid)                                                                                       \
     X(cuDeviceGetDefaultMemPool)                                                                             \
     X(cuDeviceGetMemPool)                                                                                    \
     X(cuDeviceGetUuid)                                                                                       \

@@ -6,9 +6,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-
 namespace gpu_sleep::driver {
 
 Result<PrimaryContext> PrimaryContext::retain(const Api& api, int device) {
@@ -107,18 +104,6 @@ Result<bool> can_reach(const Api& api, int device, int other) {
 std::string device_name(const Api& api, int device) {
     char name[256] = {};
     return api.cuDeviceGetName(name, sizeof(name) - 1, device) == CUDA_SUCCESS ? name : std::string();
-}
-
-std::string device_uuid(const Api& api, int device) {
-    CUuuid uuid{};
-    if (!api.cuDeviceGetUuid || api.cuDeviceGetUuid(&uuid, device) != CUDA_SUCCESS) return {};
-    std::string text = "GPU";
-    for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
-        constexpr std::array<std::size_t, 5> k_dashes{0, 4, 6, 8, 10};
-        if (std::find(k_dashes.begin(), k_dashes.end(), i) != k_dashes.end()) text += '-';
-        text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
-    }
-    return text;
 }
 
 bool is_mps_client(const Api& api, int device) {

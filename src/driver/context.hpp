@@ -96,9 +96,6 @@ struct MemoryInfo {
 
 /// The device's name for people; empty if the driver does not say. Source: CUDA Driver API, cuDeviceGetName.
 [[nodiscard]] std::string device_name(const Api& api, int device);
-/// The device's name with NVML, "GPU-..."; empty if the driver does not say. Source: CUDA Driver API,
-/// cuDeviceGetUuid.
-[[nodiscard]] std::string device_uuid(const Api& api, int device);
 /// Whether the process uses the device through MPS. Source: CUDA Driver API, CU_DEVICE_ATTRIBUTE_MPS_ENABLED.
 [[nodiscard]] bool is_mps_client(const Api& api, int device);
 /// The device's place on the PCI bus, "0000:17:00.0"; empty if the driver does not say. Source: CUDA Driver

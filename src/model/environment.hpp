@@ -20,8 +20,10 @@ inline constexpr const char* k_make_room =
 inline constexpr const char* k_min_awake =
     "GPU_SLEEP_MIN_AWAKE"; ///< milliseconds since its last wake for which another is left alone then
 inline constexpr const char* k_release_gil =
-    "GPU_SLEEP_RELEASE_GIL";                            ///< 1: a thread that waits lets Python run; 0
-inline constexpr const char* k_log = "GPU_SLEEP_LOG";   ///< error, warning, info or debug; see log::enabled()
+    "GPU_SLEEP_RELEASE_GIL";                          ///< 1: a thread that waits lets Python run; 0
+inline constexpr const char* k_log = "GPU_SLEEP_LOG"; ///< error, warning, info or debug; see log::enabled()
+inline constexpr const char* k_journal =
+    "GPU_SLEEP_JOURNAL"; ///< 1: transitions are written to the journal; 0; or where the journal listens
 inline constexpr const char* k_gate = "GPU_SLEEP_GATE"; ///< shut or checked
 inline constexpr const char* k_retain =
     "GPU_SLEEP_RETAIN"; ///< bytes of host memory that contents may take while their memory is awake

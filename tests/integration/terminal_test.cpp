@@ -123,12 +123,12 @@ TEST_CASE("Terminal: arguments, files and their names cannot steer it", "[termin
 TEST_CASE("Terminal: what the environment says of the agent cannot steer it", "[terminal]") {
     Arguments environment{"GPU_SLEEP_CAPTURE=1"};
     for (const auto* const name :
-         {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "GATE", "LOG", "INHIBIT"})
+         {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "GATE", "LOG", "INHIBIT", "JOURNAL"})
         environment.push_back(fmt::format("GPU_SLEEP_{}={}", name, hostile_text()));
     Host host(environment);
     host.tell("alloc weights 4096 0");
     const auto said = host.process().errors();
-    for (const auto* const name : {"NAME", "ON_TOUCH", "TOUCH_LIMIT", "GATE", "LOG", "INHIBIT"})
+    for (const auto* const name : {"NAME", "ON_TOUCH", "TOUCH_LIMIT", "GATE", "LOG", "INHIBIT", "JOURNAL"})
         CHECK_THAT(said, mentions(fmt::format("GPU_SLEEP_{} is ignored", name)));
     CHECK(is_safe(said));
     CHECK_THAT(said, !mentions("\ngpu-sleep: all is well"));

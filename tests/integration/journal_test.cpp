@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What the agent writes to the journal.
+
+#include "mentions.hpp"
+#include "support/fake_journal.hpp"
+#include "support/host.hpp"
+#include "support/scratch.hpp"
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+/// An entry that has to be there: it is written before the answer.
+Entry next_of(const FakeJournal& journal) {
+    auto entry = journal.next();
+    REQUIRE(entry);
+    return *std::move(entry);
+}
+
+} // namespace
+
+TEST_CASE("Journal: each transition writes one entry with fields", "[journal]") {
+    const Scratch scratch;
+    const FakeJournal journal(scratch.file("socket"));
+    Host host({"GPU_SLEEP_JOURNAL=" + scratch.file("socket"), "GPU_SLEEP_NAME=llama"});
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-ps").status == 0);
+    REQUIRE(host.command("gpu-sleep", {"--dry-run"}).status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK_FALSE(journal.next());
+
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    const auto slept = next_of(journal);
+    CHECK(slept.at("SYSLOG_IDENTIFIER") == "gpu-sleep");
+    CHECK(slept.at("PRIORITY") == "6");
+    CHECK(slept.at("GPU_SLEEP_OPERATION") == "sleep");
+    CHECK(slept.at("GPU_SLEEP_RESULT") == "done");
+    CHECK(slept.at("GPU_SLEEP_STATE") == "asleep");
+    CHECK(slept.at("GPU_SLEEP_BYTES_RELEASED") == "4194304");
+    CHECK(slept.at("GPU_SLEEP_NAME") == "llama");
+    CHECK(std::stod(slept.at("GPU_SLEEP_SECONDS")) > 0);
+    CHECK(slept.at("MESSAGE_ID").size() == 32);
+    CHECK(slept.at("MESSAGE").starts_with("llama: asleep after "));
+    CHECK(slept.at("MESSAGE").ends_with(", 4.00 MiB of GPU memory released"));
+
+    REQUIRE(host.command("gpu-sleep", {"--store", "file", "--dir", scratch.path().string()}).status == 0);
+    const auto moved = next_of(journal);
+    CHECK(moved.at("GPU_SLEEP_OPERATION") == "move");
+    CHECK(moved.at("GPU_SLEEP_BYTES_MOVED") == "4194304");
+
+    REQUIRE(host.command("gpu-wake").status == 0);
+    const auto woken = next_of(journal);
+    CHECK(woken.at("GPU_SLEEP_OPERATION") == "wake");
+    CHECK(woken.at("GPU_SLEEP_STATE") == "awake");
+    CHECK(woken.at("GPU_SLEEP_BYTES_TAKEN") == "4194304");
+    CHECK(woken.at("MESSAGE_ID") != slept.at("MESSAGE_ID"));
+
+    host.tell("inhibit");
+    REQUIRE(host.command("gpu-sleep").status == 1);
+    const auto failed = next_of(journal);
+    CHECK(failed.at("GPU_SLEEP_RESULT") == "inhibited");
+    CHECK(failed.at("PRIORITY") == "4");
+    CHECK(failed.at("MESSAGE") == "llama: sleep failed: sleeps are inhibited");
+    CHECK(failed.at("MESSAGE_ID") == slept.at("MESSAGE_ID"));
+    CHECK_FALSE(failed.contains("GPU_SLEEP_BYTES_RELEASED"));
+    CHECK_FALSE(journal.next());
+}
+
+TEST_CASE("Journal: nothing is written where the environment says so, or nobody listens", "[journal]") {
+    const Scratch scratch;
+    const bool is_off = GENERATE(true, false);
+    const FakeJournal journal(scratch.file("socket"));
+    Host host({is_off ? "GPU_SLEEP_JOURNAL=0" : "GPU_SLEEP_JOURNAL=" + scratch.file("other")});
+    host.tell("alloc weights 4194304 0");
+    CHECK(host.command("gpu-sleep").status == 0);
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK_FALSE(journal.next());
+    CHECK(host.process().errors().empty());
+}
