@@ -44,7 +44,8 @@ struct Options {
     std::optional<Bytes> min_size, retain;
     std::optional<model::OnTouch> on_touch;
     std::optional<model::GateMode> gate;
-    std::optional<Milliseconds> touch_limit;
+    std::optional<Milliseconds> touch_limit, stop_grace;
+    std::string on_stop; ///< empty for the default
     bool prepare = false, release_gil = false, keep_gil = false, no_capture = false, audit = false;
 };
 
@@ -84,6 +85,11 @@ void add_options(CLI::App& app, Options& options) {
     cli::add_size(app, "--retain", options.retain,
                   "Host memory that may keep contents while awake, so that the next sleep copies only what\n"
                   "changed; 0 for none (default: what the host has room for)");
+    cli::add_choice(
+        app, "--on-stop", "stop|sleep", [&options](const std::string& word) { options.on_stop = word; },
+        "What SIGTSTP does: the process stops (the default), or sleeps first and wakes when it is continued");
+    cli::add_limit(app, "--stop-grace", options.stop_grace,
+                   "With --on-stop sleep: by how long a sleep may put the stop off (default: 5s)");
     cli::add_flag(app, "--prepare", options.prepare,
                   "Make host memory ready for the first sleep once the program's memory has not changed for\n"
                   "10 s; for hosts on which a first sleep takes long");
@@ -143,6 +149,9 @@ Result<std::map<const char*, std::string>> agent_environment(const Options& opti
     if (options.gate) variables[environment::k_gate] = model::to_string(*options.gate);
     if (options.touch_limit)
         variables[environment::k_touch_limit] = std::to_string(options.touch_limit->count());
+    if (!options.on_stop.empty()) variables[environment::k_on_stop] = options.on_stop;
+    if (options.stop_grace)
+        variables[environment::k_stop_grace] = std::to_string(options.stop_grace->count());
     if (options.retain) variables[environment::k_retain] = std::to_string(*options.retain);
     if (options.prepare) variables[environment::k_prepare] = "10";
     if (options.release_gil || options.keep_gil)
@@ -274,5 +283,7 @@ int main(int argc, char** argv) {
     if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
     if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
         return cli::usage_error("gpu-run", problem, false);
+    if (options.stop_grace && options.on_stop != "sleep")
+        return cli::usage_error("gpu-run", "--stop-grace needs --on-stop sleep", false);
     return run(options, std::move(command));
 }
