@@ -44,8 +44,9 @@ struct Options {
     std::optional<Bytes> min_size, retain, host_budget;
     std::optional<model::OnTouch> on_touch;
     std::optional<model::GateMode> gate;
-    std::optional<Milliseconds> touch_limit, min_awake;
+    std::optional<Milliseconds> touch_limit, min_awake, stop_grace;
     bool make_room = false;
+    std::string on_stop; ///< empty for the default
     bool prepare = false, release_gil = false, keep_gil = false, no_capture = false, audit = false;
 };
 
@@ -92,6 +93,11 @@ void add_options(CLI::App& app, Options& options) {
     cli::add_size(app, "--host-budget", options.host_budget,
                   "Host memory that all processes of this user may hold together for contents: this one\n"
                   "takes no more (default: any amount)");
+    cli::add_choice(
+        app, "--on-stop", "stop|sleep", [&options](const std::string& word) { options.on_stop = word; },
+        "What SIGTSTP does: the process stops (the default), or sleeps first and wakes when it is continued");
+    cli::add_limit(app, "--stop-grace", options.stop_grace,
+                   "With --on-stop sleep: by how long a sleep may put the stop off (default: 5s)");
     cli::add_flag(app, "--prepare", options.prepare,
                   "Make host memory ready for the first sleep once the program's memory has not changed for\n"
                   "10 s; for hosts on which a first sleep takes long");
@@ -153,6 +159,9 @@ Result<std::map<const char*, std::string>> agent_environment(const Options& opti
         variables[environment::k_touch_limit] = std::to_string(options.touch_limit->count());
     if (options.make_room) variables[environment::k_make_room] = "1";
     if (options.min_awake) variables[environment::k_min_awake] = std::to_string(options.min_awake->count());
+    if (!options.on_stop.empty()) variables[environment::k_on_stop] = options.on_stop;
+    if (options.stop_grace)
+        variables[environment::k_stop_grace] = std::to_string(options.stop_grace->count());
     if (options.retain) variables[environment::k_retain] = std::to_string(*options.retain);
     if (options.host_budget) variables[environment::k_host_budget] = std::to_string(*options.host_budget);
     if (options.prepare) variables[environment::k_prepare] = "10";
@@ -287,5 +296,7 @@ int main(int argc, char** argv) {
         return cli::usage_error("gpu-run", problem, false);
     if (options.min_awake && !options.make_room)
         return cli::usage_error("gpu-run", "--min-awake is for --make-room", false);
+    if (options.stop_grace && options.on_stop != "sleep")
+        return cli::usage_error("gpu-run", "--stop-grace needs --on-stop sleep", false);
     return run(options, std::move(command));
 }

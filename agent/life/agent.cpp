@@ -196,6 +196,20 @@ void Agent::handle_fork_in_child() noexcept {
     ProgramMemory::end();
     stop_intercepting();
     gate::Gate::instance().reset_in_child();
+    life::StopWatch::leave_in_child();
+}
+
+Result<void> Agent::watch_for_stops() {
+    namespace environment = model::environment;
+    const auto on_stop = parsed_setting(environment::k_on_stop, "sleep or stop", life::parse_on_stop);
+    const auto grace = parsed_setting(environment::k_stop_grace, k_limit_words, parse_limit);
+    if (on_stop != life::OnStop::sleep) return {};
+    constexpr Milliseconds k_grace{5'000};
+    return stop_watch_.start({[this](server::Operation operation, server::ProgressSink progress) {
+                                  return server_.post(std::move(operation), std::move(progress));
+                              },
+                              [this] { return status(); }},
+                             grace.value_or(k_grace));
 }
 
 Result<void> Agent::start() {
@@ -220,6 +234,8 @@ Result<void> Agent::start() {
         come_first_at_exit();
     });
     memory_.start();
+    if (auto watched = watch_for_stops(); !watched)
+        log::error("SIGTSTP will stop this process awake: {}", watched.error().message);
     if (parts_.preparation.settled_after.load() != Milliseconds(0)) memory_.tidy_within(Milliseconds(0));
     return {};
 }
@@ -278,6 +294,7 @@ server::Outcome Agent::run_here(server::Operation operation) {
 model::Report Agent::status() {
     auto report = parts_.status.report();
     report.transitions = parts_.transitions.counts();
+    if (auto note = stop_watch_.note(); !note.empty()) report.notes.push_back(std::move(note));
     return report;
 }
 

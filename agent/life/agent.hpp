@@ -7,6 +7,7 @@
 
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
+#include "life/stop_watch.hpp"
 #include "operations/parts.hpp"
 #include "program_memory/program_memory.hpp"
 #include "server/server.hpp"
@@ -80,12 +81,15 @@ private:
     /// `error` as it is told: whatever fails once the process has begun to end, that is why.
     [[nodiscard]] Error as_it_ends(Error error) const;
     void wake_on_touch();
+    /// If the environment wants it.
+    [[nodiscard]] Result<void> watch_for_stops();
 
     Mutex start_mutex_ GPU_SLEEP_ACQUIRED_BEFORE(lock_order::starting); ///< one start at a time
     std::atomic<pid_t> pid_{0};                                         ///< of the process that started it
     ProgramMemory memory_;
     operations::Parts parts_;
     server::Server server_;
+    life::StopWatch stop_watch_;
     model::WakeRequest touch_request_;       ///< what a touch asks for
     const std::optional<Bytes> host_budget_; ///< of the environment
     std::atomic<bool> wake_wanted_{false};   ///< by a touch, and not yet tried

@@ -57,11 +57,13 @@ void* g_driver = nullptr;
 
 template <class T>
 T load(const T& value) {
-    return __atomic_load_n(&value, __ATOMIC_ACQUIRE);
+    T now;
+    __atomic_load(&value, &now, __ATOMIC_ACQUIRE);
+    return now;
 }
 template <class T>
 void store(T& value, T now) {
-    __atomic_store_n(&value, now, __ATOMIC_RELEASE);
+    __atomic_store(&value, &now, __ATOMIC_RELEASE);
 }
 
 bool is_ours(const void* address) {
@@ -175,6 +177,13 @@ extern "C" GPU_SLEEP_HIDDEN void* gpu_sleep_login_resolve(std::size_t index, voi
     void* const found = library ? resolve(real, library, name) : nullptr;
     if (found) store(*slot, found);
     return found ? found : reinterpret_cast<void*>(&answer_for_missing);
+}
+
+/// The address sanitizer, where a program brings it as a library, ends a program in which another library
+/// comes first, unless it is told that this is meant. A program's own function of this name comes before
+/// ours.
+extern "C" __attribute__((visibility("default"), used)) const char* __asan_default_options() {
+    return "verify_asan_link_order=0";
 }
 
 /// The symbol with a version; see exports.map.

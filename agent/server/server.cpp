@@ -77,10 +77,10 @@ void Server::show_renamed() {
     if (listener_) pthread_setname_np(*listener_, k_control_thread_renamed); // it ends with the process
 }
 
-Outcome Server::post(Operation operation) {
+Outcome Server::post(Operation operation, ProgressSink progress) {
     std::promise<Outcome> promise;
     auto outcome = promise.get_future();
-    Job job{std::move(operation), [](const model::Progress&) { return true; },
+    Job job{std::move(operation), std::move(progress),
             [&promise](Outcome done) { promise.set_value(std::move(done)); }, true};
     const auto* const sleep = std::get_if<model::SleepRequest>(&job.operation);
     const bool is_limited = sleep != nullptr;

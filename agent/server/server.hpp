@@ -63,8 +63,10 @@ public:
     /// may be tried again, and there is no socket until then.
     [[nodiscard]] Result<void> start();
 
-    /// Runs `operation` on the operations thread and waits for it. Thread-safe.
-    [[nodiscard]] Outcome post(Operation operation);
+    /// Runs `operation` on the operations thread and waits for it; `progress` may withdraw it, as a command
+    /// may. Thread-safe.
+    [[nodiscard]] Outcome post(
+        Operation operation, ProgressSink progress = [](const model::Progress&) { return true; });
 
     /// A wake for touches, without waiting for it. It is tried as long as GPU memory is short and `is_wanted`
     /// says so: it is told of each shortage, then the outcome, on one of the two threads.

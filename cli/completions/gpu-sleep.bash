@@ -76,7 +76,7 @@ _gpu_run() {
         case $word in
         --) ((i += 1)); break ;;
         --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --min-awake | --gate | --retain | --host-budget | \
-            --enable-for | --disable-for | --root) ((i += 1)) ;;
+            --on-stop | --stop-grace | --enable-for | --disable-for | --root) ((i += 1)) ;;
         -*) ;;
         *) break ;;
         esac
@@ -86,8 +86,9 @@ _gpu_run() {
         return
     fi
     case $3 in
-    --on-touch | --gate | --enable-for | --disable-for) words=$(_gpu_sleep_choices "$1" "$3") ;;
+    --on-touch | --on-stop | --gate | --enable-for | --disable-for) words=$(_gpu_sleep_choices "$1" "$3") ;;
     --touch-limit | --min-awake) words='10s 30s 60s 5m' ;;
+    --stop-grace) words='2s 5s 10s' ;;
     --root) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --min-size) words='64KiB 1MiB 16MiB' ;;
     --retain | --host-budget) words='0 16GiB 64GiB' ;;

@@ -36,6 +36,9 @@ inline constexpr const char* k_host_budget =
 inline constexpr const char* k_inhibit =
     "GPU_SLEEP_INHIBIT"; ///< milliseconds for which sleeps from outside are refused; 0: as long as it runs
 
+inline constexpr const char* k_on_stop = "GPU_SLEEP_ON_STOP"; ///< sleep or stop: what SIGTSTP does
+inline constexpr const char* k_stop_grace =
+    "GPU_SLEEP_STOP_GRACE"; ///< milliseconds by which such a sleep may put the stop off
 inline constexpr const char* k_disable =
     "GPU_SLEEP_DISABLE"; ///< set, and not 0: the program's use of the GPU is left alone
 

@@ -285,6 +285,27 @@ Answer unblock_signals(Words&) {
     return std::to_string(g_signals);
 }
 
+Answer handle_stops(Words&) {
+    std::signal(SIGTSTP, [](int) { ++g_signals; });
+    return std::string();
+}
+
+/// Whether SIGTSTP and SIGCONT do in a child of fork() what they do in a program at its start.
+Answer see_stops_in_child(Words&) {
+    const auto child = ::fork();
+    if (child == 0) {
+        for (const int signal : {SIGTSTP, SIGCONT}) {
+            struct sigaction action = {};
+            if (::sigaction(signal, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) ::_exit(1);
+        }
+        ::_exit(0);
+    }
+    int status = -1;
+    if (child < 0 || ::waitpid(child, &status, 0) != child)
+        return errno_error(ErrorCode::internal, errno, "fork", "a child");
+    return std::string(status == 0 ? "default" : "handled");
+}
+
 // ---- The simulated driver
 
 Answer set_fault(const std::string& kind, Words& words) {
@@ -348,6 +369,8 @@ const Commands& commands() {
         {"own_tmp", have_own_tmp},
         {"become", become_user},
         {"forbid", forbid_call},
+        {"handle_stops", handle_stops},
+        {"stops_in_child", see_stops_in_child},
         {"block", block_signals},
         {"unblock", unblock_signals},
         {"signals", [](Words&) { return Answer(std::to_string(g_signals)); }},

@@ -67,6 +67,10 @@ Kind choice(Arguments words) {
     return {std::move(words),
             with(k_never, {"x", "-1", "0", "1s", k_beyond_all, "shut|checked", "WAIT", "wait "})};
 }
+Kind with_needs(Kind kind, Arguments needs) {
+    kind.needs = std::move(needs);
+    return kind;
+}
 Kind directory(Arguments needs) {
     return {{"/nonexistent", "here", std::string(300, 'd')}, {}, false, std::move(needs)};
 }
@@ -119,6 +123,8 @@ const std::map<std::string, Kind>& kinds() {
         {"--sort", choice({"gpu", "host", "idle", "pid", "name"})},
         {"--on-touch", choice({"wait", "wake", "fail"})},
         {"--gate", choice({"shut", "checked"})},
+        {"--on-stop", choice({"stop", "sleep"})},
+        {"--stop-grace", with_needs(duration(), {"--on-stop", "sleep"})},
         {"--engine", choice({"agent", "driver", "auto"})},
         {"--tags", tags()},
         {"--order", tags()},

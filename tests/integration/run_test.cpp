@@ -117,8 +117,8 @@ TEST_CASE("Run: a setting of the environment that makes no sense is named once, 
     };
     const auto right = start({"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake", "GPU_SLEEP_TOUCH_LIMIT=100",
                               "GPU_SLEEP_MIN_SIZE=1", "GPU_SLEEP_TAG=weights", "GPU_SLEEP_GATE=checked",
-                              "GPU_SLEEP_RELEASE_GIL=0", "GPU_SLEEP_INHIBIT=100",
-                              "GPU_SLEEP_RULES=", "GPU_SLEEP_LOG=warning",
+                              "GPU_SLEEP_RELEASE_GIL=0", "GPU_SLEEP_INHIBIT=100", "GPU_SLEEP_ON_STOP=sleep",
+                              "GPU_SLEEP_STOP_GRACE=100", "GPU_SLEEP_RULES=", "GPU_SLEEP_LOG=warning",
                               "GPU_SLEEP_NAME=" + std::string(62, 'n') + "\xC3\xBC"});
     CHECK(right.status == 7); // its own
     CHECK(right.err.empty());
@@ -126,6 +126,8 @@ TEST_CASE("Run: a setting of the environment that makes no sense is named once, 
                                                                  {"TOUCH_LIMIT", "-1"},
                                                                  {"TOUCH_LIMIT", "5s"},
                                                                  {"INHIBIT", "4h"},
+                                                                 {"ON_STOP", "nap"},
+                                                                 {"STOP_GRACE", "5s"},
                                                                  {"MIN_SIZE", "abc"},
                                                                  {"TAG", "bad tag,x"},
                                                                  {"GATE", "zzz"},
@@ -152,15 +154,32 @@ TEST_CASE("Run: the options are the agent's environment", "[run]") {
     CHECK(value_in(plain, "LD_PRELOAD") == agent_file());
     CHECK(value_in(plain, "GPU_SLEEP_CAPTURE") == "1");
     for (const auto* name : {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "RELEASE_GIL",
-                             "GATE", "RETAIN", "PREPARE"})
+                             "GATE", "RETAIN", "PREPARE", "ON_STOP", "STOP_GRACE"})
         CHECK(value_in(plain, fmt::format("GPU_SLEEP_{}", name)) == "none");
 
     const Scratch scratch;
     std::ofstream(scratch.file("rules.json")) << R"({"rules": [{"library": "libx", "capture": false}]})";
-    const auto all =
-        environment_after({"--name", "llama", "--tag=weights", "--min-size", "64KiB", "--rules",
-                           scratch.file("rules.json"), "--on-touch", "wake", "--touch-limit", "1.5s",
-                           "--release-gil", "--gate", "checked", "--retain", "2GiB", "--prepare"});
+    const auto all = environment_after({"--name",
+                                        "llama",
+                                        "--tag=weights",
+                                        "--min-size",
+                                        "64KiB",
+                                        "--rules",
+                                        scratch.file("rules.json"),
+                                        "--on-touch",
+                                        "wake",
+                                        "--touch-limit",
+                                        "1.5s",
+                                        "--release-gil",
+                                        "--gate",
+                                        "checked",
+                                        "--retain",
+                                        "2GiB",
+                                        "--prepare",
+                                        "--on-stop",
+                                        "sleep",
+                                        "--stop-grace",
+                                        "2s"});
     CHECK(value_in(all, "GPU_SLEEP_NAME") == "llama");
     CHECK(value_in(all, "GPU_SLEEP_TAG") == "weights");
     CHECK(value_in(all, "GPU_SLEEP_MIN_SIZE") == "65536");
@@ -171,6 +190,8 @@ TEST_CASE("Run: the options are the agent's environment", "[run]") {
     CHECK(value_in(all, "GPU_SLEEP_GATE") == "checked");
     CHECK(value_in(all, "GPU_SLEEP_RETAIN") == "2147483648");
     CHECK(value_in(all, "GPU_SLEEP_PREPARE") == "10");
+    CHECK(value_in(all, "GPU_SLEEP_ON_STOP") == "sleep");
+    CHECK(value_in(all, "GPU_SLEEP_STOP_GRACE") == "2000");
 
     const auto none = environment_after({"--no-capture", "--keep-gil"});
     CHECK(value_in(none, "GPU_SLEEP_CAPTURE") == "0");
@@ -286,6 +307,11 @@ TEST_CASE("Run: wrong usage ends with 2 and says what is wrong", "[run]") {
         {{"--gate", "open", "true"}, "shut|checked"},
         {{"--touch-limit", "soon", "true"}, "not a duration"},
         {{"--touch-limit", "5s", "--on-touch", "wait", "true"}, "--on-touch wake"},
+        {{"--stop-grace", "5s", "true"}, "--on-stop sleep"},
+        {{"--stop-grace", "5s", "--on-stop", "stop", "true"}, "--on-stop sleep"},
+        {{"--enable-for", "user", "true"}, "take no COMMAND"},
+        {{"--enable-for", "user", "--disable-for", "user"}, "--disable-for"},
+        {{"--enable-for", "user", "--root", "/nonexistent"}, "the machine's files"},
         {{"--release-gil", "--keep-gil", "true"}, "--keep-gil"},
         {{"--no-capture", "--tag", "a", "true"}, "--no-capture"},
         {{"--rules", scratch.file("rules.json"), "true"}, "rule 1, tag"},

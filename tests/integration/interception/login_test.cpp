@@ -182,6 +182,25 @@ TEST_CASE("Login: a program that never uses CUDA gets neither the agent nor a dr
     CHECK(python.out == "False False True\nFalse\n");
 }
 
+TEST_CASE("Login: programs with a sanitizer in them run as they would", "[login]") {
+    const Scratch scratch;
+    write(scratch.path() / "a.c",
+          "#include <stdio.h>\n#include <stdlib.h>\n"
+          "int main(int n, char** v) { char* p = malloc(3); free(p); return n > 1 ? p[n] : 7; }\n");
+    const auto& sanitizer = GENERATE(as<std::string>(), "address", "undefined", "thread");
+    INFO(sanitizer);
+    const auto program = scratch.file("a");
+    if (run({{"cc", "-w", "-O0", "-fsanitize=" + sanitizer, "-o", program, scratch.file("a.c")}}).status != 0)
+        return skip("the compiler has no such sanitizer");
+    const Arguments variables{"LD_PRELOAD=" + login_library(), "GPU_SLEEP_CAPTURE=1"};
+    const auto right = run({{"setarch", "-R", program}, variables});
+    INFO(right.err);
+    CHECK(right.status == 7);
+    CHECK(right.err.empty());
+    if (sanitizer != "address") return;
+    CHECK_THAT(run({{"setarch", "-R", program, "1"}, variables}).err, mentions("heap-use-after-free"));
+}
+
 TEST_CASE("Login: GPU_SLEEP_DISABLE and the deny lists are ways out", "[login]") {
     const Home home;
     home.enable();

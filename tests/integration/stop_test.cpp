@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Jobs that are stopped and continued: with gpu-run --on-stop sleep they sleep meanwhile.
+
+#include "freezer.hpp"
+#include "mentions.hpp"
+#include "support/host.hpp"
+#include "support/skip.hpp"
+
+#include <fmt/format.h>
+
+#include <sys/wait.h>
+
+#include <csignal>
+#include <fstream>
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr const char* k_woken = "/processes/0/report/woken_bytes";
+constexpr const char* k_allocation = "alloc weights 33554432 0";
+constexpr const char* k_slow = "delay cuMemcpyDtoHAsync 2000000";
+constexpr const char* k_quick = "delay cuMemcpyDtoHAsync 0";
+
+Arguments sleeping(Arguments more = {}) {
+    more.emplace_back("GPU_SLEEP_ON_STOP=sleep");
+    return more;
+}
+
+/// As /proc shows it: 'T' is stopped.
+char state_of(pid_t process) {
+    std::ifstream file(fmt::format("/proc/{}/stat", process));
+    std::string line;
+    std::getline(file, line);
+    const auto end = line.rfind(')');
+    return end == std::string::npos || end + 2 >= line.size() ? '?' : line[end + 2];
+}
+
+bool is_stopped(const Host& host) {
+    return state_of(host.pid()) == 'T';
+}
+
+/// How long it takes until it has stopped.
+double stop(Host& host) {
+    const auto start = Clock::now();
+    host.process().signal(SIGTSTP);
+    int status = 0; // as a shell hears of it
+    REQUIRE(becomes_true([&] { return ::waitpid(host.pid(), &status, WUNTRACED | WNOHANG) == host.pid(); }));
+    CHECK(WIFSTOPPED(status));
+    CHECK(is_stopped(host));
+    return seconds_since(start);
+}
+
+std::string woken_bytes(const Host& host) {
+    return host.command("gpu-ps", {"--json"}).json(k_woken);
+}
+
+bool is_moving(const Host& host) {
+    return host.command("gpu-ps", {"--json"}).out.find("contents are being moved") != std::string::npos;
+}
+
+void check_whole(Host& host) {
+    CHECK(becomes_true([&] { return host.state() == "awake"; }));
+    CHECK(host.tell("check_all") == "intact");
+    CHECK(host.tell("faults") == "0");
+}
+
+} // namespace
+
+TEST_CASE("Stop: a job sleeps before it stops, and wakes when it is continued", "[stop]") {
+    Host host(sleeping());
+    host.tell(k_allocation);
+    CHECK_THAT(host.command("gpu-ps").out, mentions("it sleeps when SIGTSTP stops it"));
+    for (int round = 1; round <= 3; ++round) {
+        stop(host);
+        // Nobody answers; that it sleeps shows in what the wake brings back.
+        host.process().signal(SIGCONT);
+        check_whole(host);
+        CHECK(woken_bytes(host) == "33554432");
+        CHECK_FALSE(is_stopped(host));
+    }
+}
+
+TEST_CASE("Stop: without the option a job stops at once, and awake", "[stop]") {
+    const bool is_told = GENERATE(false, true);
+    Host host(is_told ? Arguments{"GPU_SLEEP_ON_STOP=stop"} : Arguments{});
+    host.tell(k_allocation);
+    host.process().signal(SIGSTOP); // SIGTSTP does not stop a group that no shell looks after
+    REQUIRE(becomes_true([&] { return is_stopped(host); }));
+    host.process().signal(SIGCONT);
+    check_whole(host);
+    CHECK(woken_bytes(host) == "0");
+    CHECK_THAT(host.command("gpu-ps").out, !mentions("SIGTSTP"));
+}
+
+TEST_CASE("Stop: what slept before, sleeps afterwards", "[stop]") {
+    Host host(sleeping());
+    host.tell(k_allocation);
+    host.tell("alloc cache 33554432 0");
+    REQUIRE(host.command("gpu-sleep", {"--tags", "cache"}).status == 0);
+    stop(host);
+    host.process().signal(SIGCONT);
+    CHECK(becomes_true([&] { return woken_bytes(host) == "33554432"; }));
+    CHECK(host.state() == "partial");
+    CHECK(host.command("gpu-ps", {"--json"}).tag("cache", "state") == "asleep");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    check_whole(host);
+}
+
+TEST_CASE("Stop: a sleep that does not fit the grace time is given up, and is not tried again", "[stop]") {
+    Host host(sleeping({"GPU_SLEEP_STOP_GRACE=300"}));
+    host.tell(k_allocation);
+    host.tell(k_slow);
+    CHECK(stop(host) >= 0.3);
+    host.process().signal(SIGCONT);
+    check_whole(host);
+    CHECK(woken_bytes(host) == "0");
+    CHECK(stop(host) < 0.3);
+    host.process().signal(SIGCONT);
+    host.tell(k_quick);
+    check_whole(host);
+}
+
+TEST_CASE("Stop: a second stop meanwhile changes nothing, and going on before the stop prevents it",
+          "[stop]") {
+    Host host(sleeping({"GPU_SLEEP_STOP_GRACE=60000"}));
+    host.tell(k_allocation);
+    host.tell(k_slow);
+    host.process().signal(SIGTSTP);
+    REQUIRE(becomes_true([&] { return is_moving(host); }));
+    SECTION("a second stop") {
+        host.process().signal(SIGTSTP);
+        REQUIRE(becomes_true([&] { return is_stopped(host); }));
+        host.process().signal(SIGCONT);
+        CHECK(becomes_true([&] { return woken_bytes(host) == "33554432"; }));
+        CHECK_FALSE(is_stopped(host));
+    }
+    SECTION("going on") {
+        host.process().signal(SIGCONT);
+        CHECK(becomes_true([&] { return !is_moving(host); }));
+        pause_for(Milliseconds(200));
+        CHECK_FALSE(is_stopped(host));
+        CHECK(woken_bytes(host) == "0");
+    }
+    host.tell(k_quick);
+    check_whole(host);
+    stop(host); // and later ones count again
+    host.process().signal(SIGCONT);
+    check_whole(host);
+}
+
+TEST_CASE("Stop: one operation at a time: a command's sleep goes first, and its process stops asleep",
+          "[stop]") {
+    Host host(sleeping({"GPU_SLEEP_STOP_GRACE=60000"}));
+    host.tell(k_allocation);
+    host.tell(k_slow);
+    auto sleep = host.start("gpu-sleep");
+    REQUIRE(becomes_true([&] { return is_moving(host); }));
+    host.process().signal(SIGTSTP);
+    CHECK(sleep.finish().status == 0);
+    REQUIRE(becomes_true([&] { return is_stopped(host); }));
+    host.process().signal(SIGCONT);
+    REQUIRE(becomes_true([&] { return !is_stopped(host); }));
+    REQUIRE(host.command("gpu-wake").status == 0); // by hand, unless the stop slept what was awake
+    host.tell(k_quick);
+    check_whole(host);
+}
+
+TEST_CASE("Stop: a process that refuses sleeps stops awake", "[stop]") {
+    Host host(sleeping());
+    host.tell(k_allocation);
+    host.tell("inhibit");
+    stop(host);
+    host.process().signal(SIGCONT);
+    check_whole(host);
+    CHECK(woken_bytes(host) == "0");
+}
+
+TEST_CASE("Stop: a program's own handler replaces ours, and gpu-ps says so", "[stop]") {
+    Host host(sleeping());
+    host.tell(k_allocation);
+    host.tell("handle_stops");
+    CHECK_THAT(host.command("gpu-ps").out, mentions("--on-stop sleep has no effect"));
+    host.process().signal(SIGTSTP);
+    CHECK(becomes_true([&] { return host.tell("signals") == "1"; }));
+    CHECK_FALSE(is_stopped(host));
+    check_whole(host);
+    CHECK(woken_bytes(host) == "0");
+}
+
+TEST_CASE("Stop: a disposition that was not the default when the agent started is left alone", "[stop]") {
+    Host host(sleeping());
+    host.tell("handle_stops");
+    host.tell(k_allocation);
+    host.process().signal(SIGTSTP);
+    CHECK(becomes_true([&] { return host.tell("signals") == "1"; }));
+    CHECK_THAT(host.command("gpu-ps").out, mentions("--on-stop sleep has no effect"));
+}
+
+TEST_CASE("Stop: a child of fork() and another program have the default again", "[stop]") {
+    Host host(sleeping());
+    host.tell(k_allocation);
+    CHECK(host.tell("stops_in_child") == "default");
+    check_whole(host);
+}
+
+TEST_CASE("Stop: a transaction that was frozen midway ends whole after the thaw", "[stop]") {
+    const Freezer freezer;
+    const bool by_group = GENERATE(false, true);
+    if (by_group && !freezer) return skip_without_right("make a control group that freezes");
+    const bool is_too_late = GENERATE(false, true);
+    Host host(sleeping({is_too_late ? "GPU_SLEEP_STOP_GRACE=3000" : "GPU_SLEEP_STOP_GRACE=60000"}));
+    host.tell(k_allocation);
+    host.tell("delay cuMemcpyDtoHAsync 1000000");
+    if (by_group) freezer.take(host.pid());
+    host.process().signal(SIGTSTP);
+    REQUIRE(becomes_true([&] { return is_moving(host); }));
+    if (by_group)
+        freezer.freeze();
+    else
+        host.process().signal(SIGSTOP);
+    pause_for(Milliseconds(3'500)); // longer than the grace time
+    if (by_group)
+        freezer.thaw();
+    else
+        host.process().signal(SIGCONT); // which is also that it goes on: it need not stop any more
+    if (by_group) {
+        REQUIRE(becomes_true([&] { return is_stopped(host); }));
+        host.process().signal(SIGCONT);
+    }
+    CHECK(becomes_true([&] { return !is_stopped(host) && !is_moving(host); }));
+    host.tell(k_quick);
+    check_whole(host);
+    if (by_group && !is_too_late) CHECK(woken_bytes(host) == "33554432");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    check_whole(host);
+}
