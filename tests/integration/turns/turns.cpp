@@ -34,11 +34,11 @@ class Turns {
 public:
     Turns(const TurnOptions& options, const std::string& directory)
         : options_(options), directory_(directory) {
-        // What a context takes, of each, is there also while it sleeps; a command's kernels take a little
-        // more.
+        // What a context takes, of each, is there also while it sleeps. There is half a server's room
+        // besides, for what kernels take for a moment.
         constexpr Bytes k_context = k_mib;
-        const auto all =
-            options.servers * 2 * k_context + options.room_for * options.ranges * options.range_bytes;
+        const auto each = options.ranges * options.range_bytes;
+        const auto all = options.servers * k_context + options.room_for * each + each / 2;
         std::vector<std::string> environment{"GPU_SLEEP_SIM_STATE=" + directory + "/devices",
                                              fmt::format("GPU_SLEEP_SIM_MEMORY={}", all),
                                              fmt::format("GPU_SLEEP_SIM_CONTEXT_BYTES={}", k_context)};
@@ -220,6 +220,10 @@ int tell(const TurnOptions& options, const Findings& findings, double seconds) {
     return findings.failures().empty() && waits.back() <= at_most ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
+bool can_make_room() {
+    return run({{command_file("gpu-wake"), "--help"}}).out.find("--make-room") != std::string::npos;
+}
+
 /// Starts this program again, apart from all others. Returns only if that is not possible.
 void go_apart(char** argv) {
     std::vector<std::string> words{"unshare",
@@ -268,6 +272,10 @@ int main(int argc, char** argv) {
     options.by_requests = by == "requests";
     options.pause = Milliseconds(pause_ms);
     if (options.by_requests) options.min_awake = Milliseconds(min_awake_ms);
+    if (options.by_requests && !can_make_room()) {
+        fmt::print("not run: this build's agents do not make room\n");
+        return k_skipped;
+    }
     if (!is_apart) {
         go_apart(argv);
         fmt::print("not run: there is no permission to make a pid namespace\n");
