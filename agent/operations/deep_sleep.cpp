@@ -146,6 +146,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
         return held;
     }
     memory_.keep_from_driver(true);
+    const auto begun = Clock::now();
     auto done = guarded([&]() -> Result<void> {
         const auto gpus = driver::look_at_gpus();
         if (!gpus) return gpus.error();
@@ -156,6 +157,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
         return wait_for_asker(asker);
     });
     auto taken = guarded([&] { return take_stock(); });
+    log::debug("deep sleep: {} for the driver's part", format_seconds(seconds_since(begun)));
     if (!taken) return taken;
     return done;
 }
@@ -233,12 +235,14 @@ Result<bool> DeepSleep::end(const std::vector<std::string>& tags) {
     if (!is_still || !*is_still) return is_still;
     GPU_SLEEP_TRY(check_room(tags));
     const auto pid = ::getpid();
+    const auto begun = Clock::now();
     if (auto restored = checkpoint_->restore(pid); !restored) {
         if (restored.error().code != ErrorCode::out_of_device_memory) return std::move(restored).error();
         return is_lost(restored.error().message);
     }
     GPU_SLEEP_TRY(checkpoint_->unlock(pid));
     come_back();
+    log::debug("deep sleep: {} to bring back the driver's part", format_seconds(seconds_since(begun)));
     return true;
 }
 

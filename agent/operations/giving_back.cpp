@@ -10,6 +10,7 @@
 #include "intercepted/contexts_lock.hpp"
 #include "intercepted/trimming.hpp"
 #include "operations/preparing.hpp"
+#include "operations/turn.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -139,6 +140,14 @@ void give_back_retired(Parts& parts) noexcept {
         const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
         while (contexts && parts.retired.give_back_some()) {
         }
+    });
+}
+
+void unpin_all(Parts& parts) noexcept {
+    give_back_retired(parts);
+    ignoring_errors([&] {
+        const auto contexts = keep_contexts(true);
+        parts.memory.with_lock([](const LockedMemory& locked) { locked.unpin(); });
     });
 }
 

@@ -14,6 +14,12 @@ namespace gpu_sleep::agent::operations {
 /// Gives a little back, or pins a little of what a sleep has left to be pinned, or prepares a little for the
 /// next one. False when nothing is left, or there is time: then it asks to be called again.
 [[nodiscard]] bool tidy(Parts& parts);
+
+/// Gives all back that nothing needs, and unpins the rest: the driver takes 12 ms a GiB each way for what is
+/// pinned in a process that it checkpoints and restores. It is pinned again while the program works, or
+/// copied from unpinned.
+void unpin_all(Parts& parts) noexcept;
+
 /// Gives up what of the retained contents the host has no room for: for an operation that waits for something
 /// else. Cheap where it was called just before. Not within a transaction.
 void give_way_while_waiting(Parts& parts) noexcept;

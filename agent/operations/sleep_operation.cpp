@@ -249,6 +249,7 @@ Result<Report> SleepOperation::stay_deep() {
 Result<void> SleepOperation::go_deep() {
     if (!request_.deep || request_.dry_run) return {};
     const auto begun = Clock::now();
+    unpin_all(parts_);
     auto deep = parts_.deep.begin(asker_, std::max(deadline_, begun + k_least_time_to_hold));
     settle_gate(parts_.memory, parts_.status);
     report_.changed |= parts_.deep.is_deep();

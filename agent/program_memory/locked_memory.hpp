@@ -84,6 +84,9 @@ public:
     /// none.
     [[nodiscard]] contents::Batch* find_unpinned() const noexcept { return contents().find_unpinned(); }
 
+    /// Unpins all host memory that holds contents, or is to. The caller keeps contexts from ending.
+    void unpin() const noexcept { contents().unpin(); }
+
     // Reports.
     [[nodiscard]] model::State state() const noexcept;
     /// Writes the state, the sizes of what is kept, and the tags. What takes memory comes last.

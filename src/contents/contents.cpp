@@ -367,6 +367,12 @@ Batch* Contents::find_unpinned() noexcept {
     return found == batches_.end() ? nullptr : found->get();
 }
 
+void Contents::unpin() noexcept {
+    for (const auto* const batches : {&batches_, &retired_})
+        for (const auto& batch : *batches) batch->unpin();
+    host_.unpin_prepared();
+}
+
 std::vector<std::filesystem::path> Contents::files_left_behind() const {
     std::vector<std::filesystem::path> files;
     for (const auto& batch : retired_)

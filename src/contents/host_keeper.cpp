@@ -236,6 +236,11 @@ std::unique_ptr<Batch> HostKeeper::take_prepared(int device, Bytes most) {
     return taken;
 }
 
+void HostKeeper::unpin_prepared() noexcept {
+    for (const auto& [device, stock] : stocks_)
+        for (const auto& batch : stock) batch->unpin();
+}
+
 void HostKeeper::take_prepared(std::list<std::unique_ptr<Batch>>& batches) noexcept {
     for (auto& [device, stock] : stocks_) batches.splice(batches.end(), stock);
 }

@@ -235,6 +235,14 @@ bool HostArena::unpin_next() noexcept {
     return false;
 }
 
+void HostArena::unpin_all() noexcept {
+    for (auto& piece : pieces_) {
+        for (auto& part : piece.parts) unpin(part);
+        piece.was_tried = false;
+    }
+    tried_ = 0;
+}
+
 void HostArena::protect() noexcept {
     // What is out of reach does not count against a limit on data, and might not come within reach again.
     struct rlimit limit {};

@@ -123,6 +123,30 @@ TEST_CASE("Host arena: memory that cannot be pinned is used all the same", "[hos
     }
 }
 
+TEST_CASE("Host arena: all of it is unpinned at once, but for what the driver holds, and pinned again",
+          "[host_arena]") {
+    FakePinner pinner;
+    Arenas arenas;
+    arenas.push_back(make_arena(3 * HostArena::k_piece_bytes, &pinner));
+    auto& arena = *arenas.front();
+    {
+        const auto preparer = start(arenas, with_headroom(plenty));
+        for (std::size_t piece = 0; piece < 3; ++piece) REQUIRE(preparer->wait(arena, piece));
+    }
+    REQUIRE(pinner.pinned == arena.bytes());
+    pinner.stuck = arena.piece(1).data();
+    arena.unpin_all();
+    CHECK(pinner.pinned == HostArena::k_piece_bytes);
+    CHECK_FALSE(arena.is_pinned(0));
+    CHECK(arena.is_pinned(1));
+    CHECK(arena.has_untried());
+    pinner.stuck = nullptr;
+    while (arena.pin_next()) {
+    }
+    CHECK(pinner.pinned == arena.bytes());
+    CHECK_FALSE(arena.has_untried());
+}
+
 TEST_CASE("Host arena: a piece that cannot be unpinned stays mapped, the others go", "[host_arena]") {
     FakePinner pinner;
     Arenas arenas;
