@@ -35,7 +35,7 @@ model::Report named(std::string name, model::Report report = test::sample_status
 }
 
 /// Whether there is this line.
-bool has(const std::string& text, const std::string& line) {
+bool has_line(const std::string& text, const std::string& line) {
     std::istringstream lines(text);
     for (std::string each; std::getline(lines, each);)
         if (each == line) return true;
@@ -54,15 +54,16 @@ TEST_CASE("Metrics: bytes by GPU, tag and place", "[metrics]") {
     const auto text = render({{server(1), report}});
     INFO(text);
     const std::string weights = R"({user="root",name="llama",gpu="GPU-a",tag="weights",place=")";
-    CHECK(has(text, "gpu_sleep_memory_bytes" + weights + "gpu\"} 0"));
-    CHECK(has(text, "gpu_sleep_memory_bytes" + weights + "host\"} 10737418240"));
-    CHECK(has(text, "gpu_sleep_memory_bytes" + weights + "file\"} 5368709120"));
-    CHECK(has(text,
-              R"(gpu_sleep_dropped_bytes{user="root",name="llama",gpu="GPU-b",tag="kv_cache"} 25769803776)"));
-    CHECK(has(text, R"(gpu_sleep_residual_bytes{user="root",name="llama",gpu="GPU-b",kind="managed"} 4096)"));
-    CHECK(has(text, R"(gpu_sleep_host_memory_held_bytes{user="root",name="llama"} 10737418240)"));
-    CHECK(has(text, R"(gpu_sleep_file_size_bytes{user="root",name="llama"} 3221225472)"));
-    CHECK(has(text, R"(gpu_sleep_processes{user="root",name="llama",engine="agent",state="asleep"} 1)"));
+    CHECK(has_line(text, "gpu_sleep_memory_bytes" + weights + "gpu\"} 0"));
+    CHECK(has_line(text, "gpu_sleep_memory_bytes" + weights + "host\"} 10737418240"));
+    CHECK(has_line(text, "gpu_sleep_memory_bytes" + weights + "file\"} 5368709120"));
+    CHECK(has_line(
+        text, R"(gpu_sleep_dropped_bytes{user="root",name="llama",gpu="GPU-b",tag="kv_cache"} 25769803776)"));
+    CHECK(has_line(text,
+                   R"(gpu_sleep_residual_bytes{user="root",name="llama",gpu="GPU-b",kind="managed"} 4096)"));
+    CHECK(has_line(text, R"(gpu_sleep_host_memory_held_bytes{user="root",name="llama"} 10737418240)"));
+    CHECK(has_line(text, R"(gpu_sleep_file_size_bytes{user="root",name="llama"} 3221225472)"));
+    CHECK(has_line(text, R"(gpu_sleep_processes{user="root",name="llama",engine="agent",state="asleep"} 1)"));
 }
 
 TEST_CASE("Metrics: processes with the same labels are added up; the last work is the latest", "[metrics]") {
@@ -73,20 +74,22 @@ TEST_CASE("Metrics: processes with the same labels are added up; the last work i
     const auto text = render({{server(1), first}, {server(2), second}, {server(3), named("other")}});
     INFO(text);
     const std::string who = R"(user="root",name="llama")";
-    CHECK(has(text, "gpu_sleep_processes{" + who + R"(,engine="agent",state="asleep"} 2)"));
-    CHECK(has(text, "gpu_sleep_inhibited{" + who + "} 2"));
-    CHECK(has(text, "gpu_sleep_last_work_timestamp_seconds{" + who + "} 1799999940"));
+    CHECK(has_line(text, "gpu_sleep_processes{" + who + R"(,engine="agent",state="asleep"} 2)"));
+    CHECK(has_line(text, "gpu_sleep_inhibited{" + who + "} 2"));
+    CHECK(has_line(text, "gpu_sleep_last_work_timestamp_seconds{" + who + "} 1799999940"));
     CHECK(text.find("gpu_sleep_last_work_timestamp_seconds{user=\"root\",name=\"other\"}") ==
           std::string::npos);
-    CHECK(has(text, "gpu_sleep_waiting_wakes{" + who + "} 4"));
-    CHECK(has(text, "gpu_sleep_waiting_wake_seconds{" + who + "} 12.5"));
-    CHECK(has(text, "gpu_sleep_touches_total{" + who + "} 34"));
-    CHECK(has(text, "gpu_sleep_transitions_total{" + who + R"(,operation="sleep",result="done"} 8)"));
-    CHECK(has(text, "gpu_sleep_transitions_total{" + who + R"(,operation="sleep",result="timed_out"} 4)"));
+    CHECK(has_line(text, "gpu_sleep_waiting_wakes{" + who + "} 4"));
+    CHECK(has_line(text, "gpu_sleep_waiting_wake_seconds{" + who + "} 12.5"));
+    CHECK(has_line(text, "gpu_sleep_touches_total{" + who + "} 34"));
+    CHECK(has_line(text, "gpu_sleep_transitions_total{" + who + R"(,operation="sleep",result="done"} 8)"));
+    CHECK(
+        has_line(text, "gpu_sleep_transitions_total{" + who + R"(,operation="sleep",result="timed_out"} 4)"));
     const auto bucket = [&](const std::string& le, int count) {
-        return has(text, fmt::format("gpu_sleep_transition_duration_seconds_bucket{{{},operation=\"sleep\","
-                                     "le=\"{}\"}} {}",
-                                     who, le, count));
+        return has_line(text,
+                        fmt::format("gpu_sleep_transition_duration_seconds_bucket{{{},operation=\"sleep\","
+                                    "le=\"{}\"}} {}",
+                                    who, le, count));
     };
     CHECK(bucket("0.01", 0));
     CHECK(bucket("0.025", 6));
@@ -94,10 +97,10 @@ TEST_CASE("Metrics: processes with the same labels are added up; the last work i
     CHECK(bucket("0.1", 8));
     CHECK(bucket("60", 8));
     CHECK(bucket("+Inf", 8));
-    CHECK(has(text, "gpu_sleep_transition_duration_seconds_sum{" + who + R"(,operation="sleep"} 1.75)"));
-    CHECK(has(text, "gpu_sleep_transition_duration_seconds_count{" + who + R"(,operation="sleep"} 8)"));
-    CHECK(
-        has(text, "gpu_sleep_transition_duration_seconds_bucket{" + who + R"(,operation="wake",le="60"} 0)"));
+    CHECK(has_line(text, "gpu_sleep_transition_duration_seconds_sum{" + who + R"(,operation="sleep"} 1.75)"));
+    CHECK(has_line(text, "gpu_sleep_transition_duration_seconds_count{" + who + R"(,operation="sleep"} 8)"));
+    CHECK(has_line(text, "gpu_sleep_transition_duration_seconds_bucket{" + who +
+                             R"(,operation="wake",le="60"} 0)"));
 }
 
 TEST_CASE("Metrics: who has no name is called by its program, never by its arguments", "[metrics]") {
@@ -117,9 +120,9 @@ TEST_CASE("Metrics: who does not answer is counted, and who has no agent is apar
                               {server(5), silent, model::Operation::status, false, true}});
     INFO(text);
     const std::string who = R"(user="root",name="python3")";
-    CHECK(has(text, "gpu_sleep_unanswered{" + who + "} 3"));
-    CHECK(has(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="asleep"} 1)"));
-    CHECK(has(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="unknown"} 1)"));
+    CHECK(has_line(text, "gpu_sleep_unanswered{" + who + "} 3"));
+    CHECK(has_line(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="asleep"} 1)"));
+    CHECK(has_line(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="unknown"} 1)"));
     CHECK(text.find("gpu_sleep_memory_bytes{") == std::string::npos);
 }
 
@@ -128,8 +131,8 @@ TEST_CASE("Metrics: strangers' texts stay within their labels", "[metrics]") {
     report.tags[0].tag = test::hostile_text();
     const auto text = render({{server(1, test::hostile_text()), report}});
     CHECK(test::is_safe(text));
-    CHECK(has(text, R"(gpu_sleep_inhibited{user="root",name="a\\b\"} 1?# TYPE x counter?x 1"} 0)"));
-    CHECK_FALSE(has(text, "x 1"));
+    CHECK(has_line(text, R"(gpu_sleep_inhibited{user="root",name="a\\b\"} 1?# TYPE x counter?x 1"} 0)"));
+    CHECK_FALSE(has_line(text, "x 1"));
 }
 
 TEST_CASE("Metrics: each GPU of the machine, and the command's version", "[metrics]") {
@@ -138,7 +141,7 @@ TEST_CASE("Metrics: each GPU of the machine, and the command's version", "[metri
     gpu.total = 3 * k_gib;
     gpu.free = k_gib;
     const auto text = render_metrics({}, {gpu}, k_now);
-    CHECK(has(text, R"(gpu_sleep_gpu_memory_total_bytes{gpu="GPU-a"} 3221225472)"));
-    CHECK(has(text, R"(gpu_sleep_gpu_memory_free_bytes{gpu="GPU-a"} 1073741824)"));
-    CHECK(has(text, "gpu_sleep_build_info{version=\"" GPU_SLEEP_VERSION "\"} 1"));
+    CHECK(has_line(text, R"(gpu_sleep_gpu_memory_total_bytes{gpu="GPU-a"} 3221225472)"));
+    CHECK(has_line(text, R"(gpu_sleep_gpu_memory_free_bytes{gpu="GPU-a"} 1073741824)"));
+    CHECK(has_line(text, "gpu_sleep_build_info{version=\"" GPU_SLEEP_VERSION "\"} 1"));
 }

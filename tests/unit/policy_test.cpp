@@ -13,6 +13,7 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli::policy;
+namespace policy = gpu_sleep::cli::policy;
 using namespace std::chrono_literals;
 
 namespace {
@@ -73,8 +74,8 @@ TEST_CASE("Ladder: what is reached at a time is the lowest rung so far", "[polic
     CHECK(rung_at(rungs, 10)->depth == Depth::host);
     CHECK(rung_at(rungs, 1e6)->depth == Depth::file);
     CHECK_FALSE(rung_at({}, 1e6));
-    CHECK(to_text(rungs) == "10s host, 20s file");
-    CHECK(to_text({}) == "never");
+    CHECK(policy::to_text(rungs) == "10s host, 20s file");
+    CHECK(policy::to_text({}) == "never");
 }
 
 TEST_CASE("Merge: at every time the deeper of two ladders holds", "[policy]") {

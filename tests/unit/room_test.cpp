@@ -31,7 +31,7 @@ struct Crowd {
     test::Scratch scratch;
     std::atomic<Bytes> free{0};
     std::deque<test::FakeAgent> agents;
-    std::vector<Holder> holders;
+    std::vector<peers::Holder> holders;
 
     /// A process with `bytes`, idle for `idle` seconds, that answers a sleep by `answer`.
     void add(const char* title, Bytes bytes, double idle, const protocol::Reply& answer) {
@@ -43,7 +43,7 @@ struct Crowd {
                 if (report && report->changed && !is_dry) free += bytes;
                 connection.send(answer);
             });
-        Holder holder{
+        peers::Holder holder{
             title, {}, [path]() -> Result<UniqueFd> {
                 UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
                 sockaddr_un address{};
