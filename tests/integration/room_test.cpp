@@ -235,6 +235,9 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     CHECK_THAT(done.out, mentions("is asleep"));
     CHECK(only.host.state() == "asleep");
     only.request();
+    CHECK(need({"--need", "40MiB", "--idle", "1h"}).status == 1);
+    CHECK(need({"--need", "40MiB", "no-such-model"}).status == 3);
+    CHECK(only.host.state() == "awake");
     const auto early = need({"--need", "40MiB"}, "60s");
     CHECK(early.status == 1);
     CHECK_THAT(early.err, mentions("it was woken"));
