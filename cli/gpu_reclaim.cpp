@@ -116,9 +116,13 @@ void add_options(CLI::App& app, Typed& typed) {
     cli::add_size(
         app, "--need", typed.need,
         "Put the least recently used to sleep, no more than needed, until so much of a GPU is free");
-    const auto read_gpu = [&typed](const std::string& text) {
-        typed.gpu = text;
-        return std::string();
+    const auto read_gpu = [&typed](const std::string& name) {
+        constexpr std::size_t k_longest = 64;
+        constexpr const char* k_letters = "0123456789-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+        typed.gpu = name;
+        const bool is_name = !name.empty() && name.size() <= k_longest && name.front() != '-' &&
+                             name.find_first_not_of(k_letters) == std::string::npos;
+        return is_name ? std::string() : fmt::format("'{}' is no number or UUID of a GPU", name);
     };
     cli::add_value(
         app, "--gpu", "GPU", read_gpu,
@@ -158,8 +162,8 @@ std::string problem(const Typed& typed) {
     if (typed.why && typed.target.empty()) return "PID is missing, which --why is for";
     if (!typed.need && (!typed.gpu.empty() || typed.min_awake)) return "--gpu and --min-awake are for --need";
     if (typed.need && (typed.why || !typed.policy.idle.empty() || typed.policy.host_budget ||
-                       typed.policy.shows || !typed.target.empty() || !typed.request.tags.empty()))
-        return "--need excludes --idle, --why, --tags, --host-budget, --show-config and PID";
+                       typed.policy.shows || !typed.request.tags.empty()))
+        return "--idle, --why, --tags, --host-budget and --show-config are not for --need";
     const bool is_more =
         typed.why || typed.need || typed.is_by_policies() || is_more_than_the_driver_does(typed.request);
     if (typed.engine != cli::Engine::agent && is_more)
@@ -180,7 +184,8 @@ int run(Typed typed, cli::policy::Sources sources) {
     request.timeout = typed.timeout.value_or(request.timeout);
     if (typed.need) {
         request.min_awake = typed.min_awake.value_or(model::WakeRequest().min_awake);
-        return cli::run_need({*typed.need, typed.gpu, typed.user, std::move(request), typed.output});
+        return cli::run_need(
+            {*typed.need, typed.gpu, typed.target, typed.user, std::move(request), typed.output});
     }
     request.only_if_idle = sources.ladder ? sources.ladder->front().idle : Milliseconds(0);
     cli::CommandRun operation{k_program, std::move(typed.target), typed.user, std::move(request),

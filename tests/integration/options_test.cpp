@@ -53,6 +53,10 @@ Kind rung() {
         kind.bad.emplace_back(bad);
     return kind;
 }
+Kind with_needs(Kind kind, Arguments needs) {
+    kind.needs = std::move(needs);
+    return kind;
+}
 Kind size() {
     return {{"0", "1", "4096", "64KiB", "1.5GB", "8388607TiB"},
             with(k_never, {"-1", "-1MiB", "x", "1s", "1MIB", "0x10", "nan", "inf", "1e3", "8388608TiB",
@@ -111,6 +115,14 @@ const std::map<std::string, Kind>& kinds() {
         {"--config", {{}, {"/nonexistent", "/", k_garbage, std::string(300, 'f')}}},
         {"--show-config", flag()},
         {"--host-budget", size()},
+        {"--make-room", flag()},
+        {"--min-awake", with_needs(duration(), {"--make-room"})},
+        {"--need", size()},
+        {"--gpu",
+         {{"0", "7", "GPU-51302d51-0000", "MIG-1"},
+          with(k_never, {"-1", "a b", "GPU_1", "/", std::string(65, 'G')}),
+          false,
+          {"--need", "1GiB"}}},
         {"--for", duration()},
         {"--why", flag()},
         {"--prometheus", {{"-", "/nonexistent/x"}, {}}},
@@ -209,6 +221,7 @@ Arguments needs_of(const Command& command) {
 /// What an option of `command` cannot do without, but for itself.
 Arguments needs_of(const Command& command, const std::string& option) {
     if (command.words.back() == "gpu-doctor" && option == "--dir") return {}; // which looks at it
+    if (command.words.back() == "gpu-reclaim" && option == "--min-awake") return {"--need", "1GiB"};
     auto needs = kinds().at(option).needs;
     const bool says_when = option == "--idle" || option == "--default-idle";
     if (command.words.back() == "gpu-reclaim" && !says_when) return with(needs, needs_of(command));
