@@ -287,6 +287,7 @@ private:
             if (!then || !now) continue;
             report.devices.push_back(
                 {now->index, now->name, bytes, bytes, 0, then->free, now->free, now->total});
+            report.devices.back().uuid = uuid;
             report.host_bytes += state == State::asleep ? bytes : 0;
         }
         if (changed && !after.why_not.empty())

@@ -224,4 +224,22 @@ Result<UniqueFd> Finder::connect(const Process& process) {
     return unreached(process, name, reason);
 }
 
+Result<UniqueFd> Finder::directory_of(const Process& process) {
+    const auto listener = proc_.find_thread(process.pid, k_control_thread);
+    const auto roots = open_roots(process, listener ? std::optional(listener->first) : std::nullopt);
+    if (!roots) return roots.error();
+    for (const auto& root : *roots) {
+        const auto tmp = open_tmp(root.get());
+        const auto seen = tmp ? look_into(tmp.get()) : Result<Tmp*>(nullptr);
+        if (!seen) return seen.error();
+        if (!*seen) continue;
+        const auto candidates = candidates_for(process, tmp.get(), **seen);
+        if (!candidates) return candidates.error();
+        if (candidates->empty()) continue;
+        auto directory = open_private_directory(tmp.get(), candidates->front().directory, process.uid);
+        if (directory) return directory;
+    }
+    return make_error(ErrorCode::no_agent, "process {} has no socket in /tmp", title(process));
+}
+
 } // namespace gpu_sleep::cli

@@ -32,6 +32,9 @@ public:
     /// no_process (it has ended).
     [[nodiscard]] Result<UniqueFd> connect(const Process& process);
 
+    /// The agent directory in which the process's socket is, as far as names tell. Errors: as for connect().
+    [[nodiscard]] Result<UniqueFd> directory_of(const Process& process);
+
     [[nodiscard]] const ProcFs& proc() const noexcept { return proc_; }
 
 private:

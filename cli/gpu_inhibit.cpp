@@ -3,8 +3,7 @@
 // gpu-inhibit: has a process refuse to be put to sleep, for a time or while a command runs.
 
 #include "base/text.hpp"
-#include "cli/json.hpp"
-#include "cli/options.hpp"
+#include "cli/asking.hpp"
 #include "cli/output.hpp"
 #include "cli/program_file.hpp"
 #include "cli/render.hpp"
@@ -64,31 +63,9 @@ int ask(const Options& options) {
     constexpr Milliseconds k_timeout{5'000};
     cli::raise_descriptor_limit();
     cli::Finder finder;
-    auto targets = cli::find_targets(finder, options.target, {.user = options.user});
-    if (!targets) {
-        cli::print_error(cli::render_error("gpu-inhibit", "", targets.error()));
-        const auto text =
-            options.output.json ? cli::to_json("gpu-inhibit", targets.error()) + '\n' : std::string();
-        [[maybe_unused]] const int written = cli::print_result("gpu-inhibit", text); // it has failed anyway
-        return traits(targets.error().code).exit_status;
-    }
-    auto outcomes = cli::ask_each(finder, std::move(targets->reached), options.request, k_timeout);
-    std::move(targets->unreached.begin(), targets->unreached.end(), std::back_inserter(outcomes));
-    std::string text;
-    for (const auto& outcome : outcomes) {
-        const auto* failure = std::get_if<model::Failure>(&outcome.answer);
-        const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
-        const auto subject = cli::title(outcome.process);
-        if (error)
-            cli::print_error(
-                cli::render_error("gpu-inhibit", "ask " + subject, cli::without(subject, *error)));
-        else if (!options.output.quiet)
-            text += cli::render_inhibition(outcome.process, std::get<model::Report>(outcome.answer));
-    }
-    if (options.output.json) text = cli::to_json("gpu-inhibit", outcomes) + '\n';
-    const int written = cli::print_result("gpu-inhibit", text);
-    const int status = cli::exit_status_of(outcomes);
-    return status == exit_status::done ? written : status;
+    const auto outcomes = cli::ask_targets(finder, options.target, options.user, options.request, k_timeout);
+    if (!outcomes) return cli::tell_failure("gpu-inhibit", options.output, outcomes.error());
+    return cli::tell_all("gpu-inhibit", options.output, *outcomes, cli::render_inhibition);
 }
 
 } // namespace

@@ -2,14 +2,19 @@
 // Copyright the gpu-sleep authors.
 // gpu-reclaim: puts to sleep what has been idle, or says why not.
 
-#include "cli/json.hpp"
+#include "cli/asking.hpp"
+#include "cli/need.hpp"
 #include "cli/operation.hpp"
-#include "cli/output.hpp"
 #include "cli/render.hpp"
 #include "cli/sleep_options.hpp"
 
 #include <algorithm>
-#include <iterator>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
 
 using namespace gpu_sleep;
 
@@ -22,7 +27,8 @@ constexpr const char* k_examples =
     "  gpu-reclaim --why llama              when it worked last, what would be freed, what stands against "
     "it\n"
     "  gpu-reclaim --idle 4h --store file --dir /var/tmp/sleep\n"
-    "  gpu-reclaim --idle 15m --quiet       for cron: says nothing, but for errors\n";
+    "  gpu-reclaim --idle 15m --quiet       for cron: says nothing, but for errors\n"
+    "  gpu-reclaim --need 40GiB             until so much is free, the least recently used sleep\n";
 
 constexpr const char* k_statuses =
     "\nExit status: 0 done, or nothing had to be done; else that of the first process that failed:\n"
@@ -31,76 +37,52 @@ constexpr const char* k_statuses =
 
 constexpr const char* k_program = "gpu-reclaim";
 
-/// What is told of a process.
-struct Explained {
-    cli::Outcome outcome; ///< of a sleep that nothing stands against, had it been no dry run
-    std::vector<std::string> against;
-};
-
-/// Tells why, for each process, once all have answered.
-int tell(const cli::CommandRun& operation, std::vector<Explained> all) {
-    std::string text;
-    std::vector<cli::Outcome> outcomes;
-    for (auto& [outcome, against] : all) {
-        const auto* failure = std::get_if<model::Failure>(&outcome.answer);
-        const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
-        const auto subject = cli::title(outcome.process);
-        if (error)
-            cli::print_error(cli::render_error(k_program, "ask " + subject, cli::without(subject, *error)));
-        else if (!operation.output.quiet)
-            text += cli::render_reasons(outcome.process, std::get<model::Report>(outcome.answer), against);
-        if (auto* const report = std::get_if<model::Report>(&outcome.answer))
-            report->notes.insert(report->notes.begin(), against.begin(), against.end());
-        outcomes.push_back(std::move(outcome));
-    }
-    if (operation.output.json) text = cli::to_json(k_program, outcomes) + '\n';
-    const int written = cli::print_result(k_program, text);
-    const int status = cli::exit_status_of(outcomes);
-    return status == exit_status::done ? written : status;
+/// Whether a sleep that was rehearsed would free memory.
+bool would_free(const model::Report& report) {
+    return std::any_of(report.devices.begin(), report.devices.end(),
+                       [](const model::DeviceReport& each) { return each.released > 0; });
 }
 
-/// Puts together what stands against a sleep, which is in `verdict`, and what it would free.
-Explained put_together(cli::Outcome outcome, const cli::Outcome& verdict) {
-    const auto* const said = std::get_if<model::Report>(&verdict.answer);
-    if (!said) return {verdict, {}};
-    const bool would_sleep = std::any_of(said->devices.begin(), said->devices.end(),
-                                         [](const model::DeviceReport& each) { return each.released > 0; });
-    return {std::move(outcome), would_sleep ? std::vector<std::string>() : said->notes};
+/// The sleep that is asked about, with time to wait for another operation, or for one who holds sleeps back.
+model::SleepRequest rehearsal(model::SleepRequest request, Milliseconds patience) {
+    request.dry_run = true;
+    request.timeout = patience / 2;
+    return request;
 }
 
 /// Asks what stands against a sleep, and then what it would free whatever stands against it. Changes nothing.
 int explain(const cli::CommandRun& operation) {
     constexpr Milliseconds k_patience{10'000};
-    auto request = std::get<model::SleepRequest>(operation.request);
-    const auto patience = request.bounds_all ? request.timeout : k_patience;
-    request.dry_run = true;
-    request.timeout = patience / 2; // to wait for another operation, or for one who holds sleeps back
+    const auto& asked = std::get<model::SleepRequest>(operation.request);
+    const auto patience = asked.bounds_all ? asked.timeout : k_patience;
+    auto request = rehearsal(asked, patience);
     cli::Finder finder;
-    std::vector<cli::Outcome> outcomes[2];
-    for (auto& answers : outcomes) {
-        auto targets = cli::find_targets(finder, operation.target, {.user = operation.user});
-        if (!targets) {
-            cli::print_error(cli::render_error(k_program, "", targets.error()));
-            const auto text =
-                operation.output.json ? cli::to_json(k_program, targets.error()) + '\n' : std::string();
-            [[maybe_unused]] const int written = cli::print_result(k_program, text); // it has failed anyway
-            return traits(targets.error().code).exit_status;
-        }
-        answers = cli::ask_each(finder, std::move(targets->reached), request, patience);
-        std::move(targets->unreached.begin(), targets->unreached.end(), std::back_inserter(answers));
-        request.only_if_idle.reset();
-        request.ignore_inhibitors = true;
+    auto verdicts = cli::ask_targets(finder, operation.target, operation.user, request, patience);
+    if (!verdicts) return cli::tell_failure(k_program, operation.output, verdicts.error());
+    request.only_if_idle.reset();
+    request.ignore_inhibitors = true;
+    auto outcomes = cli::ask_targets(finder, operation.target, operation.user, request, patience);
+    if (!outcomes) return cli::tell_failure(k_program, operation.output, outcomes.error());
+    const auto verdict_of = [&](const cli::Process& process) {
+        return std::find_if(verdicts->begin(), verdicts->end(),
+                            [&](const cli::Outcome& other) { return other.process.pid == process.pid; });
+    };
+    std::erase_if(*outcomes, [&](const auto& each) { return verdict_of(each.process) == verdicts->end(); });
+    std::map<pid_t, std::vector<std::string>> against;
+    for (auto& outcome : *outcomes) {
+        const auto& verdict = *verdict_of(outcome.process);
+        const auto* const said = std::get_if<model::Report>(&verdict.answer);
+        auto* const report = std::get_if<model::Report>(&outcome.answer);
+        if (!said) outcome = verdict;
+        if (!said || !report || would_free(*said)) continue;
+        against[outcome.process.pid] = said->notes;
+        if (operation.output.json)
+            report->notes.insert(report->notes.begin(), said->notes.begin(), said->notes.end());
     }
-    auto& [verdicts, reports] = outcomes;
-    std::vector<Explained> all;
-    for (auto& outcome : reports) {
-        const auto is_same = [&](const cli::Outcome& other) {
-            return other.process.pid == outcome.process.pid;
-        };
-        const auto verdict = std::find_if(verdicts.begin(), verdicts.end(), is_same);
-        if (verdict != verdicts.end()) all.push_back(put_together(std::move(outcome), *verdict));
-    }
-    return tell(operation, std::move(all));
+    return cli::tell_all(k_program, operation.output, *outcomes,
+                         [&](const cli::Process& process, const model::Report& report) {
+                             return cli::render_reasons(process, report, against[process.pid]);
+                         });
 }
 
 } // namespace
@@ -113,11 +95,25 @@ int main(int argc, char** argv) {
     model::SleepRequest request;
     request.on_touch = model::OnTouch::wake;
     std::optional<Milliseconds> timeout;
+    std::optional<Bytes> need;
+    std::string gpu;
+    std::optional<Milliseconds> min_awake;
     bool why = false;
     cli::TypedStores stores;
     cli::add_basics(app, k_examples, k_statuses);
     cli::add_limit(app, "--idle", request.only_if_idle,
                    "Processes whose GPU has had no work for so long, as gpu-ps shows");
+    cli::add_size(
+        app, "--need", need,
+        "Put the least recently used to sleep, no more than needed, until so much of a GPU is free");
+    const auto read_gpu = [&gpu](const std::string& text_of_gpu) {
+        gpu = text_of_gpu;
+        return std::string();
+    };
+    cli::add_value(
+        app, "--gpu", "GPU", read_gpu,
+        "With --need: which one, by its number or UUID as nvidia-smi has it (default: the only one)");
+    cli::add_min_awake(app, min_awake);
     cli::add_flag(
         app, "--why", why,
         "Change nothing; say of PID when it worked last, what a sleep would free, what stands against\n"
@@ -137,8 +133,17 @@ int main(int argc, char** argv) {
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     auto text = cli::read_stores(stores, request);
     if (why && operation.target.empty()) text = "PID is missing, which --why is for";
-    if (!why && !request.only_if_idle) text = "--idle is missing";
+    if (!why && !need && !request.only_if_idle) text = "--idle or --need is missing";
+    if (!need && (!gpu.empty() || min_awake)) text = "--gpu and --min-awake are for --need";
+    if (need && (why || request.only_if_idle || !operation.target.empty() || !request.tags.empty()))
+        text = "--need excludes --idle, --why, --tags and PID";
     if (!text.empty()) return cli::usage_error(k_program, text, operation.output.json);
+    if (need) {
+        request.min_awake = min_awake.value_or(model::WakeRequest().min_awake);
+        request.bounds_all = timeout.has_value();
+        request.timeout = timeout.value_or(request.timeout);
+        return cli::run_need({*need, gpu, operation.user, std::move(request), operation.output});
+    }
     if (!request.only_if_idle) request.only_if_idle = Milliseconds(0);
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);

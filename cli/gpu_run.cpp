@@ -41,7 +41,8 @@ struct Options {
     std::optional<Bytes> min_size, retain;
     std::optional<model::OnTouch> on_touch;
     std::optional<model::GateMode> gate;
-    std::optional<Milliseconds> touch_limit;
+    std::optional<Milliseconds> touch_limit, min_awake;
+    bool make_room = false;
     bool prepare = false, release_gil = false, keep_gil = false, no_capture = false, audit = false;
 };
 
@@ -69,6 +70,10 @@ void add_options(CLI::App& app, Options& options) {
         app, "--rules", "FILE", options.rules_file,
         "JSON file that says which allocations are intercepted, and their tags; see the manual page");
     cli::add_gate(app, options.on_touch, options.gate, options.touch_limit, "default: wait");
+    cli::add_flag(app, "--make-room", options.make_room,
+                  "Where a touch that wakes finds GPU memory short, put others of this user to sleep, the\n"
+                  "least recently used first; they take turns then");
+    cli::add_min_awake(app, options.min_awake);
     cli::add_size(app, "--retain", options.retain,
                   "Host memory that may keep contents while awake, so that the next sleep copies only what\n"
                   "changed; 0 for none (default: what the host has room for)");
@@ -111,6 +116,8 @@ Result<std::map<const char*, std::string>> agent_environment(const Options& opti
     if (options.gate) variables[environment::k_gate] = model::to_string(*options.gate);
     if (options.touch_limit)
         variables[environment::k_touch_limit] = std::to_string(options.touch_limit->count());
+    if (options.make_room) variables[environment::k_make_room] = "1";
+    if (options.min_awake) variables[environment::k_min_awake] = std::to_string(options.min_awake->count());
     if (options.retain) variables[environment::k_retain] = std::to_string(*options.retain);
     if (options.prepare) variables[environment::k_prepare] = "10";
     if (options.release_gil || options.keep_gil)
@@ -189,5 +196,7 @@ int main(int argc, char** argv) {
     if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
     if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
         return cli::usage_error("gpu-run", problem, false);
+    if (options.min_awake && !options.make_room)
+        return cli::usage_error("gpu-run", "--min-awake is for --make-room", false);
     return run(options, std::move(command));
 }

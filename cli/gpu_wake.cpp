@@ -11,7 +11,8 @@ namespace {
 constexpr const char* k_examples = "  gpu-wake 4242                  everything back, at the same addresses\n"
                                    "  gpu-wake 4242 --tags weights   the rest stays asleep\n"
                                    "  gpu-wake 4242 --order weights  the weights first, then the rest\n"
-                                   "  gpu-wake 4242 --wait 60s       try again while GPU memory is short\n";
+                                   "  gpu-wake 4242 --wait 60s       try again while GPU memory is short\n"
+                                   "  gpu-wake 4242 --make-room      others of its user sleep if it is\n";
 
 } // namespace
 
@@ -28,7 +29,13 @@ int main(int argc, char** argv) {
     cli::add_tags(app, "--tags", request.tags, "Only these tags (default: all)");
     cli::add_tags(app, "--order", request.order,
                   "These tags first, one after another, then the rest; each is awake before the next begins");
-    cli::add_duration(app, "--wait", request.wait, "How long to try again while GPU memory is short");
+    std::optional<Milliseconds> wait;
+    std::optional<Milliseconds> min_awake;
+    cli::add_limit(app, "--wait", wait,
+                   "How long to try again while GPU memory is short (default: 0 s; 10 s with --make-room)");
+    cli::add_flag(app, "--make-room", request.make_room,
+                  "Where it is short, put others of the same user to sleep, the least recently used first");
+    cli::add_min_awake(app, min_awake);
     cli::add_limit(app, "--timeout", timeout,
                    "Time limit, without --wait, until memory is back, and then once more for callbacks\n"
                    "(default: 30 s for callbacks, and no limit for copying that advances)");
@@ -38,6 +45,11 @@ int main(int argc, char** argv) {
                   "Of what the driver put to sleep: restore it though it is not known whether there is room");
     cli::add_output(app, operation.output);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
+    if (min_awake && !request.make_room)
+        return cli::usage_error("gpu-wake", "--min-awake is for --make-room", operation.output.json);
+    constexpr Milliseconds k_wait_for_room{10'000};
+    request.wait = wait.value_or(request.make_room ? k_wait_for_room : Milliseconds(0));
+    request.min_awake = min_awake.value_or(request.min_awake);
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
     operation.request = std::move(request);

@@ -29,10 +29,15 @@ OrderedJson to_value(const model::TagReport& tag) {
 }
 
 OrderedJson to_value(const model::DeviceReport& device) {
-    OrderedJson value{{"device", device.device},         {"name", device.name},
-                      {"moved_bytes", device.released},  {"kept_bytes", device.kept},
-                      {"stored_bytes", device.stored},   {"copied_bytes", device.copied},
-                      {"dropped_bytes", device.dropped}, {"relocated_bytes", device.relocated}};
+    OrderedJson value{{"device", device.device},
+                      {"name", device.name},
+                      {"uuid", device.uuid},
+                      {"moved_bytes", device.released},
+                      {"kept_bytes", device.kept},
+                      {"stored_bytes", device.stored},
+                      {"copied_bytes", device.copied},
+                      {"dropped_bytes", device.dropped},
+                      {"relocated_bytes", device.relocated}};
     for (std::size_t i = 0; i < device.steps.size(); ++i)
         value["steps"][fmt::format("{}_seconds", model::to_string(model::k_steps[i]))] = device.steps[i];
     if (device.total == 0) return value; // the driver was not asked
@@ -59,8 +64,30 @@ OrderedJson to_value(const model::Residual& residual) {
 }
 
 OrderedJson to_value(const model::WaitingWake& wake) {
-    return {
-        {"tags", wake.tags}, {"by_touch", wake.by_touch}, {"seconds", wake.seconds}, {"reason", wake.reason}};
+    return {{"tags", wake.tags},
+            {"by_touch", wake.by_touch},
+            {"seconds", wake.seconds},
+            {"reason", wake.reason},
+            {"place", wake.place == 0 ? OrderedJson(nullptr) : OrderedJson(wake.place)}};
+}
+
+OrderedJson to_value(const model::TransitionCounts& counts) {
+    OrderedJson value{{"operation", model::to_string(counts.transition)},
+                      {"done", model::done_of(counts)},
+                      {"done_seconds", counts.done_seconds}};
+    auto durations = OrderedJson::array();
+    for (std::size_t i = 0; i < counts.done.size(); ++i) {
+        const bool is_bounded = i < model::k_duration_bounds.size();
+        durations.push_back({{"at_most_seconds",
+                              is_bounded ? OrderedJson(model::k_duration_bounds[i]) : OrderedJson(nullptr)},
+                             {"count", counts.done[i]}});
+    }
+    value["durations"] = std::move(durations);
+    auto failures = OrderedJson::array();
+    for (const auto& [code, count] : counts.failed)
+        failures.push_back({{"code", traits(code).name}, {"count", count}});
+    value["failures"] = std::move(failures);
+    return value;
 }
 
 OrderedJson gate_of(const model::Report& report) {
@@ -93,6 +120,8 @@ OrderedJson to_value(const model::Report& report) {
     value["retained_bytes"] = report.retained_bytes;
     value["woken_bytes"] = report.woken_bytes;
     value["woken_seconds"] = report.woken_seconds;
+    value["seconds_since_wake"] =
+        report.seconds_since_wake ? OrderedJson(*report.seconds_since_wake) : OrderedJson(nullptr);
     value["times"] = to_value(report.times);
     value["tags"] = to_array(report.tags);
     value["devices"] = to_array(report.devices);
@@ -100,6 +129,7 @@ OrderedJson to_value(const model::Report& report) {
     value["gate"] = gate_of(report);
     value["residual"] = to_array(report.residual);
     value["wakes_waiting"] = to_array(report.wakes_waiting);
+    value["transitions"] = to_array(report.transitions);
     value["dropped_without_refill"] = report.dropped_without_refill;
     value["notes"] = report.notes;
     return value;
@@ -174,6 +204,19 @@ std::string to_json(std::string_view program, const std::vector<Outcome>& outcom
     auto value = document(program, exit_status_of(outcomes));
     for (const auto& outcome : outcomes) value["processes"].push_back(to_value(program, outcome));
     return written(value, indent);
+}
+
+std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, const GpuRoom& room,
+                    const std::optional<Error>& error) {
+    constexpr int k_indent = 2;
+    auto value = document(program, error ? traits(error->code).exit_status : exit_status::done);
+    for (const auto& outcome : outcomes) value["processes"].push_back(to_value(program, outcome));
+    value["gpu"] = {{"index", room.gpu.index},     {"uuid", room.gpu.uuid},
+                    {"name", room.gpu.name},       {"total_bytes", room.gpu.total},
+                    {"free_bytes", room.gpu.free}, {"needed_bytes", room.needed},
+                    {"against", room.against}};
+    if (error) value["error"] = error_value(program, *error);
+    return written(value, k_indent);
 }
 
 std::string to_json(std::string_view program, const Error& error, int indent) {

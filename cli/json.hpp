@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cli/targets.hpp"
+#include "driver/management.hpp"
 
 #include <optional>
 #include <string>
@@ -23,5 +24,16 @@ inline constexpr int k_json_schema = 1;
 
 /// The document for a command that did nothing: the usage was wrong, or it found no process.
 [[nodiscard]] std::string to_json(std::string_view program, const Error& error, int indent = 2);
+
+/// How much of a GPU is free, and was to be.
+struct GpuRoom {
+    driver::Gpu gpu;
+    Bytes needed = 0;
+    std::vector<std::string> against; ///< who has what of it, and what stands against each one's sleep
+};
+
+/// The outcomes of those that were to sleep for it, the GPU, and why that was not enough if it was not.
+[[nodiscard]] std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes,
+                                  const GpuRoom& room, const std::optional<Error>& error);
 
 } // namespace gpu_sleep::cli

@@ -4,7 +4,9 @@
 
 #include "cli/operation.hpp"
 
+#include "cli/asking.hpp"
 #include "cli/driver_engine.hpp"
+#include "cli/gpus.hpp"
 #include "cli/interruptions.hpp"
 #include "cli/json.hpp"
 #include "cli/output.hpp"
@@ -15,6 +17,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <utility>
 
 namespace gpu_sleep::cli {
@@ -38,8 +41,7 @@ bool is_lost(const Answer& answer) noexcept {
 
 /// Whether one of all processes has gone, or has none of the tags: nobody has named it.
 bool is_passed_over(const CommandRun& operation, const Outcome& outcome) noexcept {
-    const auto* failure = std::get_if<model::Failure>(&outcome.answer);
-    const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
+    const auto* const error = peers::error_of(outcome.answer);
     return operation.target.empty() && error &&
            (is_gone(error->code) || error->code == ErrorCode::unknown_tag);
 }
@@ -55,7 +57,7 @@ bool is_sleep(const CommandRun& operation) noexcept {
     return std::holds_alternative<model::SleepRequest>(operation.request);
 }
 
-AnswerTimeout::Limits limits_of(const CommandRun& operation) {
+peers::AnswerTimeout::Limits limits_of(const CommandRun& operation) {
     if (const auto* sleep = std::get_if<model::SleepRequest>(&operation.request))
         return {sleep->timeout, k_grace, !sleep->bounds_all, {}, 1};
     const auto& wake = std::get<model::WakeRequest>(operation.request);
@@ -77,9 +79,7 @@ public:
     /// Says what failed on standard error, and what was done on standard output.
     void tell(const Outcome& outcome) {
         if (is_passed_over(operation_, outcome)) return;
-        if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
-            print_error(outcome, failure->error);
-        else if (const auto* error = std::get_if<Error>(&outcome.answer))
+        if (const auto* const error = peers::error_of(outcome.answer))
             print_error(outcome, *error);
         else
             tell_done(outcome);
@@ -133,24 +133,38 @@ Outcome outcome_of(const CommandRun& operation, Process process, Answer answer) 
             wake && wake->wait.count() > 0};
 }
 
+/// `answer` with who has the GPU memory that a wake has found missing.
+peers::Answer with_holders(const CommandRun& operation, const Process& process, Answer answer) {
+    const auto* const wake = std::get_if<model::WakeRequest>(&operation.request);
+    auto* const failure = std::get_if<model::Failure>(&answer);
+    if (!wake || !failure || failure->error.code != ErrorCode::out_of_device_memory) return answer;
+    const auto holders = holders_beside(process, wake->make_room); // whom the agent has asked, it names
+    if (!holders.empty()) failure->error.message += "; " + holders;
+    return answer;
+}
+
 /// Asks all, and tells of each what it answers as it comes: one that takes its time keeps nobody from hearing
 /// of the others.
 std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>& targets,
                                const Finder& finder, Teller& teller, Interruptions& interruptions) {
     const bool visible = !operation.output.quiet && ::isatty(STDERR_FILENO) == 1;
     ProgressBar bar(STDERR_FILENO, visible, targets.size());
-    std::vector<Question> questions;
+    std::vector<peers::Question> questions;
     questions.reserve(targets.size());
     for (auto& target : targets)
         questions.push_back({std::move(target.socket), operation.request, limits_of(operation),
                              [&] { return finder.proc().is_stopped(target.process); }});
-    Observer observer;
+    peers::Observer observer;
     observer.progress = [&](std::size_t index, const model::Progress& progress) {
         bar.show(index, progress);
     };
+    std::map<std::size_t, Answer> told;
     observer.answered = [&](std::size_t index, const Answer& answer) {
         bar.end(index);
-        if (!is_lost(answer)) teller.tell(outcome_of(operation, targets[index].process, answer));
+        if (is_lost(answer)) return;
+        const auto& process = targets[index].process;
+        const auto& said = told.emplace(index, with_holders(operation, process, answer)).first->second;
+        teller.tell(outcome_of(operation, process, said));
     };
     observer.past_return = [&](std::size_t index) {
         bar.wipe();
@@ -158,7 +172,9 @@ std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>&
     };
     observer.interruptions = interruptions.fd();
     observer.take_interruption = [&] { interruptions.take(); };
-    return ask_all(std::move(questions), observer);
+    auto answers = peers::ask_all(std::move(questions), observer);
+    for (auto& [index, answer] : told) answers[index] = std::move(answer);
+    return answers;
 }
 
 std::vector<Outcome> ask(const CommandRun& operation, Targets found, Teller& teller,
@@ -184,8 +200,7 @@ std::vector<Outcome> ask(const CommandRun& operation, Targets found, Teller& tel
 }
 
 bool is_withdrawn(const Outcome& outcome) noexcept {
-    const auto* failure = std::get_if<model::Failure>(&outcome.answer);
-    const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
+    const auto* const error = peers::error_of(outcome.answer);
     return error && error->code == ErrorCode::cancelled;
 }
 
@@ -220,6 +235,10 @@ Result<Process> choose_driver(const CommandRun& operation, Finder& finder, const
             return make_error(ErrorCode::invalid_argument,
                               "process {} has no agent: the driver wakes all of it, and --tags and --order "
                               "are for those that have one",
+                              title(*process));
+        if (is_held && std::get<model::WakeRequest>(operation.request).make_room)
+            return make_error(ErrorCode::invalid_argument,
+                              "process {} has no agent, and --make-room is for those that have one",
                               title(*process));
         if (is_held) return process;
         if (!state && state.error().code == ErrorCode::timed_out) return state.error();
@@ -287,11 +306,7 @@ int run(const CommandRun& operation) {
         else
             targets = std::move(chosen).error();
     }
-    if (!targets && !without_agent) {
-        print_error(render_error(operation.program, "", targets.error()));
-        if (operation.output.json) teller.print(to_json(operation.program, targets.error()) + '\n');
-        return traits(targets.error().code).exit_status;
-    }
+    if (!targets && !without_agent) return tell_failure(operation.program, operation.output, targets.error());
     Interruptions interruptions;
     std::vector<Outcome> outcomes;
     if (without_agent) {

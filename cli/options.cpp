@@ -267,6 +267,11 @@ void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optio
               "How long work that wakes the process may wait for GPU memory (default: no limit)");
 }
 
+void add_min_awake(CLI::App& app, std::optional<Milliseconds>& min_awake) {
+    add_limit(app, "--min-awake", min_awake,
+              "Leave alone what was woken less than so long ago (default: 30 s)");
+}
+
 std::string touch_problem(std::optional<model::OnTouch> on_touch, std::optional<Milliseconds> touch_limit) {
     if (!touch_limit || !on_touch || *on_touch == model::OnTouch::wake) return {};
     return "--touch-limit is for work that wakes the process: --on-touch wake";

@@ -77,6 +77,9 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::strin
 void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optional<model::GateMode>& gate,
               std::optional<Milliseconds>& touch_limit, const std::string& default_words);
 
+/// --min-awake: whom those leave alone that make room.
+void add_min_awake(CLI::App& app, std::optional<Milliseconds>& min_awake);
+
 /// What is wrong with --on-touch and --touch-limit together, or nothing.
 [[nodiscard]] std::string touch_problem(std::optional<model::OnTouch> on_touch,
                                         std::optional<Milliseconds> touch_limit);

@@ -101,10 +101,23 @@ std::string retained_line(const Report& report) {
                        format_bytes(report.retained_bytes));
 }
 
-/// "a wake of weights waits for GPU memory, for 12.50 s: waking needs 32.0 MiB on GPU 0, ...".
+/// "2nd".
+std::string ordinal(std::uint32_t number) {
+    constexpr std::uint32_t k_ten = 10;
+    constexpr std::string_view k_ends[] = {"th", "st", "nd", "rd"};
+    const bool is_teen = number / k_ten % k_ten == 1;
+    const auto last = number % k_ten;
+    return fmt::format("{}{}", number, k_ends[is_teen || last >= std::size(k_ends) ? 0 : last]);
+}
+
+/// "a wake of weights waits for GPU memory, for 12.50 s: waking needs 32.0 MiB on GPU 0, ...", or "waits for
+/// room, 2nd in line, for 12.50 s".
 std::string waiting_line(const model::WaitingWake& wake) {
-    auto text = fmt::format("a wake of {} waits for GPU memory, for {}",
-                            wake.tags.empty() ? "all tags" : joined(wake.tags), format_seconds(wake.seconds));
+    const auto what =
+        wake.place == 0 ? std::string("GPU memory") : fmt::format("room, {} in line", ordinal(wake.place));
+    auto text =
+        fmt::format("a wake of {} waits for {}, for {}", wake.tags.empty() ? "all tags" : joined(wake.tags),
+                    what, format_seconds(wake.seconds));
     return wake.reason.empty() ? text : text + fmt::format(": {}", printable(wake.reason));
 }
 
@@ -191,7 +204,7 @@ void add_process(Table& table, const Process& process, const Report& report) {
     if (report.retained_bytes != 0) table.add_line(retained_line(report));
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));
     for (const auto& wake : report.wakes_waiting)
-        if (!wake.by_touch) table.add_line(waiting_line(wake)); // of a touch's a note tells
+        if (!wake.by_touch || wake.place != 0) table.add_line(waiting_line(wake)); // else a note tells
     if (report.operation == Operation::status)
         for (const auto& note : report.notes) table.add_line(note);
 }

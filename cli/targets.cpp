@@ -110,8 +110,7 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
             if (report->name == name) named.push_back(std::move(outcome.process));
             continue;
         }
-        const auto* failure = std::get_if<model::Failure>(&outcome.answer);
-        const auto& reason = failure ? failure->error : std::get<Error>(outcome.answer);
+        const auto& reason = *peers::error_of(outcome.answer);
         if (may_be_renamed(finder, outcome.process)) {
             // Asked last: who ends loses its thread, or that thread's name, first.
             if (!is_ending(finder, outcome.process))
@@ -159,11 +158,11 @@ Result<Targets> find_all(Finder& finder, std::optional<uid_t> user) {
 
 std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets, const protocol::Request& request,
                               Milliseconds timeout) {
-    std::vector<Question> questions;
+    std::vector<peers::Question> questions;
     questions.reserve(targets.size());
     for (auto& target : targets)
         questions.push_back({std::move(target.socket), request, {.answer = timeout}});
-    auto answers = ask_all(std::move(questions));
+    auto answers = peers::ask_all(std::move(questions));
     std::vector<Outcome> outcomes;
     for (std::size_t i = 0; i < targets.size(); ++i) {
         if (const auto* error = std::get_if<Error>(&answers[i]))

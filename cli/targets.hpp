@@ -4,8 +4,8 @@
 
 #pragma once
 
-#include "cli/client.hpp"
 #include "cli/find.hpp"
+#include "peers/client.hpp"
 
 #include <sys/types.h>
 
@@ -14,6 +14,8 @@
 #include <vector>
 
 namespace gpu_sleep::cli {
+
+using peers::Answer;
 
 /// A process and a connection to its agent.
 struct Target {

@@ -52,9 +52,11 @@ public:
         report.notes.push_back(note(process.pid, *state));
         for (const auto& gpu : gpus_)
             for (const auto& user : gpu.processes)
-                if (user.pid == process.pid)
+                if (user.pid == process.pid) {
                     report.devices.push_back(
                         {gpu.index, gpu.name, user.bytes.value_or(0), 0, 0, gpu.free, gpu.free, gpu.total});
+                    report.devices.back().uuid = gpu.uuid;
+                }
         return Outcome{process, std::move(report), model::Operation::status, false, true};
     }
 

@@ -24,6 +24,9 @@
 
 #include <cstdlib>
 #include <limits>
+#include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -94,6 +97,16 @@ Milliseconds prepare_of_environment() {
         .value_or(Milliseconds(0));
 }
 
+/// The wake that a touch asks for: whether it makes room.
+model::WakeRequest touch_request_of_environment() {
+    namespace environment = model::environment;
+    model::WakeRequest request;
+    request.make_room = parsed_setting(environment::k_make_room, "1 or 0", parse_switch).value_or(false);
+    if (const auto time = parsed_setting(environment::k_min_awake, k_limit_words, parse_limit))
+        request.min_awake = *time;
+    return request;
+}
+
 /// The name by which commands are to find the process; may be empty.
 std::string name_in_environment() {
     const auto parse_name = [](std::string_view text) {
@@ -119,7 +132,8 @@ Agent& Agent::instance() {
 
 Agent::Agent()
     : memory_(rule_of_environment(), retained_of_environment()),
-      parts_(memory_, name_in_environment(), &Agent::come_first_at_exit), server_(*this) {
+      parts_(memory_, name_in_environment(), &Agent::come_first_at_exit), server_(*this),
+      touch_request_(touch_request_of_environment()) {
     inhibit_by_environment(parts_.inhibitors);
     parts_.preparation.settled_after = prepare_of_environment();
     parts_.callbacks.while_waiting([this] { operations::give_way_while_waiting(parts_); });
@@ -230,7 +244,9 @@ server::Outcome Agent::run_here(server::Operation operation) {
 }
 
 model::Report Agent::status() {
-    return parts_.status.report();
+    auto report = parts_.status.report();
+    report.transitions = parts_.transitions.counts();
+    return report;
 }
 
 model::State Agent::state() noexcept {
@@ -239,6 +255,13 @@ model::State Agent::state() noexcept {
 
 Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
     return intercepted::share(request);
+}
+
+void Agent::ended(const server::Operation& operation, const server::Outcome& outcome,
+                  Clock::duration taken) noexcept {
+    const auto transition = operations::transition_of(operation, outcome);
+    if (!transition) return;
+    parts_.transitions.count(*transition, outcome, std::chrono::duration<double>(taken).count());
 }
 
 void Agent::inhibit(const model::InhibitRequest& request) noexcept {
@@ -261,10 +284,10 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
     if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
     const auto* request = std::get_if<model::SleepRequest>(&operation);
     auto report = guarded([&] {
-        return request ? operations::SleepOperation(parts_, *request, progress, is_own).run()
-                       : operations::WakeOperation(parts_, std::get<model::WakeRequest>(operation), progress,
-                                                   since)
-                             .run();
+        if (request) return operations::SleepOperation(parts_, *request, progress, is_own).run();
+        const auto& wake = std::get<model::WakeRequest>(operation);
+        if (wake.make_room && !wake.dry_run) return parts_.room.wake(parts_, wake, progress, since);
+        return operations::WakeOperation(parts_, wake, progress, since).run();
     });
     if (report) return *std::move(report);
     const auto& tags = request ? request->tags : std::get<model::WakeRequest>(operation).tags;
@@ -294,7 +317,16 @@ void Agent::wake_on_touch() {
         parts_.status.set_touch_trouble({});
     };
     const auto asked = guarded([&]() -> Result<void> {
-        server_.submit_for_touch([] { return gate::Gate::instance().wants_waking(); }, tell, hear);
+        const auto holders = std::make_shared<std::optional<std::string>>();
+        const auto tell_shortage = [this, tell, holders](Error shortage) {
+            // Who makes room has asked them already.
+            if (!*holders && !touch_request_.make_room)
+                *holders = parts_.room.holders(parts_, touch_request_);
+            if (holders->has_value() && !(*holders)->empty()) shortage.message += "; " + **holders;
+            tell(shortage);
+        };
+        const auto is_wanted = [] { return gate::Gate::instance().wants_waking(); };
+        server_.submit_for_touch(touch_request_, is_wanted, tell_shortage, hear);
         return {};
     });
     if (!asked) wake_wanted_ = false; // the touch still waits, and asks again

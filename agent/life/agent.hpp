@@ -14,6 +14,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <cstdint>
 #include <string_view>
 
 namespace gpu_sleep::agent {
@@ -57,6 +58,10 @@ public:
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
                                       const server::ProgressSink& progress, bool is_own,
                                       Clock::time_point since) override;
+    void ended(const server::Operation& operation, const server::Outcome& outcome,
+               Clock::duration taken) noexcept override;
+    [[nodiscard]] std::uint32_t place() const noexcept override { return parts_.room.place(); }
+    void leave_line() noexcept override { parts_.room.leave(); }
     void inhibit(const model::InhibitRequest& request) noexcept override;
     void look() noexcept override;
     [[nodiscard]] bool tidy() override;
@@ -81,6 +86,7 @@ private:
     ProgramMemory memory_;
     operations::Parts parts_;
     server::Server server_;
+    model::WakeRequest touch_request_;     ///< what a touch asks for
     std::atomic<bool> wake_wanted_{false}; ///< by a touch, and not yet tried
 };
 

@@ -9,6 +9,8 @@
 #include "operations/inhibitors.hpp"
 #include "operations/preparing.hpp"
 #include "operations/process_status.hpp"
+#include "operations/room_making.hpp"
+#include "operations/transitions.hpp"
 #include "operations/turnstile.hpp"
 #include "program_memory/program_memory.hpp"
 #include "program_memory/retired_contents.hpp"
@@ -26,10 +28,12 @@ struct Parts {
     IdleWatch idle;
     Inhibitors inhibitors;
     ProcessStatus status;
+    Transitions transitions;
     Turnstile turnstile;
     Callbacks callbacks;
     torch::TorchTrim torch_trim; ///< used by one operation at a time
     Preparation preparation;
+    RoomMaking room;
     Clock::time_point next_look_at_host{}; ///< for what is retained; on the operations thread
     Clock::time_point next_giving_back{};  ///< or pinning, of a little, while the program works; likewise
     bool gives_back_at_once = false;       ///< the host is short of memory; likewise

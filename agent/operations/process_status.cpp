@@ -12,12 +12,24 @@
 
 #include <unistd.h>
 
+#include <set>
 #include <thread>
 #include <vector>
 
 namespace gpu_sleep::agent::operations {
 
 using model::Report;
+
+namespace {
+
+/// Those that have memory of a tag.
+void add_devices(Report& report) {
+    std::set<int> devices;
+    for (const auto& tag : report.tags) devices.insert(tag.device);
+    for (const int device : devices) report.devices.emplace_back().device = device;
+}
+
+} // namespace
 
 template <class Use, class Before>
 auto ProcessStatus::look(Use&& use, Before&& before) {
@@ -74,6 +86,16 @@ void ProcessStatus::set_woken(Bytes bytes, double seconds) {
     woken_seconds_ = seconds;
 }
 
+void ProcessStatus::note_wake() noexcept {
+    const MutexLock lock(mutex_);
+    woken_ = Clock::now();
+}
+
+std::optional<double> ProcessStatus::seconds_since_wake() const noexcept {
+    const MutexLock lock(mutex_);
+    return woken_ ? std::optional(seconds_since(*woken_)) : std::nullopt;
+}
+
 void ProcessStatus::set_touch_trouble(std::string_view trouble) {
     const MutexLock lock(mutex_);
     touch_trouble_ = trouble;
@@ -104,6 +126,7 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
         report.woken_bytes = woken_bytes_;
         report.woken_seconds = woken_seconds_;
     }
+    report.seconds_since_wake = seconds_since_wake();
     auto waiting = gate.waiting();
     report.waiting = waiting.held_now;
     report.touches = waiting.held_ever;
@@ -116,7 +139,11 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
         for (const auto& row : intercepted::residual(locked))
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
     if (!memory_.may_call_driver()) return;
-    for (auto& device : report.devices) device.name = driver::device_name(memory_.api(), device.device);
+    if (report.operation == model::Operation::status) add_devices(report);
+    for (auto& device : report.devices) {
+        device.name = driver::device_name(memory_.api(), device.device);
+        device.uuid = driver::device_uuid(memory_.api(), device.device);
+    }
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -35,6 +35,10 @@ public:
     void set_name(std::string_view name);
     /// Remembers how much contents a wake has brought back, and how long that took.
     void set_woken(Bytes bytes, double seconds);
+    /// Memory has come back.
+    void note_wake() noexcept;
+    /// Since it came back last, in seconds; nothing if it never slept.
+    [[nodiscard]] std::optional<double> seconds_since_wake() const noexcept;
     /// Remembers why the last wake for a touch failed; empty: it did not. report() says so while touches wait
     /// for another try.
     void set_touch_trouble(std::string_view trouble);
@@ -70,11 +74,12 @@ private:
     /// How the process was when the transaction under way began.
     std::optional<model::Report> before_ GPU_SLEEP_GUARDED_BY(before_mutex_);
 
-    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::string name_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::string touch_trouble_ GPU_SLEEP_GUARDED_BY(mutex_);
     Bytes woken_bytes_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
     double woken_seconds_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    std::optional<Clock::time_point> woken_ GPU_SLEEP_GUARDED_BY(mutex_);
 };
 
 } // namespace gpu_sleep::agent::operations

@@ -174,6 +174,13 @@ std::string SleepOperation::why_not_idle() {
     return {};
 }
 
+std::string SleepOperation::why_too_early() const {
+    const auto awake = parts_.status.seconds_since_wake();
+    if (!request_.min_awake || !awake) return {};
+    if (*awake >= std::chrono::duration<double>(*request_.min_awake).count()) return {};
+    return fmt::format("it was woken {} ago", format_seconds(*awake));
+}
+
 bool SleepOperation::works_again(model::Progress::Phase phase) {
     if (!idle_) return false;
     const bool waits = phase == model::Progress::Phase::waiting && parts_.turnstile.is_held();
@@ -207,6 +214,7 @@ Result<Report> SleepOperation::carry_out() {
     if (!turn) return turn.error();
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
     if (parts_.memory.is_ending()) return process_is_ending();
+    if (auto why = why_too_early(); !why.empty()) return unchanged(std::move(why));
     if (request_.release_retained) return release_retained();
     // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
     give_back_files(parts_);

@@ -52,6 +52,8 @@ private:
     [[nodiscard]] Result<void> check_consent();
     /// Why the process is not to sleep now; empty: it is idle as asked.
     [[nodiscard]] std::string why_not_idle();
+    /// Why it is too early to sleep again (SleepRequest::min_awake); empty: it is not.
+    [[nodiscard]] std::string why_too_early() const;
     /// Whether the program, which was idle, has worked since, or has sleeps wait.
     [[nodiscard]] bool works_again(model::Progress::Phase phase);
     [[nodiscard]] model::Report unchanged(std::string note);

@@ -130,7 +130,10 @@ Result<void> WakeOperation::wake(const model::WakeRequest& part) {
     auto woken = attempt(part, report);
     if (!woken) return std::move(woken).error();
     run_callbacks(*woken, report);
-    if (report.changed) parts_.idle.note_wake();
+    if (report.changed) {
+        parts_.idle.note_wake();
+        parts_.status.note_wake();
+    }
     settler.settle();
     const bool has_changed = report.changed;
     add(std::move(report));

@@ -5,9 +5,9 @@
 #pragma once
 
 #include "base/fd.hpp"
+#include "base/held_file.hpp"
 #include "base/units.hpp"
 #include "protocol/messages.hpp"
-#include "server/held_file.hpp"
 
 #include <memory>
 #include <optional>

@@ -4,8 +4,8 @@
 
 #pragma once
 
+#include "base/held_file.hpp"
 #include "base/result.hpp"
-#include "server/held_file.hpp"
 
 #include <sys/types.h>
 

@@ -102,14 +102,22 @@ std::optional<Line::Late> Line::take_late(Clock::time_point now, bool own_alone)
     return taken;
 }
 
-std::vector<model::WaitingWake> Line::waiting(Clock::time_point now) const {
+bool Line::makes_room() const noexcept {
+    return std::any_of(places_.begin(), places_.end(), [](const Place& place) {
+        const auto* const wake = std::get_if<model::WakeRequest>(&place.job_.operation);
+        return wake && wake->make_room;
+    });
+}
+
+std::vector<model::WaitingWake> Line::waiting(Clock::time_point now, std::uint32_t place_in_line) const {
     std::vector<model::WaitingWake> wakes;
     for (const auto& place : places_) {
         if (!place.shortage_) continue;
         const auto& shortage = *place.shortage_;
-        wakes.push_back({std::get<model::WakeRequest>(place.job_.operation).tags, place.job_.is_touch,
+        const auto& wake = std::get<model::WakeRequest>(place.job_.operation);
+        wakes.push_back({wake.tags, place.job_.is_touch,
                          std::chrono::duration<double>(now - shortage.since).count(),
-                         shortage.why.error.message});
+                         shortage.why.error.message, wake.make_room ? place_in_line : 0});
     }
     return wakes;
 }

@@ -7,6 +7,7 @@
 
 #include "model/model.hpp"
 
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <optional>
@@ -66,7 +67,11 @@ public:
 
     [[nodiscard]] bool is_empty() const noexcept { return places_.empty(); }
     /// The wakes that wait for GPU memory, one that is being tried among them.
-    [[nodiscard]] std::vector<model::WaitingWake> waiting(Clock::time_point now) const;
+    /// `place`: of this process, in the line of those that make room.
+    [[nodiscard]] std::vector<model::WaitingWake> waiting(Clock::time_point now,
+                                                          std::uint32_t place = 0) const;
+    /// Whether a wake that makes room is among all these.
+    [[nodiscard]] bool makes_room() const noexcept;
 
 private:
     [[nodiscard]] Place* due(Clock::time_point now) noexcept;

@@ -91,10 +91,10 @@ Outcome Server::post(Operation operation) {
     return outcome.get();
 }
 
-void Server::submit_for_touch(std::function<bool()> is_wanted, std::function<void(const Error&)> on_shortage,
+void Server::submit_for_touch(model::WakeRequest request, std::function<bool()> is_wanted,
+                              std::function<void(const Error&)> on_shortage,
                               std::function<void(const Outcome&)> done) {
     constexpr std::chrono::hours k_for_good{24 * 365};
-    model::WakeRequest request;
     request.wait = k_for_good;
     enqueue({std::move(request),
              [is_wanted = std::move(is_wanted)](const model::Progress&) { return is_wanted(); },
@@ -174,7 +174,9 @@ void Server::operate(Line::Place& place) {
     }
     MutexLock lock(mutex_);
     const auto done = line_.leave(place, Clock::now());
+    const bool makes_room = line_.makes_room();
     lock.unlock();
+    leave_line_unless(makes_room);
     answer(done, std::move(outcome));
 }
 
@@ -197,7 +199,7 @@ Outcome Server::outcome_of(Line::Place& place) noexcept {
 model::Report Server::status() {
     auto report = operations_.status();
     const MutexLock lock(mutex_);
-    report.wakes_waiting = line_.waiting(Clock::now());
+    report.wakes_waiting = line_.waiting(Clock::now(), operations_.place());
     return report;
 }
 
@@ -206,6 +208,7 @@ Outcome Server::failure(Error error) noexcept {
 }
 
 void Server::answer(const Job& job, Outcome outcome) noexcept {
+    operations_.ended(job.operation, outcome, Clock::now() - job.since);
     const auto answered = guarded([&]() -> Result<void> {
         job.answer(std::move(outcome));
         return {};
@@ -217,8 +220,10 @@ void Server::expire_jobs(bool own_alone) {
     for (;;) {
         MutexLock lock(mutex_);
         auto late = line_.take_late(Clock::now(), own_alone);
+        const bool makes_room = line_.makes_room();
         lock.unlock();
         if (!late) return;
+        leave_line_unless(makes_room);
         if (late->why) {
             answer(late->job, *std::move(late->why));
             continue;

@@ -13,6 +13,7 @@
 #include "peer.hpp"
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -36,6 +37,14 @@ public:
     /// while it may wait for it.
     [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress, bool is_own,
                                       Clock::time_point since) = 0;
+    /// Called once for each operation, on the thread that ends it, before the asker hears of it: how it
+    /// ended, `taken` after it was asked for. No retry of a wake that goes on waiting is an end.
+    virtual void ended(const Operation& operation, const Outcome& outcome,
+                       Clock::duration taken) noexcept = 0;
+    /// Called on both threads: the place in the line of those that make room; 0 without.
+    [[nodiscard]] virtual std::uint32_t place() const noexcept = 0;
+    /// Called on both threads: no wake that makes room waits any more.
+    virtual void leave_line() noexcept = 0;
     /// Called on the listening thread: inhibits sleeps from outside, or no longer.
     virtual void inhibit(const model::InhibitRequest& request) noexcept = 0;
     /// Called on the listening thread every two seconds. It returns at once, and calls no driver.
@@ -59,7 +68,8 @@ public:
 
     /// A wake for touches, without waiting for it. It is tried as long as GPU memory is short and `is_wanted`
     /// says so: it is told of each shortage, then the outcome, on one of the two threads.
-    void submit_for_touch(std::function<bool()> is_wanted, std::function<void(const Error&)> on_shortage,
+    void submit_for_touch(model::WakeRequest request, std::function<bool()> is_wanted,
+                          std::function<void(const Error&)> on_shortage,
                           std::function<void(const Outcome&)> done);
 
     /// Has the operations thread tidy up when the time is over, or before, once it has no operation to run.
@@ -96,8 +106,13 @@ private:
     [[nodiscard]] bool has_jobs();
     /// Takes no memory.
     [[nodiscard]] Outcome failure(Error error) noexcept;
-    /// Says so where there is no memory for it: who waits in the process is always told.
-    static void answer(const Job& job, Outcome outcome) noexcept;
+    /// The one place where operations end. Says so where there is no memory for it: who waits in the process
+    /// is always told.
+    void answer(const Job& job, Outcome outcome) noexcept;
+    /// Has the agent leave the line of those that make room, if nobody here stands there.
+    void leave_line_unless(bool makes_room) noexcept {
+        if (!makes_room) operations_.leave_line();
+    }
     /// Answers those that have waited for as long as they may: none begins after its time. `own_alone`: only
     /// the program's own, on whose threads nothing is written to a socket.
     void expire_jobs(bool own_alone);

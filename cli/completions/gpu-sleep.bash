@@ -22,11 +22,16 @@ _gpu_sleep_choices() {
     "${1/#\~/$HOME}" --help 2>/dev/null | sed -nE "s/^  $2 ([a-z0-9]+(\|[a-z0-9]+)+) .*/\1/p" | tr '|' ' '
 }
 
+# The numbers of the GPUs.
+_gpu_sleep_gpus() {
+    nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null
+}
+
 # The first number that is no option's value, if there is one: the process that the command is for.
 _gpu_sleep_target() {
     local word previous=''
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-        [[ $word =~ ^[0-9]+$ && $previous != --user ]] && { printf '%s\n' "$word"; return; }
+        [[ $word =~ ^[0-9]+$ && $previous != --user && $previous != --gpu ]] && { printf '%s\n' "$word"; return; }
         previous=$word
     done
 }
@@ -37,7 +42,9 @@ _gpu_sleep() {
     --level | --on-touch | --gate | --engine) words=$(_gpu_sleep_choices "$1" "$previous") ;;
     --store) words='host file' ;;
     --dir | --spill) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
-    --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;
+    --timeout | --wait | --touch-limit | --min-awake) words='10s 30s 60s 5m' ;;
+    --need) words='10GiB 20GiB 40GiB 80GiB' ;;
+    --gpu) words=$(_gpu_sleep_gpus) ;;
     --idle | --for) words='15m 1h 4h 1d' ;;
     --user) mapfile -t COMPREPLY < <(compgen -u -- "$current"); return ;;
     --tags | --order | --keep | --discard)
@@ -62,7 +69,7 @@ _gpu_run() {
         word=${COMP_WORDS[i]}
         case $word in
         --) ((i += 1)); break ;;
-        --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --gate | --retain) ((i += 1)) ;;
+        --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --min-awake | --gate | --retain) ((i += 1)) ;;
         -*) ;;
         *) break ;;
         esac
@@ -73,7 +80,7 @@ _gpu_run() {
     fi
     case $3 in
     --on-touch | --gate) words=$(_gpu_sleep_choices "$1" "$3") ;;
-    --touch-limit) words='10s 30s 60s 5m' ;;
+    --touch-limit | --min-awake) words='10s 30s 60s 5m' ;;
     --min-size) words='64KiB 1MiB 16MiB' ;;
     --retain) words='0 16GiB 64GiB' ;;
     --name | --tag) ;;

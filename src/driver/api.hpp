@@ -77,6 +77,7 @@ namespace gpu_sleep::driver {
     X(cuCtxGetId)                                                                                            \
     X(cuDeviceGetDefaultMemPool)                                                                             \
     X(cuDeviceGetMemPool)                                                                                    \
+    X(cuDeviceGetUuid)                                                                                       \
     X(cuMemPoolGetAttribute)                                                                                 \
     X(cuStreamGetCtx)                                                                                        \
     X(cuDeviceGetGraphMemAttribute)

@@ -4,6 +4,8 @@
 
 #include "driver/context.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace gpu_sleep::driver {
@@ -109,6 +111,20 @@ std::string device_name(const Api& api, int device) {
 std::string pci_bus_id(const Api& api, int device) {
     char text[32] = {};
     return api.cuDeviceGetPCIBusId(text, sizeof(text), device) == CUDA_SUCCESS ? text : std::string();
+}
+
+std::string device_uuid(const Api& api, int device) {
+    CUuuid uuid{};
+    if (!api.cuDeviceGetUuid || api.cuDeviceGetUuid(&uuid, device) != CUDA_SUCCESS) return {};
+    const bool is_part = device_name(api, device).find(" MIG ") != std::string::npos;
+    std::string text = is_part ? "MIG" : "GPU";
+    constexpr std::size_t k_first_group = 4;
+    constexpr std::size_t k_last_group = 10;
+    for (std::size_t i = 0; i < sizeof(uuid.bytes); ++i) {
+        if (i == 0 || (i >= k_first_group && i <= k_last_group && i % 2 == 0)) text += '-';
+        text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
+    }
+    return text;
 }
 
 } // namespace gpu_sleep::driver

@@ -100,6 +100,11 @@ struct MemoryInfo {
 /// API, cuDeviceGetPCIBusId.
 [[nodiscard]] std::string pci_bus_id(const Api& api, int device);
 
+/// The device's number for good, as nvidia-smi writes it: "GPU-" and a UUID, or "MIG-" and that of a part of
+/// a GPU; empty if the driver does not say. Source: CUDA Driver API, cuDeviceGetUuid_v2; NVIDIA
+/// Multi-Instance GPU User Guide, device names.
+[[nodiscard]] std::string device_uuid(const Api& api, int device);
+
 /// Puts the calling thread's capture mode at relaxed while it lives, so that what this thread does on streams
 /// of its own does not break a capture of another thread. Source: CUDA Driver API,
 /// cuThreadExchangeStreamCaptureMode.

@@ -15,6 +15,10 @@ inline constexpr const char* k_min_size =
 inline constexpr const char* k_rules = "GPU_SLEEP_RULES";             ///< AllocationRules, as their text
 inline constexpr const char* k_on_touch = "GPU_SLEEP_ON_TOUCH";       ///< wait, wake or fail
 inline constexpr const char* k_touch_limit = "GPU_SLEEP_TOUCH_LIMIT"; ///< milliseconds
+inline constexpr const char* k_make_room =
+    "GPU_SLEEP_MAKE_ROOM"; ///< 1: a touch that wakes has others sleep where GPU memory is short; 0
+inline constexpr const char* k_min_awake =
+    "GPU_SLEEP_MIN_AWAKE"; ///< milliseconds since its last wake for which another is left alone then
 inline constexpr const char* k_release_gil =
     "GPU_SLEEP_RELEASE_GIL";                            ///< 1: a thread that waits lets Python run; 0
 inline constexpr const char* k_log = "GPU_SLEEP_LOG";   ///< error, warning, info or debug; see log::enabled()

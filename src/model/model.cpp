@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 namespace gpu_sleep::model {
 namespace {
@@ -132,6 +133,15 @@ std::string_view to_string(Step step) noexcept {
     return "unknown";
 }
 
+std::string_view to_string(Transition transition) noexcept {
+    switch (transition) {
+    case Transition::sleep: return "sleep";
+    case Transition::wake: return "wake";
+    case Transition::move: return "move";
+    }
+    return "unknown";
+}
+
 std::string_view to_string(Progress::Phase phase) noexcept {
     switch (phase) {
     case Progress::Phase::callbacks: return "callbacks";
@@ -150,6 +160,10 @@ Bytes kept_in(const TagReport& tag, Store store) noexcept {
     case Store::file: return tag.in_files;
     }
     return tag.kept - tag.in_files;
+}
+
+std::uint64_t done_of(const TransitionCounts& counts) noexcept {
+    return std::accumulate(counts.done.begin(), counts.done.end(), std::uint64_t{0});
 }
 
 Bytes& held_in(Report& report, Store store) noexcept {

@@ -137,6 +137,8 @@ struct SleepRequest {
     /// `store` was asked for by name: what sleeps and is kept in another store moves there. Tags of `stores`
     /// do so anyway.
     bool store_is_named = false;
+    /// Sleep only if the last wake was so long ago; otherwise nothing changes, and the report says why.
+    std::optional<Milliseconds> min_awake;
 };
 
 /// Whether it keeps anything in files, but for what spills.
@@ -151,6 +153,9 @@ struct WakeRequest {
     /// Of `tags`, those that are woken before the others, each once the one before it is awake and its
     /// callbacks have run. What is awake stays so if a later one fails.
     std::vector<std::string> order{};
+    /// Where GPU memory is short, put others of the same user to sleep, the least recently used first.
+    bool make_room = false;
+    Milliseconds min_awake{30'000}; ///< with `make_room`: leave alone who was woken less than so long ago
 };
 
 struct StatusRequest {};
@@ -214,6 +219,8 @@ struct DeviceReport {
     Bytes copied = 0;    ///< of those stored, what had changed since the last sleep, and was copied
     StepTimes steps{};   ///< where the time of this operation went
     Bytes relocated = 0; ///< contents of what slept already that a sleep moved to another store
+    /// "GPU-..." or "MIG-...", as nvidia-smi has it; empty if the driver does not say.
+    std::string uuid{};
 };
 
 /// Memory that always stays on the GPU: all of one kind on one device.
@@ -232,6 +239,39 @@ struct WaitingWake {
     bool by_touch = false;         ///< requested by work that the gate holds, not by a command
     double seconds = 0;            ///< since it was tried first
     std::string reason;            ///< for a person: what was missing in the last try
+    std::uint32_t place = 0;       ///< in the line of those that make room, from 1; 0: it is not in that line
+};
+
+/// What lets GPU memory go, takes it back, or moves what is kept.
+enum class Transition : std::uint8_t {
+    sleep = 0,
+    wake = 1,
+    move = 2, ///< what slept already went to another store, and nothing else fell asleep
+};
+
+/// All transitions there are, in the order of their numbers.
+inline constexpr std::array k_transitions{Transition::sleep, Transition::wake, Transition::move};
+
+/// Bounds in seconds of the classes in which transitions are counted by how long they took.
+inline constexpr std::array k_duration_bounds{0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
+                                              1.0,  2.5,   5.0,  10., 30.,  60.};
+
+/// For each of k_duration_bounds how many took as long at most, and longer than the bound before; at last
+/// those that took longer than all bounds.
+using DurationCounts = std::array<std::uint64_t, k_duration_bounds.size() + 1>;
+
+struct FailureCount {
+    ErrorCode code = ErrorCode::internal;
+    std::uint64_t count = 0;
+};
+
+/// The transitions of one kind since the agent started. Each is counted when it ends, and its time runs from
+/// the request to the answer, waits for its turn and for GPU memory among it. What changes nothing is none.
+struct TransitionCounts {
+    Transition transition = Transition::sleep;
+    DurationCounts done{};            ///< those that succeeded
+    double done_seconds = 0;          ///< of all those together
+    std::vector<FailureCount> failed; ///< each error once
 };
 
 enum class Operation : std::uint8_t { status = 0, sleep = 1, wake = 2 };
@@ -278,6 +318,8 @@ struct Report {
     std::optional<double> inhibited_seconds; ///< for how much longer; unset where there is no limit
     Bytes woken_bytes = 0;    ///< contents that the last wake brought back, of those that brought any back
     double woken_seconds = 0; ///< how long that took, until work could go on
+    std::vector<TransitionCounts> transitions; ///< each kind that has happened; only in a status
+    std::optional<double> seconds_since_wake;  ///< since memory came back last; unset if it never slept
 };
 
 /// The progress of an operation. Sent often; losing one is harmless.
@@ -311,10 +353,13 @@ struct Failure {
 [[nodiscard]] std::string_view to_string(GateState gate) noexcept;
 [[nodiscard]] std::string_view to_string(Operation operation) noexcept;
 [[nodiscard]] std::string_view to_string(Step step) noexcept;
+[[nodiscard]] std::string_view to_string(Transition transition) noexcept;
 [[nodiscard]] std::string_view to_string(Progress::Phase phase) noexcept;
 
 /// The part of the kept contents of `tag` that is in `store`.
 [[nodiscard]] Bytes kept_in(const TagReport& tag, Store store) noexcept;
+/// All that succeeded.
+[[nodiscard]] std::uint64_t done_of(const TransitionCounts& counts) noexcept;
 /// The place for what the agent holds in `store`.
 [[nodiscard]] Bytes& held_in(Report& report, Store store) noexcept;
 

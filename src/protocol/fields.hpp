@@ -77,6 +77,9 @@ constexpr auto accepted(model::GateState) {
 constexpr auto accepted(model::Operation) {
     return Range{model::Operation::status, model::Operation::wake};
 }
+constexpr auto accepted(model::Transition) {
+    return Range{model::Transition::sleep, model::Transition::move};
+}
 constexpr auto accepted(model::Progress::Phase) {
     return Range{model::Progress::Phase::callbacks, model::Progress::Phase::waiting};
 }
@@ -99,13 +102,13 @@ auto fields(Is<model::SleepRequest> auto& r) {
     return std::tie(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout, r.bounds_all,
                     r.on_touch, r.gate, r.force, r.touch_limit, r.store, r.stores, r.directory, r.spill,
                     r.keep_files, r.copy_all, r.release_retained, r.only_if_idle, r.ignore_inhibitors,
-                    r.check_copies, r.store_is_named);
+                    r.check_copies, r.store_is_named, r.min_awake);
 }
 auto fields(Is<model::TagStore> auto& s) {
     return std::tie(s.tag, s.store);
 }
 auto fields(Is<model::WakeRequest> auto& r) {
-    return std::tie(r.tags, r.dry_run, r.timeout, r.bounds_all, r.wait, r.order);
+    return std::tie(r.tags, r.dry_run, r.timeout, r.bounds_all, r.wait, r.order, r.make_room, r.min_awake);
 }
 auto fields(Is<model::InhibitRequest> auto& r) {
     return std::tie(r.release, r.time);
@@ -130,7 +133,7 @@ auto fields(Is<model::Report> auto& r) {
                     r.file_bytes, r.retained_bytes, r.state_seconds, r.times, r.tags, r.devices,
                     r.dropped_without_refill, r.notes, r.intercepts, r.gate, r.on_touch, r.waiting, r.touches,
                     r.last_touch, r.residual, r.wakes_waiting, r.idle_seconds, r.inhibited,
-                    r.inhibited_seconds, r.woken_bytes, r.woken_seconds);
+                    r.inhibited_seconds, r.woken_bytes, r.woken_seconds, r.transitions, r.seconds_since_wake);
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tie(t.callbacks, t.drain, t.transfer, t.release, t.total);
@@ -144,13 +147,19 @@ auto fields(Is<model::Policy> auto& p) {
 }
 auto fields(Is<model::DeviceReport> auto& d) {
     return std::tie(d.device, d.name, d.released, d.kept, d.dropped, d.free_before, d.free_after, d.total,
-                    d.stored, d.copied, d.steps, d.relocated);
+                    d.stored, d.copied, d.steps, d.relocated, d.uuid);
+}
+auto fields(Is<model::TransitionCounts> auto& t) {
+    return std::tie(t.transition, t.done, t.done_seconds, t.failed);
+}
+auto fields(Is<model::FailureCount> auto& f) {
+    return std::tie(f.code, f.count);
 }
 auto fields(Is<model::Residual> auto& r) {
     return std::tie(r.kind, r.device, r.bytes, r.count, r.reason);
 }
 auto fields(Is<model::WaitingWake> auto& w) {
-    return std::tie(w.tags, w.by_touch, w.seconds, w.reason);
+    return std::tie(w.tags, w.by_touch, w.seconds, w.reason, w.place);
 }
 
 template <class T>

@@ -55,6 +55,7 @@ inline model::Report sample_sleep() {
     report.tags[1].dropped = 24 * k_gib;
     report.devices = {{0, "NVIDIA H200", 15 * k_gib, 15 * k_gib, 0, 100 * k_gib, 115 * k_gib, 140 * k_gib},
                       {1, "NVIDIA H200", 24 * k_gib, 0, 24 * k_gib, 0, 0, 0}};
+    report.devices[0].uuid = "GPU-51302d51";
     report.devices[0].steps = {0.5, 0.25, 0.125, 0, 0.3, 0, 0, 0, 0.01, 0.02};
     report.dropped_without_refill = {"kv_cache"};
     report.notes = {"a sentence of the agent"};
@@ -84,6 +85,8 @@ inline model::Report sample_intercepted_sleep() {
     report.last_touch = "cuLaunchKernel";
     report.wakes_waiting = {{{"weights", "kv_cache"}, false, 12.5, "too little"},
                             {{}, true, 3, "too little"}};
+    report.transitions = {{model::Transition::sleep, {0, 3, 0, 1}, 0.25, {{ErrorCode::timed_out, 2}}},
+                          {model::Transition::wake, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, 75, {}}};
     report.residual = {{"managed", 0, k_gib, 3, "the driver moves it by itself"}, {"array", 1, 4096, 1, ""}};
     return report;
 }

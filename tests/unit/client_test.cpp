@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // Conversations with agents that answer, err, fall silent and vanish; and the exit status of each end.
 
-#include "cli/client.hpp"
 #include "cli/operation.hpp"
+#include "peers/client.hpp"
 
 #include "support/catch.hpp"
 #include "support/fake_agent.hpp"
@@ -19,6 +19,7 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
+using namespace gpu_sleep::peers;
 using namespace std::chrono_literals;
 
 namespace {

@@ -55,7 +55,8 @@ TEST_CASE("JSON: a report has every figure, in bytes and seconds", "[json]") {
         "resident_bytes": 0, "kept_bytes": 16106127360, "in_files_bytes": 5368709120, "dropped_bytes": 0,
         "damaged_bytes": 0})"));
     CHECK(report["devices"][0] ==
-          json::parse(R"({"device": 0, "name": "NVIDIA H200", "moved_bytes": 16106127360,
+          json::parse(
+              R"({"device": 0, "name": "NVIDIA H200", "uuid": "GPU-51302d51", "moved_bytes": 16106127360,
         "kept_bytes": 16106127360, "stored_bytes": 0, "copied_bytes": 0, "dropped_bytes": 0,
         "steps": {"populate_seconds": 0.5, "pin_seconds": 0.25, "await_host_seconds": 0.125, "fingerprint_seconds": 0,
         "copy_seconds": 0.3, "create_seconds": 0, "map_seconds": 0, "access_seconds": 0, "unmap_seconds": 0.01,
@@ -82,7 +83,28 @@ TEST_CASE("JSON: a report says how the gate stands and what stays with the drive
         "count": 3, "reason": "the driver moves it by itself"})"));
     REQUIRE(report["wakes_waiting"].size() == 2);
     CHECK(report["wakes_waiting"][0] == json::parse(R"({"tags": ["weights", "kv_cache"], "by_touch": false,
-        "seconds": 12.5, "reason": "too little"})"));
+        "seconds": 12.5, "reason": "too little", "place": null})"));
+    CHECK(report["seconds_since_wake"] == nullptr);
+    REQUIRE(report["transitions"].size() == 2);
+    const auto& sleeps = report["transitions"][0];
+    CHECK(sleeps["operation"] == "sleep");
+    CHECK(sleeps["done"] == 4);
+    CHECK(sleeps["done_seconds"] == 0.25);
+    REQUIRE(sleeps["durations"].size() == 13);
+    CHECK(sleeps["durations"][1] == json::parse(R"({"at_most_seconds": 0.025, "count": 3})"));
+    CHECK(sleeps["failures"] == json::parse(R"([{"code": "timed_out", "count": 2}])"));
+    CHECK(report["transitions"][1]["durations"][12] ==
+          json::parse(R"({"at_most_seconds": null, "count": 1})"));
+}
+
+TEST_CASE("JSON: a wake in line has its place, and the last wake its age", "[json]") {
+    auto status = test::sample_status();
+    status.wakes_waiting = {{{}, true, 3, "short", 2}};
+    status.seconds_since_wake = 1.5;
+    const auto report =
+        json::parse(to_json("gpu-ps", {{sample_process(), status}}))["processes"][0]["report"];
+    CHECK(report["wakes_waiting"][0]["place"] == 2);
+    CHECK(report["seconds_since_wake"] == 1.5);
 }
 
 TEST_CASE("JSON: failures have a code, a sentence, advice and the state", "[json]") {

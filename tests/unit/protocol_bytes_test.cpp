@@ -88,7 +88,8 @@ Report report_to_send() {
                        0x37,
                        0x38,
                        {1, 2, 4, 8, 16, 32, 64, 128, 256, 512},
-                       0x39}};
+                       0x39,
+                       "GPU-1"}};
     report.dropped_without_refill = {"a"};
     report.notes = {"n", ""};
     report.intercepts = true;
@@ -98,12 +99,17 @@ Report report_to_send() {
     report.touches = 0x42;
     report.last_touch = "cuX";
     report.residual = {{"ipc", 4, 0x51, 0x52, "why"}};
-    report.wakes_waiting = {{{"b", "c"}, true, 32, "full"}};
+    report.wakes_waiting = {{{"b", "c"}, true, 32, "full", 0x53}};
     report.idle_seconds = 64;
     report.inhibited = true;
     report.inhibited_seconds = 128;
     report.woken_bytes = 0x61;
     report.woken_seconds = 256;
+    report.transitions = {{Transition::move,
+                           {0x71, 0x72, 0x73, 0x74, 0x75, 0x76, 0x77, 0x78, 0x79, 0x7a, 0x7b, 0x7c, 0x7d},
+                           512,
+                           {{ErrorCode::out_of_disk, 0x7e}}}};
+    report.seconds_since_wake = 1024;
     return report;
 }
 
@@ -136,6 +142,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     sleep.ignore_inhibitors = true;
     sleep.check_copies = true;
     sleep.store_is_named = true;
+    sleep.min_awake = Milliseconds(0x090a);
     check_bytes(sleep, "02:"
                        "02"
                        "010000000100000074"
@@ -155,16 +162,26 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                        "010807000000000000"
                        "01"
                        "01"
-                       "01");
+                       "01"
+                       "010a09000000000000");
 
-    check_bytes(WakeRequest{{"w"}, true, Milliseconds(0x0506), false, Milliseconds(0x0708), {"o"}},
+    check_bytes(WakeRequest{{"w"},
+                            true,
+                            Milliseconds(0x0506),
+                            false,
+                            Milliseconds(0x0708),
+                            {"o"},
+                            true,
+                            Milliseconds(0x0b0c)},
                 "03:"
                 "010000000100000077"
                 "01"
                 "0605000000000000"
                 "00"
                 "0807000000000000"
-                "01000000010000006f");
+                "01000000010000006f"
+                "01"
+                "0c0b000000000000");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
                                                             "01"
                                                             "011009000000000000");
@@ -220,6 +237,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "000000000000504000000000000060400000000000007040"
                 "0000000000008040"
                 "3900000000000000"
+                "050000004750552d31"
                 "010000000100000061"
                 "02000000010000006e00000000"
                 "010201"
@@ -227,8 +245,16 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "03000000637558"
                 "0100000003000000697063040000005100000000000000520000000000000003000000776879"
                 "0100000002000000010000006201000000630100000000000040400400000066756c6c"
+                "53000000"
                 "010000000000005040"
                 "01"
                 "010000000000006040"
-                "61000000000000000000000000007040");
+                "61000000000000000000000000007040"
+                "0100000002"
+                "71000000000000007200000000000000730000000000000074000000000000007500000000000000"
+                "76000000000000007700000000000000780000000000000079000000000000007a00000000000000"
+                "7b000000000000007c000000000000007d00000000000000"
+                "0000000000008040"
+                "0100000017007e00000000000000"
+                "010000000000009040");
 }

@@ -172,7 +172,7 @@ TEST_CASE("Protocol: another version, another protocol and unknown types are mis
 
     FrameReader reader;
     reader.append(frame_of(1, {}, 9));
-    CHECK(reader.next().error().message == "the peer speaks version 9 of the protocol, this is version 5");
+    CHECK(reader.next().error().message == "the peer speaks version 9 of the protocol, this is version 6");
 }
 
 TEST_CASE("Protocol: values out of range are refused", "[protocol]") {
@@ -229,15 +229,18 @@ TEST_CASE("Protocol: what is accepted of each enumeration, and the least that a 
     CHECK(is_range(Store{}, 0, 1));
     CHECK(is_range(GateState{}, 0, 2));
     CHECK(is_range(model::Operation{}, 0, 2));
+    CHECK(is_range(model::Transition{}, 0, 2));
     CHECK(is_range(Progress::Phase{}, 0, 5));
     CHECK(is_range(ErrorCode{}, 0, 0xFFFF));
 
     CHECK(k_min_bytes<std::string> == 4);
     CHECK(k_min_bytes<TagStore> == 5);
     CHECK(k_min_bytes<TagReport> == 76);
-    CHECK(k_min_bytes<DeviceReport> == 160);
+    CHECK(k_min_bytes<DeviceReport> == 164);
     CHECK(k_min_bytes<Residual> == 28);
-    CHECK(k_min_bytes<WaitingWake> == 17);
+    CHECK(k_min_bytes<WaitingWake> == 21);
+    CHECK(k_min_bytes<TransitionCounts> == 117);
+    CHECK(k_min_bytes<FailureCount> == 10);
 }
 
 TEST_CASE("Protocol: the checksum is CRC-32C", "[protocol]") {
@@ -255,10 +258,10 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
     std::string text;
     for (const auto byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
     CHECK(text == "47534c50"
-                  "0500"
+                  "0600"
                   "0200"
-                  "39000000"
-                  "92a1b5f6"
+                  "3a000000"
+                  "69714f9f"
                   "02"
                   "01000000"
                   "08000000"
@@ -276,6 +279,7 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
                   "00"
                   "00000000"
                   "00000000"
+                  "00"
                   "00"
                   "00"
                   "00"

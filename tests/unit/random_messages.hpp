@@ -38,6 +38,7 @@ private:
     std::uint64_t number(std::uint64_t most) {
         return std::uniform_int_distribution<std::uint64_t>(1, most)(engine_);
     }
+    void fill(std::uint32_t& value) { value = static_cast<std::uint32_t>(engine_()); }
     void fill(std::uint64_t& value) { value = number(~std::uint64_t{0}); }
     void fill(std::int32_t& value) { value = static_cast<std::int32_t>(number(1'000'000)); }
     void fill(bool& value) { value = number(2) == 1; }

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <functional>
+#include <string>
 
 namespace gpu_sleep::sim {
 namespace {
@@ -101,7 +103,10 @@ CUresult CUDAAPI cuDeviceGetName(char* name, int size, CUdevice device) {
 CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
     return call_with_device(Entry::cuDeviceGetUuid, device, [&](Call&) {
         if (!uuid) return CUDA_ERROR_INVALID_VALUE;
-        std::memcpy(uuid->bytes, "gpu-sleep-sim--", sizeof uuid->bytes);
+        *uuid = {"Q0-Q"};
+        // Another for each machine that several processes share.
+        const auto machine = std::hash<std::string>()(settings().state_file);
+        if (!settings().state_file.empty()) std::memcpy(uuid->bytes + 4, &machine, 6);
         uuid->bytes[sizeof uuid->bytes - 1] = static_cast<char>(device);
         return CUDA_SUCCESS;
     });

@@ -57,9 +57,15 @@ SIM_NVML int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** handle) {
 }
 
 SIM_NVML int nvmlDeviceGetUUID(void* handle, char* text, unsigned bytes) {
-    const auto length = std::snprintf(text, bytes, "GPU-51302d51-0000-0000-0000-%012x",
-                                      static_cast<unsigned>(device_of(handle)));
-    return length < static_cast<int>(bytes) ? k_success : k_insufficient_size;
+    constexpr unsigned k_length = 40;
+    CUuuid uuid{};
+    if (bytes <= k_length) return k_insufficient_size;
+    if (cuDeviceGetUuid(&uuid, device_of(handle)) != CUDA_SUCCESS) return k_invalid_argument;
+    text += std::sprintf(text, "GPU");
+    for (int i = 0; i < 16; ++i)
+        text += std::sprintf(text, i == 0 || (i >= 4 && i <= 10 && i % 2 == 0) ? "-%02x" : "%02x",
+                             static_cast<unsigned>(static_cast<unsigned char>(uuid.bytes[i])));
+    return k_success;
 }
 
 SIM_NVML int nvmlDeviceGetName(void* handle, char* text, unsigned bytes) {

@@ -2,11 +2,11 @@
 // Copyright the gpu-sleep authors.
 // What moves the end of waiting, and what does not.
 
-#include "cli/answer_timeout.hpp"
+#include "peers/answer_timeout.hpp"
 
 #include <algorithm>
 
-namespace gpu_sleep::cli {
+namespace gpu_sleep::peers {
 
 AnswerTimeout::AnswerTimeout(const Limits& limits, Clock::time_point now) noexcept
     : limits_(limits), end_(now + limits.answer + limits.grace),
@@ -42,4 +42,4 @@ void AnswerTimeout::hear_of_copying(Bytes done, Bytes total, Clock::time_point n
     end_if_stopped_ = std::max(end_if_stopped_, due + k_grace_if_stopped);
 }
 
-} // namespace gpu_sleep::cli
+} // namespace gpu_sleep::peers

@@ -8,7 +8,7 @@
 
 #include <cstddef>
 
-namespace gpu_sleep::cli {
+namespace gpu_sleep::peers {
 
 /// Until when a command waits for one agent: a limit, which copying that advances can extend, and another
 /// limit after the point of no return. Other progress extends nothing, so the wait always ends.
@@ -61,4 +61,4 @@ private:
     Bytes rewarded_ = 0; ///< of that, what has moved the end
 };
 
-} // namespace gpu_sleep::cli
+} // namespace gpu_sleep::peers

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Conversations with agents.
 
-#include "cli/client.hpp"
+#include "peers/client.hpp"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -14,7 +14,7 @@
 #include <optional>
 #include <utility>
 
-namespace gpu_sleep::cli {
+namespace gpu_sleep::peers {
 namespace {
 
 Error lost(std::string_view when) {
@@ -271,8 +271,13 @@ private:
 
 } // namespace
 
+const Error* error_of(const Answer& answer) noexcept {
+    const auto* const failure = std::get_if<model::Failure>(&answer);
+    return failure ? &failure->error : std::get_if<Error>(&answer);
+}
+
 std::vector<Answer> ask_all(std::vector<Question> questions, const Observer& observer) {
     return Conversations(std::move(questions), observer).run();
 }
 
-} // namespace gpu_sleep::cli
+} // namespace gpu_sleep::peers

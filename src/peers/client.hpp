@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/fd.hpp"
-#include "cli/answer_timeout.hpp"
+#include "peers/answer_timeout.hpp"
 #include "protocol/messages.hpp"
 
 #include <cstddef>
@@ -13,10 +13,13 @@
 #include <variant>
 #include <vector>
 
-namespace gpu_sleep::cli {
+namespace gpu_sleep::peers {
 
 /// The result of a request: the agent's final reply, or why there is none.
 using Answer = std::variant<model::Report, model::Failure, Error>;
+
+/// Why it failed, or was not answered; null where it was done.
+[[nodiscard]] const Error* error_of(const Answer& answer) noexcept;
 
 /// One request to one agent.
 struct Question {
@@ -46,4 +49,4 @@ struct Observer {
 /// not report the result.
 [[nodiscard]] std::vector<Answer> ask_all(std::vector<Question> questions, const Observer& observer = {});
 
-} // namespace gpu_sleep::cli
+} // namespace gpu_sleep::peers

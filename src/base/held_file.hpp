@@ -10,7 +10,7 @@
 
 #include <utility>
 
-namespace gpu_sleep::agent::server {
+namespace gpu_sleep {
 
 /// Owns a descriptor that the program may close, for it knows nothing of it, and use the number for a file of
 /// its own: that is not ours to use, nor to close. Move-only; empty when moved from.
@@ -52,4 +52,4 @@ private:
     ino_t inode_ = 0;
 };
 
-} // namespace gpu_sleep::agent::server
+} // namespace gpu_sleep

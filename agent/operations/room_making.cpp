@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Standing in line, asking others, waking.
+
+#include "operations/room_making.hpp"
+
+#include "base/guard.hpp"
+#include "operations/parts.hpp"
+#include "operations/wake_operation.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+namespace gpu_sleep::agent::operations {
+
+using model::Report;
+using peers::BytesByGpu;
+
+namespace {
+
+/// For another process to say how it stands: it does so at once, unless it is stopped.
+constexpr Milliseconds k_status_patience{300};
+constexpr Milliseconds k_between_asking_silent{10'000};
+/// For a sleep until it begins to copy.
+constexpr Milliseconds k_sleep_patience{10'000};
+/// A wake may need more than its memory: what the driver keeps of it.
+constexpr Bytes k_room_margin = 64 * k_mib;
+constexpr int k_tries = 3;
+
+/// The wake as a dry run.
+model::WakeRequest rehearsal(const model::WakeRequest& request) {
+    auto dry = request;
+    dry.dry_run = true;
+    return dry;
+}
+
+/// What a rehearsed wake would take.
+BytesByGpu needs(const Report& report) {
+    BytesByGpu gpus;
+    for (const auto& device : report.devices)
+        if (device.released > 0 && !device.uuid.empty()) gpus[device.uuid] += device.released;
+    return gpus;
+}
+
+/// What of that is not free. Where the driver cannot be asked, nothing is.
+BytesByGpu shortage(const Report& report, Bytes margin) {
+    BytesByGpu gpus;
+    for (const auto& device : report.devices) {
+        const auto needed = device.released + margin;
+        if (device.released > 0 && device.total > 0 && needed > device.free_before)
+            gpus[device.uuid] += needed - device.free_before;
+    }
+    return gpus;
+}
+
+bool is_short(const Result<Report>& done) {
+    return !done && done.error().code == ErrorCode::out_of_device_memory;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+    return fmt::format("{}", fmt::join(words, "; "));
+}
+
+} // namespace
+
+class RoomMaking::Locks {
+public:
+    explicit Locks(RoomMaking& making) noexcept : making_(making) {}
+    Locks(const Locks&) = delete;
+    Locks& operator=(const Locks&) = delete;
+    ~Locks() { making_.unlock(); }
+
+private:
+    RoomMaking& making_;
+};
+
+bool RoomMaking::is_overdue(std::uint32_t place, Milliseconds min_awake) noexcept {
+    constexpr Milliseconds k_patience{10'000};
+    const auto now = Clock::now();
+    if (place_.exchange(place) != place) moved_ = now;
+    return now - moved_ > 2 * min_awake + k_patience;
+}
+
+std::uint32_t RoomMaking::stand(int directory, const BytesByGpu& gpus) {
+    std::uint32_t before = 0;
+    const MutexLock lock(mutex_);
+    for (const auto& [gpu, bytes] : gpus) {
+        const auto known = lines_.find(gpu);
+        if (known != lines_.end() && !known->second.is_in_place(directory)) lines_.erase(known);
+        if (!lines_.contains(gpu)) {
+            auto line = peers::GpuLine::open(directory, gpu);
+            if (!line) continue; // without a line there are no turns
+            lines_.emplace(gpu, *std::move(line));
+        }
+        auto& line = lines_.at(gpu);
+        if (line.stand()) before = std::max(before, line.before());
+    }
+    return before;
+}
+
+bool RoomMaking::take_turn(int directory, const BytesByGpu& gpus, Milliseconds min_awake) {
+    const auto before = stand(directory, gpus);
+    const bool overdue = is_overdue(before + 1, min_awake);
+    if (before > 0 && !overdue) return false;
+    const MutexLock lock(mutex_);
+    bool has_all = true;
+    for (auto& [gpu, line] : lines_) has_all = line.lock() && has_all;
+    if (has_all || overdue) return true;
+    for (auto& [gpu, line] : lines_) line.unlock(); // all or none: nobody waits with one of them
+    return false;
+}
+
+void RoomMaking::unlock() noexcept {
+    const MutexLock lock(mutex_);
+    for (auto& [gpu, line] : lines_) line.unlock();
+}
+
+void RoomMaking::leave() noexcept {
+    if (place_.exchange(0) == 0) return;
+    const MutexLock lock(mutex_);
+    lines_.clear(); // closing a file gives up its locks
+}
+
+std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& neighbours) {
+    const auto listed = neighbours.list();
+    if (!listed) return {};
+    const auto now = Clock::now();
+    std::erase_if(silent_, [=](const auto& each) { return each.second <= now; });
+    const auto is_silent = [&](const ProcessIdentity& process) {
+        return std::any_of(silent_.begin(), silent_.end(),
+                           [&](const auto& each) { return each.first == process; });
+    };
+    std::vector<ProcessIdentity> asked;
+    std::vector<peers::Question> questions;
+    for (const auto& process : *listed) {
+        if (is_silent(process)) continue;
+        auto socket = neighbours.connect(process);
+        if (!socket) continue;
+        asked.push_back(process);
+        questions.push_back({*std::move(socket), model::StatusRequest{}, {k_status_patience}});
+    }
+    auto answers = peers::ask_all(std::move(questions));
+    std::vector<peers::Holder> holders;
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+        const auto* const error = peers::error_of(answers[i]);
+        if (error && error->code == ErrorCode::timed_out)
+            silent_.emplace_back(asked[i], now + k_between_asking_silent);
+        if (error) continue;
+        auto& status = std::get<Report>(answers[i]);
+        auto title = status.name.empty() ? std::to_string(asked[i].pid)
+                                         : fmt::format("{} {}", asked[i].pid, status.name);
+        holders.push_back({std::move(title), std::move(status),
+                           [&neighbours, process = asked[i]] { return neighbours.connect(process); }});
+    }
+    return holders;
+}
+
+Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
+                                          const std::function<Result<BytesByGpu>()>& look,
+                                          Milliseconds min_awake, std::vector<std::string>& notes) {
+    constexpr double k_longest_rest = 0.5;
+    if (Clock::now() < next_asking_) return against_;
+    const auto holders = ask_neighbours(neighbours);
+    auto request = peers::room_request(min_awake);
+    request.timeout = k_sleep_patience;
+    const auto made = peers::make_room(holders, look, request);
+    if (!made) return made.error();
+    for (const auto& slept : made->slept)
+        if (!peers::error_of(slept.answer))
+            notes.push_back(fmt::format("{} was put to sleep for it", holders[slept.holder].title));
+    if (made->is_enough()) return std::string();
+    against_ = made->against.empty() ? "nobody here could make room" : joined(made->against);
+    const auto rest = std::min(made->wait.value_or(k_longest_rest), k_longest_rest);
+    next_asking_ =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(rest));
+    // Who only waits for somebody's time keeps its place; who lacks more lets others go first.
+    if (!made->wait) leave();
+    return against_;
+}
+
+Result<Report> RoomMaking::wake(Parts& parts, const model::WakeRequest& request,
+                                const server::ProgressSink& progress, Clock::time_point since) {
+    const auto try_once = [&] { return WakeOperation(parts, request, progress, since).run(); };
+    const auto dry = rehearsal(request);
+    const auto rehearse = [&] { return WakeOperation(parts, dry, progress, since).run(); };
+    auto rehearsed = rehearse();
+    if (!rehearsed) return rehearsed;
+    const auto gpus = needs(*rehearsed);
+    const auto neighbours = peers::Neighbours::open();
+    if (gpus.empty() || !neighbours) return try_once();
+    if (!take_turn(neighbours->directory(), gpus, request.min_awake))
+        return make_error(ErrorCode::out_of_device_memory,
+                          "others make room on the GPU: this process is number {} in line", place_.load());
+    const Locks locks(*this);
+    auto done = try_once();
+    std::vector<std::string> notes;
+    for (int i = 0; i < k_tries && is_short(done); ++i) {
+        const auto look = [&]() -> Result<BytesByGpu> {
+            const auto now = rehearse();
+            if (!now) return now.error();
+            return shortage(*now, i == 0 ? 0 : k_room_margin);
+        };
+        const auto against = make_room(*neighbours, look, request.min_awake, notes);
+        if (!against) return against.error();
+        if (!against->empty()) {
+            auto error = std::move(done).error();
+            error.message += "; " + *against;
+            return error;
+        }
+        done = try_once();
+    }
+    if (done) done->notes.insert(done->notes.end(), notes.begin(), notes.end());
+    return done;
+}
+
+std::string RoomMaking::holders(Parts& parts, const model::WakeRequest& request) {
+    const auto neighbours = peers::Neighbours::open();
+    if (!neighbours) return {};
+    const auto dry = rehearsal(request);
+    const server::ProgressSink nobody = [](const model::Progress&) { return true; };
+    const auto rehearsed = WakeOperation(parts, dry, nobody, Clock::now()).run();
+    if (!rehearsed) return {};
+    const auto others = ask_neighbours(*neighbours);
+    std::vector<peers::Candidate> candidates;
+    candidates.reserve(others.size());
+    for (const auto& other : others) candidates.push_back(peers::candidate_of(other.status, {}));
+    return joined(peers::describe(others, candidates, needs(*rehearsed)));
+}
+
+} // namespace gpu_sleep::agent::operations

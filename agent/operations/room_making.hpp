@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A wake that makes room: where GPU memory is short, others of the same user sleep for it.
+
+#pragma once
+
+#include "base/process.hpp"
+#include "base/result.hpp"
+#include "base/thread_safety.hpp"
+#include "common/lock_order.hpp"
+#include "model/model.hpp"
+#include "peers/gpu_line.hpp"
+#include "peers/neighbours.hpp"
+#include "peers/room.hpp"
+#include "server/line.hpp"
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::agent::operations {
+
+struct Parts;
+
+/// Such wakes take turns, each GPU's one after another: who is not first in line, or cannot have room yet,
+/// leaves everything as it is and is tried again. The turn and the room are held by nobody in between, and
+/// the process can be asked anything. Used on the operations thread, but for place() and leave().
+class RoomMaking {
+public:
+    /// One try. Whom it puts to sleep stands in the report's notes. Errors: those of WakeOperation::run();
+    /// out_of_device_memory also where it is not its turn, or others cannot sleep: the message says who has
+    /// the memory and why.
+    [[nodiscard]] Result<model::Report> wake(Parts& parts, const model::WakeRequest& request,
+                                             const server::ProgressSink& progress, Clock::time_point since);
+
+    /// The place in line, from 1; 0: it does not stand. Thread-safe.
+    [[nodiscard]] std::uint32_t place() const noexcept { return place_; }
+    /// No such wake waits any more. Not while one is being tried. Thread-safe.
+    void leave() noexcept;
+
+    /// What others of this user hold on the GPUs of the wake, and whether they could sleep, in words; empty
+    /// if nobody says. Takes up to half a second.
+    [[nodiscard]] std::string holders(Parts& parts, const model::WakeRequest& request);
+
+private:
+    /// Gives the GPUs' locks up when it is destroyed.
+    class Locks;
+    /// Stands in the line of each of `gpus`. Returns how many stand before this process.
+    [[nodiscard]] std::uint32_t stand(int directory, const peers::BytesByGpu& gpus);
+    /// Whether it is this process's turn on all `gpus`: then it has their locks.
+    [[nodiscard]] bool take_turn(int directory, const peers::BytesByGpu& gpus, Milliseconds min_awake);
+    /// Whether the line has not moved for so long that somebody in it must be stuck: nobody waits for that.
+    [[nodiscard]] bool is_overdue(std::uint32_t place, Milliseconds min_awake) noexcept;
+    void unlock() noexcept;
+    /// Has others sleep, and adds to `notes` who does. Empty: there is room. Otherwise what stands against
+    /// it. Errors: those of `look`.
+    [[nodiscard]] Result<std::string> make_room(const peers::Neighbours& neighbours,
+                                                const std::function<Result<peers::BytesByGpu>()>& look,
+                                                Milliseconds min_awake, std::vector<std::string>& notes);
+    [[nodiscard]] std::vector<peers::Holder> ask_neighbours(const peers::Neighbours& neighbours);
+
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);              ///< held for moments only
+    std::map<std::string, peers::GpuLine> lines_ GPU_SLEEP_GUARDED_BY(mutex_); ///< by the GPU's UUID
+    std::atomic<std::uint32_t> place_{0};
+    Clock::time_point moved_{};       ///< the line, last
+    Clock::time_point next_asking_{}; ///< of others, whose answers stood against it
+    std::string against_;             ///< what they were
+    /// When to ask again those that did not answer.
+    std::vector<std::pair<ProcessIdentity, Clock::time_point>> silent_;
+};
+
+} // namespace gpu_sleep::agent::operations

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Counting the sleeps, wakes and moves of this process, and how they ended.
+
+#pragma once
+
+#include "base/thread_safety.hpp"
+#include "common/lock_order.hpp"
+#include "model/model.hpp"
+#include "server/line.hpp"
+
+#include <array>
+#include <optional>
+#include <vector>
+
+namespace gpu_sleep::agent::operations {
+
+/// What an operation that has ended so was, or tried to be; nothing where it was none: a dry run, or one that
+/// found all as it was to be. Allocates nothing.
+[[nodiscard]] std::optional<model::Transition> transition_of(const server::Operation& operation,
+                                                             const server::Outcome& outcome) noexcept;
+
+/// Thread-safe.
+class Transitions {
+public:
+    /// Counts one that ended with `outcome`, `seconds` after it was asked for.
+    void count(model::Transition transition, const server::Outcome& outcome, double seconds) noexcept;
+
+    /// Of each kind that has happened.
+    [[nodiscard]] std::vector<model::TransitionCounts> counts() const;
+
+private:
+    /// By the numbers of ErrorCode; what has a higher one counts as internal.
+    static constexpr std::size_t k_codes = 64;
+    struct Counts {
+        model::DurationCounts done{};
+        double done_seconds = 0;
+        std::array<std::uint64_t, k_codes> failed{};
+    };
+
+    mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::array<Counts, model::k_transitions.size()> counts_ GPU_SLEEP_GUARDED_BY(mutex_){};
+};
+
+} // namespace gpu_sleep::agent::operations

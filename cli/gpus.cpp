@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Asking NVML, and agents in its place.
+
+#include "cli/gpus.hpp"
+
+#include "peers/room.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <optional>
+#include <utility>
+#include <variant>
+
+namespace gpu_sleep::cli {
+namespace {
+
+constexpr Milliseconds k_agent_patience{2'000};
+
+const model::Report* report_of(const Outcome& outcome) {
+    return std::get_if<model::Report>(&outcome.answer);
+}
+
+/// What an agent says of a GPU, or null.
+const model::DeviceReport* device_of(const Answer& answer, const std::string& uuid) {
+    const auto* const report = std::get_if<model::Report>(&answer);
+    if (!report) return nullptr;
+    const auto found = std::find_if(report->devices.begin(), report->devices.end(),
+                                    [&](const auto& device) { return device.uuid == uuid; });
+    return found == report->devices.end() ? nullptr : &*found;
+}
+
+const driver::Gpu* find(const std::vector<driver::Gpu>& gpus, const std::string& uuid) {
+    const auto found =
+        std::find_if(gpus.begin(), gpus.end(), [&](const auto& gpu) { return gpu.uuid == uuid; });
+    return found == gpus.end() ? nullptr : &*found;
+}
+
+/// What agents know of GPUs, without figures.
+std::vector<driver::Gpu> gpus_of(const std::vector<Outcome>& processes) {
+    std::vector<driver::Gpu> all;
+    for (const auto& process : processes) {
+        const auto* const report = report_of(process);
+        if (!report) continue;
+        for (const auto& device : report->devices)
+            if (!device.uuid.empty() && !find(all, device.uuid))
+                all.push_back({device.device, device.uuid, device.name, 0, 0, false, {}});
+    }
+    return all;
+}
+
+bool is_meant(const driver::Gpu& gpu, const std::string& text) {
+    int index = -1;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), index);
+    if (failure == std::errc{} && end == text.data() + text.size()) return gpu.index == index;
+    return gpu.uuid.starts_with(text);
+}
+
+/// Requests that change nothing: an agent answers one of them with the figures of its GPUs, whether its
+/// process sleeps or not.
+std::vector<protocol::Request> rehearsals() {
+    model::SleepRequest sleep;
+    sleep.dry_run = true;
+    sleep.ignore_inhibitors = true;
+    model::WakeRequest wake;
+    wake.dry_run = true;
+    return {sleep, wake};
+}
+
+} // namespace
+
+Gpus::Gpus(Finder& finder, const std::vector<Outcome>& processes) : finder_(finder), processes_(processes) {
+    auto looked = driver::look_at_gpus();
+    has_management_ = static_cast<bool>(looked);
+    all_ = looked ? *std::move(looked) : gpus_of(processes);
+}
+
+Result<driver::Gpu> Gpus::choose(const std::string& text) const {
+    if (all_.empty())
+        return make_error(ErrorCode::no_driver, "nobody knows of a GPU: NVML is missing, and so are agents");
+    std::vector<driver::Gpu> meant;
+    std::copy_if(all_.begin(), all_.end(), std::back_inserter(meant),
+                 [&](const auto& gpu) { return text.empty() || is_meant(gpu, text); });
+    if (meant.size() == 1) return meant.front();
+    std::vector<std::string> names;
+    for (const auto& gpu : all_) names.push_back(fmt::format("{} ({})", gpu.index, gpu.uuid));
+    return make_error(ErrorCode::invalid_argument, "--gpu: {} of {}",
+                      text.empty()    ? std::string("it is needed to choose one")
+                      : meant.empty() ? fmt::format("'{}' is none", text)
+                                      : fmt::format("'{}' is several", text),
+                      fmt::join(names, ", "));
+}
+
+Result<driver::Gpu> Gpus::look(const std::string& uuid) const {
+    if (!has_management_) return ask_agent(uuid);
+    auto gpus = driver::look_at_gpus();
+    if (!gpus) return std::move(gpus).error();
+    const auto* const gpu = find(*gpus, uuid);
+    if (!gpu) return make_error(ErrorCode::no_driver, "GPU {} has gone", uuid);
+    return *gpu;
+}
+
+Result<driver::Gpu> Gpus::ask_agent(const std::string& uuid) const {
+    auto gpu = *find(all_, uuid);
+    for (const auto& process : processes_) {
+        if (!device_of(process.answer, uuid)) continue;
+        std::vector<peers::Question> questions;
+        for (const auto& request : rehearsals())
+            if (auto socket = finder_.connect(process.process))
+                questions.push_back({*std::move(socket), request, {.answer = k_agent_patience}});
+        for (const auto& answer : peers::ask_all(std::move(questions))) {
+            const auto* const device = device_of(answer, uuid);
+            if (!device || device->total == 0) continue;
+            gpu.total = device->total;
+            gpu.free = device->free_before;
+            return gpu;
+        }
+    }
+    return make_error(ErrorCode::no_driver, "nobody says how much of GPU {} is free: NVML is missing", uuid);
+}
+
+std::vector<std::string> holders_without_agent(const Finder& finder, const driver::Gpu& gpu,
+                                               const std::vector<Outcome>& known) {
+    std::vector<std::string> lines;
+    for (const auto& holder : gpu.processes) {
+        const bool is_known = std::any_of(known.begin(), known.end(), [&](const Outcome& each) {
+            return each.process.pid == holder.pid && report_of(each);
+        });
+        if (is_known) continue;
+        const auto process = finder.proc().read(holder.pid);
+        lines.push_back(fmt::format("{} has {}: no agent of it answers",
+                                    process ? title(*process) : std::to_string(holder.pid),
+                                    holder.bytes ? format_bytes(*holder.bytes) : "memory"));
+    }
+    return lines;
+}
+
+std::string holders_beside(const Process& process, bool others_alone) {
+    Finder finder;
+    auto targets = find_all(finder);
+    if (!targets) return {};
+    const auto outcomes = ask_status(finder, *std::move(targets), k_agent_patience);
+    peers::BytesByGpu gpus;
+    std::vector<peers::Holder> holders;
+    std::vector<peers::Candidate> candidates;
+    for (const auto& outcome : outcomes) {
+        const auto* const report = report_of(outcome);
+        if (!report) continue;
+        if (outcome.process.pid == process.pid)
+            for (const auto& device : report->devices) gpus[device.uuid] = 0;
+        else {
+            holders.push_back({title(outcome.process), *report, {}});
+            candidates.push_back(peers::candidate_of(*report, Milliseconds(0)));
+        }
+    }
+    std::vector<std::string> lines;
+    if (!others_alone) lines = peers::describe(holders, candidates, gpus);
+    if (const auto looked = driver::look_at_gpus())
+        for (const auto& [uuid, bytes] : gpus)
+            if (const auto* const gpu = find(*looked, uuid)) {
+                auto others = holders_without_agent(finder, *gpu, outcomes);
+                std::move(others.begin(), others.end(), std::back_inserter(lines));
+            }
+    return fmt::format("{}", fmt::join(lines, "; "));
+}
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The machine's GPUs as commands see them: by NVML or, where it is missing, by what agents say.
+
+#pragma once
+
+#include "cli/targets.hpp"
+#include "driver/management.hpp"
+
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::cli {
+
+/// Not thread-safe. What it is made of outlives it.
+class Gpus {
+public:
+    /// `processes`: the statuses of all with an agent.
+    Gpus(Finder& finder, const std::vector<Outcome>& processes);
+
+    /// The GPU of that number or UUID, or the beginning of one; for an empty `text` the only one there is.
+    /// Errors: invalid_argument, no_driver (nobody knows of any).
+    [[nodiscard]] Result<driver::Gpu> choose(const std::string& text) const;
+    /// How it is now. Errors: no_driver (nobody can be asked), those of driver::look_at_gpus().
+    [[nodiscard]] Result<driver::Gpu> look(const std::string& uuid) const;
+
+private:
+    [[nodiscard]] Result<driver::Gpu> ask_agent(const std::string& uuid) const;
+
+    Finder& finder_;
+    const std::vector<Outcome>& processes_;
+    bool has_management_ = false;
+    std::vector<driver::Gpu> all_;
+};
+
+/// Who has how much of the GPUs that `process`, which has an agent, sleeps on, and whether it could sleep,
+/// one after another; empty if nobody says. `others_alone`: only those without an agent.
+[[nodiscard]] std::string holders_beside(const Process& process, bool others_alone);
+
+/// "4711 (python3) has 30.0 GiB: it has no agent", for each that NVML names and that is not in `known`.
+[[nodiscard]] std::vector<std::string> holders_without_agent(const Finder& finder, const driver::Gpu& gpu,
+                                                             const std::vector<Outcome>& known);
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// gpu-reclaim --need: processes sleep until a GPU has room.
+
+#pragma once
+
+#include "cli/options.hpp"
+#include "peers/room.hpp"
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+
+namespace gpu_sleep::cli {
+
+struct Need {
+    Bytes bytes = 0;             ///< that are to be free
+    std::string gpu;             ///< a number or a UUID; empty: the only one
+    std::optional<uid_t> user;   ///< whose processes; unset: all that may be asked
+    model::SleepRequest request; ///< see peers::room_request()
+    OutputOptions output;
+};
+
+/// Puts processes to sleep, and says which, or why not enough can be. Returns the exit status.
+[[nodiscard]] int run_need(const Need& need);
+
+} // namespace gpu_sleep::cli

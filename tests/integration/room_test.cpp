@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Room on demand: processes that do not fit together take turns, by touches and by commands.
+
+#include "mentions.hpp"
+#include "shared_devices.hpp"
+#include "support/host.hpp"
+
+#include "base/agent_directory.hpp"
+#include "base/process.hpp"
+#include "peers/gpu_line.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <deque>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr const char* k_waiting = "/processes/0/report/wakes_waiting/0";
+constexpr const char* k_place = "/processes/0/report/wakes_waiting/0/place";
+constexpr const char* k_uuid = "/processes/0/report/devices/0/uuid";
+
+/// A GPU with room for one of the models that use it.
+struct Machine {
+    SharedDevices devices;
+
+    explicit Machine(std::string bytes = "67108864") : devices(std::move(bytes)) {}
+    /// The environment of a program that makes room when it is touched.
+    [[nodiscard]] Arguments model(const std::string& name, int min_awake_ms = 0) const {
+        auto variables = devices.environment();
+        variables.insert(variables.end(),
+                         {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_NAME=" + name, "GPU_SLEEP_ON_TOUCH=wake",
+                          "GPU_SLEEP_MAKE_ROOM=1", fmt::format("GPU_SLEEP_MIN_AWAKE={}", min_awake_ms)});
+        return variables;
+    }
+    /// A command that sees this machine's GPUs by NVML, or has to ask agents.
+    [[nodiscard]] Output run(const std::string& command, Arguments arguments, bool has_nvml) const {
+        arguments.insert(arguments.begin(), command_file(command));
+        auto variables = devices.environment();
+        if (!has_nvml) variables.emplace_back("LD_LIBRARY_PATH=");
+        return test::run(Launch{std::move(arguments), std::move(variables)});
+    }
+};
+
+/// A program whose weights take more than half of the GPU, asleep.
+struct Model {
+    Host host;
+    explicit Model(const Arguments& environment) : host(environment) {
+        host.tell("alloc weights 33554432 0");
+        REQUIRE(host.command("gpu-sleep").status == 0);
+    }
+    /// A request: work on the GPU that shows whether all bytes are there.
+    void request() { CHECK(host.tell("check 0") == "intact"); }
+    /// The same in two parts.
+    void begin_request() { host.process().send("check 0"); }
+    void end_request() { CHECK(host.process().read_line() == "ok intact"); }
+    [[nodiscard]] bool shows(const std::string& pointer, const std::string& value) const {
+        return becomes_true([&] { return shown(pointer) == value; });
+    }
+    [[nodiscard]] std::string shown(const std::string& pointer) const {
+        return host.command("gpu-ps", {"--json"}).json(pointer);
+    }
+};
+
+/// Another process of this user that has the lock of a GPU, and ends when it is killed.
+class LockHolder {
+public:
+    explicit LockHolder(const std::string& uuid) {
+        int ends[2];
+        REQUIRE(::pipe(ends) == 0);
+        pid_ = ::fork();
+        if (pid_ == 0) {
+            const UniqueFd directory(::open(agent_directory(::geteuid()).c_str(), O_RDONLY | O_DIRECTORY));
+            auto line = gpu_sleep::peers::GpuLine::open(directory.get(), uuid);
+            const char done = line && line->lock() ? '1' : '0';
+            static_cast<void>(!::write(ends[1], &done, 1));
+            for (;;) ::pause();
+        }
+        char done = '0';
+        CHECK(::read(ends[0], &done, 1) == 1);
+        CHECK(done == '1');
+        ::close(ends[0]);
+        ::close(ends[1]);
+    }
+    LockHolder(const LockHolder&) = delete;
+    LockHolder& operator=(const LockHolder&) = delete;
+    ~LockHolder() { kill(); }
+    void kill() {
+        if (pid_ > 0) ::kill(pid_, SIGKILL);
+        if (pid_ > 0) ::waitpid(std::exchange(pid_, 0), nullptr, 0);
+    }
+
+private:
+    pid_t pid_ = 0;
+};
+
+} // namespace
+
+TEST_CASE("Room: two models that do not fit take turns on requests alone", "[room]") {
+    const Machine machine;
+    Model first(machine.model("first"));
+    Model second(machine.model("second"));
+    for (int i = 0; i < 5; ++i) {
+        first.request();
+        CHECK(second.host.state() == "asleep");
+        second.request();
+        CHECK(first.host.state() == "asleep");
+    }
+    CHECK(second.shown(k_waiting) == "none");
+}
+
+TEST_CASE("Room: nobody is put to sleep who was woken just now", "[room]") {
+    constexpr Milliseconds k_min_awake{1'500};
+    const Machine machine;
+    Model first(machine.model("first", k_min_awake.count()));
+    Model second(machine.model("second", k_min_awake.count()));
+    first.request();
+    const auto start = Clock::now();
+    second.begin_request();
+    REQUIRE(second.shows(k_place, "1"));
+    CHECK(first.host.state() == "awake");
+    CHECK_THAT(second.shown(std::string(k_waiting) + "/reason"), mentions("it was woken"));
+    CHECK_THAT(second.host.command("gpu-ps").out, mentions("waits for room, 1st in line"));
+    second.end_request();
+    const auto waited = Clock::now() - start;
+    CHECK(waited > k_min_awake - Milliseconds(500));
+    CHECK(waited < k_min_awake + Milliseconds(1'000));
+    CHECK(first.host.state() == "asleep");
+}
+
+TEST_CASE("Room: those who wait have their turns in the order in which they came", "[room]") {
+    const Machine machine;
+    std::deque<Model> models;
+    for (const auto* const name : {"first", "second", "third"})
+        models.emplace_back(machine.model(name, 1'000));
+    models[0].request();
+    models[1].begin_request();
+    REQUIRE(models[1].shows(k_place, "1"));
+    models[2].begin_request();
+    REQUIRE(models[2].shows(k_place, "2"));
+    CHECK_THAT(models[2].host.command("gpu-ps").out, mentions("waits for room, 2nd in line"));
+    models[1].end_request();
+    CHECK(models[0].host.state() == "asleep");
+    CHECK(models[2].host.state() == "asleep");
+    REQUIRE(models[2].shows(k_place, "1"));
+    models[2].end_request();
+    CHECK(models[1].host.state() == "asleep");
+    CHECK(models[2].shown(k_waiting) == "none");
+}
+
+TEST_CASE("Room: who has the lock and is killed holds nobody up", "[room]") {
+    const Machine machine;
+    Model first(machine.model("first"));
+    Model second(machine.model("second"));
+    first.request();
+    LockHolder holder(second.shown(k_uuid));
+    second.begin_request();
+    REQUIRE(second.shows(k_place, "1"));
+    CHECK(first.host.state() == "awake");
+    holder.kill();
+    second.end_request();
+    CHECK(first.host.state() == "asleep");
+}
+
+TEST_CASE("Room: a waiting wake that is given up leaves the line", "[room]") {
+    const Machine machine;
+    Model first(machine.model("first", 60'000));
+    Model second(machine.model("second", 60'000));
+    Model third(machine.model("third", 0));
+    first.request();
+    auto given_up = second.host.start("gpu-wake", {"--make-room", "--wait", "1s", "--min-awake", "60s"});
+    REQUIRE(second.shows(k_place, "1"));
+    const auto output = given_up.finish();
+    CHECK(output.status == 7);
+    CHECK_THAT(output.err, mentions("first"));
+    CHECK_THAT(output.err, mentions("it was woken"));
+    third.request();
+    CHECK(first.host.state() == "asleep");
+}
+
+TEST_CASE("Room: gpu-wake --make-room puts another to sleep, and says so", "[room]") {
+    const Machine machine;
+    Model first(machine.model("first"));
+    Model second(machine.model("second"));
+    first.request();
+    const auto lacking = second.host.command("gpu-wake");
+    CHECK(lacking.status == 7);
+    CHECK_THAT(lacking.err, mentions(fmt::format("{} ", first.host.pid())));
+    CHECK_THAT(lacking.err, mentions("could sleep"));
+    const auto output = second.host.command("gpu-wake", {"--make-room", "--min-awake", "0s"});
+    INFO(output.err);
+    CHECK(output.status == 0);
+    CHECK_THAT(output.out, mentions("first was put to sleep for it"));
+    CHECK(first.host.state() == "asleep");
+    second.request();
+    first.request();
+}
+
+TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or says why it cannot", "[room]") {
+    const bool has_nvml = GENERATE(true, false);
+    const Machine machine;
+    Model only(machine.model("only"));
+    const auto need = [&](Arguments arguments, const char* min_awake = "0s") {
+        arguments.insert(arguments.end(), {"--gpu", only.shown(k_uuid), "--min-awake", min_awake});
+        return machine.run("gpu-reclaim", std::move(arguments), has_nvml);
+    };
+    only.request();
+    CHECK(need({"--need", "1MiB"}).status == 0);
+    CHECK(only.host.state() == "awake");
+    const auto would = need({"--need", "40MiB", "--dry-run"});
+    CHECK(would.status == 0);
+    CHECK_THAT(would.out, mentions("would sleep"));
+    CHECK(only.host.state() == "awake");
+    const auto too_much = need({"--need", "60MiB", "--json"});
+    CHECK(too_much.status == 1);
+    CHECK_THAT(too_much.json("/gpu/against/0"), mentions("could sleep"));
+    CHECK(too_much.json("/error/code") == "out_of_device_memory");
+    CHECK(only.host.state() == "awake");
+    REQUIRE(only.host.command("gpu-inhibit").status == 0);
+    const auto inhibited = need({"--need", "40MiB"});
+    CHECK(inhibited.status == 1);
+    CHECK_THAT(inhibited.err, mentions("sleeps are inhibited"));
+    REQUIRE(only.host.command("gpu-inhibit", {"--release"}).status == 0);
+    const auto done = need({"--need", "40MiB"});
+    INFO(done.err);
+    CHECK(done.status == 0);
+    CHECK_THAT(done.out, mentions("is asleep"));
+    CHECK(only.host.state() == "asleep");
+    only.request();
+    const auto early = need({"--need", "40MiB"}, "60s");
+    CHECK(early.status == 1);
+    CHECK_THAT(early.err, mentions("it was woken"));
+}
+
+TEST_CASE("Room: who has memory and does not answer is named, and holds nobody up", "[room]") {
+    const Machine machine;
+    Model model(machine.model("model"));
+    Model other(machine.model("other"));
+    other.request();
+    REQUIRE(::kill(other.host.pid(), SIGSTOP) == 0);
+    const auto start = Clock::now();
+    const auto output = machine.run(
+        "gpu-wake", {std::to_string(model.host.pid()), "--make-room", "--wait", "0s", "--min-awake", "0s"},
+        true);
+    const auto taken = Clock::now() - start;
+    REQUIRE(::kill(other.host.pid(), SIGCONT) == 0);
+    CHECK(output.status == 7);
+    CHECK_THAT(output.err, mentions(fmt::format("{} (", other.host.pid())));
+    CHECK_THAT(output.err, mentions("no agent of it answers"));
+    CHECK(taken < Milliseconds(8'000));
+}
+
+TEST_CASE("Room: many that want one GPU at once all have their turn", "[room]") {
+    constexpr int k_models = 5;
+    constexpr int k_rounds = 6;
+    const Machine machine("100663296"); // the contexts stay there
+    std::deque<Model> models;
+    for (int i = 0; i < k_models; ++i) models.emplace_back(machine.model(fmt::format("model{}", i), 20));
+    for (int round = 0; round < k_rounds; ++round) {
+        for (auto& model : models) model.begin_request();
+        for (auto& model : models) model.end_request();
+    }
+    for (auto& model : models) CHECK(model.shown(k_waiting) == "none");
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The line for a GPU, which processes stand in. A program of its own: it forks.
+
+#include "peers/gpu_line.hpp"
+#include "support/catch.hpp"
+#include "support/scratch.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <optional>
+#include <utility>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::peers;
+
+namespace {
+
+constexpr const char* k_gpu = "GPU-51302d51";
+
+/// A directory with the line of a GPU.
+struct Place {
+    test::Scratch scratch;
+    UniqueFd directory{::open(scratch.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+    [[nodiscard]] GpuLine line() const {
+        auto line = GpuLine::open(directory.get(), k_gpu);
+        REQUIRE(line);
+        return *std::move(line);
+    }
+};
+
+/// A child that has done `first` once it is made, and lives until it is killed.
+class Other {
+public:
+    Other(const Place& place, const std::function<bool(GpuLine&)>& first) {
+        int ends[2];
+        REQUIRE(::pipe(ends) == 0);
+        pid_ = ::fork();
+        if (pid_ == 0) {
+            auto line = GpuLine::open(place.directory.get(), k_gpu);
+            const char done = line && first(*line) ? '1' : '0';
+            static_cast<void>(!::write(ends[1], &done, 1));
+            for (;;) ::pause();
+        }
+        char done = '0';
+        CHECK(::read(ends[0], &done, 1) == 1);
+        CHECK(done == '1');
+        ::close(ends[0]);
+        ::close(ends[1]);
+    }
+    Other(const Other&) = delete;
+    Other& operator=(const Other&) = delete;
+    ~Other() { kill(); }
+    void kill() {
+        if (pid_ <= 0) return;
+        ::kill(pid_, SIGKILL);
+        ::waitpid(std::exchange(pid_, 0), nullptr, 0);
+    }
+    [[nodiscard]] pid_t pid() const noexcept { return pid_; }
+
+private:
+    pid_t pid_ = 0;
+};
+
+bool takes_lock(GpuLine& line) {
+    return line.lock();
+}
+bool takes_place(GpuLine& line) {
+    return static_cast<bool>(line.stand());
+}
+
+} // namespace
+
+TEST_CASE("GPU line: the lock is one process's, and ends with it", "[gpu_line]") {
+    const Place place;
+    auto line = place.line();
+    CHECK(line.holder() == 0);
+    Other other(place, takes_lock);
+    CHECK_FALSE(line.lock());
+    CHECK(line.holder() == other.pid());
+    other.kill();
+    CHECK(line.lock());
+    CHECK(line.lock());
+    line.unlock();
+    Other next(place, takes_lock);
+}
+
+TEST_CASE("GPU line: places are in the order in which they were taken, and end with their processes",
+          "[gpu_line]") {
+    const Place place;
+    Other first(place, takes_place);
+    Other second(place, takes_place);
+    auto line = place.line();
+    CHECK(line.before() == 2);
+    REQUIRE(line.stand());
+    CHECK(line.before() == 2);
+    Other later(place, takes_place);
+    CHECK(line.before() == 2);
+    second.kill();
+    CHECK(line.before() == 1);
+    first.kill();
+    CHECK(line.before() == 0);
+    line.leave();
+    CHECK_FALSE(line.stands());
+    CHECK(line.before() == 1);
+    REQUIRE(line.stand()); // at the end
+    CHECK(line.before() == 1);
+}
+
+TEST_CASE("GPU line: a child of fork() has neither place nor lock", "[gpu_line]") {
+    const Place place;
+    auto line = place.line();
+    REQUIRE(line.stand());
+    REQUIRE(line.lock());
+    const auto child = ::fork();
+    if (child == 0) {
+        for (;;) ::pause();
+    }
+    line.leave();
+    line.unlock();
+    {
+        const Other other(place, takes_lock);
+        const Other behind(place, [](GpuLine& its) { return its.before() == 0; });
+    }
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+}
+
+TEST_CASE("GPU line: the file is found missing, and is no link", "[gpu_line]") {
+    const Place place;
+    auto line = place.line();
+    CHECK(line.is_in_place(place.directory.get()));
+    const auto file = place.scratch.file(std::string("room-") + k_gpu);
+    struct stat status = {};
+    REQUIRE(::stat(file.c_str(), &status) == 0);
+    CHECK((status.st_mode & 0777U) == 0600U);
+    REQUIRE(::unlink(file.c_str()) == 0);
+    CHECK_FALSE(line.is_in_place(place.directory.get()));
+    REQUIRE(::symlink("/dev/null", file.c_str()) == 0);
+    CHECK_FALSE(GpuLine::open(place.directory.get(), k_gpu));
+    CHECK_FALSE(GpuLine::open(place.directory.get(), ""));
+    CHECK_FALSE(GpuLine::open(place.directory.get(), "../x"));
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Making room with agents that sleep, refuse and vanish.
+
+#include "peers/room.hpp"
+#include "support/catch.hpp"
+#include "support/fake_agent.hpp"
+#include "support/scratch.hpp"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::peers;
+
+namespace {
+
+constexpr const char* k_crowded_gpu = "GPU-1";
+
+/// A GPU that others fill.
+struct Crowd {
+    test::Scratch scratch;
+    std::atomic<Bytes> free{0};
+    std::deque<test::FakeAgent> agents;
+    std::vector<Holder> holders;
+
+    /// A process with `bytes`, idle for `idle` seconds, that answers a sleep by `answer`.
+    void add(const char* title, Bytes bytes, double idle, const protocol::Reply& answer) {
+        const auto path = scratch.file(title);
+        agents.emplace_back(
+            path, [this, bytes, answer](const protocol::Request& request, test::FakeConnection& connection) {
+                const auto* const report = std::get_if<model::Report>(&answer);
+                const bool is_dry = std::get<model::SleepRequest>(request).dry_run;
+                if (report && report->changed && !is_dry) free += bytes;
+                connection.send(answer);
+            });
+        Holder holder{
+            title, {}, [path]() -> Result<UniqueFd> {
+                UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+                sockaddr_un address{};
+                address.sun_family = AF_UNIX;
+                std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+                if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+                    return make_error(ErrorCode::no_agent, "it has gone");
+                return socket;
+            }};
+        holder.status.intercepts = true;
+        holder.status.idle_seconds = idle;
+        holder.status.tags.emplace_back().resident = bytes;
+        holder.status.devices.emplace_back().uuid = k_crowded_gpu;
+        holders.push_back(std::move(holder));
+    }
+    [[nodiscard]] RoomMade make_room(Bytes needed, bool is_dry_run = false) {
+        auto request = room_request(Milliseconds(0));
+        request.dry_run = is_dry_run;
+        const auto look = [&]() -> Result<BytesByGpu> {
+            return BytesByGpu{{k_crowded_gpu, needed - std::min<Bytes>(needed, free)}};
+        };
+        auto made = peers::make_room(holders, look, request);
+        REQUIRE(made);
+        return *std::move(made);
+    }
+    [[nodiscard]] std::vector<std::size_t> asked() const {
+        std::vector<std::size_t> counts;
+        for (const auto& agent : agents) counts.push_back(agent.requests().size());
+        return counts;
+    }
+};
+
+model::Report slept() {
+    model::Report report;
+    report.operation = model::Operation::sleep;
+    report.changed = true;
+    return report;
+}
+
+model::Report left_alone() {
+    model::Report report;
+    report.notes = {"it was woken 1.00 s ago"};
+    return report;
+}
+
+using Counts = std::vector<std::size_t>;
+
+} // namespace
+
+TEST_CASE("Room: only as many are asked as are needed", "[room]") {
+    Crowd crowd;
+    crowd.add("old", 10, 500, slept());
+    crowd.add("young", 10, 5, slept());
+    CHECK(crowd.make_room(0).is_enough());
+    CHECK(crowd.asked() == Counts{0, 0});
+    const auto made = crowd.make_room(8);
+    CHECK(made.is_enough());
+    CHECK(crowd.asked() == Counts{1, 0});
+    REQUIRE(made.slept.size() == 1);
+    CHECK(made.slept[0].holder == 0);
+    const auto requests = crowd.agents[0].requests();
+    const auto& request = std::get<model::SleepRequest>(requests[0]);
+    CHECK(request.on_touch == model::OnTouch::wake);
+    CHECK(request.min_awake == Milliseconds(0));
+}
+
+TEST_CASE("Room: who refuses is replaced by others, and is told of", "[room]") {
+    Crowd crowd;
+    crowd.add("failing", 10, 500,
+              model::Failure{make_error(ErrorCode::inhibited, "sleeps are inhibited"), model::State::awake});
+    crowd.add("early", 10, 400, left_alone());
+    crowd.add("willing", 10, 5, slept());
+    CHECK(crowd.make_room(10).is_enough());
+    CHECK(crowd.asked() == Counts{1, 1, 1});
+    const auto made = crowd.make_room(40);
+    CHECK(made.missing == BytesByGpu{{k_crowded_gpu, 20}});
+    REQUIRE(made.against.size() == 2);
+    CHECK(made.against[0] == "failing has 10 B: sleeps are inhibited");
+    CHECK(made.against[1] == "early has 10 B: it was woken 1.00 s ago");
+}
+
+TEST_CASE("Room: nobody sleeps for what all together cannot give, and who has gone is passed over",
+          "[room]") {
+    Crowd crowd;
+    crowd.add("first", 10, 500, slept());
+    const auto made = crowd.make_room(11);
+    CHECK(made.slept.empty());
+    CHECK(crowd.asked() == Counts{0});
+    CHECK(made.against == std::vector<std::string>{"first has 10 B and could sleep"});
+    CHECK_FALSE(made.wait);
+    crowd.holders[0].connect = []() -> Result<UniqueFd> {
+        return make_error(ErrorCode::no_agent, "it has gone");
+    };
+    CHECK_FALSE(crowd.make_room(10).is_enough());
+}
+
+TEST_CASE("Room: a dry run asks once, and nothing changes", "[room]") {
+    Crowd crowd;
+    crowd.add("first", 10, 500, slept());
+    const auto made = crowd.make_room(10, true);
+    CHECK(made.slept.size() == 1);
+    CHECK(crowd.free == 0);
+    CHECK(crowd.asked() == Counts{1});
+}
+
+TEST_CASE("Room: who was woken just now is waited for", "[room]") {
+    Crowd crowd;
+    crowd.add("first", 10, 0, slept());
+    crowd.holders[0].status.seconds_since_wake = 1;
+    auto request = room_request(Milliseconds(3'000));
+    const auto made = peers::make_room(
+        crowd.holders,
+        [] {
+            return Result<BytesByGpu>(BytesByGpu{{k_crowded_gpu, 5}});
+        },
+        request);
+    REQUIRE(made);
+    CHECK(made->slept.empty());
+    CHECK(made->wait == 2.);
+    const auto failed = peers::make_room(
+        crowd.holders, []() -> Result<BytesByGpu> { return make_error(ErrorCode::driver_failed, "no"); },
+        request);
+    REQUIRE_FALSE(failed);
+    CHECK(failed.error().code == ErrorCode::driver_failed);
+}
