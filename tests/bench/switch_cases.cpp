@@ -89,21 +89,14 @@ Result<void> measure_turns(Bench& bench, By by, const std::string& name) {
     return {};
 }
 
-/// Whether agents make room by themselves.
-bool can_make_room() {
-    return test::run({{test::command_file("gpu-wake"), "--help"}}).out.find("--make-room") !=
-           std::string::npos;
-}
-
 } // namespace
 
 Result<void> measure_switch(Bench& bench) {
     GPU_SLEEP_TRY(measure_turns(bench, By::command, "two 8B models: switch by a command and a request"));
-    if (can_make_room() && !bench.devices().is_simulated)
+    if (!bench.devices().is_simulated)
         return measure_turns(bench, By::request, "two 8B models: switch by a request alone");
     bench.figures().note(
-        "switches by a request alone were left out: the agents do not make room, or each process has a "
-        "simulated GPU of its own");
+        "switches by a request alone were left out: each process has a simulated GPU of its own");
     return {};
 }
 

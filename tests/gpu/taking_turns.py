@@ -132,13 +132,11 @@ def fill(options):
 class Server:
     def __init__(self, options, name):
         self.name, self.options = name, options
-        environment = dict(os.environ)
-        if options.by == "requests":
-            environment |= {"GPU_SLEEP_MAKE_ROOM": "1", "GPU_SLEEP_MIN_AWAKE": str(int(options.min_awake * 1000))}
-        words = [os.path.join(options.build, "bin", "gpu-run"), "--name", f"server-{name}", "--on-touch", "wake", "--",
-                 sys.executable, os.path.abspath(__file__), "--serve", "--model", options.model, "--scale",
+        makes_room = ["--make-room", "--min-awake", f"{int(options.min_awake * 1000)}ms"] if options.by == "requests" else []
+        words = [os.path.join(options.build, "bin", "gpu-run"), "--name", f"server-{name}", "--on-touch", "wake", *makes_room,
+                 "--", sys.executable, os.path.abspath(__file__), "--serve", "--model", options.model, "--scale",
                  str(options.scale), "--seed", str(NAMES.index(name) + 1)]
-        self.process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         self.port = self.process.stdout.readline().strip()
         if not self.port:
             raise SystemExit(f"server {name} did not start")
@@ -242,11 +240,6 @@ def table(servers):
     return "\n".join(lines)
 
 
-def can_make_room(build):
-    shown = subprocess.run([os.path.join(build, "bin", "gpu-wake"), "--help"], stdout=subprocess.PIPE, text=True, check=True)
-    return "--make-room" in shown.stdout
-
-
 def run(options, servers, others):
     for name in NAMES: # one after the other has the GPU for itself
         for server in servers:
@@ -274,7 +267,7 @@ def parse_options():
     parser.add_argument("--seconds", type=float, default=300, help="for which requests come")
     parser.add_argument("--pause", type=float, default=0.5, help="seconds between two requests, on average")
     parser.add_argument("--min-awake", type=float, default=2, help="seconds for which who was woken is left alone")
-    parser.add_argument("--by", choices=("requests", "commands"), help="who makes room; default: requests where they can")
+    parser.add_argument("--by", choices=("requests", "commands"), default="requests", help="who makes room")
     parser.add_argument("--model", choices=("torch", "plain"), default="torch")
     parser.add_argument("--scale", type=float, default=1, help="of the models")
     parser.add_argument("--spare", type=int, default=SPARE, help="bytes of GPU memory that the third process leaves")
@@ -291,7 +284,6 @@ def main():
     options = parse_options()
     if options.serve or options.fill:
         return serve(options) if options.serve else fill(options)
-    options.by = options.by or ("requests" if can_make_room(options.build) else "commands")
     servers, others = [], []
     try:
         refused = run(options, servers, others)

@@ -17,6 +17,16 @@ namespace gpu_sleep::test {
 Server::Server(const TurnOptions& options, std::vector<std::string> environment, unsigned number)
     : options_(options), environment_(std::move(environment)), number_(number) {}
 
+std::vector<std::string> Server::words(std::uint64_t seed) const {
+    std::vector<std::string> words{command_file("gpu-run"), "--name", "turns", "--on-touch", "wake"};
+    if (options_.by_requests)
+        words.insert(words.end(),
+                     {"--make-room", "--min-awake", fmt::format("{}ms", options_.min_awake.count())});
+    words.insert(words.end(), {"--", command_file("turn_server"), std::to_string(options_.ranges),
+                               std::to_string(options_.range_bytes), std::to_string(seed)});
+    return words;
+}
+
 bool Server::start() {
     constexpr int k_no_room = 3; // as turn_server ends
     const auto seed = options_.seed * 1'000'003 + number_ * 1'009 + ++starts_;
@@ -24,10 +34,7 @@ bool Server::start() {
         const std::lock_guard lock(mutex_);
         killed_ = false;
         process_.reset();
-        process_.emplace(Launch{{command_file("gpu-run"), "--name", "turns", "--on-touch", "wake", "--",
-                                 command_file("turn_server"), std::to_string(options_.ranges),
-                                 std::to_string(options_.range_bytes), std::to_string(seed)},
-                                environment_});
+        process_.emplace(Launch{words(seed), environment_});
         pid_ = process_->pid();
     }
     try {

@@ -53,6 +53,9 @@ public:
     [[nodiscard]] Clock::time_point last_asked() const { return last_asked_; }
 
 private:
+    /// What starts a process of its.
+    [[nodiscard]] std::vector<std::string> words(std::uint64_t seed) const;
+
     const TurnOptions& options_;
     std::vector<std::string> environment_;
     unsigned number_;

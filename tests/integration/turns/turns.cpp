@@ -42,10 +42,6 @@ public:
         std::vector<std::string> environment{"GPU_SLEEP_SIM_STATE=" + directory + "/devices",
                                              fmt::format("GPU_SLEEP_SIM_MEMORY={}", all),
                                              fmt::format("GPU_SLEEP_SIM_CONTEXT_BYTES={}", k_context)};
-        if (options.by_requests) {
-            environment.emplace_back("GPU_SLEEP_MAKE_ROOM=1");
-            environment.push_back(fmt::format("GPU_SLEEP_MIN_AWAKE={}", options.min_awake.count()));
-        }
         for (unsigned i = 0; i < options.servers; ++i) servers_.emplace_back(options, environment, i);
     }
 
@@ -220,10 +216,6 @@ int tell(const TurnOptions& options, const Findings& findings, double seconds) {
     return findings.failures().empty() && waits.back() <= at_most ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-bool can_make_room() {
-    return run({{command_file("gpu-wake"), "--help"}}).out.find("--make-room") != std::string::npos;
-}
-
 /// Starts this program again, apart from all others. Returns only if that is not possible.
 void go_apart(char** argv) {
     std::vector<std::string> words{"unshare",
@@ -272,10 +264,6 @@ int main(int argc, char** argv) {
     options.by_requests = by == "requests";
     options.pause = Milliseconds(pause_ms);
     if (options.by_requests) options.min_awake = Milliseconds(min_awake_ms);
-    if (options.by_requests && !can_make_room()) {
-        fmt::print("not run: this build's agents do not make room\n");
-        return k_skipped;
-    }
     if (!is_apart) {
         go_apart(argv);
         fmt::print("not run: there is no permission to make a pid namespace\n");
