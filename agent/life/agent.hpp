@@ -75,6 +75,9 @@ private:
     /// `error` as it is told: whatever fails once the process has begun to end, that is why.
     [[nodiscard]] Error as_it_ends(Error error) const;
     void wake_on_touch();
+    /// What a request says that this user's processes may hold of host memory, within the environment's
+    /// limit.
+    void adopt_host_budget(Bytes most);
 
     Mutex start_mutex_ GPU_SLEEP_ACQUIRED_BEFORE(lock_order::starting); ///< one start at a time
     std::atomic<pid_t> pid_{0};                                         ///< of the process that started it
