@@ -336,9 +336,7 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
                            bool is_own, Clock::time_point since) {
     if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
     const auto* request = std::get_if<model::SleepRequest>(&operation);
-    if (request && request->host_budget && !request->dry_run)
-        store::HostAccount::own().limit(
-            std::min(*request->host_budget, host_budget_.value_or(*request->host_budget)));
+    if (request && request->host_budget && !request->dry_run) adopt_host_budget(*request->host_budget);
     auto report = guarded([&] {
         if (request) return operations::SleepOperation(parts_, *request, progress, is_own).run();
         const auto& wake = std::get<model::WakeRequest>(operation);
@@ -348,6 +346,12 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
     if (report) return *std::move(report);
     const auto& tags = request ? request->tags : std::get<model::WakeRequest>(operation).tags;
     return model::Failure{as_it_ends(std::move(report).error()), memory_.state(tags)};
+}
+
+void Agent::adopt_host_budget(Bytes most) {
+    most = std::min(most, host_budget_.value_or(most));
+    const bool is_limit = most != std::numeric_limits<Bytes>::max();
+    store::HostAccount::own().limit(is_limit ? std::optional(most) : std::nullopt);
 }
 
 Error Agent::as_it_ends(Error error) const {

@@ -83,6 +83,9 @@ private:
     void wake_on_touch();
     /// If the environment wants it.
     [[nodiscard]] Result<void> watch_for_stops();
+    /// What a request says that this user's processes may hold of host memory, within the environment's
+    /// limit.
+    void adopt_host_budget(Bytes most);
 
     Mutex start_mutex_ GPU_SLEEP_ACQUIRED_BEFORE(lock_order::starting); ///< one start at a time
     std::atomic<pid_t> pid_{0};                                         ///< of the process that started it

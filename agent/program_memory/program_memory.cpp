@@ -149,6 +149,7 @@ bool ProgramMemory::give_way() {
     auto& contents = running_.load()->engine.contents();
     const auto room = contents.options().room_for_retained();
     const MutexLock lock(mutex_);
+    contents.note_spare(); // before it is trimmed: it is held until it was given back
     return contents.trim_retained(room) > 0 || room == 0;
 }
 

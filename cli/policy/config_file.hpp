@@ -25,9 +25,9 @@ inline constexpr const char* k_system_file = "/etc/gpu-sleep.toml";
 [[nodiscard]] Result<Configuration> parse_configuration(std::string_view text, std::string_view name,
                                                         Author author);
 
-/// The same, of a file that belongs to `owner` or to root, and that nobody else can write to; nothing if it
-/// does not exist. Opens nothing but plain files. Errors: not_permitted (somebody else could have written
-/// it), io_failed, those of parse_configuration().
+/// The same, of a file that belongs to `owner` (this process's user's may be root's, too), and that nobody
+/// else can write to; nothing if it does not exist. Opens nothing but plain files. Errors: not_permitted
+/// (somebody else could have written it), io_failed, those of parse_configuration().
 [[nodiscard]] Result<std::optional<Configuration>> read_configuration(const std::filesystem::path& path,
                                                                       Author author, uid_t owner);
 

@@ -5,6 +5,7 @@
 #include "cli/policy/decision.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -101,7 +102,8 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
     if (needs_directory && policy.directory.empty())
         return make_error(ErrorCode::invalid_argument, "no directory is named for contents in files");
     if (needs_directory) request->directory = policy.directory;
-    request->host_budget = policy.host_budget;
+    // Also that there is none any more.
+    request->host_budget = policy.host_budget.value_or(std::numeric_limits<Bytes>::max());
     return Decision{*std::move(request), {}};
 }
 

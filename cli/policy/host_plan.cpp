@@ -5,6 +5,7 @@
 #include "cli/policy/host_plan.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace gpu_sleep::cli::policy {
 namespace {
@@ -27,13 +28,14 @@ public:
         };
         by([&](std::size_t i) { return holders_[i].retained; });
         for (const auto i : chosen)
-            if (held(user) > budget && holders_[i].retained > 0 && !released_[i]) {
+            if (held(user) + incoming(user) > budget && holders_[i].retained > 0 && !released_[i]) {
                 released_[i] = true;
                 plan_.release.push_back(i);
             }
-        by([&](std::size_t i) { return holders_[i].asleep_seconds; });
+        by([&](std::size_t i) { return holders_[i].unused_seconds; });
         for (const auto i : chosen)
-            if (held(user) > budget && holders_[i].can_move && left_of(i) > 0 && !moved_[i]) {
+            if (held(user) + incoming(user) > budget && holders_[i].can_move && left_of(i) > 0 &&
+                !moved_[i]) {
                 moved_[i] = true;
                 plan_.move.push_back(i);
             }
@@ -55,7 +57,12 @@ private:
     }
     [[nodiscard]] Bytes held(std::optional<uid_t> user) const {
         Bytes sum = 0;
-        for (const auto i : holders_of(user)) sum += left_of(i) + holders_[i].incoming;
+        for (const auto i : holders_of(user)) sum += left_of(i);
+        return sum;
+    }
+    [[nodiscard]] Bytes incoming(std::optional<uid_t> user) const {
+        Bytes sum = 0;
+        for (const auto i : holders_of(user)) sum += holders_[i].incoming;
         return sum;
     }
 
@@ -75,27 +82,30 @@ HostPlan plan_host_memory(const std::vector<Holder>& holders, const Budgets& bud
     return plan;
 }
 
-std::map<uid_t, Bytes> allowances(const std::vector<Holder>& holders, const Budgets& budgets) {
-    auto allowed = budgets.users;
-    if (!budgets.machine) return allowed;
-    Bytes held = 0;
-    Bytes incoming = 0;
-    std::map<uid_t, Holder> sums;
+std::vector<bool> find_room(const std::vector<Holder>& holders, const Budgets& budgets) {
+    std::vector<std::size_t> order(holders.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t one, std::size_t other) {
+        return holders[one].unused_seconds > holders[other].unused_seconds;
+    });
+    auto machine = budgets.machine;
+    auto users = budgets.users;
     for (const auto& holder : holders) {
-        auto& sum = sums[holder.user];
-        sum.held += holder.held;
-        sum.incoming += holder.incoming;
-        held += holder.held;
-        incoming += holder.incoming;
+        if (machine) machine = minus(*machine, holder.held);
+        if (const auto own = users.find(holder.user); own != users.end())
+            own->second = minus(own->second, holder.held);
     }
-    const auto room = minus(*budgets.machine, held);
-    for (const auto& [user, sum] : sums) {
-        const auto part = incoming == 0 ? 0.0L : static_cast<long double>(sum.incoming) / incoming;
-        const auto share = sum.held + static_cast<Bytes>(static_cast<long double>(room) * part);
-        const auto own = allowed.find(user);
-        allowed[user] = own == allowed.end() ? share : std::min(own->second, share);
+    std::vector<bool> has_room(holders.size(), true);
+    for (const auto i : order) {
+        const auto incoming = holders[i].incoming;
+        const auto own = users.find(holders[i].user);
+        has_room[i] =
+            incoming <= machine.value_or(incoming) && (own == users.end() || incoming <= own->second);
+        if (!has_room[i]) continue;
+        if (machine) *machine -= incoming;
+        if (own != users.end()) own->second -= incoming;
     }
-    return allowed;
+    return has_room;
 }
 
 } // namespace gpu_sleep::cli::policy

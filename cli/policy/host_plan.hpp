@@ -19,11 +19,11 @@ namespace gpu_sleep::cli::policy {
 /// What a process holds of host memory.
 struct Holder {
     uid_t user = 0;
-    Bytes held = 0;     ///< for contents, all of it
-    Bytes retained = 0; ///< of that, contents of what is awake: it can go at any time
-    Bytes incoming = 0; ///< that the same pass is about to add
-    double asleep_seconds = 0;
-    bool can_move = false; ///< asleep, and there is a directory for its contents
+    Bytes held = 0;            ///< for contents, all of it
+    Bytes retained = 0;        ///< of that, contents of what is awake: it can go at any time
+    Bytes incoming = 0;        ///< that the same pass is about to add
+    double unused_seconds = 0; ///< asleep or idle
+    bool can_move = false;     ///< asleep, and there is a directory for its contents
 };
 
 struct Budgets {
@@ -40,16 +40,15 @@ struct HostPlan {
         Bytes budget = 0;
         Bytes held = 0; ///< once all of the plan is done
     };
-    std::vector<Excess> left; ///< budgets that stay exceeded
+    std::vector<Excess> left; ///< budgets that stay exceeded, whatever comes
 };
 
 /// Retained memory goes first, the largest of it first; then what has slept for longest moves to files. No
-/// more than the budgets ask for: first each user's, then the machine's.
+/// more than the budgets ask for, with what is incoming: first each user's, then the machine's. What finds no
+/// room then does not come: find_room().
 [[nodiscard]] HostPlan plan_host_memory(const std::vector<Holder>& holders, const Budgets& budgets);
 
-/// What each user's processes may hold together while the pass puts some to sleep: their own budget and, of
-/// what the machine's leaves free, a share for each that is about to add to it, in proportion. Nothing for a
-/// user of whom nothing limits that.
-[[nodiscard]] std::map<uid_t, Bytes> allowances(const std::vector<Holder>& holders, const Budgets& budgets);
+/// Whether there is room within all budgets for what each holder is about to add; the longest unused first.
+[[nodiscard]] std::vector<bool> find_room(const std::vector<Holder>& holders, const Budgets& budgets);
 
 } // namespace gpu_sleep::cli::policy

@@ -35,8 +35,9 @@ Holder holder_of(const Seen& seen) {
         holder.incoming = needed - std::min(needed, report.retained_bytes);
         holder.retained = 0; // it is about to be used
     }
+    holder.unused_seconds = unused_seconds(report).value_or(0);
     if (depth_of(report) != Depth::host) return holder;
-    holder.asleep_seconds = report.state_seconds;
+    holder.unused_seconds = report.state_seconds;
     holder.can_move = !seen.policy.directory.empty();
     return holder;
 }

@@ -98,7 +98,7 @@ std::vector<Outcome> carry_out(const PassOptions& options, Finder& finder, std::
         }
         const peers::AnswerTimeout::Limits limits{request.timeout, k_grace, !request.bounds_all, {}, 1};
         questions.push_back({*std::move(socket), std::move(request), limits,
-                             [&finder, process] { return finder.proc().is_stopped(process); }});
+                             [&finder, one = process] { return finder.proc().is_stopped(one); }});
         asked.push_back(std::move(process));
     }
     auto answers = peers::ask_all(std::move(questions));
@@ -124,14 +124,25 @@ std::vector<Order> orders_for(const HostPlan& plan, const Look& look) {
     return orders;
 }
 
+/// What becomes of a process for which the budgets leave no room in host memory.
+Decision without_room(Decision decision, const Policy& policy) {
+    if (policy.directory.empty())
+        return {{}, "the budget for host memory has no room for it, and no directory is named for files"};
+    decision.request->store = model::Store::file;
+    decision.request->stores.clear();
+    decision.request->spill = false;
+    decision.request->directory = policy.directory;
+    return decision;
+}
+
 /// What the decisions ask for. Those of whom nothing is asked are noted, with the reason.
 std::vector<Order> orders_for(Look& look, const Budgets& budgets, Account& account) {
-    const auto allowed = allowances(holders_of(look.seen), budgets);
+    const auto has_room = find_room(holders_of(look.seen), budgets);
     std::vector<Order> orders;
-    for (auto& [process, report, policy, decision] : look.seen) {
+    for (std::size_t i = 0; i < look.seen.size(); ++i) {
+        auto& [process, report, policy, decision] = look.seen[i];
+        if (!has_room[i]) decision = without_room(std::move(decision), policy);
         if (decision.request) {
-            if (const auto most = allowed.find(process.uid); most != allowed.end())
-                decision.request->host_budget = most->second;
             orders.push_back({std::move(process), *std::move(decision.request)});
         } else if (!account.has(process.pid)) {
             report.operation = model::Operation::sleep;

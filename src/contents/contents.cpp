@@ -84,7 +84,7 @@ Result<Bytes> needs_of(const Batches& batches, model::Store store) {
 Bytes room_for_retained() {
     constexpr unsigned k_most_pressure = 10; // percent: programs wait for memory, whatever is available
     if (store::memory_pressure() >= k_most_pressure) return 0;
-    if (const auto room = store::HostAccount::own().room(); room && room->is_exceeded) return 0;
+    if (store::HostAccount::own().is_wanted()) return 0;
     const auto available = store::host_headroom().bytes;
     const bool is_known = available != std::numeric_limits<Bytes>::max();
     return is_known && available > k_left_available ? available - k_left_available : 0;
@@ -252,6 +252,14 @@ const KeptRange* Contents::find_retained(Number range) const noexcept {
 void Contents::limit_retained(Bytes most) noexcept {
     retained_limit_ = most;
     static_cast<void>(trim_retained(most));
+}
+
+void Contents::note_spare() const noexcept {
+    store::HostAccount::own().note_spare(retained());
+}
+
+Result<void> Contents::await_share(Bytes bytes, ProgressCounter& progress) {
+    return store::HostAccount::own().await(bytes, progress.host_patience(), [&] { return progress.add(0); });
 }
 
 Bytes Contents::trim_retained(Bytes most) noexcept {

@@ -94,6 +94,11 @@ public:
     [[nodiscard]] Bytes retained() const noexcept;
     /// From now on at most so much is retained, in place of Options::retained; what is beyond is forgotten.
     void limit_retained(Bytes most) noexcept;
+    /// Tells the user's other processes how much of what is retained can be had.
+    void note_spare() const noexcept;
+    /// Waits while the user's processes hold too much together for `bytes` more, and others of them retain
+    /// some of it, which they then give back. Errors: those of ProgressCounter::add().
+    [[nodiscard]] static Result<void> await_share(Bytes bytes, ProgressCounter& progress);
     /// Gives up what is prepared, and then forgets what is retained, the oldest first, until `most` or less
     /// is. Returns how much that was.
     Bytes trim_retained(Bytes most) noexcept;

@@ -139,8 +139,8 @@ struct SleepRequest {
     /// `store` was asked for by name: what sleeps and is kept in another store moves there. Tags of `stores`
     /// do so anyway.
     bool store_is_named = false;
-    /// The host memory that all processes of this user may hold together for contents, from here on. Unset:
-    /// what the process was told last.
+    /// The host memory that all processes of this user may hold together for contents, from here on; the
+    /// largest number is no limit. Unset: what the process was told last.
     std::optional<Bytes> host_budget;
     /// Once it sleeps, who asked has the driver take what is left of it on the GPU: Progress::Phase::deep.
     bool deep = false;

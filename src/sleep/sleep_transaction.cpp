@@ -56,6 +56,7 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
     GPU_SLEEP_TRY(run_side_by_side(devices_, sealing,
                                    [&](DeviceSleep& device) { return save_.seal(*device.session); }));
     save_.lay_out();
+    GPU_SLEEP_TRY(await_share(sealing));
     GPU_SLEEP_TRY(check_room());
     Bytes total = 0;
     for (auto& device : devices_) {
@@ -64,9 +65,18 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
         total += device.report.copied;
     }
     GPU_SLEEP_TRY(save_.begin());
+    contents_.note_spare();
     contents::ProgressCounter progress(control, total);
     return run_side_by_side(devices_, progress,
                             [&](DeviceSleep& device) { return save_.take(*device.session, progress); });
+}
+
+Result<void> SleepTransaction::await_share(contents::ProgressCounter& progress) const {
+    const auto needed = save_.needs(model::Store::host);
+    if (!needed) return needed.error();
+    Bytes ready = 0;
+    for (const auto& device : devices_) ready += contents_.prepared(device.device);
+    return contents::Contents::await_share(*needed - std::min(*needed, ready), progress);
 }
 
 Result<void> SleepTransaction::check_room() const {

@@ -44,6 +44,8 @@ public:
     void describe(model::Report& report) const;
 
 private:
+    /// Waits for what others of the user's processes retain, where all may hold no more together.
+    [[nodiscard]] Result<void> await_share(contents::ProgressCounter& progress) const;
     [[nodiscard]] Result<void> check_room() const;
     [[nodiscard]] Result<void> unmap_all();
     void map_again();

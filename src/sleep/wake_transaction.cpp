@@ -195,6 +195,7 @@ void WakeTransaction::commit() {
         const auto current = device.session->enter();
         if (const auto memory = device.session->memory_info()) device.report.free_after = memory->free;
     }
+    contents_.note_spare();
 }
 
 void WakeTransaction::take_back_spoiled(DeviceWake& device) {

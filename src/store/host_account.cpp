@@ -24,10 +24,11 @@
 namespace gpu_sleep::store {
 namespace {
 
-using Place = std::uint64_t;
-
 constexpr const char* k_name = "host-memory";
-constexpr std::size_t k_places = 4096;      // of processes that hold contents at one time
+constexpr std::size_t k_places = 4096; // of processes that hold contents at one time
+constexpr std::size_t k_place_bytes = 16;
+constexpr off_t k_refused_at = k_places * k_place_bytes; ///< when somebody was refused last
+constexpr Milliseconds k_refusal_counts{1'000};
 constexpr off_t k_turn_at = off_t{1} << 40; ///< a byte beyond all places, whose lock is the whole file's
 
 struct flock lock_of(short type, off_t start, off_t length) noexcept {
@@ -40,7 +41,7 @@ struct flock lock_of(short type, off_t start, off_t length) noexcept {
 }
 
 off_t offset_of(std::size_t place) noexcept {
-    return static_cast<off_t>(place * sizeof(Place));
+    return static_cast<off_t>(place * k_place_bytes);
 }
 
 bool try_lock(int fd, off_t start, off_t length) noexcept {
@@ -50,7 +51,7 @@ bool try_lock(int fd, off_t start, off_t length) noexcept {
 
 /// Whether somebody holds the place, if it is not locked by way of `fd`.
 bool is_held(int fd, std::size_t place) noexcept {
-    auto lock = lock_of(F_WRLCK, offset_of(place), sizeof(Place));
+    auto lock = lock_of(F_WRLCK, offset_of(place), k_place_bytes);
     return ::fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
@@ -70,6 +71,12 @@ UniqueFd open_file(const std::string& directory) noexcept {
                            S_IRUSR | S_IWUSR));
     const bool is_file = file && ::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode);
     return is_file ? std::move(file) : UniqueFd();
+}
+
+/// Has others give back what they can do without. The clock counts from the machine's start, for all alike.
+void write_refusal(int file) noexcept {
+    const auto now = Clock::now().time_since_epoch().count();
+    [[maybe_unused]] const auto written = ::pwrite(file, &now, sizeof now, k_refused_at);
 }
 
 } // namespace
@@ -106,14 +113,14 @@ HostAccount::~HostAccount() {
 
 void HostAccount::look_for_fork() noexcept {
     if (process_ == ::getpid()) return;
-    if (process_ != 0) held_ = 0;
+    if (process_ != 0) own_ = {};
     anchor_ = nullptr; // the parent's alone
     place_.reset();
     process_ = ::getpid();
 }
 
 void HostAccount::leave_place() noexcept {
-    if (anchor_ != nullptr && process_ == ::getpid()) ::munmap(anchor_, sizeof(Place));
+    if (anchor_ != nullptr && process_ == ::getpid()) ::munmap(anchor_, k_place_bytes);
     anchor_ = nullptr;
     place_.reset();
 }
@@ -129,12 +136,12 @@ void HostAccount::find_place(const Locked& file) noexcept {
     struct stat same {};
     if (!holder || ::fstat(holder.get(), &same) != 0 || same.st_ino != status.st_ino) return;
     std::size_t place = 0;
-    while (place < k_places && !try_lock(holder.get(), offset_of(place), sizeof(Place))) ++place;
+    while (place < k_places && !try_lock(holder.get(), offset_of(place), k_place_bytes)) ++place;
     if (place == k_places) return;
-    void* const anchor = ::mmap(nullptr, sizeof(Place), PROT_NONE, MAP_PRIVATE, holder.get(), 0);
+    void* const anchor = ::mmap(nullptr, k_place_bytes, PROT_NONE, MAP_PRIVATE, holder.get(), 0);
     if (anchor == MAP_FAILED) return;
     if (::madvise(anchor, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)), MADV_DONTFORK) != 0) {
-        ::munmap(anchor, sizeof(Place));
+        ::munmap(anchor, k_place_bytes);
         return;
     }
     anchor_ = anchor;
@@ -143,20 +150,28 @@ void HostAccount::find_place(const Locked& file) noexcept {
     inode_ = status.st_ino;
 }
 
-Bytes HostAccount::others(const Locked& file) const noexcept {
-    std::array<Place, k_places> places{};
-    const auto got = ::pread(file.fd(), places.data(), sizeof places, 0);
-    const auto count = got < 0 ? 0 : static_cast<std::size_t>(got) / sizeof(Place);
-    Bytes held = 0;
-    for (std::size_t i = 0; i < count; ++i)
-        if (places[i] != 0 && place_ != i && is_held(file.fd(), i)) held = sum(held, places[i]);
-    return held;
+HostAccount::Place HostAccount::others(const Locked& file) const noexcept {
+    static_assert(sizeof(Place) == k_place_bytes);
+    std::array<Place, 128> places{}; // few at a time: the stack may be the program's
+    Place all;
+    for (std::size_t first = 0; first < k_places; first += places.size()) {
+        const auto got = ::pread(file.fd(), places.data(), sizeof places, offset_of(first));
+        const auto count = got < 0 ? 0 : static_cast<std::size_t>(got) / k_place_bytes;
+        for (std::size_t i = 0; i < count; ++i) {
+            const auto& [held, spare] = places[i];
+            if (held == 0 || place_ == first + i || !is_held(file.fd(), first + i)) continue;
+            all.held = sum(all.held, held);
+            all.spare = sum(all.spare, std::min(spare, held));
+        }
+        if (count < places.size()) break;
+    }
+    return all;
 }
 
 void HostAccount::write(int file) const noexcept {
     if (!place_) return;
-    const Place held = held_;
-    [[maybe_unused]] const auto written = ::pwrite(file, &held, sizeof held, offset_of(*place_));
+    const auto own = own_;
+    [[maybe_unused]] const auto written = ::pwrite(file, &own, sizeof own, offset_of(*place_));
 }
 
 void HostAccount::limit(std::optional<Bytes> most) noexcept {
@@ -168,26 +183,27 @@ std::optional<HostAccount::Room> HostAccount::room() noexcept {
     const MutexLock lock(mutex_);
     if (!limit_) return std::nullopt;
     look_for_fork();
-    auto held = held_;
-    if (const Locked file(directory_); file) held = sum(held, others(file));
-    return Room{*limit_ - std::min(*limit_, held), held > *limit_};
+    Place all;
+    if (const Locked file(directory_); file) all = others(file);
+    const auto held = sum(own_.held, all.held);
+    return Room{*limit_ - std::min(*limit_, held), held > *limit_, all.spare};
 }
 
 Result<void> HostAccount::take(Bytes bytes) {
     const MutexLock lock(mutex_);
     look_for_fork();
     const Locked file(directory_);
-    auto held = held_;
+    Bytes held = own_.held;
     if (file) {
         find_place(file);
-        if (limit_) held = sum(held, others(file));
+        if (limit_) held = sum(held, others(file).held);
     }
     if (limit_ && sum(held, bytes) > *limit_)
         return make_error(ErrorCode::out_of_host_memory,
                           "not enough host memory to keep the contents: {} more are needed, and this user's "
                           "processes hold {} of the {} that they may hold together",
                           format_bytes(bytes), format_bytes(held), format_bytes(*limit_));
-    held_ += bytes;
+    own_.held += bytes;
     if (file) write(file.fd());
     return {};
 }
@@ -195,8 +211,40 @@ Result<void> HostAccount::take(Bytes bytes) {
 void HostAccount::give(Bytes bytes) noexcept {
     const MutexLock lock(mutex_);
     if (process_ != ::getpid()) return;
-    held_ -= std::min(held_, bytes);
+    own_.held -= std::min<Bytes>(own_.held, bytes);
     if (const UniqueFd file = open_file(directory_); file) write(file.get());
+}
+
+void HostAccount::note_spare(Bytes bytes) noexcept {
+    const MutexLock lock(mutex_);
+    look_for_fork();
+    if (own_.spare == bytes) return;
+    own_.spare = bytes;
+    if (const UniqueFd file = open_file(directory_); file) write(file.get());
+}
+
+bool HostAccount::is_wanted() noexcept {
+    if (const auto now = room(); now && now->is_exceeded) return true;
+    const MutexLock lock(mutex_);
+    if (own_.held == 0) return false;
+    const UniqueFd file = open_file(directory_);
+    Clock::rep refused = 0;
+    if (!file || ::pread(file.get(), &refused, sizeof refused, k_refused_at) != sizeof refused) return false;
+    const auto ago = Clock::now().time_since_epoch() - Clock::duration(refused);
+    return ago >= Clock::duration::zero() && ago < k_refusal_counts;
+}
+
+Result<void> HostAccount::await(Bytes bytes, Milliseconds patience,
+                                const std::function<Result<void>()>& look) {
+    constexpr Milliseconds k_pause{20};
+    for (const auto deadline = Clock::now() + patience; Clock::now() < deadline;) {
+        const auto now = room();
+        if (!now || bytes <= now->bytes || now->spare == 0) return {};
+        if (const UniqueFd file = open_file(directory_); file) write_refusal(file.get());
+        GPU_SLEEP_TRY(look());
+        std::this_thread::sleep_for(k_pause);
+    }
+    return {};
 }
 
 Result<void> HostShare::take(HostAccount& account, Bytes bytes) {

@@ -13,6 +13,8 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,10 +22,11 @@
 namespace gpu_sleep::store {
 
 /// A process's part of the account, which lies in a private directory of its user's. The file has a place of
-/// eight bytes for each process, which holds a lock on it as long as it lives: the part of one that was
-/// killed does not count. Nothing is kept open: a page of the file that is mapped holds the lock, so the
-/// program cannot close it, and children do not get it. Where there is no such directory, or no room in it, a
-/// process counts what it holds itself. Thread-safe. Source: fcntl(2), open file description locks.
+/// 16 bytes for each process, which holds a lock on it as long as it lives: the part of one that was killed
+/// does not count. Behind the places is the time of the last refusal: whoever can do without what it holds
+/// then gives it back. Nothing is kept open: a page of the file that is mapped holds the lock, so the program
+/// cannot close it, and children do not get it. Where there is no such directory, or no room in it, a process
+/// counts what it holds itself. Thread-safe. Source: fcntl(2), open file description locks.
 class HostAccount {
 public:
     /// Of this process.
@@ -43,19 +46,35 @@ public:
     struct Room {
         Bytes bytes = 0;
         bool is_exceeded = false; ///< the limit was lowered, or not everybody knew it
+        Bytes spare = 0;          ///< what others hold and can do without
     };
     [[nodiscard]] std::optional<Room> room() noexcept;
     /// Adds to what this process holds, before it is taken. Errors: out_of_host_memory (beyond the limit).
     [[nodiscard]] Result<void> take(Bytes bytes);
     void give(Bytes bytes) noexcept;
 
+    /// How much of what this process holds it can do without. A hint: it may be out of date.
+    void note_spare(Bytes bytes) noexcept;
+    /// Whether what can be done without is to be given back: somebody was refused just now, or all hold more
+    /// than they may.
+    [[nodiscard]] bool is_wanted() noexcept;
+    /// Waits until there is room for `bytes`, for no longer than `patience`, and only while others can do
+    /// without what they hold: has them give it back. `look` is called meanwhile; its error ends the wait.
+    [[nodiscard]] Result<void> await(Bytes bytes, Milliseconds patience,
+                                     const std::function<Result<void>()>& look);
+
 private:
     class Locked;
 
     /// Forgets what a parent of fork() had.
     void look_for_fork() noexcept GPU_SLEEP_REQUIRES(mutex_);
+    /// A process's place in the file.
+    struct Place {
+        std::uint64_t held = 0;
+        std::uint64_t spare = 0;
+    };
     /// What the others hold.
-    [[nodiscard]] Bytes others(const Locked& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+    [[nodiscard]] Place others(const Locked& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
     /// Finds a place in the file, if this process has none there.
     void find_place(const Locked& file) noexcept GPU_SLEEP_REQUIRES(mutex_);
     void leave_place() noexcept GPU_SLEEP_REQUIRES(mutex_);
@@ -64,7 +83,7 @@ private:
     Mutex mutex_;
     const std::string directory_;
     std::optional<Bytes> limit_ GPU_SLEEP_GUARDED_BY(mutex_);
-    Bytes held_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    Place own_ GPU_SLEEP_GUARDED_BY(mutex_);
     pid_t process_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
     std::optional<std::size_t> place_ GPU_SLEEP_GUARDED_BY(mutex_);
     void* anchor_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr; ///< the page, while there is a place

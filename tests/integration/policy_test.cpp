@@ -3,6 +3,7 @@
 // gpu-reclaim by policies: the ladder, configuration files, root's pass over others' processes, and budgets
 // for host memory.
 
+#include "empty_tmp.hpp"
 #include "mentions.hpp"
 #include "place.hpp"
 #include "stage.hpp"
@@ -67,20 +68,41 @@ bool reads_files() {
                .status == 3;
 }
 
-/// So many programs with the same name, each with contents of k_each.
-std::vector<std::unique_ptr<Host>> programs(int count, const std::string& name, Arguments more = {}) {
-    more.push_back("GPU_SLEEP_NAME=" + name);
-    more.emplace_back("GPU_SLEEP_SIM_POISON=0");
+/// All programs of this test, for a command: others' cannot get in the way as with a name.
+std::string own_programs() {
+    return std::to_string(::getpid());
+}
+
+/// So many programs, each with contents of k_each.
+std::vector<std::unique_ptr<Host>> programs(int count) {
+    const Arguments environment{"GPU_SLEEP_SIM_POISON=0"};
     std::vector<std::unique_ptr<Host>> all;
     for (int i = 0; i < count; ++i) {
-        all.push_back(std::make_unique<Host>(captured(more)));
+        all.push_back(std::make_unique<Host>(captured(environment)));
         all.back()->tell(fmt::format("alloc weights {} 0", k_each));
     }
     return all;
 }
 
-std::string own_name(const char* name) {
-    return fmt::format("{}-{}", name, ::getpid());
+/// The same, in a /tmp of their own: nobody else's account is theirs.
+std::vector<std::unique_ptr<Host>> programs_apart(int count, Arguments environment) {
+    environment.emplace_back("GPU_SLEEP_SIM_POISON=0");
+    std::vector<std::unique_ptr<Host>> all;
+    for (int i = 0; i < count; ++i) {
+        auto launch = with_empty_tmp("exec \"$0\"");
+        if (i > 0)
+            launch.command = {"nsenter",
+                              "--target",
+                              std::to_string(all.front()->pid()),
+                              "--user",
+                              "--mount",
+                              "--preserve-credentials",
+                              command_file("integration_host")};
+        launch.environment = captured(environment);
+        all.push_back(std::make_unique<Host>(launch));
+        all.back()->tell(fmt::format("alloc weights {} 0", k_each));
+    }
+    return all;
 }
 
 Bytes held_by_all(const std::vector<std::unique_ptr<Host>>& all) {
@@ -296,7 +318,6 @@ TEST_CASE(
     SECTION("it is a link to what root alone may read: nothing of that is used or shown") {
         write_file(scratch.path() / "secret", "[reclaim]\nsecret = \"swordfish\"\n");
         REQUIRE(::chmod(scratch.file("secret").c_str(), 0600) == 0);
-        REQUIRE(::chown(scratch.file("secret").c_str(), 4242, 4242) == 0);
         std::filesystem::create_directories(own.parent_path());
         std::filesystem::create_symlink(scratch.file("secret"), own);
         const auto output = pass();
@@ -309,11 +330,11 @@ TEST_CASE(
 
 TEST_CASE("Policy: eight that sleep at once within a budget for three spill to files, or stay awake",
           "[policy]") {
-    const Place place;
-    const auto name = own_name("eight");
-    const auto all = programs(8, name, {fmt::format("GPU_SLEEP_HOST_BUDGET={}", 3 * k_each + k_mib)});
+    if (!has_empty_tmp()) return;
+    const Scratch disk("/var/tmp"); // files in memory would be no help
+    const auto all = programs_apart(8, {fmt::format("GPU_SLEEP_HOST_BUDGET={}", 3 * k_each + k_mib)});
     SECTION("with a directory all sleep") {
-        const auto output = run({{command_file("gpu-sleep"), name, "--spill", place.path()}});
+        const auto output = run({{command_file("gpu-sleep"), own_programs(), "--spill", disk.file("sleep")}});
         INFO(output.err);
         CHECK(output.status == 0);
         CHECK(count_asleep(all) == 8);
@@ -321,7 +342,7 @@ TEST_CASE("Policy: eight that sleep at once within a budget for three spill to f
         CHECK(held_by_all(all) >= 3 * k_each);
     }
     SECTION("without one three do, and the others say why not") {
-        const auto output = run({{command_file("gpu-sleep"), name}});
+        const auto output = run({{command_file("gpu-sleep"), own_programs()}});
         CHECK(output.status == 8);
         CHECK_THAT(output.err, mentions("that they may hold together"));
         CHECK(count_asleep(all) == 3);
@@ -330,11 +351,48 @@ TEST_CASE("Policy: eight that sleep at once within a budget for three spill to f
     check_bytes_after_wake(all);
 }
 
+TEST_CASE("Policy: who sleeps within a budget has what others only retain", "[policy]") {
+    if (!has_empty_tmp()) return;
+    const auto all = programs_apart(4, {fmt::format("GPU_SLEEP_HOST_BUDGET={}", 2 * k_each)});
+    for (const auto& host : all) { // each finds what the two before it retain
+        REQUIRE(host->command("gpu-sleep").status == 0);
+        CHECK(bytes_held(*host) == k_each);
+        CHECK(held_by_all(all) <= 2 * k_each);
+        REQUIRE(host->command("gpu-wake").status == 0);
+    }
+    REQUIRE(all[0]->command("gpu-sleep").status == 0);
+    REQUIRE(all[1]->command("gpu-sleep").status == 0);
+    CHECK(all[2]->command("gpu-sleep").status == 8); // nobody retains anything
+    check_bytes_after_wake(all);
+}
+
+TEST_CASE("Policy: a pass puts no more to sleep into host memory than the budget has room for", "[policy]") {
+    const Place place;
+    const auto all = programs(3);
+    for (const auto& host : all) become_idle(*host);
+    const auto pass = [&](Arguments more) {
+        Launch launch{{command_file("gpu-reclaim"), own_programs(), "--idle", "10ms", "--host-budget",
+                       std::to_string(2 * k_each)}};
+        launch.command.insert(launch.command.end(), more.begin(), more.end());
+        return run(launch);
+    };
+    auto output = pass({});
+    CHECK(output.status == 0);
+    CHECK_THAT(output.out, mentions("the budget for host memory has no room for it"));
+    CHECK(count_asleep(all) == 2);
+    output = pass({"--dir", place.path()});
+    INFO(output.err);
+    CHECK(output.status == 0);
+    CHECK(count_asleep(all) == 3);
+    CHECK(held_by_all(all) == 2 * k_each);
+    CHECK(place.files().size() == 1);
+    check_bytes_after_wake(all);
+}
+
 TEST_CASE("Policy: beyond the budget what is retained goes first, then the longest sleeping moves",
           "[policy]") {
     const Place place;
-    const auto name = own_name("budget");
-    const auto all = programs(4, name);
+    const auto all = programs(4);
     for (const auto i : {2, 0, 1, 3}) {
         REQUIRE(all[static_cast<std::size_t>(i)]->command("gpu-sleep").status == 0);
         pause_for(Milliseconds(20));
@@ -342,7 +400,7 @@ TEST_CASE("Policy: beyond the budget what is retained goes first, then the longe
     REQUIRE(all[3]->command("gpu-wake").status == 0);
     CHECK(bytes_held(*all[3]) == k_each); // retained
     const auto pass = [&](Bytes budget, Arguments more = {}) {
-        Launch launch{{command_file("gpu-reclaim"), name, "--host-budget", std::to_string(budget)}};
+        Launch launch{{command_file("gpu-reclaim"), own_programs(), "--host-budget", std::to_string(budget)}};
         launch.command.insert(launch.command.end(), more.begin(), more.end());
         return run(launch);
     };

@@ -13,6 +13,7 @@
 #include <array>
 #include <csignal>
 #include <filesystem>
+#include <thread>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::store;
@@ -53,6 +54,12 @@ public:
 private:
     pid_t child_ = 0;
 };
+
+template <class Condition>
+bool becomes_false(Condition&& is_so) {
+    for (int i = 0; i < 500 && is_so(); ++i) std::this_thread::sleep_for(Milliseconds(10));
+    return !is_so();
+}
 
 } // namespace
 
@@ -152,6 +159,37 @@ TEST_CASE("Host account: where there is no private directory, a process counts i
     open.limit(10);
     CHECK(open.take(6));
     CHECK(std::filesystem::is_empty(directory)); // nothing is written where others may be
+}
+
+TEST_CASE("Host account: who is short has others give back what they can do without", "[host_account]") {
+    const Scratch scratch;
+    HostAccount short_of(scratch.path());
+    HostAccount retaining(scratch.path());
+    short_of.limit(100);
+    REQUIRE(retaining.take(80));
+    int looks = 0;
+    const auto look = [&]() -> Result<void> {
+        if (++looks == 1) CHECK(retaining.is_wanted());
+        if (looks == 2) retaining.give(30);
+        return {};
+    };
+    CHECK(short_of.await(50, Milliseconds(10'000), look));
+    CHECK(looks == 0); // nobody can do without anything
+    CHECK_FALSE(retaining.is_wanted());
+    retaining.note_spare(30);
+    CHECK(short_of.room()->spare == 30);
+    CHECK(short_of.await(20, Milliseconds(10'000), look));
+    CHECK(looks == 0); // there is room
+    CHECK(short_of.await(50, Milliseconds(10'000), look));
+    CHECK(looks == 2);
+    CHECK(short_of.take(50));
+    CHECK(short_of.await(50, Milliseconds(50), look)); // in vain
+    CHECK(looks > 2);
+    const auto withdraw = []() -> Result<void> { return make_error(ErrorCode::cancelled, "withdrawn"); };
+    CHECK(short_of.await(50, Milliseconds(10'000), withdraw).error().code == ErrorCode::cancelled);
+    CHECK(becomes_false([&] { return retaining.is_wanted(); }));
+    retaining.limit(99);
+    CHECK(retaining.is_wanted()); // they hold 100
 }
 
 TEST_CASE("Host account: shares go along with what they are for", "[host_account]") {

@@ -68,25 +68,30 @@ TEST_CASE("Host plan: what is about to come counts, and what stays exceeded is s
     stuck.can_move = false;
     auto plan = plan_host_memory({soon, stuck, sleeper(k_alice, 10, 1)}, {100, {}});
     CHECK(plan.move == Places{2});
+    CHECK(plan.left.empty()); // it does not come
+    plan = plan_host_memory({soon, stuck, sleeper(k_alice, 10, 1)}, {70, {}});
+    CHECK(plan.move == Places{2});
     REQUIRE(plan.left.size() == 1);
     CHECK_FALSE(plan.left[0].user);
-    CHECK(plan.left[0].budget == 100);
-    CHECK(plan.left[0].held == 110);
+    CHECK(plan.left[0].budget == 70);
+    CHECK(plan.left[0].held == 80);
     plan = plan_host_memory({stuck}, {{}, {{k_alice, 79}}});
     CHECK(plan.left[0].user == k_alice);
 }
 
-TEST_CASE("Host plan: what the machine's budget leaves is shared among the users who are about to add",
-          "[host_plan]") {
-    auto alice = sleeper(k_alice, 40, 1);
-    alice.incoming = 30;
-    auto bob = sleeper(k_bob, 20, 1);
-    bob.incoming = 10;
-    CHECK(allowances({alice, bob}, {}).empty());
-    CHECK(allowances({alice, bob}, {{}, {{k_bob, 25}}}) == std::map<uid_t, Bytes>{{k_bob, 25}});
-    CHECK(allowances({alice, bob}, {100, {}}) == std::map<uid_t, Bytes>{{k_alice, 70}, {k_bob, 30}});
-    CHECK(allowances({alice, bob}, {100, {{k_bob, 25}}}) ==
-          std::map<uid_t, Bytes>{{k_alice, 70}, {k_bob, 25}});
-    CHECK(allowances({alice, bob}, {50, {}}) ==
-          std::map<uid_t, Bytes>{{k_alice, 40}, {k_bob, 20}}); // no more
+TEST_CASE("Host plan: what has been idle for longest has the room that is left", "[host_plan]") {
+    const auto soon = [](uid_t user, Bytes incoming, double seconds) {
+        return Holder{user, 10, 0, incoming, seconds, false};
+    };
+    const std::vector<Holder> holders{soon(k_alice, 30, 1), soon(k_bob, 30, 9), soon(k_alice, 20, 5),
+                                      sleeper(k_bob, 20, 99)};
+    using Rooms = std::vector<bool>;
+    CHECK(find_room(holders, {}) == Rooms{true, true, true, true});
+    CHECK(find_room(holders, {130, {}}) == Rooms{true, true, true, true}); // 50 are held
+    CHECK(find_room(holders, {129, {}}) == Rooms{false, true, true, true});
+    CHECK(find_room(holders, {80, {}}) == Rooms{false, true, false, true});
+    CHECK(find_room(holders, {79, {}}) == Rooms{false, false, true, true}); // a smaller one fits
+    CHECK(find_room(holders, {10, {}}) == Rooms{false, false, false, true});
+    CHECK(find_room(holders, {130, {{k_bob, 59}}}) == Rooms{true, false, true, true});
+    CHECK(find_room(holders, {{}, {{k_alice, 40}}}) == Rooms{false, true, true, true});
 }
