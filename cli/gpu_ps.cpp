@@ -231,6 +231,8 @@ int main(int argc, char** argv) {
     const auto interval = parse_duration(options.watch);
     if (!interval) return refuse("--watch: " + interval.error().message);
     constexpr Milliseconds k_shortest{100};
+    constexpr Milliseconds k_live_timeout{1'000}; // the table would stand still for longer
     const bool is_live = !options.output.json && cli::Screen::is_possible();
+    if (is_live && app.count("--timeout") == 0) options.timeout = k_live_timeout;
     return (is_live ? watch : repeat)(options, std::max(*interval, k_shortest));
 }
