@@ -28,6 +28,8 @@ std::string_view words_for(Phase phase) noexcept {
     case Phase::release: return "releasing";
     case Phase::verify: return "verifying";
     case Phase::waiting: return "waiting";
+    case Phase::drained:
+    case Phase::ready: return "waiting for the others";
     }
     return "working";
 }

@@ -68,6 +68,11 @@ void ProcessStatus::set_name(std::string_view name) {
     name_ = name;
 }
 
+void ProcessStatus::set_group(std::string_view group) {
+    const MutexLock lock(mutex_);
+    group_ = group;
+}
+
 void ProcessStatus::set_woken(Bytes bytes, double seconds) {
     const MutexLock lock(mutex_);
     woken_bytes_ = bytes;
@@ -101,6 +106,7 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     {
         const MutexLock lock(mutex_);
         report.name = name_;
+        report.group = group_;
         report.woken_bytes = woken_bytes_;
         report.woken_seconds = woken_seconds_;
     }

@@ -33,6 +33,7 @@ public:
     /// What report() says of all memory. Allocates nothing.
     [[nodiscard]] model::State state() noexcept;
     void set_name(std::string_view name);
+    void set_group(std::string_view group);
     /// Remembers how much contents a wake has brought back, and how long that took.
     void set_woken(Bytes bytes, double seconds);
     /// Remembers why the last wake for a touch failed; empty: it did not. report() says so while touches wait
@@ -72,6 +73,7 @@ private:
 
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::string name_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::string group_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::string touch_trouble_ GPU_SLEEP_GUARDED_BY(mutex_);
     Bytes woken_bytes_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
     double woken_seconds_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;

@@ -37,6 +37,7 @@ _gpu_sleep() {
     --level | --on-touch | --gate | --engine) words=$(_gpu_sleep_choices "$1" "$previous") ;;
     --store) words='host file' ;;
     --dir | --spill) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
+    --group) words=$(_gpu_sleep_values group) ;;
     --timeout | --wait | --touch-limit) words='10s 30s 60s 5m' ;;
     --idle | --for) words='15m 1h 4h 1d' ;;
     --user) mapfile -t COMPREPLY < <(compgen -u -- "$current"); return ;;
@@ -62,7 +63,7 @@ _gpu_run() {
         word=${COMP_WORDS[i]}
         case $word in
         --) ((i += 1)); break ;;
-        --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --gate | --retain) ((i += 1)) ;;
+        --name | --group | --tag | --min-size | --rules | --on-touch | --touch-limit | --gate | --retain) ((i += 1)) ;;
         -*) ;;
         *) break ;;
         esac
@@ -76,7 +77,7 @@ _gpu_run() {
     --touch-limit) words='10s 30s 60s 5m' ;;
     --min-size) words='64KiB 1MiB 16MiB' ;;
     --retain) words='0 16GiB 64GiB' ;;
-    --name | --tag) ;;
+    --name | --group | --tag) ;;
     --rules) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     *)
         if [[ $current == -* && $3 != -- ]]; then

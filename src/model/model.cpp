@@ -140,6 +140,8 @@ std::string_view to_string(Progress::Phase phase) noexcept {
     case Progress::Phase::release: return "release";
     case Progress::Phase::verify: return "verify";
     case Progress::Phase::waiting: return "waiting";
+    case Progress::Phase::drained: return "drained";
+    case Progress::Phase::ready: return "ready";
     }
     return "unknown";
 }

@@ -137,6 +137,9 @@ struct SleepRequest {
     /// `store` was asked for by name: what sleeps and is kept in another store moves there. Tags of `stores`
     /// do so anyway.
     bool store_is_named = false;
+    /// One of several processes that sleep together: once drained, and once all is ready, it waits for a
+    /// Directive.
+    bool joint = false;
 };
 
 /// Whether it keeps anything in files, but for what spills.
@@ -151,6 +154,18 @@ struct WakeRequest {
     /// Of `tags`, those that are woken before the others, each once the one before it is awake and its
     /// callbacks have run. What is awake stays so if a later one fails.
     std::vector<std::string> order{};
+    bool joint = false; ///< one of several that wake together: once all is ready, it waits for a Directive
+};
+
+/// What a command says, while the operation runs, to a process whose request is joint.
+struct Directive {
+    enum class Kind : std::uint8_t {
+        hold_on = 0,         ///< others are not as far yet; said again and again, as a sign of life
+        let_one_through = 1, ///< one submission that the gate holds: other processes wait for it
+        prepare = 2,         ///< all are drained: prepare the sleep
+        commit = 3,          ///< all are ready: pass the point of no return
+    };
+    Kind kind = Kind::hold_on;
 };
 
 struct StatusRequest {};
@@ -278,6 +293,7 @@ struct Report {
     std::optional<double> inhibited_seconds; ///< for how much longer; unset where there is no limit
     Bytes woken_bytes = 0;    ///< contents that the last wake brought back, of those that brought any back
     double woken_seconds = 0; ///< how long that took, until work could go on
+    std::string group;        ///< of processes that belong together, given by the environment; may be empty
 };
 
 /// The progress of an operation. Sent often; losing one is harmless.
@@ -288,12 +304,15 @@ struct Progress {
         transfer = 2,
         release = 3,
         verify = 4,
-        waiting = 5
+        waiting = 5,
+        drained = 6, ///< of a joint sleep: it waits for a Directive
+        ready = 7    ///< of a joint request: the same
     };
     Phase phase = Phase::callbacks;
     Bytes done = 0;
     Bytes total = 0;
     std::string tag{}; ///< what is being woken, where an order was given; empty for the rest, and otherwise
+    std::uint64_t held = 0; ///< threads that the gate holds and could let through; in phase drained
 };
 
 /// A failed request: why, and the state of the process, or of the requested part, afterwards.

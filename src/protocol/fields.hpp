@@ -35,6 +35,8 @@ inline constexpr std::uint16_t k_type_number<model::ShareRequest> = 4;
 template <>
 inline constexpr std::uint16_t k_type_number<model::InhibitRequest> = 5;
 template <>
+inline constexpr std::uint16_t k_type_number<model::Directive> = 6;
+template <>
 inline constexpr std::uint16_t k_type_number<model::Progress> = 16;
 template <>
 inline constexpr std::uint16_t k_type_number<model::Report> = 17;
@@ -78,7 +80,10 @@ constexpr auto accepted(model::Operation) {
     return Range{model::Operation::status, model::Operation::wake};
 }
 constexpr auto accepted(model::Progress::Phase) {
-    return Range{model::Progress::Phase::callbacks, model::Progress::Phase::waiting};
+    return Range{model::Progress::Phase::callbacks, model::Progress::Phase::ready};
+}
+constexpr auto accepted(model::Directive::Kind) {
+    return Range{model::Directive::Kind::hold_on, model::Directive::Kind::commit};
 }
 /// Any number: one that is not known counts as `internal`.
 constexpr auto accepted(ErrorCode) {
@@ -99,13 +104,16 @@ auto fields(Is<model::SleepRequest> auto& r) {
     return std::tie(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout, r.bounds_all,
                     r.on_touch, r.gate, r.force, r.touch_limit, r.store, r.stores, r.directory, r.spill,
                     r.keep_files, r.copy_all, r.release_retained, r.only_if_idle, r.ignore_inhibitors,
-                    r.check_copies, r.store_is_named);
+                    r.check_copies, r.store_is_named, r.joint);
 }
 auto fields(Is<model::TagStore> auto& s) {
     return std::tie(s.tag, s.store);
 }
 auto fields(Is<model::WakeRequest> auto& r) {
-    return std::tie(r.tags, r.dry_run, r.timeout, r.bounds_all, r.wait, r.order);
+    return std::tie(r.tags, r.dry_run, r.timeout, r.bounds_all, r.wait, r.order, r.joint);
+}
+auto fields(Is<model::Directive> auto& d) {
+    return std::tie(d.kind);
 }
 auto fields(Is<model::InhibitRequest> auto& r) {
     return std::tie(r.release, r.time);
@@ -117,7 +125,7 @@ auto fields(Is<model::Shared> auto& s) {
     return std::tie(s.bytes, s.offset);
 }
 auto fields(Is<model::Progress> auto& p) {
-    return std::tie(p.phase, p.done, p.total, p.tag);
+    return std::tie(p.phase, p.done, p.total, p.tag, p.held);
 }
 auto fields(Is<model::Failure> auto& f) {
     return std::tie(f.error, f.state);
@@ -130,7 +138,7 @@ auto fields(Is<model::Report> auto& r) {
                     r.file_bytes, r.retained_bytes, r.state_seconds, r.times, r.tags, r.devices,
                     r.dropped_without_refill, r.notes, r.intercepts, r.gate, r.on_touch, r.waiting, r.touches,
                     r.last_touch, r.residual, r.wakes_waiting, r.idle_seconds, r.inhibited,
-                    r.inhibited_seconds, r.woken_bytes, r.woken_seconds);
+                    r.inhibited_seconds, r.woken_bytes, r.woken_seconds, r.group);
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tie(t.callbacks, t.drain, t.transfer, t.release, t.total);

@@ -104,6 +104,7 @@ Report report_to_send() {
     report.inhibited_seconds = 128;
     report.woken_bytes = 0x61;
     report.woken_seconds = 256;
+    report.group = "g";
     return report;
 }
 
@@ -136,6 +137,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     sleep.ignore_inhibitors = true;
     sleep.check_copies = true;
     sleep.store_is_named = true;
+    sleep.joint = true;
     check_bytes(sleep, "02:"
                        "02"
                        "010000000100000074"
@@ -155,16 +157,19 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                        "010807000000000000"
                        "01"
                        "01"
+                       "01"
                        "01");
 
-    check_bytes(WakeRequest{{"w"}, true, Milliseconds(0x0506), false, Milliseconds(0x0708), {"o"}},
+    check_bytes(WakeRequest{{"w"}, true, Milliseconds(0x0506), false, Milliseconds(0x0708), {"o"}, true},
                 "03:"
                 "010000000100000077"
                 "01"
                 "0605000000000000"
                 "00"
                 "0807000000000000"
-                "01000000010000006f");
+                "01000000010000006f"
+                "01");
+    check_bytes(Directive{Directive::Kind::prepare}, "06:02");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
                                                             "01"
                                                             "011009000000000000");
@@ -175,10 +180,11 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
 }
 
 TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
-    check_bytes(Progress{Progress::Phase::verify, 0x71, 0x72, "t"}, "10:"
-                                                                    "04"
-                                                                    "71000000000000007200000000000000"
-                                                                    "0100000074");
+    check_bytes(Progress{Progress::Phase::drained, 0x71, 0x72, "t", 0x73}, "10:"
+                                                                           "06"
+                                                                           "71000000000000007200000000000000"
+                                                                           "0100000074"
+                                                                           "7300000000000000");
     check_bytes(Failure{{ErrorCode::out_of_disk, "full", "write", -28}, State::partial}, "12:"
                                                                                          "1700"
                                                                                          "0400000066756c6c"
@@ -230,5 +236,6 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "010000000000005040"
                 "01"
                 "010000000000006040"
-                "61000000000000000000000000007040");
+                "61000000000000000000000000007040"
+                "0100000067");
 }

@@ -229,7 +229,8 @@ TEST_CASE("Protocol: what is accepted of each enumeration, and the least that a 
     CHECK(is_range(Store{}, 0, 1));
     CHECK(is_range(GateState{}, 0, 2));
     CHECK(is_range(model::Operation{}, 0, 2));
-    CHECK(is_range(Progress::Phase{}, 0, 5));
+    CHECK(is_range(Progress::Phase{}, 0, 7));
+    CHECK(is_range(Directive::Kind{}, 0, 3));
     CHECK(is_range(ErrorCode{}, 0, 0xFFFF));
 
     CHECK(k_min_bytes<std::string> == 4);
@@ -255,10 +256,10 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
     std::string text;
     for (const auto byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
     CHECK(text == "47534c50"
-                  "0500"
+                  "0600"
                   "0200"
-                  "39000000"
-                  "92a1b5f6"
+                  "3a000000"
+                  "69714f9f"
                   "02"
                   "01000000"
                   "08000000"
@@ -276,6 +277,7 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
                   "00"
                   "00000000"
                   "00000000"
+                  "00"
                   "00"
                   "00"
                   "00"
