@@ -39,7 +39,7 @@ constexpr const char* k_exit_statuses =
 
 /// What was typed before the command.
 struct Options {
-    std::optional<std::string> name, tag;
+    std::optional<std::string> name, group, tag;
     std::string rules_file; ///< empty for none
     std::optional<Bytes> min_size, retain, host_budget;
     std::optional<model::OnTouch> on_touch;
@@ -59,11 +59,6 @@ struct LoginOptions {
     bool shows = false;
 };
 
-std::string name_problem(const std::string& name) {
-    if (model::is_valid_name(name)) return {};
-    return fmt::format("'{}' is not {}", name, model::k_name_rule);
-}
-
 /// Takes a text into `value` unless `problem` has something against it, which is returned.
 cli::ReadText reader(std::optional<std::string>& value, std::string (*problem)(const std::string&)) {
     return [&value, problem](const std::string& text) {
@@ -73,8 +68,10 @@ cli::ReadText reader(std::optional<std::string>& value, std::string (*problem)(c
 }
 
 void add_options(CLI::App& app, Options& options) {
-    cli::add_value(app, "--name", "NAME", reader(options.name, name_problem),
+    cli::add_value(app, "--name", "NAME", reader(options.name, cli::name_problem),
                    "Name by which gpu-sleep, gpu-wake and gpu-ps find the process");
+    cli::add_value(app, "--group", "NAME", reader(options.group, cli::name_problem),
+                   "Group of processes that gpu-sleep --group NAME puts to sleep together");
     auto* tag = cli::add_value(app, "--tag", "TAG", reader(options.tag, cli::tag_problem),
                                "Tag of all intercepted allocations (default: default)");
     auto* min_size =
@@ -151,6 +148,7 @@ std::size_t find_command(const CLI::App& app, const std::vector<std::string>& wo
 Result<std::map<const char*, std::string>> agent_environment(const Options& options) {
     std::map<const char*, std::string> variables{{environment::k_capture, options.no_capture ? "0" : "1"}};
     if (options.name) variables[environment::k_name] = *options.name;
+    if (options.group) variables[environment::k_group] = *options.group;
     if (options.tag) variables[environment::k_tag] = *options.tag;
     if (options.min_size) variables[environment::k_min_size] = std::to_string(*options.min_size);
     if (options.on_touch) variables[environment::k_on_touch] = model::to_string(*options.on_touch);

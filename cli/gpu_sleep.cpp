@@ -18,6 +18,7 @@ constexpr const char* k_examples =
     "  gpu-sleep 4242 --on-touch wake               until it uses the GPU again\n"
     "  gpu-sleep 4242 --store file --dir /var/tmp/sleep   keep contents in compressed files\n"
     "  gpu-sleep 4242 --dry-run                     what would be freed, kept, dropped\n"
+    "  gpu-sleep 4242 --tree                        a server of several processes, all or none of them\n"
     "  gpu-sleep 4242 --engine driver               a process that has no agent\n";
 
 void add_request(CLI::App& app, model::SleepRequest& request, std::optional<Milliseconds>& timeout,
@@ -105,17 +106,22 @@ int main(int argc, char** argv) {
     std::optional<Milliseconds> timeout;
     cli::TypedStores stores;
     cli::add_basics(app, k_examples);
-    cli::add_target(app, operation.target)->required();
+    cli::add_target(app, operation.target);
+    cli::add_selection(app, operation.selection);
     cli::add_user(app, operation.user);
     auto engine = cli::Engine::agent;
     add_request(app, request, timeout, stores, engine);
     cli::add_output(app, operation.output);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
-    auto text = cli::read_stores(stores, request);
+    auto text = cli::selection_problem(operation.selection, operation.target);
+    if (text.empty()) text = cli::read_stores(stores, request);
     if (text.empty()) text = problem(request, engine);
+    if (text.empty() && engine != cli::Engine::agent && operation.selection.is_joint())
+        text = "--engine driver and --engine auto are for one process, without --tree or --group";
     if (!text.empty()) return cli::usage_error("gpu-sleep", text, operation.output.json);
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
+    request.joint = operation.selection.is_joint() && !request.dry_run && !request.release_retained;
     operation.request = std::move(request);
     operation.engine = engine;
     return cli::run(operation);

@@ -9,6 +9,7 @@ using namespace gpu_sleep;
 namespace {
 
 constexpr const char* k_examples = "  gpu-wake 4242                  everything back, at the same addresses\n"
+                                   "  gpu-wake 4242 --tree           a server of several processes\n"
                                    "  gpu-wake 4242 --tags weights   the rest stays asleep\n"
                                    "  gpu-wake 4242 --order weights  the weights first, then the rest\n"
                                    "  gpu-wake 4242 --wait 60s       try again while GPU memory is short\n"
@@ -26,7 +27,8 @@ int main(int argc, char** argv) {
     model::WakeRequest request;
     cli::add_basics(app, k_examples);
     std::optional<Milliseconds> timeout;
-    cli::add_target(app, operation.target)->required();
+    cli::add_target(app, operation.target);
+    cli::add_selection(app, operation.selection);
     cli::add_user(app, operation.user);
     cli::add_tags(app, "--tags", request.tags, "Only these tags (default: all)");
     cli::add_tags(app, "--order", request.order,
@@ -54,17 +56,20 @@ int main(int argc, char** argv) {
         ->type_name("FROM=TO,...");
     cli::add_output(app, operation.output);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
-    for (const auto& text : moves) {
-        auto move = cli::parse_gpu_move(text);
-        if (!move)
-            return cli::usage_error("gpu-wake", "--gpu: " + move.error().message, operation.output.json);
-        operation.moves.push_back(*std::move(move));
+    auto text = cli::selection_problem(operation.selection, operation.target);
+    for (const auto& word : moves) {
+        auto move = cli::parse_gpu_move(word);
+        if (!move && text.empty()) text = "--gpu: " + move.error().message;
+        if (move) operation.moves.push_back(*std::move(move));
     }
-    if (min_awake && !request.make_room)
-        return cli::usage_error("gpu-wake", "--min-awake is for --make-room", operation.output.json);
+    if (text.empty() && min_awake && !request.make_room) text = "--min-awake is for --make-room";
+    if (text.empty() && operation.selection.is_joint() && (!request.order.empty() || request.make_room))
+        text = "--order and --make-room are for one process, without --tree or --group";
+    if (!text.empty()) return cli::usage_error("gpu-wake", text, operation.output.json);
     constexpr Milliseconds k_wait_for_room{10'000};
     request.wait = wait.value_or(request.make_room ? k_wait_for_room : Milliseconds(0));
     request.min_awake = min_awake.value_or(request.min_awake);
+    request.joint = operation.selection.is_joint() && !request.dry_run;
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
     operation.request = std::move(request);

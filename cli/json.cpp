@@ -145,6 +145,7 @@ OrderedJson to_value(std::string_view program, const Outcome& outcome) {
     value["engine"] = outcome.by_driver ? "driver" : "agent";
     if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
         value["name"] = report->name;
+        value["group"] = report->group;
         value["state"] = model::to_string(report->state);
         value["report"] = to_value(*report);
     } else if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) {

@@ -8,6 +8,7 @@
 #include "cli/driver_engine.hpp"
 #include "cli/gpus.hpp"
 #include "cli/interruptions.hpp"
+#include "cli/joint_operation.hpp"
 #include "cli/json.hpp"
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
@@ -40,11 +41,15 @@ bool is_lost(const Answer& answer) noexcept {
                      error->code == ErrorCode::outcome_unknown);
 }
 
+/// Whether nobody in particular was named.
+bool is_for_all(const CommandRun& operation) noexcept {
+    return operation.target.empty() && operation.selection.group.empty();
+}
+
 /// Whether one of all processes has gone, or has none of the tags: nobody has named it.
 bool is_passed_over(const CommandRun& operation, const Outcome& outcome) noexcept {
     const auto* const error = peers::error_of(outcome.answer);
-    return operation.target.empty() && error &&
-           (is_gone(error->code) || error->code == ErrorCode::unknown_tag);
+    return is_for_all(operation) && error && (is_gone(error->code) || error->code == ErrorCode::unknown_tag);
 }
 
 /// Whether the report says that something was done, or would be.
@@ -88,8 +93,18 @@ public:
 
     /// Says that there was nothing to do, unless something was told.
     void tell_end() {
-        if (!operation_.target.empty() || operation_.output.json || operation_.output.quiet) return;
+        if (!is_for_all(operation_) || operation_.output.json || operation_.output.quiet) return;
         if (!has_told_) print("nothing to do\n");
+    }
+
+    /// Says of processes that go together what has become of all.
+    void tell_sum(const std::vector<Outcome>& outcomes) {
+        const auto text = render_together(outcomes);
+        const bool has_failed = exit_status_of(outcomes) != exit_status::done;
+        if (has_failed)
+            cli::print_error(fmt::format("{}: {}", operation_.program, text));
+        else if (!operation_.output.json && !operation_.output.quiet)
+            print(text);
     }
 
     /// The status says how the processes are, so it stays what it is if nobody gets to read the result.
@@ -109,7 +124,7 @@ public:
 private:
     void tell_done(const Outcome& outcome) {
         const auto& report = std::get<model::Report>(outcome.answer);
-        if (operation_.target.empty() && !does_something(report)) return;
+        if (is_for_all(operation_) && !does_something(report)) return;
         has_told_ = true;
         if (operation_.output.json || operation_.output.quiet) return;
         print(outcome.by_driver ? render_driver_operation(outcome.process, report)
@@ -128,10 +143,13 @@ private:
     bool has_told_ = false;       ///< of a process
 };
 
+model::Operation asked_by(const CommandRun& operation) noexcept {
+    return is_sleep(operation) ? model::Operation::sleep : model::Operation::wake;
+}
+
 Outcome outcome_of(const CommandRun& operation, Process process, Answer answer) {
     const auto* const wake = std::get_if<model::WakeRequest>(&operation.request);
-    return {std::move(process), std::move(answer), wake ? model::Operation::wake : model::Operation::sleep,
-            wake && wake->wait.count() > 0};
+    return {std::move(process), std::move(answer), asked_by(operation), wake && wake->wait.count() > 0};
 }
 
 /// `answer` with who has the GPU memory that a wake has found missing.
@@ -146,8 +164,8 @@ peers::Answer with_holders(const CommandRun& operation, const Process& process, 
 
 /// Asks all, and tells of each what it answers as it comes: one that takes its time keeps nobody from hearing
 /// of the others.
-std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>& targets,
-                               const Finder& finder, Teller& teller, Interruptions& interruptions) {
+std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>& targets, Finder& finder,
+                               Teller& teller, Interruptions& interruptions) {
     const bool visible = !operation.output.quiet && ::isatty(STDERR_FILENO) == 1;
     ProgressBar bar(STDERR_FILENO, visible, targets.size());
     std::vector<peers::Question> questions;
@@ -160,6 +178,7 @@ std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>&
             {std::move(target.socket), operation.request, limits_of(operation),
              [&] { return finder.proc().is_stopped(target.process); },
              [&] { return locker ? locker->take(target.process, sleep->timeout) : Result<void>(); }});
+    const bool goes_together = is_joint(operation);
     peers::Observer observer;
     observer.progress = [&](std::size_t index, const model::Progress& progress) {
         bar.show(index, progress);
@@ -167,7 +186,7 @@ std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>&
     std::map<std::size_t, Answer> told;
     observer.answered = [&](std::size_t index, const Answer& answer) {
         bar.end(index);
-        if (is_lost(answer)) return;
+        if (goes_together || is_lost(answer)) return;
         const auto& process = targets[index].process;
         const auto& said = told.emplace(index, with_holders(operation, process, answer)).first->second;
         teller.tell(outcome_of(operation, process, said));
@@ -178,6 +197,11 @@ std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>&
     };
     observer.interruptions = interruptions.fd();
     observer.take_interruption = [&] { interruptions.take(); };
+    if (goes_together) {
+        for (std::size_t i = 0; i < targets.size(); ++i) // agents do not wait for long for a request
+            questions[i].connect = [&finder, &target = targets[i]] { return finder.connect(target.process); };
+        return peers::ask_together(std::move(questions), joint_of(operation, targets, finder), observer);
+    }
     auto answers = peers::ask_all(std::move(questions), observer);
     for (auto& [index, answer] : told) answers[index] = std::move(answer);
     return answers;
@@ -185,6 +209,11 @@ std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>&
 
 std::vector<Outcome> ask(const CommandRun& operation, Targets found, Teller& teller,
                          Interruptions& interruptions) {
+    if (is_joint(operation) && !found.unreached.empty()) {
+        auto outcomes = refuse_all(std::move(found), asked_by(operation));
+        for (const auto& outcome : outcomes) teller.tell(outcome);
+        return outcomes;
+    }
     std::vector<Outcome> unreached;
     for (auto& outcome : found.unreached) {
         unreached.push_back(outcome_of(operation, std::move(outcome.process), std::move(outcome.answer)));
@@ -200,7 +229,10 @@ std::vector<Outcome> ask(const CommandRun& operation, Targets found, Teller& tel
         outcomes.push_back(outcome_of(operation, std::move(targets[i].process), std::move(answers[i])));
     }
     ask_again(finder, outcomes);
-    for (const auto i : lost) teller.tell(outcomes[i]);
+    if (is_joint(operation))
+        for (const auto& outcome : outcomes) teller.tell(outcome);
+    else
+        for (const auto i : lost) teller.tell(outcomes[i]);
     std::move(unreached.begin(), unreached.end(), std::back_inserter(outcomes));
     return outcomes;
 }
@@ -371,6 +403,18 @@ Engine engine_of(std::string_view word) noexcept {
     return word == "auto" ? Engine::automatic : word == "driver" ? Engine::driver : Engine::agent;
 }
 
+namespace {
+
+Result<Targets> find(const CommandRun& operation, Finder& finder) {
+    const Search search{.user = operation.user};
+    if (!operation.selection.group.empty()) return find_group(finder, operation.selection.group, search);
+    if (operation.selection.tree) return find_tree(finder, operation.target, search);
+    return operation.target.empty() ? find_all(finder, operation.user)
+                                    : find_targets(finder, operation.target, search);
+}
+
+} // namespace
+
 int run(const CommandRun& operation) {
     raise_descriptor_limit();
     if (reclaims_by_driver(operation)) return run_pass(operation);
@@ -378,10 +422,9 @@ int run(const CommandRun& operation) {
     Finder finder;
     Result<Targets> targets = Targets{};
     std::optional<Process> without_agent;
-    if (operation.engine != Engine::driver)
-        targets = operation.target.empty() ? find_all(finder, operation.user)
-                                           : find_targets(finder, operation.target, {.user = operation.user});
-    if (operation.engine == Engine::driver || (!targets && targets.error().code == ErrorCode::no_agent)) {
+    if (operation.engine != Engine::driver) targets = find(operation, finder);
+    const bool lacks_agent = !targets && targets.error().code == ErrorCode::no_agent;
+    if (operation.engine == Engine::driver || (lacks_agent && !operation.selection.is_joint())) {
         auto chosen = choose_driver(operation, finder, targets);
         if (chosen)
             without_agent = *std::move(chosen);
@@ -400,6 +443,7 @@ int run(const CommandRun& operation) {
         outcomes = ask(operation, *std::move(targets), teller, interruptions);
         std::erase_if(outcomes, [&](const Outcome& each) { return is_passed_over(operation, each); });
     }
+    if (operation.selection.is_joint()) teller.tell_sum(outcomes);
     return end(operation, teller, outcomes, interruptions);
 }
 

@@ -30,8 +30,8 @@ enum class Engine : std::uint8_t {
 /// One run of a command that changes processes.
 struct CommandRun {
     std::string program;
-    /// Empty: all processes with an agent that may be asked. Nothing is said then of one that has gone, or
-    /// that has nothing to do with the request, and it is no failure.
+    /// Empty, where no group is selected: all processes with an agent that may be asked. Nothing is said then
+    /// of one that has gone, or that has nothing to do with the request, and it is no failure.
     std::string target;
     std::optional<uid_t> user; ///< select only processes of this user
     protocol::Request request;
@@ -39,6 +39,7 @@ struct CommandRun {
     Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
     bool force = false;            ///< the driver restores also where it is not known whether there is room
     std::vector<GpuMove> moves{};  ///< of a wake by the driver: on other GPUs
+    Selection selection = {};      ///< more than `target` names, or a group in its place
 };
 
 /// Runs the command. Prints each result on standard output as it arrives, or all together as JSON, and

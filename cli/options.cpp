@@ -203,6 +203,29 @@ CLI::Option* add_target(CLI::App& app, std::string& target) {
                     "its descendants that have one");
 }
 
+void add_selection(CLI::App& app, Selection& selection) {
+    add_flag(app, "--tree", selection.tree,
+             "PID and its descendants, together: all prepare before any goes on, and all go back if one\n"
+             "cannot");
+    const auto read = [&selection](const std::string& name) {
+        selection.group = name;
+        return name_problem(name);
+    };
+    add_value(app, "--group", "NAME", read,
+              "Together, in place of PID: the processes that gpu-run --group NAME has started");
+}
+
+std::string selection_problem(const Selection& selection, const std::string& target) {
+    if (selection.tree && !selection.group.empty()) return "--tree and --group exclude each other";
+    if (!selection.group.empty() && !target.empty()) return "--group takes the place of PID";
+    return target.empty() && selection.group.empty() ? "PID is missing" : "";
+}
+
+std::string name_problem(const std::string& name) {
+    if (model::is_valid_name(name)) return {};
+    return fmt::format("'{}' is not {}", name, model::k_name_rule);
+}
+
 std::string tag_problem(const std::string& tag) {
     if (model::is_valid_tag(tag)) return {};
     return fmt::format("'{}' is not a tag: 1 to {} letters, digits, '_', '-', '.' and ':'", tag,

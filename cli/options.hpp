@@ -18,6 +18,13 @@
 
 namespace gpu_sleep::cli {
 
+/// Processes that go together, as one operation.
+struct Selection {
+    bool tree = false; ///< the target and its descendants
+    std::string group; ///< in place of a target; may be empty
+    [[nodiscard]] bool is_joint() const noexcept { return tree || !group.empty(); }
+};
+
 /// The output options of a command.
 struct OutputOptions {
     bool json = false;
@@ -54,6 +61,15 @@ CLI::Option* add_flag(CLI::App& app, const std::string& name, bool& value, const
 
 /// The positional PID, which may be a name; see find_targets.
 CLI::Option* add_target(CLI::App& app, std::string& target);
+
+/// --tree and --group, of which the latter takes the place of PID; see selection_problem().
+void add_selection(CLI::App& app, Selection& selection);
+
+/// What is wrong with them and PID together, or nothing.
+[[nodiscard]] std::string selection_problem(const Selection& selection, const std::string& target);
+
+/// What is wrong with the name of a process or of a group, or nothing.
+[[nodiscard]] std::string name_problem(const std::string& name);
 
 /// --user: select only processes of one user.
 void add_user(CLI::App& app, std::optional<uid_t>& user);

@@ -29,6 +29,8 @@ std::string_view words_for(Phase phase) noexcept {
     case Phase::verify: return "verifying";
     case Phase::waiting: return "waiting";
     case Phase::deep: return "waiting for the driver";
+    case Phase::drained:
+    case Phase::ready: return "waiting for the others";
     }
     return "working";
 }

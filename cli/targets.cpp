@@ -45,6 +45,11 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
         return targets;
     }
     if (socket.error().code != ErrorCode::no_agent) return std::move(socket).error();
+    if (process->inner_pid == 1) {
+        auto error = std::move(socket).error();
+        error.message += "; as the first of its pid namespace it stands for nobody else without --tree";
+        return error;
+    }
     const auto processes = finder.proc().list();
     if (!processes) return processes.error();
     auto descendants = descendants_of(process->pid, *processes);
@@ -63,9 +68,9 @@ Error explain(Finder& finder, const Process& process, const Error& failure) {
     return !socket && socket.error().code == ErrorCode::no_agent ? std::move(socket).error() : failure;
 }
 
-/// Whether the process was started under `name`.
-bool was_named(const Finder& finder, const Process& process, std::string_view name) {
-    const auto given = finder.proc().variable(process.pid, model::environment::k_name);
+/// Whether the process was started under `name`, or in the group of that name, as `variable` has it.
+bool was_named(const Finder& finder, const Process& process, const char* variable, std::string_view name) {
+    const auto given = finder.proc().variable(process.pid, variable);
     return given && model::is_valid_name(*given) && *given == name;
 }
 
@@ -115,7 +120,7 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
             // Asked last: who ends loses its thread, or that thread's name, first.
             if (!is_ending(finder, outcome.process))
                 doubtful.push_back({std::move(outcome.process), unnamed(name, reason)});
-        } else if (was_named(finder, outcome.process, name))
+        } else if (was_named(finder, outcome.process, model::environment::k_name, name))
             named.push_back(std::move(outcome.process));
     }
     if (!search.takes_several_users) GPU_SLEEP_TRY(check_of_one_user(name, named));
@@ -127,7 +132,119 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
     return make_error(ErrorCode::no_process, "there is no process{} named '{}'", whose, name);
 }
 
+/// Whether the process has an agent, which anybody may see, and does not end.
+bool has_live_agent(const Finder& finder, pid_t pid) {
+    const auto thread = finder.proc().find_thread(pid, k_control_thread);
+    return thread && thread->second != k_control_thread_ending;
+}
+
+/// Adds to `targets` those of `processes` that have an agent and are not among them. Errors: io_failed.
+Result<void> add_all_with_agents(Finder& finder, std::vector<Process> processes, Targets& targets) {
+    const auto is_there = [&](const Process& process) {
+        const auto is_it = [&](const auto& each) { return each.process.pid == process.pid; };
+        return std::any_of(targets.reached.begin(), targets.reached.end(), is_it) ||
+               std::any_of(targets.unreached.begin(), targets.unreached.end(), is_it);
+    };
+    for (auto& process : processes) {
+        if (is_there(process)) continue;
+        auto socket = finder.connect(process);
+        if (socket) {
+            targets.reached.push_back({std::move(process), *std::move(socket)});
+            continue;
+        }
+        auto error = std::move(socket).error();
+        if (lacks_descriptors(error.driver_status)) return error;
+        const bool has_agent =
+            error.code == ErrorCode::timed_out || error.code == ErrorCode::agent_unreachable ||
+            (error.code == ErrorCode::not_permitted && has_live_agent(finder, process.pid));
+        if (has_agent) targets.unreached.push_back({std::move(process), std::move(error)});
+    }
+    return {};
+}
+
+/// Those of `processes` that are a root, or descend from one.
+std::vector<Process> trees_of(const std::vector<pid_t>& roots, const std::vector<Process>& processes) {
+    std::vector<Process> all;
+    for (const auto root : roots) {
+        const auto descendants = descendants_of(root, processes);
+        std::copy_if(processes.begin(), processes.end(), std::back_inserter(all),
+                     [=](const Process& each) { return each.pid == root; });
+        all.insert(all.end(), descendants.begin(), descendants.end());
+    }
+    std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.pid < b.pid; });
+    all.erase(
+        std::unique(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.pid == b.pid; }),
+        all.end());
+    return all;
+}
+
 } // namespace
+
+Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& search) {
+    std::vector<pid_t> roots;
+    std::optional<Error> why_none;
+    if (model::is_number(text)) {
+        const auto root = find_process(finder, text, search.user);
+        if (!root) return root.error();
+        roots.push_back(root->pid);
+        why_none =
+            make_error(ErrorCode::no_agent, "there is no agent in process {}, or below it", title(*root));
+    } else {
+        auto named = find_targets(finder, text, search);
+        if (!named || !named->unreached.empty()) return named;
+        for (const auto& each : named->reached) roots.push_back(each.process.pid);
+        why_none = make_error(ErrorCode::no_process, "the processes named '{}' have ended", text);
+    }
+    const auto processes = finder.proc().list();
+    if (!processes) return processes.error();
+    auto members = trees_of(roots, *processes);
+    if (search.user) std::erase_if(members, [&](const Process& each) { return each.uid != *search.user; });
+    Targets targets;
+    GPU_SLEEP_TRY(add_all_with_agents(finder, std::move(members), targets));
+    if (is_empty(targets)) return *std::move(why_none);
+    return targets;
+}
+
+Result<Targets> find_group(Finder& finder, std::string_view group, const Search& search) {
+    std::vector<Process> members;
+    auto all = find_all(finder, search.user);
+    if (!all) return std::move(all).error();
+    auto outcomes = ask_status(finder, *std::move(all), search.name_timeout);
+    drop_ended(outcomes);
+    for (auto& outcome : outcomes) {
+        const auto* report = std::get_if<model::Report>(&outcome.answer);
+        const bool belongs = report ? report->group == group
+                                    : was_named(finder, outcome.process, model::environment::k_group, group);
+        if (belongs) members.push_back(std::move(outcome.process));
+    }
+    GPU_SLEEP_TRY(check_of_one_user(group, members));
+    Targets targets;
+    GPU_SLEEP_TRY(add_all_with_agents(finder, std::move(members), targets));
+    if (!is_empty(targets)) return targets;
+    const auto whose = search.user ? " of " + user_name(*search.user) : std::string();
+    return make_error(ErrorCode::no_process, "there is no process{} in the group '{}'", whose, group);
+}
+
+Result<std::optional<Process>> find_newcomer(const Finder& finder, const Membership& membership,
+                                             const std::vector<Process>& known) {
+    auto processes = finder.proc().list();
+    if (!processes) return std::move(processes).error();
+    if (membership.group.empty())
+        *processes = trees_of(membership.roots, *processes);
+    else
+        std::erase_if(*processes, [&](const Process& each) {
+            return !was_named(finder, each, model::environment::k_group, membership.group);
+        });
+    for (auto& process : *processes) {
+        if (membership.user && process.uid != *membership.user) continue;
+        const auto is_it = [&](const Process& each) {
+            return each.pid == process.pid && each.start_time == process.start_time;
+        };
+        if (std::any_of(known.begin(), known.end(), is_it)) continue;
+        if (has_live_agent(finder, process.pid)) return std::optional(std::move(process));
+    }
+    return std::optional<Process>();
+}
 
 Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search) {
     if (text.empty())
@@ -189,6 +306,11 @@ void drop_ended(std::vector<Outcome>& outcomes) {
     });
 }
 
+const Error* error_of(const Outcome& outcome) noexcept {
+    const auto* failure = std::get_if<model::Failure>(&outcome.answer);
+    return failure ? &failure->error : std::get_if<Error>(&outcome.answer);
+}
+
 int exit_status_of(const Outcome& outcome) noexcept {
     if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
         return model::exit_status_of(*failure, outcome.asked);
@@ -197,9 +319,15 @@ int exit_status_of(const Outcome& outcome) noexcept {
 }
 
 int exit_status_of(const std::vector<Outcome>& outcomes) noexcept {
-    for (const auto& outcome : outcomes)
-        if (const int status = exit_status_of(outcome); status != exit_status::done) return status;
-    return exit_status::done;
+    int status = exit_status::done;
+    for (const auto& outcome : outcomes) {
+        const int its = exit_status_of(outcome);
+        const auto* error = error_of(outcome);
+        const bool is_withdrawn = error && error->code == ErrorCode::cancelled;
+        if (its != exit_status::done && !is_withdrawn) return its;
+        if (status == exit_status::done) status = its;
+    }
+    return status;
 }
 
 } // namespace gpu_sleep::cli

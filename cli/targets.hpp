@@ -53,11 +53,32 @@ struct Search {
                                            std::optional<uid_t> user);
 
 /// The processes that `text` names. A number is a pid: that process or, if it has no agent, its descendants
-/// that have one. Anything else is a name: all processes that have it (Report.name). For a process that does
-/// not answer within name_timeout, the name in its environment counts; if it has set another name since, it
-/// is unreached, because that may be this name. At least one of the lists is not empty. Errors: no_process,
-/// no_agent, ambiguous_name, not_permitted, timed_out, io_failed.
+/// that have one; but the first process of a pid namespace stands for nobody. Anything else is a name: all
+/// processes that have it (Report.name). For a process that does not answer within name_timeout, the name in
+/// its environment counts; if it has set another name since, it is unreached, because that may be this name.
+/// At least one of the lists is not empty. Errors: no_process, no_agent, ambiguous_name, not_permitted,
+/// timed_out, io_failed.
 [[nodiscard]] Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search = {});
+
+/// `text`, as for find_targets(), and all descendants: of these, those that have an agent. None is hidden by
+/// a parent that has one, or is left out because it may not be asked. At least one of the lists is not empty.
+/// Errors: as for find_targets().
+[[nodiscard]] Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& search = {});
+
+/// The processes of a group (Report.group); of those that do not answer, their environment says it. Errors:
+/// no_process, ambiguous_name, io_failed.
+[[nodiscard]] Result<Targets> find_group(Finder& finder, std::string_view group, const Search& search = {});
+
+/// Which processes a joint request is for.
+struct Membership {
+    std::vector<pid_t> roots; ///< of trees
+    std::string group;        ///< empty where there are roots
+    std::optional<uid_t> user = {};
+};
+/// A process with an agent that belongs to them and is none of `known`, if there is one. Asks no agent.
+/// Errors: io_failed.
+[[nodiscard]] Result<std::optional<Process>> find_newcomer(const Finder& finder, const Membership& membership,
+                                                           const std::vector<Process>& known);
 
 /// All processes with an agent that this user may ask, of everybody or of `user`. Errors: io_failed.
 [[nodiscard]] Result<Targets> find_all(Finder& finder, std::optional<uid_t> user = {});
@@ -81,7 +102,11 @@ void drop_ended(std::vector<Outcome>& outcomes);
 /// The exit status for one outcome: of its failure, or 0.
 [[nodiscard]] int exit_status_of(const Outcome& outcome) noexcept;
 
-/// The exit status for several: that of the first that failed, or 0.
+/// Why it failed, or null.
+[[nodiscard]] const Error* error_of(const Outcome& outcome) noexcept;
+
+/// The exit status for several: that of the first that failed, and was not only withdrawn because another
+/// did; or 0.
 [[nodiscard]] int exit_status_of(const std::vector<Outcome>& outcomes) noexcept;
 
 } // namespace gpu_sleep::cli

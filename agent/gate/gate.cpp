@@ -196,6 +196,11 @@ bool Gate::release_oldest() {
     return has_released;
 }
 
+std::uint64_t Gate::releasable() const {
+    const MutexLock lock(mutex_);
+    return waiters_.releasable();
+}
+
 void Gate::forget(Named::Span gone) noexcept {
     {
         const MutexLock lock(mutex_);

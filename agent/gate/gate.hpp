@@ -68,6 +68,8 @@ public:
     /// Lets the touch that has waited longest through, alone; none that begins a capture or ends a context.
     /// False when none waits.
     bool release_oldest();
+    /// How many touches release_oldest() could let through.
+    [[nodiscard]] std::uint64_t releasable() const;
 
     /// The transaction is over and memory sleeps.
     void keep_shut(HoldRule rule);

@@ -5,6 +5,14 @@
 #include "gate/waiters.hpp"
 
 namespace gpu_sleep::gate {
+namespace {
+
+bool may_release(const Waiter& waiter) noexcept {
+    return !begins_capture(waiter.touch) && waiter.touch != Touch::ends && !waiter.released &&
+           !waiter.names_sleeping;
+}
+
+} // namespace
 
 void Waiters::add(Waiter& waiter) noexcept {
     auto** place = &first_;
@@ -36,12 +44,17 @@ bool Waiters::is_any_released() const noexcept {
 
 bool Waiters::release_oldest() noexcept {
     for (auto* waiter = first_; waiter; waiter = waiter->next) {
-        const bool may_pass = !begins_capture(waiter->touch) && waiter->touch != Touch::ends;
-        if (!may_pass || waiter->released || waiter->names_sleeping) continue;
+        if (!may_release(*waiter)) continue;
         waiter->released = true;
         return true;
     }
     return false;
+}
+
+std::uint64_t Waiters::releasable() const noexcept {
+    std::uint64_t count = 0;
+    for (const auto* waiter = first_; waiter; waiter = waiter->next) count += may_release(*waiter) ? 1 : 0;
+    return count;
 }
 
 } // namespace gpu_sleep::gate

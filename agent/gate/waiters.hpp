@@ -47,6 +47,8 @@ public:
     /// Releases the one that has waited longest, of those that begin no capture, end no context and name
     /// nothing that sleeps. False when there is none.
     bool release_oldest() noexcept;
+    /// How many there are of those.
+    [[nodiscard]] std::uint64_t releasable() const noexcept;
     [[nodiscard]] bool empty() const noexcept { return !first_; }
     [[nodiscard]] Waiting figures() const { return {held_now_, held_ever_, last_held_}; }
 

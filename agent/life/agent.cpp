@@ -14,6 +14,7 @@
 #include "intercepted/own_memory.hpp"
 #include "model/environment.hpp"
 #include "operations/giving_back.hpp"
+#include "operations/joint.hpp"
 #include "operations/sleep_operation.hpp"
 #include "operations/turn.hpp"
 #include "operations/wake_operation.hpp"
@@ -115,12 +116,12 @@ model::WakeRequest touch_request_of_environment() {
     return request;
 }
 
-/// The name by which commands are to find the process; may be empty.
-std::string name_in_environment() {
+/// A name that the environment gives; may be empty.
+std::string name_in_environment(const char* variable) {
     const auto parse_name = [](std::string_view text) {
         return model::is_valid_name(text) ? std::optional(std::string(text)) : std::nullopt;
     };
-    return parsed_setting(model::environment::k_name, model::k_name_rule, parse_name).value_or(std::string());
+    return parsed_setting(variable, model::k_name_rule, parse_name).value_or(std::string());
 }
 
 /// What a call of the C API fails with where touches do.
@@ -156,9 +157,11 @@ Agent& Agent::instance() {
 
 Agent::Agent()
     : memory_(rule_of_environment(), retained_of_environment()),
-      parts_(memory_, name_in_environment(), journal_of_environment(), &Agent::come_first_at_exit),
+      parts_(memory_, name_in_environment(model::environment::k_name), journal_of_environment(),
+             &Agent::come_first_at_exit),
       server_(*this), touch_request_(touch_request_of_environment()),
       host_budget_(host_budget_of_environment()) {
+    parts_.status.set_group(name_in_environment(model::environment::k_group));
     inhibit_by_environment(parts_.inhibitors);
     store::HostAccount::own().limit(host_budget_);
     parts_.preparation.settled_after = prepare_of_environment();
@@ -333,15 +336,19 @@ bool Agent::tidy() {
 }
 
 server::Outcome Agent::run(const server::Operation& operation, const server::ProgressSink& progress,
-                           bool is_own, Clock::time_point since) {
+                           const server::DirectiveSource& directives, bool is_own, Clock::time_point since) {
     if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
     const auto* request = std::get_if<model::SleepRequest>(&operation);
     if (request && request->host_budget && !request->dry_run) adopt_host_budget(*request->host_budget);
     auto report = guarded([&] {
-        if (request) return operations::SleepOperation(parts_, *request, progress, is_own).run();
+        if (request) {
+            operations::Joint joint(request->joint, progress, directives);
+            return operations::SleepOperation(parts_, *request, progress, joint, is_own).run();
+        }
         const auto& wake = std::get<model::WakeRequest>(operation);
         if (wake.make_room && !wake.dry_run) return parts_.room.wake(parts_, wake, progress, since);
-        return operations::WakeOperation(parts_, wake, progress, since).run();
+        operations::Joint joint(wake.joint, progress, directives);
+        return operations::WakeOperation(parts_, wake, progress, joint, since).run();
     });
     if (report) return *std::move(report);
     const auto& tags = request ? request->tags : std::get<model::WakeRequest>(operation).tags;

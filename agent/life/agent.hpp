@@ -57,7 +57,8 @@ public:
     [[nodiscard]] model::State state() noexcept override;
     [[nodiscard]] Result<server::SharedMemory> share(const model::ShareRequest& request) override;
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
-                                      const server::ProgressSink& progress, bool is_own,
+                                      const server::ProgressSink& progress,
+                                      const server::DirectiveSource& directives, bool is_own,
                                       Clock::time_point since) override;
     void ended(const server::Operation& operation, const server::Outcome& outcome,
                Clock::duration taken) noexcept override;

@@ -89,6 +89,11 @@ std::string ProcessStatus::name() {
     return name_;
 }
 
+void ProcessStatus::set_group(std::string_view group) {
+    const MutexLock lock(mutex_);
+    group_ = group;
+}
+
 void ProcessStatus::set_woken(Bytes bytes, double seconds) {
     const MutexLock lock(mutex_);
     woken_bytes_ = bytes;
@@ -133,6 +138,7 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     {
         const MutexLock lock(mutex_);
         report.name = name_;
+        report.group = group_;
         report.woken_bytes = woken_bytes_;
         report.woken_seconds = woken_seconds_;
     }

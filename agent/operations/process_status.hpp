@@ -36,6 +36,7 @@ public:
     [[nodiscard]] model::State state() noexcept;
     void set_name(std::string_view name);
     [[nodiscard]] std::string name();
+    void set_group(std::string_view group);
     /// Remembers how much contents a wake has brought back, and how long that took.
     void set_woken(Bytes bytes, double seconds);
     /// Memory has come back.
@@ -82,6 +83,7 @@ private:
 
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::string name_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::string group_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::string touch_trouble_ GPU_SLEEP_GUARDED_BY(mutex_);
     Bytes woken_bytes_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
     double woken_seconds_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;

@@ -27,10 +27,6 @@ using model::Progress;
 
 namespace {
 
-Error withdrawn() {
-    return make_error(ErrorCode::cancelled, "the request was withdrawn");
-}
-
 /// `keep_going`, and also lets one held touch after the other through when that is what the device, or a
 /// thread that is inside the driver, seems to wait for: its part of a collective within this process.
 std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_released) {
@@ -97,6 +93,7 @@ Result<bool> Quiesce::run(Callbacks::Jobs& owed) {
     GPU_SLEEP_TRY(shut_gate());
     GPU_SLEEP_TRY(check_late_calls());
     GPU_SLEEP_TRY(drain());
+    GPU_SLEEP_TRY(await_others());
     report_.times.drain = seconds_since(start);
     return true;
 }
@@ -107,6 +104,17 @@ Result<void> Quiesce::run_callbacks(const Event& event, Callbacks::Jobs& owed) {
     if (!event.tags.empty()) GPU_SLEEP_TRY(parts_.callbacks.run_before_sleep(event, deadline_, owed));
     report_.times.callbacks = seconds_since(start);
     return {};
+}
+
+std::function<bool()> Quiesce::keeps_coaxing(bool& has_released) {
+    auto keep_going = [this] { return keeps_going(); };
+    if (!joint_.is_joint()) return coaxing(std::move(keep_going), has_released);
+    // A process that let its own work through would run ahead of those that it waits for, and never be
+    // drained.
+    return [this, &has_released] {
+        if (joint_.wants_one_through()) has_released |= gate::Gate::instance().release_oldest();
+        return keeps_going();
+    };
 }
 
 bool Quiesce::keeps_going() const {
@@ -151,7 +159,7 @@ Result<void> Quiesce::shut_gate() {
         if (!std::exchange(has_trimmed, true) && !intercepted::own_mappings_sleep())
             GPU_SLEEP_TRY(parts_.torch_trim.run(deadline_, keep_going));
         bool has_released = false;
-        GPU_SLEEP_TRY(gate.close(deadline_, coaxing(keep_going, has_released)));
+        GPU_SLEEP_TRY(gate.close(deadline_, keeps_coaxing(has_released)));
         if (intercepted::captures_open() == 0) return {};
         settle_gate(parts_.memory, parts_.status); // one began just before: let it end
     }
@@ -159,19 +167,36 @@ Result<void> Quiesce::shut_gate() {
 
 Result<void> Quiesce::drain() {
     const auto& api = parts_.memory.api();
-    const auto keep_going = [this] { return keeps_going(); };
     const auto contexts = driver::active_contexts(api);
     if (!contexts) return contexts.error();
     std::vector<CUcontext> all = intercepted::own_contexts();
     for (const auto& context : *contexts) all.push_back(context.get());
     for (bool has_released = true; has_released;) {
         has_released = false;
-        GPU_SLEEP_TRY(driver::drain(api, all, {deadline_, deadline_, coaxing(keep_going, has_released)}));
+        GPU_SLEEP_TRY(driver::drain(api, all, {deadline_, deadline_, keeps_coaxing(has_released)}));
         if (has_released)
-            GPU_SLEEP_TRY(gate::Gate::instance().wait_empty(deadline_, coaxing(keep_going, has_released)));
+            GPU_SLEEP_TRY(gate::Gate::instance().wait_empty(deadline_, keeps_coaxing(has_released)));
     }
     if (intercepts()) intercepted::trim();
     return {};
+}
+
+Result<void> Quiesce::await_others() {
+    if (!joint_.is_joint()) return {};
+    auto& gate = gate::Gate::instance();
+    const auto held = [&] {
+        give_way_while_waiting(parts_);
+        return intercepts() ? gate.releasable() : 0;
+    };
+    for (;;) {
+        const auto said = joint_.wait_drained(held);
+        if (!said) return said.error();
+        if (*said == model::Directive::Kind::prepare) return {};
+        bool has_released = gate.release_oldest();
+        if (!has_released) continue;
+        GPU_SLEEP_TRY(gate.wait_empty(deadline_, keeps_coaxing(has_released)));
+        GPU_SLEEP_TRY(drain());
+    }
 }
 
 Result<void> shut_gate_to_wake(const server::ProgressSink& progress, Clock::time_point deadline) {

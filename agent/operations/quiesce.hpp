@@ -7,6 +7,7 @@
 
 #include "base/result.hpp"
 #include "model/model.hpp"
+#include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "server/line.hpp"
 
@@ -20,12 +21,14 @@ namespace gpu_sleep::agent::operations {
 class Quiesce {
 public:
     Quiesce(Parts& parts, const model::SleepRequest& request, const server::ProgressSink& progress,
-            Clock::time_point deadline, model::Report& report)
-        : parts_(parts), request_(request), progress_(progress), deadline_(deadline), report_(report) {}
+            Joint& joint, Clock::time_point deadline, model::Report& report)
+        : parts_(parts), request_(request), progress_(progress), joint_(joint), deadline_(deadline),
+          report_(report) {}
 
     /// Takes all steps. False: nothing is to go to sleep, and nothing was done. What callbacks are owed if
     /// the sleep does not come is added to `owed`, also after a failure. Errors: those of plan_sleep(),
-    /// Callbacks::run_before_sleep(), Gate::close() and driver::drain(); unseen_library, io_failed,
+    /// Callbacks::run_before_sleep(), Gate::close(), driver::drain() and
+    /// Joint::wait_drained(); unseen_library, io_failed,
     /// capture_in_progress, cancelled, timed_out.
     [[nodiscard]] Result<bool> run(Callbacks::Jobs& owed);
 
@@ -52,11 +55,19 @@ private:
     /// Errors: capture_in_progress, if a capture waits for what sleeps already, and so for no sleep's end.
     [[nodiscard]] Result<void> check_captures_may_end() const;
     [[nodiscard]] Result<void> drain();
+    /// Where others sleep together with this one, waits until they are drained, too. Meanwhile lets through,
+    /// one by one, what they wait for.
+    [[nodiscard]] Result<void> await_others();
     [[nodiscard]] bool keeps_going() const;
+    /// keeps_going(), which also lets held touches through that the device seems to wait for: each at once
+    /// when the command says so, where others sleep together with this one; else at its own judgement. Notes
+    /// in `has_released` that it has.
+    [[nodiscard]] std::function<bool()> keeps_coaxing(bool& has_released);
 
     Parts& parts_;
     const model::SleepRequest& request_;
     const server::ProgressSink& progress_;
+    Joint& joint_;
     const Clock::time_point deadline_;
     model::Report& report_;
 };

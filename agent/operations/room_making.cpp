@@ -5,6 +5,7 @@
 #include "operations/room_making.hpp"
 
 #include "base/guard.hpp"
+#include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "operations/wake_operation.hpp"
 
@@ -62,6 +63,14 @@ bool is_short(const Result<Report>& done) {
 
 std::string joined(const std::vector<std::string>& words) {
     return fmt::format("{}", fmt::join(words, "; "));
+}
+
+/// A wake that no other process takes part in.
+Result<Report> wake_alone(Parts& parts, const model::WakeRequest& request,
+                          const server::ProgressSink& progress, Clock::time_point since) {
+    const server::DirectiveSource nobody;
+    Joint alone(false, progress, nobody);
+    return WakeOperation(parts, request, progress, alone, since).run();
 }
 
 } // namespace
@@ -183,9 +192,9 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
 
 Result<Report> RoomMaking::wake(Parts& parts, const model::WakeRequest& request,
                                 const server::ProgressSink& progress, Clock::time_point since) {
-    const auto try_once = [&] { return WakeOperation(parts, request, progress, since).run(); };
+    const auto try_once = [&] { return wake_alone(parts, request, progress, since); };
     const auto dry = rehearsal(request);
-    const auto rehearse = [&] { return WakeOperation(parts, dry, progress, since).run(); };
+    const auto rehearse = [&] { return wake_alone(parts, dry, progress, since); };
     auto rehearsed = rehearse();
     if (!rehearsed) return rehearsed;
     const auto gpus = needs(*rehearsed);
@@ -221,7 +230,7 @@ std::string RoomMaking::holders(Parts& parts, const model::WakeRequest& request)
     if (!neighbours) return {};
     const auto dry = rehearsal(request);
     const server::ProgressSink nobody = [](const model::Progress&) { return true; };
-    const auto rehearsed = WakeOperation(parts, dry, nobody, Clock::now()).run();
+    const auto rehearsed = wake_alone(parts, dry, nobody, Clock::now());
     if (!rehearsed) return {};
     const auto others = ask_neighbours(*neighbours);
     std::vector<peers::Candidate> candidates;

@@ -41,10 +41,10 @@ const SleepOperation::Remedy SleepOperation::k_remedies[] = {
 };
 
 SleepOperation::SleepOperation(Parts& parts, const model::SleepRequest& request,
-                               const server::ProgressSink& progress, bool is_own)
+                               const server::ProgressSink& progress, Joint& joint, bool is_own)
     : parts_(parts), request_(request), asker_(progress),
       progress_([this](const model::Progress& at) { return !works_again(at.phase) && asker_(at); }),
-      is_own_(is_own), deadline_(start_ + request.timeout) {
+      joint_(joint), is_own_(is_own), deadline_(start_ + request.timeout) {
     report_.operation = model::Operation::sleep;
     report_.level = request.level;
     report_.dry_run = request.dry_run;
@@ -84,11 +84,17 @@ bool SleepOperation::turn_to_files() {
     return true;
 }
 
+sleep::Control SleepOperation::control() {
+    sleep::Control control{progress_, request_.bounds_all ? deadline_ : Clock::time_point::max()};
+    control.wait_for_others = [this] { return joint_.wait_ready(); };
+    return control;
+}
+
 Result<void> SleepOperation::attempt() noexcept {
     const auto& wanted = spilled_ ? *spilled_ : request_;
     return guarded([&] {
         const auto contexts = keep_contexts(wanted.dry_run || scope_ == sleep::Engine::Scope::sleepers);
-        sleep::Control control{progress_, request_.bounds_all ? deadline_ : Clock::time_point::max()};
+        auto control = this->control();
         // What it waits for may be its own.
         if (parts_.retired.has_any()) control.host_patience = Milliseconds(0);
         return parts_.memory.with_lock([&](LockedMemory& locked) {
@@ -103,7 +109,7 @@ Result<void> SleepOperation::move_contents() {
     // Callbacks that have made ready must hear how it ended, whatever fails from here on.
     auto quiet = guarded([&]() -> Result<bool> {
         if (scope_ == sleep::Engine::Scope::sleepers) return false; // nobody need be quiet
-        return Quiesce(parts_, request_, progress_, deadline_, report_).run(owed_);
+        return Quiesce(parts_, request_, progress_, joint_, deadline_, report_).run(owed_);
     });
     if (!quiet) return std::move(quiet).error();
     // With nothing to put to sleep the gate is open: what has come since is not to be touched.
@@ -120,7 +126,9 @@ Result<void> SleepOperation::move_contents() {
 
 Result<void> SleepOperation::pass_without_moving() {
     if (report_.changed || request_.dry_run) return {};
-    return sleep::pass_point_of_no_return({progress_}); // nothing was prepared that could be late
+    auto control = this->control();
+    control.deadline = Clock::time_point::max(); // nothing was prepared that could be late
+    return sleep::pass_point_of_no_return(control);
 }
 
 void SleepOperation::apply_to_sleepers() {
@@ -283,6 +291,7 @@ Result<void> SleepOperation::fall_asleep() {
 }
 
 Result<Report> SleepOperation::carry_out() {
+    GPU_SLEEP_TRY(joint_.announce());
     GPU_SLEEP_TRY(check_consent());
     const auto turn = Turn::take(parts_, !request_.release_retained, deadline_, progress_);
     if (!turn) return turn.error();

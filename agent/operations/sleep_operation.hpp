@@ -7,6 +7,7 @@
 #include "base/result.hpp"
 #include "model/model.hpp"
 #include "operations/gate_settler.hpp"
+#include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "server/line.hpp"
 
@@ -20,12 +21,12 @@ class SleepOperation {
 public:
     /// `is_own`: the program asked for it.
     SleepOperation(Parts& parts, const model::SleepRequest& request, const server::ProgressSink& progress,
-                   bool is_own);
+                   Joint& joint, bool is_own);
 
     /// A process that is not idle as asked (SleepRequest::only_if_idle), or works again before the point of
     /// no return, is reported unchanged, with a note that says why. Errors: those of Turnstile::enter(),
-    /// Quiesce::run() and Engine::sleep(): all is awake that was, but for what could not be mapped again;
-    /// no_process (it is ending).
+    /// Quiesce::run(), Engine::sleep() and Joint::wait_ready(): all is awake that was, but for what could not
+    /// be mapped again; no_process (it is ending).
     [[nodiscard]] Result<model::Report> run();
 
 private:
@@ -71,6 +72,8 @@ private:
     [[nodiscard]] Result<void> fall_asleep();
     /// All of a request that puts nothing to sleep.
     [[nodiscard]] model::Report release_retained();
+    /// How the asker follows the transaction.
+    [[nodiscard]] sleep::Control control();
     /// Gets the program quiet, and moves contents as often as remedies allow.
     [[nodiscard]] Result<void> move_contents();
     [[nodiscard]] Result<void> attempt() noexcept;
@@ -84,6 +87,7 @@ private:
     const server::ProgressSink& asker_;
     const server::ProgressSink
         progress_; ///< the asker's; what was to sleep for being idle goes on while it is
+    Joint& joint_;
     const bool is_own_;
     const Clock::time_point start_ = Clock::now();
     const Clock::time_point deadline_;

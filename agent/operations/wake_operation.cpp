@@ -35,8 +35,8 @@ void let_work_through() {
 } // namespace
 
 WakeOperation::WakeOperation(Parts& parts, const model::WakeRequest& request,
-                             const server::ProgressSink& progress, Clock::time_point since)
-    : parts_(parts), request_(request), progress_(progress),
+                             const server::ProgressSink& progress, Joint& joint, Clock::time_point since)
+    : parts_(parts), request_(request), progress_(progress), joint_(joint),
       // What was asked to bound all bounds the wait for GPU memory, too.
       deadline_(request.bounds_all ? since + request.timeout + request.wait : start_ + request.timeout) {
     report_.operation = model::Operation::wake;
@@ -58,7 +58,8 @@ Result<sleep::Woken> WakeOperation::attempt(const model::WakeRequest& part, Repo
     // Contexts must not end while memory comes back, and what passes a checked gate must not see half of it.
     if (!part.dry_run) GPU_SLEEP_TRY(shut_gate_to_wake(progress, deadline_));
     const auto contexts = keep_contexts(part.dry_run);
-    const sleep::Control control{progress, part.bounds_all ? deadline_ : Clock::time_point::max()};
+    sleep::Control control{progress, part.bounds_all ? deadline_ : Clock::time_point::max()};
+    control.wait_for_others = [this] { return joint_.wait_ready(); };
     return parts_.memory.with_lock([&](LockedMemory& locked) {
         return parts_.status.transact(locked, [&] { return locked.wake(part, control, report); });
     });
@@ -150,6 +151,10 @@ Report WakeOperation::rehearse_deep() {
 }
 
 Result<Report> WakeOperation::run() {
+    if (joint_.is_joint() && !request_.order.empty())
+        return make_error(ErrorCode::invalid_argument,
+                          "processes that wake together wake in no order of tags");
+    GPU_SLEEP_TRY(joint_.announce());
     const auto turn = Turn::take(parts_, false, deadline_, progress_);
     if (!turn) return turn.error();
     if (parts_.memory.is_ending()) return process_is_ending();

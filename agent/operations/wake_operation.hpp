@@ -6,6 +6,7 @@
 
 #include "base/result.hpp"
 #include "model/model.hpp"
+#include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "server/line.hpp"
 #include "sleep/engine.hpp"
@@ -21,10 +22,11 @@ class WakeOperation {
 public:
     /// `since`: when it was asked for.
     WakeOperation(Parts& parts, const model::WakeRequest& request, const server::ProgressSink& progress,
-                  Clock::time_point since);
+                  Joint& joint, Clock::time_point since);
 
     /// Errors: those of Turnstile::enter(), Gate::close(), Engine::check_free_memory() and Engine::wake():
-    /// all that slept still does; of Woken::left: some of it; no_process (it is ending).
+    /// all that slept still does; of Woken::left: some of it; those of Joint::wait_ready(); no_process (it is
+    /// ending); invalid_argument (joint, and in an order).
     [[nodiscard]] Result<model::Report> run();
 
 private:
@@ -49,6 +51,7 @@ private:
     Parts& parts_;
     const model::WakeRequest& request_;
     const server::ProgressSink& progress_;
+    Joint& joint_;
     const Clock::time_point start_ = Clock::now();
     const Clock::time_point deadline_; ///< of this try
     model::Report report_;

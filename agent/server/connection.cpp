@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -110,10 +111,12 @@ bool Connection::tell(const model::Progress& progress) {
     pollfd peer{fd(), POLLRDHUP, 0};
     if (peer.fd < 0) return false;
     if (::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return false;
-    const bool must_arrive = progress.phase == model::Progress::Phase::release;
-    const bool waits_for_peer = progress.phase == model::Progress::Phase::deep && !has_told_deep_;
-    if (!must_arrive && !waits_for_peer && (Clock::now() - last_told_ < k_interval || is_behind()))
-        return true;
+    using Phase = model::Progress::Phase;
+    const bool must_arrive = progress.phase == Phase::release || progress.phase == Phase::ready;
+    const bool waits_for_peer = progress.phase == Phase::deep && !has_told_deep_;
+    const bool is_awaited = must_arrive || waits_for_peer || progress.phase == Phase::drained;
+    if (!is_awaited && Clock::now() - last_told_ < k_interval) return true;
+    if (!must_arrive && !waits_for_peer && is_behind()) return true;
     last_told_ = Clock::now();
     has_told_deep_ |= waits_for_peer;
     const auto bytes = protocol::encode(protocol::Reply(progress));
@@ -121,6 +124,25 @@ bool Connection::tell(const model::Progress& progress) {
     const auto count = ::send(peer.fd, bytes->data(), bytes->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count < 0) return !must_arrive && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
     return static_cast<std::size_t>(count) == bytes->size();
+}
+
+Result<std::optional<model::Directive::Kind>> Connection::hear(Milliseconds patience) {
+    const auto deadline = Clock::now() + patience;
+    for (;;) {
+        const auto request = next();
+        if (!request) return request.error();
+        if (request->has_value()) {
+            if (const auto* said = std::get_if<model::Directive>(&**request))
+                return std::optional(said->kind);
+            return make_error(ErrorCode::invalid_argument, "a second request came on one connection");
+        }
+        pollfd peer{fd(), POLLIN, 0};
+        if (peer.fd < 0) return make_error(ErrorCode::connection_lost, "the program closed the connection");
+        const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
+        const int ready = ::poll(&peer, 1, static_cast<int>(std::max(left, Milliseconds(0)).count()));
+        if (ready == 0) return std::optional<model::Directive::Kind>();
+        if (ready > 0) GPU_SLEEP_TRY(receive());
+    }
 }
 
 bool Connection::is_behind() const {

@@ -33,11 +33,17 @@ public:
     /// seconds at most for a peer that does not read.
     void answer(const protocol::Reply& reply, int descriptor = -1);
 
-    /// Sends progress, at most every 50 ms, and never waits. Returns false when the peer has withdrawn: it
-    /// has gone, or has shut its side. That the point of no return is passed is always sent; false when it
-    /// could not be, and the peer, who may have withdrawn just then, will never hear of it. In the phase
-    /// deep, which is sent at once, a peer that has shut its side has done its part.
+    /// Sends progress, at most every 50 ms unless it ends a step of a joint request, and never waits. Returns
+    /// false when the peer has withdrawn: it has gone, or has shut its side. That all is ready, or that the
+    /// point of no return is passed, is always sent; false when it could not be, and the peer, who may have
+    /// withdrawn just then, will never hear of it. In the phase deep, which is sent at once, a peer that has
+    /// shut its side has done its part.
     [[nodiscard]] bool tell(const model::Progress& progress);
+
+    /// What the peer says of the operation that it has asked for: waits for that, for `patience` at most.
+    /// Nothing: it has said nothing. Errors: connection_lost (it has withdrawn), protocol_mismatch,
+    /// invalid_argument (also something that is no directive).
+    [[nodiscard]] Result<std::optional<model::Directive::Kind>> hear(Milliseconds patience);
 
 private:
     explicit Connection(UniqueFd socket) noexcept : socket_(std::move(socket)) {}

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "base/result.hpp"
 #include "model/model.hpp"
 
 #include <cstdint>
@@ -23,6 +24,10 @@ using Outcome = std::variant<model::Report, model::Failure>;
 /// return (Progress::Phase::release).
 using ProgressSink = std::function<bool(const model::Progress&)>;
 
+/// What the asker of a joint request has said since: waits for it, for so long at most. Nothing: not a word.
+/// Errors: connection_lost (it has withdrawn, or has gone), protocol_mismatch, invalid_argument.
+using DirectiveSource = std::function<Result<std::optional<model::Directive::Kind>>(Milliseconds patience)>;
+
 /// An operation that somebody has asked for.
 struct Job {
     Operation operation;
@@ -33,6 +38,7 @@ struct Job {
     /// Told each time that a wake has found too little GPU memory and waits; may be empty.
     std::function<void(const Error&)> on_shortage = {};
     Clock::time_point since = Clock::now();
+    DirectiveSource directives = {}; ///< empty where the asker is the program
 };
 
 /// Not thread-safe. Takes memory in add() and waiting() alone.

@@ -190,7 +190,7 @@ Outcome Server::outcome_of(Line::Place& place) noexcept {
     auto run = guarded([&]() -> Result<void> {
         if (place.has_waited() && !job.progress({model::Progress::Phase::waiting, 0, 0}))
             return make_error(ErrorCode::cancelled, "the request was withdrawn while waiting for GPU memory");
-        outcome = operations_.run(job.operation, job.progress, job.is_own, job.since);
+        outcome = operations_.run(job.operation, job.progress, job.directives, job.is_own, job.since);
         return {};
     });
     return run ? *std::move(outcome) : failure(std::move(run).error());
@@ -349,11 +349,12 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
         return false;
     }
     const std::shared_ptr<Connection> asker = std::move(connection);
-    enqueue({*std::move(operation),
-             [asker](const model::Progress& progress) { return asker->tell(progress); },
-             [asker](Outcome outcome) {
-                 std::visit([&](auto& done) { asker->answer(protocol::Reply(std::move(done))); }, outcome);
-             }});
+    Job job{*std::move(operation), [asker](const model::Progress& progress) { return asker->tell(progress); },
+            [asker](Outcome outcome) {
+                std::visit([&](auto& done) { asker->answer(protocol::Reply(std::move(done))); }, outcome);
+            }};
+    job.directives = [asker](Milliseconds patience) { return asker->hear(patience); };
+    enqueue(std::move(job));
     return false;
 }
 

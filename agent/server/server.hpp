@@ -33,9 +33,10 @@ public:
     /// Called on the listening thread: gives memory to another process of this user that has its handle.
     [[nodiscard]] virtual Result<SharedMemory> share(const model::ShareRequest& request) = 0;
     /// Called on the operations thread, one at a time. `is_own`: the program asks, or a touch of it. `since`:
-    /// when it was asked for. A wake is tried once: one that fails for want of GPU memory is called again
-    /// while it may wait for it.
-    [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress, bool is_own,
+    /// when it was asked for. `directives` may be empty where the request is not joint. A wake is tried once:
+    /// one that fails for want of GPU memory is called again while it may wait for it.
+    [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress,
+                                      const DirectiveSource& directives, bool is_own,
                                       Clock::time_point since) = 0;
     /// Called once for each operation, on the thread that ends it, before the asker hears of it: how it
     /// ended, `taken` after it was asked for. No retry of a wake that goes on waiting is an end.

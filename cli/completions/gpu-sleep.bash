@@ -44,6 +44,7 @@ _gpu_sleep() {
     --level | --on-touch | --gate | --engine | --sort) words=$(_gpu_sleep_choices "$1" "$previous") ;;
     --store) words='host file' ;;
     --dir | --spill) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
+    --group) words=$(_gpu_sleep_values group) ;;
     --timeout | --wait | --touch-limit | --min-awake) words='10s 30s 60s 5m' ;;
     --need) words='10GiB 20GiB 40GiB 80GiB' ;;
     --gpu) words=$(_gpu_sleep_gpus) ;; # of gpu-wake FROM=TO
@@ -75,7 +76,7 @@ _gpu_run() {
         word=${COMP_WORDS[i]}
         case $word in
         --) ((i += 1)); break ;;
-        --name | --tag | --min-size | --rules | --on-touch | --touch-limit | --min-awake | --gate | --retain | --host-budget | \
+        --name | --group | --tag | --min-size | --rules | --on-touch | --touch-limit | --min-awake | --gate | --retain | --host-budget | \
             --on-stop | --stop-grace | --enable-for | --disable-for | --root) ((i += 1)) ;;
         -*) ;;
         *) break ;;
@@ -92,7 +93,7 @@ _gpu_run() {
     --root) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --min-size) words='64KiB 1MiB 16MiB' ;;
     --retain | --host-budget) words='0 16GiB 64GiB' ;;
-    --name | --tag) ;;
+    --name | --group | --tag) ;;
     --rules) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     *)
         if [[ $current == -* && $3 != -- ]]; then

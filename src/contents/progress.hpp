@@ -25,6 +25,10 @@ struct Control {
     /// How long it waits for host memory that is short, for each piece: virtual machines may grow while they
     /// are used. None where the asker has something to give back, and then tries again.
     Milliseconds host_patience{2'000};
+    /// Called when all is ready, before the point of no return: waits for other processes that go together
+    /// with this one. True: the asker has said to go on, and can withdraw no more. Errors: cancelled,
+    /// timed_out.
+    std::function<Result<bool>()> wait_for_others = [] { return Result<bool>(false); };
 };
 
 /// Counts bytes moved on all devices, tells the asker, and heeds its withdrawal and its deadline.

@@ -9,7 +9,9 @@ namespace gpu_sleep::model::environment {
 inline constexpr const char* k_capture =
     "GPU_SLEEP_CAPTURE";                                ///< 1: intercept the program's own allocations; 0
 inline constexpr const char* k_name = "GPU_SLEEP_NAME"; ///< the name by which commands find the process
-inline constexpr const char* k_tag = "GPU_SLEEP_TAG";   ///< of intercepted allocations without another tag
+inline constexpr const char* k_group =
+    "GPU_SLEEP_GROUP"; ///< the name of a group of processes that commands put to sleep together
+inline constexpr const char* k_tag = "GPU_SLEEP_TAG"; ///< of intercepted allocations without another tag
 inline constexpr const char* k_min_size =
     "GPU_SLEEP_MIN_SIZE"; ///< bytes; smaller allocations are left to the driver
 inline constexpr const char* k_rules = "GPU_SLEEP_RULES";             ///< AllocationRules, as their text

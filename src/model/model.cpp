@@ -151,6 +151,8 @@ std::string_view to_string(Progress::Phase phase) noexcept {
     case Progress::Phase::verify: return "verify";
     case Progress::Phase::waiting: return "waiting";
     case Progress::Phase::deep: return "deep";
+    case Progress::Phase::drained: return "drained";
+    case Progress::Phase::ready: return "ready";
     }
     return "unknown";
 }

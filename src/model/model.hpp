@@ -146,6 +146,9 @@ struct SleepRequest {
     bool deep = false;
     /// Sleep only if the last wake was so long ago; otherwise nothing changes, and the report says why.
     std::optional<Milliseconds> min_awake;
+    /// One of several processes that sleep together: once drained, and once all is ready, it waits for a
+    /// Directive.
+    bool joint = false;
 };
 
 /// Whether it keeps anything in files, but for what spills.
@@ -163,6 +166,18 @@ struct WakeRequest {
     /// Where GPU memory is short, put others of the same user to sleep, the least recently used first.
     bool make_room = false;
     Milliseconds min_awake{30'000}; ///< with `make_room`: leave alone who was woken less than so long ago
+    bool joint = false; ///< one of several that wake together: once all is ready, it waits for a Directive
+};
+
+/// What a command says, while the operation runs, to a process whose request is joint.
+struct Directive {
+    enum class Kind : std::uint8_t {
+        hold_on = 0,         ///< others are not as far yet; said again and again, as a sign of life
+        let_one_through = 1, ///< one submission that the gate holds: other processes wait for it
+        prepare = 2,         ///< all are drained: prepare the sleep
+        commit = 3,          ///< all are ready: pass the point of no return
+    };
+    Kind kind = Kind::hold_on;
 };
 
 struct StatusRequest {};
@@ -330,6 +345,7 @@ struct Report {
     bool deep = false;
     Bytes deep_bytes = 0; ///< GPU memory that this has freed, as the driver's management library saw it
     std::optional<double> seconds_since_wake; ///< since memory came back last; unset if it never slept
+    std::string group; ///< of processes that belong together, given by the environment; may be empty
 };
 
 /// The progress of an operation. Sent often; losing one is harmless.
@@ -341,13 +357,16 @@ struct Progress {
         release = 3,
         verify = 4,
         waiting = 5,
-        deep = 6 ///< it sleeps, and keeps from the driver: who asked may lock and checkpoint it, and then
-                 ///< shuts its side of the connection
+        deep = 6,    ///< it sleeps, and keeps from the driver: who asked may lock and checkpoint it, and then
+                     ///< shuts its side of the connection
+        drained = 7, ///< of a joint sleep: it waits for a Directive
+        ready = 8    ///< of a joint request: the same
     };
     Phase phase = Phase::callbacks;
     Bytes done = 0;
     Bytes total = 0;
     std::string tag{}; ///< what is being woken, where an order was given; empty for the rest, and otherwise
+    std::uint64_t held = 0; ///< threads that the gate holds and could let through; in phase drained
 };
 
 /// A failed request: why, and the state of the process, or of the requested part, afterwards.

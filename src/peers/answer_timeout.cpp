@@ -5,6 +5,7 @@
 #include "peers/answer_timeout.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace gpu_sleep::peers {
 
@@ -21,13 +22,28 @@ void AnswerTimeout::hear(const model::Progress& progress, Clock::time_point now)
     }
     if (returns_ >= limits_.returns) return;
     if (progress.phase == Phase::release) {
-        ++returns_;
-        attempts_ = 0;
-        end_ = now + k_release + limits_.afterwards;
-        end_if_stopped_ = now + k_release_if_stopped;
+        pass_return(now);
     } else if (progress.phase == Phase::transfer && limits_.copies_freely) {
         hear_of_copying(progress.done, progress.total, now);
     }
+}
+
+void AnswerTimeout::pass_return(Clock::time_point now) noexcept {
+    ++returns_;
+    attempts_ = 0;
+    end_ = now + k_release + limits_.afterwards;
+    end_if_stopped_ = now + k_release_if_stopped;
+}
+
+void AnswerTimeout::resume(Clock::time_point now) noexcept {
+    if (!std::exchange(is_held_, false)) return;
+    end_ = std::max(end_, now + limits_.answer + limits_.grace);
+    end_if_stopped_ = std::max(end_if_stopped_, now + limits_.answer + k_grace_if_stopped);
+}
+
+void AnswerTimeout::send_past_return(Clock::time_point now) noexcept {
+    is_held_ = false;
+    if (returns_ < limits_.returns) pass_return(now);
 }
 
 void AnswerTimeout::hear_of_copying(Bytes done, Bytes total, Clock::time_point now) noexcept {

@@ -41,19 +41,32 @@ public:
     /// Takes a progress message of the agent.
     void hear(const model::Progress& progress, Clock::time_point now) noexcept;
 
+    /// The agent waits for the command: until resume() there is no end.
+    void hold() noexcept { is_held_ = true; }
+    /// It goes on, and has its limit anew.
+    void resume(Clock::time_point now) noexcept;
+    /// It has been told to pass the point of no return.
+    void send_past_return(Clock::time_point now) noexcept;
+
     /// The end of the wait.
-    [[nodiscard]] Clock::time_point end() const noexcept { return end_; }
+    [[nodiscard]] Clock::time_point end() const noexcept {
+        return is_held_ ? Clock::time_point::max() : end_;
+    }
     /// The end of the wait for a process that is stopped.
-    [[nodiscard]] Clock::time_point end_if_stopped() const noexcept { return end_if_stopped_; }
+    [[nodiscard]] Clock::time_point end_if_stopped() const noexcept {
+        return is_held_ ? Clock::time_point::max() : end_if_stopped_;
+    }
     /// Whether the agent has reported the point of no return.
     [[nodiscard]] bool is_past_return() const noexcept { return returns_ > 0; }
 
 private:
+    void pass_return(Clock::time_point now) noexcept;
     void hear_of_copying(Bytes done, Bytes total, Clock::time_point now) noexcept;
 
     Limits limits_;
     Clock::time_point end_;
     Clock::time_point end_if_stopped_;
+    bool is_held_ = false;
     std::size_t returns_ = 0; ///< points of no return that were passed
     unsigned attempts_ = 0;
     Bytes total_ = 0;    ///< of this attempt

@@ -4,6 +4,8 @@
 
 #include "peers/client.hpp"
 
+#include "peers/together.hpp"
+
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -47,18 +49,33 @@ public:
             answer_ = std::move(bytes).error();
     }
 
+    /// Begins it, if it was not to begin at once.
+    void begin() {
+        start_ = Clock::now();
+        timeout_ = AnswerTimeout(question_.timeout, start_);
+        is_begun_ = true;
+        if (!question_.connect) return;
+        auto socket = question_.connect();
+        if (socket)
+            question_.socket = *std::move(socket);
+        else
+            answer_ = std::move(socket).error();
+    }
+    void put_off() noexcept { is_begun_ = false; }
+
     [[nodiscard]] bool is_over() const noexcept { return answer_.has_value(); }
     [[nodiscard]] bool is_past_return() const noexcept { return timeout_.is_past_return(); }
     [[nodiscard]] const Answer& answer() const noexcept { return *answer_; }
     [[nodiscard]] Answer take_answer() { return *std::move(answer_); }
     /// When to call keep_time().
     [[nodiscard]] Clock::time_point next_time() const noexcept {
+        if (!is_begun_) return Clock::time_point::max();
         if (is_withdrawn_ && !is_past_return()) return withdrawn_until_;
         return std::min(timeout_.end(), next_look());
     }
     [[nodiscard]] pollfd interest() const noexcept {
         const auto events = static_cast<short>(unsent_.empty() ? POLLIN : POLLIN | POLLOUT);
-        return {is_over() ? -1 : question_.socket.get(), events, 0};
+        return {is_over() || !is_begun_ ? -1 : question_.socket.get(), events, 0};
     }
 
     /// Goes on after `interest` has come true.
@@ -67,10 +84,29 @@ public:
         if (!is_over()) static_cast<void>(receive(on_progress));
     }
 
-    /// Withdraws the request, unless that is too late.
-    void withdraw() {
-        if (is_past_return()) return;
+    /// Says it to an agent whose request is joint.
+    void say(model::Directive::Kind kind) {
+        if (is_over()) return;
+        const auto bytes = protocol::encode(protocol::Request(model::Directive{kind}));
+        if (!bytes) return; // it is a few bytes long
+        unsent_.insert(unsent_.end(), bytes->begin(), bytes->end());
+        using Kind = model::Directive::Kind;
+        if (kind == Kind::commit)
+            timeout_.send_past_return(Clock::now());
+        else if (kind != Kind::hold_on)
+            timeout_.resume(Clock::now());
+        send();
+    }
+
+    /// Withdraws the request, unless that is too late. `why` stands for its being withdrawn in the answer.
+    void withdraw(std::optional<Error> why = {}) {
+        if (is_over() || is_past_return()) return;
         is_withdrawn_ = true;
+        why_withdrawn_ = std::move(why);
+        if (!is_begun_) {
+            answer_ = withdrawn();
+            return;
+        }
         withdrawn_until_ = Clock::now() + k_farewell;
         unsent_.clear();
         ::shutdown(question_.socket.get(), SHUT_WR);
@@ -149,11 +185,14 @@ private:
                 answer_ = std::move(*report);
             has_last_word_ = true;
         } else if (auto* failure = std::get_if<model::Failure>(&*reply)) {
+            if (is_withdrawn_ && failure->error.code == ErrorCode::cancelled) failure->error = withdrawn();
             answer_ = std::move(*failure);
             has_last_word_ = true;
         } else if (const auto* progress = std::get_if<model::Progress>(&*reply);
                    progress && !std::holds_alternative<model::StatusRequest>(question_.request)) {
             timeout_.hear(*progress, Clock::now());
+            using Phase = model::Progress::Phase;
+            if (progress->phase == Phase::drained || progress->phase == Phase::ready) timeout_.hold();
             on_progress(*progress);
             if (progress->phase == model::Progress::Phase::deep && !deep_) go_deep();
         }
@@ -182,8 +221,9 @@ private:
         if (reason.empty()) return withdrawn();
         return make_error(ErrorCode::timed_out, "{}", reason);
     }
-    [[nodiscard]] static Error withdrawn() {
-        return make_error(ErrorCode::cancelled, "the request was withdrawn");
+    [[nodiscard]] Error withdrawn() const {
+        return why_withdrawn_ ? *why_withdrawn_
+                              : make_error(ErrorCode::cancelled, "the request was withdrawn");
     }
     [[nodiscard]] static Error unknown(const std::string& reason) {
         return make_error(ErrorCode::outcome_unknown, "it is past the point of no return; {}",
@@ -197,7 +237,9 @@ private:
     Clock::time_point start_;
     AnswerTimeout timeout_;
     Clock::time_point looked_{}; ///< at whether it is stopped
+    bool is_begun_ = true;
     bool is_withdrawn_ = false;
+    std::optional<Error> why_withdrawn_;
     Clock::time_point withdrawn_until_{};
     bool has_last_word_ = false;
     std::optional<Result<void>> deep_; ///< how the driver's part came out
@@ -213,9 +255,14 @@ int milliseconds_until(Clock::time_point deadline) {
 /// All questions of a command, driven by one poll loop.
 class Conversations {
 public:
-    Conversations(std::vector<Question> questions, const Observer& observer) : observer_(observer) {
+    Conversations(std::vector<Question> questions, const Observer& observer, const Joint* joint = nullptr)
+        : observer_(observer), joint_(joint) {
         all_.reserve(questions.size());
         for (auto& question : questions) all_.push_back({Conversation(std::move(question))});
+        if (!joint) return;
+        together_.emplace(all_.size(), joint->is_sleep, joint->end);
+        for (auto& each : all_) each.conversation.put_off();
+        coordinate();
     }
 
     [[nodiscard]] std::vector<Answer> run() {
@@ -241,19 +288,62 @@ private:
             polled.push_back(conversation.interest());
             if (!conversation.is_over()) next_time = std::min(next_time, conversation.next_time());
         }
+        if (together_ && !is_withdrawn_) next_time = std::min(next_time, together_->next_time(Clock::now()));
         if (::poll(polled.data(), polled.size(), milliseconds_until(next_time)) < 0) return;
         if (polled[0].revents != 0) interrupt();
         for (std::size_t i = 0; i < all_.size(); ++i) {
             auto& conversation = all_[i].conversation;
             if (!conversation.is_over() && polled[i + 1].revents != 0)
-                conversation.advance(
-                    [&](const model::Progress& progress) { observer_.progress(i, progress); });
+                conversation.advance([&](const model::Progress& progress) {
+                    if (together_) together_->hear(i, progress, Clock::now());
+                    observer_.progress(i, progress);
+                });
             if (!conversation.is_over()) conversation.keep_time();
         }
+        if (together_ && !is_withdrawn_) coordinate();
+    }
+
+    /// Has those that go together go on, or back.
+    void coordinate() {
+        for (std::size_t i = 0; i < all_.size(); ++i) note_end(i);
+        while (const auto next = together_->next_to_ask()) {
+            all_[*next].conversation.begin();
+            note_end(*next);
+        }
+        for (const auto& [member, kind] : together_->due(Clock::now())) all_[member].conversation.say(kind);
+        if (const auto why = together_->why_not(Clock::now())) return go_back(*why);
+        if (!together_->all_are_ready()) return;
+        if (auto consent = joint_->consent(); !consent) return go_back(consent.error());
+        // The looking may have taken its time.
+        if (const auto why = together_->why_not(Clock::now())) return go_back(*why);
+        for (const auto member : together_->commit())
+            all_[member].conversation.say(model::Directive::Kind::commit);
+    }
+
+    void note_end(std::size_t member) {
+        const auto& conversation = all_[member].conversation;
+        if (conversation.is_over())
+            together_->end(member, !std::holds_alternative<model::Report>(conversation.answer()));
+    }
+
+    void go_back(Together::Why why) {
+        using Why = Together::Why;
+        const auto back = make_error(ErrorCode::cancelled, "it went back with the others");
+        const auto late = make_error(ErrorCode::timed_out, "it was not ready in time");
+        if (why == Why::command_was_stopped)
+            return go_back(make_error(ErrorCode::timed_out, "the command was stopped for too long"));
+        for (std::size_t i = 0; i < all_.size(); ++i)
+            all_[i].conversation.withdraw(why == Why::late && together_->is_behind(i) ? late : back);
+        is_withdrawn_ = true;
+    }
+    void go_back(const Error& why) {
+        for (auto& each : all_) each.conversation.withdraw(why);
+        is_withdrawn_ = true;
     }
 
     void interrupt() {
         observer_.take_interruption();
+        is_withdrawn_ = true;
         const bool is_first = !std::exchange(is_interrupted_, true);
         for (auto& [conversation, told, warned] : all_) {
             if (conversation.is_over()) continue;
@@ -277,7 +367,10 @@ private:
     }
 
     const Observer& observer_;
+    const Joint* joint_;
+    std::optional<Together> together_; ///< where they go together
     std::vector<Followed> all_;
+    bool is_withdrawn_ = false; ///< all that can be
     bool is_interrupted_ = false;
 };
 
@@ -290,6 +383,11 @@ const Error* error_of(const Answer& answer) noexcept {
 
 std::vector<Answer> ask_all(std::vector<Question> questions, const Observer& observer) {
     return Conversations(std::move(questions), observer).run();
+}
+
+std::vector<Answer> ask_together(std::vector<Question> questions, const Joint& joint,
+                                 const Observer& observer) {
+    return Conversations(std::move(questions), observer, &joint).run();
 }
 
 } // namespace gpu_sleep::peers

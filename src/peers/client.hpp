@@ -30,6 +30,8 @@ struct Question {
     /// Has the driver take the rest of the process, which keeps still meanwhile (Progress::Phase::deep). Its
     /// failure becomes the answer, with how the agent says that the process stands then.
     std::function<Result<void>()> go_deep = [] { return Result<void>(); };
+    /// Makes the socket when the request is sent, if it is set: ask_together() may send it late.
+    std::function<Result<UniqueFd>()> connect = {};
 };
 
 /// Receives the events of the questions, each with the index of its question.
@@ -51,5 +53,19 @@ struct Observer {
 /// cancelled: the agent has not passed the point of no return, and will not. outcome_unknown: it has, and did
 /// not report the result.
 [[nodiscard]] std::vector<Answer> ask_all(std::vector<Question> questions, const Observer& observer = {});
+
+/// What holds for all that sleep or wake together.
+struct Joint {
+    bool is_sleep = true;
+    Clock::time_point end = Clock::time_point::max(); ///< when all must be ready
+    /// Asked when all are ready, before any passes the point of no return. Errors: why all are to go back.
+    std::function<Result<void>()> consent = [] { return Result<void>(); };
+};
+
+/// Asks all, by joint requests of which there is one at least, and has them pass the point of no return when
+/// all are ready; see Together. If one cannot, all requests are withdrawn, as by an interruption: the answers
+/// of the others are `cancelled` then. Those that have been told to pass that point are waited for.
+[[nodiscard]] std::vector<Answer> ask_together(std::vector<Question> questions, const Joint& joint,
+                                               const Observer& observer = {});
 
 } // namespace gpu_sleep::peers

@@ -35,6 +35,8 @@ inline constexpr std::uint16_t k_type_number<model::ShareRequest> = 4;
 template <>
 inline constexpr std::uint16_t k_type_number<model::InhibitRequest> = 5;
 template <>
+inline constexpr std::uint16_t k_type_number<model::Directive> = 6;
+template <>
 inline constexpr std::uint16_t k_type_number<model::Progress> = 16;
 template <>
 inline constexpr std::uint16_t k_type_number<model::Report> = 17;
@@ -81,7 +83,10 @@ constexpr auto accepted(model::Transition) {
     return Range{model::Transition::sleep, model::Transition::move};
 }
 constexpr auto accepted(model::Progress::Phase) {
-    return Range{model::Progress::Phase::callbacks, model::Progress::Phase::deep};
+    return Range{model::Progress::Phase::callbacks, model::Progress::Phase::ready};
+}
+constexpr auto accepted(model::Directive::Kind) {
+    return Range{model::Directive::Kind::hold_on, model::Directive::Kind::commit};
 }
 /// Any number: one that is not known counts as `internal`.
 constexpr auto accepted(ErrorCode) {
@@ -102,13 +107,17 @@ auto fields(Is<model::SleepRequest> auto& r) {
     return std::tie(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout, r.bounds_all,
                     r.on_touch, r.gate, r.force, r.touch_limit, r.store, r.stores, r.directory, r.spill,
                     r.keep_files, r.copy_all, r.release_retained, r.only_if_idle, r.ignore_inhibitors,
-                    r.check_copies, r.store_is_named, r.host_budget, r.deep, r.min_awake);
+                    r.check_copies, r.store_is_named, r.host_budget, r.deep, r.min_awake, r.joint);
 }
 auto fields(Is<model::TagStore> auto& s) {
     return std::tie(s.tag, s.store);
 }
 auto fields(Is<model::WakeRequest> auto& r) {
-    return std::tie(r.tags, r.dry_run, r.timeout, r.bounds_all, r.wait, r.order, r.make_room, r.min_awake);
+    return std::tie(r.tags, r.dry_run, r.timeout, r.bounds_all, r.wait, r.order, r.make_room, r.min_awake,
+                    r.joint);
+}
+auto fields(Is<model::Directive> auto& d) {
+    return std::tie(d.kind);
 }
 auto fields(Is<model::InhibitRequest> auto& r) {
     return std::tie(r.release, r.time);
@@ -120,7 +129,7 @@ auto fields(Is<model::Shared> auto& s) {
     return std::tie(s.bytes, s.offset);
 }
 auto fields(Is<model::Progress> auto& p) {
-    return std::tie(p.phase, p.done, p.total, p.tag);
+    return std::tie(p.phase, p.done, p.total, p.tag, p.held);
 }
 auto fields(Is<model::Failure> auto& f) {
     return std::tie(f.error, f.state);
@@ -134,7 +143,7 @@ auto fields(Is<model::Report> auto& r) {
                     r.dropped_without_refill, r.notes, r.intercepts, r.gate, r.on_touch, r.waiting, r.touches,
                     r.last_touch, r.residual, r.wakes_waiting, r.idle_seconds, r.inhibited,
                     r.inhibited_seconds, r.woken_bytes, r.woken_seconds, r.transitions, r.deep, r.deep_bytes,
-                    r.seconds_since_wake);
+                    r.seconds_since_wake, r.group);
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tie(t.callbacks, t.drain, t.transfer, t.release, t.total);

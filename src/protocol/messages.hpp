@@ -16,8 +16,9 @@
 
 namespace gpu_sleep::protocol {
 
+/// What a command sends: a request, and Directives while a joint one runs.
 using Request = std::variant<model::StatusRequest, model::SleepRequest, model::WakeRequest,
-                             model::ShareRequest, model::InhibitRequest>;
+                             model::ShareRequest, model::InhibitRequest, model::Directive>;
 /// What an agent answers: any number of Progress, then one Report, Failure or Shared.
 using Reply = std::variant<model::Progress, model::Report, model::Failure, model::Shared>;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Asking a last time.
+// Waiting for others, and asking a last time.
 
 #include "sleep/point_of_no_return.hpp"
 
@@ -9,7 +9,9 @@ namespace gpu_sleep::sleep {
 Result<void> pass_point_of_no_return(const contents::Control& control) {
     if (Clock::now() >= control.deadline)
         return make_error(ErrorCode::timed_out, "the time was over when all was ready, and it was undone");
-    if (control.progress({model::Progress::Phase::release, 0, 0})) return {};
+    const auto is_told = control.wait_for_others();
+    if (!is_told) return is_told.error();
+    if (control.progress({model::Progress::Phase::release, 0, 0}) || *is_told) return {};
     return make_error(ErrorCode::cancelled, "the request was withdrawn");
 }
 

@@ -4,6 +4,7 @@
 // on it.
 
 #include "host_callbacks.hpp"
+#include "host_collective.hpp"
 #include "host_confinement.hpp"
 #include "host_descriptors.hpp"
 #include "host_gpu.hpp"
@@ -345,6 +346,9 @@ const Commands& commands() {
         {"capture", begin_capture},
         {"capture_end", [](Words&) { return ok(host().graph.end()); }},
         {"replay", replay},
+        {"collective", start_collective},
+        {"collective_steps", collective_steps},
+        {"collective_end", end_collective},
         {"spin", [](Words& w) { return ok(spin(next<std::uint64_t>(w))); }},
         {"reset", [](Words& w) { return ok(reset_device(next<int>(w))); }},
         {"own_context", use_own_context},

@@ -97,6 +97,9 @@ const std::map<std::string, Kind>& kinds() {
         {"--release-retained", flag()},
         {"--await", flag()}, // which is refused without --watch, and waits with it
         {"--prepare", flag()},
+        {"--tree", flag()},
+        {"--group",
+         {{"a", "a b"}, {k_garbage, "1", k_beyond_all, "a\n", "a\xE2\x80\xAE", std::string(65, 'n')}}},
         {"--release-gil", flag()},
         {"--keep-gil", flag()},
         {"--no-capture", flag()},
@@ -146,7 +149,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--name",
          {{"a", "a b", "gr\xC3\xBC\xC3\x9F"},
           {k_garbage, "1", k_beyond_all, "a\n", "a\xE2\x80\xAE", std::string(65, 'n')}}},
-        {"--gpu",
+        {"gpu-wake --gpu",
          {{"0=1", "0=1,1=0", "GPU-a=GPU-b"},
           with(k_never, {"x", "=", "=1", "0=", "0=1=2", "0=1,x", "1s"}),
           true}},
@@ -211,6 +214,12 @@ std::set<std::string> options_of(const Command& command) {
     return names;
 }
 
+/// `command` for what `option` names, if that is said in place of a process.
+Command in_place_of_pid(Command command, const std::string& option) {
+    if (option == "--group" && command.words.back() != "gpu-run") command.rest.clear();
+    return command;
+}
+
 /// What `command` cannot do without.
 Arguments needs_of(const Command& command) {
     if (command.words.back() == "gpu-reclaim") return {"--idle", "1h"};
@@ -218,11 +227,17 @@ Arguments needs_of(const Command& command) {
                                              : Arguments{};
 }
 
+/// What an option of `command` takes: of some commands something of their own.
+const Kind& kind_of(const Command& command, const std::string& option) {
+    const auto own = kinds().find(command.words.back() + ' ' + option);
+    return own != kinds().end() ? own->second : kinds().at(option);
+}
+
 /// What an option of `command` cannot do without, but for itself.
 Arguments needs_of(const Command& command, const std::string& option) {
     if (command.words.back() == "gpu-doctor" && option == "--dir") return {}; // which looks at it
     if (command.words.back() == "gpu-reclaim" && option == "--min-awake") return {"--need", "1GiB"};
-    auto needs = kinds().at(option).needs;
+    auto needs = kind_of(command, option).needs;
     const bool says_when = option == "--idle" || option == "--default-idle";
     if (command.words.back() == "gpu-reclaim" && !says_when) return with(needs, needs_of(command));
     if (command.words.back() != "extract") return needs;
@@ -258,7 +273,7 @@ void check_flag(const Command& command, const std::string& option, const Argumen
 }
 
 void check_values(const Command& command, const std::string& option, const Arguments& needs) {
-    const auto& kind = kinds().at(option);
+    const auto& kind = kind_of(command, option);
     const bool is_optional = option == "--watch" || option == "--prometheus";
     const auto given = [&](const std::string& value) {
         return is_optional ? Arguments{option + "=" + value} : Arguments{option, value};
@@ -294,14 +309,14 @@ TEST_CASE("Options: each takes what it should, and refuses anything else in one 
             INFO(command.words.front() << ' ' << command.words.back() << ' ' << option);
             REQUIRE(kinds().contains(option)); // say above what it takes
             const auto needs = needs_of(command, option);
-            const auto& kind = kinds().at(option);
+            const auto& kind = kind_of(command, option);
             const std::map<std::string, int> ends{
                 {"--help", 0}, {"--version", 0}, {"--await", 2}, {"--show-enabled", 2}};
             const int status = ends.contains(option) ? ends.at(option) : command.status;
             if (kind.good.empty() && kind.bad.empty())
                 check_flag(command, option, needs, status);
             else
-                check_values(command, option, needs);
+                check_values(in_place_of_pid(command, option), option, needs);
         }
     }
 }

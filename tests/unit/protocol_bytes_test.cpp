@@ -112,6 +112,7 @@ Report report_to_send() {
     report.deep = true;
     report.deep_bytes = 0x62;
     report.seconds_since_wake = 1024;
+    report.group = "g";
     return report;
 }
 
@@ -147,6 +148,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     sleep.host_budget = 0x0a0b;
     sleep.deep = true;
     sleep.min_awake = Milliseconds(0x090a);
+    sleep.joint = true;
     check_bytes(sleep, "02:"
                        "02"
                        "010000000100000074"
@@ -169,7 +171,8 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                        "01"
                        "010b0a000000000000"
                        "01"
-                       "010a09000000000000");
+                       "010a09000000000000"
+                       "01");
 
     check_bytes(WakeRequest{{"w"},
                             true,
@@ -178,7 +181,8 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                             Milliseconds(0x0708),
                             {"o"},
                             true,
-                            Milliseconds(0x0b0c)},
+                            Milliseconds(0x0b0c),
+                            true},
                 "03:"
                 "010000000100000077"
                 "01"
@@ -187,7 +191,9 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                 "0807000000000000"
                 "01000000010000006f"
                 "01"
-                "0c0b000000000000");
+                "0c0b000000000000"
+                "01");
+    check_bytes(Directive{Directive::Kind::prepare}, "06:02");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
                                                             "01"
                                                             "011009000000000000");
@@ -198,10 +204,11 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
 }
 
 TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
-    check_bytes(Progress{Progress::Phase::verify, 0x71, 0x72, "t"}, "10:"
-                                                                    "04"
-                                                                    "71000000000000007200000000000000"
-                                                                    "0100000074");
+    check_bytes(Progress{Progress::Phase::drained, 0x71, 0x72, "t", 0x73}, "10:"
+                                                                           "06"
+                                                                           "71000000000000007200000000000000"
+                                                                           "0100000074"
+                                                                           "7300000000000000");
     check_bytes(Failure{{ErrorCode::out_of_disk, "full", "write", -28}, State::partial}, "12:"
                                                                                          "1700"
                                                                                          "0400000066756c6c"
@@ -264,5 +271,6 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "0100000017007e00000000000000"
                 "01"
                 "6200000000000000"
-                "010000000000009040");
+                "010000000000009040"
+                "0100000067");
 }

@@ -230,7 +230,8 @@ TEST_CASE("Protocol: what is accepted of each enumeration, and the least that a 
     CHECK(is_range(GateState{}, 0, 2));
     CHECK(is_range(model::Operation{}, 0, 2));
     CHECK(is_range(model::Transition{}, 0, 2));
-    CHECK(is_range(Progress::Phase{}, 0, 6));
+    CHECK(is_range(Progress::Phase{}, 0, 8));
+    CHECK(is_range(Directive::Kind{}, 0, 3));
     CHECK(is_range(ErrorCode{}, 0, 0xFFFF));
 
     CHECK(k_min_bytes<std::string> == 4);

@@ -37,6 +37,61 @@ TEST_CASE("Targets: a pid, a parent without an agent, a name", "[find]") {
     CHECK(find_all(finder)->reached.size() == 1);
 }
 
+TEST_CASE("Targets: the first process of a namespace stands for nobody, unless a tree is meant", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
+    tree.add({.pid = 20, .inner_pid = 1});
+    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
+                                answer_status);
+    auto finder = finder_of(tree);
+    CHECK(code_of(find_targets(finder, "20")) == ErrorCode::no_agent);
+    REQUIRE(find_tree(finder, "20"));
+    CHECK(find_tree(finder, "20")->reached.size() == 1);
+    CHECK(code_of(find_tree(finder, "21")) == ErrorCode::no_process);
+}
+
+TEST_CASE("Targets: a tree is a process and its descendants, and a name's are those of all that have it",
+          "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
+    tree.add({.pid = 20});
+    tree.add({.pid = 30, .parent = ::getpid()});
+    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
+                                answer_status);
+    auto finder = finder_of(tree);
+    for (const auto& text : {std::to_string(::getpid()), "20"s, "llama"s}) {
+        const auto found = find_tree(finder, text);
+        REQUIRE(found);
+        CHECK(found->reached.size() == 1);
+    }
+    CHECK(code_of(find_tree(finder, "30")) == ErrorCode::no_agent);
+    CHECK(code_of(find_tree(finder, "lama")) == ErrorCode::no_process);
+}
+
+TEST_CASE("Targets: who belongs to a tree or a group and is new there is found", "[find]") {
+    const test::ProcTree tree;
+    const auto begins_to_use = [&](pid_t pid, const std::string& thread) {
+        tree.write(fmt::format("proc/{0}/task/{0}/comm", pid), thread);
+        tree.write(fmt::format("proc/{}/environ", pid), "GPU_SLEEP_GROUP=job\0"s);
+    };
+    tree.add({.pid = 20});
+    tree.add({.pid = 30, .parent = 20});
+    tree.add({.pid = 40});
+    const auto finder = finder_of(tree);
+    const std::vector<Process> known{*finder.proc().read(20)};
+    const Membership membership = GENERATE(Membership{{20}, "", {}}, Membership{{}, "job", {}});
+    begins_to_use(20, "gpu-sleep-ctl\n");
+    CHECK_FALSE(find_newcomer(finder, membership, known)->has_value());
+    begins_to_use(30, "python3\n"); // and not the GPU
+    CHECK_FALSE(find_newcomer(finder, membership, known)->has_value());
+    begins_to_use(30, "gpu-sleep-ctl\n");
+    REQUIRE(find_newcomer(finder, membership, known)->has_value());
+    CHECK((*find_newcomer(finder, membership, known))->pid == 30);
+    auto of_another = membership;
+    of_another.user = ::geteuid() + 1;
+    CHECK_FALSE(find_newcomer(finder, of_another, known)->has_value());
+}
+
 TEST_CASE("Targets: those of one user alone are looked for, where one is named", "[find]") {
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Telling how far this process is, and listening.
+
+#include "operations/joint.hpp"
+
+#include <optional>
+
+namespace gpu_sleep::agent::operations {
+
+Error withdrawn() {
+    return make_error(ErrorCode::cancelled, "the request was withdrawn");
+}
+
+Result<void> Joint::announce() {
+    if (!is_joint_ || progress_({model::Progress::Phase::waiting, 0, 0})) return {};
+    return withdrawn();
+}
+
+bool Joint::wants_one_through() {
+    for (;;) {
+        const auto said = directives_(Milliseconds(0));
+        if (!said || !said->has_value()) return false;
+        if (**said == Kind::let_one_through) return true;
+    }
+}
+
+Result<model::Directive::Kind> Joint::wait(model::Progress::Phase phase, Milliseconds look,
+                                           const std::function<std::uint64_t()>& held) {
+    auto last_heard = Clock::now();
+    std::optional<bool> told; // whether anything is held
+    for (;;) {
+        const auto count = held();
+        if (told != (count > 0) && !progress_({phase, 0, 0, {}, count})) return withdrawn();
+        told = count > 0;
+        const auto said = directives_(look);
+        if (!said) return withdrawn();
+        if (said->has_value()) {
+            if (**said != Kind::hold_on) return **said;
+            last_heard = Clock::now();
+        } else if (Clock::now() - last_heard >= k_patience) {
+            return make_error(ErrorCode::timed_out,
+                              "the command, which waits for other processes, has said nothing for {}",
+                              format_seconds(std::chrono::duration<double>(k_patience).count()));
+        }
+    }
+}
+
+Result<model::Directive::Kind> Joint::wait_drained(const std::function<std::uint64_t()>& held) {
+    constexpr Milliseconds k_look{5};
+    for (;;) {
+        const auto said = wait(model::Progress::Phase::drained, k_look, held);
+        if (!said || *said != Kind::commit) return said; // which is too early
+    }
+}
+
+Result<bool> Joint::wait_ready() {
+    constexpr Milliseconds k_look{1'000};
+    if (!is_joint_) return false;
+    for (;;) {
+        const auto said = wait(model::Progress::Phase::ready, k_look, [] { return 0; });
+        if (!said) return said.error();
+        if (*said == Kind::commit) return true;
+    }
+}
+
+} // namespace gpu_sleep::agent::operations

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Who belongs to those that go together, and what is said of them.
+
+#include "cli/joint_operation.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace gpu_sleep::cli {
+namespace {
+
+/// When all that go together must be ready; max() where only each has its limit.
+Clock::time_point end_of(const CommandRun& operation) {
+    if (const auto* sleep = std::get_if<model::SleepRequest>(&operation.request))
+        return sleep->bounds_all ? Clock::now() + sleep->timeout : Clock::time_point::max();
+    const auto& wake = std::get<model::WakeRequest>(operation.request);
+    return wake.bounds_all ? Clock::now() + wake.timeout + wake.wait : Clock::time_point::max();
+}
+
+/// A last look at those that go together, before any passes the point of no return. Errors: cancelled: there
+/// is one more by now, or one could not go on.
+Result<void> check_members(const CommandRun& operation, const std::vector<Target>& targets,
+                           const Finder& finder) {
+    Membership membership{{}, operation.selection.group, operation.user};
+    std::vector<Process> known;
+    for (const auto& target : targets) {
+        if (finder.proc().is_stopped(target.process))
+            return make_error(ErrorCode::cancelled, "process {} is stopped", title(target.process));
+        known.push_back(target.process);
+        membership.roots.push_back(target.process.pid);
+    }
+    if (model::is_number(operation.target))
+        if (const auto root = find_process(finder, operation.target, {}))
+            membership.roots.push_back(root->pid);
+    const auto newcomer = find_newcomer(finder, membership, known);
+    if (!newcomer) return newcomer.error();
+    if (!newcomer->has_value()) return {};
+    return make_error(ErrorCode::cancelled,
+                      "process {} belongs to them too, and has begun to use the GPU meanwhile; try again",
+                      title(**newcomer));
+}
+
+/// "3 processes are", "1 process is".
+std::string subject(std::size_t count, std::string_view one, std::string_view several) {
+    return count == 1 ? fmt::format("1 process {}", one) : fmt::format("{} processes {}", count, several);
+}
+
+} // namespace
+
+bool is_joint(const CommandRun& operation) noexcept {
+    if (const auto* sleep = std::get_if<model::SleepRequest>(&operation.request)) return sleep->joint;
+    return std::get<model::WakeRequest>(operation.request).joint;
+}
+
+peers::Joint joint_of(const CommandRun& operation, const std::vector<Target>& targets, const Finder& finder) {
+    return {std::holds_alternative<model::SleepRequest>(operation.request), end_of(operation),
+            [&] { return check_members(operation, targets, finder); }};
+}
+
+std::vector<Outcome> refuse_all(Targets found, model::Operation asked) {
+    std::vector<Outcome> outcomes;
+    for (auto& outcome : found.unreached)
+        outcomes.push_back({std::move(outcome.process), std::move(outcome.answer), asked});
+    for (auto& target : found.reached)
+        outcomes.push_back(
+            {std::move(target.process),
+             make_error(ErrorCode::cancelled, "it was not asked, for another cannot be reached"), asked});
+    return outcomes;
+}
+
+std::string render_together(const std::vector<Outcome>& outcomes) {
+    const bool sleeps = !outcomes.empty() && outcomes.front().asked == model::Operation::sleep;
+    const auto count = outcomes.size();
+    Bytes moved = 0;
+    std::size_t done = 0;
+    bool is_known = true;
+    bool has_changed = false;
+    bool is_rehearsal = false;
+    for (const auto& outcome : outcomes) {
+        const auto* error = error_of(outcome);
+        is_known = is_known && !(error && error->code == ErrorCode::outcome_unknown);
+        const auto* report = std::get_if<model::Report>(&outcome.answer);
+        if (!report) continue;
+        ++done;
+        has_changed = has_changed || report->changed;
+        is_rehearsal = is_rehearsal || report->dry_run;
+        for (const auto& device : report->devices) moved += device.released;
+    }
+    const auto size = format_bytes(moved);
+    if (done == count && is_rehearsal)
+        return fmt::format("{} {}; {} of GPU memory would be {}; nothing was changed\n",
+                           subject(count, "would", "would"), sleeps ? "sleep" : "wake", size,
+                           sleeps ? "freed" : "taken");
+    if (done == count)
+        return fmt::format("{} {}; {} of GPU memory {}\n", subject(count, "is", "are"),
+                           sleeps ? "asleep" : "awake", size, sleeps ? "freed" : "taken");
+    if (!has_changed && is_known)
+        return fmt::format("none of {} {}\n", subject(count, "was", "was"),
+                           sleeps ? "put to sleep" : "woken");
+    return fmt::format("{} of {} {}; the same command again completes it\n", done,
+                       subject(count, "is known to be", "are known to be"), sleeps ? "asleep" : "awake");
+}
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What is particular to a command for processes that go together (--tree, --group): the last look at who they
+// are, and what is said of all.
+
+#pragma once
+
+#include "cli/operation.hpp"
+#include "cli/targets.hpp"
+#include "peers/client.hpp"
+
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::cli {
+
+/// Whether the processes go together, as one operation: not so where it only looks, or gives back.
+[[nodiscard]] bool is_joint(const CommandRun& operation) noexcept;
+
+/// What holds for all. It refers to its arguments. The driver's checkpoint of each, after all have answered,
+/// would have its place behind the conversation that this is for.
+[[nodiscard]] peers::Joint joint_of(const CommandRun& operation, const std::vector<Target>& targets,
+                                    const Finder& finder);
+
+/// Nobody is asked, for one of those that go together cannot be: the outcomes of all.
+[[nodiscard]] std::vector<Outcome> refuse_all(Targets found, model::Operation asked);
+
+/// A line that says what has become of all that go together.
+[[nodiscard]] std::string render_together(const std::vector<Outcome>& outcomes);
+
+} // namespace gpu_sleep::cli

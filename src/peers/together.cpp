@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Who is to be told what, and when.
+
+#include "peers/together.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::peers {
+
+using Phase = model::Progress::Phase;
+
+bool Together::any(State state) const noexcept {
+    return std::any_of(members_.begin(), members_.end(),
+                       [=](const Member& each) { return each.state == state; });
+}
+
+std::optional<std::size_t> Together::next_to_ask() noexcept {
+    if (any(State::asked) || any(State::failed)) return std::nullopt;
+    const auto next = std::find_if(members_.begin(), members_.end(),
+                                   [](const Member& each) { return each.state == State::unasked; });
+    if (next == members_.end()) return std::nullopt;
+    next->state = State::asked;
+    return static_cast<std::size_t>(next - members_.begin());
+}
+
+void Together::hear(std::size_t member, const model::Progress& progress, Clock::time_point now) noexcept {
+    auto& each = members_[member];
+    if (each.state == State::done || each.state == State::failed) return;
+    switch (progress.phase) {
+    case Phase::drained:
+        changed_ = now;
+        rounds_of_undrained_ = 0;
+        each = {State::drained, progress.held > 0, false};
+        return;
+    case Phase::ready: each = {State::ready, false, false}; return;
+    default:
+        if (each.state == State::asked) each.state = State::begun;
+        if (each.state != State::begun) return;
+        const bool drains = progress.phase == Phase::drain;
+        if (drains && !each.drains) changed_ = now;
+        each.drains = drains;
+    }
+}
+
+void Together::end(std::size_t member, bool has_failed) noexcept {
+    members_[member] = {has_failed ? State::failed : State::done, false, false};
+}
+
+std::vector<Together::Word> Together::due(Clock::time_point now) {
+    std::vector<Word> words;
+    if (has_committed_ || why_not(now)) return words;
+    const bool is_behind = any(State::unasked) || any(State::asked) || any(State::begun);
+    if (!is_behind)
+        for (std::size_t i = 0; i < members_.size(); ++i)
+            if (members_[i].state == State::drained) {
+                words.push_back({i, Kind::prepare});
+                members_[i].state = State::preparing;
+            }
+    if (is_behind) add_releases(words, now);
+    if (!anyone_waits()) {
+        last_sign_.reset();
+    } else if (!last_sign_) {
+        last_sign_ = now;
+    } else if (now - *last_sign_ >= k_sign_of_life) {
+        last_sign_ = now;
+        for (std::size_t i = 0; i < members_.size(); ++i)
+            if (members_[i].state == State::drained || members_[i].state == State::ready)
+                words.push_back({i, Kind::hold_on});
+    }
+    return words;
+}
+
+Together::Source Together::source() const noexcept {
+    if (!is_sleep_) return Source::nobody;
+    const auto holds = [](const Member& each) { return each.state == State::drained && each.holds; };
+    const auto is_stuck = [](const Member& each) {
+        return (each.state == State::begun && each.drains) || each.state == State::drained ||
+               each.state == State::ready || each.state == State::done;
+    };
+    if (std::any_of(members_.begin(), members_.end(), holds)) return Source::drained;
+    const bool is_behind = any(State::begun);
+    return is_behind && std::all_of(members_.begin(), members_.end(), is_stuck) ? Source::undrained
+                                                                                : Source::nobody;
+}
+
+Milliseconds Together::rest() const noexcept {
+    const auto doubled = [](Milliseconds time, unsigned times) {
+        constexpr unsigned k_most_doublings = 10;
+        return time * (1U << std::min(times, k_most_doublings));
+    };
+    if (source() == Source::drained)
+        return std::min(doubled(k_rest, rounds_ / k_rounds_at_a_pace), k_longest_rest);
+    if (any(State::drained)) return doubled(k_rest_beside_drained, rounds_beside_drained_);
+    if (rounds_of_undrained_ == 0) return k_rest_of_undrained;
+    return std::min(doubled(k_rest, rounds_of_undrained_ / k_rounds_at_a_pace), k_longest_rest);
+}
+
+void Together::add_releases(std::vector<Word>& words, Clock::time_point now) {
+    const auto from = source();
+    if (from == Source::nobody || now - changed_ < rest()) return;
+    ++(from == Source::drained ? rounds_
+       : any(State::drained)   ? rounds_beside_drained_
+                               : rounds_of_undrained_);
+    changed_ = now;
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+        auto& each = members_[i];
+        const bool lets =
+            from == Source::drained ? each.state == State::drained && each.holds : each.state == State::begun;
+        if (!lets) continue;
+        words.push_back({i, Kind::let_one_through});
+        each = {State::begun, false, true};
+    }
+}
+
+Clock::time_point Together::next_time(Clock::time_point now) const noexcept {
+    if (has_committed_) return Clock::time_point::max();
+    auto next = end_;
+    if (last_sign_) next = std::min(next, *last_sign_ + k_sign_of_life);
+    if (source() != Source::nobody) next = std::min(next, std::max(changed_ + rest(), now + Milliseconds(1)));
+    return next;
+}
+
+bool Together::all_are_ready() const noexcept {
+    return !has_committed_ && any(State::ready) &&
+           std::all_of(members_.begin(), members_.end(), [](const Member& each) {
+               return each.state == State::ready || each.state == State::done;
+           });
+}
+
+std::vector<std::size_t> Together::commit() {
+    has_committed_ = true;
+    std::vector<std::size_t> members;
+    for (std::size_t i = 0; i < members_.size(); ++i)
+        if (members_[i].state == State::ready) members.push_back(i);
+    return members;
+}
+
+std::optional<Together::Why> Together::why_not(Clock::time_point now) const noexcept {
+    if (has_committed_) return std::nullopt;
+    if (any(State::failed)) return Why::member_failed;
+    if (last_sign_ && now - *last_sign_ >= k_longest_silence) return Why::command_was_stopped;
+    if (now >= end_ && !all_are_ready()) return Why::late;
+    return std::nullopt;
+}
+
+bool Together::is_behind(std::size_t member) const noexcept {
+    const auto state = members_[member].state;
+    return state != State::drained && state != State::ready && state != State::done;
+}
+
+} // namespace gpu_sleep::peers

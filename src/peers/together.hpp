@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The order in which several processes that sleep or wake together are asked, and told to go on: all prepare
+// before any commits. Only decides; the client talks to the agents.
+
+#pragma once
+
+#include "model/model.hpp"
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+namespace gpu_sleep::peers {
+
+/// The command's part of a two-phase commit, fed by what the members say. Not thread-safe.
+///
+/// Members are asked one after another, each once the one before it has begun: of two commands for the same
+/// processes, one waits at the first of them, and neither has a part that the other waits for.
+///
+/// A member is drained only when what it has submitted is done, and that may wait for work that another
+/// member's gate holds, as of a collective. So while some member is not drained, those that are let what they
+/// hold through, one submission at a time each; the others none, or they would run ahead for ever. Where
+/// nobody who is drained holds anything, the work may wait for more of its own process: then the others let
+/// through, more and more rarely.
+class Together {
+public:
+    using Kind = model::Directive::Kind;
+
+    /// How long all must have stayed as they are before something is let through: what was let through last
+    /// may be about to end everywhere.
+    static constexpr Milliseconds k_rest{5};
+    /// After so many times the rest becomes longer, up to k_longest_rest, for processes that are slow to say
+    /// that they are drained.
+    static constexpr unsigned k_rounds_at_a_pace = 32;
+    static constexpr Milliseconds k_longest_rest{80};
+    /// How long before the first round where nobody is drained, and all wait for their devices.
+    static constexpr Milliseconds k_rest_of_undrained{50};
+    /// The same where somebody is drained, but holds nothing, for its next submission is probably on its way;
+    /// twice as long each time.
+    static constexpr Milliseconds k_rest_beside_drained{1'000};
+    /// How often members that wait hear that the command lives; see Joint::k_patience of the agent.
+    static constexpr Milliseconds k_sign_of_life{1'000};
+    /// A command that was stopped for longer goes back: some member may have stopped waiting for it.
+    static constexpr Milliseconds k_longest_silence{5'000};
+
+    /// `end`: when all must be ready. `is_sleep`: members have to be drained.
+    Together(std::size_t members, bool is_sleep, Clock::time_point end)
+        : members_(members), is_sleep_(is_sleep), end_(end) {}
+
+    /// Whoever is to be asked now; each member once.
+    [[nodiscard]] std::optional<std::size_t> next_to_ask() noexcept;
+
+    void hear(std::size_t member, const model::Progress& progress, Clock::time_point now) noexcept;
+    /// It has answered, or will not.
+    void end(std::size_t member, bool has_failed) noexcept;
+
+    struct Word {
+        std::size_t member;
+        Kind kind;
+        friend bool operator==(const Word&, const Word&) = default;
+    };
+    /// What is to be said now.
+    [[nodiscard]] std::vector<Word> due(Clock::time_point now);
+    /// When due(), or why_not(), may have something new to say, unless a member says something first.
+    [[nodiscard]] Clock::time_point next_time(Clock::time_point now) const noexcept;
+
+    /// Whether all are ready, or have nothing to do, and somebody waits for `commit`.
+    [[nodiscard]] bool all_are_ready() const noexcept;
+    /// All go on: whom to tell. Nobody can be withdrawn any more.
+    [[nodiscard]] std::vector<std::size_t> commit();
+    [[nodiscard]] bool has_committed() const noexcept { return has_committed_; }
+
+    /// Why all are to go back, while they can.
+    enum class Why { member_failed, late, command_was_stopped };
+    [[nodiscard]] std::optional<Why> why_not(Clock::time_point now) const noexcept;
+    /// Whether the member is one that the others wait for.
+    [[nodiscard]] bool is_behind(std::size_t member) const noexcept;
+
+private:
+    enum class State : std::uint8_t {
+        unasked,
+        asked,     ///< and nothing was heard yet
+        begun,     ///< on its way to be drained; a wake, to be ready
+        drained,   ///< waits
+        preparing, ///< on its way to be ready
+        ready,     ///< waits
+        done,
+        failed,
+    };
+    struct Member {
+        State state = State::unasked;
+        bool holds = false;  ///< submissions that it could let through; of one that is drained
+        bool drains = false; ///< begun, and waits for its device
+    };
+
+    [[nodiscard]] bool any(State state) const noexcept;
+    [[nodiscard]] bool anyone_waits() const noexcept { return any(State::drained) || any(State::ready); }
+    void add_releases(std::vector<Word>& words, Clock::time_point now);
+    /// Whose held work is let through next.
+    enum class Source { nobody, drained, undrained };
+    [[nodiscard]] Source source() const noexcept;
+    /// Before that.
+    [[nodiscard]] Milliseconds rest() const noexcept;
+
+    std::vector<Member> members_;
+    const bool is_sleep_;
+    Clock::time_point end_;
+    bool has_committed_ = false;
+    unsigned rounds_ = 0;              ///< of letting through what drained members hold
+    unsigned rounds_of_undrained_ = 0; ///< of letting through what the others hold, since one was drained
+    unsigned rounds_beside_drained_ = 0;
+    Clock::time_point changed_{}; ///< when a member last began to drain, was drained, or let one through
+    std::optional<Clock::time_point> last_sign_; ///< to those that wait; nothing while nobody does
+};
+
+} // namespace gpu_sleep::peers

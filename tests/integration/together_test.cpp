@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Processes that sleep and wake together, as a tree or as a group: all or none, whatever happens on the way.
+
+#include "mentions.hpp"
+#include "protocol/messages.hpp"
+#include "support/host.hpp"
+#include "support/scratch.hpp"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <random>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using Say = model::Directive::Kind;
+using Phase = model::Progress::Phase;
+
+namespace {
+
+/// Several processes with memory of their own, descendants of this test's process.
+class Family {
+public:
+    explicit Family(std::size_t count, const Arguments& environment = {}) {
+        for (std::size_t i = 0; i < count; ++i) add(environment);
+    }
+    Host& add(const Arguments& environment = {}) {
+        auto& host = hosts_.emplace_back(environment);
+        host.tell("alloc weights 8388608 0");
+        return host;
+    }
+    [[nodiscard]] Host& operator[](std::size_t index) { return hosts_[index]; }
+    [[nodiscard]] std::size_t size() const noexcept { return hosts_.size(); }
+
+    /// A command for the tree of which this test's process is the root.
+    [[nodiscard]] static Process start(const std::string& name, Arguments arguments = {}) {
+        arguments.insert(arguments.begin(), {command_file(name), std::to_string(::getpid()), "--tree"});
+        return Process(Launch{std::move(arguments)});
+    }
+    [[nodiscard]] static Output command(const std::string& name, Arguments arguments = {}) {
+        return start(name, std::move(arguments)).finish();
+    }
+
+    /// How many are in this state.
+    [[nodiscard]] std::size_t count(const std::string& state) const {
+        std::size_t count = 0;
+        for (const auto& host : hosts_) count += host.state() == state;
+        return count;
+    }
+    void check_all_awake() {
+        for (auto& host : hosts_) {
+            CHECK(host.state() == "awake");
+            CHECK(host.tell("check_all") == "intact");
+            CHECK(host.tell("faults") == "0");
+        }
+    }
+    /// Whatever state they are in, the next command completes it, and nothing is lost.
+    void check_completes() {
+        const auto slept = command("gpu-sleep");
+        INFO(slept.out << slept.err);
+        CHECK(slept.status == 0);
+        CHECK(count("asleep") == size());
+        CHECK(command("gpu-wake").status == 0);
+        check_all_awake();
+    }
+
+private:
+    std::deque<Host> hosts_;
+};
+
+/// A command in the hands of a test: a joint request to one process, and what it says of it.
+class Asker {
+public:
+    Asker(const Host& host, const protocol::Request& request)
+        : socket_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        const auto path = socket_file(host.pid());
+        REQUIRE(path.size() < sizeof(address.sun_path));
+        std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+        const auto* generic = reinterpret_cast<const sockaddr*>(&address);
+        REQUIRE(::connect(socket_.get(), generic, sizeof(address)) == 0);
+        timeval limit{60, 0};
+        ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+        send(request);
+    }
+
+    void say(Say kind) { send(protocol::Request(model::Directive{kind})); }
+    /// Reads on until the process says that, and whether it does.
+    [[nodiscard]] bool hears(Phase phase) {
+        for (auto reply = next(); reply; reply = next()) {
+            if (std::holds_alternative<model::Failure>(*reply)) return false;
+            const auto* progress = std::get_if<model::Progress>(&*reply);
+            if (progress && progress->phase == phase) return true;
+            if (!progress) return false;
+        }
+        return false;
+    }
+    /// The last word: the state, or the error's name.
+    [[nodiscard]] std::string answer() {
+        for (auto reply = next(); reply; reply = next()) {
+            if (const auto* report = std::get_if<model::Report>(&*reply))
+                return std::string(model::to_string(report->state));
+            if (const auto* failure = std::get_if<model::Failure>(&*reply))
+                return std::string(traits(failure->error.code).name);
+        }
+        return "none";
+    }
+    void hang_up() { socket_.reset(); }
+
+private:
+    void send(const protocol::Request& request) {
+        const auto bytes = protocol::encode(request);
+        REQUIRE(bytes);
+        REQUIRE(::send(socket_.get(), bytes->data(), bytes->size(), MSG_NOSIGNAL) ==
+                static_cast<ssize_t>(bytes->size()));
+    }
+    std::optional<protocol::Reply> next() {
+        for (;;) {
+            auto frame = reader_.next();
+            REQUIRE(frame);
+            if (frame->has_value()) {
+                auto reply = protocol::decode_reply(**frame);
+                REQUIRE(reply);
+                return *std::move(reply);
+            }
+            std::array<std::byte, 4096> buffer;
+            const auto got = ::recv(socket_.get(), buffer.data(), buffer.size(), 0);
+            if (got <= 0) return std::nullopt;
+            reader_.append(std::span(buffer).first(static_cast<std::size_t>(got)));
+        }
+    }
+
+    UniqueFd socket_;
+    protocol::FrameReader reader_;
+};
+
+protocol::Request joint_sleep() {
+    model::SleepRequest request;
+    request.joint = true;
+    return request;
+}
+protocol::Request joint_wake() {
+    model::WakeRequest request;
+    request.joint = true;
+    return request;
+}
+
+int rounds(int few) {
+    const char* const often = std::getenv("GPU_SLEEP_TEST_TOGETHER");
+    return often ? std::atoi(often) : few;
+}
+
+} // namespace
+
+TEST_CASE("Together: a tree sleeps and wakes as one", "[together]") {
+    Family family(4);
+    const auto slept = Family::command("gpu-sleep");
+    INFO(slept.err);
+    REQUIRE(slept.status == 0);
+    CHECK_THAT(slept.out, mentions("4 processes are asleep; 32.0 MiB of GPU memory freed"));
+    CHECK(family.count("asleep") == 4);
+    CHECK(Family::command("gpu-sleep").status == 0); // already
+    const auto woken = Family::command("gpu-wake", {"--json"});
+    CHECK(woken.status == 0);
+    CHECK(woken.json("/processes/3/state") == "awake");
+    CHECK(woken.json("/processes/4/state") == "none");
+    family.check_all_awake();
+}
+
+TEST_CASE("Together: a parent that has an agent hides no child, and a child alone can be named",
+          "[together]") {
+    Host parent;
+    const auto child = parent.tell("fork alloc"); // before the parent uses CUDA: it has an agent of its own
+    parent.tell("alloc weights 4194304 0");
+    const auto slept = parent.command("gpu-sleep", {"--tree", "--json"});
+    REQUIRE(slept.status == 0);
+    CHECK(slept.json("/processes/1/pid") == child.substr(0, child.find(' ')));
+    CHECK(slept.json("/processes/1/state") == "asleep");
+    CHECK(parent.command("gpu-wake", {"--tree"}).status == 0);
+    CHECK(parent.tell("check_all") == "intact");
+}
+
+TEST_CASE("Together: one that refuses keeps all awake", "[together]") {
+    Family family(4);
+    SECTION("inhibited") {
+        family[2].tell("inhibit");
+        const auto refused = Family::command("gpu-sleep", {"--json"});
+        CHECK(refused.status == 1);
+        CHECK(refused.json("/exit_status") == "1");
+        CHECK(refused.json("/processes/2/error/code") == "inhibited");
+        CHECK(refused.json("/processes/0/error/code") == "cancelled");
+        CHECK_THAT(refused.err, mentions("none of 4 processes was put to sleep"));
+        family.check_all_awake();
+        family[2].tell("uninhibit");
+    }
+    SECTION("short of memory when the others are ready") {
+        family[1].tell("fail cuMemHostRegister 1 2"); // CUDA_ERROR_OUT_OF_MEMORY
+        family[1].tell("fail cuMemcpyDtoHAsync 1 999");
+        const auto failed = Family::command("gpu-sleep");
+        CHECK(failed.status != 0);
+        family.check_all_awake();
+    }
+    family.check_completes();
+}
+
+TEST_CASE("Together: one that cannot wake keeps all asleep", "[together]") {
+    Family family(3);
+    REQUIRE(Family::command("gpu-sleep").status == 0);
+    family[1].tell("fail cuMemCreate 1 999"); // CUDA_ERROR_UNKNOWN
+    const auto failed = Family::command("gpu-wake");
+    CHECK(failed.status == 7);
+    CHECK_THAT(failed.err, mentions("none of 3 processes was woken"));
+    CHECK(family.count("asleep") == 3);
+    CHECK(Family::command("gpu-wake").status == 0);
+    family.check_all_awake();
+}
+
+TEST_CASE("Together: one that is not ready in time has all go back", "[together]") {
+    Family family(3);
+    family[1].tell("hold");
+    const auto late = Family::command("gpu-sleep", {"--timeout", "500ms", "--json"});
+    CHECK(late.status == 4);
+    CHECK(late.json("/processes/1/error/code") == "timed_out");
+    family[1].tell("resume");
+    family.check_all_awake();
+    family.check_completes();
+}
+
+TEST_CASE("Together: a dry run asks all and changes nothing", "[together]") {
+    Family family(2);
+    const auto rehearsed = Family::command("gpu-sleep", {"--dry-run"});
+    CHECK(rehearsed.status == 0);
+    CHECK_THAT(rehearsed.out, mentions("2 processes would sleep; 16.0 MiB of GPU memory would be freed"));
+    family.check_all_awake();
+}
+
+TEST_CASE("Together: two commands for the same processes both succeed", "[together]") {
+    Family family(4);
+    for (int i = 0; i < 5; ++i) {
+        auto one = Family::start("gpu-sleep");
+        auto other = Family::start("gpu-sleep");
+        CHECK(one.finish().status == 0);
+        CHECK(other.finish().status == 0);
+        CHECK(family.count("asleep") == 4);
+        CHECK(Family::command("gpu-wake").status == 0);
+    }
+    family.check_all_awake();
+}
+
+TEST_CASE("Together: one that is killed while the others wait takes nobody along", "[together]") {
+    Family family(3);
+    {
+        Host rank;
+        rank.tell("alloc weights 4194304 0");
+        rank.tell("delay cuMemcpyDtoHAsync 300000");
+        auto sleeping = Family::start("gpu-sleep");
+        pause_for(Milliseconds(150));
+        rank.process().signal(SIGKILL);
+        CHECK(rank.wait() == 128 + SIGKILL);
+        CHECK(sleeping.finish().status == 3);
+    }
+    family.check_all_awake();
+    family.check_completes();
+}
+
+TEST_CASE("Together: of one that ends by itself while it waits nothing hangs", "[together]") {
+    Family family(1);
+    {
+        Host rank;
+        rank.tell("alloc weights 4194304 0");
+        Asker asker(rank, joint_sleep());
+        REQUIRE(asker.hears(Phase::drained));
+        asker.say(Say::prepare);
+        REQUIRE(asker.hears(Phase::ready));
+        CHECK(rank.state() == "awake"); // as it was before; and the question is answered
+        CHECK(rank.tell("raw_fork") == "0");
+        CHECK(rank.tell("fork").ends_with(" 0"));
+        rank.process().send("exit 0");
+        CHECK(rank.wait() == 0);
+    }
+    family.check_completes();
+}
+
+TEST_CASE("Together: a command that dies before it has told all leaves none between", "[together]") {
+    Family family(2);
+    const bool wakes = GENERATE(false, true);
+    if (wakes) REQUIRE(Family::command("gpu-sleep").status == 0);
+    const auto request = wakes ? joint_wake() : joint_sleep();
+    Asker told(family[0], request);
+    Asker untold(family[1], request);
+    for (auto* each : {&told, &untold}) {
+        if (!wakes) REQUIRE(each->hears(Phase::drained));
+        if (!wakes) each->say(Say::prepare);
+        REQUIRE(each->hears(Phase::ready));
+    }
+    told.say(Say::commit);
+    told.hang_up();
+    untold.hang_up();
+    CHECK(becomes_true([&] { return family[0].state() == (wakes ? "awake" : "asleep"); }));
+    CHECK(becomes_true([&] { return family[1].state() == (wakes ? "asleep" : "awake"); }));
+    if (wakes) {
+        CHECK(Family::command("gpu-wake").status == 0);
+        family.check_all_awake();
+    }
+    family.check_completes();
+}
+
+TEST_CASE("Together: a word that comes too early, or is none, does no harm", "[together]") {
+    Family family(1);
+    Asker asker(family[0], joint_sleep());
+    asker.say(Say::hold_on);
+    REQUIRE(asker.hears(Phase::drained));
+    asker.say(Say::commit);
+    asker.say(Say::let_one_through);
+    REQUIRE(asker.hears(Phase::drained)); // it holds nothing, and says how it is again
+    asker.say(Say::prepare);
+    REQUIRE(asker.hears(Phase::ready));
+    asker.say(Say::prepare);
+    asker.say(Say::commit);
+    CHECK(asker.answer() == "asleep");
+    CHECK(Family::command("gpu-wake").status == 0);
+    Asker other{family[0], model::Directive{Say::commit}};
+    CHECK(other.answer() == "internal");
+    family.check_all_awake();
+}
+
+TEST_CASE("Together: a command that hangs is not waited for", "[together]") {
+    Family family(2);
+    family[1].tell("hold");
+    auto sleeping = Family::start("gpu-sleep");
+    pause_for(Milliseconds(500)); // the first waits by now
+    sleeping.signal(SIGSTOP);
+    family[1].tell("resume");
+    const auto start = Clock::now();
+    Asker late(family[0], joint_sleep()); // its turn comes when the other has gone
+    CHECK(late.hears(Phase::drained));
+    CHECK(Clock::now() - start < Milliseconds(30'000));
+    late.hang_up();
+    sleeping.signal(SIGCONT);
+    CHECK(sleeping.finish().status != 0);
+    family.check_all_awake();
+    family.check_completes();
+}
+
+TEST_CASE("Together: a command killed at any moment loses nothing", "[together]") {
+    Family family(3);
+    std::mt19937 random(7);
+    for (int i = 0; i < rounds(20); ++i) {
+        {
+            const auto killed = Family::start(i % 2 == 0 ? "gpu-sleep" : "gpu-wake");
+            pause_for(Milliseconds(random() % 60));
+        }
+        if (i % 4 == 1) continue; // on top of what the last one left
+        const auto done = Family::command("gpu-sleep");
+        INFO(done.out << done.err);
+        REQUIRE(done.status == 0);
+        REQUIRE(family.count("asleep") == 3);
+        if (i % 3 == 0) REQUIRE(Family::command("gpu-wake").status == 0);
+    }
+    REQUIRE(Family::command("gpu-wake").status == 0);
+    family.check_all_awake();
+}
+
+TEST_CASE("Together: a group sleeps and wakes as one, and nobody else", "[together]") {
+    const auto name = fmt::format("group-{}", ::getpid());
+    Family family(2, {"GPU_SLEEP_GROUP=" + name});
+    Host other;
+    other.tell("alloc weights 4194304 0");
+    const auto group = [&](const std::string& command, Arguments arguments = {}) {
+        arguments.insert(arguments.begin(), {command_file(command), "--group", name});
+        return run({std::move(arguments)});
+    };
+    CHECK(family[0].command("gpu-ps", {"--json"}).json("/processes/0/group") == name);
+    const auto slept = group("gpu-sleep");
+    INFO(slept.err);
+    CHECK(slept.status == 0);
+    CHECK_THAT(slept.out, mentions("2 processes are asleep"));
+    CHECK(family.count("asleep") == 2);
+    CHECK(other.state() == "awake");
+    CHECK(group("gpu-wake").status == 0);
+    family.check_all_awake();
+    const auto none = run({{command_file("gpu-sleep"), "--group", "there-is-none"}});
+    CHECK(none.status == 3);
+    CHECK_THAT(none.err, mentions("in the group 'there-is-none'"));
+}
+
+TEST_CASE("Together: what does not go together is wrong usage", "[together]") {
+    const Arguments arguments = GENERATE(
+        Arguments{"gpu-sleep"}, Arguments{"gpu-sleep", "--tree"}, Arguments{"gpu-sleep", "1", "--group", "g"},
+        Arguments{"gpu-sleep", "--tree", "--group", "g"}, Arguments{"gpu-sleep", "--group", "12"},
+        Arguments{"gpu-sleep", "1", "--tree", "--engine", "driver"}, Arguments{"gpu-wake", "--tree"},
+        Arguments{"gpu-wake", "1", "--tree", "--order", "weights"});
+    auto command = arguments;
+    command.front() = command_file(command.front());
+    CHECK(run({std::move(command)}).status == 2);
+}
+
+TEST_CASE("Together: ranks of a job sleep at any moment of their collectives", "[together]") {
+    const Scratch scratch;
+    constexpr std::size_t k_ranks = 2;
+    const auto name = fmt::format("job-{}", ::getpid());
+    Family family(k_ranks, {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_GROUP=" + name});
+    for (std::size_t i = 0; i < k_ranks; ++i)
+        family[i].tell(fmt::format("collective {} {} {}", scratch.file("meeting"), k_ranks, i));
+    std::mt19937 random(11);
+    double longest = 0;
+    for (int i = 0; i < rounds(12); ++i) {
+        const auto before = std::stoull(family[0].tell("collective_steps"));
+        REQUIRE(becomes_true([&] { return std::stoull(family[0].tell("collective_steps")) > before + 5; }));
+        pause_for(Milliseconds(random() % 20));
+        const auto slept = run({{command_file("gpu-sleep"), "--group", name, "--timeout", "20s"}});
+        INFO(slept.out << slept.err);
+        REQUIRE(slept.status == 0);
+        REQUIRE(family.count("asleep") == k_ranks);
+        longest = std::max(longest, slept.seconds);
+        REQUIRE(run({{command_file("gpu-wake"), "--group", name}}).status == 0);
+    }
+    WARN("the longest sleep took " << longest << " s");
+    family[0].process().send("collective_end");
+    CHECK_THAT(family[1].tell("collective_end"), mentions("right "));
+    CHECK_THAT(family[0].process().read_line(), mentions("ok right "));
+    family.check_all_awake();
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Who is told what, and when, of processes that go together: a member at a time, and ranks of a job.
+
+#include "peers/together.hpp"
+#include "support/catch.hpp"
+
+#include <algorithm>
+#include <ostream>
+#include <random>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli;
+using Phase = model::Progress::Phase;
+using Kind = Together::Kind;
+using Words = std::vector<Together::Word>;
+
+namespace gpu_sleep::cli {
+std::ostream& operator<<(std::ostream& out, const Together::Word& word) {
+    return out << word.member << ":" << static_cast<int>(word.kind);
+}
+} // namespace gpu_sleep::cli
+
+namespace {
+
+/// Members, and a clock that stands still until it is told.
+struct Scene {
+    Clock::time_point now{std::chrono::hours{1}};
+    Together together;
+
+    explicit Scene(std::size_t members, bool is_sleep = true, Milliseconds limit = Milliseconds{3'600'000})
+        : together(members, is_sleep, now + limit) {}
+
+    void say(std::size_t member, Phase phase, std::uint64_t held = 0) {
+        together.hear(member, {phase, 0, 0, {}, held}, now);
+    }
+    /// All are asked, and have begun to drain.
+    void begin(std::size_t members) {
+        for (std::size_t i = 0; i < members; ++i) {
+            REQUIRE(together.next_to_ask() == i);
+            say(i, Phase::drain);
+        }
+    }
+    Words after(Milliseconds time) {
+        now += time;
+        return together.due(now);
+    }
+    Words due() { return after(Milliseconds(0)); }
+};
+
+Words to_all(std::size_t members, Kind kind) {
+    Words words;
+    for (std::size_t i = 0; i < members; ++i) words.push_back({i, kind});
+    return words;
+}
+
+} // namespace
+
+TEST_CASE("Together: a member is asked when the one before it has begun", "[together]") {
+    Scene scene(2);
+    CHECK(scene.together.next_to_ask() == 0U);
+    CHECK(scene.together.next_to_ask() == std::nullopt);
+    scene.say(0, Phase::waiting);
+    CHECK(scene.together.next_to_ask() == 1U);
+    scene.say(1, Phase::waiting);
+    CHECK(scene.together.next_to_ask() == std::nullopt);
+}
+
+TEST_CASE("Together: nobody is asked any more once one has failed", "[together]") {
+    Scene scene(3);
+    REQUIRE(scene.together.next_to_ask() == 0U);
+    scene.together.end(0, true);
+    CHECK(scene.together.next_to_ask() == std::nullopt);
+    CHECK(scene.together.why_not(scene.now) == Together::Why::member_failed);
+}
+
+TEST_CASE("Together: all prepare once all are drained, and commit once all are ready", "[together]") {
+    Scene scene(3);
+    scene.begin(3);
+    scene.say(0, Phase::drained);
+    scene.say(1, Phase::drained);
+    CHECK(scene.due().empty());
+    scene.say(2, Phase::drained);
+    CHECK(scene.due() == to_all(3, Kind::prepare));
+    CHECK(scene.due().empty());
+    scene.say(0, Phase::transfer);
+    scene.say(0, Phase::ready);
+    scene.say(2, Phase::ready);
+    CHECK_FALSE(scene.together.all_are_ready());
+    scene.say(1, Phase::ready);
+    CHECK(scene.together.all_are_ready());
+    CHECK(scene.together.commit() == std::vector<std::size_t>{0, 1, 2});
+    CHECK_FALSE(scene.together.all_are_ready());
+    scene.together.end(1, true); // which comes too late to matter
+    CHECK(scene.together.why_not(scene.now) == std::nullopt);
+    CHECK(scene.after(Milliseconds(60'000)).empty());
+}
+
+TEST_CASE("Together: a member with nothing to do keeps nobody waiting", "[together]") {
+    Scene scene(3);
+    scene.begin(3);
+    scene.together.end(0, false); // awake already, say
+    scene.say(1, Phase::ready);   // nothing to drain
+    scene.say(2, Phase::drained);
+    CHECK(scene.due() == Words{{2, Kind::prepare}});
+    scene.say(2, Phase::ready);
+    REQUIRE(scene.together.all_are_ready());
+    CHECK(scene.together.commit() == std::vector<std::size_t>{1, 2});
+}
+
+TEST_CASE("Together: where all are done before they were ready, nobody is told anything", "[together]") {
+    Scene scene(2);
+    scene.begin(2);
+    scene.together.end(0, false);
+    scene.together.end(1, false);
+    CHECK_FALSE(scene.together.all_are_ready());
+    CHECK(scene.due().empty());
+}
+
+TEST_CASE("Together: drained members let one through, and only while another is not drained", "[together]") {
+    Scene scene(3);
+    scene.begin(3);
+    scene.say(1, Phase::drained, 2);
+    scene.say(2, Phase::drained, 0);
+    CHECK(scene.due().empty());
+    CHECK(scene.after(Together::k_rest) == Words{{1, Kind::let_one_through}});
+    CHECK(scene.after(Together::k_rest).empty()); // it drains again
+    scene.say(1, Phase::drained, 1);
+    scene.say(0, Phase::drained, 4);
+    CHECK(scene.due() == to_all(3, Kind::prepare));
+}
+
+TEST_CASE("Together: nothing is let through while members come and go", "[together]") {
+    Scene scene(2);
+    scene.begin(2);
+    for (int i = 0; i < 20; ++i) {
+        scene.say(1, Phase::drained, 1);
+        CHECK(scene.after(Together::k_rest - Milliseconds(1)).empty());
+    }
+    CHECK(scene.after(Milliseconds(1)) == Words{{1, Kind::let_one_through}});
+}
+
+TEST_CASE("Together: members that are not drained let through only when nobody drained could", "[together]") {
+    Scene scene(2);
+    scene.begin(2);
+    CHECK(scene.after(Together::k_rest_of_undrained - Milliseconds(1)).empty());
+    CHECK(scene.after(Milliseconds(1)) == to_all(2, Kind::let_one_through));
+    CHECK(scene.after(Together::k_rest) == to_all(2, Kind::let_one_through));
+    scene.say(1, Phase::drained, 0); // its next submission is on its way
+    CHECK(scene.after(Together::k_rest_of_undrained).empty());
+    scene.say(1, Phase::drained, 1);
+    CHECK(scene.after(Together::k_rest) == Words{{1, Kind::let_one_through}});
+    scene.say(1, Phase::drained, 0);
+    CHECK(scene.after(Together::k_rest_beside_drained) == Words{{0, Kind::let_one_through}});
+    CHECK(scene.after(Together::k_rest_beside_drained) == Words{{1, Kind::hold_on}}); // more rarely
+    CHECK(scene.after(Together::k_rest_beside_drained) ==
+          Words{{0, Kind::let_one_through}, {1, Kind::hold_on}});
+}
+
+TEST_CASE("Together: nothing is let through for a member that does not wait for its device", "[together]") {
+    Scene scene(2);
+    scene.begin(2);
+    scene.say(1, Phase::callbacks);
+    CHECK(scene.after(Milliseconds(10'000)).empty());
+    const auto wakes = GENERATE(false, true);
+    Scene other(1, !wakes);
+    other.begin(1);
+    CHECK(other.after(Milliseconds(10'000)).empty() == wakes);
+}
+
+TEST_CASE("Together: those that wait hear that the command lives", "[together]") {
+    Scene scene(2);
+    scene.begin(2);
+    scene.say(0, Phase::ready);
+    scene.say(1, Phase::callbacks);
+    CHECK(scene.due().empty());
+    for (int i = 0; i < 100; ++i) CHECK(scene.after(Together::k_sign_of_life) == Words{{0, Kind::hold_on}});
+}
+
+TEST_CASE("Together: all go back when the command was stopped for too long", "[together]") {
+    Scene scene(2);
+    scene.begin(2);
+    scene.say(0, Phase::ready);
+    CHECK(scene.due().empty());
+    scene.now += Together::k_longest_silence;
+    scene.say(1, Phase::ready);
+    CHECK(scene.due().empty());
+    CHECK(scene.together.why_not(scene.now) == Together::Why::command_was_stopped);
+}
+
+TEST_CASE("Together: all go back when some are not ready in time", "[together]") {
+    Scene scene(2, true, Milliseconds(1'000));
+    scene.begin(2);
+    scene.say(0, Phase::ready);
+    CHECK(scene.together.next_time(scene.now) <= scene.now + Milliseconds(1'000));
+    scene.now += Milliseconds(1'000);
+    CHECK(scene.together.why_not(scene.now) == Together::Why::late);
+    CHECK_FALSE(scene.together.is_behind(0));
+    CHECK(scene.together.is_behind(1));
+    scene.say(1, Phase::ready);
+    CHECK(scene.together.why_not(scene.now) == std::nullopt); // just so
+}
+
+namespace {
+
+/// Ranks of a job whose every submission is a collective: it ends when all ranks have made it. A rank's
+/// device is drained when all that it has submitted has ended.
+struct Ranks {
+    std::vector<int> submitted;
+    [[nodiscard]] bool is_drained(std::size_t rank) const {
+        return submitted[rank] <= *std::min_element(submitted.begin(), submitted.end());
+    }
+};
+
+} // namespace
+
+TEST_CASE("Together: ranks that were stopped anywhere come to a common point", "[together]") {
+    std::mt19937 random(GENERATE(1U, 2U, 3U, 4U));
+    constexpr std::size_t k_ranks = 8;
+    Ranks ranks{{}};
+    for (std::size_t i = 0; i < k_ranks; ++i) ranks.submitted.push_back(static_cast<int>(random() % 20));
+    Scene scene(k_ranks);
+    scene.begin(k_ranks);
+    std::vector<bool> told(k_ranks, false); // that it is drained
+    int most = *std::max_element(ranks.submitted.begin(), ranks.submitted.end());
+    bool all = false;
+    for (int step = 0; step < 2'000 && !all; ++step) {
+        for (std::size_t i = 0; i < k_ranks; ++i)
+            if (!told[i] && ranks.is_drained(i)) scene.say(i, Phase::drained, 1), told[i] = true;
+        for (const auto& word : scene.after(Milliseconds(1))) {
+            all = all || word.kind == Kind::prepare;
+            if (word.kind != Kind::let_one_through) continue;
+            CHECK(ranks.is_drained(word.member));
+            ++ranks.submitted[word.member];
+            told[word.member] = false;
+        }
+    }
+    REQUIRE(all);
+    for (const auto count : ranks.submitted) CHECK(count == most); // nobody went further than the first
+}
