@@ -176,6 +176,23 @@ TEST_CASE("Gate: asleep, touches ask to be woken, not more than once a second", 
     CHECK(second.gets_in());
 }
 
+TEST_CASE("Gate: a touch asks at once, however shortly before the last sleep was ended by one", "[gate]") {
+    const OpenGate open;
+    the_gate().set_waker([] {});
+    for (int i = 0; i < 3; ++i) {
+        fall_asleep(rule(OnTouch::wake));
+        std::atomic<bool> is_asked{false};
+        the_gate().set_waker([&] { is_asked = true; });
+        const auto start = Clock::now();
+        Toucher touch;
+        REQUIRE(becomes_true([&] { return is_asked.load(); }));
+        CHECK(Clock::now() - start < Milliseconds(700));
+        the_gate().set_waker([] {});
+        the_gate().open();
+        CHECK(touch.gets_in());
+    }
+}
+
 TEST_CASE("Gate: a touch that asked to be woken waits no longer than its limit", "[gate]") {
     const OpenGate open;
     the_gate().set_waker([] { the_gate().wake_refused(); });
