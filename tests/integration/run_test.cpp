@@ -130,6 +130,8 @@ TEST_CASE("Run: a setting of the environment that makes no sense is named once, 
                                                                  {"TAG", "bad tag,x"},
                                                                  {"GATE", "zzz"},
                                                                  {"RELEASE_GIL", "yes"},
+                                                                 {"MAKE_ROOM", "yes"},
+                                                                 {"MIN_AWAKE", "30s"},
                                                                  {"CAPTURE", "true"},
                                                                  {"LOG", "warn"},
                                                                  {"NAME", "4242"},
@@ -152,15 +154,31 @@ TEST_CASE("Run: the options are the agent's environment", "[run]") {
     CHECK(value_in(plain, "LD_PRELOAD") == agent_file());
     CHECK(value_in(plain, "GPU_SLEEP_CAPTURE") == "1");
     for (const auto* name : {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "RELEASE_GIL",
-                             "GATE", "RETAIN", "PREPARE"})
+                             "GATE", "RETAIN", "PREPARE", "MAKE_ROOM", "MIN_AWAKE"})
         CHECK(value_in(plain, fmt::format("GPU_SLEEP_{}", name)) == "none");
 
     const Scratch scratch;
     std::ofstream(scratch.file("rules.json")) << R"({"rules": [{"library": "libx", "capture": false}]})";
-    const auto all =
-        environment_after({"--name", "llama", "--tag=weights", "--min-size", "64KiB", "--rules",
-                           scratch.file("rules.json"), "--on-touch", "wake", "--touch-limit", "1.5s",
-                           "--release-gil", "--gate", "checked", "--retain", "2GiB", "--prepare"});
+    const auto all = environment_after({"--name",
+                                        "llama",
+                                        "--tag=weights",
+                                        "--min-size",
+                                        "64KiB",
+                                        "--rules",
+                                        scratch.file("rules.json"),
+                                        "--on-touch",
+                                        "wake",
+                                        "--touch-limit",
+                                        "1.5s",
+                                        "--release-gil",
+                                        "--gate",
+                                        "checked",
+                                        "--retain",
+                                        "2GiB",
+                                        "--prepare",
+                                        "--make-room",
+                                        "--min-awake",
+                                        "2s"});
     CHECK(value_in(all, "GPU_SLEEP_NAME") == "llama");
     CHECK(value_in(all, "GPU_SLEEP_TAG") == "weights");
     CHECK(value_in(all, "GPU_SLEEP_MIN_SIZE") == "65536");
@@ -171,6 +189,8 @@ TEST_CASE("Run: the options are the agent's environment", "[run]") {
     CHECK(value_in(all, "GPU_SLEEP_GATE") == "checked");
     CHECK(value_in(all, "GPU_SLEEP_RETAIN") == "2147483648");
     CHECK(value_in(all, "GPU_SLEEP_PREPARE") == "10");
+    CHECK(value_in(all, "GPU_SLEEP_MAKE_ROOM") == "1");
+    CHECK(value_in(all, "GPU_SLEEP_MIN_AWAKE") == "2000");
 
     const auto none = environment_after({"--no-capture", "--keep-gil"});
     CHECK(value_in(none, "GPU_SLEEP_CAPTURE") == "0");
