@@ -9,7 +9,7 @@ namespace gpu_sleep::cli {
 std::string_view advice_from(std::string_view program, ErrorCode code, bool has_waited) noexcept {
     if (has_waited && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, or let gpu-wake try for longer than this --wait";
-    if (program == "gpu-sleep" && code == ErrorCode::out_of_device_memory)
+    if ((program == "gpu-sleep" || program == "gpu-reclaim") && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, and try again"; // which the copying takes a little of
     const bool lacks_host_memory = code == ErrorCode::out_of_host_memory;
     // Do not advise to drop what is asleep because there is too little memory to wake it.

@@ -29,7 +29,8 @@ constexpr std::array k_errors = {
                 "drop the contents with gpu-sleep --tags TAG --discard TAG, then wake and refill"},
     ErrorTraits{ErrorCode::driver_failed, "driver_failed", failed_awake, failed_asleep, ""},
     ErrorTraits{ErrorCode::out_of_device_memory, "out_of_device_memory", failed_awake, failed_asleep,
-                "free GPU memory, or let gpu-wake try for longer with --wait 60s"},
+                "free GPU memory, have others sleep with gpu-wake --make-room, or let it try for longer with "
+                "--wait 60s"},
     ErrorTraits{ErrorCode::out_of_host_memory, "out_of_host_memory", no_host_memory, failed_asleep,
                 "free host memory, keep fewer tags, or drop contents with --level 2"},
     ErrorTraits{ErrorCode::refused, "refused", failed_awake, failed_asleep,

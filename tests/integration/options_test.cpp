@@ -71,10 +71,6 @@ Kind choice(Arguments words) {
     return {std::move(words),
             with(k_never, {"x", "-1", "0", "1s", k_beyond_all, "shut|checked", "WAIT", "wait "})};
 }
-Kind with_needs(Kind kind, Arguments needs) {
-    kind.needs = std::move(needs);
-    return kind;
-}
 Kind directory(Arguments needs) {
     return {{"/nonexistent", "here", std::string(300, 'd')}, {}, false, std::move(needs)};
 }

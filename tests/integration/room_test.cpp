@@ -273,3 +273,19 @@ TEST_CASE("Room: many that want one GPU at once all have their turn", "[room]") 
     }
     for (auto& model : models) CHECK(model.shown(k_waiting) == "none");
 }
+
+TEST_CASE("Room: a touch that makes no room says who has the memory", "[room]") {
+    const Machine machine;
+    auto variables = machine.devices.environment();
+    variables.insert(variables.end(), {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake"});
+    Model first(variables);
+    Model second(variables);
+    first.request();
+    second.begin_request();
+    const auto words = fmt::format("{} has 32.0 MiB and could sleep", first.host.pid());
+    CHECK(becomes_true([&] { return second.host.process().errors().find(words) != std::string::npos; }));
+    CHECK(second.shown(k_place) == "null");
+    CHECK(first.host.state() == "awake");
+    REQUIRE(first.host.command("gpu-sleep").status == 0);
+    second.end_request();
+}

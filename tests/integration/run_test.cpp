@@ -132,6 +132,8 @@ TEST_CASE("Run: a setting of the environment that makes no sense is named once, 
                                                                  {"TAG", "bad tag,x"},
                                                                  {"GATE", "zzz"},
                                                                  {"RELEASE_GIL", "yes"},
+                                                                 {"MAKE_ROOM", "yes"},
+                                                                 {"MIN_AWAKE", "30s"},
                                                                  {"CAPTURE", "true"},
                                                                  {"LOG", "warn"},
                                                                  {"NAME", "4242"},
@@ -154,7 +156,7 @@ TEST_CASE("Run: the options are the agent's environment", "[run]") {
     CHECK(value_in(plain, "LD_PRELOAD") == agent_file());
     CHECK(value_in(plain, "GPU_SLEEP_CAPTURE") == "1");
     for (const auto* name : {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "RELEASE_GIL",
-                             "GATE", "RETAIN", "PREPARE", "ON_STOP", "STOP_GRACE"})
+                             "GATE", "RETAIN", "PREPARE", "MAKE_ROOM", "MIN_AWAKE", "ON_STOP", "STOP_GRACE"})
         CHECK(value_in(plain, fmt::format("GPU_SLEEP_{}", name)) == "none");
 
     const Scratch scratch;
@@ -179,6 +181,9 @@ TEST_CASE("Run: the options are the agent's environment", "[run]") {
                                         "--on-stop",
                                         "sleep",
                                         "--stop-grace",
+                                        "2s",
+                                        "--make-room",
+                                        "--min-awake",
                                         "2s"});
     CHECK(value_in(all, "GPU_SLEEP_NAME") == "llama");
     CHECK(value_in(all, "GPU_SLEEP_TAG") == "weights");
@@ -192,6 +197,8 @@ TEST_CASE("Run: the options are the agent's environment", "[run]") {
     CHECK(value_in(all, "GPU_SLEEP_PREPARE") == "10");
     CHECK(value_in(all, "GPU_SLEEP_ON_STOP") == "sleep");
     CHECK(value_in(all, "GPU_SLEEP_STOP_GRACE") == "2000");
+    CHECK(value_in(all, "GPU_SLEEP_MAKE_ROOM") == "1");
+    CHECK(value_in(all, "GPU_SLEEP_MIN_AWAKE") == "2000");
 
     const auto none = environment_after({"--no-capture", "--keep-gil"});
     CHECK(value_in(none, "GPU_SLEEP_CAPTURE") == "0");

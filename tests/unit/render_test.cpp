@@ -202,8 +202,9 @@ TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[
     const auto error = make_error(ErrorCode::out_of_device_memory, "needs 61.2 GiB on GPU 0, 40.1 GiB free");
     CHECK(render_error("gpu-wake", "wake " + title(listed_process()), error) ==
           "gpu-wake: cannot wake 4242 (python3 serve.py): needs 61.2 GiB on GPU 0, 40.1 GiB free; free GPU "
-          "memory, or "
-          "let gpu-wake try for longer with --wait 60s\n");
+          "memory, have others sleep with gpu-wake --make-room, or let it try for longer with --wait 60s\n");
+    CHECK(render_error("gpu-reclaim", "free 1 GiB on GPU 0", error)
+              .ends_with("free GPU memory, and try again\n"));
     CHECK(render_error("gpu-ps", "", make_error(ErrorCode::invalid_argument, "no")) == "gpu-ps: no\n");
 }
 
