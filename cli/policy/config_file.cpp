@@ -8,7 +8,20 @@
 #include "cli/policy/config_reader.hpp"
 
 #ifdef GPU_SLEEP_HAVE_TOML
-#define TOML_EXCEPTIONS 0
+namespace {
+/// What toml++ says instead of going on where it meets what it thought impossible: version 3.3 does so after
+/// "[=". Without its checks, which NDEBUG would take away, what follows is undefined.
+struct Unforeseen {};
+[[noreturn]] void stop_parsing() {
+    throw Unforeseen();
+}
+} // namespace
+#undef NDEBUG
+#define TOML_ASSERT(expression)                                                                              \
+    do {                                                                                                     \
+        if (!(expression)) stop_parsing();                                                                   \
+    } while (false)
+#define TOML_EXCEPTIONS 1
 #define TOML_HEADER_ONLY 1
 #define TOML_ENABLE_FORMATTERS 0
 #include <toml++/toml.h>
@@ -69,14 +82,70 @@ void add_entries(const toml::table& table, const std::vector<std::string>& path,
     }
 }
 
+/// What is wrong with a line, or nothing. The parser is given ASCII alone, of which it is sure: version 3.3
+/// has characters for which what it does is undefined. In a line of comment, others become question marks.
+std::string_view make_plain(std::string& text, std::size_t begin, std::size_t end) {
+    const auto first = text.find_first_not_of(" \t", begin);
+    const bool is_comment = first < end && text[first] == '#';
+    for (auto i = begin; i < end; ++i) {
+        const auto each = static_cast<unsigned char>(text[i]);
+        constexpr unsigned char k_blank = 0x20;
+        constexpr unsigned char k_delete = 0x7F;
+        if ((each < k_blank && each != '\t' && each != '\r') || each == k_delete)
+            return "there is a control character";
+        if (each > k_delete && !is_comment)
+            return "there is a character beyond ASCII: write it in a text such as \"gr\\u00FC\\u00DF\"";
+        if (each > k_delete) text[i] = '?';
+    }
+    return {};
+}
+
+/// Whether the parser fails at the text's first `lines` lines without a word.
+bool is_unforeseen(std::string_view text, std::size_t lines) {
+    std::size_t end = 0;
+    for (std::size_t i = 0; i < lines && end != text.npos; ++i) end = text.find('\n', end + (i == 0 ? 0 : 1));
+    try {
+        static_cast<void>(toml::parse(text.substr(0, end)));
+    } catch (const Unforeseen&) {
+        return true;
+    } catch (const toml::parse_error&) {
+        return false;
+    }
+    return false;
+}
+
+/// The line at which it does.
+std::size_t unforeseen_line(std::string_view text) {
+    std::size_t good = 0;
+    auto bad = static_cast<std::size_t>(1 + std::count(text.begin(), text.end(), '\n'));
+    while (bad - good > 1) {
+        const auto middle = good + (bad - good) / 2;
+        (is_unforeseen(text, middle) ? bad : good) = middle;
+    }
+    return bad;
+}
+
 /// The entries in the order of their lines. Errors: invalid_argument (it is no TOML).
 Result<std::vector<Entry>> entries_of(std::string_view text, std::string_view name) {
-    const auto parsed = toml::parse(text);
-    if (!parsed)
-        return make_error(ErrorCode::invalid_argument, "{}:{}: {}", name, parsed.error().source().begin.line,
-                          parsed.error().description());
+    const auto bad = [&](std::size_t line, std::string_view what) {
+        return make_error(ErrorCode::invalid_argument, "{}:{}: {}", name, line, what);
+    };
+    std::string plain(text);
+    std::size_t line = 0;
+    for (std::size_t begin = 0; begin < plain.size();) {
+        const auto end = std::min(plain.find('\n', begin), plain.size());
+        ++line;
+        if (const auto problem = make_plain(plain, begin, end); !problem.empty()) return bad(line, problem);
+        begin = end + 1;
+    }
     std::vector<Entry> entries;
-    add_entries(parsed.table(), {}, entries);
+    try {
+        add_entries(toml::parse(plain), {}, entries);
+    } catch (const toml::parse_error& error) {
+        return bad(error.source().begin.line, error.description());
+    } catch (const Unforeseen&) {
+        return bad(unforeseen_line(plain), "this is no TOML");
+    }
     std::stable_sort(entries.begin(), entries.end(),
                      [](const Entry& one, const Entry& other) { return one.line < other.line; });
     return entries;

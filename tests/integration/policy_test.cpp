@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// gpu-reclaim by policies: the ladder, configuration files, root's pass over others' processes, and budgets
-// for host memory.
+// gpu-reclaim by policies: the ladder, configuration files, and root's pass over others' processes.
 
-#include "empty_tmp.hpp"
 #include "mentions.hpp"
 #include "place.hpp"
+#include "policy_programs.hpp"
 #include "stage.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
@@ -15,36 +14,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <memory>
-#include <numeric>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
-
-constexpr Bytes k_each = 16 * k_mib;
-
-/// A program all of whose calls the agent sees.
-Arguments captured(Arguments more = {}) {
-    more.emplace_back("GPU_SLEEP_CAPTURE=1");
-    return more;
-}
-
-std::string said(const Host& host, const std::string& name) {
-    return host.command("gpu-ps", {"--json"}).json("/processes/0/report/" + name);
-}
-
-Bytes bytes_held(const Host& host) {
-    return std::stoull(said(host, "host_bytes")) + std::stoull(said(host, "retained_bytes"));
-}
-
-void become_idle(const Host& host, double seconds = 0.05) {
-    REQUIRE(becomes_true([&] { return std::strtod(said(host, "idle_seconds").c_str(), nullptr) > seconds; }));
-}
 
 void write_file(const std::filesystem::path& path, const std::string& text) {
     std::filesystem::create_directories(path.parent_path());
@@ -66,60 +42,6 @@ bool reads_files() {
     write_file(file, "");
     return run({{command_file("gpu-reclaim"), "--config", file, "--default-idle", "1d", "999999999"}})
                .status == 3;
-}
-
-/// All programs of this test, for a command: others' cannot get in the way as with a name.
-std::string own_programs() {
-    return std::to_string(::getpid());
-}
-
-/// So many programs, each with contents of k_each.
-std::vector<std::unique_ptr<Host>> programs(int count) {
-    const Arguments environment{"GPU_SLEEP_SIM_POISON=0"};
-    std::vector<std::unique_ptr<Host>> all;
-    for (int i = 0; i < count; ++i) {
-        all.push_back(std::make_unique<Host>(captured(environment)));
-        all.back()->tell(fmt::format("alloc weights {} 0", k_each));
-    }
-    return all;
-}
-
-/// The same, in a /tmp of their own: nobody else's account is theirs.
-std::vector<std::unique_ptr<Host>> programs_apart(int count, Arguments environment) {
-    environment.emplace_back("GPU_SLEEP_SIM_POISON=0");
-    std::vector<std::unique_ptr<Host>> all;
-    for (int i = 0; i < count; ++i) {
-        auto launch = with_empty_tmp("exec \"$0\"");
-        if (i > 0)
-            launch.command = {"nsenter",
-                              "--target",
-                              std::to_string(all.front()->pid()),
-                              "--user",
-                              "--mount",
-                              "--preserve-credentials",
-                              command_file("integration_host")};
-        launch.environment = captured(environment);
-        all.push_back(std::make_unique<Host>(launch));
-        all.back()->tell(fmt::format("alloc weights {} 0", k_each));
-    }
-    return all;
-}
-
-Bytes held_by_all(const std::vector<std::unique_ptr<Host>>& all) {
-    return std::accumulate(all.begin(), all.end(), Bytes{0},
-                           [](Bytes sum, const auto& host) { return sum + bytes_held(*host); });
-}
-
-auto count_asleep(const std::vector<std::unique_ptr<Host>>& all) {
-    return std::count_if(all.begin(), all.end(), [](const auto& host) { return host->state() == "asleep"; });
-}
-
-void check_bytes_after_wake(const std::vector<std::unique_ptr<Host>>& all) {
-    for (const auto& host : all) {
-        REQUIRE(host->command("gpu-wake").status == 0);
-        CHECK(host->tell("check_all") == "intact");
-        CHECK(host->tell("faults") == "0");
-    }
 }
 
 } // namespace
@@ -326,103 +248,4 @@ TEST_CASE(
     }
     host.tell("spin 1");
     CHECK(host.tell("check_all") == "intact");
-}
-
-TEST_CASE("Policy: eight that sleep at once within a budget for three spill to files, or stay awake",
-          "[policy]") {
-    if (!has_empty_tmp()) return;
-    const Scratch disk("/var/tmp"); // files in memory would be no help
-    const auto all = programs_apart(8, {fmt::format("GPU_SLEEP_HOST_BUDGET={}", 3 * k_each + k_mib)});
-    SECTION("with a directory all sleep") {
-        const auto output = run({{command_file("gpu-sleep"), own_programs(), "--spill", disk.file("sleep")}});
-        INFO(output.err);
-        CHECK(output.status == 0);
-        CHECK(count_asleep(all) == 8);
-        CHECK(held_by_all(all) <= 3 * k_each + k_mib);
-        CHECK(held_by_all(all) >= 3 * k_each);
-    }
-    SECTION("without one three do, and the others say why not") {
-        const auto output = run({{command_file("gpu-sleep"), own_programs()}});
-        CHECK(output.status == 8);
-        CHECK_THAT(output.err, mentions("that they may hold together"));
-        CHECK(count_asleep(all) == 3);
-        CHECK(held_by_all(all) == 3 * k_each);
-    }
-    check_bytes_after_wake(all);
-}
-
-TEST_CASE("Policy: who sleeps within a budget has what others only retain", "[policy]") {
-    if (!has_empty_tmp()) return;
-    const auto all = programs_apart(4, {fmt::format("GPU_SLEEP_HOST_BUDGET={}", 2 * k_each)});
-    for (const auto& host : all) { // each finds what the two before it retain
-        REQUIRE(host->command("gpu-sleep").status == 0);
-        CHECK(bytes_held(*host) == k_each);
-        CHECK(held_by_all(all) <= 2 * k_each);
-        REQUIRE(host->command("gpu-wake").status == 0);
-    }
-    REQUIRE(all[0]->command("gpu-sleep").status == 0);
-    REQUIRE(all[1]->command("gpu-sleep").status == 0);
-    CHECK(all[2]->command("gpu-sleep").status == 8); // nobody retains anything
-    check_bytes_after_wake(all);
-}
-
-TEST_CASE("Policy: a pass puts no more to sleep into host memory than the budget has room for", "[policy]") {
-    const Place place;
-    const auto all = programs(3);
-    for (const auto& host : all) become_idle(*host);
-    const auto pass = [&](Arguments more) {
-        Launch launch{{command_file("gpu-reclaim"), own_programs(), "--idle", "10ms", "--host-budget",
-                       std::to_string(2 * k_each)}};
-        launch.command.insert(launch.command.end(), more.begin(), more.end());
-        return run(launch);
-    };
-    auto output = pass({});
-    CHECK(output.status == 0);
-    CHECK_THAT(output.out, mentions("the budget for host memory has no room for it"));
-    CHECK(count_asleep(all) == 2);
-    output = pass({"--dir", place.path()});
-    INFO(output.err);
-    CHECK(output.status == 0);
-    CHECK(count_asleep(all) == 3);
-    CHECK(held_by_all(all) == 2 * k_each);
-    CHECK(place.files().size() == 1);
-    check_bytes_after_wake(all);
-}
-
-TEST_CASE("Policy: beyond the budget what is retained goes first, then the longest sleeping moves",
-          "[policy]") {
-    const Place place;
-    const auto all = programs(4);
-    for (const auto i : {2, 0, 1, 3}) {
-        REQUIRE(all[static_cast<std::size_t>(i)]->command("gpu-sleep").status == 0);
-        pause_for(Milliseconds(20));
-    }
-    REQUIRE(all[3]->command("gpu-wake").status == 0);
-    CHECK(bytes_held(*all[3]) == k_each); // retained
-    const auto pass = [&](Bytes budget, Arguments more = {}) {
-        Launch launch{{command_file("gpu-reclaim"), own_programs(), "--host-budget", std::to_string(budget)}};
-        launch.command.insert(launch.command.end(), more.begin(), more.end());
-        return run(launch);
-    };
-    CHECK(pass(4 * k_each).status == 0);
-    CHECK(held_by_all(all) == 4 * k_each);
-    auto output = pass(3 * k_each);
-    CHECK(output.status == 0);
-    CHECK_THAT(output.out, mentions("of retained host memory"));
-    CHECK(becomes_true([&] { return bytes_held(*all[3]) == 0; }));
-    CHECK(held_by_all(all) == 3 * k_each);
-    output = pass(2 * k_each);
-    CHECK(output.status == 8);
-    CHECK_THAT(output.err,
-               mentions("cannot keep the budget of 32.0 MiB for the host memory of all processes: "
-                        "48.0 MiB would stay held"));
-    CHECK_THAT(pass(2 * k_each, {"--dir", place.path(), "--dry-run"}).out, mentions("would move"));
-    CHECK(held_by_all(all) == 3 * k_each);
-    output = pass(2 * k_each, {"--dir", place.path()});
-    CHECK(output.status == 0);
-    CHECK_THAT(output.out, mentions("to another store"));
-    CHECK(bytes_held(*all[2]) == 0); // which has slept for longest
-    CHECK(held_by_all(all) == 2 * k_each);
-    CHECK(count_asleep(all) == 3);
-    check_bytes_after_wake(all);
 }
