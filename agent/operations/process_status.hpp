@@ -13,6 +13,7 @@
 #include "program_memory/program_memory.hpp"
 #include "program_memory/retired_contents.hpp"
 
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -61,6 +62,8 @@ private:
     [[nodiscard]] auto look(Use&& use, Before&& before);
     void set_before(std::optional<model::Report> before);
     void note_touch_trouble(model::Report& report);
+    /// Asks the driver once: later it may be out of reach.
+    void name_device(model::DeviceReport& device);
 
     ProgramMemory& memory_;
     const RetiredContents& retired_;
@@ -71,7 +74,13 @@ private:
     /// How the process was when the transaction under way began.
     std::optional<model::Report> before_ GPU_SLEEP_GUARDED_BY(before_mutex_);
 
+    struct DeviceNames {
+        std::string name;
+        std::string uuid;
+    };
+
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::map<int, DeviceNames> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::string name_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::string touch_trouble_ GPU_SLEEP_GUARDED_BY(mutex_);
     Bytes woken_bytes_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
