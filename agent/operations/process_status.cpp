@@ -126,6 +126,22 @@ void ProcessStatus::note_touch_trouble(Report& report) {
     if (!touch_trouble_.empty()) report.notes.push_back(touch_trouble_);
 }
 
+void ProcessStatus::name_device(model::DeviceReport& device) {
+    DeviceNames names;
+    {
+        const MutexLock lock(mutex_);
+        if (const auto known = devices_.find(device.device); known != devices_.end()) names = known->second;
+    }
+    if (names.name.empty() && memory_.may_call_driver()) {
+        names = {driver::device_name(memory_.api(), device.device),
+                 driver::device_uuid(memory_.api(), device.device)};
+        const MutexLock lock(mutex_);
+        devices_[device.device] = names;
+    }
+    device.name = std::move(names.name);
+    device.uuid = std::move(names.uuid);
+}
+
 void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     report.pid = ::getpid();
     report.intercepts = intercepts();
@@ -157,10 +173,7 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     deep_.describe(report);
     if (!memory_.may_call_driver()) return;
     if (report.operation == model::Operation::status) add_devices(report);
-    for (auto& device : report.devices) {
-        device.name = driver::device_name(memory_.api(), device.device);
-        device.uuid = driver::device_uuid(memory_.api(), device.device);
-    }
+    for (auto& device : report.devices) name_device(device);
 }
 
 } // namespace gpu_sleep::agent::operations

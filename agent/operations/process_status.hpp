@@ -14,6 +14,7 @@
 #include "program_memory/program_memory.hpp"
 #include "program_memory/retired_contents.hpp"
 
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -70,6 +71,8 @@ private:
     void note_touch_trouble(model::Report& report);
     /// Deep asleep, what is left of it on a GPU is none.
     [[nodiscard]] model::State state_with(model::State state) const noexcept;
+    /// Asks the driver once: later it may be out of reach.
+    void name_device(model::DeviceReport& device);
 
     ProgramMemory& memory_;
     const RetiredContents& retired_;
@@ -81,7 +84,13 @@ private:
     /// How the process was when the transaction under way began.
     std::optional<model::Report> before_ GPU_SLEEP_GUARDED_BY(before_mutex_);
 
+    struct DeviceNames {
+        std::string name;
+        std::string uuid;
+    };
+
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::map<int, DeviceNames> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::string name_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::string group_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::string touch_trouble_ GPU_SLEEP_GUARDED_BY(mutex_);

@@ -123,6 +123,7 @@ TEST_CASE("Transitions: a wake that waits for GPU memory is counted when it ends
     wakes = transitions_of(host)["wake"];
     CHECK(wakes["done"] == 1);
     CHECK(wakes["done_seconds"].get<double>() > 0.2);
+    for (std::size_t i = 0; i < 4; ++i) CHECK(wakes["durations"][i]["count"] == 0); // up to 0.1 s
 }
 
 TEST_CASE("Status: names each device by its UUID, as the management library does", "[metrics]") {
