@@ -93,13 +93,16 @@ Paths kernel_directories_of_user(const fs::path& home) {
         if (rest.front() == '/') data.emplace_back(rest.substr(0, end));
         rest.remove_prefix(std::min(end + 1, rest.size()));
     }
-    for (const auto* prefix : {"VIRTUAL_ENV", "CONDA_PREFIX"})
-        if (const auto directory = directory_of(prefix, {}); !directory.empty())
+    for (const auto* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"})
+        if (const auto directory = directory_of(variable, {}); !directory.empty())
             data.push_back(directory / "share/jupyter");
     const char* search_path = std::getenv("PATH");
     const auto jupyter = find_program("jupyter", search_path ? search_path : "");
-    if (const auto* const file = std::get_if<std::string>(&jupyter); file && file->starts_with('/'))
-        data.push_back(fs::path(*file).parent_path().parent_path() / "share/jupyter");
+    const auto* const file = std::get_if<std::string>(&jupyter);
+    const auto prefix = file ? fs::path(*file).parent_path().parent_path() : fs::path();
+    // The others are the machine's, also when root asks for itself.
+    if (prefix.is_absolute() && prefix != "/" && prefix != "/usr" && prefix != "/usr/local")
+        data.push_back(prefix / "share/jupyter");
     for (auto& directory : data) directory /= k_kernels;
     return data;
 }

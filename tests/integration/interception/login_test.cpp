@@ -308,8 +308,12 @@ TEST_CASE("Login: enabling is idempotent, and disabling restores every byte", "[
     write(path / ".local/share/jupyter/kernels/r/kernel.json", R"({"language": "R"})");
     write(path / "venv/share/jupyter/kernels/python3/kernel.json", std::string(k_kernel) + "\n\n");
     const auto venv = "VIRTUAL_ENV=" + (path / "venv").native();
+    write(path / "tools/share/jupyter/kernels/python3/kernel.json", k_kernel);
+    write(path / "tools/bin/jupyter", "");
+    REQUIRE(::chmod((path / "tools/bin/jupyter").c_str(), 0755) == 0);
+    const auto search_path = "PATH=" + (path / "tools/bin").native() + ":/usr/bin:/bin"; // the first counts
     const auto before = tree_of(path);
-    const auto told = home.command({"gpu-run", "--enable-for", "user"}, {venv});
+    const auto told = home.command({"gpu-run", "--enable-for", "user"}, {venv, search_path});
     REQUIRE(told.status == 0);
     const auto once = tree_of(path);
     CHECK(once != before);
