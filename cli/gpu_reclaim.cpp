@@ -106,9 +106,13 @@ int main(int argc, char** argv) {
     cli::add_size(
         app, "--need", need,
         "Put the least recently used to sleep, no more than needed, until so much of a GPU is free");
-    const auto read_gpu = [&gpu](const std::string& text_of_gpu) {
-        gpu = text_of_gpu;
-        return std::string();
+    const auto read_gpu = [&gpu](const std::string& name) {
+        constexpr std::size_t k_longest = 64;
+        constexpr const char* k_letters = "0123456789-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+        gpu = name;
+        const bool is_name = !name.empty() && name.size() <= k_longest && name.front() != '-' &&
+                             name.find_first_not_of(k_letters) == std::string::npos;
+        return is_name ? std::string() : fmt::format("'{}' is no number or UUID of a GPU", name);
     };
     cli::add_value(
         app, "--gpu", "GPU", read_gpu,
@@ -135,14 +139,14 @@ int main(int argc, char** argv) {
     if (why && operation.target.empty()) text = "PID is missing, which --why is for";
     if (!why && !need && !request.only_if_idle) text = "--idle or --need is missing";
     if (!need && (!gpu.empty() || min_awake)) text = "--gpu and --min-awake are for --need";
-    if (need && (why || request.only_if_idle || !operation.target.empty() || !request.tags.empty()))
-        text = "--need excludes --idle, --why, --tags and PID";
+    if (need && (why || !request.tags.empty())) text = "--why and --tags are not for --need";
     if (!text.empty()) return cli::usage_error(k_program, text, operation.output.json);
     if (need) {
         request.min_awake = min_awake.value_or(model::WakeRequest().min_awake);
         request.bounds_all = timeout.has_value();
         request.timeout = timeout.value_or(request.timeout);
-        return cli::run_need({*need, gpu, operation.user, std::move(request), operation.output});
+        return cli::run_need(
+            {*need, gpu, operation.target, operation.user, std::move(request), operation.output});
     }
     if (!request.only_if_idle) request.only_if_idle = Milliseconds(0);
     request.bounds_all = timeout.has_value();

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -72,12 +73,24 @@ struct Done {
     std::optional<Error> error; ///< there is too little
 };
 
+/// The processes that `need` names; nothing if it names none. Errors: those of find_targets().
+Result<std::optional<std::set<pid_t>>> selected(Finder& finder, const Need& need) {
+    if (need.target.empty()) return std::optional<std::set<pid_t>>();
+    const auto targets = find_targets(finder, need.target, {.user = need.user});
+    if (!targets) return targets.error();
+    std::set<pid_t> pids;
+    for (const auto& target : targets->reached) pids.insert(target.process.pid);
+    return std::optional(std::move(pids));
+}
+
+/// Those of `processes` that may be asked to sleep, and in the same order the processes.
 std::vector<peers::Holder> holders_of(Finder& finder, const std::vector<Outcome>& processes,
+                                      const std::optional<std::set<pid_t>>& only,
                                       std::vector<const Process*>& asked) {
     std::vector<peers::Holder> holders;
     for (const auto& each : processes) {
         const auto* const report = std::get_if<model::Report>(&each.answer);
-        if (!report) continue;
+        if (!report || (only && !only->contains(each.process.pid))) continue;
         asked.push_back(&each.process);
         holders.push_back(
             {title(each.process), *report, [&finder, &each] { return finder.connect(each.process); }});
@@ -96,6 +109,8 @@ Error too_little(const Need& need, const GpuRoom& room) {
 Result<Done> make_room(const Need& need) {
     constexpr Milliseconds k_answer_patience{2'000};
     Finder finder;
+    const auto only = selected(finder, need);
+    if (!only) return only.error();
     auto targets = find_all(finder, need.user);
     if (!targets) return std::move(targets).error();
     auto processes = ask_status(finder, *std::move(targets), k_answer_patience);
@@ -115,7 +130,7 @@ Result<Done> make_room(const Need& need) {
         return peers::BytesByGpu{{gpu->uuid, missing}};
     };
     std::vector<const Process*> asked;
-    const auto holders = holders_of(finder, processes, asked);
+    const auto holders = holders_of(finder, processes, *only, asked);
     auto made = peers::make_room(holders, look, need.request);
     if (!made) return std::move(made).error();
     for (auto& slept : made->slept) done.outcomes.push_back({*asked[slept.holder], std::move(slept.answer)});

@@ -17,6 +17,7 @@ namespace gpu_sleep::cli {
 struct Need {
     Bytes bytes = 0;             ///< that are to be free
     std::string gpu;             ///< a number or a UUID; empty: the only one
+    std::string target;          ///< a pid or a name: only these processes sleep; empty: all
     std::optional<uid_t> user;   ///< whose processes; unset: all that may be asked
     model::SleepRequest request; ///< see peers::room_request()
     OutputOptions output;

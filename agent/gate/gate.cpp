@@ -115,7 +115,7 @@ void Gate::publish(Phase phase) {
     if (phase == Phase::open) {
         rule_.sleeping.clear();
         rule_.lists_all = true;
-        last_wake_ = {}; // the next sleep is another: its first touch asks at once
+        last_wake_ = {}; // it was not in vain: the next sleep is another
     }
     s_closed.store(phase != Phase::open, std::memory_order_seq_cst);
 }

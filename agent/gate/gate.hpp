@@ -99,8 +99,8 @@ public:
     /// if none is held while memory sleeps.
     [[nodiscard]] std::optional<std::vector<Named::Span>> sleeping_for(const Seat* seat) const;
 
-    /// What is called, outside of any lock, when a touch wants the process woken; again at most once a
-    /// second, or twice within the limit of a touch. It returns at once.
+    /// What is called, outside of any lock, when a touch wants the process woken; while it sleeps again at
+    /// most once a second, or twice within the limit of a touch. It returns at once.
     void set_waker(std::function<void()> waker);
     /// What the waker began has failed, and the process still sleeps. A touch whose limit is over fails then.
     void wake_refused();

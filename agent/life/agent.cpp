@@ -303,10 +303,10 @@ Error Agent::as_it_ends(Error error) const {
 void Agent::wake_on_touch() {
     if (wake_wanted_.exchange(true)) return;
     static std::atomic<bool> s_said{false};
-    const auto tell = [this](const Error& error) {
+    const auto tell = [this](const Error& error, bool is_said = true) {
         gate::Gate::instance().wake_refused();
         const auto trouble = "a touch could not wake this process yet: " + error.message;
-        if (!s_said.exchange(true)) log::warning("{}", trouble);
+        if (is_said && !s_said.exchange(true)) log::warning("{}", trouble);
         parts_.status.set_touch_trouble(trouble);
     };
     const auto hear = [this, tell](const server::Outcome& outcome) {
@@ -318,12 +318,17 @@ void Agent::wake_on_touch() {
     };
     const auto asked = guarded([&]() -> Result<void> {
         const auto holders = std::make_shared<std::optional<std::string>>();
-        const auto tell_shortage = [this, tell, holders](Error shortage) {
+        // To wait for its turn, and for others' time, is nothing to speak of where programs take turns.
+        constexpr Milliseconds k_patience{10'000};
+        const auto unsaid =
+            touch_request_.make_room ? 2 * touch_request_.min_awake + k_patience : Milliseconds(0);
+        const auto said_from = Clock::now() + unsaid;
+        const auto tell_shortage = [this, tell, holders, said_from](Error shortage) {
             // Who makes room has asked them already.
             if (!*holders && !touch_request_.make_room)
                 *holders = parts_.room.holders(parts_, touch_request_);
             if (holders->has_value() && !(*holders)->empty()) shortage.message += "; " + **holders;
-            tell(shortage);
+            tell(shortage, Clock::now() >= said_from);
         };
         const auto is_wanted = [] { return gate::Gate::instance().wants_waking(); };
         server_.submit_for_touch(touch_request_, is_wanted, tell_shortage, hear);

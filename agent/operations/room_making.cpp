@@ -169,7 +169,7 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
     const auto made = peers::make_room(holders, look, request);
     if (!made) return made.error();
     for (const auto& slept : made->slept)
-        if (!peers::error_of(slept.answer))
+        if (const auto* const report = std::get_if<Report>(&slept.answer); report && report->changed)
             notes.push_back(fmt::format("{} was put to sleep for it", holders[slept.holder].title));
     if (made->is_enough()) return std::string();
     against_ = made->against.empty() ? "nobody here could make room" : joined(made->against);

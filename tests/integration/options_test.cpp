@@ -46,6 +46,10 @@ Kind duration() {
             with(k_never, {"-1s", "-1", "x", "1x", "1 h 5", "0x10", "nan", "inf", "1e3", "1GiB", "10001d",
                            "1s2s", " 1s", k_beyond_64_bits, k_beyond_all, std::string(400, '9')})};
 }
+Kind with_needs(Kind kind, Arguments needs) {
+    kind.needs = std::move(needs);
+    return kind;
+}
 Kind size() {
     return {{"0", "1", "4096", "64KiB", "1.5GB", "8388607TiB"},
             with(k_never, {"-1", "-1MiB", "x", "1s", "1MIB", "0x10", "nan", "inf", "1e3", "8388608TiB",
@@ -89,6 +93,14 @@ const std::map<std::string, Kind>& kinds() {
         {"--timeout", duration()},
         {"--wait", duration()},
         {"--touch-limit", duration()},
+        {"--make-room", flag()},
+        {"--min-awake", with_needs(duration(), {"--make-room"})},
+        {"--need", size()},
+        {"--gpu",
+         {{"0", "7", "GPU-51302d51-0000", "MIG-1"},
+          with(k_never, {"-1", "a b", "GPU_1", "/", std::string(65, 'G')}),
+          false,
+          {"--need", "1GiB"}}},
         {"--idle", duration()},
         {"--for", duration()},
         {"--why", flag()},
@@ -177,6 +189,7 @@ Arguments needs_of(const Command& command) {
 
 /// What an option of `command` cannot do without, but for itself.
 Arguments needs_of(const Command& command, const std::string& option) {
+    if (command.words.back() == "gpu-reclaim" && option == "--min-awake") return {"--need", "1GiB"};
     auto needs = kinds().at(option).needs;
     if (command.words.back() == "gpu-reclaim" && option != "--idle") return with(needs, needs_of(command));
     if (command.words.back() != "extract") return needs;

@@ -108,7 +108,7 @@ TEST_CASE("Room: two models that do not fit take turns on requests alone", "[roo
     const Machine machine;
     Model first(machine.model("first"));
     Model second(machine.model("second"));
-    for (int i = 0; i < 5; ++i) {
+    for (int i = 0; i < 3; ++i) {
         first.request();
         CHECK(second.host.state() == "asleep");
         second.request();
@@ -235,6 +235,9 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     CHECK_THAT(done.out, mentions("is asleep"));
     CHECK(only.host.state() == "asleep");
     only.request();
+    CHECK(need({"--need", "40MiB", "--idle", "1h"}).status == 1);
+    CHECK(need({"--need", "40MiB", "no-such-model"}).status == 3);
+    CHECK(only.host.state() == "awake");
     const auto early = need({"--need", "40MiB"}, "60s");
     CHECK(early.status == 1);
     CHECK_THAT(early.err, mentions("it was woken"));
@@ -260,7 +263,7 @@ TEST_CASE("Room: who has memory and does not answer is named, and holds nobody u
 
 TEST_CASE("Room: many that want one GPU at once all have their turn", "[room]") {
     constexpr int k_models = 5;
-    constexpr int k_rounds = 6;
+    constexpr int k_rounds = 3;
     const Machine machine("100663296"); // the contexts stay there
     std::deque<Model> models;
     for (int i = 0; i < k_models; ++i) models.emplace_back(machine.model(fmt::format("model{}", i), 20));

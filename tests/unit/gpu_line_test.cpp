@@ -5,6 +5,7 @@
 #include "peers/gpu_line.hpp"
 #include "support/catch.hpp"
 #include "support/scratch.hpp"
+#include "support/skip.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -145,4 +146,16 @@ TEST_CASE("GPU line: the file is found missing, and is no link", "[gpu_line]") {
     CHECK_FALSE(GpuLine::open(place.directory.get(), k_gpu));
     CHECK_FALSE(GpuLine::open(place.directory.get(), ""));
     CHECK_FALSE(GpuLine::open(place.directory.get(), "../x"));
+}
+
+TEST_CASE("GPU line: root makes the file for the owner of the directory", "[gpu_line]") {
+    constexpr uid_t k_nobody = 65534;
+    if (::geteuid() != 0) return test::skip_without_right("act for another user");
+    const Place place;
+    REQUIRE(::fchown(place.directory.get(), k_nobody, k_nobody) == 0);
+    const auto line = place.line();
+    struct stat status = {};
+    REQUIRE(::stat(place.scratch.file(std::string("room-") + k_gpu).c_str(), &status) == 0);
+    CHECK(status.st_uid == k_nobody);
+    CHECK((status.st_mode & 0777U) == 0600U);
 }

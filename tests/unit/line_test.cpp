@@ -24,8 +24,9 @@ Clock::time_point at(int milliseconds) {
 /// A line whose wakes fail for want of memory as long as it is short.
 class Trial {
 public:
-    void wake(const std::string& tag, Milliseconds wait, bool is_own = false) {
+    void wake(const std::string& tag, Milliseconds wait, bool is_own = false, bool makes_room = false) {
         model::WakeRequest request;
+        request.make_room = makes_room;
         request.tags = {tag};
         request.timeout = Milliseconds(1'000);
         request.wait = wait;
@@ -78,6 +79,26 @@ TEST_CASE("Line: without a shortage all run in their order", "[line]") {
     CHECK(trial.line.next_time() <= at(0));
     for (const auto* expected : {"a!", "b!", "c!", "-"}) CHECK(trial.run(0) == expected);
     CHECK(trial.line.is_empty());
+}
+
+TEST_CASE("Line: a wake that makes room is known until it is gone, and it alone has a place", "[line]") {
+    Trial trial;
+    CHECK_FALSE(trial.line.makes_room());
+    trial.wake("w", Milliseconds(60));
+    CHECK_FALSE(trial.line.makes_room());
+    trial.wake("r", Milliseconds(60), false, true);
+    CHECK(trial.line.makes_room());
+    CHECK(trial.run(0) == "w");
+    CHECK(trial.run(0) == "r");
+    const auto waiting = trial.line.waiting(at(0), 3);
+    REQUIRE(waiting.size() == 2);
+    CHECK(waiting[0].place == 0);
+    CHECK(waiting[1].place == 3);
+    const auto late = trial.line.take_late(at(1'100), false);
+    REQUIRE(late);
+    CHECK(trial.line.makes_room());
+    REQUIRE(trial.line.take_late(at(1'100), false));
+    CHECK_FALSE(trial.line.makes_room());
 }
 
 TEST_CASE("Line: a wake that lacks memory is tried every 50 ms until its time is over", "[line]") {
