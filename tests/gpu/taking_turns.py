@@ -265,7 +265,7 @@ def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
     parser.add_argument("--seconds", type=float, default=300, help="for which requests come")
-    parser.add_argument("--pause", type=float, default=0.5, help="seconds between two requests, on average")
+    parser.add_argument("--pause", type=float, default=2, help="seconds between two requests, on average")
     parser.add_argument("--min-awake", type=float, default=2, help="seconds for which who was woken is left alone")
     parser.add_argument("--by", choices=("requests", "commands"), default="requests", help="who makes room")
     parser.add_argument("--model", choices=("torch", "plain"), default="torch")

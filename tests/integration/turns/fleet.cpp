@@ -67,7 +67,13 @@ std::optional<double> Server::ask() {
 
 void Server::end() {
     process_->close_input();
-    const auto status = process_->wait_for(k_patience);
+    std::optional<int> status;
+    const auto has_ended = [&] {
+        const std::lock_guard lock(mutex_);
+        status = process_->wait_for(Milliseconds(0));
+        return status.has_value();
+    };
+    static_cast<void>(becomes_true(has_ended));
     const std::lock_guard lock(mutex_);
     if (killed_) return;
     if (status != EXIT_SUCCESS)
@@ -78,7 +84,7 @@ void Server::end() {
 
 void Server::kill() {
     const std::lock_guard lock(mutex_);
-    // Its process is waited for under the mutex, or was not: the pid is its own.
+    // Its process is waited for under the mutex: the pid is its own.
     if (!process_ || process_->pid() == 0) return;
     killed_ = true;
     process_->signal(SIGKILL);

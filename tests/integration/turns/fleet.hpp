@@ -21,12 +21,12 @@ namespace gpu_sleep::test {
 struct TurnOptions {
     unsigned servers = 8;
     unsigned room_for = 3;   ///< of them, at a time
-    unsigned requests = 150; ///< of all together
+    unsigned requests = 160; ///< of all together
     unsigned ranges = 4;     ///< of each server
     Bytes range_bytes = 2 * k_mib;
     bool by_requests = false; ///< the agents make room for requests; otherwise a controller does, by commands
     Milliseconds min_awake{0};
-    Milliseconds pause{100}; ///< between two requests to one server, on average
+    Milliseconds pause{50}; ///< between two requests to one server, on average
     std::uint64_t seed = 1;
     bool is_calm = false; ///< nothing is killed, and nobody interferes
 };

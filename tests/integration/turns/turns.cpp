@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Usage: turns [--servers 8] [--room-for 3] [--requests 150] [--by commands|requests] [--calm] ...
+// Usage: turns [--servers 8] [--room-for 3] [--requests 160] [--by commands|requests] [--calm] ...
 //
 // Servers that do not all fit the simulated GPU answer requests that come at random. Meanwhile servers are
 // killed and end by themselves, commands are killed in the middle, and passes of gpu-reclaim meet processes
@@ -82,16 +82,28 @@ private:
 
     [[nodiscard]] bool goes_on() const { return !is_over_ && !findings_.has_failed(); }
 
-    /// A process that starts finds its memory free, or fails: others that are not asked just now sleep first.
+    /// A process that starts finds its memory free, or fails.
     void start(Server& server) {
         const std::lock_guard lock(starting_);
-        for (const auto deadline = Clock::now() + k_patience; Clock::now() < deadline;) {
-            for (const auto& each : servers_)
-                if (&each != &server && each.pid() != 0 && !each.is_busy())
-                    static_cast<void>(command({"gpu-sleep", std::to_string(each.pid()), "--quiet"}).finish());
+        for (const auto deadline = Clock::now() + k_patience; Clock::now() < deadline; make_room_to_start())
             if (server.start()) return;
-        }
         throw ProcessFailure(fmt::format("server {} found no room to start", server.number()));
+    }
+
+    void make_room_to_start() {
+        if (options_.by_requests) {
+            const auto bytes = options_.ranges * options_.range_bytes + 2 * k_mib; // and its context
+            static_cast<void>(
+                command({"gpu-reclaim", "--need", std::to_string(bytes), "--min-awake", "0s", "--quiet"})
+                    .finish());
+            return;
+        }
+        const Server* first = nullptr;
+        for (const auto& each : servers_)
+            if (each.pid() != 0 && !each.is_busy() && (!first || each.last_asked() < first->last_asked()))
+                if (states_of(servers_)[each.number()] == "awake") first = &each;
+        if (first)
+            static_cast<void>(command({"gpu-sleep", std::to_string(first->pid()), "--quiet"}).finish());
     }
 
     [[nodiscard]] static Process command(std::vector<std::string> words) {
@@ -113,12 +125,10 @@ private:
 
     void ask_now_and_then(Server& server) {
         constexpr unsigned k_ends_one_in = 40;
-        constexpr unsigned k_idle_one_in = 15;
-        constexpr Milliseconds k_idle{4'500}; // a pass sees it: idleness is counted in steps of two seconds
         Dice dice(options_.seed + 100 + server.number());
-        while (goes_on() && ++asked_ <= options_.requests) {
-            const bool is_idle = !options_.is_calm && dice.one_in(k_idle_one_in);
-            pause_for(is_idle ? k_idle : dice.about(options_.pause));
+        for (unsigned i = 0; goes_on() && i < options_.requests / options_.servers; ++i) {
+            rest();
+            pause_for(dice.about(options_.pause));
             ask(server);
             if (options_.is_calm || !dice.one_in(k_ends_one_in)) continue;
             server.end();
@@ -127,11 +137,21 @@ private:
         }
     }
 
+    /// Now and then nobody asks for so long that a pass finds all idle; idleness is counted in steps of two
+    /// seconds. Then all ask at once.
+    void rest() const {
+        constexpr Milliseconds k_work{3'000};
+        constexpr Milliseconds k_rest{5'000};
+        if (options_.is_calm) return;
+        const auto into = std::chrono::duration_cast<Milliseconds>(Clock::now() - start_) % (k_work + k_rest);
+        if (into > k_work) pause_for(k_work + k_rest - into);
+    }
+
     [[nodiscard]] const Server& any(Dice& dice) const { return servers_[dice.below(options_.servers)]; }
 
     /// Somebody else's commands, most of which are killed before they are done.
     void interfere() {
-        constexpr Milliseconds k_between{60};
+        constexpr Milliseconds k_between{150};
         constexpr Milliseconds k_into{15};
         Dice dice(options_.seed + 1);
         while (goes_on()) {
@@ -169,7 +189,7 @@ private:
     }
 
     void kill_servers() {
-        constexpr Milliseconds k_between{700};
+        constexpr Milliseconds k_between{1'000};
         Dice dice(options_.seed + 3);
         while (goes_on()) {
             pause_for(dice.about(k_between));
@@ -192,7 +212,7 @@ private:
     std::deque<Server> servers_;
     std::unique_ptr<Controller> controller_;
     std::mutex starting_;
-    std::atomic<unsigned> asked_{0};
+    Clock::time_point start_ = Clock::now();
     std::atomic<bool> is_over_{false};
 };
 
@@ -248,7 +268,7 @@ int main(int argc, char** argv) {
     TurnOptions options;
     bool is_apart = false;
     std::string by = "commands";
-    unsigned pause_ms = 100;
+    unsigned pause_ms = 50;
     unsigned min_awake_ms = 300;
     CLI::App app{"Servers take turns on a simulated GPU that has no room for all."};
     app.add_option("--servers", options.servers)->check(CLI::Range(2, 100));
