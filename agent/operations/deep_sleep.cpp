@@ -11,6 +11,7 @@
 #include "driver/management.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/contexts.hpp"
+#include "intercepted/put_off.hpp"
 #include "intercepted/residual.hpp"
 
 #include <unistd.h>
@@ -133,6 +134,7 @@ Result<void> DeepSleep::note_devices() {
                             device, name));
         devices[device] = {std::move(name), std::move(uuid), 0, 0};
     }
+    intercepted::let_put_off(devices.size() == 1 && intercepted::own_contexts().empty());
     set_devices(std::move(devices));
     return {};
 }
@@ -182,6 +184,9 @@ Result<void> DeepSleep::take_stock() {
         const auto* const gpu = gpus ? find(*gpus, known.uuid) : nullptr;
         known.freed = gpu && gpu->free > known.free ? gpu->free - known.free : 0;
     }
+    if (devices.size() == 1)
+        if (const auto* const gpu = gpus ? find(*gpus, devices.begin()->second.uuid) : nullptr)
+            intercepted::set_memory_while_deep(intercepted::DeviceMemory{gpu->free, gpu->total});
     set_devices(std::move(devices));
     return {};
 }
@@ -190,6 +195,8 @@ void DeepSleep::come_back() noexcept {
     is_deep_ = false;
     memory_.keep_from_driver(false);
     gate::Gate::instance().leave_deep();
+    intercepted::set_memory_while_deep(std::nullopt);
+    intercepted::free_what_was_put_off(memory_.api());
 }
 
 Result<bool> DeepSleep::look() {
