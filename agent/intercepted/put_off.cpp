@@ -10,7 +10,7 @@
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
 
-#include <deque>
+#include <list>
 #include <utility>
 
 namespace gpu_sleep::agent::intercepted {
@@ -18,7 +18,7 @@ namespace {
 
 struct PutOff {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::deque<std::function<void()>> frees GPU_SLEEP_GUARDED_BY(mutex);
+    std::list<std::function<void()>> frees GPU_SLEEP_GUARDED_BY(mutex);
     bool lets GPU_SLEEP_GUARDED_BY(mutex) = false;
     std::optional<DeviceMemory> memory GPU_SLEEP_GUARDED_BY(mutex);
 
@@ -31,15 +31,17 @@ struct PutOff {
 } // namespace
 
 bool put_off(std::function<void()> free) noexcept {
+    std::list<std::function<void()>> one;
+    const auto remembered = guarded([&]() -> Result<void> {
+        one.push_back(std::move(free));
+        return {};
+    });
     auto& all = PutOff::instance();
     const MutexLock lock(all.mutex);
     // Looked at under the mutex: who sees it last is still in time for free_what_was_put_off().
-    if (!gate::Gate::is_deep() || !all.lets) return false;
-    return guarded([&]() -> Result<void> {
-               all.frees.push_back(std::move(free));
-               return {};
-           })
-        .has_value();
+    if (!remembered || !gate::Gate::is_deep() || !all.lets) return false;
+    all.frees.splice(all.frees.end(), one);
+    return true;
 }
 
 void let_put_off(bool lets) noexcept {
