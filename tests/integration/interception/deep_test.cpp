@@ -24,6 +24,7 @@ TEST_CASE("Deep: nothing of the process is left on the GPU, and all comes back",
         CHECK(machine.command("gpu-ps").json("/processes/0/report/deep_bytes") ==
               std::to_string(k_context_bytes));
         CHECK(machine.is_deep());
+        CHECK_THAT(run(machine.launch("gpu-ps")).out, mentions("asleep, deep") && mentions("the rest"));
         machine.expect_held();
         const auto again = machine.command("deep");
         CHECK(again.status == 0);
@@ -43,7 +44,14 @@ TEST_CASE("Deep: what slept already, in whole or in part, goes deep as a whole",
     CHECK_FALSE(machine.is_deep());
     machine.fall_asleep();
     CHECK(machine.is_deep());
-    machine.wake();
+    // What sleeps deeply stays as it is.
+    const auto moved = machine.command("gpu-sleep", {"--store", "host"});
+    CHECK(moved.status == 7);
+    CHECK_THAT(moved.err, mentions("sleeps deeply"));
+    // How touches are met may change.
+    CHECK(machine.command("gpu-sleep", {"--on-touch", "wake"}).status == 0);
+    CHECK(machine.is_deep());
+    check_intact(machine.host, machine.piece);
     machine.expect_awake();
 }
 
