@@ -7,6 +7,10 @@
 #include "hooks/driver_table.hpp"
 #include "hooks/named_addresses.hpp"
 #include "intercepted/peers.hpp"
+#include "intercepted/put_off.hpp"
+
+#include <cstddef>
+#include <optional>
 
 namespace gpu_sleep::hooks {
 
@@ -54,13 +58,50 @@ constexpr bool asks_for_work(Entry entry) noexcept {
     }
 }
 
-/// `call`, unless the process sleeps deeply: then it is answered, held, or fails.
+/// Whether the call destroys something of the driver's, for which nobody has to wait. What gives memory of
+/// the program's own back to it is not among these, for the driver must have let that go; nor what is freed
+/// in a stream's turn, for which the stream's context must be current.
+constexpr bool only_destroys(Entry entry) noexcept {
+    switch (entry) {
+    case Entry::cuMemFree:
+    case Entry::cuMemFree_v2:
+    case Entry::cuMemFreeHost:
+    case Entry::cuArrayDestroy:
+    case Entry::cuMipmappedArrayDestroy:
+    case Entry::cuEventDestroy:
+    case Entry::cuEventDestroy_v2:
+    case Entry::cuStreamDestroy:
+    case Entry::cuStreamDestroy_v2:
+    case Entry::cuModuleUnload:
+    case Entry::cuLibraryUnload:
+    case Entry::cuGraphDestroy:
+    case Entry::cuGraphExecDestroy:
+    case Entry::cuTexObjectDestroy:
+    case Entry::cuSurfObjectDestroy: return true;
+    default: return false;
+    }
+}
+
+/// `call`, unless the process sleeps deeply: then it is answered, put off, held, or fails.
 template <Entry entry, class Call>
-CUresult ask(Call&& call) noexcept {
-    if constexpr (asks_for_work(entry))
-        if (gate::Gate::is_deep()) return CUDA_SUCCESS;
+CUresult ask(Call call) noexcept {
+    if (gate::Gate::is_deep()) [[unlikely]] {
+        if constexpr (asks_for_work(entry)) return CUDA_SUCCESS;
+        if constexpr (only_destroys(entry))
+            if (agent::intercepted::put_off([call] { static_cast<void>(call()); })) return CUDA_SUCCESS;
+    }
     const gate::Question question(k_name<entry>);
     return question.admitted() ? call() : refused();
+}
+
+/// What cuMemGetInfo says while the process sleeps deeply: what there was when it fell asleep. Nothing where
+/// that is not known.
+inline std::optional<CUresult> answer_while_deep(std::size_t* free, std::size_t* total) noexcept {
+    const auto memory = agent::intercepted::memory_while_deep();
+    if (!memory || !free || !total) return std::nullopt;
+    *free = memory->free;
+    *total = memory->total;
+    return CUDA_SUCCESS;
 }
 
 /// The hook of an entry point that is no touch.
@@ -70,7 +111,10 @@ struct Ask;
 template <Entry entry, class... Arguments>
 struct Ask<entry, CUresult(Arguments...)> {
     static CUresult CUDAAPI call(Arguments... arguments) noexcept {
-        return ask<entry>([&] { return real<entry>()(arguments...); });
+        if constexpr (entry == Entry::cuMemGetInfo_v2)
+            if (gate::Gate::is_deep())
+                if (const auto answer = answer_while_deep(arguments...)) return *answer;
+        return ask<entry>([=] { return real<entry>()(arguments...); });
     }
 };
 
@@ -81,7 +125,7 @@ struct Own;
 template <Entry entry, auto hook, class... Arguments>
 struct Own<entry, hook, CUresult(Arguments...)> {
     static CUresult CUDAAPI call(Arguments... arguments) noexcept {
-        return ask<entry>([&] { return hook(arguments...); });
+        return ask<entry>([=] { return hook(arguments...); });
     }
 };
 

@@ -11,6 +11,7 @@
 #include "driver/management.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/contexts.hpp"
+#include "intercepted/put_off.hpp"
 #include "intercepted/residual.hpp"
 
 #include <unistd.h>
@@ -30,7 +31,7 @@ namespace {
 constexpr Milliseconds k_look_again{1};
 
 Error refusal(std::string_view why) {
-    return make_error(ErrorCode::refused, "it cannot sleep deeply: {}", why);
+    return make_error(ErrorCode::driver_failed, "it cannot sleep deeply: {}", why);
 }
 
 /// What of the program's memory the driver checkpoints in no process, or only together with others.
@@ -93,17 +94,29 @@ Result<void> DeepSleep::check(bool is_own) {
         return refusal(
             "its calls of the driver are not intercepted, so that none could be held; start it with "
             "gpu-run");
-    if (!checkpoint_) {
-        auto loaded = driver::Checkpoint::load();
-        if (!loaded) return std::move(loaded).error();
-        checkpoint_ = *loaded;
-    }
+    GPU_SLEEP_TRY(open_libraries());
     if (const auto stands = state(); !stands) return stands.error();
     const auto rows =
         memory_.with_lock([](const LockedMemory& locked) { return intercepted::residual(locked); });
     for (const auto& row : rows)
         if (const auto* why = why_not(row.kind)) return refusal(why);
     return note_devices();
+}
+
+Result<void> DeepSleep::open_libraries() {
+    if (checkpoint_) return {};
+    // Opening takes the loader's lock, which a thread that the gate holds may have, in a library's
+    // constructor.
+    constexpr Milliseconds k_patience{2'000};
+    auto& loader = gate::Gate::instance().loader_lock();
+    const bool is_one_held = gate::Gate::instance().waiting().held_now > 0;
+    if (is_one_held && !loader.was_free(loader.ask(), k_patience))
+        return refusal("a thread that waits for it to wake is loading a library; wake it first");
+    auto loaded = driver::Checkpoint::load();
+    if (!loaded) return std::move(loaded).error();
+    static_cast<void>(driver::look_at_gpus()); // whoever asks later hears why it cannot
+    checkpoint_ = *loaded;
+    return {};
 }
 
 Result<void> DeepSleep::note_devices() {
@@ -133,6 +146,7 @@ Result<void> DeepSleep::note_devices() {
                             device, name));
         devices[device] = {std::move(name), std::move(uuid), 0, 0};
     }
+    intercepted::let_put_off(devices.size() == 1 && intercepted::own_contexts().empty());
     set_devices(std::move(devices));
     return {};
 }
@@ -143,7 +157,8 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
     });
     if (!held) {
         gate::Gate::instance().leave_deep();
-        return held;
+        // It sleeps, so no time has run out for it.
+        return make_error(ErrorCode::driver_failed, "it is asleep, but not deeply: {}", held.error().message);
     }
     memory_.keep_from_driver(true);
     const auto begun = Clock::now();
@@ -182,6 +197,9 @@ Result<void> DeepSleep::take_stock() {
         const auto* const gpu = gpus ? find(*gpus, known.uuid) : nullptr;
         known.freed = gpu && gpu->free > known.free ? gpu->free - known.free : 0;
     }
+    if (devices.size() == 1)
+        if (const auto* const gpu = gpus ? find(*gpus, devices.begin()->second.uuid) : nullptr)
+            intercepted::set_memory_while_deep(intercepted::DeviceMemory{gpu->free, gpu->total});
     set_devices(std::move(devices));
     return {};
 }
@@ -190,6 +208,8 @@ void DeepSleep::come_back() noexcept {
     is_deep_ = false;
     memory_.keep_from_driver(false);
     gate::Gate::instance().leave_deep();
+    intercepted::set_memory_while_deep(std::nullopt);
+    intercepted::free_what_was_put_off(memory_.api());
 }
 
 Result<bool> DeepSleep::look() {
@@ -231,7 +251,7 @@ Result<void> DeepSleep::check_room(const std::vector<std::string>& tags) {
 }
 
 Result<bool> DeepSleep::end(const std::vector<std::string>& tags) {
-    const auto is_still = look();
+    auto is_still = look();
     if (!is_still || !*is_still) return is_still;
     GPU_SLEEP_TRY(check_room(tags));
     const auto pid = ::getpid();

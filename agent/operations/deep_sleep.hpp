@@ -36,12 +36,13 @@ public:
     void describe(model::Report& report) const;
 
     /// Before anything else of a request that asks for it: opens what it takes, while no thread waits at the
-    /// gate yet. Errors: refused (what the gate and the driver cannot hold together, in words); no_driver.
+    /// gate yet. Errors: driver_failed (what the gate and the driver cannot hold together, in words);
+    /// no_driver.
     [[nodiscard]] Result<void> check(bool is_own);
     /// After the process has fallen asleep, without its mutex: holds all calls of the program back, keeps the
     /// agent from the driver, tells `asker` (Progress::Phase::deep), and waits until that has locked and
     /// checkpointed this process, or not, and shut its side. Afterwards it is deep, or asleep as before.
-    /// Errors: timed_out (a call of the driver did not return), context_lost (the driver failed with it).
+    /// Errors: driver_failed (a call of the driver did not return), context_lost (the driver failed with it).
     [[nodiscard]] Result<void> begin(const server::ProgressSink& asker, Clock::time_point deadline);
     /// Looks whether it still is, and returns that: who was killed amid it, or somebody else's tool, may have
     /// left it otherwise; then the agent is within reach of the driver again. Errors: context_lost.
@@ -60,6 +61,8 @@ private:
     };
 
     [[nodiscard]] Result<driver::CheckpointState> state() const;
+    /// The driver's and NVML, once. Errors: driver_failed, no_driver.
+    [[nodiscard]] Result<void> open_libraries();
     [[nodiscard]] Result<void> note_devices();
     [[nodiscard]] std::map<int, Device> devices() const;
     void set_devices(std::map<int, Device> devices) noexcept;

@@ -239,7 +239,7 @@ Result<Report> SleepOperation::run() {
 
 Result<Report> SleepOperation::stay_deep() {
     if (request_.release_retained || request_.store_is_named || !request_.stores.empty())
-        return make_error(ErrorCode::refused,
+        return make_error(ErrorCode::driver_failed,
                           "it sleeps deeply, and its contents stay where they are until it wakes");
     if (!request_.dry_run && !request_.only_if_idle) {
         parts_.memory.with_lock([&](LockedMemory& locked) {

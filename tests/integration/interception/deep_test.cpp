@@ -24,6 +24,7 @@ TEST_CASE("Deep: nothing of the process is left on the GPU, and all comes back",
         CHECK(machine.command("gpu-ps").json("/processes/0/report/deep_bytes") ==
               std::to_string(k_context_bytes));
         CHECK(machine.is_deep());
+        CHECK_THAT(run(machine.launch("gpu-ps")).out, mentions("asleep, deep") && mentions("the rest"));
         machine.expect_held();
         const auto again = machine.command("deep");
         CHECK(again.status == 0);
@@ -43,7 +44,14 @@ TEST_CASE("Deep: what slept already, in whole or in part, goes deep as a whole",
     CHECK_FALSE(machine.is_deep());
     machine.fall_asleep();
     CHECK(machine.is_deep());
-    machine.wake();
+    // What sleeps deeply stays as it is.
+    const auto moved = machine.command("gpu-sleep", {"--store", "host"});
+    CHECK(moved.status == 7);
+    CHECK_THAT(moved.err, mentions("sleeps deeply"));
+    // How touches are met may change.
+    CHECK(machine.command("gpu-sleep", {"--on-touch", "wake"}).status == 0);
+    CHECK(machine.is_deep());
+    check_intact(machine.host, machine.piece);
     machine.expect_awake();
 }
 
@@ -83,6 +91,7 @@ TEST_CASE("Deep: whoever asks for the end of work is answered, and any other que
     DeepMachine machine;
     machine.fall_asleep();
     CHECK(machine.host.tell("poll") == "0 0 0");
+    CHECK(machine.is_deep());
     machine.host.process().send("query " + machine.piece.number + " 0");
     pause_for(Milliseconds(100));
     CHECK(machine.command("gpu-ps").json("/processes/0/report/gate/waiting_threads") == "1");
@@ -91,14 +100,37 @@ TEST_CASE("Deep: whoever asks for the end of work is answered, and any other que
     machine.expect_awake();
 }
 
-TEST_CASE("Deep: what is freed meanwhile is free after the wake", "[deep]") {
+TEST_CASE("Deep: who frees is answered at once, and what it freed is free after the wake", "[deep]") {
     DeepMachine machine;
     const auto other = make_piece(machine.host, "plain", k_piece_bytes);
+    const auto before = free_bytes(machine.host);
+    machine.fall_asleep();
+    machine.host.tell("free " + other.number);
+    CHECK(machine.is_deep());
+    machine.wake();
+    machine.expect_awake();
+    CHECK(free_bytes(machine.host) >= before + k_piece_bytes);
+}
+
+TEST_CASE("Deep: what is freed in a stream's turn waits", "[deep]") {
+    DeepMachine machine;
+    const auto other = make_piece(machine.host, "async", k_piece_bytes);
+    const auto before = free_bytes(machine.host);
     machine.fall_asleep();
     machine.host.process().send("free " + other.number);
     pause_for(Milliseconds(50));
     machine.wake();
     CHECK(machine.host.process().read_line() == "ok ");
+    machine.expect_awake();
+    CHECK(free_bytes(machine.host) >= before + k_piece_bytes);
+}
+
+TEST_CASE("Deep: a child that is forked meanwhile ends as it likes", "[deep]") {
+    DeepMachine machine;
+    machine.fall_asleep();
+    CHECK(machine.host.tell("fork") == "7");
+    CHECK(machine.is_deep());
+    machine.wake();
     machine.expect_awake();
 }
 

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The gate of a deep sleep: no call passes it, touch or question.
+
+#include "gate_fixture.hpp"
+
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <utility>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using gate::HoldRule;
+using gate::Passage;
+using gate::Question;
+using gate::Touch;
+
+namespace {
+
+/// Ends a deep sleep before the gate opens.
+class DeepGate {
+public:
+    ~DeepGate() { the_gate().leave_deep(); }
+
+    [[nodiscard]] static Result<void> go_deep(model::OnTouch on_touch = model::OnTouch::wait,
+                                              Milliseconds patience = k_patience) {
+        HoldRule rule;
+        rule.on_touch = on_touch;
+        rule.checked = true;
+        return the_gate().go_deep(std::move(rule), after(patience), goes_on);
+    }
+
+private:
+    OpenGate open_;
+};
+
+/// A thread that asks once, in a touch or not, and stays inside until it is told to leave.
+class Asker {
+public:
+    enum class At : int { gate, inside, refused };
+
+    explicit Asker(bool touches = false)
+        : thread_([this, touches] {
+              const Question question("cuAsk");
+              if (!question.admitted()) return void(at_ = At::refused);
+              const auto stay = [this] {
+                  at_ = At::inside;
+                  while (!may_leave_) std::this_thread::sleep_for(Milliseconds(1));
+              };
+              if (!touches) return stay();
+              const Passage passage(Touch::takes, "cuTouch");
+              if (passage.admitted()) stay();
+          }) {}
+    Asker(const Asker&) = delete;
+    Asker& operator=(const Asker&) = delete;
+    ~Asker() {
+        may_leave_ = true;
+        the_gate().leave_deep(); // a test may end with it so
+        the_gate().open();
+        thread_.join();
+    }
+
+    [[nodiscard]] bool comes_to(At at) const {
+        return becomes_true([this, at] { return at_ == at; });
+    }
+    [[nodiscard]] bool stays_out() const {
+        std::this_thread::sleep_for(k_moment);
+        return at_ == At::gate;
+    }
+    void let_leave() { may_leave_ = true; }
+
+private:
+    std::atomic<At> at_{At::gate};
+    std::atomic<bool> may_leave_{false};
+    std::thread thread_;
+};
+
+} // namespace
+
+TEST_CASE("Gate: a question passes a shut gate, and is no touch", "[gate]") {
+    const OpenGate open;
+    REQUIRE(the_gate().close(after(k_patience), goes_on));
+    const auto touches = the_gate().activity().touches;
+    Asker asker;
+    CHECK(asker.comes_to(Asker::At::inside));
+    CHECK(the_gate().activity().touches == touches);
+    CHECK(the_gate().wait_empty(after(k_patience), goes_on));
+}
+
+TEST_CASE("Gate: a deep sleep waits for questions, and holds what comes then", "[gate]") {
+    const DeepGate deep;
+    Asker first;
+    REQUIRE(first.comes_to(Asker::At::inside));
+    const auto late = DeepGate::go_deep(model::OnTouch::wait, k_moment);
+    REQUIRE_FALSE(late);
+    CHECK(late.error().code == ErrorCode::timed_out);
+    first.let_leave();
+    REQUIRE(DeepGate::go_deep());
+    Asker second;
+    Toucher third(Touch::ends);
+    CHECK(second.stays_out());
+    CHECK(third.stays_out()); // also where the rule is to look at names
+    the_gate().leave_deep();
+    CHECK(second.comes_to(Asker::At::inside));
+}
+
+TEST_CASE("Gate: who touches within a question and waits is not waited for", "[gate]") {
+    const DeepGate deep;
+    HoldRule rule;
+    rule.sleeping = {{0x1000, 0x2000}};
+    the_gate().keep_shut(rule);
+    Asker asker(true);
+    CHECK(asker.stays_out());
+    CHECK(DeepGate::go_deep());
+    the_gate().leave_deep();
+    the_gate().open();
+    CHECK(asker.comes_to(Asker::At::inside));
+}
+
+TEST_CASE("Gate: in a deep sleep questions fail where touches do", "[gate]") {
+    const DeepGate deep;
+    REQUIRE(DeepGate::go_deep(model::OnTouch::fail));
+    Asker asker;
+    CHECK(asker.comes_to(Asker::At::refused));
+}
+
+TEST_CASE("Gate: in a deep sleep no pass lets anybody through", "[gate]") {
+    const DeepGate deep;
+    REQUIRE(DeepGate::go_deep(model::OnTouch::fail));
+    const gate::Pass pass;
+    const Passage passage(Touch::submits, "cuTouch");
+    CHECK_FALSE(passage.admitted());
+}
