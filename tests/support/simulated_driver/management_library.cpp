@@ -58,7 +58,7 @@ SIM_NVML int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** handle) {
 }
 
 SIM_NVML int nvmlDeviceGetUUID(void* handle, char* text, unsigned bytes) {
-    const auto length = std::snprintf(text, bytes, "GPU-51302d51-0000-0000-0000-%012x",
+    const auto length = std::snprintf(text, bytes, "GPU-6770752d-736c-6565-702d-73696d2d2d%02x",
                                       static_cast<unsigned>(device_of(handle)));
     return length < static_cast<int>(bytes) ? k_success : k_insufficient_size;
 }

@@ -15,7 +15,6 @@
 #include <cstring>
 #include <iterator>
 #include <numeric>
-#include <string_view>
 
 namespace gpu_sleep::sim {
 namespace {
@@ -47,9 +46,8 @@ struct SharedState::Table {
 };
 
 CUuuid uuid_of(int gpu) noexcept {
-    constexpr std::string_view k_beginning = "\x51\x30\x2d\x51";
     CUuuid uuid{};
-    std::memcpy(uuid.bytes, k_beginning.data(), k_beginning.size());
+    std::memcpy(uuid.bytes, "gpu-sleep-sim--", sizeof uuid.bytes);
     uuid.bytes[sizeof uuid.bytes - 1] = static_cast<char>(gpu);
     return uuid;
 }
