@@ -21,7 +21,7 @@ using namespace gpu_sleep::test;
 namespace {
 
 std::string uuid(int gpu) {
-    return fmt::format("GPU-51302d51-0000-0000-0000-{:012x}", gpu);
+    return fmt::format("GPU-6770752d-736c-6565-702d-73696d2d2d{:02x}", gpu);
 }
 
 /// What the process has of which GPU, as gpu-ps says: the number of the only one that it uses.
@@ -137,7 +137,7 @@ TEST_CASE("Driver engine: whatever call of a move fails, the process is whole", 
     REQUIRE(machine.command("gpu-wake", {"--gpu", "0=1"}, {"GPU_SLEEP_SIM_TRACE=" + trace}).status == 0);
     std::ifstream file(trace);
     const auto calls = std::count(std::istreambuf_iterator<char>(file), {}, '\n');
-    REQUIRE(calls > 10);
+    REQUIRE(calls > 4);
     for (auto nth = calls; nth > 0; --nth) {
         INFO("call " << nth << " of " << calls);
         const auto from = gpu_of(machine);

@@ -17,7 +17,6 @@
 #include <iterator>
 #include <numeric>
 #include <string>
-#include <string_view>
 
 namespace gpu_sleep::sim {
 namespace {
@@ -49,12 +48,11 @@ struct SharedState::Table {
 };
 
 CUuuid uuid_of(int gpu) noexcept {
-    constexpr std::string_view k_beginning = "\x51\x30\x2d\x51";
     CUuuid uuid{};
-    std::memcpy(uuid.bytes, k_beginning.data(), k_beginning.size());
+    std::memcpy(uuid.bytes, "gpu-sleep-sim--", sizeof uuid.bytes);
     // Another for each machine that several processes share.
     const auto machine = std::hash<std::string>()(settings().state_file);
-    if (!settings().state_file.empty()) std::memcpy(uuid.bytes + k_beginning.size(), &machine, 6);
+    if (!settings().state_file.empty()) std::memcpy(uuid.bytes + 4, &machine, 6);
     uuid.bytes[sizeof uuid.bytes - 1] = static_cast<char>(gpu);
     return uuid;
 }
