@@ -234,6 +234,33 @@ TEST_CASE("Together: one that is not ready in time has all go back", "[together]
     family.check_completes();
 }
 
+TEST_CASE("Together: an interruption has all go back, while it can", "[together]") {
+    Family family(3);
+    family[1].tell("hold");
+    auto sleeping = Family::start("gpu-sleep");
+    pause_for(Milliseconds(300));
+    sleeping.signal(SIGINT);
+    const auto output = sleeping.finish();
+    CHECK(output.status == 128 + SIGINT);
+    family[1].tell("resume");
+    family.check_all_awake();
+    family.check_completes();
+}
+
+TEST_CASE("Together: one that begins to use the GPU meanwhile has all go back", "[together]") {
+    Family family(2);
+    family[1].tell("hold");
+    auto sleeping = Family::start("gpu-sleep");
+    pause_for(Milliseconds(300)); // it knows its processes by now
+    family.add();
+    family[1].tell("resume");
+    const auto output = sleeping.finish();
+    CHECK(output.status == 1);
+    CHECK_THAT(output.err, mentions("has begun to use the GPU meanwhile; try again"));
+    family.check_all_awake();
+    family.check_completes();
+}
+
 TEST_CASE("Together: a dry run asks all and changes nothing", "[together]") {
     Family family(2);
     const auto rehearsed = Family::command("gpu-sleep", {"--dry-run"});
