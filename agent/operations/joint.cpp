@@ -49,7 +49,7 @@ Result<model::Directive::Kind> Joint::wait(model::Progress::Phase phase, Millise
 Result<model::Directive::Kind> Joint::wait_drained(const std::function<std::uint64_t()>& held) {
     constexpr Milliseconds k_look{5};
     for (;;) {
-        const auto said = wait(model::Progress::Phase::drained, k_look, held);
+        auto said = wait(model::Progress::Phase::drained, k_look, held);
         if (!said || *said != Kind::commit) return said; // which is too early
     }
 }

@@ -43,6 +43,7 @@ class Program:
     libraries: tuple = ()
     gpus: int = 1
     quiet: bool = False # put it to sleep only when it says "quiet"
+    together: bool = False # all its processes as one, at any moment
 
 
 def torch_program(name, source=None, **settings):
@@ -75,6 +76,7 @@ ALL = [
     cuda_program("textures", "textures.cu", "-cudart", "static"),
     cuda_program("shared_memory", "shared_memory.cpp", libraries=("-lcuda",)),
     torch_program("torch_ddp", gpus=2, quiet=True),
+    torch_program("torch_ddp_together", "torch_ddp.py", gpus=2, together=True),
     torch_program("torch_nccl_one_process", gpus=2),
     cuda_program("green_contexts", "green_contexts.cu", "-cudart", "static", libraries=("-lcuda",)),
     cuda_program("peer_copies", "peer_copies.cu", "-cudart", "static", gpus=2),
@@ -221,6 +223,26 @@ class Sleeper:
             self.wake(pid)
         self.cycles += len(asleep) == len(pids)
 
+    def cycle_together(self):
+        status, answer, seconds, errors = self.command("gpu-sleep", self.name, "--tree", "--timeout",
+                                                       self.options.timeout)
+        if status != OK:
+            self.late += status == TIMED_OUT
+            if status != NO_PROCESS: # one may just have ended
+                self.problems.append(f"gpu-sleep --tree ended with {status}: {errors}")
+            return
+        reports = [process["report"] for process in answer["processes"]]
+        self.sleeps.append(seconds)
+        self.slept = max(self.slept, sum(device["moved_bytes"] for each in reports for device in each["devices"]))
+        self.ranges = max(self.ranges, sum(tag["ranges"] for each in reports for tag in each["tags"]))
+        time.sleep(self.random.uniform(*ASLEEP_SECONDS))
+        status, _, seconds, errors = self.command("gpu-wake", self.name, "--tree", "--wait", "20s")
+        if status != OK:
+            self.problems.append(f"gpu-wake --tree ended with {status}: {errors}")
+            return
+        self.wakes.append(seconds)
+        self.cycles += 1
+
     def run(self, program, running, deadline):
         """Sleeps and wakes until the program ends, or has had cycles enough."""
         while not running.is_over() and self.cycles < self.options.most and time.monotonic() < deadline:
@@ -232,7 +254,11 @@ class Sleeper:
             if len(pids) < program.gpus and program.quiet or not pids:
                 time.sleep(0.1)
                 continue
-            self.cycle(pids)
+            if program.together:
+                if len(pids) == program.gpus and not running.is_over():
+                    self.cycle_together()
+            else:
+                self.cycle(pids)
             time.sleep(0 if program.quiet else self.random.uniform(*BETWEEN_SECONDS))
 
 

@@ -234,6 +234,33 @@ TEST_CASE("Together: one that is not ready in time has all go back", "[together]
     family.check_completes();
 }
 
+TEST_CASE("Together: an interruption has all go back, while it can", "[together]") {
+    Family family(3);
+    family[1].tell("hold");
+    auto sleeping = Family::start("gpu-sleep");
+    pause_for(Milliseconds(300));
+    sleeping.signal(SIGINT);
+    const auto output = sleeping.finish();
+    CHECK(output.status == 128 + SIGINT);
+    family[1].tell("resume");
+    family.check_all_awake();
+    family.check_completes();
+}
+
+TEST_CASE("Together: one that begins to use the GPU meanwhile has all go back", "[together]") {
+    Family family(2);
+    family[1].tell("hold");
+    auto sleeping = Family::start("gpu-sleep");
+    pause_for(Milliseconds(300)); // it knows its processes by now
+    family.add();
+    family[1].tell("resume");
+    const auto output = sleeping.finish();
+    CHECK(output.status == 1);
+    CHECK_THAT(output.err, mentions("has begun to use the GPU meanwhile; try again"));
+    family.check_all_awake();
+    family.check_completes();
+}
+
 TEST_CASE("Together: a dry run asks all and changes nothing", "[together]") {
     Family family(2);
     const auto rehearsed = Family::command("gpu-sleep", {"--dry-run"});
@@ -411,7 +438,6 @@ TEST_CASE("Together: ranks of a job sleep at any moment of their collectives", "
     for (std::size_t i = 0; i < k_ranks; ++i)
         family[i].tell(fmt::format("collective {} {} {}", scratch.file("meeting"), k_ranks, i));
     std::mt19937 random(11);
-    double longest = 0;
     for (int i = 0; i < rounds(12); ++i) {
         const auto before = std::stoull(family[0].tell("collective_steps"));
         REQUIRE(becomes_true([&] { return std::stoull(family[0].tell("collective_steps")) > before + 5; }));
@@ -420,10 +446,8 @@ TEST_CASE("Together: ranks of a job sleep at any moment of their collectives", "
         INFO(slept.out << slept.err);
         REQUIRE(slept.status == 0);
         REQUIRE(family.count("asleep") == k_ranks);
-        longest = std::max(longest, slept.seconds);
         REQUIRE(run({{command_file("gpu-wake"), "--group", name}}).status == 0);
     }
-    WARN("the longest sleep took " << longest << " s");
     family[0].process().send("collective_end");
     CHECK_THAT(family[1].tell("collective_end"), mentions("right "));
     CHECK_THAT(family[0].process().read_line(), mentions("ok right "));
