@@ -131,8 +131,8 @@ TEST_CASE("Status: names each device by its UUID, as the management library does
     host.tell("alloc weights 4194304 0");
     host.tell("alloc cache 4194304 1");
     const auto output = host.command("gpu-ps", {"--json"});
-    CHECK(output.json("/processes/0/report/devices/0/uuid") == "GPU-51302d51-0000-0000-0000-000000000000");
-    CHECK(output.json("/processes/0/report/devices/1/uuid") == "GPU-51302d51-0000-0000-0000-000000000001");
+    CHECK(output.json("/processes/0/report/devices/0/uuid") == "GPU-6770752d-736c-6565-702d-73696d2d2d00");
+    CHECK(output.json("/processes/0/report/devices/1/uuid") == "GPU-6770752d-736c-6565-702d-73696d2d2d01");
     CHECK(output.json("/processes/0/report/devices/2") == "none");
 }
 
@@ -143,7 +143,7 @@ TEST_CASE("Metrics: of a real process, in the form that a server takes", "[metri
     REQUIRE(host.command("gpu-sleep").status == 0);
     const auto output = host.command("gpu-ps", {"--prometheus"});
     CHECK(output.status == 0);
-    const std::string gpu = R"(gpu="GPU-51302d51-0000-0000-0000-000000000001")";
+    const std::string gpu = R"(gpu="GPU-6770752d-736c-6565-702d-73696d2d2d01")";
     CHECK_THAT(output.out, mentions(gpu + R"(,tag="weights",place="host"} 4194304)"));
     CHECK_THAT(output.out, mentions(R"(name="metered",engine="agent",state="asleep"} 1)"));
     CHECK_THAT(output.out, mentions(R"(name="metered",operation="sleep",result="done"} 1)"));

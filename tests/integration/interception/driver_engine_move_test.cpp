@@ -20,10 +20,6 @@ using namespace gpu_sleep::test;
 
 namespace {
 
-std::string uuid(int gpu) {
-    return fmt::format("GPU-6770752d-736c-6565-702d-73696d2d2d{:02x}", gpu);
-}
-
 /// What the process has of which GPU, as gpu-ps says: the number of the only one that it uses.
 std::string gpu_of(const Machine& machine) {
     const auto listed = machine.command("gpu-ps");
@@ -48,7 +44,7 @@ TEST_CASE("Driver engine: a process wakes on another GPU, and moves back", "[dri
     REQUIRE(machine.command("gpu-wake").status == 0); // where it is
     CHECK(gpu_of(machine) == "1");
     REQUIRE(machine.command("sleep").status == 0);
-    REQUIRE(machine.command("gpu-wake", {"--gpu", uuid(1) + "=" + uuid(0)}).status == 0);
+    REQUIRE(machine.command("gpu-wake", {"--gpu", machine.uuid(1) + "=" + machine.uuid(0)}).status == 0);
     CHECK(gpu_of(machine) == "0");
     machine.expect_awake();
 }

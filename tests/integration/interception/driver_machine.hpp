@@ -13,9 +13,12 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -29,6 +32,14 @@ class Machine {
 public:
     explicit Machine(Arguments variables = {}) : Machine(plain_launch(k_linked), std::move(variables)) {}
 
+    /// What the management library calls a GPU: the simulated driver has other names on each machine.
+    [[nodiscard]] std::string uuid(int gpu) const {
+        std::array<unsigned char, 6> machine{};
+        const auto hash = std::hash<std::string>()(scratch_.file("devices"));
+        std::memcpy(machine.data(), &hash, machine.size());
+        return fmt::format("GPU-6770752d-{:02x}{:02x}-{:02x}{:02x}-{:02x}{:02x}-73696d2d2d{:02x}", machine[0],
+                           machine[1], machine[2], machine[3], machine[4], machine[5], gpu);
+    }
     /// A program that has no agent.
     [[nodiscard]] Launch plain(Arguments variables = {}) const {
         return here(plain_launch(k_linked), std::move(variables));
