@@ -201,7 +201,7 @@ TEST_CASE("Metrics: who does not answer is counted, and no failure", "[metrics]"
     check_form(output.out, scratch);
 }
 
-TEST_CASE("Metrics: looking wakes nobody, however often", "[metrics]") {
+TEST_CASE("Metrics: looking wakes nobody, however often", "[metrics][scrapes]") {
     const auto* const asked = std::getenv("GPU_SLEEP_TEST_SCRAPES");
     const std::string scrapes = asked ? asked : "100";
     const Scratch scratch;
