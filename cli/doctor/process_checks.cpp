@@ -52,10 +52,7 @@ Findings judge_agent(const MachineFacts&, const ProcessFacts& process) {
                     fmt::format("let it go on: kill -CONT {}", process.process.pid), exit_status::timed_out)};
     if (const auto* const error = error_of(process.status)) {
         const auto& row = traits(error->code);
-        const auto advice = error->code == ErrorCode::no_agent
-                                ? std::string("start the program by gpu-run, or link the agent")
-                                : std::string(row.advice);
-        return {bad(error->message, advice, row.exit_status)};
+        return {bad(error->message, std::string(row.advice), row.exit_status)};
     }
     const auto& status = *status_of(process);
     const auto name = status.name.empty() ? std::string() : fmt::format(", and is called {}", status.name);
