@@ -185,7 +185,7 @@ private:
                 answer_ = std::move(*report);
             has_last_word_ = true;
         } else if (auto* failure = std::get_if<model::Failure>(&*reply)) {
-            if (is_withdrawn_ && failure->error.code == ErrorCode::cancelled) failure->error = withdrawn();
+            if (why_withdrawn_ && failure->error.code == ErrorCode::cancelled) failure->error = withdrawn();
             answer_ = std::move(*failure);
             has_last_word_ = true;
         } else if (const auto* progress = std::get_if<model::Progress>(&*reply);

@@ -205,7 +205,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
 
 TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
     check_bytes(Progress{Progress::Phase::drained, 0x71, 0x72, "t", 0x73}, "10:"
-                                                                           "06"
+                                                                           "07"
                                                                            "71000000000000007200000000000000"
                                                                            "0100000074"
                                                                            "7300000000000000");
