@@ -17,6 +17,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <future>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <thread>
@@ -49,6 +53,23 @@ const driver::Gpu* find(const std::vector<driver::Gpu>& gpus, const std::string&
     const auto found =
         std::find_if(gpus.begin(), gpus.end(), [&](const auto& gpu) { return gpu.uuid == uuid; });
     return found == gpus.end() ? nullptr : &*found;
+}
+
+/// NVML, asked by a thread of its own: in a checkpointed process driver 580 answers it only after the
+/// restore. Nothing if no answer comes in that time, or an earlier question is still open.
+std::optional<std::vector<driver::Gpu>> look_while_checkpointed() {
+    constexpr Milliseconds k_patience{100};
+    static std::atomic<bool> s_is_asking{false};
+    if (s_is_asking.exchange(true)) return std::nullopt;
+    const auto answer = std::make_shared<std::promise<std::optional<std::vector<driver::Gpu>>>>();
+    auto answered = answer->get_future();
+    std::thread([answer] {
+        auto gpus = driver::look_at_gpus();
+        s_is_asking = false;
+        answer->set_value(gpus ? std::optional(*std::move(gpus)) : std::nullopt);
+    }).detach();
+    if (answered.wait_for(k_patience) != std::future_status::ready) return std::nullopt;
+    return answered.get();
 }
 
 Error is_lost(std::string_view why) {
@@ -191,7 +212,7 @@ Result<void> DeepSleep::take_stock() {
     if (*stands == CheckpointState::failed) return is_lost("its checkpoint failed");
     if (*stands != CheckpointState::checkpointed) return look().has_value() ? Result<void>() : look().error();
     is_deep_ = true;
-    const auto gpus = driver::look_at_gpus();
+    const auto gpus = look_while_checkpointed();
     auto devices = this->devices();
     for (auto& [device, known] : devices) {
         const auto* const gpu = gpus ? find(*gpus, known.uuid) : nullptr;
@@ -227,10 +248,8 @@ Result<bool> DeepSleep::look() {
 }
 
 Result<void> DeepSleep::check_room(const std::vector<std::string>& tags) {
-    const auto gpus = driver::look_at_gpus();
-    if (!gpus)
-        return make_error(ErrorCode::driver_failed, "whether there is room on the GPU cannot be asked ({})",
-                          gpus.error().message);
+    const auto gpus = look_while_checkpointed();
+    if (!gpus) return {}; // who cannot be asked cannot refuse: it would sleep for good
     model::Report now;
     memory_.with_lock([&](const LockedMemory& locked) { locked.describe(now); });
     for (const auto& [device, known] : devices()) {
