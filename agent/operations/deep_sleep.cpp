@@ -8,7 +8,6 @@
 #include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
-#include "driver/management.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/contexts.hpp"
 #include "intercepted/put_off.hpp"
@@ -17,9 +16,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <future>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -49,27 +45,10 @@ const char* why_not(std::string_view kind) noexcept {
     return nullptr;
 }
 
-const driver::Gpu* find(const std::vector<driver::Gpu>& gpus, const std::string& uuid) {
+const OutsideGpu* find(const std::vector<OutsideGpu>& gpus, const std::string& uuid) {
     const auto found =
         std::find_if(gpus.begin(), gpus.end(), [&](const auto& gpu) { return gpu.uuid == uuid; });
     return found == gpus.end() ? nullptr : &*found;
-}
-
-/// NVML, asked by a thread of its own: in a checkpointed process driver 580 answers it only after the
-/// restore. Nothing if no answer comes in that time, or an earlier question is still open.
-std::optional<std::vector<driver::Gpu>> look_while_checkpointed() {
-    constexpr Milliseconds k_patience{100};
-    static std::atomic<bool> s_is_asking{false};
-    if (s_is_asking.exchange(true)) return std::nullopt;
-    const auto answer = std::make_shared<std::promise<std::optional<std::vector<driver::Gpu>>>>();
-    auto answered = answer->get_future();
-    std::thread([answer] {
-        auto gpus = driver::look_at_gpus();
-        s_is_asking = false;
-        answer->set_value(gpus ? std::optional(*std::move(gpus)) : std::nullopt);
-    }).detach();
-    if (answered.wait_for(k_patience) != std::future_status::ready) return std::nullopt;
-    return answered.get();
 }
 
 Error is_lost(std::string_view why) {
@@ -135,17 +114,17 @@ Result<void> DeepSleep::open_libraries() {
         return refusal("a thread that waits for it to wake is loading a library; wake it first");
     auto loaded = driver::Checkpoint::load();
     if (!loaded) return std::move(loaded).error();
-    static_cast<void>(driver::look_at_gpus()); // whoever asks later hears why it cannot
+    auto outside = OutsideLook::open();
+    if (!outside) return refusal(outside.error().message);
+    outside_ = *std::move(outside);
     checkpoint_ = *loaded;
     return {};
 }
 
 Result<void> DeepSleep::note_devices() {
     const auto& api = memory_.api();
-    const auto gpus = driver::look_at_gpus();
-    if (!gpus)
-        return refusal(
-            fmt::format("whether there is room to come back cannot be asked ({})", gpus.error().message));
+    const auto gpus = outside_->look();
+    if (!gpus) return refusal(gpus.error().message);
     const auto contexts = driver::active_contexts(api);
     if (!contexts) return contexts.error();
     std::set<int> used;
@@ -184,7 +163,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
     memory_.keep_from_driver(true);
     const auto begun = Clock::now();
     auto done = guarded([&]() -> Result<void> {
-        const auto gpus = driver::look_at_gpus();
+        const auto gpus = outside_->look();
         if (!gpus) return gpus.error();
         auto devices = this->devices();
         for (auto& [device, known] : devices)
@@ -212,7 +191,7 @@ Result<void> DeepSleep::take_stock() {
     if (*stands == CheckpointState::failed) return is_lost("its checkpoint failed");
     if (*stands != CheckpointState::checkpointed) return look().has_value() ? Result<void>() : look().error();
     is_deep_ = true;
-    const auto gpus = look_while_checkpointed();
+    const auto gpus = outside_->look();
     auto devices = this->devices();
     for (auto& [device, known] : devices) {
         const auto* const gpu = gpus ? find(*gpus, known.uuid) : nullptr;
@@ -248,8 +227,8 @@ Result<bool> DeepSleep::look() {
 }
 
 Result<void> DeepSleep::check_room(const std::vector<std::string>& tags) {
-    const auto gpus = look_while_checkpointed();
-    if (!gpus) return {}; // who cannot be asked cannot refuse: it would sleep for good
+    const auto gpus = outside_->look();
+    if (!gpus) return make_error(ErrorCode::driver_failed, "{}", gpus.error().message);
     model::Report now;
     memory_.with_lock([&](const LockedMemory& locked) { locked.describe(now); });
     for (const auto& [device, known] : devices()) {

@@ -11,6 +11,7 @@
 #include "common/lock_order.hpp"
 #include "driver/checkpoint.hpp"
 #include "model/model.hpp"
+#include "operations/outside_look.hpp"
 #include "program_memory/program_memory.hpp"
 #include "server/line.hpp"
 
@@ -61,7 +62,7 @@ private:
     };
 
     [[nodiscard]] Result<driver::CheckpointState> state() const;
-    /// The driver's and NVML, once. Errors: driver_failed, no_driver.
+    /// The driver's library and the way outside, once. Errors: driver_failed, no_driver.
     [[nodiscard]] Result<void> open_libraries();
     [[nodiscard]] Result<void> note_devices();
     [[nodiscard]] std::map<int, Device> devices() const;
@@ -74,6 +75,7 @@ private:
 
     ProgramMemory& memory_;
     std::optional<driver::Checkpoint> checkpoint_;
+    std::optional<OutsideLook> outside_;                                  ///< there when `checkpoint_` is
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< held for moments only
     /// That the process uses.
     std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);

@@ -143,12 +143,14 @@ void give_back_retired(Parts& parts) noexcept {
     });
 }
 
-void unpin_all(Parts& parts) noexcept {
+bool unpin_all(Parts& parts) noexcept {
     give_back_retired(parts);
+    bool are_all_unpinned = false;
     ignoring_errors([&] {
         const auto contexts = keep_contexts(true);
-        parts.memory.with_lock([](const LockedMemory& locked) { locked.unpin(); });
+        are_all_unpinned = parts.memory.with_lock([](const LockedMemory& locked) { return locked.unpin(); });
     });
+    return are_all_unpinned;
 }
 
 bool tidy(Parts& parts) {

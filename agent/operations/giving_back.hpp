@@ -17,8 +17,8 @@ namespace gpu_sleep::agent::operations {
 
 /// Gives all back that nothing needs, and unpins the rest: the driver takes 12 ms a GiB each way for what is
 /// pinned in a process that it checkpoints and restores. It is pinned again while the program works, or
-/// copied from unpinned.
-void unpin_all(Parts& parts) noexcept;
+/// copied from unpinned. False if the driver still has any of it.
+[[nodiscard]] bool unpin_all(Parts& parts) noexcept;
 
 /// Gives up what of the retained contents the host has no room for: for an operation that waits for something
 /// else. Cheap where it was called just before. Not within a transaction.

@@ -257,7 +257,10 @@ Result<Report> SleepOperation::stay_deep() {
 Result<void> SleepOperation::go_deep() {
     if (!request_.deep || request_.dry_run) return {};
     const auto begun = Clock::now();
-    unpin_all(parts_);
+    // The driver restores no process with memory that was pinned and out of reach.
+    if (!unpin_all(parts_))
+        return make_error(ErrorCode::driver_failed,
+                          "it is asleep, but not deeply: the driver did not unpin all of its host memory");
     auto deep = parts_.deep.begin(asker_, std::max(deadline_, begun + k_least_time_to_hold));
     settle_gate(parts_.memory, parts_.status);
     report_.changed |= parts_.deep.is_deep();

@@ -85,7 +85,7 @@ public:
     [[nodiscard]] contents::Batch* find_unpinned() const noexcept { return contents().find_unpinned(); }
 
     /// Unpins all host memory that holds contents, or is to. The caller keeps contexts from ending.
-    void unpin() const noexcept { contents().unpin(); }
+    [[nodiscard]] bool unpin() const noexcept { return contents().unpin(); }
 
     // Reports.
     [[nodiscard]] model::State state() const noexcept;

@@ -375,10 +375,11 @@ Batch* Contents::find_unpinned() noexcept {
     return found == batches_.end() ? nullptr : found->get();
 }
 
-void Contents::unpin() noexcept {
+bool Contents::unpin() noexcept {
+    bool are_all_unpinned = host_.unpin_prepared() && store::HostArena::stuck_bytes() == 0;
     for (const auto* const batches : {&batches_, &retired_})
-        for (const auto& batch : *batches) batch->unpin();
-    host_.unpin_prepared();
+        for (const auto& batch : *batches) are_all_unpinned &= batch->unpin();
+    return are_all_unpinned;
 }
 
 std::vector<std::filesystem::path> Contents::files_left_behind() const {

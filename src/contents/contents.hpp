@@ -145,9 +145,9 @@ public:
 
     /// A batch that is in use, and whose memory is still to be pinned; null if there is none.
     [[nodiscard]] Batch* find_unpinned() noexcept;
-    /// Unpins all host memory that is held: 12 ms a GiB. find_unpinned() gives it from then on. No
-    /// transaction may be under way.
-    void unpin() noexcept;
+    /// Unpins all host memory that is held: 12 ms a GiB. find_unpinned() gives it from then on. Returns false
+    /// if the driver still has any, also of what was given back before. No transaction may be under way.
+    [[nodiscard]] bool unpin() noexcept;
 
     /// What the batches hold that are in use: host memory, or files.
     [[nodiscard]] Bytes held(model::Store store) const noexcept {

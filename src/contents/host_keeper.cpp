@@ -236,9 +236,11 @@ std::unique_ptr<Batch> HostKeeper::take_prepared(int device, Bytes most) {
     return taken;
 }
 
-void HostKeeper::unpin_prepared() noexcept {
+bool HostKeeper::unpin_prepared() noexcept {
+    bool are_all_unpinned = true;
     for (const auto& [device, stock] : stocks_)
-        for (const auto& batch : stock) batch->unpin();
+        for (const auto& batch : stock) are_all_unpinned &= batch->unpin();
+    return are_all_unpinned;
 }
 
 void HostKeeper::take_prepared(std::list<std::unique_ptr<Batch>>& batches) noexcept {

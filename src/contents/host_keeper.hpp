@@ -59,9 +59,7 @@ public:
     [[nodiscard]] Result<void> unprotect() noexcept override;
     [[nodiscard]] bool has_unpinned() const noexcept override { return arena_ && arena_->has_untried(); }
     [[nodiscard]] bool pin_some() noexcept override;
-    void unpin() noexcept override {
-        if (arena_) arena_->unpin_all();
-    }
+    [[nodiscard]] bool unpin() noexcept override { return !arena_ || arena_->unpin_all(); }
 
     /// Takes the last `count` pieces of `stock`, which is ready, without contents: it is a stock then itself.
     /// May throw for want of memory: then nothing has changed.
@@ -113,7 +111,7 @@ public:
     /// there is nothing. May throw for want of memory: then nothing has changed.
     [[nodiscard]] std::unique_ptr<Batch> take_prepared(int device, Bytes most);
     /// Unpins all that was prepared.
-    void unpin_prepared() noexcept;
+    [[nodiscard]] bool unpin_prepared() noexcept;
     /// Takes out all that was prepared, behind `batches`.
     void take_prepared(std::list<std::unique_ptr<Batch>>& batches) noexcept;
 

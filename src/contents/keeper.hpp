@@ -110,8 +110,8 @@ public:
     /// and returns whether there is more. Nobody may use the contents meanwhile; the mutex need not be held.
     [[nodiscard]] virtual bool has_unpinned() const noexcept { return false; }
     [[nodiscard]] virtual bool pin_some() noexcept { return false; }
-    /// Undoes that, for all of it. Nobody may use the contents meanwhile.
-    virtual void unpin() noexcept {}
+    /// Undoes that, for all of it; false if something stays pinned. Nobody may use the contents meanwhile.
+    [[nodiscard]] virtual bool unpin() noexcept { return true; }
     /// Where `span` of its contents can be read, which are within reach; in `buffer`, where they lie apart.
     /// Null if they are not in host memory. May throw for want of memory. On any thread, if nobody writes
     /// there.

@@ -16,6 +16,7 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <limits>
@@ -30,6 +31,8 @@ namespace gpu_sleep::store {
 namespace {
 
 constexpr Bytes k_huge_page_bytes = 2 * k_mib;
+
+std::atomic<Bytes> g_stuck{0};
 
 Bytes page_bytes() {
     static const auto bytes = static_cast<Bytes>(::sysconf(_SC_PAGESIZE));
@@ -219,6 +222,7 @@ HostArena::~HostArena() {
         }
     }
     unmap(begin, end);
+    g_stuck += stuck;
     if (stuck > 0)
         log::warning("{} of host memory could not be unpinned and stay in use", format_bytes(stuck));
 }
@@ -235,12 +239,18 @@ bool HostArena::unpin_next() noexcept {
     return false;
 }
 
-void HostArena::unpin_all() noexcept {
+bool HostArena::unpin_all() noexcept {
+    bool are_all_unpinned = true;
     for (auto& piece : pieces_) {
-        for (auto& part : piece.parts) unpin(part);
+        for (auto& part : piece.parts) are_all_unpinned &= unpin(part);
         piece.was_tried = false;
     }
     tried_ = 0;
+    return are_all_unpinned;
+}
+
+Bytes HostArena::stuck_bytes() noexcept {
+    return g_stuck;
 }
 
 void HostArena::protect() noexcept {

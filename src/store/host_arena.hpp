@@ -59,8 +59,11 @@ public:
     /// arena back and has something else to do in between. No ArenaPreparer may still work on it.
     [[nodiscard]] bool unpin_next() noexcept;
     /// Unpins all of it, as if no piece had been tried yet (pin_next()); 12 ms a GiB. What the driver does
-    /// not let go stays pinned. While nobody copies from or to it; it may be out of reach (protect()).
-    void unpin_all() noexcept;
+    /// not let go stays pinned: then it returns false. While nobody copies from or to it; it may be out of
+    /// reach (protect()).
+    [[nodiscard]] bool unpin_all() noexcept;
+    /// What arenas of this process have left pinned for good. Thread-safe.
+    [[nodiscard]] static Bytes stuck_bytes() noexcept;
     /// Gives back what of the piece lies in none of `needed`, parts of the arena in their order, by whole
     /// huge pages: one of which only a part went would be split, and would come back under pressure alone.
     /// Returns how much that was; what the driver does not let go stays. What is needed is pinned again,

@@ -5,6 +5,7 @@
 #include "support/simulated_driver/control.h"
 
 #include <cuda.h>
+#include <unistd.h>
 
 #include <array>
 #include <chrono>
@@ -107,7 +108,12 @@ SIM_NVML const char* nvmlErrorString(int status) {
     return status == k_success ? "Success" : "an error of the simulated library";
 }
 
+// In a process that is checkpointed itself it waits, as with driver 580.
 SIM_NVML int nvmlDeviceGetCount_v2(unsigned* count) {
+    CUprocessState state{};
+    while (cuCheckpointProcessGetState(::getpid(), &state) == CUDA_SUCCESS &&
+           state == CU_PROCESS_STATE_CHECKPOINTED)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     *count = static_cast<unsigned>(devices().size());
     return k_success;
 }

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What is free on the GPUs, asked by a process of its own: in one that is checkpointed driver 580 keeps its
+// management library waiting.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::agent::operations {
+
+/// Memory of one GPU, as NVML has it.
+struct OutsideGpu {
+    std::string uuid; ///< "GPU-..."
+    Bytes total = 0;
+    Bytes free = 0;
+};
+
+/// The program beside the agent's library that asks NVML (agent/look). It is no child of this process: no
+/// SIGCHLD comes of it, and no wait() of the program finds it. Not thread-safe.
+class OutsideLook {
+public:
+    /// Finds the program, and takes the environment for it. Takes the loader's lock. Errors: no_driver (it is
+    /// not there, or a filter of system calls may forbid it).
+    [[nodiscard]] static Result<OutsideLook> open();
+
+    /// All GPUs, now. Takes no lock that a thread of the program might hold. Errors: no_driver (the program
+    /// could not be started, or NVML does not answer in that time).
+    [[nodiscard]] Result<std::vector<OutsideGpu>> look(Milliseconds patience = Milliseconds(5'000)) const;
+
+private:
+    std::string program_;
+    std::vector<std::string> environment_;
+};
+
+} // namespace gpu_sleep::agent::operations
