@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace gpu_sleep::driver {
 
 Result<PrimaryContext> PrimaryContext::retain(const Api& api, int device) {
