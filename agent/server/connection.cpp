@@ -4,6 +4,8 @@
 
 #include "connection.hpp"
 
+#include "base/guard.hpp"
+#include "base/log.hpp"
 #include "base/small_file.hpp"
 #include "protocol/fitting.hpp"
 
@@ -66,7 +68,7 @@ Result<std::unique_ptr<Connection>> Connection::adopt(UniqueFd socket) {
                           ::geteuid());
     constexpr timeval k_send_limit{2, 0};
     ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &k_send_limit, sizeof(k_send_limit));
-    return std::unique_ptr<Connection>(new Connection(std::move(socket)));
+    return std::unique_ptr<Connection>(new Connection(std::move(socket), peer.pid));
 }
 
 Result<void> Connection::receive() {
@@ -110,7 +112,10 @@ bool Connection::tell(const model::Progress& progress) {
     constexpr Milliseconds k_interval{50};
     pollfd peer{fd(), POLLRDHUP, 0};
     if (peer.fd < 0) return false;
-    if (::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return false;
+    if (::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
+        tracer_ = NamedTracer();
+        return false;
+    }
     using Phase = model::Progress::Phase;
     const bool must_arrive = progress.phase == Phase::release || progress.phase == Phase::ready;
     const bool waits_for_peer = progress.phase == Phase::deep && !has_told_deep_;
@@ -118,6 +123,7 @@ bool Connection::tell(const model::Progress& progress) {
     if (!is_awaited && Clock::now() - last_told_ < k_interval) return true;
     if (!must_arrive && !waits_for_peer && is_behind()) return true;
     last_told_ = Clock::now();
+    if (waits_for_peer) let_peer_trace();
     has_told_deep_ |= waits_for_peer;
     const auto bytes = protocol::encode(protocol::Reply(progress));
     if (!bytes) return !must_arrive;
@@ -143,6 +149,16 @@ Result<std::optional<model::Directive::Kind>> Connection::hear(Milliseconds pati
         if (ready == 0) return std::optional<model::Directive::Kind>();
         if (ready > 0) GPU_SLEEP_TRY(receive());
     }
+}
+
+void Connection::let_peer_trace() {
+    ignoring_errors([this] {
+        auto named = NamedTracer::name(peer_);
+        if (named)
+            tracer_ = *std::move(named);
+        else // the driver says so, too, to who asks it
+            log::debug("the command is not named to Yama: {}", named.error().message);
+    });
 }
 
 bool Connection::is_behind() const {

@@ -7,7 +7,10 @@
 #include "base/fd.hpp"
 #include "base/held_file.hpp"
 #include "base/units.hpp"
+#include "common/named_tracer.hpp"
 #include "protocol/messages.hpp"
+
+#include <sys/types.h>
 
 #include <memory>
 #include <optional>
@@ -46,8 +49,9 @@ public:
     [[nodiscard]] Result<std::optional<model::Directive::Kind>> hear(Milliseconds patience);
 
 private:
-    explicit Connection(UniqueFd socket) noexcept : socket_(std::move(socket)) {}
+    Connection(UniqueFd socket, pid_t peer) noexcept : socket_(std::move(socket)), peer_(peer) {}
 
+    void let_peer_trace();
     /// Whether the peer has not taken what it was told: room is left for what must arrive.
     [[nodiscard]] bool is_behind() const;
 
@@ -56,6 +60,8 @@ private:
     Clock::time_point since_ = Clock::now();
     Clock::time_point last_told_{};
     bool has_told_deep_ = false;
+    pid_t peer_;         ///< as the kernel says; 0 for one that is not in this pid namespace
+    NamedTracer tracer_; ///< the peer, from when it is told to do the driver's part until it has done that
 };
 
 } // namespace gpu_sleep::agent::server
