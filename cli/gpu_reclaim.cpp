@@ -161,9 +161,13 @@ bool is_more_than_the_driver_does(const model::SleepRequest& request) {
 std::string problem(const Typed& typed) {
     if (typed.why && typed.target.empty()) return "PID is missing, which --why is for";
     if (!typed.need && (!typed.gpu.empty() || typed.min_awake)) return "--gpu and --min-awake are for --need";
-    if (typed.need && (typed.why || !typed.policy.idle.empty() || typed.policy.host_budget ||
-                       typed.policy.shows || !typed.request.tags.empty()))
-        return "--idle, --why, --tags, --host-budget and --show-config are not for --need";
+    const auto& policy = typed.policy;
+    const bool is_policy = !(policy.idle.empty() && policy.config.empty()) && !policy.is_plain();
+    if (typed.need && (typed.why || !typed.request.tags.empty() || is_policy || policy.host_budget ||
+                       policy.shows || policy.otherwise))
+        return "--why, --tags, --config, --default-idle, --host-budget, --show-config and --idle with a "
+               "place "
+               "are not for --need";
     const bool is_more =
         typed.why || typed.need || typed.is_by_policies() || is_more_than_the_driver_does(typed.request);
     if (typed.engine != cli::Engine::agent && is_more)
@@ -182,12 +186,13 @@ int run(Typed typed, cli::policy::Sources sources) {
     }
     request.bounds_all = typed.timeout.has_value();
     request.timeout = typed.timeout.value_or(request.timeout);
+    if (sources.ladder) request.only_if_idle = sources.ladder->front().idle;
     if (typed.need) {
         request.min_awake = typed.min_awake.value_or(model::WakeRequest().min_awake);
         return cli::run_need(
             {*typed.need, typed.gpu, typed.target, typed.user, std::move(request), typed.output});
     }
-    request.only_if_idle = sources.ladder ? sources.ladder->front().idle : Milliseconds(0);
+    if (!request.only_if_idle) request.only_if_idle = Milliseconds(0);
     cli::CommandRun operation{k_program, std::move(typed.target), typed.user, std::move(request),
                               typed.output};
     operation.engine = typed.engine;

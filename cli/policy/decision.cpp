@@ -20,19 +20,14 @@ bool is_asleep(const model::Report& report) noexcept {
 Result<model::SleepRequest> request_for(const Rung& rung, const std::string& directory) {
     model::SleepRequest request;
     request.only_if_idle = rung.idle;
-    switch (rung.depth) {
-    case Depth::awake:
-    case Depth::host: return request;
-    case Depth::file:
-        if (directory.empty())
-            return make_error(ErrorCode::invalid_argument, "no directory is named for contents in files");
-        request.store = model::Store::file;
-        request.store_is_named = true;
-        request.directory = directory;
-        return request;
-    case Depth::deep: break;
-    }
-    return make_error(ErrorCode::invalid_argument, "to sleep deep is not possible here yet");
+    request.deep = rung.depth == Depth::deep;
+    if (rung.depth == Depth::file && directory.empty())
+        return make_error(ErrorCode::invalid_argument, "no directory is named for contents in files");
+    if (rung.depth < Depth::file || directory.empty()) return request;
+    request.store = model::Store::file;
+    request.store_is_named = true;
+    request.directory = directory;
+    return request;
 }
 
 /// The tags of the process, each once.
@@ -70,6 +65,7 @@ std::string words_for(double seconds) {
 
 Depth depth_of(const model::Report& report) noexcept {
     if (!is_asleep(report)) return Depth::awake;
+    if (report.deep) return Depth::deep;
     const bool has_in_host = std::any_of(report.tags.begin(), report.tags.end(),
                                          [](const auto& tag) { return tag.kept > tag.in_files; });
     return has_in_host ? Depth::host : Depth::file; // of what keeps nothing, nothing is in anybody's way
@@ -96,6 +92,11 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
     auto request = request_for(*rung, policy.directory);
     if (!request) return std::move(request).error();
     if (!heed_tags(policy, tags_of(report), *request)) return Decision{{}, "all of its tags are exempt"};
+    if (request->deep && !request->tags.empty()) { // only all of a process sleeps deeply
+        request->deep = false;
+        if (depth >= (request->store == model::Store::file ? Depth::file : Depth::host))
+            return Decision{{}, "it sleeps already, but for tags that are exempt"};
+    }
     if (depth == Depth::awake) request->on_touch = model::OnTouch::wake;
     request->spill = policy.spill && request->store == model::Store::host && !policy.directory.empty();
     const bool needs_directory = request->spill || model::uses_files(*request);

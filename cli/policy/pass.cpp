@@ -4,6 +4,7 @@
 
 #include "cli/policy/pass.hpp"
 
+#include "cli/driver_engine.hpp"
 #include "cli/json.hpp"
 #include "cli/operation.hpp"
 #include "cli/output.hpp"
@@ -11,6 +12,7 @@
 #include "cli/render.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -87,6 +89,9 @@ std::vector<Outcome> carry_out(const PassOptions& options, Finder& finder, std::
     std::vector<peers::Question> questions;
     std::vector<Process> asked;
     std::vector<Outcome> outcomes;
+    std::optional<DeepLocker> locker;
+    const auto goes_deep = [](const Order& order) { return order.request.deep; };
+    if (!options.dry_run && std::any_of(orders.begin(), orders.end(), goes_deep)) locker.emplace();
     for (auto& [process, request] : orders) {
         request.dry_run = options.dry_run;
         request.bounds_all = options.timeout.has_value();
@@ -97,8 +102,12 @@ std::vector<Outcome> carry_out(const PassOptions& options, Finder& finder, std::
             continue;
         }
         const peers::AnswerTimeout::Limits limits{request.timeout, k_grace, !request.bounds_all, {}, 1};
+        const auto timeout = request.timeout;
         questions.push_back({*std::move(socket), std::move(request), limits,
-                             [&finder, one = process] { return finder.proc().is_stopped(one); }});
+                             [&finder, one = process] { return finder.proc().is_stopped(one); },
+                             [&locker, one = process, timeout] {
+                                 return locker ? locker->take(one, timeout) : Result<void>();
+                             }});
         asked.push_back(std::move(process));
     }
     auto answers = peers::ask_all(std::move(questions));

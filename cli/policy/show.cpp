@@ -37,7 +37,9 @@ std::string words_for(const Policy& policy, const std::string& user) {
 
 std::string words_for(const Decision& decision) {
     if (!decision.request) return "nothing now: " + decision.reason;
-    return fmt::format("now: to {}", decision.request->store == model::Store::file ? "files" : "host memory");
+    return fmt::format("now: to {}{}",
+                       decision.request->store == model::Store::file ? "files" : "host memory",
+                       decision.request->deep ? ", deep" : "");
 }
 
 Json json_of(const Seen& seen) {

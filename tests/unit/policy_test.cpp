@@ -228,6 +228,49 @@ TEST_CASE("Decision: a rung that cannot be carried out is an error", "[policy]")
     policy.directory.clear();
     CHECK(decide(policy, report(model::State::awake, 10)).error().message ==
           "no directory is named for contents in files");
-    CHECK(decide(with(ladder({"10s:deep"})), report(model::State::awake, 10)).error().message ==
-          "to sleep deep is not possible here yet");
+}
+
+TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a process", "[policy]") {
+    using model::State;
+    auto policy = with(ladder({"10s:host", "20s:deep"}));
+    CHECK_FALSE(decide(policy, report(State::awake, 10))->request->deep);
+    for (const auto& seen : {report(State::awake, 20), report(State::asleep, 20, 5)}) {
+        const auto request = decide(policy, seen)->request;
+        REQUIRE(request);
+        CHECK(request->deep);
+        CHECK(request->only_if_idle == 20s);
+        CHECK(request->store == model::Store::file);
+        CHECK(request->directory == "/d");
+        CHECK(request->tags.empty());
+        CHECK(request->on_touch.has_value() == (seen.state == State::awake));
+    }
+    auto sleeper = report(State::asleep, 20, 5);
+    sleeper.tags[0].in_files = sleeper.tags[0].kept;
+    CHECK(depth_of(sleeper) == Depth::file);
+    CHECK(decide(policy, sleeper)->request->deep); // from files, too
+    sleeper.deep = true;
+    CHECK(depth_of(sleeper) == Depth::deep);
+    CHECK(decide(policy, sleeper)->reason == "it sleeps already");
+    policy.tags["weights"].exempt = true;
+    auto seen = report(State::awake, 20);
+    seen.tags.push_back(seen.tags.front());
+    seen.tags.back().tag = "cache";
+    const auto part = decide(policy, seen)->request;
+    REQUIRE(part);
+    CHECK_FALSE(part->deep); // only all of a process sleeps deeply
+    CHECK(part->store == model::Store::file);
+    CHECK(part->tags == std::vector<std::string>{"cache"});
+    seen = report(State::asleep, 20, 5);
+    seen.tags.push_back(seen.tags.front());
+    seen.tags.back().tag = "cache";
+    CHECK(decide(policy, seen)->request);
+    for (auto& tag : seen.tags) tag.in_files = tag.kept;
+    CHECK(decide(policy, seen)->reason == "it sleeps already, but for tags that are exempt");
+    policy.tags.clear();
+    policy.directory.clear();
+    const auto request = decide(policy, report(State::awake, 20))->request;
+    REQUIRE(request);
+    CHECK(request->deep);
+    CHECK(request->store == model::Store::host); // for want of a directory
+    CHECK_FALSE(request->store_is_named);
 }

@@ -6,6 +6,7 @@
 #include "deep_machine.hpp"
 
 #include "../mentions.hpp"
+#include "support/scratch.hpp"
 
 #include <csignal>
 #include <string>
@@ -164,4 +165,26 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     CHECK(machine.command("deep", {"--tags", "default"}).status == 2);
     CHECK(machine.command("deep", {"--gate", "checked"}).status == 2);
     CHECK(machine.command("deep", {"--engine", "driver"}).status == 2);
+}
+
+TEST_CASE("Deep: the last rung of gpu-reclaim's ladder, by what has slept on the others", "[deep]") {
+    const Scratch place;
+    DeepMachine machine;
+    const auto pass = [&](const std::string& last) {
+        const auto output = machine.command(
+            "gpu-reclaim", {"--idle", "10ms:host", "--idle", last, "--dir", place.file("files")});
+        INFO(output.err);
+        CHECK(output.status == 0);
+        return output.json("/processes/0/report/changed") == "true";
+    };
+    REQUIRE(becomes_true([&] { return pass("1h:deep"); })); // idle by now
+    CHECK_FALSE(machine.is_deep());
+    pause_for(Milliseconds(20));
+    CHECK(pass("20ms:deep"));
+    CHECK(machine.is_deep());
+    CHECK(machine.command("gpu-ps").json("/processes/0/report/host_bytes") == "0"); // but in files
+    CHECK_FALSE(pass("20ms:deep"));
+    check_intact(machine.host, machine.piece); // a touch
+    CHECK_FALSE(machine.is_deep());
+    machine.expect_awake();
 }

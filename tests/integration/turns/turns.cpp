@@ -39,10 +39,10 @@ public:
         constexpr Bytes k_context = k_mib;
         const auto each = options.ranges * options.range_bytes;
         const auto all = options.servers * k_context + options.room_for * each + each / 2;
-        std::vector<std::string> environment{"GPU_SLEEP_SIM_STATE=" + directory + "/devices",
-                                             fmt::format("GPU_SLEEP_SIM_MEMORY={}", all),
-                                             fmt::format("GPU_SLEEP_SIM_CONTEXT_BYTES={}", k_context)};
-        for (unsigned i = 0; i < options.servers; ++i) servers_.emplace_back(options, environment, i);
+        environment_ = {"GPU_SLEEP_SIM_STATE=" + directory + "/devices",
+                        fmt::format("GPU_SLEEP_SIM_MEMORY={}", all),
+                        fmt::format("GPU_SLEEP_SIM_CONTEXT_BYTES={}", k_context), "GPU_SLEEP_SIM_DEVICES=1"};
+        for (unsigned i = 0; i < options.servers; ++i) servers_.emplace_back(options, environment_, i);
     }
 
     void run() {
@@ -106,9 +106,10 @@ private:
             static_cast<void>(command({"gpu-sleep", std::to_string(first->pid()), "--quiet"}).finish());
     }
 
-    [[nodiscard]] static Process command(std::vector<std::string> words) {
+    /// On the servers' machine: what the management library says is of their GPU.
+    [[nodiscard]] Process command(std::vector<std::string> words) const {
         words.front() = command_file(words.front());
-        return Process(Launch{std::move(words)});
+        return Process(Launch{std::move(words), environment_});
     }
 
     void ask(Server& server) {
@@ -208,6 +209,7 @@ private:
 
     const TurnOptions& options_;
     std::string directory_;
+    std::vector<std::string> environment_; ///< the machine that is simulated
     Findings findings_;
     std::deque<Server> servers_;
     std::unique_ptr<Controller> controller_;
