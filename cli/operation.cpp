@@ -13,7 +13,7 @@
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
 #include "cli/reclaim_by_driver.hpp"
-#include "cli/render.hpp"
+#include "cli/teller.hpp"
 
 #include <unistd.h>
 
@@ -29,38 +29,11 @@ namespace {
 /// calls the agent unresponsive.
 constexpr Milliseconds k_grace{5'000};
 
-/// Whether `code` says that the process is gone, or its agent is.
-bool is_gone(ErrorCode code) noexcept {
-    return code == ErrorCode::no_process || code == ErrorCode::no_agent;
-}
-
 /// Whether the agent has not had the last word.
 bool is_lost(const Answer& answer) noexcept {
     const auto* error = std::get_if<Error>(&answer);
     return error && (error->code == ErrorCode::connection_lost || error->code == ErrorCode::timed_out ||
                      error->code == ErrorCode::outcome_unknown);
-}
-
-/// Whether nobody in particular was named.
-bool is_for_all(const CommandRun& operation) noexcept {
-    return operation.target.empty() && operation.selection.group.empty();
-}
-
-/// Whether one of all processes has gone, or has none of the tags: nobody has named it.
-bool is_passed_over(const CommandRun& operation, const Outcome& outcome) noexcept {
-    const auto* const error = peers::error_of(outcome.answer);
-    return is_for_all(operation) && error && (is_gone(error->code) || error->code == ErrorCode::unknown_tag);
-}
-
-/// Whether the report says that something was done, or would be.
-bool does_something(const model::Report& report) noexcept {
-    if (!report.dry_run) return report.changed;
-    return std::any_of(report.devices.begin(), report.devices.end(),
-                       [](const model::DeviceReport& device) { return device.released > 0; });
-}
-
-bool is_sleep(const CommandRun& operation) noexcept {
-    return std::holds_alternative<model::SleepRequest>(operation.request);
 }
 
 peers::AnswerTimeout::Limits limits_of(const CommandRun& operation) {
@@ -69,79 +42,6 @@ peers::AnswerTimeout::Limits limits_of(const CommandRun& operation) {
     const auto& wake = std::get<model::WakeRequest>(operation.request);
     return {wake.timeout + wake.wait, k_grace, !wake.bounds_all, wake.timeout, wake.order.size() + 1};
 }
-
-/// What could not be done.
-std::string purpose(const CommandRun& operation, const std::string& subject, ErrorCode failure) {
-    if (failure == ErrorCode::outcome_unknown)
-        return fmt::format("say whether {} is {}", subject, is_sleep(operation) ? "asleep" : "awake");
-    return is_sleep(operation) ? fmt::format("put {} to sleep", subject) : fmt::format("wake {}", subject);
-}
-
-/// Tells a person what becomes of each process.
-class Teller {
-public:
-    explicit Teller(const CommandRun& operation) noexcept : operation_(operation) {}
-
-    /// Says what failed on standard error, and what was done on standard output.
-    void tell(const Outcome& outcome) {
-        if (is_passed_over(operation_, outcome)) return;
-        if (const auto* const error = peers::error_of(outcome.answer))
-            print_error(outcome, *error);
-        else
-            tell_done(outcome);
-    }
-
-    /// Says that there was nothing to do, unless something was told.
-    void tell_end() {
-        if (!is_for_all(operation_) || operation_.output.json || operation_.output.quiet) return;
-        if (!has_told_) print("nothing to do\n");
-    }
-
-    /// Says of processes that go together what has become of all.
-    void tell_sum(const std::vector<Outcome>& outcomes) {
-        const auto text = render_together(outcomes);
-        const bool has_failed = exit_status_of(outcomes) != exit_status::done;
-        if (has_failed)
-            cli::print_error(fmt::format("{}: {}", operation_.program, text));
-        else if (!operation_.output.json && !operation_.output.quiet)
-            print(text);
-    }
-
-    /// The status says how the processes are, so it stays what it is if nobody gets to read the result.
-    void print(const std::string& text) {
-        const auto written = write_result(text);
-        if (written || std::exchange(has_complained_, true)) return;
-        cli::print_error(fmt::format("{}: cannot write the result: {}; the exit status holds all the same\n",
-                                     operation_.program, written.error().message));
-    }
-
-    /// Says that an interruption comes too late.
-    void tell_past_return(const Process& process) const {
-        cli::print_error(fmt::format("{}: {} is past the point of no return; waiting for it to end\n",
-                                     operation_.program, title(process)));
-    }
-
-private:
-    void tell_done(const Outcome& outcome) {
-        const auto& report = std::get<model::Report>(outcome.answer);
-        if (is_for_all(operation_) && !does_something(report)) return;
-        has_told_ = true;
-        if (operation_.output.json || operation_.output.quiet) return;
-        print(outcome.by_driver ? render_driver_operation(outcome.process, report)
-                                : render_operation(outcome.process, report));
-    }
-
-    void print_error(const Outcome& outcome, const Error& error) {
-        has_told_ = true;
-        const auto subject = title(outcome.process);
-        cli::print_error(render_error(operation_.program, purpose(operation_, subject, error.code),
-                                      without(subject, error), outcome.has_waited));
-    }
-
-    const CommandRun& operation_;
-    bool has_complained_ = false; ///< of standard output
-    bool has_told_ = false;       ///< of a process
-};
 
 model::Operation asked_by(const CommandRun& operation) noexcept {
     return is_sleep(operation) ? model::Operation::sleep : model::Operation::wake;
