@@ -105,14 +105,19 @@ TEST_CASE("Budget: eight that sleep at once within a budget for three spill to f
 TEST_CASE("Budget: who sleeps within a budget has what others only retain", "[policy]") {
     if (!has_empty_tmp()) return;
     const auto all = programs_apart(4, {fmt::format("GPU_SLEEP_HOST_BUDGET={}", 2 * k_each)});
+    // The others look whether they are to give way twice a second, and on a busy machine more seldom.
+    const auto falls_asleep = [](Host& host) {
+        constexpr Milliseconds k_patience{20'000};
+        return becomes_true([&] { return host.command("gpu-sleep").status == 0; }, k_patience);
+    };
     for (const auto& host : all) { // each finds what the two before it retain
-        REQUIRE(host->command("gpu-sleep").status == 0);
+        REQUIRE(falls_asleep(*host));
         CHECK(bytes_held(*host) == k_each);
         CHECK(held_by_all(all) <= 2 * k_each);
         REQUIRE(host->command("gpu-wake").status == 0);
     }
-    REQUIRE(all[0]->command("gpu-sleep").status == 0);
-    REQUIRE(all[1]->command("gpu-sleep").status == 0);
+    REQUIRE(falls_asleep(*all[0]));
+    REQUIRE(falls_asleep(*all[1]));
     CHECK(all[2]->command("gpu-sleep").status == 8); // nobody retains anything
     check_bytes_after_wake(all);
 }
