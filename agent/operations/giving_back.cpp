@@ -35,7 +35,11 @@ constexpr Milliseconds k_longest_rest{100};
 /// whether the host is short of memory.
 bool retained_gives_way(Parts& parts) noexcept {
     const auto now = Clock::now();
-    if (now < parts.next_look_at_host) return false;
+    if (now < parts.next_look_at_host) {
+        // Somebody else asked for this one, and the one that was asked for here is forgotten for it.
+        parts.memory.tidy_within(std::chrono::ceil<Milliseconds>(parts.next_look_at_host - now));
+        return false;
+    }
     const bool holds_any = parts.retired.has_any() || parts.memory.with_lock([](const LockedMemory& locked) {
         return locked.retained() > 0;
     });
