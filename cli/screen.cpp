@@ -22,6 +22,7 @@ constexpr std::string_view k_enter = "\033[?1049h\033[?25l\033[?7l";
 constexpr std::string_view k_leave = "\033[?7h\033[?25h\033[?1049l";
 
 volatile std::sig_atomic_t g_is_entered = 0;
+volatile std::sig_atomic_t g_is_lost = 0;  ///< others may have had the terminal: it is to be entered anew
 volatile std::sig_atomic_t g_is_stale = 0; ///< what is shown is to be shown anew
 
 /// Async-signal-safe.
@@ -66,7 +67,8 @@ void stop(int number) {
 }
 
 void note(int number) {
-    if (number == SIGCONT) g_is_entered = 0; // others may have had the terminal
+    // It may have been entered since, and is still to be left.
+    if (number == SIGCONT) g_is_lost = 1;
     g_is_stale = 1;
 }
 
@@ -125,7 +127,8 @@ ScreenSize Screen::size() const noexcept {
 Result<void> Screen::show(std::string_view text) {
     const auto foreground = ::tcgetpgrp(STDOUT_FILENO); // fails where it is not the controlling terminal
     if (foreground >= 0 && foreground != ::getpgrp()) return {};
-    if (g_is_entered == 0) {
+    if (g_is_entered == 0 || g_is_lost != 0) {
+        g_is_lost = 0;
         g_is_entered = 1; // before, so that a signal in between leaves it
         write_now(k_enter);
     }
