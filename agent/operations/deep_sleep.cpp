@@ -29,6 +29,8 @@ using driver::CheckpointState;
 namespace {
 
 constexpr Milliseconds k_look_again{1};
+/// A context with its modules, where nothing better is known: a wake without room for it is not to begin.
+constexpr Bytes k_assumed_rest = 2 * k_gib;
 
 Error refusal(std::string_view why) {
     return make_error(ErrorCode::driver_failed, "it cannot sleep deeply: {}", why);
@@ -73,14 +75,15 @@ void DeepSleep::describe(model::Report& report) const {
     report.deep = is_deep_;
     if (!report.deep) return;
     const MutexLock lock(mutex_);
-    for (const auto& [device, known] : devices_) report.deep_bytes += known.freed;
+    for (const auto& [device, known] : devices_) report.deep_bytes += known.rest;
     for (auto& each : report.devices) {
         const auto found = devices_.find(each.device);
         if (found == devices_.end()) continue;
         each.name = found->second.name;
+        each.uuid = found->second.uuid;
         // Of the sleep itself, whose figures are from before.
         if (report.operation == model::Operation::sleep && each.free_after != 0)
-            each.free_after = std::min(each.free_after + found->second.freed, each.total);
+            each.free_after = std::min(each.free_after + found->second.rest, each.total);
     }
 }
 
@@ -167,7 +170,10 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
         if (!gpus) return gpus.error();
         auto devices = this->devices();
         for (auto& [device, known] : devices)
-            if (const auto* gpu = find(*gpus, known.uuid)) known.free = gpu->free;
+            if (const auto* const gpu = find(*gpus, known.uuid)) {
+                known.free = gpu->free;
+                known.rest = gpu->used;
+            }
         set_devices(std::move(devices));
         return wait_for_asker(asker);
     });
@@ -194,8 +200,10 @@ Result<void> DeepSleep::take_stock() {
     const auto gpus = outside_->look();
     auto devices = this->devices();
     for (auto& [device, known] : devices) {
+        if (known.rest != 0) continue;
+        // What others take and give back in this moment is in the difference, too.
         const auto* const gpu = gpus ? find(*gpus, known.uuid) : nullptr;
-        known.freed = gpu && gpu->free > known.free ? gpu->free - known.free : 0;
+        known.rest = gpu && gpu->free > known.free ? gpu->free - known.free : k_assumed_rest;
     }
     if (devices.size() == 1)
         if (const auto* const gpu = gpus ? find(*gpus, devices.begin()->second.uuid) : nullptr)
@@ -232,7 +240,7 @@ Result<void> DeepSleep::check_room(const std::vector<std::string>& tags) {
     model::Report now;
     memory_.with_lock([&](const LockedMemory& locked) { locked.describe(now); });
     for (const auto& [device, known] : devices()) {
-        Bytes need = known.freed;
+        Bytes need = known.rest;
         for (const auto& tag : now.tags)
             if (tag.device == device &&
                 (tags.empty() || std::find(tags.begin(), tags.end(), tag.tag) != tags.end()))

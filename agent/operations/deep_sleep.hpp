@@ -32,8 +32,8 @@ public:
 
     /// Whether nothing of the process is on a GPU, as far as the agent knows.
     [[nodiscard]] bool is_deep() const noexcept { return is_deep_; }
-    /// Writes whether it is, what that has freed as the driver's management library saw it, and the names of
-    /// devices, which cannot be asked meanwhile. `report` lists the devices already. Thread-safe.
+    /// Writes whether it is, what that has freed, and of devices what cannot be asked meanwhile. `report`
+    /// lists the devices already. Thread-safe.
     void describe(model::Report& report) const;
 
     /// Before anything else of a request that asks for it: opens what it takes, while no thread waits at the
@@ -57,8 +57,8 @@ private:
     struct Device {
         std::string name;
         std::string uuid;
-        Bytes free = 0;  ///< before the checkpoint
-        Bytes freed = 0; ///< by it
+        Bytes free = 0; ///< before the checkpoint
+        Bytes rest = 0; ///< what this process has of it then, and wants back
     };
 
     [[nodiscard]] Result<driver::CheckpointState> state() const;

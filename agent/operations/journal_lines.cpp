@@ -11,7 +11,6 @@
 #include <fmt/format.h>
 
 #include <cerrno>
-
 #include <variant>
 #include <vector>
 

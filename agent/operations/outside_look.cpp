@@ -15,13 +15,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
 #include <sstream>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -128,7 +129,7 @@ Result<std::vector<OutsideGpu>> OutsideLook::look(Milliseconds patience) const {
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) return unanswered("there is no descriptor left");
     const UniqueFd output(ends[0]);
     UniqueFd input(ends[1]);
-    const std::vector<std::string> words{program_};
+    const std::vector<std::string> words{program_, std::to_string(::getpid())};
     const auto arguments = pointers_to(words);
     const auto environment = pointers_to(environment_);
     Launch launch{program_.c_str(), arguments.data(), environment.data(), input.get(), nullptr};
@@ -138,8 +139,8 @@ Result<std::vector<OutsideGpu>> OutsideLook::look(Milliseconds patience) const {
     std::vector<OutsideGpu> gpus;
     std::string uuid;
     while (lines >> uuid && uuid != k_last_line) {
-        OutsideGpu gpu{uuid, 0, 0};
-        if (lines >> gpu.total >> gpu.free) gpus.push_back(std::move(gpu));
+        OutsideGpu gpu{uuid, 0, 0, 0};
+        if (lines >> gpu.total >> gpu.free >> gpu.used) gpus.push_back(std::move(gpu));
     }
     if (uuid != k_last_line) return unanswered("the management library does not answer");
     return gpus;

@@ -18,6 +18,7 @@ struct OutsideGpu {
     std::string uuid; ///< "GPU-..."
     Bytes total = 0;
     Bytes free = 0;
+    Bytes used = 0; ///< by this process; 0 where NVML does not know it by its pid, as in some containers
 };
 
 /// The program beside the agent's library that asks NVML (agent/look). It is no child of this process: no

@@ -170,10 +170,9 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     if (report.intercepts && !deep_.is_deep())
         for (const auto& row : intercepted::residual(locked))
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
-    deep_.describe(report);
-    if (!memory_.may_call_driver()) return;
     if (report.operation == model::Operation::status) add_devices(report);
     for (auto& device : report.devices) name_device(device);
+    deep_.describe(report);
 }
 
 } // namespace gpu_sleep::agent::operations
