@@ -234,25 +234,41 @@ Result<bool> DeepSleep::look() {
     return false;
 }
 
-Result<void> DeepSleep::check_room(const std::vector<std::string>& tags) {
+Result<std::vector<model::DeviceReport>> DeepSleep::needs(const std::vector<std::string>& tags) const {
     const auto gpus = outside_->look();
     if (!gpus) return make_error(ErrorCode::driver_failed, "{}", gpus.error().message);
     model::Report now;
     memory_.with_lock([&](const LockedMemory& locked) { locked.describe(now); });
+    std::vector<model::DeviceReport> needs;
     for (const auto& [device, known] : devices()) {
-        Bytes need = known.rest;
-        for (const auto& tag : now.tags)
-            if (tag.device == device &&
-                (tags.empty() || std::find(tags.begin(), tags.end(), tag.tag) != tags.end()))
-                need += tag.bytes - tag.resident;
         const auto* const gpu = find(*gpus, known.uuid);
         if (!gpu)
             return make_error(ErrorCode::driver_failed, "GPU {}, which it was on, is not there: {}", device,
                               known.uuid);
-        if (gpu->free < need)
-            return make_error(ErrorCode::out_of_device_memory, "needs {} on GPU {}, {} free",
-                              format_bytes(need), device, format_bytes(gpu->free));
+        model::DeviceReport need;
+        need.device = device;
+        need.name = known.name;
+        need.uuid = known.uuid;
+        need.released = known.rest;
+        for (const auto& tag : now.tags)
+            if (tag.device == device &&
+                (tags.empty() || std::find(tags.begin(), tags.end(), tag.tag) != tags.end()))
+                need.released += tag.bytes - tag.resident;
+        need.total = gpu->total;
+        need.free_before = gpu->free;
+        need.free_after = gpu->free - std::min(gpu->free, need.released);
+        needs.push_back(std::move(need));
     }
+    return needs;
+}
+
+Result<void> DeepSleep::check_room(const std::vector<std::string>& tags) const {
+    const auto needs = this->needs(tags);
+    if (!needs) return needs.error();
+    for (const auto& need : *needs)
+        if (need.free_before < need.released)
+            return make_error(ErrorCode::out_of_device_memory, "needs {} on GPU {}, {} free",
+                              format_bytes(need.released), need.device, format_bytes(need.free_before));
     return {};
 }
 

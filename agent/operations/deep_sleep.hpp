@@ -52,6 +52,8 @@ public:
     /// both. Returns whether there was anything. Errors: out_of_device_memory (too little, and nothing was
     /// tried); driver_failed (deep as before); context_lost (the driver's restore has lost the process).
     [[nodiscard]] Result<bool> end(const std::vector<std::string>& tags);
+    /// While deep: what a wake of `tags` takes of each device, with what is free there. Errors: driver_failed.
+    [[nodiscard]] Result<std::vector<model::DeviceReport>> needs(const std::vector<std::string>& tags) const;
 
 private:
     struct Device {
@@ -70,7 +72,7 @@ private:
     [[nodiscard]] Result<void> wait_for_asker(const server::ProgressSink& asker);
     /// After the asker has done what it could.
     [[nodiscard]] Result<void> take_stock();
-    [[nodiscard]] Result<void> check_room(const std::vector<std::string>& tags);
+    [[nodiscard]] Result<void> check_room(const std::vector<std::string>& tags) const;
     void come_back() noexcept;
 
     ProgramMemory& memory_;

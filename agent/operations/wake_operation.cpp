@@ -144,7 +144,10 @@ Result<void> WakeOperation::wake(const model::WakeRequest& part) {
     return {};
 }
 
-Report WakeOperation::rehearse_deep() {
+Result<Report> WakeOperation::rehearse_deep() {
+    auto needs = parts_.deep.needs(request_.tags);
+    if (!needs) return std::move(needs).error();
+    report_.devices = *std::move(needs);
     complete_report();
     report_.notes.emplace_back("the driver brings it back to the GPU first, for which there must be room");
     return std::move(report_);

@@ -31,7 +31,7 @@ public:
 
 private:
     /// All of a dry run in a deep sleep: what can be told without the driver.
-    [[nodiscard]] model::Report rehearse_deep();
+    [[nodiscard]] Result<model::Report> rehearse_deep();
     /// All from where the driver is within reach.
     [[nodiscard]] Result<model::Report> wake_all();
     /// Wakes one part: all that `part` names, at once. Errors: as run().

@@ -126,6 +126,34 @@ TEST_CASE("Deep: it is not brought back without room", "[deep]") {
     machine.expect_awake();
 }
 
+TEST_CASE("Deep: others make room for one that comes back", "[deep]") {
+    const auto by_touch = GENERATE(false, true);
+    DeepMachine machine({"GPU_SLEEP_MAKE_ROOM=1", "GPU_SLEEP_MIN_AWAKE=0"});
+    machine.fall_asleep({"--on-touch", "wake"});
+    Host other(machine.here(captured_launch(k_linked)));
+    other.tell("start");
+    const auto filling = make_piece(other, "plain", free_bytes(other) - (std::uint64_t{2} << 20));
+    const auto pid = std::to_string(other.pid());
+    const auto rehearsed = machine.command("gpu-wake", {"--dry-run"});
+    const auto needed = std::stoull(rehearsed.json("/processes/0/report/devices/0/moved_bytes"));
+    CHECK(needed >= k_piece_bytes + k_context_bytes);
+    CHECK(std::stoull(rehearsed.json("/processes/0/report/devices/0/free_before_bytes")) < needed);
+    CHECK(machine.is_deep());
+    if (by_touch) {
+        machine.expect_held();
+    } else {
+        const auto woken = machine.command("gpu-wake", {"--make-room", "--min-awake", "0s"});
+        INFO(woken.err);
+        CHECK(woken.status == 0);
+        CHECK_THAT(woken.out, mentions(pid) && mentions("was put to sleep for it"));
+    }
+    machine.expect_awake();
+    machine.host.process().signal(SIGTERM);
+    CHECK(machine.host.wait() == 128 + SIGTERM);
+    CHECK(run(machine.here({{command_file("gpu-wake"), pid}, {}})).status == 0);
+    check_intact(other, filling);
+}
+
 TEST_CASE("Deep: a process that the driver fails to checkpoint is lost, and that is said", "[deep]") {
     DeepMachine machine({"GPU_SLEEP_SIM_CHECKPOINT=fails"});
     const auto failed = machine.command("deep");
