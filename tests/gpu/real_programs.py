@@ -15,7 +15,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -23,12 +22,11 @@ import tempfile
 import threading
 import time
 
+from program_sleeper import ASLEEP_SECONDS, Sleeper, median
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAMS = os.path.join(HERE, "programs")
 GIB = 1 << 30
-ASLEEP_SECONDS = (0.05, 0.3)
-BETWEEN_SECONDS = (0.05, 0.5)
-OK, TIMED_OUT, NO_PROCESS = 0, 4, 3 # exit statuses of the commands
 REQUIRED = os.environ.get("GPU_SLEEP_REQUIRE_GPU") == "1"
 
 
@@ -44,6 +42,8 @@ class Program:
     gpus: int = 1
     quiet: bool = False # put it to sleep only when it says "quiet"
     together: bool = False # all its processes as one, at any moment
+    asleep: tuple = ASLEEP_SECONDS # at least and at most
+    refuses_deep: bool = False # because of what the driver cannot checkpoint
 
 
 def torch_program(name, source=None, **settings):
@@ -54,6 +54,8 @@ def cuda_program(name, source, *words, **settings):
     return Program(name, source, build=("nvcc", "-O3", "-std=c++20", "-arch=native", *words), **settings)
 
 
+WITHOUT_PEERS = {"NCCL_P2P_DISABLE": "1"} # no memory of one process in another
+
 ALL = [
     torch_program("torch_adam", arguments=("--gib", "21")),
     torch_program("torch_adam_expandable", "torch_adam.py",
@@ -63,7 +65,7 @@ ALL = [
     torch_program("torch_compile"),
     torch_program("torch_graphs"),
     torch_program("torch_dataloader"),
-    torch_program("torch_ipc"),
+    torch_program("torch_ipc", refuses_deep=True),
     torch_program("llama_plain", modules=("transformers",), arguments=("--layers", "32")), # 8 billion parameters
     Program("cupy", "cupy_program.py", modules=("cupy",)),
     Program("jax", "jax_program.py", modules=("jax",)),
@@ -74,9 +76,16 @@ ALL = [
     cuda_program("runtime_shared", "runtime_program.cu", "-cudart", "shared"),
     cuda_program("driver", "driver_program.cpp", libraries=("-lcuda",)),
     cuda_program("textures", "textures.cu", "-cudart", "static"),
-    cuda_program("shared_memory", "shared_memory.cpp", libraries=("-lcuda",)),
-    torch_program("torch_ddp", gpus=2, quiet=True),
-    torch_program("torch_ddp_together", "torch_ddp.py", gpus=2, together=True),
+    cuda_program("shared_memory", "shared_memory.cpp", libraries=("-lcuda",), refuses_deep=True),
+    torch_program("torch_ddp", gpus=2, quiet=True, refuses_deep=True),
+    torch_program("torch_ddp_together", "torch_ddp.py", gpus=2, together=True, refuses_deep=True),
+    torch_program("torch_ddp_without_peers", "torch_ddp.py", gpus=2, together=True, environment=WITHOUT_PEERS),
+    torch_program("torch_collectives", gpus=2, together=True, refuses_deep=True),
+    torch_program("torch_collectives_without_peers", "torch_collectives.py", gpus=2, together=True,
+                  environment=WITHOUT_PEERS),
+    # Asleep for longer than NCCL's work may take, and than PyTorch's watchdog of it may be silent.
+    torch_program("torch_long_sleep", "torch_collectives.py", gpus=2, together=True, arguments=("--timeout", "8"),
+                  environment={**WITHOUT_PEERS, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "5"}, asleep=(11, 12)),
     torch_program("torch_nccl_one_process", gpus=2),
     cuda_program("green_contexts", "green_contexts.cu", "-cudart", "static", libraries=("-lcuda",)),
     cuda_program("peer_copies", "peer_copies.cu", "-cudart", "static", gpus=2),
@@ -90,6 +99,7 @@ class Result:
     program: str
     verdict: str = ""
     cycles: int = 0
+    deep: int = 0 # of those
     slept_bytes: int = 0 # at most, in one sleep, over all processes and GPUs
     slept_ranges: int = 0 # the same for ranges
     late: int = 0        # sleeps that timed out and changed nothing
@@ -104,10 +114,6 @@ class Result:
         if self.verdict == "right":
             return True
         return self.verdict.startswith("not run: needs" if REQUIRED else "not run")
-
-
-def median(values):
-    return sorted(values)[len(values) // 2] if values else 0.0
 
 
 class Running:
@@ -150,116 +156,6 @@ class Running:
         if status != 0 or len(last) != 64:
             return "", f"ended with {status}: {' | '.join(self.errors[-6:])}"
         return last, ""
-
-
-class Sleeper:
-    """The commands, for all processes that have the name."""
-
-    def __init__(self, options, name):
-        self.options, self.name = options, name
-        self.random = random.Random(options.seed)
-        self.sleeps, self.wakes, self.slept, self.problems, self.late, self.cycles = [], [], 0, [], 0, 0
-        self.ranges = 0
-        self.residual = {}
-
-    def command(self, name, *words):
-        start = time.monotonic()
-        done = subprocess.run([os.path.join(self.options.build, "bin", name), *words, "--json"],
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
-        seconds = time.monotonic() - start
-        try:
-            answer = json.loads(done.stdout)
-        except ValueError:
-            answer = {"processes": []}
-        return done.returncode, answer, seconds, done.stderr.strip()
-
-    def pids(self):
-        """Those that hold memory which could sleep."""
-        _, answer, _, _ = self.command("gpu-ps", self.name, "--timeout", "2s")
-        found = []
-        for process in answer["processes"]:
-            report = process.get("report", {})
-            if sum(tag["bytes"] for tag in report.get("tags", [])) >= self.options.least:
-                found.append(str(process["pid"]))
-            for each in report.get("residual", []):
-                self.residual[each["kind"]] = max(self.residual.get(each["kind"], 0), each["bytes"])
-        return found
-
-    def report_of(self, answer):
-        processes = answer["processes"]
-        return processes[0].get("report", {}) if processes else {}
-
-    def sleep(self, pid):
-        """Whether it sleeps now; the bytes that the agent gave back, and in how many ranges."""
-        status, answer, seconds, errors = self.command("gpu-sleep", pid, "--level", "1", "--timeout",
-                                                       self.options.timeout)
-        report = self.report_of(answer)
-        if status == OK and report.get("changed"):
-            self.sleeps.append(seconds)
-            return (True, sum(device["moved_bytes"] for device in report["devices"]),
-                    sum(tag["ranges"] for tag in report["tags"]))
-        if status == TIMED_OUT:
-            self.late += 1
-        elif status not in (OK, NO_PROCESS): # it may just have ended
-            self.problems.append(f"gpu-sleep {pid} ended with {status}: {errors}")
-        return False, 0, 0
-
-    def wake(self, pid):
-        status, _, seconds, errors = self.command("gpu-wake", pid, "--wait", "20s")
-        if status == OK:
-            self.wakes.append(seconds)
-        else:
-            self.problems.append(f"gpu-wake {pid} ended with {status}: {errors}")
-
-    def cycle(self, pids):
-        outcomes = [(pid, *self.sleep(pid)) for pid in pids]
-        asleep = [pid for pid, is_asleep, *_ in outcomes if is_asleep]
-        if not asleep:
-            return
-        self.slept = max(self.slept, sum(bytes_ for _, _, bytes_, _ in outcomes))
-        self.ranges = max(self.ranges, sum(ranges for *_, ranges in outcomes))
-        time.sleep(self.random.uniform(*ASLEEP_SECONDS))
-        for pid in asleep:
-            self.wake(pid)
-        self.cycles += len(asleep) == len(pids)
-
-    def cycle_together(self):
-        status, answer, seconds, errors = self.command("gpu-sleep", self.name, "--tree", "--timeout",
-                                                       self.options.timeout)
-        if status != OK:
-            self.late += status == TIMED_OUT
-            if status != NO_PROCESS: # one may just have ended
-                self.problems.append(f"gpu-sleep --tree ended with {status}: {errors}")
-            return
-        reports = [process["report"] for process in answer["processes"]]
-        self.sleeps.append(seconds)
-        self.slept = max(self.slept, sum(device["moved_bytes"] for each in reports for device in each["devices"]))
-        self.ranges = max(self.ranges, sum(tag["ranges"] for each in reports for tag in each["tags"]))
-        time.sleep(self.random.uniform(*ASLEEP_SECONDS))
-        status, _, seconds, errors = self.command("gpu-wake", self.name, "--tree", "--wait", "20s")
-        if status != OK:
-            self.problems.append(f"gpu-wake --tree ended with {status}: {errors}")
-            return
-        self.wakes.append(seconds)
-        self.cycles += 1
-
-    def run(self, program, running, deadline):
-        """Sleeps and wakes until the program ends, or has had cycles enough."""
-        while not running.is_over() and self.cycles < self.options.most and time.monotonic() < deadline:
-            if len(self.problems) > 3:
-                return
-            if program.quiet and not running.quiet.acquire(timeout=0.2):
-                continue
-            pids = self.pids()
-            if len(pids) < program.gpus and program.quiet or not pids:
-                time.sleep(0.1)
-                continue
-            if program.together:
-                if len(pids) == program.gpus and not running.is_over():
-                    self.cycle_together()
-            else:
-                self.cycle(pids)
-            time.sleep(0 if program.quiet else self.random.uniform(*BETWEEN_SECONDS))
 
 
 class Bench:
@@ -305,12 +201,12 @@ class Bench:
     def run_with_sleeps(self, program, result):
         name = f"{program.name}-{os.getpid()}"
         prefix = [os.path.join(self.options.build, "bin", "gpu-run"), "--name", name, *self.options.run_option, "--"]
-        sleeper = Sleeper(self.options, name)
+        sleeper = Sleeper(self.options, name, program)
         start = time.monotonic()
         deadline = start + self.options.limit
         running = self.start(program, prefix, self.options.seconds)
         try:
-            sleeper.run(program, running, deadline)
+            sleeper.run(running, deadline)
             digest, problem = running.digest(deadline - time.monotonic())
         finally:
             running.kill()
@@ -320,6 +216,9 @@ class Bench:
         result.sleep_seconds, result.wake_seconds = median(sleeper.sleeps), median(sleeper.wakes)
         result.residual = ", ".join(f"{kind} {size / GIB:.2f} GiB" for kind, size in sorted(sleeper.residual.items()))
         result.problems = sleeper.problems + ([problem] if problem else [])
+        if self.options.deep and bool(sleeper.refusal) != program.refuses_deep:
+            result.problems.append(sleeper.refusal or "it was to refuse a deep sleep, and did not")
+        result.deep = sleeper.deep_cycles
         return digest
 
     def verdict(self, program, result, expected, digest):
@@ -349,12 +248,12 @@ class Bench:
         return result
 
 
-HEADINGS = ("program", "verdict", "cycles", "GiB slept", "ranges", "late", "sleep s", "wake s", "plain s",
+HEADINGS = ("program", "verdict", "cycles", "deep", "GiB slept", "ranges", "late", "sleep s", "wake s", "plain s",
             "with cycles s", "stays with the driver")
 
 
 def row(result):
-    return (result.program, result.verdict, str(result.cycles), f"{result.slept_bytes / GIB:.2f}",
+    return (result.program, result.verdict, str(result.cycles), str(result.deep), f"{result.slept_bytes / GIB:.2f}",
             str(result.slept_ranges), str(result.late), f"{result.sleep_seconds:.3f}",
             f"{result.wake_seconds:.3f}", f"{result.plain_seconds:.1f}",
             f"{result.seconds:.1f}", result.residual)
@@ -394,6 +293,8 @@ def parse_options():
     parser.add_argument("--gpus", type=int, default=count_gpus())
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--run-option", action="append", default=[], help="an option for gpu-run: --run-option=--gate ...")
+    parser.add_argument("--deep", action="store_true",
+                        help="sleep deeply where the driver can, each time with another program that fills the GPUs")
     parser.add_argument("--out", help="directory for real_programs.md and real_programs.json")
     return parser.parse_args()
 

@@ -4,6 +4,8 @@
 
 import os
 
+import program
+
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8") # read when cuBLAS starts
 
 import torch # noqa: E402
@@ -59,3 +61,17 @@ def add_tensors(digest, tensors):
     in_full = sum(t.numel() * t.element_size() for t in tensors) <= FULL_DIGEST_BYTES
     for tensor in tensors:
         digest.add(words_of(tensor).cpu().numpy() if in_full else f"{weighted_sum(words_of(tensor))};")
+
+
+def finish_ranks(digest, rank, ranks, group):
+    """Has rank 0 print the digest of all ranks' digests, and ends the process group. `group` works on the CPU."""
+    import torch.distributed as dist # not every PyTorch has it
+    digests = [None] * ranks
+    dist.all_gather_object(digests, digest.state.hexdigest(), group=group)
+    if rank == 0:
+        whole = program.Digest()
+        for each in digests:
+            whole.add(each)
+        whole.finish()
+    dist.barrier(group=group)
+    dist.destroy_process_group()

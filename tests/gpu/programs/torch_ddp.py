@@ -11,7 +11,7 @@ import sys
 import time
 
 import program
-from torch_common import GIB, add_tensors, make_deterministic, mlp
+from torch_common import GIB, add_tensors, finish_ranks, make_deterministic, mlp
 
 import torch
 import torch.distributed as dist
@@ -55,15 +55,7 @@ def train(rank, arguments):
         if step % QUIET_EVERY == QUIET_EVERY - 1:
             rest(arguments, rank, gloo, step // QUIET_EVERY)
     add_tensors(digest, model.parameters())
-    digests = [None] * RANKS
-    dist.all_gather_object(digests, digest.state.hexdigest(), group=gloo)
-    if rank == 0:
-        whole = program.Digest()
-        for each in digests:
-            whole.add(each)
-        whole.finish()
-    dist.barrier(group=gloo)
-    dist.destroy_process_group()
+    finish_ranks(digest, rank, RANKS, gloo)
 
 
 def main():

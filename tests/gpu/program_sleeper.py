@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""Putting a running program to sleep and waking it, again and again, by the commands."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+
+ASLEEP_SECONDS = (0.05, 0.3)
+BETWEEN_SECONDS = (0.05, 0.5)
+OK, TIMED_OUT, NO_PROCESS = 0, 4, 3 # exit statuses of the commands
+
+
+def median(values):
+    return sorted(values)[len(values) // 2] if values else 0.0
+
+
+class Sleeper:
+    """The commands, for all processes that have the name."""
+
+    def __init__(self, options, name, program):
+        self.options, self.name, self.program = options, name, program
+        self.random = random.Random(options.seed)
+        self.sleeps, self.wakes, self.slept, self.problems, self.late, self.cycles = [], [], 0, [], 0, 0
+        self.ranges = 0
+        self.residual = {}
+        self.refusal, self.deep_cycles = "", 0
+
+    def command(self, name, *words):
+        start = time.monotonic()
+        done = subprocess.run([os.path.join(self.options.build, "bin", name), *words, "--json"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+        seconds = time.monotonic() - start
+        try:
+            answer = json.loads(done.stdout)
+        except ValueError:
+            answer = {"processes": []}
+        return done.returncode, answer, seconds, done.stderr.strip()
+
+    def pids(self):
+        """Those that hold memory which could sleep."""
+        _, answer, _, _ = self.command("gpu-ps", self.name, "--timeout", "2s")
+        found = []
+        for process in answer["processes"]:
+            report = process.get("report", {})
+            if sum(tag["bytes"] for tag in report.get("tags", [])) >= self.options.least:
+                found.append(str(process["pid"]))
+            for each in report.get("residual", []):
+                self.residual[each["kind"]] = max(self.residual.get(each["kind"], 0), each["bytes"])
+        return found
+
+    def report_of(self, answer):
+        processes = answer["processes"]
+        return processes[0].get("report", {}) if processes else {}
+
+    def ask_to_sleep(self, *words):
+        """What command() returns; plainly, once it has refused to sleep deeply."""
+        words = (*words, "--timeout", self.options.timeout)
+        if self.options.deep and not self.refusal:
+            done = self.command("gpu-sleep", *words, "--deep")
+            if "cannot sleep deeply" not in done[3]:
+                return done
+            self.refusal = done[3]
+        return self.command("gpu-sleep", *words)
+
+    def stay_asleep(self, reports):
+        seconds = self.random.uniform(*self.program.asleep)
+        if not all(report.get("deep") for report in reports):
+            time.sleep(seconds)
+            return
+        self.deep_cycles += 1
+        command = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "fill_gpu.py")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            taken = other.stdout.readline()
+            time.sleep(seconds)
+            other.stdin.close()
+            if other.wait() != 0 or not taken:
+                self.problems.append("the other program could not fill the GPUs")
+
+    def sleep(self, pid):
+        """Whether it sleeps now; the bytes that the agent gave back, in how many ranges, and the report."""
+        status, answer, seconds, errors = self.ask_to_sleep(pid, "--level", "1")
+        report = self.report_of(answer)
+        if status == OK and report.get("changed"):
+            self.sleeps.append(seconds)
+            return (True, sum(device["moved_bytes"] for device in report["devices"]),
+                    sum(tag["ranges"] for tag in report["tags"]), report)
+        if status == TIMED_OUT:
+            self.late += 1
+        elif status not in (OK, NO_PROCESS): # it may just have ended
+            self.problems.append(f"gpu-sleep {pid} ended with {status}: {errors}")
+        return False, 0, 0, report
+
+    def wake(self, pid):
+        status, _, seconds, errors = self.command("gpu-wake", pid, "--wait", "20s")
+        if status == OK:
+            self.wakes.append(seconds)
+        else:
+            self.problems.append(f"gpu-wake {pid} ended with {status}: {errors}")
+
+    def cycle(self, pids):
+        outcomes = [(pid, *self.sleep(pid)) for pid in pids]
+        asleep = [pid for pid, is_asleep, *_ in outcomes if is_asleep]
+        if not asleep:
+            return
+        self.slept = max(self.slept, sum(bytes_ for _, _, bytes_, _, _ in outcomes))
+        self.ranges = max(self.ranges, sum(ranges for *_, ranges, _ in outcomes))
+        self.stay_asleep([report for *_, report in outcomes])
+        for pid in asleep:
+            self.wake(pid)
+        self.cycles += len(asleep) == len(pids)
+
+    def cycle_together(self):
+        status, answer, seconds, errors = self.ask_to_sleep(self.name, "--tree")
+        if status != OK:
+            self.late += status == TIMED_OUT
+            if status != NO_PROCESS: # one may just have ended
+                self.problems.append(f"gpu-sleep --tree ended with {status}: {errors}")
+            return
+        reports = [process["report"] for process in answer["processes"]]
+        self.sleeps.append(seconds)
+        self.slept = max(self.slept, sum(device["moved_bytes"] for each in reports for device in each["devices"]))
+        self.ranges = max(self.ranges, sum(tag["ranges"] for each in reports for tag in each["tags"]))
+        self.stay_asleep(reports)
+        status, _, seconds, errors = self.command("gpu-wake", self.name, "--tree", "--wait", "20s")
+        if status != OK:
+            self.problems.append(f"gpu-wake --tree ended with {status}: {errors}")
+            return
+        self.wakes.append(seconds)
+        self.cycles += 1
+
+    def run(self, running, deadline):
+        """Sleeps and wakes until the program ends, or has had cycles enough."""
+        while not running.is_over() and self.cycles < self.options.most and time.monotonic() < deadline:
+            if len(self.problems) > 3:
+                return
+            if self.program.quiet and not running.quiet.acquire(timeout=0.2):
+                continue
+            pids = self.pids()
+            if len(pids) < self.program.gpus and self.program.quiet or not pids:
+                time.sleep(0.1)
+                continue
+            if self.program.together:
+                if len(pids) == self.program.gpus and not running.is_over():
+                    self.cycle_together()
+            else:
+                self.cycle(pids)
+            time.sleep(0 if self.program.quiet else self.random.uniform(*BETWEEN_SECONDS))
