@@ -52,7 +52,8 @@ public:
     /// both. Returns whether there was anything. Errors: out_of_device_memory (too little, and nothing was
     /// tried); driver_failed (deep as before); context_lost (the driver's restore has lost the process).
     [[nodiscard]] Result<bool> end(const std::vector<std::string>& tags);
-    /// While deep: what a wake of `tags` takes of each device, with what is free there. Errors: driver_failed.
+    /// While deep: what a wake of `tags` takes of each device, with what is free there. Errors:
+    /// driver_failed.
     [[nodiscard]] Result<std::vector<model::DeviceReport>> needs(const std::vector<std::string>& tags) const;
 
 private:

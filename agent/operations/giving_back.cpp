@@ -138,7 +138,8 @@ void give_way_while_waiting(Parts& parts) noexcept {
 }
 
 void give_back_retired(Parts& parts) noexcept {
-    if (!parts.memory.may_call_driver()) return;
+    // In a deep sleep too: nothing is pinned then, and the driver is not asked.
+    if (!parts.memory.is_started() || parts.memory.is_ending()) return;
     ignoring_errors([&] {
         parts.retired.collect();
         const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);

@@ -237,16 +237,38 @@ Result<Report> SleepOperation::run() {
     return unchanged("it works again");
 }
 
+bool SleepOperation::moves_to_files() const noexcept {
+    if (request_.release_retained) return false;
+    const bool names_host = std::any_of(request_.stores.begin(), request_.stores.end(),
+                                        [](const auto& each) { return each.store != model::Store::file; }) ||
+                            (request_.store_is_named && request_.store != model::Store::file);
+    return !names_host && (request_.store_is_named || !request_.stores.empty());
+}
+
+Result<void> SleepOperation::move_deep_contents() {
+    // Their host memory was unpinned, so nothing here asks the driver.
+    scope_ = sleep::Engine::Scope::sleepers;
+    give_back_files(parts_);
+    auto done = move_contents();
+    if (done) done = pass_without_moving();
+    if (done) apply_to_sleepers();
+    if (done && has_moved(report_)) give_back_retired(parts_);
+    return done;
+}
+
 Result<Report> SleepOperation::stay_deep() {
-    if (request_.release_retained || request_.store_is_named || !request_.stores.empty())
+    const bool names_store = request_.store_is_named || !request_.stores.empty();
+    if (request_.release_retained || (names_store && !moves_to_files()))
         return make_error(ErrorCode::driver_failed,
-                          "it sleeps deeply, and its contents stay where they are until it wakes");
-    if (!request_.dry_run && !request_.only_if_idle) {
+                          "it sleeps deeply, and until it wakes its contents can go to files alone");
+    if (names_store) {
+        GPU_SLEEP_TRY(move_deep_contents());
+    } else if (!request_.dry_run && !request_.only_if_idle) {
         parts_.memory.with_lock([&](LockedMemory& locked) {
             report_.changed = locked.adopt_touch_rule(request_, true, is_own_);
         });
-        settle_gate(parts_.memory, parts_.status);
     }
+    if (!request_.dry_run) settle_gate(parts_.memory, parts_.status);
     parts_.memory.with_lock([&](const LockedMemory& locked) {
         ignoring_errors([&] { parts_.status.complete(locked, report_); });
     });
@@ -301,8 +323,10 @@ Result<Report> SleepOperation::carry_out() {
     if (parts_.memory.is_ending()) return process_is_ending();
     if (auto why = why_too_early(); !why.empty()) return unchanged(std::move(why));
     const auto is_deep = parts_.deep.look();
-    if (!is_deep) return is_deep.error();
-    if (*is_deep) return stay_deep();
+    // What is kept of a process that the driver has lost can be saved still.
+    const bool saves_lost = !is_deep && is_deep.error().code == ErrorCode::context_lost && moves_to_files();
+    if (!is_deep && !saves_lost) return is_deep.error();
+    if (saves_lost || *is_deep) return stay_deep();
     if (request_.release_retained) {
         const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
         return release_retained();

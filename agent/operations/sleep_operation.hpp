@@ -64,7 +64,11 @@ private:
     /// run() without a look at idleness.
     [[nodiscard]] Result<model::Report> carry_out();
 
-    /// All of a request to a process that sleeps deeply: how touches are met, and no more.
+    /// Whether it names files, and files alone, for contents.
+    [[nodiscard]] bool moves_to_files() const noexcept;
+    /// Of a process that sleeps deeply, or that the driver has lost. Errors: as run().
+    [[nodiscard]] Result<void> move_deep_contents();
+    /// All of a request to such a process: contents go to files, or it is said how touches are met.
     [[nodiscard]] Result<model::Report> stay_deep();
     /// Where that is asked for, has the driver take the rest. Errors: those of DeepSleep::begin().
     [[nodiscard]] Result<void> go_deep();

@@ -139,7 +139,11 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     if (!plan) return std::move(plan).error();
     if (scope == Scope::sleepers) plan->move_only();
     report.dropped_without_refill = plan->without_refill;
-    if (request.dry_run) return rehearse(request, *plan, report);
+    if (request.dry_run) {
+        GPU_SLEEP_TRY(rehearse(request, *plan, report));
+        // Who only moves contents takes no GPU memory, and may be out of the driver's reach.
+        return scope == Scope::sleepers ? Result<void>() : add_memory(api_, free_after_sleep, report);
+    }
     if (plan->is_empty()) return {};
     auto opened = request;
     if (spill == Spill::rest) opened.store = model::Store::file; // its directory is needed now
@@ -202,7 +206,7 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
             contents_.keeper(model::Store::file)
                 .note_needs(*in_files, {request, true, contents_.options()}, report.notes);
     }
-    return add_memory(api_, free_after_sleep, report);
+    return {};
 }
 
 void Engine::adjust_asleep(const model::SleepRequest& request, model::Report& report) {

@@ -162,8 +162,18 @@ TEST_CASE("Deep: a process that the driver fails to checkpoint is lost, and that
     CHECK(machine.command("gpu-ps").json("/processes/0/state") == "asleep");
     CHECK(machine.command("gpu-wake").status == 7);
     CHECK(machine.command("deep").status == 7);
+    CHECK(machine.command("gpu-sleep").status == 7);
+    // What it had can be saved still.
+    const Scratch place;
+    const auto files = place.file("files");
+    const auto saved = machine.command("gpu-sleep", {"--store", "file", "--dir", files, "--keep-files"});
+    INFO(saved.err);
+    CHECK(saved.status == 0);
     machine.host.process().signal(SIGTERM);
     CHECK(machine.host.wait() == 128 + SIGTERM);
+    const auto verified = run({{command_file("gpu-snapshot"), "verify", files}, {}});
+    INFO(verified.out << verified.err);
+    CHECK(verified.status == 0);
 }
 
 TEST_CASE("Deep: the process is killed amid any step", "[deep]") {

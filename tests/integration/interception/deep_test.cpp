@@ -167,6 +167,31 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     CHECK(machine.command("deep", {"--engine", "driver"}).status == 2);
 }
 
+TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "[deep]") {
+    const Scratch place;
+    DeepMachine machine;
+    machine.fall_asleep();
+    const auto to_files = [&](Arguments more) {
+        more.insert(more.end(), {"--store", "file", "--dir", place.file("files")});
+        return machine.command("gpu-sleep", std::move(more));
+    };
+    const auto kept = [&] { return machine.command("gpu-ps").json("/processes/0/report/host_bytes"); };
+    CHECK(std::stoull(kept()) >= k_piece_bytes);
+    CHECK(std::stoull(to_files({"--dry-run"}).json("/processes/0/report/devices/0/relocated_bytes")) >=
+          k_piece_bytes);
+    CHECK(std::stoull(kept()) >= k_piece_bytes);
+    const auto moved = to_files({});
+    INFO(moved.err);
+    CHECK(moved.status == 0);
+    CHECK(moved.json("/processes/0/report/changed") == "true");
+    CHECK(machine.is_deep());
+    CHECK(kept() == "0");
+    CHECK(to_files({}).json("/processes/0/report/changed") == "false");
+    CHECK(machine.command("gpu-sleep", {"--store", "host"}).status == 7);
+    machine.wake();
+    machine.expect_awake();
+}
+
 TEST_CASE("Deep: the last rung of gpu-reclaim's ladder, by what has slept on the others", "[deep]") {
     const Scratch place;
     DeepMachine machine;
