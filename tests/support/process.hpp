@@ -117,7 +117,8 @@ private:
 /// The file of a program of this build, such as "gpu-sleep": it lies beside the running program.
 [[nodiscard]] std::string command_file(std::string_view name);
 
-/// Waits until `is_so` is true, within the limit. Returns what it was last.
+/// Waits until `is_so` is true, within the limit. Returns what it was last. Rests for longer than looking
+/// takes, for commands that look take the processors from what is waited for.
 template <class Condition>
 [[nodiscard]] bool becomes_true(Condition&& is_so, Milliseconds limit = k_patience);
 
@@ -125,11 +126,16 @@ void pause_for(Milliseconds time);
 
 template <class Condition>
 bool becomes_true(Condition&& is_so, Milliseconds limit) {
-    constexpr std::chrono::microseconds k_max_look{10'000};
+    constexpr std::chrono::microseconds k_max_rest{10'000};
+    constexpr Clock::duration k_max_rest_from_looking = Milliseconds(100);
     const auto deadline = Clock::now() + limit;
-    for (std::chrono::microseconds look{100}; !is_so(); look = std::min(2 * look, k_max_look)) {
-        if (Clock::now() >= deadline) return false;
-        std::this_thread::sleep_for(look);
+    std::chrono::microseconds rest{100};
+    for (auto begun = Clock::now(); !is_so(); begun = Clock::now()) {
+        const auto end = Clock::now();
+        if (end >= deadline) return false;
+        std::this_thread::sleep_for(
+            std::max<Clock::duration>(rest, std::min(2 * (end - begun), k_max_rest_from_looking)));
+        rest = std::min(2 * rest, k_max_rest);
     }
     return true;
 }
