@@ -6,6 +6,7 @@
 
 #include "cli/checkpoint_record.hpp"
 #include "driver/management.hpp"
+#include "peers/background_call.hpp"
 
 #include <unistd.h>
 
@@ -329,6 +330,36 @@ private:
     const Clock::time_point begin_ = Clock::now();
 };
 
+/// What the agent has done stays: it is asleep, though not deeply. So no time has run out for it.
+Error not_deeply(Error error, std::string_view step) {
+    if (error.code != ErrorCode::not_permitted && error.code != ErrorCode::no_driver)
+        error.code = ErrorCode::driver_failed;
+    error.message = fmt::format("it is asleep, but not deeply: {}: {}", step, error.message);
+    return error;
+}
+
+Result<void> lock(const Result<Checkpoint>& loaded, pid_t pid, Milliseconds timeout) {
+    if (!loaded) return not_deeply(loaded.error(), "the driver cannot be asked");
+    auto locked = loaded->lock(pid, timeout);
+    if (!locked) return not_deeply(std::move(locked).error(), "the driver did not lock it");
+    return {};
+}
+
+/// Unlocks it where it fails.
+Result<void> checkpoint(const Checkpoint& driver, pid_t pid) {
+    auto done = driver.checkpoint(pid);
+    if (done) return done;
+    auto error = not_deeply(std::move(done).error(), "the driver did not checkpoint it");
+    const auto state = driver.state(pid);
+    if (state && *state == CheckpointState::failed)
+        return make_error(ErrorCode::context_lost,
+                          "the driver could not checkpoint it, and its calls never return: "
+                          "end it; what is kept of it is in its own memory");
+    if (auto unlocked = driver.unlock(pid); !unlocked)
+        error.message += fmt::format("; nor unlock it: {}", unlocked.error().message);
+    return error;
+}
+
 } // namespace
 
 Outcome run_by_driver(const Process& process, const DriverRequest& request, Interruptions& interruptions) {
@@ -338,29 +369,15 @@ Outcome run_by_driver(const Process& process, const DriverRequest& request, Inte
 
 DeepLocker::DeepLocker() : loaded_(std::async(std::launch::async, [] { return Checkpoint::load(); })) {}
 
-Result<void> DeepLocker::take(const Process& process, Milliseconds timeout) {
-    const auto failed = [](Error error, std::string_view step) {
-        // What the agent has done stays: it is asleep, though not deeply. So no time has run out for it.
-        if (error.code != ErrorCode::not_permitted && error.code != ErrorCode::no_driver)
-            error.code = ErrorCode::driver_failed;
-        error.message = fmt::format("it is asleep, but not deeply: {}: {}", step, error.message);
-        return error;
-    };
-    const auto& loaded = loaded_.get();
-    if (!loaded) return failed(loaded.error(), "the driver cannot be asked");
-    if (auto locked = loaded->lock(process.pid, timeout); !locked)
-        return failed(std::move(locked).error(), "the driver did not lock it");
-    auto done = loaded->checkpoint(process.pid);
-    if (done) return done;
-    auto error = failed(std::move(done).error(), "the driver did not checkpoint it");
-    const auto state = loaded->state(process.pid);
-    if (state && *state == CheckpointState::failed)
-        error = make_error(ErrorCode::context_lost,
-                           "the driver could not checkpoint it, and its calls never return: "
-                           "end it; what is kept of it is in its own memory");
-    else if (auto unlocked = loaded->unlock(process.pid); !unlocked)
-        error.message += fmt::format("; nor unlock it: {}", unlocked.error().message);
-    return error;
+std::vector<std::function<Result<void>()>> DeepLocker::steps(const Process& process,
+                                                             Milliseconds timeout) const {
+    return {[loaded = loaded_, pid = process.pid, timeout] { return lock(loaded.get(), pid, timeout); },
+            [loaded = loaded_, pid = process.pid] { return checkpoint(*loaded.get(), pid); }};
+}
+
+int end_beside_driver(int status) noexcept {
+    if (peers::BackgroundCall::is_any_under_way()) ::_exit(status); // all is written: nothing is buffered
+    return status;
 }
 
 Result<driver::CheckpointState> state_by_driver(const Process& process) {

@@ -10,6 +10,7 @@
 #include "cli/targets.hpp"
 #include "driver/checkpoint.hpp"
 
+#include <functional>
 #include <future>
 #include <string>
 #include <vector>
@@ -36,14 +37,19 @@ struct DriverRequest {
 class DeepLocker {
 public:
     DeepLocker();
-    /// Locks and checkpoints `process`, whose agent waits for that, or leaves it running. Takes at most
-    /// `timeout` to lock. Errors: driver_failed, not_permitted, no_driver: it runs, unless the words say
-    /// otherwise.
-    [[nodiscard]] Result<void> take(const Process& process, Milliseconds timeout);
+    /// Lock `process`, whose agent waits for that, for at most `timeout`; then checkpoint it, or leave it
+    /// running. They need neither this nor `process` any more, and are for any thread. Errors: driver_failed,
+    /// not_permitted, no_driver, context_lost: it runs, unless the words say otherwise.
+    [[nodiscard]] std::vector<std::function<Result<void>()>> steps(const Process& process,
+                                                                   Milliseconds timeout) const;
 
 private:
     std::shared_future<Result<driver::Checkpoint>> loaded_;
 };
+
+/// Returns `status`, with which the command is to end; ends it here where a step was given up and goes on,
+/// for the driver's exit handlers would meet it.
+[[nodiscard]] int end_beside_driver(int status) noexcept;
 
 /// How it stands; for a command that does not know whether the driver has to be asked at all. Errors: as
 /// driver::Checkpoint.

@@ -9,7 +9,7 @@
 namespace gpu_sleep::cli {
 
 /// While it lives, SIGINT, SIGTERM and SIGHUP do not end the command, but can be taken one by one;
-/// ignored ones stay ignored. If that fails, they end the command as usual. For a command with one thread.
+/// ignored ones stay ignored. If that fails, they end the command as usual. Made before any other thread is.
 class Interruptions {
 public:
     Interruptions() noexcept;

@@ -46,6 +46,41 @@ std::string subject(std::size_t count, std::string_view one, std::string_view se
     return count == 1 ? fmt::format("1 process {}", one) : fmt::format("{} processes {}", count, several);
 }
 
+/// What has become of all.
+struct Sum {
+    std::size_t count;
+    std::size_t done = 0;
+    std::size_t asleep = 0; ///< of a sleep, also those that did not go deep
+    std::size_t deep = 0;
+    Bytes moved = 0;
+    bool is_known = true;
+    bool has_changed = false;
+    bool is_rehearsal = false;
+
+    explicit Sum(const std::vector<Outcome>& outcomes) : count(outcomes.size()) {
+        for (const auto& outcome : outcomes) {
+            if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
+                add(*report);
+            } else if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) {
+                asleep += failure->state == model::State::asleep;
+            } else {
+                is_known = is_known && error_of(outcome)->code != ErrorCode::outcome_unknown;
+            }
+        }
+    }
+
+private:
+    void add(const model::Report& report) {
+        ++done;
+        ++asleep;
+        deep += report.deep;
+        has_changed |= report.changed;
+        is_rehearsal |= report.dry_run;
+        for (const auto& device : report.devices) moved += device.released;
+        if (report.changed) moved += report.deep_bytes;
+    }
+};
+
 } // namespace
 
 bool is_joint(const CommandRun& operation) noexcept {
@@ -69,37 +104,29 @@ std::vector<Outcome> refuse_all(Targets found, model::Operation asked) {
     return outcomes;
 }
 
-std::string render_together(const std::vector<Outcome>& outcomes) {
+std::string render_together(const std::vector<Outcome>& outcomes, bool goes_deep) {
     const bool sleeps = !outcomes.empty() && outcomes.front().asked == model::Operation::sleep;
-    const auto count = outcomes.size();
-    Bytes moved = 0;
-    std::size_t done = 0;
-    bool is_known = true;
-    bool has_changed = false;
-    bool is_rehearsal = false;
-    for (const auto& outcome : outcomes) {
-        const auto* error = error_of(outcome);
-        is_known = is_known && !(error && error->code == ErrorCode::outcome_unknown);
-        const auto* report = std::get_if<model::Report>(&outcome.answer);
-        if (!report) continue;
-        ++done;
-        has_changed = has_changed || report->changed;
-        is_rehearsal = is_rehearsal || report->dry_run;
-        for (const auto& device : report->devices) moved += device.released;
-    }
-    const auto size = format_bytes(moved);
-    if (done == count && is_rehearsal)
+    const Sum sum(outcomes);
+    const auto size = format_bytes(sum.moved);
+    const auto all = subject(sum.count, "is", "are");
+    if (sum.done == sum.count && sum.is_rehearsal)
         return fmt::format("{} {}; {} of GPU memory would be {}; nothing was changed\n",
-                           subject(count, "would", "would"), sleeps ? "sleep" : "wake", size,
+                           subject(sum.count, "would", "would"), sleeps ? "sleep" : "wake", size,
                            sleeps ? "freed" : "taken");
-    if (done == count)
-        return fmt::format("{} {}; {} of GPU memory {}\n", subject(count, "is", "are"),
-                           sleeps ? "asleep" : "awake", size, sleeps ? "freed" : "taken");
-    if (!has_changed && is_known)
-        return fmt::format("none of {} {}\n", subject(count, "was", "was"),
+    if (sum.done == sum.count)
+        return fmt::format("{} {}; {} of GPU memory {}\n", all,
+                           !sleeps                 ? "awake"
+                           : sum.deep == sum.count ? "asleep, deep"
+                                                   : "asleep",
+                           size, sleeps ? "freed" : "taken");
+    if (goes_deep && sum.asleep == sum.count)
+        return fmt::format("{} asleep, {} of them deep; the same command again goes on from there\n", all,
+                           sum.deep);
+    if (!sum.has_changed && sum.is_known)
+        return fmt::format("none of {} {}\n", subject(sum.count, "was", "was"),
                            sleeps ? "put to sleep" : "woken");
-    return fmt::format("{} of {} {}; the same command again completes it\n", done,
-                       subject(count, "is known to be", "are known to be"), sleeps ? "asleep" : "awake");
+    return fmt::format("{} of {} {}; the same command again completes it\n", sleeps ? sum.asleep : sum.done,
+                       subject(sum.count, "is known to be", "are known to be"), sleeps ? "asleep" : "awake");
 }
 
 } // namespace gpu_sleep::cli

@@ -17,15 +17,14 @@ namespace gpu_sleep::cli {
 /// Whether the processes go together, as one operation: not so where it only looks, or gives back.
 [[nodiscard]] bool is_joint(const CommandRun& operation) noexcept;
 
-/// What holds for all. It refers to its arguments. The driver's checkpoint of each, after all have answered,
-/// would have its place behind the conversation that this is for.
+/// What holds for all. It refers to its arguments.
 [[nodiscard]] peers::Joint joint_of(const CommandRun& operation, const std::vector<Target>& targets,
                                     const Finder& finder);
 
 /// Nobody is asked, for one of those that go together cannot be: the outcomes of all.
 [[nodiscard]] std::vector<Outcome> refuse_all(Targets found, model::Operation asked);
 
-/// A line that says what has become of all that go together.
-[[nodiscard]] std::string render_together(const std::vector<Outcome>& outcomes);
+/// A line that says what has become of all that go together. `goes_deep`: they were to sleep deeply.
+[[nodiscard]] std::string render_together(const std::vector<Outcome>& outcomes, bool goes_deep);
 
 } // namespace gpu_sleep::cli

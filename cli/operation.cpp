@@ -73,11 +73,11 @@ std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>&
     std::optional<DeepLocker> locker;
     const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
     if (sleep && sleep->deep) locker.emplace();
-    for (auto& target : targets)
-        questions.push_back(
-            {std::move(target.socket), operation.request, limits_of(operation),
-             [&] { return finder.proc().is_stopped(target.process); },
-             [&] { return locker ? locker->take(target.process, sleep->timeout) : Result<void>(); }});
+    for (auto& target : targets) {
+        questions.push_back({std::move(target.socket), operation.request, limits_of(operation),
+                             [&] { return finder.proc().is_stopped(target.process); }});
+        if (locker) questions.back().deep_steps = locker->steps(target.process, sleep->timeout);
+    }
     const bool goes_together = is_joint(operation);
     peers::Observer observer;
     observer.progress = [&](std::size_t index, const model::Progress& progress) {
@@ -148,7 +148,7 @@ int end(const CommandRun& operation, Teller& teller, const std::vector<Outcome>&
     teller.tell_end();
     if (operation.output.json) teller.print(to_json(operation.program, outcomes) + '\n');
     if (std::any_of(outcomes.begin(), outcomes.end(), is_withdrawn)) interruptions.end_by_first();
-    return exit_status_of(outcomes);
+    return end_beside_driver(exit_status_of(outcomes));
 }
 
 /// Whether it is a wake of tags, which the driver knows nothing of.

@@ -102,12 +102,11 @@ std::vector<Outcome> carry_out(const PassOptions& options, Finder& finder, std::
             continue;
         }
         const peers::AnswerTimeout::Limits limits{request.timeout, k_grace, !request.bounds_all, {}, 1};
+        const bool is_deep = locker && request.deep;
         const auto timeout = request.timeout;
         questions.push_back({*std::move(socket), std::move(request), limits,
-                             [&finder, one = process] { return finder.proc().is_stopped(one); },
-                             [&locker, one = process, timeout] {
-                                 return locker ? locker->take(one, timeout) : Result<void>();
-                             }});
+                             [&finder, one = process] { return finder.proc().is_stopped(one); }});
+        if (is_deep) questions.back().deep_steps = locker->steps(process, timeout);
         asked.push_back(std::move(process));
     }
     auto answers = peers::ask_all(std::move(questions));
@@ -197,7 +196,7 @@ int run_pass(const PassOptions& options) {
     if (!policies) return usage_error(options.program, policies.error().message, options.output.json);
     Account account(options);
     const auto done = pass(options, *policies, account);
-    if (done) return account.finish();
+    if (done) return end_beside_driver(account.finish());
     print_error(render_error(options.program, "", done.error()));
     const auto text = options.output.json ? to_json(options.program, done.error()) + '\n' : std::string();
     [[maybe_unused]] const int written = print_result(options.program, text); // it has failed anyway

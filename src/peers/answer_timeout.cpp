@@ -16,7 +16,6 @@ AnswerTimeout::AnswerTimeout(const Limits& limits, Clock::time_point now) noexce
 void AnswerTimeout::hear(const model::Progress& progress, Clock::time_point now) noexcept {
     using Phase = model::Progress::Phase;
     if (progress.phase == Phase::deep && is_past_return()) {
-        end_ = now + k_release + limits_.afterwards;
         end_if_stopped_ = now + k_release_if_stopped;
         return;
     }
@@ -44,6 +43,18 @@ void AnswerTimeout::resume(Clock::time_point now) noexcept {
 void AnswerTimeout::send_past_return(Clock::time_point now) noexcept {
     is_held_ = false;
     if (returns_ < limits_.returns) pass_return(now);
+}
+
+void AnswerTimeout::start_call(Clock::time_point now) noexcept {
+    is_held_ = false;
+    end_ = now + limits_.answer + k_checkpoint;
+    end_if_stopped_ = now + k_release_if_stopped;
+}
+
+void AnswerTimeout::end_call(Clock::time_point now) noexcept {
+    is_held_ = false;
+    end_ = now + k_release + limits_.afterwards;
+    end_if_stopped_ = now + k_release_if_stopped;
 }
 
 void AnswerTimeout::hear_of_copying(Bytes done, Bytes total, Clock::time_point now) noexcept {

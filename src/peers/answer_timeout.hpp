@@ -32,6 +32,8 @@ public:
     /// For releasing memory after the point of no return, besides callbacks: it takes some milliseconds per
     /// GiB.
     static constexpr Milliseconds k_release{60'000};
+    /// For the driver's checkpoint, which takes as long as copying all that the agent does not own.
+    static constexpr Milliseconds k_checkpoint{600'000};
     /// The same limits for a process that is stopped.
     static constexpr Milliseconds k_grace_if_stopped{1'000};
     static constexpr Milliseconds k_release_if_stopped{5'000};
@@ -47,6 +49,12 @@ public:
     void resume(Clock::time_point now) noexcept;
     /// It has been told to pass the point of no return.
     void send_past_return(Clock::time_point now) noexcept;
+
+    /// The agent waits for a call of the driver by the command (Progress::Phase::deep), which begins now, and
+    /// has a limit of its own.
+    void start_call(Clock::time_point now) noexcept;
+    /// That has ended, and the agent goes on.
+    void end_call(Clock::time_point now) noexcept;
 
     /// The end of the wait.
     [[nodiscard]] Clock::time_point end() const noexcept {

@@ -27,9 +27,10 @@ struct Question {
     protocol::Request request;
     AnswerTimeout::Limits timeout;
     std::function<bool()> is_stopped = [] { return false; }; ///< whether the agent's process is
-    /// Has the driver take the rest of the process, which keeps still meanwhile (Progress::Phase::deep). Its
-    /// failure becomes the answer, with how the agent says that the process stands then.
-    std::function<Result<void>()> go_deep = [] { return Result<void>(); };
+    /// What has the driver take the rest of the process, which keeps still meanwhile (Progress::Phase::deep):
+    /// called one after another until one fails, each on a thread of its own, which may outlive the question.
+    /// A failure becomes the answer, with how the agent says that the process stands then.
+    std::vector<std::function<Result<void>()>> deep_steps = {};
     /// Makes the socket when the request is sent, if it is set: ask_together() may send it late.
     std::function<Result<UniqueFd>()> connect = {};
 };

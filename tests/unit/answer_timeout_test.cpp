@@ -93,6 +93,23 @@ TEST_CASE("Answer timeout: behind the point of no return there is a limit of its
     CHECK(timeout.end() == k_begin + 1s + AnswerTimeout::k_release + 30s);
 }
 
+TEST_CASE("Answer timeout: a call of the driver for a deep sleep has a limit, whatever the agent says",
+          "[answer_timeout]") {
+    const model::Progress deep{model::Progress::Phase::deep, 0, 0};
+    AnswerTimeout timeout({1s, 5s, false, 0s}, k_begin);
+    timeout.hear({model::Progress::Phase::release, 0, 0}, k_begin);
+    timeout.hear(deep, k_begin + 10s);
+    timeout.hold(); // until the call has its turn
+    CHECK(timeout.end() == Clock::time_point::max());
+    timeout.start_call(k_begin + 100s);
+    timeout.hear(deep, k_begin + 300s);
+    CHECK(timeout.end() == k_begin + 101s + AnswerTimeout::k_checkpoint);
+    CHECK(timeout.end_if_stopped() == k_begin + 300s + AnswerTimeout::k_release_if_stopped);
+    timeout.end_call(k_begin + 301s);
+    timeout.hear(deep, k_begin + 302s);
+    CHECK(timeout.end() == k_begin + 301s + AnswerTimeout::k_release);
+}
+
 TEST_CASE("Answer timeout: a wake with an order has a point of no return for each part, and no more",
           "[answer_timeout]") {
     const model::Progress release{model::Progress::Phase::release, 0, 0};

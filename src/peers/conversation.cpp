@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Sending, receiving, and the ends of waiting.
+
+#include "peers/conversation.hpp"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+namespace gpu_sleep::peers {
+namespace {
+
+Error lost(std::string_view when) {
+    return make_error(ErrorCode::connection_lost, "the connection to the agent was lost {}", when);
+}
+
+/// How long an agent may take to say that it has heard of a withdrawal.
+constexpr Milliseconds k_farewell{1'000};
+
+/// How much may lie in a socket that an agent has written to before it learns that it is given up. Who has
+/// written more goes on writing, perhaps faster than anybody reads.
+constexpr std::size_t k_max_unread = std::size_t{1} << 20;
+
+/// Why the agent's words cannot be read: that is no fault of the command line's, and does not say how the
+/// process stands.
+Error garbled(Error error) {
+    if (error.code == ErrorCode::invalid_argument) error.code = ErrorCode::connection_lost;
+    return error;
+}
+
+Error unknown(const std::string& reason) {
+    return make_error(ErrorCode::outcome_unknown, "it is past the point of no return; {}",
+                      reason.empty() ? "its end was not waited for" : reason);
+}
+
+} // namespace
+
+Conversation::Conversation(Question question)
+    : question_(std::move(question)), start_(Clock::now()), timeout_(question_.timeout, start_) {
+    auto bytes = protocol::encode(question_.request);
+    if (bytes)
+        unsent_ = *std::move(bytes);
+    else
+        answer_ = std::move(bytes).error();
+}
+
+void Conversation::begin() {
+    start_ = Clock::now();
+    timeout_ = AnswerTimeout(question_.timeout, start_);
+    is_begun_ = true;
+    if (!question_.connect) return;
+    auto socket = question_.connect();
+    if (socket)
+        question_.socket = *std::move(socket);
+    else
+        answer_ = std::move(socket).error();
+}
+
+Clock::time_point Conversation::next_time() const noexcept {
+    if (!is_begun_) return Clock::time_point::max();
+    if (is_withdrawn_ && !is_past_return()) return withdrawn_until_;
+    return std::min(timeout_.end(), next_look());
+}
+
+pollfd Conversation::interest() const noexcept {
+    const auto events = static_cast<short>(unsent_.empty() ? POLLIN : POLLIN | POLLOUT);
+    return {is_over() || !is_begun_ ? -1 : question_.socket.get(), events, 0};
+}
+
+void Conversation::advance(const OnProgress& on_progress) {
+    if (!unsent_.empty()) send();
+    if (!is_over()) static_cast<void>(receive(on_progress));
+}
+
+void Conversation::say(model::Directive::Kind kind) {
+    if (is_over()) return;
+    const auto bytes = protocol::encode(protocol::Request(model::Directive{kind}));
+    if (!bytes) return; // it is a few bytes long
+    unsent_.insert(unsent_.end(), bytes->begin(), bytes->end());
+    using Kind = model::Directive::Kind;
+    if (kind == Kind::commit)
+        timeout_.send_past_return(Clock::now());
+    else if (kind != Kind::hold_on)
+        timeout_.resume(Clock::now());
+    send();
+}
+
+void Conversation::withdraw(std::optional<Error> why) {
+    if (is_over() || is_past_return()) return;
+    is_withdrawn_ = true;
+    why_withdrawn_ = std::move(why);
+    if (!is_begun_) {
+        answer_ = withdrawn();
+        return;
+    }
+    withdrawn_until_ = Clock::now() + k_farewell;
+    unsent_.clear();
+    ::shutdown(question_.socket.get(), SHUT_WR);
+}
+
+void Conversation::keep_time() {
+    const auto now = Clock::now();
+    if (now < next_time()) return;
+    if (is_withdrawn_ && !is_past_return()) return give_up({});
+    const bool is_stopped = question_.is_stopped();
+    looked_ = now;
+    if (!is_stopped && now < timeout_.end()) return;
+    const auto* const who = is_stopped             ? "it is stopped, and"
+                            : has_step_under_way() ? "the driver"
+                                                   : "the agent";
+    give_up(fmt::format("{} has not answered for {}", who, format_seconds(seconds_since(start_))));
+}
+
+void Conversation::give_up(const std::string& reason) {
+    const auto nobody = [](const model::Progress&) {};
+    const bool was_past_return = is_past_return();
+    ::shutdown(question_.socket.get(), SHUT_WR);
+    for (const auto limit = received_ + k_max_unread; !is_over() && received_ < limit;)
+        if (!receive(nobody)) break;
+    if (!is_over() && is_past_return() && !was_past_return) return; // just so: it is worth waiting for
+    ::shutdown(question_.socket.get(), SHUT_RDWR);
+    while (!is_over() && receive(nobody)) {
+    }
+    if (!has_last_word_) answer_ = unanswered(reason);
+}
+
+bool Conversation::awaits_step() const noexcept {
+    return is_in_phase_deep_ && !is_over() && !deep_ && !call_;
+}
+
+void Conversation::begin_step() {
+    timeout_.start_call(Clock::now());
+    auto call = BackgroundCall::start(question_.deep_steps[steps_done_]);
+    if (call) {
+        call_ = *std::move(call);
+        return;
+    }
+    call.error().message = fmt::format("it is asleep, but not deeply: {}", call.error().message);
+    end_steps(std::move(call).error());
+}
+
+pollfd Conversation::interest_in_step() const noexcept {
+    return {has_step_under_way() ? call_->end_fd() : -1, POLLIN, 0};
+}
+
+void Conversation::note_end_of_step() {
+    auto result = call_->result();
+    if (!result) return;
+    call_.reset();
+    ++steps_done_;
+    if (!*result || steps_done_ == question_.deep_steps.size())
+        end_steps(*std::move(result));
+    else
+        timeout_.hold();
+}
+
+void Conversation::end_steps(Result<void> deep) {
+    deep_ = std::move(deep);
+    ::shutdown(question_.socket.get(), SHUT_WR);
+    timeout_.end_call(Clock::now());
+}
+
+void Conversation::send() {
+    const auto sent = ::send(question_.socket.get(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
+    if (sent >= 0)
+        unsent_.erase(unsent_.begin(), unsent_.begin() + sent);
+    else if (errno == EPIPE || errno == ECONNRESET)
+        unsent_.clear(); // it may have said why before it closed
+    else if (errno != EINTR && errno != EAGAIN)
+        end(lost("while sending"));
+}
+
+bool Conversation::receive(const OnProgress& on_progress) {
+    std::array<std::byte, 16384> buffer;
+    const auto got = ::recv(question_.socket.get(), buffer.data(), buffer.size(), 0);
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) return errno == EINTR;
+    if (got <= 0) {
+        end(lost("before it had answered"));
+        return false;
+    }
+    received_ += static_cast<std::size_t>(got);
+    reader_.append(std::span(buffer).first(static_cast<std::size_t>(got)));
+    while (!is_over()) {
+        auto frame = reader_.next();
+        if (!frame)
+            end(garbled(std::move(frame).error()));
+        else if (!frame->has_value())
+            break;
+        else
+            accept(**frame, on_progress);
+    }
+    return true;
+}
+
+void Conversation::accept(const protocol::FrameReader::Frame& frame, const OnProgress& on_progress) {
+    auto reply = protocol::decode_reply(frame);
+    if (!reply) {
+        end(garbled(std::move(reply).error()));
+    } else if (auto* report = std::get_if<model::Report>(&*reply)) {
+        if (deep_ && !*deep_)
+            answer_ = model::Failure{deep_->error(), report->state};
+        else
+            answer_ = std::move(*report);
+        has_last_word_ = true;
+    } else if (auto* failure = std::get_if<model::Failure>(&*reply)) {
+        if (why_withdrawn_ && failure->error.code == ErrorCode::cancelled) failure->error = withdrawn();
+        answer_ = std::move(*failure);
+        has_last_word_ = true;
+    } else if (const auto* progress = std::get_if<model::Progress>(&*reply);
+               progress && !std::holds_alternative<model::StatusRequest>(question_.request)) {
+        hear(*progress);
+        on_progress(*progress);
+    }
+}
+
+void Conversation::hear(const model::Progress& progress) {
+    using Phase = model::Progress::Phase;
+    timeout_.hear(progress, Clock::now());
+    if (progress.phase == Phase::drained || progress.phase == Phase::ready) timeout_.hold();
+    if (progress.phase != Phase::deep || std::exchange(is_in_phase_deep_, true)) return;
+    if (question_.deep_steps.empty())
+        end_steps({});
+    else
+        timeout_.hold();
+}
+
+void Conversation::end(Error error) {
+    answer_ = is_past_return() ? unknown(error.message) : is_withdrawn_ ? withdrawn() : std::move(error);
+}
+
+Clock::time_point Conversation::next_look() const noexcept {
+    constexpr Milliseconds k_between{1'000};
+    return std::max(timeout_.end_if_stopped(), looked_ + k_between);
+}
+
+Error Conversation::unanswered(const std::string& reason) const {
+    if (is_past_return()) return unknown(reason);
+    if (reason.empty()) return withdrawn();
+    return make_error(ErrorCode::timed_out, "{}", reason);
+}
+
+Error Conversation::withdrawn() const {
+    return why_withdrawn_ ? *why_withdrawn_ : make_error(ErrorCode::cancelled, "the request was withdrawn");
+}
+
+} // namespace gpu_sleep::peers

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One question on its way to one agent: what is said, heard, waited for and given up.
+
+#pragma once
+
+#include "peers/background_call.hpp"
+#include "peers/client.hpp"
+
+#include <poll.h>
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::peers {
+
+/// Bytes still to send, bytes received so far, the answer once it is there. Driven by the poll loop of its
+/// owner. Not thread-safe.
+class Conversation {
+public:
+    using OnProgress = std::function<void(const model::Progress&)>;
+
+    explicit Conversation(Question question);
+
+    /// Begins it, if it was not to begin at once.
+    void begin();
+    void put_off() noexcept { is_begun_ = false; }
+
+    [[nodiscard]] bool is_over() const noexcept { return answer_.has_value(); }
+    [[nodiscard]] bool is_past_return() const noexcept { return timeout_.is_past_return(); }
+    [[nodiscard]] const Answer& answer() const noexcept { return *answer_; }
+    [[nodiscard]] Answer take_answer() { return *std::move(answer_); }
+    /// When to call keep_time().
+    [[nodiscard]] Clock::time_point next_time() const noexcept;
+    [[nodiscard]] pollfd interest() const noexcept;
+
+    /// Goes on after `interest` has come true.
+    void advance(const OnProgress& on_progress);
+
+    /// Says it to an agent whose request is joint.
+    void say(model::Directive::Kind kind);
+
+    /// Withdraws the request, unless that is too late. `why` stands for its being withdrawn in the answer.
+    void withdraw(std::optional<Error> why = {});
+
+    /// Gives up when it is time to.
+    void keep_time();
+
+    /// Stops waiting, for that `reason`. Nothing that the agent sends from here on arrives, nor can it be
+    /// sent: if it has not passed the point of no return by now, it never will.
+    void give_up(const std::string& reason);
+
+    // ---- Question::deep_steps
+
+    /// Whether the agent waits for the next step, which is step_done() then.
+    [[nodiscard]] bool awaits_step() const noexcept;
+    /// Whether steps up to this one may still have to be taken.
+    [[nodiscard]] bool is_before_step(std::size_t step) const noexcept {
+        return !is_over() && !deep_ && steps_done_ < step;
+    }
+    [[nodiscard]] std::size_t steps_done() const noexcept { return steps_done_; }
+    /// Begins the next step, on a thread of its own.
+    void begin_step();
+    [[nodiscard]] bool has_step_under_way() const noexcept { return !is_over() && call_.has_value(); }
+    /// Comes true when the step under way has ended.
+    [[nodiscard]] pollfd interest_in_step() const noexcept;
+    void note_end_of_step();
+
+private:
+    void send();
+    /// Takes what has come. False when there was nothing.
+    bool receive(const OnProgress& on_progress);
+    void accept(const protocol::FrameReader::Frame& frame, const OnProgress& on_progress);
+    void hear(const model::Progress& progress);
+    /// All steps are taken, or one has failed. The agent waits for that, and then for the end of what is sent
+    /// to it.
+    void end_steps(Result<void> deep);
+    /// Ends without the agent's word on how it ended.
+    void end(Error error);
+
+    /// When to look whether the process is stopped.
+    [[nodiscard]] Clock::time_point next_look() const noexcept;
+    [[nodiscard]] Error unanswered(const std::string& reason) const;
+    [[nodiscard]] Error withdrawn() const;
+
+    Question question_;
+    std::vector<std::byte> unsent_;
+    protocol::FrameReader reader_;
+    std::size_t received_ = 0; ///< bytes
+    Clock::time_point start_;
+    AnswerTimeout timeout_;
+    Clock::time_point looked_{}; ///< at whether it is stopped
+    bool is_begun_ = true;
+    bool is_withdrawn_ = false;
+    std::optional<Error> why_withdrawn_;
+    Clock::time_point withdrawn_until_{};
+    bool has_last_word_ = false;
+    bool is_in_phase_deep_ = false;
+    std::size_t steps_done_ = 0;         ///< of Question::deep_steps
+    std::optional<BackgroundCall> call_; ///< the step under way
+    std::optional<Result<void>> deep_;   ///< how all steps came out
+    std::optional<Answer> answer_;
+};
+
+} // namespace gpu_sleep::peers

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Several programs with the agent on one machine: a tree whose root is the test, and a group.
+
+#pragma once
+
+#include "deep_machine.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <utility>
+
+namespace gpu_sleep::test {
+
+class DeepFamily {
+public:
+    explicit DeepFamily(std::size_t count, Arguments variables = {}) {
+        variables.push_back("GPU_SLEEP_GROUP=" + group());
+        for (std::size_t i = 0; i < count; ++i) {
+            auto& host = hosts_.emplace_back(here(captured_launch(k_linked, variables)));
+            pieces_.push_back(make_piece(host, "plain", k_piece_bytes));
+        }
+    }
+
+    [[nodiscard]] static std::string group() { return fmt::format("deep-{}", ::getpid()); }
+    [[nodiscard]] Host& operator[](std::size_t index) { return hosts_[index]; }
+    [[nodiscard]] std::size_t size() const noexcept { return hosts_.size(); }
+    [[nodiscard]] std::string file(const std::string& name) const { return scratch_.file(name); }
+    /// Another program on the same GPU, that has no agent.
+    [[nodiscard]] Launch plain() const { return here(plain_launch(k_linked)); }
+    [[nodiscard]] static std::string root() { return std::to_string(::getpid()); }
+
+    /// A command, whose driver has these `variables`.
+    [[nodiscard]] Launch launch(const std::string& name, Arguments arguments,
+                                Arguments variables = {}) const {
+        arguments.insert(arguments.begin(), command_file(name));
+        return here({std::move(arguments), std::move(variables)});
+    }
+    /// gpu-sleep --deep of the tree.
+    [[nodiscard]] Launch deep(Arguments variables = {}) const {
+        return launch("gpu-sleep", {root(), "--tree", "--deep"}, std::move(variables));
+    }
+    [[nodiscard]] Output wake() const { return run(launch("gpu-wake", {root(), "--tree"})); }
+
+    /// How many are awake, asleep, or asleep and deep, as gpu-ps says.
+    [[nodiscard]] std::size_t count(const std::string& state) const {
+        std::size_t count = 0;
+        for (const auto& host : hosts_) {
+            const auto listed = run(launch("gpu-ps", {std::to_string(host.pid()), "--json"}));
+            count += state == "deep" ? listed.json("/processes/0/report/deep") == "true"
+                                     : listed.json("/processes/0/state") == state;
+        }
+        return count;
+    }
+    void kill_last() {
+        hosts_.back().process().signal(SIGKILL);
+        CHECK(hosts_.back().wait() == 128 + SIGKILL);
+        hosts_.pop_back();
+        pieces_.pop_back();
+    }
+    void check_all_awake() {
+        for (std::size_t i = 0; i < size(); ++i) check_intact(hosts_[i], pieces_[i]);
+        for (auto& host : hosts_) check_no_harm(host);
+        CHECK(count("awake") == size());
+    }
+    /// Whatever state they are in, the next command makes all deep, and the one after it wakes them.
+    void check_completes() {
+        const auto slept = run(deep());
+        INFO(slept.out << slept.err);
+        CHECK(slept.status == 0);
+        CHECK(count("deep") == size());
+        const auto woken = wake();
+        INFO(woken.out << woken.err);
+        CHECK(woken.status == 0);
+        check_all_awake();
+    }
+
+private:
+    [[nodiscard]] Launch here(Launch launch) const {
+        launch.environment.push_back("GPU_SLEEP_SIM_STATE=" + scratch_.file("devices"));
+        launch.environment.push_back(fmt::format("GPU_SLEEP_SIM_MEMORY={}", k_device_bytes));
+        return launch;
+    }
+
+    Scratch scratch_;
+    std::deque<Host> hosts_;
+    std::deque<Piece> pieces_;
+};
+
+} // namespace gpu_sleep::test

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Deep sleeps of several processes in one command, as a tree, as a group, or one by one: all prepare before
+// any commits, the driver works on all side by side, and what one command leaves undone the next one does.
+
+#include "deep_family.hpp"
+
+#include "../mentions.hpp"
+#include "support/sanitized.hpp"
+
+#include <csignal>
+#include <fstream>
+#include <string>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+const std::string k_checkpoint = "cuCheckpointProcessCheckpoint";
+
+std::string delay(const std::string& call, const std::string& time) {
+    return "GPU_SLEEP_SIM_DELAY=" + call + ":" + time;
+}
+
+std::string fail(const std::string& call) {
+    return "GPU_SLEEP_SIM_FAIL=" + call;
+}
+
+} // namespace
+
+TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one", "[deep]") {
+    DeepFamily family(3);
+    const bool is_tree = GENERATE(true, false);
+    const auto who =
+        is_tree ? Arguments{DeepFamily::root(), "--tree"} : Arguments{"--group", DeepFamily::group()};
+    const auto command = [&](const std::string& name, const Arguments& more = {}) {
+        auto arguments = who;
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        return run(family.launch(name, std::move(arguments)));
+    };
+    for (int round = 0; round < 2; ++round) {
+        const auto slept = command("gpu-sleep", {"--deep"});
+        INFO(slept.err);
+        REQUIRE(slept.status == 0);
+        CHECK_THAT(slept.out, mentions("3 processes are asleep, deep; 42.0 MiB of GPU memory freed"));
+        CHECK(family.count("deep") == 3);
+        CHECK_THAT(command("gpu-sleep", {"--deep"}).out, mentions("3 processes are asleep, deep; 0 B"));
+        REQUIRE(command("gpu-wake").status == 0);
+        family.check_all_awake();
+    }
+}
+
+TEST_CASE("Deep together: what slept plainly goes deep, and what is deep stays so", "[deep]") {
+    DeepFamily family(3);
+    REQUIRE(run(family.launch("gpu-sleep", {std::to_string(family[1].pid()), "--deep"})).status == 0);
+    REQUIRE(run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree"})).status == 0);
+    CHECK(family.count("asleep") == 3);
+    CHECK(family.count("deep") == 1);
+    if (GENERATE(false, true)) CHECK(family.wake().status == 0);
+    family.check_completes();
+}
+
+TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep]") {
+    DeepFamily family(2);
+    const std::string why = GENERATE("managed", "not intercepted");
+    const auto check_none_slept = [&] {
+        const auto refused = run(family.deep());
+        INFO(refused.err);
+        CHECK(refused.status == 1);
+        CHECK_THAT(refused.err, mentions("cannot sleep deeply") && mentions("processes was put to sleep") &&
+                                    mentions("went back with the others"));
+        CHECK(family.count("awake") == 2);
+    };
+    if (why == "managed") {
+        const auto number = family[1].tell("alloc managed 4194304");
+        check_none_slept();
+        family[1].tell("free " + number.substr(0, number.find(' ')));
+    } else {
+        Host other;
+        other.tell("alloc weights 4194304 0");
+        check_none_slept();
+        CHECK(other.state() == "awake");
+    }
+    family.check_completes();
+}
+
+TEST_CASE("Deep together: one that the driver fails with sleeps plainly, and the others deeply", "[deep]") {
+    DeepFamily family(3);
+    const std::string failure = GENERATE("cuCheckpointProcessLock:2:999", "cuCheckpointProcessLock:1:600",
+                                         "cuCheckpointProcessCheckpoint:3:801");
+    const auto slept = run(family.deep({fail(failure)}));
+    INFO(slept.err);
+    CHECK(slept.status == 7);
+    CHECK_THAT(slept.err, mentions("it is asleep, but not deeply") &&
+                              mentions("3 processes are asleep, 2 of them deep; the same command again"));
+    CHECK(family.count("asleep") == 3);
+    CHECK(family.count("deep") == 2);
+    if (GENERATE(false, true)) CHECK(family.wake().status == 0);
+    family.check_completes();
+}
+
+TEST_CASE("Deep together: whichever call of the command's fails, each is as it says", "[deep]") {
+    constexpr int k_calls = 8; // of the driver, and some more
+    DeepFamily family(3);
+    int failed = 0;
+    for (int nth = 1; nth <= k_calls; ++nth) {
+        INFO("call " << nth);
+        const auto slept = run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--deep", "--json"},
+                                             {fail(fmt::format("*:{}:999", nth))}));
+        failed += slept.status != 0;
+        INFO(slept.err);
+        for (int i = 0; i < 3; ++i) CHECK(slept.json(fmt::format("/processes/{}/state", i)) == "asleep");
+        CHECK(family.count("asleep") == 3);
+        CHECK(family.count("deep") == (slept.status == 0 ? 3 : 2));
+        if (nth % 2 == 0) REQUIRE(family.wake().status == 0);
+        family.check_completes();
+    }
+    CHECK(failed >= 6);
+}
+
+TEST_CASE("Deep together: the driver works on all side by side", "[deep]") {
+    DeepFamily family(4);
+    const auto options = GENERATE(Arguments{"--tree", "--deep"}, Arguments{"--deep"});
+    auto arguments = options;
+    arguments.insert(arguments.begin(), DeepFamily::root());
+    const auto slept = run(family.launch("gpu-sleep", arguments, {delay(k_checkpoint, "1500ms")}));
+    INFO(slept.err);
+    CHECK(slept.status == 0);
+    CHECK(slept.seconds >= 1.5);
+    CHECK(slept.seconds < 4.5); // one after another: 6 s
+    CHECK(family.count("deep") == 4);
+    CHECK(family.wake().status == 0);
+    family.check_all_awake();
+}
+
+TEST_CASE("Deep together: of those that go together all are locked before one is checkpointed", "[deep]") {
+    DeepFamily family(3);
+    const auto trace = family.file("trace");
+    REQUIRE(run(family.deep({"GPU_SLEEP_SIM_TRACE=" + trace})).status == 0);
+    std::ifstream file(trace);
+    std::vector<std::string> calls;
+    for (std::string thread, name, rest; file >> thread >> name && std::getline(file, rest);)
+        if (name.starts_with("cuCheckpointProcess")) calls.push_back(name);
+    REQUIRE(calls.size() == 6);
+    for (int i = 0; i < 3; ++i) CHECK(calls[i] == "cuCheckpointProcessLock");
+    for (int i = 3; i < 6; ++i) CHECK(calls[i] == k_checkpoint);
+    family.check_completes();
+}
+
+TEST_CASE("Deep together: a command killed amid the driver's part is completed by the next", "[deep]") {
+    DeepFamily family(3);
+    const std::string call = GENERATE("cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint");
+    {
+        Process process(family.deep({delay(call, "20s")}));
+        REQUIRE(becomes_true([&] { return family.count("asleep") == 3; }));
+        pause_for(Milliseconds(300));
+        process.signal(SIGKILL);
+        CHECK(process.wait() == 128 + SIGKILL);
+    }
+    CHECK(family.count("asleep") == 3);
+    CHECK(family.count("deep") == 0);
+    if (GENERATE(false, true)) CHECK(family.wake().status == 0);
+    family.check_completes();
+}
+
+TEST_CASE("Deep together: a command killed at any moment loses nothing", "[deep]") {
+    DeepFamily family(3);
+    constexpr int k_rounds = is_sanitized() ? 4 : 12;
+    for (int i = 0; i < k_rounds; ++i) {
+        {
+            const Process killed(i % 3 == 2 ? family.launch("gpu-wake", {DeepFamily::root(), "--tree"})
+                                            : family.deep());
+            pause_for(Milliseconds(i * 7 % 60));
+        }
+        const auto slept = run(family.deep());
+        INFO(slept.out << slept.err);
+        REQUIRE(slept.status == 0);
+        REQUIRE(family.count("deep") == 3);
+        if (i % 2 == 0) REQUIRE(family.wake().status == 0);
+    }
+    REQUIRE(family.wake().status == 0);
+    family.check_all_awake();
+}
+
+TEST_CASE("Deep together: an interruption amid the driver's part is answered at once", "[deep]") {
+    DeepFamily family(2);
+    Process process(family.deep({delay(k_checkpoint, "20s")}));
+    REQUIRE(becomes_true([&] { return family.count("asleep") == 2; }));
+    pause_for(Milliseconds(300));
+    process.signal(SIGINT);
+    CHECK(becomes_true(
+        [&] { return process.errors().find("past the point of no return") != std::string::npos; },
+        Milliseconds(5'000)));
+    process.signal(SIGINT);
+    const auto ended = process.wait_for(Milliseconds(5'000));
+    REQUIRE(ended);
+    CHECK(*ended == 9);
+    CHECK(family.count("asleep") == 2);
+    family.check_completes();
+}
+
+TEST_CASE("Deep together: one that is stopped amid the driver's part is given up alone", "[deep]") {
+    DeepFamily family(3);
+    Process process(family.deep({delay(k_checkpoint, "1500ms")}));
+    REQUIRE(becomes_true([&] { return family.count("asleep") == 3; }));
+    pause_for(Milliseconds(300));
+    family[1].process().signal(SIGSTOP);
+    const auto output = process.finish();
+    INFO(output.err);
+    CHECK(output.status == 9);
+    CHECK(output.seconds < 30);
+    family[1].process().signal(SIGCONT);
+    CHECK(becomes_true([&] { return family.count("asleep") == 3; }));
+    CHECK(family.count("deep") >= 2);
+    family.check_completes();
+}
+
+TEST_CASE("Deep together: one that is killed amid the driver's part takes nobody along", "[deep]") {
+    DeepFamily family(3);
+    Process process(family.deep({delay(k_checkpoint, "1500ms")}));
+    REQUIRE(becomes_true([&] { return family.count("asleep") == 3; }));
+    pause_for(Milliseconds(300));
+    family.kill_last();
+    CHECK(process.finish().status != 0);
+    CHECK(family.count("deep") == 2);
+    family.check_completes();
+}

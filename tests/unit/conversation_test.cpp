@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What the command does for agents in the phase deep, beside all conversations.
+
+#include "peers/client.hpp"
+
+#include "support/catch.hpp"
+#include "support/fake_agent.hpp"
+#include "support/sample_reports.hpp"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <functional>
+#include <future>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::peers;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// An agent whose process has fallen asleep, and waits for the driver's part.
+class SleepyAgent {
+public:
+    explicit SleepyAgent(Milliseconds last_word = 0ms) {
+        int ends[2] = {-1, -1};
+        REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+        near_.reset(ends[0]);
+        thread_ = std::thread([last_word, connection = test::FakeConnection(UniqueFd(ends[1]))] {
+            using Phase = model::Progress::Phase;
+            connection.send(model::Progress{Phase::release, 0, 0});
+            connection.send(model::Progress{Phase::deep, 0, 0});
+            connection.wait_for_close();
+            std::this_thread::sleep_for(last_word);
+            auto report = test::sample_sleep();
+            report.state = model::State::asleep;
+            connection.send(report);
+        });
+    }
+    ~SleepyAgent() { thread_.join(); }
+
+    [[nodiscard]] Question question(std::vector<std::function<Result<void>()>> steps) {
+        REQUIRE(::fcntl(near_.get(), F_SETFL, O_NONBLOCK) == 0);
+        Question question{std::move(near_), model::SleepRequest{}, {.answer = 10s}};
+        question.deep_steps = std::move(steps);
+        return question;
+    }
+
+private:
+    UniqueFd near_;
+    std::thread thread_;
+};
+
+} // namespace
+
+TEST_CASE("Conversation: the driver's part of several goes on side by side", "[conversation]") {
+    SleepyAgent one;
+    SleepyAgent other;
+    std::promise<void> met;
+    const auto meeting = met.get_future().share();
+    std::vector<Question> questions;
+    questions.push_back(one.question({[&]() -> Result<void> {
+        if (meeting.wait_for(10s) == std::future_status::ready) return {};
+        return make_error(ErrorCode::timed_out, "the other has not begun");
+    }}));
+    questions.push_back(other.question({[&]() -> Result<void> {
+        met.set_value();
+        return {};
+    }}));
+    for (const auto& answer : ask_all(std::move(questions)))
+        CHECK(std::holds_alternative<model::Report>(answer));
+}
+
+TEST_CASE("Conversation: the first step that fails is the last, and becomes the answer", "[conversation]") {
+    SleepyAgent agent;
+    std::string taken;
+    const auto step = [&](char name, bool works) {
+        return [&taken, name, works]() -> Result<void> {
+            taken += name;
+            if (works) return {};
+            return make_error(ErrorCode::driver_failed, "the driver does not want to");
+        };
+    };
+    std::vector<Question> questions;
+    questions.push_back(agent.question({step('a', true), step('b', false), step('c', true)}));
+    const auto answers = ask_all(std::move(questions));
+    REQUIRE(std::holds_alternative<model::Failure>(answers[0]));
+    const auto& failure = std::get<model::Failure>(answers[0]);
+    CHECK(failure.error.message == "the driver does not want to");
+    CHECK(failure.state == model::State::asleep);
+    CHECK(taken == "ab");
+}
+
+TEST_CASE("Conversation: where nothing is to be done the agent hears so at once", "[conversation]") {
+    SleepyAgent agent;
+    std::vector<Question> questions;
+    questions.push_back(agent.question({}));
+    CHECK(std::holds_alternative<model::Report>(ask_all(std::move(questions))[0]));
+}
+
+TEST_CASE("Conversation: a step that does not end is left alone by the second interruption",
+          "[conversation]") {
+    SleepyAgent agent(500ms);
+    std::promise<void> go_on;
+    std::promise<void> has_ended;
+    const UniqueFd interruptions(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE));
+    std::vector<Question> questions;
+    questions.push_back(agent.question({[&]() -> Result<void> {
+        ::eventfd_write(interruptions.get(), 2);
+        go_on.get_future().wait();
+        has_ended.set_value();
+        return {};
+    }}));
+    int warnings = 0;
+    Observer observer;
+    observer.interruptions = interruptions.get();
+    observer.take_interruption = [&] {
+        eventfd_t taken = 0;
+        ::eventfd_read(interruptions.get(), &taken);
+    };
+    observer.past_return = [&](std::size_t) { ++warnings; };
+    const auto answers = ask_all(std::move(questions), observer);
+    REQUIRE(std::holds_alternative<Error>(answers[0]));
+    CHECK(std::get<Error>(answers[0]).code == ErrorCode::outcome_unknown);
+    CHECK(warnings == 1);
+    go_on.set_value();
+    has_ended.get_future().wait();
+}
