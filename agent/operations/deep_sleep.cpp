@@ -272,9 +272,14 @@ Result<void> DeepSleep::check_room(const std::vector<std::string>& tags) const {
     return {};
 }
 
-Result<bool> DeepSleep::end(const std::vector<std::string>& tags) {
-    auto is_still = look();
-    if (!is_still || !*is_still) return is_still;
+std::vector<std::string> DeepSleep::gpus() const {
+    std::vector<std::string> uuids;
+    const MutexLock lock(mutex_);
+    for (const auto& [device, known] : devices_) uuids.push_back(known.uuid);
+    return uuids;
+}
+
+Result<void> DeepSleep::end(const std::vector<std::string>& tags) {
     GPU_SLEEP_TRY(check_room(tags));
     const auto pid = ::getpid();
     const auto begun = Clock::now();
@@ -285,7 +290,7 @@ Result<bool> DeepSleep::end(const std::vector<std::string>& tags) {
     GPU_SLEEP_TRY(checkpoint_->unlock(pid));
     come_back();
     log::debug("deep sleep: {} to bring back the driver's part", format_seconds(seconds_since(begun)));
-    return true;
+    return {};
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -48,10 +48,13 @@ public:
     /// Looks whether it still is, and returns that: who was killed amid it, or somebody else's tool, may have
     /// left it otherwise; then the agent is within reach of the driver again. Errors: context_lost.
     [[nodiscard]] Result<bool> look();
-    /// Brings back what the driver has taken, before a wake of `tags` (empty: all), if there is room for
-    /// both. Returns whether there was anything. Errors: out_of_device_memory (too little, and nothing was
-    /// tried); driver_failed (deep as before); context_lost (the driver's restore has lost the process).
-    [[nodiscard]] Result<bool> end(const std::vector<std::string>& tags);
+    /// The GPUs that it comes back to, by their UUIDs.
+    [[nodiscard]] std::vector<std::string> gpus() const;
+    /// It is deep: brings back what the driver has taken, before a wake of `tags` (empty: all), if there is
+    /// room for both. The caller has the locks of gpus(), or others could take that room. Errors:
+    /// out_of_device_memory (too little, and nothing was tried); driver_failed (deep as before); context_lost
+    /// (the driver's restore has lost the process).
+    [[nodiscard]] Result<void> end(const std::vector<std::string>& tags);
     /// While deep: what a wake of `tags` takes of each device, with what is free there. Errors:
     /// driver_failed.
     [[nodiscard]] Result<std::vector<model::DeviceReport>> needs(const std::vector<std::string>& tags) const;

@@ -6,6 +6,7 @@
 
 #include "callbacks/callbacks.hpp"
 #include "operations/deep_sleep.hpp"
+#include "operations/gpu_lines.hpp"
 #include "operations/idle_watch.hpp"
 #include "operations/inhibitors.hpp"
 #include "operations/journal_lines.hpp"
@@ -37,6 +38,7 @@ struct Parts {
     Callbacks callbacks;
     torch::TorchTrim torch_trim; ///< used by one operation at a time
     Preparation preparation;
+    GpuLines lines;
     RoomMaking room;
     Clock::time_point next_look_at_host{}; ///< for what is retained; on the operations thread
     Clock::time_point next_giving_back{};  ///< or pinning, of a little, while the program works; likewise
@@ -48,7 +50,7 @@ struct Parts {
           void (*comes_first)() noexcept)
         : memory(its_memory), retired(its_memory), deep(its_memory),
           status(its_memory, retired, idle, inhibitors, deep, std::move(name)),
-          journal(std::move(journal_socket)), come_first_at_exit(comes_first) {}
+          journal(std::move(journal_socket)), room(lines), come_first_at_exit(comes_first) {}
 };
 
 } // namespace gpu_sleep::agent::operations

@@ -38,6 +38,12 @@ model::WakeRequest rehearsal(const model::WakeRequest& request) {
     return dry;
 }
 
+std::vector<std::string> keys(const BytesByGpu& gpus) {
+    std::vector<std::string> names;
+    for (const auto& [gpu, bytes] : gpus) names.push_back(gpu);
+    return names;
+}
+
 /// What a rehearsed wake would take.
 BytesByGpu needs(const Report& report) {
     BytesByGpu gpus;
@@ -75,17 +81,6 @@ Result<Report> wake_alone(Parts& parts, const model::WakeRequest& request,
 
 } // namespace
 
-class RoomMaking::Locks {
-public:
-    explicit Locks(RoomMaking& making) noexcept : making_(making) {}
-    Locks(const Locks&) = delete;
-    Locks& operator=(const Locks&) = delete;
-    ~Locks() { making_.unlock(); }
-
-private:
-    RoomMaking& making_;
-};
-
 bool RoomMaking::is_overdue(std::uint32_t place, Milliseconds min_awake) noexcept {
     constexpr Milliseconds k_patience{10'000};
     const auto now = Clock::now();
@@ -93,44 +88,18 @@ bool RoomMaking::is_overdue(std::uint32_t place, Milliseconds min_awake) noexcep
     return now - moved_ > 2 * min_awake + k_patience;
 }
 
-std::uint32_t RoomMaking::stand(int directory, const BytesByGpu& gpus) {
-    std::uint32_t before = 0;
-    const MutexLock lock(mutex_);
-    for (const auto& [gpu, bytes] : gpus) {
-        const auto known = lines_.find(gpu);
-        if (known != lines_.end() && !known->second.is_in_place(directory)) lines_.erase(known);
-        if (!lines_.contains(gpu)) {
-            auto line = peers::GpuLine::open(directory, gpu);
-            if (!line) continue; // without a line there are no turns
-            lines_.emplace(gpu, *std::move(line));
-        }
-        auto& line = lines_.at(gpu);
-        if (line.stand()) before = std::max(before, line.before());
-    }
-    return before;
-}
-
-bool RoomMaking::take_turn(int directory, const BytesByGpu& gpus, Milliseconds min_awake) {
-    const auto before = stand(directory, gpus);
+std::optional<GpuLines::Locks> RoomMaking::take_turn(int directory, const std::vector<std::string>& gpus,
+                                                     Milliseconds min_awake) {
+    const auto before = lines_.stand(directory, gpus);
     const bool overdue = is_overdue(before + 1, min_awake);
-    if (before > 0 && !overdue) return false;
-    const MutexLock lock(mutex_);
-    bool has_all = true;
-    for (auto& [gpu, line] : lines_) has_all = line.lock() && has_all;
-    if (has_all || overdue) return true;
-    for (auto& [gpu, line] : lines_) line.unlock(); // all or none: nobody waits with one of them
-    return false;
-}
-
-void RoomMaking::unlock() noexcept {
-    const MutexLock lock(mutex_);
-    for (auto& [gpu, line] : lines_) line.unlock();
+    if (before > 0 && !overdue) return {};
+    auto locks = lines_.lock(directory, gpus);
+    if (!locks && overdue) return GpuLines::Locks();
+    return locks;
 }
 
 void RoomMaking::leave() noexcept {
-    if (place_.exchange(0) == 0) return;
-    const MutexLock lock(mutex_);
-    lines_.clear(); // closing a file gives up its locks
+    if (place_.exchange(0) != 0) lines_.leave();
 }
 
 std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& neighbours) {
@@ -200,10 +169,10 @@ Result<Report> RoomMaking::wake(Parts& parts, const model::WakeRequest& request,
     const auto gpus = needs(*rehearsed);
     const auto neighbours = peers::Neighbours::open();
     if (gpus.empty() || !neighbours) return try_once();
-    if (!take_turn(neighbours->directory(), gpus, request.min_awake))
+    const auto locks = take_turn(neighbours->directory(), keys(gpus), request.min_awake);
+    if (!locks)
         return make_error(ErrorCode::out_of_device_memory,
                           "others make room on the GPU: this process is number {} in line", place_.load());
-    const Locks locks(*this);
     auto done = try_once();
     std::vector<std::string> notes;
     for (int i = 0; i < k_tries && is_short(done); ++i) {

@@ -6,10 +6,8 @@
 
 #include "base/process.hpp"
 #include "base/result.hpp"
-#include "base/thread_safety.hpp"
-#include "common/lock_order.hpp"
 #include "model/model.hpp"
-#include "peers/gpu_line.hpp"
+#include "operations/gpu_lines.hpp"
 #include "peers/neighbours.hpp"
 #include "peers/room.hpp"
 #include "server/line.hpp"
@@ -17,7 +15,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +29,8 @@ struct Parts;
 /// the process can be asked anything. Used on the operations thread, but for place() and leave().
 class RoomMaking {
 public:
+    explicit RoomMaking(GpuLines& lines) noexcept : lines_(lines) {}
+
     /// One try. Whom it puts to sleep stands in the report's notes. Errors: those of WakeOperation::run();
     /// out_of_device_memory also where it is not its turn, or others cannot sleep: the message says who has
     /// the memory and why.
@@ -47,15 +47,11 @@ public:
     [[nodiscard]] std::string holders(Parts& parts, const model::WakeRequest& request);
 
 private:
-    /// Gives the GPUs' locks up when it is destroyed.
-    class Locks;
-    /// Stands in the line of each of `gpus`. Returns how many stand before this process.
-    [[nodiscard]] std::uint32_t stand(int directory, const peers::BytesByGpu& gpus);
-    /// Whether it is this process's turn on all `gpus`: then it has their locks.
-    [[nodiscard]] bool take_turn(int directory, const peers::BytesByGpu& gpus, Milliseconds min_awake);
+    /// The locks of all `gpus`, if it is this process's turn.
+    [[nodiscard]] std::optional<GpuLines::Locks>
+    take_turn(int directory, const std::vector<std::string>& gpus, Milliseconds min_awake);
     /// Whether the line has not moved for so long that somebody in it must be stuck: nobody waits for that.
     [[nodiscard]] bool is_overdue(std::uint32_t place, Milliseconds min_awake) noexcept;
-    void unlock() noexcept;
     /// Has others sleep, and adds to `notes` who does. Empty: there is room. Otherwise what stands against
     /// it. Errors: those of `look`.
     [[nodiscard]] Result<std::string> make_room(const peers::Neighbours& neighbours,
@@ -63,8 +59,7 @@ private:
                                                 Milliseconds min_awake, std::vector<std::string>& notes);
     [[nodiscard]] std::vector<peers::Holder> ask_neighbours(const peers::Neighbours& neighbours);
 
-    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);              ///< held for moments only
-    std::map<std::string, peers::GpuLine> lines_ GPU_SLEEP_GUARDED_BY(mutex_); ///< by the GPU's UUID
+    GpuLines& lines_;
     std::atomic<std::uint32_t> place_{0};
     Clock::time_point moved_{};       ///< the line, last
     Clock::time_point next_asking_{}; ///< of others, whose answers stood against it

@@ -261,9 +261,11 @@ Result<Report> SleepOperation::stay_deep() {
     if (request_.release_retained || (names_store && !moves_to_files()))
         return make_error(ErrorCode::driver_failed,
                           "it sleeps deeply, and until it wakes its contents can go to files alone");
-    if (names_store) {
+    if (names_store)
         GPU_SLEEP_TRY(move_deep_contents());
-    } else if (!request_.dry_run && !request_.only_if_idle) {
+    else if (joint_.is_joint())
+        GPU_SLEEP_TRY(pass_without_moving());
+    if (!names_store && !request_.dry_run && !request_.only_if_idle) {
         parts_.memory.with_lock([&](LockedMemory& locked) {
             report_.changed = locked.adopt_touch_rule(request_, true, is_own_);
         });

@@ -59,7 +59,10 @@ Result<sleep::Woken> WakeOperation::attempt(const model::WakeRequest& part, Repo
     if (!part.dry_run) GPU_SLEEP_TRY(shut_gate_to_wake(progress, deadline_));
     const auto contexts = keep_contexts(part.dry_run);
     sleep::Control control{progress, part.bounds_all ? deadline_ : Clock::time_point::max()};
-    control.wait_for_others = [this] { return joint_.wait_ready(); };
+    control.wait_for_others = [this] {
+        gpus_ = {}; // all is mapped, and another of those that go together may wait for them
+        return joint_.wait_ready();
+    };
     return parts_.memory.with_lock([&](LockedMemory& locked) {
         return parts_.status.transact(locked, [&] { return locked.wake(part, control, report); });
     });
@@ -129,6 +132,7 @@ Result<void> WakeOperation::wake(const model::WakeRequest& part) {
     jobs_ = parts_.callbacks.draft_after_wake();
     Report report;
     auto woken = attempt(part, report);
+    gpus_ = {}; // callbacks take their time
     if (!woken) return std::move(woken).error();
     run_callbacks(*woken, report);
     if (report.changed) {
@@ -153,6 +157,18 @@ Result<Report> WakeOperation::rehearse_deep() {
     return std::move(report_);
 }
 
+Result<bool> WakeOperation::end_deep() {
+    auto is_deep = parts_.deep.look();
+    if (!is_deep || !*is_deep) return is_deep;
+    auto locks = parts_.lines.wait_and_lock(parts_.deep.gpus(), deadline_, [this] {
+        return progress_({model::Progress::Phase::waiting, 0, 0});
+    });
+    if (!locks) return std::move(locks).error();
+    gpus_ = *std::move(locks);
+    GPU_SLEEP_TRY(parts_.deep.end(request_.tags));
+    return true;
+}
+
 Result<Report> WakeOperation::run() {
     if (joint_.is_joint() && !request_.order.empty())
         return make_error(ErrorCode::invalid_argument,
@@ -166,7 +182,7 @@ Result<Report> WakeOperation::run() {
         if (!is_deep) return is_deep.error();
         if (*is_deep) return rehearse_deep();
     }
-    const auto was_deep = parts_.deep.end(request_.tags);
+    const auto was_deep = end_deep();
     if (!was_deep) return was_deep.error();
     // Where nothing sleeps but the driver's part, the gate opens here.
     if (*was_deep) settle_gate(parts_.memory, parts_.status);

@@ -32,6 +32,9 @@ public:
 private:
     /// All of a dry run in a deep sleep: what can be told without the driver.
     [[nodiscard]] Result<model::Report> rehearse_deep();
+    /// Brings back what the driver has taken in a deep sleep. Returns whether it had. Errors: those of
+    /// DeepSleep::look() and end(), and of GpuLines::wait_and_lock().
+    [[nodiscard]] Result<bool> end_deep();
     /// All from where the driver is within reach.
     [[nodiscard]] Result<model::Report> wake_all();
     /// Wakes one part: all that `part` names, at once. Errors: as run().
@@ -55,6 +58,8 @@ private:
     const Clock::time_point start_ = Clock::now();
     const Clock::time_point deadline_; ///< of this try
     model::Report report_;
+    /// After a deep sleep: kept until all is mapped, or others might count on the room.
+    GpuLines::Locks gpus_;
     std::vector<std::string> woken_; ///< tags of the order, by parts that are done
     /// What callbacks take comes first: once memory is awake they must run.
     std::shared_ptr<Event> event_;

@@ -29,6 +29,7 @@ public:
 
     [[nodiscard]] static std::string group() { return fmt::format("deep-{}", ::getpid()); }
     [[nodiscard]] Host& operator[](std::size_t index) { return hosts_[index]; }
+    [[nodiscard]] const Piece& piece(std::size_t index) const { return pieces_[index]; }
     [[nodiscard]] std::size_t size() const noexcept { return hosts_.size(); }
     [[nodiscard]] std::string file(const std::string& name) const { return scratch_.file(name); }
     /// Another program on the same GPU, that has no agent.

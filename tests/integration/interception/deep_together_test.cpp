@@ -62,6 +62,18 @@ TEST_CASE("Deep together: what slept plainly goes deep, and what is deep stays s
     family.check_completes();
 }
 
+TEST_CASE("Deep together: one without memory that could sleep goes deep with the others", "[deep]") {
+    DeepFamily family(3);
+    family[1].tell("free " + family.piece(1).number);
+    const auto slept = run(family.deep());
+    INFO(slept.err);
+    CHECK(slept.status == 0);
+    CHECK(family.count("deep") == 3);
+    CHECK(family.wake().status == 0);
+    CHECK(family.count("awake") == 3);
+    CHECK(family[1].ask("sync").substr(0, 2) == "ok");
+}
+
 TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep]") {
     DeepFamily family(2);
     const std::string why = GENERATE("managed", "not intercepted");

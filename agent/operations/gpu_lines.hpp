@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// This process's places in the lines of GPUs, and the locks of GPUs that it has.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "base/thread_safety.hpp"
+#include "base/units.hpp"
+#include "common/lock_order.hpp"
+#include "peers/gpu_line.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::agent::operations {
+
+/// One for the process, to which the locks belong. GPUs are named by their UUIDs. A GPU that has no line,
+/// because there is no directory for it, counts as locked: then there are no turns. Thread-safe.
+class GpuLines {
+public:
+    /// Locks of GPUs, given up when it is destroyed; a process may have the same one several times.
+    /// Move-only.
+    class Locks;
+
+    /// Stands in the line of each of `gpus`. Returns how many stand before this process.
+    [[nodiscard]] std::uint32_t stand(int directory, const std::vector<std::string>& gpus);
+    /// Gives up all places.
+    void leave() noexcept;
+
+    /// Takes the locks of all `gpus`, whoever stands in line, or of none: nobody waits with one of them.
+    /// Nothing: another process has one.
+    [[nodiscard]] std::optional<Locks> lock(int directory, const std::vector<std::string>& gpus);
+    /// The same, and waits for it. `keep_going` is asked meanwhile. Errors: out_of_device_memory (another
+    /// process has one at the deadline), cancelled.
+    [[nodiscard]] Result<Locks> wait_and_lock(const std::vector<std::string>& gpus,
+                                              Clock::time_point deadline,
+                                              const std::function<bool()>& keep_going);
+
+private:
+    struct Line {
+        peers::GpuLine line;
+        unsigned locks = 0; ///< how many times this process has its lock
+    };
+
+    /// Null if there is none.
+    [[nodiscard]] Line* find(int directory, const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_);
+    void unlock(const std::vector<std::string>& gpus) noexcept;
+
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< held for moments only
+    std::map<std::string, Line> lines_ GPU_SLEEP_GUARDED_BY(mutex_);
+};
+
+class GpuLines::Locks {
+public:
+    Locks() = default; ///< of none
+    Locks(Locks&& other) noexcept
+        : lines_(std::exchange(other.lines_, nullptr)), gpus_(std::move(other.gpus_)) {}
+    Locks& operator=(Locks&& other) noexcept {
+        std::swap(lines_, other.lines_);
+        std::swap(gpus_, other.gpus_);
+        return *this;
+    }
+    ~Locks() {
+        if (lines_) lines_->unlock(gpus_);
+    }
+
+private:
+    friend class GpuLines;
+    Locks(GpuLines& lines, std::vector<std::string> gpus) noexcept : lines_(&lines), gpus_(std::move(gpus)) {}
+
+    GpuLines* lines_ = nullptr;
+    std::vector<std::string> gpus_;
+};
+
+} // namespace gpu_sleep::agent::operations

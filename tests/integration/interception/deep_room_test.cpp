@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Several deep sleepers that wake on one GPU at once: a restore without room loses its process, so none may
+// count on room that another one is about to take.
+
+#include "deep_family.hpp"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr std::uint64_t k_mib = std::uint64_t{1} << 20;
+
+/// Wakes that take their time between the look for room and having it.
+const Arguments k_slow{"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessRestore:400ms"};
+
+/// Two deep sleepers, and a program that leaves room for one of them.
+struct Crowd {
+    DeepFamily family{2, k_slow};
+    std::optional<Host> other;
+    Piece filling;
+
+    Crowd() {
+        REQUIRE(run(family.deep()).status == 0);
+        other.emplace(family.plain());
+        other->tell("start");
+        filling = make_piece(*other, "plain", free_bytes(*other) - 20 * k_mib); // each takes 14
+    }
+    [[nodiscard]] Process start_wake(std::size_t index, Arguments arguments = {}) {
+        arguments.insert(arguments.begin(), std::to_string(family[index].pid()));
+        return Process(family.launch("gpu-wake", std::move(arguments)));
+    }
+    void make_room() { other->tell("free " + filling.number); }
+};
+
+} // namespace
+
+TEST_CASE("Deep room: of two that wake at once, one finds room and the other stays deep", "[deep]") {
+    Crowd crowd;
+    auto one = crowd.start_wake(0);
+    auto other = crowd.start_wake(1);
+    const auto first = one.finish();
+    const auto second = other.finish();
+    INFO(first.err << second.err);
+    CHECK(first.status + second.status == 7);
+    CHECK_THAT(first.err + second.err,
+               Catch::Matchers::Contains("needs") && Catch::Matchers::Contains("free"));
+    CHECK(crowd.family.count("awake") == 1);
+    CHECK(crowd.family.count("deep") == 1);
+    crowd.make_room();
+    CHECK(crowd.family.wake().status == 0);
+    crowd.family.check_all_awake();
+}
+
+TEST_CASE("Deep room: one that may wait wakes when there is room for it, too", "[deep]") {
+    Crowd crowd;
+    auto one = crowd.start_wake(0, {"--wait", "60s"});
+    auto other = crowd.start_wake(1, {"--wait", "60s"});
+    CHECK(becomes_true([&] { return crowd.family.count("awake") == 1; }));
+    pause_for(Milliseconds(500));
+    CHECK(crowd.family.count("deep") == 1);
+    crowd.make_room();
+    CHECK(one.finish().status == 0);
+    CHECK(other.finish().status == 0);
+    crowd.family.check_all_awake();
+}
+
+TEST_CASE(
+    "Deep room: those that wake together take turns, and all stay asleep where there is no room for all",
+    "[deep]") {
+    Crowd crowd;
+    const auto refused = crowd.family.wake();
+    INFO(refused.err);
+    CHECK(refused.status == 7);
+    CHECK(crowd.family.count("asleep") == 2);
+    crowd.make_room();
+    const auto woken = crowd.family.wake();
+    INFO(woken.err);
+    CHECK(woken.status == 0);
+    crowd.family.check_all_awake();
+}
+
+TEST_CASE("Deep room: of two that are touched at once one waits until there is room for it, too", "[deep]") {
+    Crowd crowd;
+    REQUIRE(
+        run(crowd.family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--on-touch", "wake"})).status ==
+        0);
+    for (int i = 0; i < 2; ++i) crowd.family[i].process().send("hash " + crowd.family.piece(i).number);
+    CHECK(becomes_true([&] { return crowd.family.count("awake") == 1; }));
+    pause_for(Milliseconds(500));
+    CHECK(crowd.family.count("deep") == 1);
+    crowd.make_room();
+    for (int i = 0; i < 2; ++i)
+        CHECK(crowd.family[i].process().read_line() == "ok " + crowd.family.piece(i).hash);
+    crowd.family.check_all_awake();
+}
