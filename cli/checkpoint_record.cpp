@@ -150,4 +150,18 @@ Result<void> CheckpointRecord::take_turn(Milliseconds timeout) {
     return lock(turn_.get(), timeout, "another process is being restored");
 }
 
+bool CheckpointRecord::lock_gpus(const std::vector<GpuNeed>& needs) {
+    unlock_gpus();
+    for (const auto& need : needs) {
+        auto line = peers::GpuLine::open(directory_.get(), need.uuid);
+        if (!line) continue; // without a line there are no turns
+        if (!line->lock()) {
+            unlock_gpus();
+            return false;
+        }
+        lines_.push_back(*std::move(line));
+    }
+    return true;
+}
+
 } // namespace gpu_sleep::cli

@@ -8,6 +8,7 @@
 #include "base/fd.hpp"
 #include "base/units.hpp"
 #include "cli/process_info.hpp"
+#include "peers/gpu_line.hpp"
 
 #include <optional>
 #include <set>
@@ -42,6 +43,11 @@ public:
     /// far as this user's commands go. Until this dies. Errors: timed_out, io_failed.
     [[nodiscard]] Result<void> take_turn(Milliseconds timeout);
 
+    /// Takes the locks of the GPUs that `needs` names, which agents have while they come back from deep
+    /// sleeps (peers::GpuLine). Until this dies, or unlock_gpus(). False, and none: somebody else has one.
+    [[nodiscard]] bool lock_gpus(const std::vector<GpuNeed>& needs);
+    void unlock_gpus() noexcept { lines_.clear(); }
+
 private:
     CheckpointRecord(UniqueFd directory, UniqueFd file, std::string name, uid_t owner)
         : directory_(std::move(directory)), file_(std::move(file)), name_(std::move(name)), owner_(owner) {}
@@ -51,6 +57,7 @@ private:
     std::string name_;
     uid_t owner_; ///< of the process
     UniqueFd turn_;
+    std::vector<peers::GpuLine> lines_; ///< locked
 };
 
 /// The processes of which this user's directory has such a file; they may have ended since.

@@ -226,8 +226,8 @@ private:
         return restored;
     }
 
-    /// Waits for as long as asked until there is room for all. A restore that finds too little ends the
-    /// process.
+    /// Waits for as long as asked until there is room for all, which the locks of the GPUs keep from our own
+    /// from then on. A restore that finds too little ends the process.
     Result<void> wait_for_room(const std::optional<std::vector<GpuNeed>>& needs) {
         if (request_.force) return {};
         if (!needs || needs->empty())
@@ -238,12 +238,19 @@ private:
         constexpr Milliseconds k_look_again{100};
         const auto deadline = Clock::now() + request_.wait;
         for (;;) {
-            auto shortage = find_shortage(*needs);
-            if (!shortage || Clock::now() >= deadline)
-                return shortage ? Result<void>(*shortage) : Result<void>();
+            const bool is_locked = record_->lock_gpus(*needs);
+            auto shortage = is_locked ? find_shortage(*needs) : is_taken();
+            if (!shortage) return {};
+            record_->unlock_gpus();
+            if (Clock::now() >= deadline + (is_locked ? Milliseconds(0) : request_.timeout)) return *shortage;
             if (is_interrupted()) return make_error(ErrorCode::cancelled, "the command was interrupted");
             std::this_thread::sleep_for(k_look_again);
         }
+    }
+
+    static std::optional<Error> is_taken() {
+        return make_error(ErrorCode::out_of_device_memory,
+                          "another process comes back on the same GPU, and has not had its room in time");
     }
 
     static std::optional<Error> find_shortage(const std::vector<GpuNeed>& needs) {

@@ -16,8 +16,6 @@ using namespace gpu_sleep::test;
 
 namespace {
 
-constexpr std::uint64_t k_mib = std::uint64_t{1} << 20;
-
 /// Wakes that take their time between the look for room and having it.
 const Arguments k_slow{"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessRestore:400ms"};
 
@@ -100,4 +98,29 @@ TEST_CASE("Deep room: of two that are touched at once one waits until there is r
     for (int i = 0; i < 2; ++i)
         CHECK(crowd.family[i].process().read_line() == "ok " + crowd.family.piece(i).hash);
     crowd.family.check_all_awake();
+}
+
+TEST_CASE("Deep room: one that the driver restores for a command counts on nothing that is taken, either",
+          "[deep]") {
+    DeepFamily family(1, k_slow);
+    Host alone(family.plain());
+    const auto piece = make_piece(alone, "plain", k_piece_bytes);
+    const auto pid = std::to_string(alone.pid());
+    REQUIRE(run(family.deep()).status == 0);
+    REQUIRE(run(family.launch("gpu-sleep", {pid, "--engine", "driver"})).status == 0);
+    Host other(family.plain());
+    other.tell("start");
+    const auto filling = make_piece(other, "plain", free_bytes(other) - 20 * k_mib);
+    Process waking(family.launch("gpu-wake", {DeepFamily::root(), "--tree"}));
+    pause_for(Milliseconds(150)); // it has looked for room by now
+    const auto refused = run(family.launch("gpu-wake", {pid}));
+    CHECK(refused.status == 7);
+    CHECK_THAT(refused.err, Catch::Matchers::Contains("needs") && Catch::Matchers::Contains("free"));
+    const auto woken = waking.finish();
+    INFO(woken.err);
+    CHECK(woken.status == 0);
+    other.tell("free " + filling.number);
+    CHECK(run(family.launch("gpu-wake", {pid})).status == 0);
+    check_intact(alone, piece);
+    family.check_all_awake();
 }
