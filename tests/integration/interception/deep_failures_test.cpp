@@ -208,25 +208,14 @@ TEST_CASE("Deep: whichever call of the process's own fails, it sleeps or is awak
           "[deep]") {
     const Scratch scratch;
     const auto trace = scratch.file("trace");
-    // Calls so far of the process itself, as the simulated driver counts them.
-    const auto calls = [&](const DeepMachine& machine) {
-        std::ifstream file(trace);
-        int count = 0;
-        const auto threads = fmt::format("/proc/{}/task/", machine.host.pid());
-        for (std::string thread, name, rest; file >> thread >> name && std::getline(file, rest);)
-            count += std::filesystem::exists(threads + thread) && name != "cuInit" &&
-                     name != "cuGetProcAddress" && name.substr(0, 10) != "cuGetError" &&
-                     name != "cuDriverGetVersion";
-        return count;
-    };
     int first = 0;
     int last = 0;
     {
         DeepMachine machine({"GPU_SLEEP_SIM_TRACE=" + trace});
-        first = calls(machine) + 1;
+        first = own_calls(machine.host.pid(), trace) + 1;
         machine.fall_asleep();
         machine.wake();
-        last = calls(machine) - 1;
+        last = own_calls(machine.host.pid(), trace) - 1;
     }
     REQUIRE(last - first > 20);
     int deep = 0;

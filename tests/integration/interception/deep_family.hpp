@@ -19,10 +19,12 @@ namespace gpu_sleep::test {
 
 class DeepFamily {
 public:
-    explicit DeepFamily(std::size_t count, Arguments variables = {}) {
+    /// All have `variables` in their environment, and the first also `its_own`.
+    explicit DeepFamily(std::size_t count, Arguments variables = {}, Arguments its_own = {}) {
         variables.push_back("GPU_SLEEP_GROUP=" + group());
+        its_own.insert(its_own.end(), variables.begin(), variables.end());
         for (std::size_t i = 0; i < count; ++i) {
-            auto& host = hosts_.emplace_back(here(captured_launch(k_linked, variables)));
+            auto& host = hosts_.emplace_back(here(captured_launch(k_linked, i == 0 ? its_own : variables)));
             pieces_.push_back(make_piece(host, "plain", k_piece_bytes));
         }
     }

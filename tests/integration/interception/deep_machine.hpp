@@ -8,6 +8,10 @@
 
 #include "support/catch.hpp"
 
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <utility>
 
@@ -15,6 +19,18 @@ namespace gpu_sleep::test {
 
 /// What the simulated driver takes for a context.
 inline constexpr std::uint64_t k_context_bytes = std::uint64_t{8} << 20;
+
+/// Calls so far of `process` itself, as the simulated driver counts them, which has written to `trace`.
+inline int own_calls(pid_t process, const std::string& trace) {
+    std::ifstream file(trace);
+    int count = 0;
+    const auto threads = fmt::format("/proc/{}/task/", process);
+    for (std::string thread, name, rest; file >> thread >> name && std::getline(file, rest);)
+        count += std::filesystem::exists(threads + thread) && name != "cuInit" &&
+                 name != "cuGetProcAddress" && !name.starts_with("cuGetError") &&
+                 name != "cuDriverGetVersion";
+    return count;
+}
 
 class DeepMachine : public Machine {
 public:

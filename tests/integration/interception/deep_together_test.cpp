@@ -132,6 +132,70 @@ TEST_CASE("Deep together: whichever call of the command's fails, each is as it s
     CHECK(failed >= 6);
 }
 
+TEST_CASE("Deep together: the driver fails with all, and all sleep plainly", "[deep]") {
+    DeepFamily family(2);
+    const auto slept =
+        run(family.deep({fail("cuCheckpointProcessLock:1:999,cuCheckpointProcessLock:2:999")}));
+    INFO(slept.err);
+    CHECK(slept.status == 7);
+    CHECK_THAT(slept.err, mentions("2 processes are asleep, 0 of them deep"));
+    CHECK(family.count("asleep") == 2);
+    family.check_completes();
+}
+
+TEST_CASE("Deep together: one that goes back with the others meets touches as before", "[deep]") {
+    DeepFamily family(2);
+    REQUIRE(run(family.launch("gpu-sleep", {std::to_string(family[0].pid()), "--deep"})).status == 0);
+    const auto number = family[1].tell("alloc managed 4194304");
+    const auto refused =
+        run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--deep", "--on-touch", "fail"}));
+    CHECK(refused.status == 1);
+    const auto listed = run(family.launch("gpu-ps", {std::to_string(family[0].pid()), "--json"}));
+    CHECK(listed.json("/processes/0/report/gate/on_touch") == "wait");
+    CHECK(family.count("deep") == 1);
+    family[1].tell("free " + number.substr(0, number.find(' ')));
+    family.check_completes();
+}
+
+TEST_CASE("Deep together: whichever call of one's own fails, each is as it says, and it is completed",
+          "[deep]") {
+    const Scratch scratch;
+    const auto trace = scratch.file("trace");
+    int first = 0;
+    int last = 0;
+    {
+        DeepFamily family(2, {}, {"GPU_SLEEP_SIM_TRACE=" + trace});
+        first = own_calls(family[0].pid(), trace) + 1;
+        REQUIRE(run(family.deep()).status == 0);
+        REQUIRE(family.wake().status == 0);
+        last = own_calls(family[0].pid(), trace);
+    }
+    REQUIRE(last - first > 20);
+    constexpr int k_step = is_sanitized() ? 15 : 3; // each alone is swept in deep_failures_test.cpp
+    int failed = 0;
+    for (int nth = first; nth <= last; nth += k_step) {
+        INFO("call " << nth << " of " << first << " to " << last);
+        DeepFamily family(2, {}, {fail(fmt::format("*:{}:999", nth))});
+        const auto check = [&](const std::string& name, const Arguments& options) {
+            auto arguments = Arguments{DeepFamily::root(), "--tree", "--json"};
+            arguments.insert(arguments.end(), options.begin(), options.end());
+            const auto done = run(family.launch(name, std::move(arguments)));
+            INFO(done.err);
+            std::size_t asleep = 0;
+            for (int i = 0; i < 2; ++i)
+                asleep += done.json(fmt::format("/processes/{}/state", i)) == "asleep";
+            CHECK(family.count("asleep") == asleep);
+            CHECK(family.count("awake") == 2 - asleep);
+            if (done.status == 0) CHECK(asleep == (name == "gpu-sleep" ? 2 : 0));
+            failed += done.status != 0;
+        };
+        check("gpu-sleep", {"--deep"});
+        check("gpu-wake", {});
+        family.check_completes();
+    }
+    CHECK(failed > 0);
+}
+
 TEST_CASE("Deep together: the driver works on all side by side", "[deep]") {
     DeepFamily family(4);
     const auto options = GENERATE(Arguments{"--tree", "--deep"}, Arguments{"--deep"});
