@@ -40,7 +40,8 @@ struct Crowd {
 
 } // namespace
 
-TEST_CASE("Deep room: of two that wake at once, one finds room and the other stays deep", "[deep]") {
+TEST_CASE("Deep room: of two that wake at once, one finds room and the other stays deep",
+          "[deep][deep_together]") {
     Crowd crowd;
     auto one = crowd.start_wake(0);
     auto other = crowd.start_wake(1);
@@ -57,7 +58,7 @@ TEST_CASE("Deep room: of two that wake at once, one finds room and the other sta
     crowd.family.check_all_awake();
 }
 
-TEST_CASE("Deep room: one that may wait wakes when there is room for it, too", "[deep]") {
+TEST_CASE("Deep room: one that may wait wakes when there is room for it, too", "[deep][deep_together]") {
     Crowd crowd;
     auto one = crowd.start_wake(0, {"--wait", "60s"});
     auto other = crowd.start_wake(1, {"--wait", "60s"});
@@ -72,7 +73,7 @@ TEST_CASE("Deep room: one that may wait wakes when there is room for it, too", "
 
 TEST_CASE(
     "Deep room: those that wake together take turns, and all stay asleep where there is no room for all",
-    "[deep]") {
+    "[deep][deep_together]") {
     Crowd crowd;
     const auto refused = crowd.family.wake();
     INFO(refused.err);
@@ -85,7 +86,8 @@ TEST_CASE(
     crowd.family.check_all_awake();
 }
 
-TEST_CASE("Deep room: of two that are touched at once one waits until there is room for it, too", "[deep]") {
+TEST_CASE("Deep room: of two that are touched at once one waits until there is room for it, too",
+          "[deep][deep_together]") {
     Crowd crowd;
     REQUIRE(
         run(crowd.family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--on-touch", "wake"})).status ==
@@ -101,7 +103,7 @@ TEST_CASE("Deep room: of two that are touched at once one waits until there is r
 }
 
 TEST_CASE("Deep room: one that the driver restores for a command counts on nothing that is taken, either",
-          "[deep]") {
+          "[deep][deep_together]") {
     DeepFamily family(1, k_slow);
     Host alone(family.plain());
     const auto piece = make_piece(alone, "plain", k_piece_bytes);

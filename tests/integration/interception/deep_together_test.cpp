@@ -30,7 +30,7 @@ std::string fail(const std::string& call) {
 
 } // namespace
 
-TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one", "[deep]") {
+TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one", "[deep][deep_together]") {
     DeepFamily family(3);
     const bool is_tree = GENERATE(true, false);
     const auto who =
@@ -52,7 +52,7 @@ TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one", 
     }
 }
 
-TEST_CASE("Deep together: what slept plainly goes deep, and what is deep stays so", "[deep]") {
+TEST_CASE("Deep together: what slept plainly goes deep, and what is deep stays so", "[deep][deep_together]") {
     DeepFamily family(3);
     REQUIRE(run(family.launch("gpu-sleep", {std::to_string(family[1].pid()), "--deep"})).status == 0);
     REQUIRE(run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree"})).status == 0);
@@ -62,7 +62,8 @@ TEST_CASE("Deep together: what slept plainly goes deep, and what is deep stays s
     family.check_completes();
 }
 
-TEST_CASE("Deep together: one without memory that could sleep goes deep with the others", "[deep]") {
+TEST_CASE("Deep together: one without memory that could sleep goes deep with the others",
+          "[deep][deep_together]") {
     DeepFamily family(3);
     family[1].tell("free " + family.piece(1).number);
     const auto slept = run(family.deep());
@@ -74,7 +75,7 @@ TEST_CASE("Deep together: one without memory that could sleep goes deep with the
     family[1].tell("alloc plain 4194304");
 }
 
-TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep]") {
+TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep][deep_together]") {
     DeepFamily family(2);
     const std::string why = GENERATE("managed", "not intercepted");
     const auto check_none_slept = [&] {
@@ -98,7 +99,8 @@ TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep]
     family.check_completes();
 }
 
-TEST_CASE("Deep together: one that the driver fails with sleeps plainly, and the others deeply", "[deep]") {
+TEST_CASE("Deep together: one that the driver fails with sleeps plainly, and the others deeply",
+          "[deep][deep_together]") {
     DeepFamily family(3);
     const std::string failure = GENERATE("cuCheckpointProcessLock:2:999", "cuCheckpointProcessLock:1:600",
                                          "cuCheckpointProcessCheckpoint:3:801");
@@ -113,7 +115,8 @@ TEST_CASE("Deep together: one that the driver fails with sleeps plainly, and the
     family.check_completes();
 }
 
-TEST_CASE("Deep together: whichever call of the command's fails, each is as it says", "[deep]") {
+TEST_CASE("Deep together: whichever call of the command's fails, each is as it says",
+          "[deep][deep_together]") {
     constexpr int k_calls = 8; // of the driver, and some more
     DeepFamily family(3);
     int failed = 0;
@@ -132,7 +135,7 @@ TEST_CASE("Deep together: whichever call of the command's fails, each is as it s
     CHECK(failed >= 6);
 }
 
-TEST_CASE("Deep together: the driver fails with all, and all sleep plainly", "[deep]") {
+TEST_CASE("Deep together: the driver fails with all, and all sleep plainly", "[deep][deep_together]") {
     DeepFamily family(2);
     const auto slept =
         run(family.deep({fail("cuCheckpointProcessLock:1:999,cuCheckpointProcessLock:2:999")}));
@@ -143,7 +146,8 @@ TEST_CASE("Deep together: the driver fails with all, and all sleep plainly", "[d
     family.check_completes();
 }
 
-TEST_CASE("Deep together: one that goes back with the others meets touches as before", "[deep]") {
+TEST_CASE("Deep together: one that goes back with the others meets touches as before",
+          "[deep][deep_together]") {
     DeepFamily family(2);
     REQUIRE(run(family.launch("gpu-sleep", {std::to_string(family[0].pid()), "--deep"})).status == 0);
     const auto number = family[1].tell("alloc managed 4194304");
@@ -158,7 +162,7 @@ TEST_CASE("Deep together: one that goes back with the others meets touches as be
 }
 
 TEST_CASE("Deep together: whichever call of one's own fails, each is as it says, and it is completed",
-          "[deep]") {
+          "[deep][deep_together]") {
     const Scratch scratch;
     const auto trace = scratch.file("trace");
     int first = 0;
@@ -171,7 +175,7 @@ TEST_CASE("Deep together: whichever call of one's own fails, each is as it says,
         last = own_calls(family[0].pid(), trace);
     }
     REQUIRE(last - first > 20);
-    constexpr int k_step = is_sanitized() ? 15 : 3; // each alone is swept in deep_failures_test.cpp
+    constexpr int k_step = is_sanitized() ? 40 : 3; // each alone is swept in deep_failures_test.cpp
     int failed = 0;
     for (int nth = first; nth <= last; nth += k_step) {
         INFO("call " << nth << " of " << first << " to " << last);
@@ -196,7 +200,7 @@ TEST_CASE("Deep together: whichever call of one's own fails, each is as it says,
     CHECK(failed > 0);
 }
 
-TEST_CASE("Deep together: the driver works on all side by side", "[deep]") {
+TEST_CASE("Deep together: the driver works on all side by side", "[deep][deep_together]") {
     DeepFamily family(4);
     const auto options = GENERATE(Arguments{"--tree", "--deep"}, Arguments{"--deep"});
     auto arguments = options;
@@ -211,7 +215,8 @@ TEST_CASE("Deep together: the driver works on all side by side", "[deep]") {
     family.check_all_awake();
 }
 
-TEST_CASE("Deep together: of those that go together all are locked before one is checkpointed", "[deep]") {
+TEST_CASE("Deep together: of those that go together all are locked before one is checkpointed",
+          "[deep][deep_together]") {
     DeepFamily family(3);
     const auto trace = family.file("trace");
     REQUIRE(run(family.deep({"GPU_SLEEP_SIM_TRACE=" + trace})).status == 0);
@@ -225,7 +230,8 @@ TEST_CASE("Deep together: of those that go together all are locked before one is
     family.check_completes();
 }
 
-TEST_CASE("Deep together: a command killed amid the driver's part is completed by the next", "[deep]") {
+TEST_CASE("Deep together: a command killed amid the driver's part is completed by the next",
+          "[deep][deep_together]") {
     DeepFamily family(3);
     const std::string call = GENERATE("cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint");
     {
@@ -241,7 +247,7 @@ TEST_CASE("Deep together: a command killed amid the driver's part is completed b
     family.check_completes();
 }
 
-TEST_CASE("Deep together: a command killed at any moment loses nothing", "[deep]") {
+TEST_CASE("Deep together: a command killed at any moment loses nothing", "[deep][deep_together]") {
     DeepFamily family(3);
     constexpr int k_rounds = is_sanitized() ? 4 : 12;
     for (int i = 0; i < k_rounds; ++i) {
@@ -260,7 +266,8 @@ TEST_CASE("Deep together: a command killed at any moment loses nothing", "[deep]
     family.check_all_awake();
 }
 
-TEST_CASE("Deep together: an interruption amid the driver's part is answered at once", "[deep]") {
+TEST_CASE("Deep together: an interruption amid the driver's part is answered at once",
+          "[deep][deep_together]") {
     DeepFamily family(2);
     Process process(family.deep({delay(k_checkpoint, "20s")}));
     REQUIRE(becomes_true([&] { return family.count("asleep") == 2; }));
@@ -277,7 +284,8 @@ TEST_CASE("Deep together: an interruption amid the driver's part is answered at 
     family.check_completes();
 }
 
-TEST_CASE("Deep together: one that is stopped amid the driver's part is given up alone", "[deep]") {
+TEST_CASE("Deep together: one that is stopped amid the driver's part is given up alone",
+          "[deep][deep_together]") {
     DeepFamily family(3);
     Process process(family.deep({delay(k_checkpoint, "1500ms")}));
     REQUIRE(becomes_true([&] { return family.count("asleep") == 3; }));
@@ -293,7 +301,8 @@ TEST_CASE("Deep together: one that is stopped amid the driver's part is given up
     family.check_completes();
 }
 
-TEST_CASE("Deep together: one that is killed amid the driver's part takes nobody along", "[deep]") {
+TEST_CASE("Deep together: one that is killed amid the driver's part takes nobody along",
+          "[deep][deep_together]") {
     DeepFamily family(3);
     Process process(family.deep({delay(k_checkpoint, "1500ms")}));
     REQUIRE(becomes_true([&] { return family.count("asleep") == 3; }));
