@@ -267,8 +267,12 @@ gpu_sleep_status gpu_sleep_uninhibit(void) {
 
 gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms) {
     return finish([&]() -> Result<void> {
+        const bool is_deep = (level & GPU_SLEEP_DEEP) != 0;
+        level &= ~GPU_SLEEP_DEEP;
         if (level != 1 && level != 2) return invalid("the level is 1 or 2");
+        if (is_deep && tags) return invalid("a deep sleep is of all of the process, and takes no tags");
         model::SleepRequest request;
+        request.deep = is_deep;
         request.level = static_cast<model::Level>(level);
         request.tags = split_tags(tags);
         request.force = true; // it knows what its libraries do

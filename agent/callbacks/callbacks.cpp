@@ -205,7 +205,8 @@ int Callbacks::call(const Job& job) {
     const auto dropped = pointers_of(told.dropped_tags);
     gate::Pass pass;
     auto& event = events_[pass.number() % events_.size()];
-    event = {sizeof(gpu_sleep_event), told.level, tags.size(), tags.data(), dropped.size(), dropped.data()};
+    event = {sizeof(gpu_sleep_event), told.level,     tags.size(),      tags.data(),
+             dropped.size(),          dropped.data(), told.deep ? 1 : 0};
     {
         const MutexLock lock(mutex_);
         event_ = &event;

@@ -28,6 +28,7 @@ struct Event {
     int level = 0;
     std::vector<std::string> tags;
     std::vector<std::string> dropped_tags;
+    bool deep = false;
 };
 
 /// Thread-safe. Never destroyed: a late callback may still run when the process ends.

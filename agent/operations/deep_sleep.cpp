@@ -53,6 +53,11 @@ const OutsideGpu* find(const std::vector<OutsideGpu>& gpus, const std::string& u
     return found == gpus.end() ? nullptr : &*found;
 }
 
+/// Of a step after the sleep itself: so no time has run out for that.
+Error not_deeply(std::string_view why) {
+    return make_error(ErrorCode::driver_failed, "it is asleep, but not deeply: {}", why);
+}
+
 Error is_lost(std::string_view why) {
     return make_error(ErrorCode::context_lost,
                       "the driver could not go on with it ({}): its calls of the driver never return; end it",
@@ -91,8 +96,7 @@ Result<CheckpointState> DeepSleep::state() const {
     return checkpoint_->state(::getpid());
 }
 
-Result<void> DeepSleep::check(bool is_own) {
-    if (is_own) return refusal("a process cannot have itself locked; another does, by gpu-sleep --deep");
+Result<void> DeepSleep::check() {
     if (!intercepts())
         return refusal(
             "its calls of the driver are not intercepted, so that none could be held; start it with "
@@ -117,7 +121,7 @@ Result<void> DeepSleep::open_libraries() {
         return refusal("a thread that waits for it to wake is loading a library; wake it first");
     auto loaded = driver::Checkpoint::load();
     if (!loaded) return std::move(loaded).error();
-    auto outside = OutsideLook::open();
+    auto outside = Outside::open();
     if (!outside) return refusal(outside.error().message);
     outside_ = *std::move(outside);
     checkpoint_ = *loaded;
@@ -155,19 +159,34 @@ Result<void> DeepSleep::note_devices() {
 }
 
 Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_point deadline) {
+    return begin(asker, deadline, [&] { return wait_for_asker(asker); });
+}
+
+Result<void> DeepSleep::begin_own(const server::ProgressSink& goes_on, Clock::time_point deadline) {
+    auto done = begin(goes_on, deadline, [&]() -> Result<void> {
+        auto taken = outside_->checkpoint(deadline, [&] {
+            return !memory_.is_ending() && goes_on({model::Progress::Phase::deep, 0, 0});
+        });
+        return taken ? Result<void>() : not_deeply(taken.error().message);
+    });
+    if (is_deep_) return {}; // whatever became of the process outside since
+    return done ? not_deeply("somebody else has brought it back") : std::move(done).error();
+}
+
+Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_point deadline,
+                              const std::function<Result<void>()>& take) {
     auto held = gate::Gate::instance().go_deep(memory_.hold_rule(), deadline, [&] {
         return asker({model::Progress::Phase::drain, 0, 0});
     });
     if (!held) {
         gate::Gate::instance().leave_deep();
-        // It sleeps, so no time has run out for it.
-        return make_error(ErrorCode::driver_failed, "it is asleep, but not deeply: {}", held.error().message);
+        return not_deeply(held.error().message);
     }
     memory_.keep_from_driver(true);
     const auto begun = Clock::now();
     auto done = guarded([&]() -> Result<void> {
         const auto gpus = outside_->look();
-        if (!gpus) return gpus.error();
+        if (!gpus) return not_deeply(gpus.error().message);
         auto devices = this->devices();
         for (auto& [device, known] : devices)
             if (const auto* const gpu = find(*gpus, known.uuid)) {
@@ -175,7 +194,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
                 known.rest = gpu->used;
             }
         set_devices(std::move(devices));
-        return wait_for_asker(asker);
+        return take();
     });
     auto taken = guarded([&] { return take_stock(); });
     log::debug("deep sleep: {} for the driver's part", format_seconds(seconds_since(begun)));
@@ -193,10 +212,17 @@ Result<void> DeepSleep::wait_for_asker(const server::ProgressSink& asker) {
 
 Result<void> DeepSleep::take_stock() {
     auto stands = state();
-    if (!stands) return std::move(stands).error(); // who comes next asks again
+    if (!stands) { // who comes next asks again
+        auto error = std::move(stands).error();
+        error.message = "it is asleep, but it is not known whether deeply: " + error.message;
+        return error;
+    }
     if (*stands == CheckpointState::failed) return is_lost("its checkpoint failed");
-    if (*stands != CheckpointState::checkpointed) return look().has_value() ? Result<void>() : look().error();
-    is_deep_ = true;
+    if (*stands != CheckpointState::checkpointed) {
+        const auto settled = look();
+        return settled ? Result<void>() : not_deeply(settled.error().message);
+    }
+    is_deep_ = was_deep_ = true;
     const auto gpus = outside_->look();
     auto devices = this->devices();
     for (auto& [device, known] : devices) {
@@ -225,7 +251,7 @@ Result<bool> DeepSleep::look() {
     const auto stands = state();
     if (!stands) return stands.error();
     switch (*stands) {
-    case CheckpointState::checkpointed: is_deep_ = true; return true;
+    case CheckpointState::checkpointed: is_deep_ = was_deep_ = true; return true;
     case CheckpointState::failed: return is_lost("it failed earlier");
     case CheckpointState::locked: GPU_SLEEP_TRY(checkpoint_->unlock(::getpid())); break;
     case CheckpointState::running: break;

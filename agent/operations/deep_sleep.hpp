@@ -2,7 +2,8 @@
 // Copyright the gpu-sleep authors.
 // What follows a sleep and comes before a wake where the driver takes the rest of the process from the GPUs:
 // its context, its modules, and memory that the agent does not own. The driver locks and checkpoints no
-// process that asks for it itself, so whoever asked for the sleep does that; the way back is the agent's own.
+// process that asks for it itself. So the command that asked for the sleep does that, and a process outside
+// where the program itself asked; the way back is the agent's own.
 
 #pragma once
 
@@ -11,11 +12,12 @@
 #include "common/lock_order.hpp"
 #include "driver/checkpoint.hpp"
 #include "model/model.hpp"
-#include "operations/outside_look.hpp"
+#include "operations/outside.hpp"
 #include "program_memory/program_memory.hpp"
 #include "server/line.hpp"
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -32,6 +34,10 @@ public:
 
     /// Whether nothing of the process is on a GPU, as far as the agent knows.
     [[nodiscard]] bool is_deep() const noexcept { return is_deep_; }
+    /// Whether it has been since the last sleep, as after-wake callbacks are told.
+    [[nodiscard]] bool was_deep() const noexcept { return was_deep_; }
+    /// It has fallen asleep, and is not deep yet.
+    void note_sleep() noexcept { was_deep_ = false; }
     /// Writes whether it is, what that has freed, and of devices what cannot be asked meanwhile. `report`
     /// lists the devices already. Thread-safe.
     void describe(model::Report& report) const;
@@ -39,12 +45,15 @@ public:
     /// Before anything else of a request that asks for it: opens what it takes, while no thread waits at the
     /// gate yet. Errors: driver_failed (what the gate and the driver cannot hold together, in words);
     /// no_driver.
-    [[nodiscard]] Result<void> check(bool is_own);
+    [[nodiscard]] Result<void> check();
     /// After the process has fallen asleep, without its mutex: holds all calls of the program back, keeps the
     /// agent from the driver, tells `asker` (Progress::Phase::deep), and waits until that has locked and
     /// checkpointed this process, or not, and shut its side. Afterwards it is deep, or asleep as before.
     /// Errors: driver_failed (a call of the driver did not return), context_lost (the driver failed with it).
     [[nodiscard]] Result<void> begin(const server::ProgressSink& asker, Clock::time_point deadline);
+    /// The same where the program itself asked: a process outside locks it by `deadline`, and checkpoints it,
+    /// while `goes_on`. Errors besides: driver_failed (it is asleep, but not deeply).
+    [[nodiscard]] Result<void> begin_own(const server::ProgressSink& goes_on, Clock::time_point deadline);
     /// Looks whether it still is, and returns that: who was killed amid it, or somebody else's tool, may have
     /// left it otherwise; then the agent is within reach of the driver again. Errors: context_lost.
     [[nodiscard]] Result<bool> look();
@@ -73,6 +82,9 @@ private:
     [[nodiscard]] Result<void> note_devices();
     [[nodiscard]] std::map<int, Device> devices() const;
     void set_devices(std::map<int, Device> devices) noexcept;
+    /// begin(), with `take` for what has the driver lock and checkpoint the process.
+    [[nodiscard]] Result<void> begin(const server::ProgressSink& asker, Clock::time_point deadline,
+                                     const std::function<Result<void>()>& take);
     [[nodiscard]] Result<void> wait_for_asker(const server::ProgressSink& asker);
     /// After the asker has done what it could.
     [[nodiscard]] Result<void> take_stock();
@@ -81,11 +93,12 @@ private:
 
     ProgramMemory& memory_;
     std::optional<driver::Checkpoint> checkpoint_;
-    std::optional<OutsideLook> outside_;                                  ///< there when `checkpoint_` is
+    std::optional<Outside> outside_;                                      ///< there when `checkpoint_` is
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< held for moments only
     /// That the process uses.
     std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::atomic<bool> is_deep_{false};
+    std::atomic<bool> was_deep_{false};
 };
 
 } // namespace gpu_sleep::agent::operations

@@ -72,7 +72,8 @@ Result<Quiesce::Preview> Quiesce::preview() const {
     const auto is_asleep = [&](const std::string& tag) { return !plan->awake_tags.contains(tag); };
     std::erase_if(plan->tags, is_asleep);
     std::erase_if(plan->dropped_tags, is_asleep);
-    return Preview{{static_cast<int>(request_.level), std::move(plan->tags), std::move(plan->dropped_tags)},
+    return Preview{{static_cast<int>(request_.level), std::move(plan->tags), std::move(plan->dropped_tags),
+                    request_.deep},
                    std::move(plan->still_kept),
                    !plan->changes_sleep()};
 }

@@ -285,7 +285,8 @@ Result<void> SleepOperation::go_deep() {
     if (!unpin_all(parts_))
         return make_error(ErrorCode::driver_failed,
                           "it is asleep, but not deeply: the driver did not unpin all of its host memory");
-    auto deep = parts_.deep.begin(asker_, std::max(deadline_, begun + k_least_time_to_hold));
+    const auto deadline = std::max(deadline_, begun + k_least_time_to_hold);
+    auto deep = is_own_ ? parts_.deep.begin_own(asker_, deadline) : parts_.deep.begin(asker_, deadline);
     settle_gate(parts_.memory, parts_.status);
     report_.changed |= parts_.deep.is_deep();
     return deep;
@@ -293,7 +294,7 @@ Result<void> SleepOperation::go_deep() {
 
 Result<void> SleepOperation::fall_asleep() {
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
-    if (request_.deep) GPU_SLEEP_TRY(parts_.deep.check(is_own_));
+    if (request_.deep) GPU_SLEEP_TRY(parts_.deep.check());
     // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
     give_back_files(parts_);
     GateSettler settler(parts_.memory, parts_.status);
@@ -302,6 +303,7 @@ Result<void> SleepOperation::fall_asleep() {
     const bool has_slept = report_.changed;
     const bool has_moved_alone = scope_ == sleep::Engine::Scope::sleepers;
     parts_.preparation.has_slept |= has_slept && !has_moved_alone;
+    if (has_slept && !has_moved_alone && !request_.dry_run) parts_.deep.note_sleep();
     if (done) done = pass_without_moving();
     if (has_slept && !has_moved_alone) parts_.idle.note_sleep();
     // Who looks for idle memory leaves as it is what sleeps already.

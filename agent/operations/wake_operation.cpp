@@ -72,7 +72,7 @@ void WakeOperation::run_callbacks(sleep::Woken& woken, Report& report) {
     if (!report.changed) return;
     const auto called = Clock::now();
     if (intercepts()) parts_.memory.let_allocate();
-    *event_ = {0, std::move(woken.tags), std::move(woken.dropped_tags)};
+    *event_ = {0, std::move(woken.tags), std::move(woken.dropped_tags), parts_.deep.was_deep()};
     ignoring_errors([&] { jobs_ = parts_.callbacks.draft_after_wake(); }); // as they are by now
     report.notes = parts_.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
     // After a refill that may have failed, what was dropped counts as not refilled, whatever was said.

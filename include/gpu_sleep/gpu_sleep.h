@@ -33,7 +33,7 @@ extern "C" {
 #define GPU_SLEEP_API __attribute__((visibility("default")))
 
 /** Version of this API: rises by one whenever a declaration is added; none is ever changed or removed. */
-#define GPU_SLEEP_API_VERSION 5
+#define GPU_SLEEP_API_VERSION 6
 
 /** The result of a call. Zero is success; the others are kinds of failure. */
 typedef enum gpu_sleep_status {
@@ -167,6 +167,9 @@ typedef struct gpu_sleep_event {
     const char* const* tags;
     size_t dropped_tag_count;        /**< of those, the ones whose contents are, or were, dropped */
     const char* const* dropped_tags; /**< after a wake these read as zero, but for preserved spans */
+    /** Since version 6, so only where `struct_size` says that it is there: before a sleep whether it is to be
+     * a deep one, after a wake whether it was. */
+    int deep;
 } gpu_sleep_event;
 
 /** A callback. Before a sleep, a value other than 0 refuses it, and the sleep fails with REFUSED and no
@@ -226,17 +229,29 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_inhibit(void);
 /** Ends a gpu_sleep_inhibit(). Since version 5. Errors: INVALID_ARGUMENT (none is open). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_uninhibit(void);
 
+/** Added to the level of gpu_sleep_sleep(): a deep sleep. Since version 6. */
+#define GPU_SLEEP_DEEP 0x100
+
 /** Puts this process to sleep, as `gpu-sleep --level LEVEL --tags TAGS` does from outside. `level` is 1 or 2;
  *  `tags` is a list separated by commas, or NULL for all (an empty name is an UNKNOWN_TAG). `timeout_ms`
  * bounds all until memory is released, copying included; with 0, callbacks and GPU work have 30 seconds, and
  * copying takes as long as it takes. On return the memory is released, and no GPU work may touch it until it
  * is awake, by whichever library: unlike `gpu-sleep` without --force, this does not refuse where use of the
  * GPU cannot be seen. Work on memory that is awake goes on, as gpu_sleep_set_separable() has it. Already
- * asleep: OK. It is never a deep sleep (`gpu-sleep --deep`), for which another process has to have the driver
- * lock this one. Errors: INVALID_ARGUMENT (another level), UNKNOWN_TAG, REFUSED (by a callback, or called by
+ * asleep: OK. Errors: INVALID_ARGUMENT (another level), UNKNOWN_TAG, REFUSED (by a callback, or called by
  * one or for one), TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY (for the agent's
  * own fingerprints), IO (no random numbers for their key), DRIVER, NO_DRIVER, CONTEXT_LOST; after each of
- * them the memory is awake and unchanged. Source: CUDA Driver API, cuMemUnmap, cuMemRelease. */
+ * them the memory is awake and unchanged.
+ *
+ *  With `level | GPU_SLEEP_DEEP` the driver then takes the rest of the process from the GPUs, its contexts
+ * among it, as `gpu-sleep --deep` has it. The program has to run under `gpu-run`, and `tags` must be NULL
+ * (INVALID_ARGUMENT). The driver checkpoints no process that asks for it itself, so the agent starts a
+ * program outside that does, for a moment; it is no child of this process. It has until `timeout_ms` are
+ * over, or five seconds if those are more, to have the process locked. Until it wakes no thread may call the
+ * driver in a way that the agent does not see. A deep sleep that is refused (DRIVER) has changed nothing. One
+ * that fails at the driver's part (DRIVER) leaves the process asleep as without the flag, which
+ * gpu_sleep_asleep_bytes() shows; CONTEXT_LOST there means that the driver has lost the process. Source: CUDA
+ * Driver API, cuMemUnmap, cuMemRelease, cuCheckpointProcessLock, cuCheckpointProcessCheckpoint. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms);
 
 /** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short,

@@ -10,7 +10,7 @@ install(TARGETS gpu-sleep-agent
     EXPORT gpu-sleep-targets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS gpu-sleep-audit gpu-sleep-login LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(TARGETS gpu-sleep-look RUNTIME DESTINATION ${CMAKE_INSTALL_LIBDIR}) # beside the agent, which finds it there
+install(TARGETS gpu-sleep-outside RUNTIME DESTINATION ${CMAKE_INSTALL_LIBDIR}) # beside the agent, which finds it there
 
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gpu-sleep)
 install(EXPORT gpu-sleep-targets NAMESPACE gpu-sleep:: DESTINATION ${config_dir})

@@ -34,8 +34,8 @@ struct GpuPair {
 };
 
 /// Locks, checkpoints, restores and unlocks other processes: running, locked, checkpointed, and back the same
-/// way. What is done stays done when the caller ends, and a process may do all but the first to itself. Needs
-/// no context, and makes none. The process itself answers, so every call waits while it is stopped, however
+/// way. What is done stays done when the caller ends, and a process may restore and unlock itself. Needs no
+/// context, and makes none. The process itself answers, so every call waits while it is stopped, however
 /// long. Thread-safe. Every call's errors: no_process (it uses no GPU, or has ended), not_permitted,
 /// driver_failed (among others that it is not in the state that the call is for). Source: CUDA Driver API,
 /// CUDA Checkpointing; tests/gpu/driver_rules.

@@ -206,6 +206,7 @@ TEST_CASE("Deep: whichever call of the command's fails, the process is as it say
 
 TEST_CASE("Deep: whichever call of the process's own fails, it sleeps or is awake, and wakes whole",
           "[deep]") {
+    const bool is_own = GENERATE(false, true); // the program asks, not a command
     const Scratch scratch;
     const auto trace = scratch.file("trace");
     int first = 0;
@@ -213,7 +214,10 @@ TEST_CASE("Deep: whichever call of the process's own fails, it sleeps or is awak
     {
         DeepMachine machine({"GPU_SLEEP_SIM_TRACE=" + trace});
         first = own_calls(machine.host.pid(), trace) + 1;
-        machine.fall_asleep();
+        if (is_own)
+            REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));
+        else
+            machine.fall_asleep();
         machine.wake();
         last = own_calls(machine.host.pid(), trace) - 1;
     }
@@ -224,12 +228,19 @@ TEST_CASE("Deep: whichever call of the process's own fails, it sleeps or is awak
     for (int nth = first; nth <= last; nth += k_step) {
         INFO("call " << nth << " of " << first << " to " << last);
         DeepMachine machine({fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
-        const auto slept = machine.command("deep");
-        INFO(slept.err);
-        CHECK(machine.command("gpu-ps").json("/processes/0/state") == slept.json("/processes/0/state"));
-        deep += machine.is_deep();
+        const auto asked = is_own ? machine.host.tell(k_own_sleep) : std::string();
+        const auto slept = is_own ? Output() : machine.command("deep");
+        INFO(asked << slept.err);
+        const bool has_slept = is_own ? asked.starts_with("0 ") : slept.status == 0;
+        const auto state = machine.command("gpu-ps").json("/processes/0/state");
+        if (is_own)
+            CHECK(state == (asked.find(" 0 ") == std::string::npos ? "asleep" : "awake"));
+        else
+            CHECK(state == slept.json("/processes/0/state"));
+        CHECK(machine.is_deep() == has_slept);
+        deep += has_slept;
         auto woken = machine.command("gpu-wake");
-        failed += slept.status != 0 || woken.status != 0;
+        failed += !has_slept || woken.status != 0;
         if (woken.status != 0) woken = machine.command("gpu-wake");
         INFO(woken.err);
         CHECK(woken.status == 0);

@@ -6,6 +6,7 @@
 
 #include "driver_machine.hpp"
 
+#include "gpu_sleep/gpu_sleep.h"
 #include "support/catch.hpp"
 
 #include <fmt/format.h>
@@ -19,6 +20,9 @@ namespace gpu_sleep::test {
 
 /// What the simulated driver takes for a context.
 inline constexpr std::uint64_t k_context_bytes = std::uint64_t{8} << 20;
+
+/// Has the program put itself to sleep deeply.
+inline const std::string k_own_sleep = fmt::format("sleep_self {} 10000", 1 | GPU_SLEEP_DEEP);
 
 /// Calls so far of `process` itself, as the simulated driver counts them, which has written to `trace`.
 inline int own_calls(pid_t process, const std::string& trace) {

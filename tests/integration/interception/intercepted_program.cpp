@@ -3,6 +3,8 @@
 // A program that uses the driver and knows nothing of gpu-sleep. It obeys commands, or runs the routine that
 // its first argument names. Before the first command that needs it, it makes no call of the driver.
 
+#include "driver_calls.hpp"
+#include "gpu_sleep/gpu_sleep.h"
 #include "intercepted_memory.hpp"
 #include "intercepted_share.hpp"
 #include "intercepted_unknown.hpp"
@@ -14,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <deque>
 #include <utility>
@@ -329,6 +332,74 @@ Answer do_submit(Words& words) {
     return hash_of(**which);
 }
 
+/// The agent's function of that name, found as by programs that may run without.
+template <class Function>
+Function* agent_function(const char* name) {
+    return reinterpret_cast<Function*>(find_or_die(RTLD_DEFAULT, name));
+}
+
+/// "STATUS BYTES", how it was answered and what is asleep, and then why it failed
+Answer answer_of(gpu_sleep_status status) {
+    const auto asleep = agent_function<decltype(gpu_sleep_asleep_bytes)>("gpu_sleep_asleep_bytes")();
+    const auto* const why = agent_function<decltype(gpu_sleep_last_error)>("gpu_sleep_last_error")();
+    return fmt::format("{} {} {}", static_cast<int>(status), asleep, status == GPU_SLEEP_OK ? "" : why);
+}
+
+/// sleep_self LEVEL TIMEOUT_MS [TAGS]
+Answer do_sleep_self(Words& words) {
+    const auto level = next<int>(words);
+    const auto timeout_ms = next<std::uint32_t>(words);
+    const auto tags = next<std::string>(words);
+    return answer_of(agent_function<decltype(gpu_sleep_sleep)>("gpu_sleep_sleep")(
+        level, tags.empty() ? nullptr : tags.c_str(), timeout_ms));
+}
+
+/// wake_self
+Answer do_wake_self(Words&) {
+    return answer_of(agent_function<decltype(gpu_sleep_wake)>("gpu_sleep_wake")(nullptr, 0));
+}
+
+/// gpu_sleep_event as programs have it that were compiled before version 6.
+struct OlderEvent {
+    std::size_t struct_size;
+    int level;
+    std::size_t tag_count;
+    const char* const* tags;
+    std::size_t dropped_tag_count;
+    const char* const* dropped_tags;
+};
+
+/// What callbacks were told since the last `told`. They run one after another, within a sleep or a wake.
+std::string& told() {
+    static std::string& words = *new std::string;
+    return words;
+}
+
+/// callbacks: registers one pair that knows of deep sleeps, and one that is older
+Answer do_callbacks(Words&) {
+    const auto add = agent_function<decltype(gpu_sleep_add_callback)>("gpu_sleep_add_callback");
+    const gpu_sleep_callback tell = [](const gpu_sleep_event* event, void*) {
+        const bool has_deep = event->struct_size >= offsetof(gpu_sleep_event, deep) + sizeof event->deep;
+        told() += fmt::format(" level {} deep {}", event->level, has_deep ? event->deep : -1);
+        return 0;
+    };
+    const gpu_sleep_callback tell_older = [](const gpu_sleep_event* event, void*) {
+        const auto& older = *reinterpret_cast<const OlderEvent*>(event);
+        const bool is_whole = older.struct_size >= sizeof older && older.tag_count == 1;
+        told() += fmt::format(", {} {}", is_whole ? older.tags[0] : "?", older.dropped_tag_count);
+        return 0;
+    };
+    for (const auto callback : {tell, tell_older})
+        if (add(callback, callback, nullptr, 0, nullptr) != GPU_SLEEP_OK)
+            return make_error(ErrorCode::internal, "no callback");
+    return std::string();
+}
+
+/// told: " level LEVEL deep DEEP, TAG DROPPED" for each sleep and wake since
+Answer do_told(Words&) {
+    return std::exchange(told(), {});
+}
+
 /// faults: "ILLEGAL BROKEN", what the driver was asked to do wrong
 Answer do_faults(Words&) {
     const auto counts = control().fault_counts();
@@ -368,6 +439,10 @@ const Commands& commands() {
         {"export", do_export},
         {"import", do_import},
         {"release", do_release},
+        {"callbacks", do_callbacks},
+        {"told", do_told},
+        {"sleep_self", do_sleep_self},
+        {"wake_self", do_wake_self},
         {"faults", do_faults},
         {"free_bytes", [](Words&) { return Answer(std::to_string(control().free_bytes(0))); }},
         {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is free on the GPUs, asked by a process of its own: in one that is checkpointed driver 580 keeps its
-// management library waiting.
+// What this process cannot do itself in a deep sleep, done by a process of its own: driver 580 keeps the
+// management library waiting in one that is checkpointed, and locks and checkpoints none that asks for it
+// itself.
 
 #pragma once
 
 #include "base/result.hpp"
 #include "base/units.hpp"
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,17 +23,24 @@ struct OutsideGpu {
     Bytes used = 0; ///< by this process; 0 where NVML does not know it by its pid, as in some containers
 };
 
-/// The program beside the agent's library that asks NVML (agent/look). It is no child of this process: no
-/// SIGCHLD comes of it, and no wait() of the program finds it. Not thread-safe.
-class OutsideLook {
+/// The program beside the agent's library (agent/outside). It is no child of this process: no SIGCHLD comes
+/// of it, and no wait() of the program finds it. Not thread-safe.
+class Outside {
 public:
     /// Finds the program, and takes the environment for it. Takes the loader's lock. Errors: no_driver (it is
     /// not there, or a filter of system calls may forbid it).
-    [[nodiscard]] static Result<OutsideLook> open();
+    [[nodiscard]] static Result<Outside> open();
 
     /// All GPUs, now. Takes no lock that a thread of the program might hold. Errors: no_driver (the program
     /// could not be started, or NVML does not answer in that time).
     [[nodiscard]] Result<std::vector<OutsideGpu>> look(Milliseconds patience = Milliseconds(5'000)) const;
+
+    /// Has the driver lock this process, by `deadline`, and checkpoint it; no other thread may call the
+    /// driver. `goes_on` is asked meanwhile, and false ends it. Whatever comes of it, the program outside has
+    /// ended then, and the driver knows how this process stands. Takes no lock that a thread of the program
+    /// might hold. Errors: driver_failed (in words).
+    [[nodiscard]] Result<void> checkpoint(Clock::time_point deadline,
+                                          const std::function<bool()>& goes_on) const;
 
 private:
     std::string program_;

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Starting a program that is nobody's child, and talking to it.
+
+#include "operations/outside.hpp"
+
+#include "base/fd.hpp"
+#include "base/log.hpp"
+#include "base/process.hpp"
+#include "common/named_tracer.hpp"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace gpu_sleep::agent::operations {
+namespace {
+
+constexpr std::size_t k_stack_bytes = 64 * k_kib;
+constexpr std::string_view k_last_line = "end";
+/// After the lock's own time: the program waits for it no longer than that.
+constexpr Milliseconds k_grace{1'000};
+/// For a checkpoint, which can be neither bounded nor undone: more than all of a GPU takes.
+constexpr Milliseconds k_checkpoint_limit{5 * 60'000};
+
+/// What the processes share that have this one's memory for a moment, while its thread stands still.
+struct Launch {
+    const char* program;
+    char* const* arguments;
+    char* const* environment;
+    int socket;
+    std::byte* stack_end; ///< of the second
+    pid_t pid;            ///< of the second
+};
+
+/// In the second process, until it is another program. Calls nothing that locks.
+int become_program(void* argument) {
+    const auto& launch = *static_cast<const Launch*>(argument);
+    // Where the program has closed its standard descriptors, these may be among them.
+    const int socket = ::fcntl(launch.socket, F_DUPFD, 3);
+    const int nothing = ::open("/dev/null", O_RDWR);
+    const bool is_ready = ::dup2(socket, 0) == 0 && ::dup2(socket, 1) == 1 && ::dup2(nothing, 2) == 2;
+    // A kernel without this call leaves it the descriptors that the program has not marked.
+    ::syscall(SYS_close_range, 3U, ~0U, 0U);
+    if (is_ready) ::execve(launch.program, launch.arguments, launch.environment);
+    ::_exit(EXIT_FAILURE);
+}
+
+/// In the first process, which ends at once: so the second is a child of the init process.
+int start_program(void* argument) {
+    auto& launch = *static_cast<Launch*>(argument);
+    launch.pid = ::clone(become_program, launch.stack_end, CLONE_VM | CLONE_VFORK, argument);
+    ::_exit(launch.pid < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
+}
+
+/// Starts it. A process that sends no signal at its end is found by nobody's wait() but ours.
+bool start(Launch& launch) {
+    const auto stacks = std::make_unique<std::byte[]>(2 * k_stack_bytes);
+    launch.stack_end = stacks.get() + k_stack_bytes;
+    constexpr int k_no_signal = 0;
+    const pid_t pid = ::clone(start_program, stacks.get() + 2 * k_stack_bytes,
+                              CLONE_VM | CLONE_VFORK | k_no_signal, &launch);
+    if (pid < 0) return false;
+    int status = 0;
+    while (::waitpid(pid, &status, __WCLONE) < 0 && errno == EINTR) {
+    }
+    return WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS;
+}
+
+std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
+    std::vector<char*> pointers;
+    pointers.reserve(texts.size() + 1);
+    for (const auto& text : texts) pointers.push_back(const_cast<char*>(text.c_str())); // it is only read
+    pointers.push_back(nullptr);
+    return pointers;
+}
+
+/// One run of the program: it has ended when this does.
+class Run {
+public:
+    /// `words`: the program and its arguments. Errors: no_driver.
+    [[nodiscard]] static Result<Run> start(const std::vector<std::string>& words,
+                                           const std::vector<std::string>& environment) {
+        std::array<int, 2> ends{};
+        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+            return make_error(ErrorCode::no_driver, "there is no descriptor left");
+        UniqueFd ours(ends[0]);
+        const UniqueFd its(ends[1]);
+        const auto arguments = pointers_to(words);
+        const auto variables = pointers_to(environment);
+        Launch launch{words.front().c_str(), arguments.data(), variables.data(), its.get(), nullptr, 0};
+        if (!operations::start(launch)) return make_error(ErrorCode::no_driver, "no process can be started");
+        return Run(std::move(ours), launch.pid);
+    }
+    Run(Run&&) noexcept = default;
+    Run& operator=(Run&&) = delete;
+    ~Run() {
+        if (!socket_ || ends_within(Milliseconds(500))) return;
+        ::kill(pid_, SIGKILL); // it is there, for it has the other end
+        if (!ends_within(Milliseconds(2'000)))
+            log::warning("process {}, started for a deep sleep, does not end", pid_);
+    }
+
+    [[nodiscard]] pid_t pid() const noexcept { return pid_; }
+    /// Lets it begin with what others have to be ready for.
+    void let_go() const noexcept { static_cast<void>(::send(socket_.get(), "\n", 1, MSG_NOSIGNAL)); }
+
+    /// What it says next, if that comes in time.
+    [[nodiscard]] std::optional<std::string> next_line(Clock::time_point deadline) {
+        constexpr std::size_t k_most = 64 * k_kib;
+        for (;;) {
+            if (const auto end = text_.find('\n'); end != std::string::npos) {
+                auto line = text_.substr(0, end);
+                text_.erase(0, end + 1);
+                return line;
+            }
+            const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
+            pollfd polled{socket_.get(), POLLIN, 0};
+            if (left <= 0 || has_ended_ || text_.size() >= k_most) return {};
+            const int ready = ::poll(&polled, 1, static_cast<int>(left));
+            if (ready < 0 && errno == EINTR) continue;
+            if (ready <= 0) return {};
+            std::array<char, 4096> buffer{};
+            const auto got = ::read(socket_.get(), buffer.data(), buffer.size());
+            has_ended_ = got <= 0;
+            if (got > 0) text_.append(buffer.data(), static_cast<std::size_t>(got));
+        }
+    }
+    /// The same, for as long as `goes_on`.
+    [[nodiscard]] std::optional<std::string> next_line(Clock::time_point deadline,
+                                                       const std::function<bool()>& goes_on) {
+        constexpr Milliseconds k_between{100};
+        while (!has_ended_ && Clock::now() < deadline && goes_on())
+            if (auto line = next_line(std::min(deadline, Clock::now() + k_between))) return line;
+        return {};
+    }
+    [[nodiscard]] bool has_ended() const noexcept { return has_ended_; }
+
+private:
+    Run(UniqueFd socket, pid_t pid) noexcept : socket_(std::move(socket)), pid_(pid) {}
+    [[nodiscard]] bool ends_within(Milliseconds patience) {
+        const auto deadline = Clock::now() + patience;
+        while (next_line(deadline)) {
+        }
+        return has_ended_;
+    }
+
+    UniqueFd socket_;
+    pid_t pid_;
+    std::string text_; ///< not yet given out
+    bool has_ended_ = false;
+};
+
+Error unanswered(std::string_view why) {
+    return make_error(ErrorCode::no_driver, "what is free on the GPUs cannot be asked from outside: {}", why);
+}
+
+Error not_done(const Run& run, std::string_view step) {
+    return make_error(ErrorCode::driver_failed, "the process that has the driver {} it {}", step,
+                      run.has_ended() ? "has ended" : "is late");
+}
+
+} // namespace
+
+Result<Outside> Outside::open() {
+    if (has_call_filter()) return unanswered("a filter restricts the system calls of this process");
+    Dl_info library{};
+    const auto* const here = reinterpret_cast<const void*>(&Outside::open);
+    if (::dladdr(here, &library) == 0 || !library.dli_fname)
+        return unanswered("the agent does not find itself");
+    const std::unique_ptr<char, void (*)(void*)> path(::realpath(library.dli_fname, nullptr), &std::free);
+    const std::string_view own = path ? path.get() : library.dli_fname;
+    Outside outside;
+    outside.program_ = std::string(own.substr(0, own.rfind('/') + 1)) + "gpu-sleep-outside";
+    if (::access(outside.program_.c_str(), X_OK) != 0) return unanswered(outside.program_ + " is missing");
+    for (char** variable = ::environ; variable && *variable; ++variable)
+        if (!std::string_view(*variable).starts_with("LD_PRELOAD="))
+            outside.environment_.emplace_back(*variable);
+    return outside;
+}
+
+Result<std::vector<OutsideGpu>> Outside::look(Milliseconds patience) const {
+    const auto deadline = Clock::now() + patience;
+    auto run = Run::start({program_, "look", std::to_string(::getpid())}, environment_);
+    if (!run) return unanswered(run.error().message);
+    std::vector<OutsideGpu> gpus;
+    while (auto line = run->next_line(deadline)) {
+        if (*line == k_last_line) return gpus;
+        std::istringstream words(*line);
+        OutsideGpu gpu;
+        if (words >> gpu.uuid >> gpu.total >> gpu.free >> gpu.used) gpus.push_back(std::move(gpu));
+    }
+    return unanswered("the management library does not answer");
+}
+
+Result<void> Outside::checkpoint(Clock::time_point deadline, const std::function<bool()>& goes_on) const {
+    const auto left =
+        std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(1)).count();
+    auto run =
+        Run::start({program_, "checkpoint", std::to_string(::getpid()), std::to_string(left)}, environment_);
+    if (!run) return make_error(ErrorCode::driver_failed, "{}", run.error().message);
+    const auto named = NamedTracer::name(run->pid());
+    if (!named) // the driver says so, too
+        log::debug("process {} is not named to Yama: {}", run->pid(), named.error().message);
+    run->let_go();
+    auto line = run->next_line(deadline + k_grace, goes_on);
+    if (!line) return not_done(*run, "lock");
+    if (*line == "locked") {
+        line = run->next_line(Clock::now() + k_checkpoint_limit, goes_on);
+        if (!line) return not_done(*run, "checkpoint");
+    }
+    if (*line != k_last_line) return make_error(ErrorCode::driver_failed, "{}", *line);
+    return {};
+}
+
+} // namespace gpu_sleep::agent::operations

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Does for the agent of process PID what that cannot do itself:
+//
+//   gpu-sleep-outside look PID
+//     says what is free: for each GPU a line with its UUID, all of its memory, what is free of that, and what
+//     PID has of it (0 where NVML does not know), in bytes; then "end".
+//   gpu-sleep-outside checkpoint PID MILLISECONDS
+//     waits for a line, has the driver lock PID within that time and says "locked", has it checkpointed and
+//     says "end"; or says why not, and leaves it running.
+
+#include "driver/checkpoint.hpp"
+#include "driver/management.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+using namespace gpu_sleep;
+
+namespace {
+
+bool say(std::string_view line) {
+    fmt::print("{}\n", line);
+    return std::fflush(stdout) == 0;
+}
+
+int look(pid_t pid) {
+    constexpr unsigned k_patience = 10; // seconds; the agent waits no longer than this
+    ::alarm(k_patience);
+    const auto gpus = driver::look_at_gpus();
+    if (!gpus) return EXIT_FAILURE;
+    for (const auto& gpu : *gpus) {
+        Bytes used = 0;
+        for (const auto& process : gpu.processes)
+            if (process.pid == pid) used = process.bytes.value_or(0);
+        say(fmt::format("{} {} {} {}", gpu.uuid, gpu.total, gpu.free, used));
+    }
+    return say("end") ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+/// Ends without a lock where nobody is there to hear of it.
+int checkpoint(pid_t pid, Milliseconds timeout) {
+    const auto loaded = driver::Checkpoint::load();
+    if (std::getchar() != '\n') return EXIT_FAILURE;
+    const auto failed = [](std::string_view step, const Error& error) {
+        say(fmt::format("the driver did not {} it: {}", step, error.message));
+        return EXIT_FAILURE;
+    };
+    if (!loaded) return failed("lock", loaded.error());
+    if (const auto locked = loaded->lock(pid, timeout); !locked) return failed("lock", locked.error());
+    say("locked");
+    if (const auto done = loaded->checkpoint(pid); !done) {
+        static_cast<void>(loaded->unlock(pid)); // else the process does it itself
+        return failed("checkpoint", done.error());
+    }
+    return say("end") ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    // The agent that starts it blocks all signals. What a terminal sends to its program is not meant for
+    // this.
+    sigset_t none;
+    ::sigemptyset(&none);
+    ::sigprocmask(SIG_SETMASK, &none, nullptr);
+    ::setsid();
+    const auto number = [&](int place) { return argc > place ? std::strtol(argv[place], nullptr, 10) : 0; };
+    const std::string_view task = argc > 1 ? argv[1] : "";
+    const auto pid = static_cast<pid_t>(number(2));
+    if (task == "look") return look(pid);
+    if (task == "checkpoint") return checkpoint(pid, Milliseconds(number(3)));
+    return EXIT_FAILURE;
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Deep sleeps that the program itself asks for (GPU_SLEEP_DEEP): the agent has a process outside lock and
+// checkpoint it, which may fail, be late or be killed at any step.
+
+#include "deep_machine.hpp"
+
+#include "../mentions.hpp"
+#include "gpu_sleep/gpu_sleep.h"
+#include "support/scratch.hpp"
+
+#include <fmt/format.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using Catch::Matchers::StartsWith;
+
+namespace {
+
+/// What an answer of the API begins with: its status, and what is asleep then.
+std::string begin_of(gpu_sleep_status status, std::uint64_t asleep) {
+    return fmt::format("{} {} ", static_cast<int>(status), asleep);
+}
+
+/// The process that the agent of `pid` has started to checkpoint it; 0: there is none.
+pid_t process_outside(pid_t pid) {
+    const auto words = fmt::format("checkpoint{}{}{}", '\0', pid, '\0');
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+        std::ifstream file(entry.path() / "cmdline");
+        const std::string line(std::istreambuf_iterator<char>(file), {});
+        if (line.find("gpu-sleep-outside") != std::string::npos && line.find(words) != std::string::npos)
+            return std::stoi(entry.path().filename().string());
+    }
+    return 0;
+}
+
+/// Waits for it, and a moment longer: it is in the call that is delayed then.
+pid_t await_process_outside(pid_t pid) {
+    pid_t found = 0;
+    REQUIRE(becomes_true([&] { return (found = process_outside(pid)) != 0; }));
+    pause_for(Milliseconds(200));
+    return found;
+}
+
+/// It sleeps without the driver's part, works, and no lock is left.
+void expect_plain(DeepMachine& machine) {
+    CHECK(process_outside(machine.host.pid()) == 0);
+    CHECK(machine.command("gpu-ps").json("/processes/0/state") == "asleep");
+    CHECK_FALSE(machine.is_deep());
+    machine.wake();
+    machine.expect_awake();
+}
+
+} // namespace
+
+TEST_CASE("Deep: the program puts itself to sleep, and wakes itself", "[deep]") {
+    DeepMachine machine;
+    Host other(machine.plain());
+    other.tell("start");
+    const auto before = free_bytes(other);
+    for (int round = 0; round < 3; ++round) {
+        const auto slept = machine.host.tell(k_own_sleep);
+        INFO(slept);
+        CHECK(slept.starts_with("0 "));
+        CHECK_FALSE(slept.starts_with("0 0 "));
+        CHECK(machine.is_deep());
+        CHECK(process_outside(machine.host.pid()) == 0);
+        CHECK(free_bytes(other) >= before + k_piece_bytes + k_context_bytes);
+        CHECK(machine.host.tell(k_own_sleep).starts_with("0 "));
+        CHECK(machine.host.tell("sleep_self 1 0").starts_with("0 "));
+        CHECK(machine.is_deep());
+        CHECK(machine.host.tell("wake_self").starts_with("0 0 "));
+        CHECK(free_bytes(other) == before);
+        machine.expect_awake();
+    }
+}
+
+TEST_CASE("Deep: what put itself to sleep wakes for a touch, or for a command", "[deep]") {
+    DeepMachine machine({"GPU_SLEEP_ON_TOUCH=wake"});
+    for (int round = 0; round < 2; ++round) {
+        REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));
+        CHECK(machine.is_deep());
+        check_intact(machine.host, machine.piece);
+        CHECK_FALSE(machine.is_deep());
+        REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));
+        machine.wake();
+        machine.expect_awake();
+    }
+}
+
+TEST_CASE("Deep: callbacks hear that a sleep is to be deep, and was", "[deep]") {
+    DeepMachine machine;
+    machine.host.tell("callbacks");
+    const auto sleep = [&](const std::string& way) {
+        if (way == "own") CHECK(machine.host.tell(k_own_sleep).starts_with("0 "));
+        if (way == "own, plain") CHECK(machine.host.tell("sleep_self 1 0").starts_with("0 "));
+        if (way == "command") machine.fall_asleep({"--level", "2"});
+        if (way == "command, plain") CHECK(machine.command("gpu-sleep").status == 0);
+    };
+    const auto told = [&] {
+        machine.wake();
+        return machine.host.tell("told");
+    };
+    for (const std::string way : {"own", "own, plain", "command, plain", "own"}) {
+        sleep(way);
+        const int deep = way == "own" ? 1 : 0;
+        CHECK(told() == fmt::format(" level 1 deep {}, default 0 level 0 deep {}, default 0", deep, deep));
+    }
+    sleep("command, plain");
+    sleep("own"); // nothing falls asleep
+    CHECK(told() == " level 1 deep 0, default 0 level 0 deep 1, default 0");
+    machine.expect_awake();
+    sleep("command");
+    CHECK(told() == " level 2 deep 1, default 1 level 0 deep 1, default 1");
+}
+
+TEST_CASE("Deep: callbacks are not told of a deep sleep that did not come", "[deep]") {
+    DeepMachine machine({"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessLock:1:999"});
+    machine.host.tell("callbacks");
+    CHECK_FALSE(machine.host.tell(k_own_sleep).starts_with("0 "));
+    machine.wake();
+    CHECK(machine.host.tell("told") == " level 1 deep 1, default 0 level 0 deep 0, default 0");
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: a program that sleeps already goes deep itself", "[deep]") {
+    DeepMachine machine;
+    REQUIRE(machine.command("gpu-sleep").status == 0);
+    CHECK(machine.host.tell(k_own_sleep).starts_with("0 "));
+    CHECK(machine.is_deep());
+    machine.wake();
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: what a program cannot ask for is refused, and changes nothing", "[deep]") {
+    DeepMachine machine;
+    const auto invalid = begin_of(GPU_SLEEP_ERROR_INVALID_ARGUMENT, 0);
+    CHECK_THAT(machine.host.tell(k_own_sleep + " default"), StartsWith(invalid) && mentions("tags"));
+    CHECK(machine.host.tell(fmt::format("sleep_self {} 0", 3 | GPU_SLEEP_DEEP)).starts_with(invalid));
+    CHECK(machine.host.tell(fmt::format("sleep_self {} 0", 1 | 0x200)).starts_with(invalid));
+    machine.host.tell("alloc managed 4194304");
+    CHECK_THAT(machine.host.tell(k_own_sleep),
+               StartsWith(begin_of(GPU_SLEEP_ERROR_DRIVER, 0)) && mentions("managed memory"));
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: an agent without its program outside says so before anything is done", "[deep]") {
+    const Scratch place;
+    const auto agent = place.file("libgpu-sleep-agent.so");
+    std::filesystem::copy_file(GPU_SLEEP_TEST_AGENT, agent);
+    DeepMachine machine({"LD_PRELOAD=" + agent});
+    CHECK_THAT(machine.host.tell(k_own_sleep),
+               StartsWith(begin_of(GPU_SLEEP_ERROR_DRIVER, 0)) && mentions("gpu-sleep-outside is missing"));
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: what the driver refuses to the process outside leaves the program asleep as without it",
+          "[deep]") {
+    const std::string failure =
+        GENERATE("cuCheckpointProcessLock:1:999", "cuCheckpointProcessLock:1:600",
+                 "cuCheckpointProcessLock:1:800", "cuCheckpointProcessCheckpoint:1:801",
+                 "cuCheckpointProcessCheckpoint:1:999,cuCheckpointProcessUnlock:1:999");
+    DeepMachine machine({"GPU_SLEEP_SIM_FAIL=" + failure});
+    const auto failed = machine.host.tell(k_own_sleep);
+    INFO(failed);
+    CHECK(failed.starts_with(fmt::format("{} ", static_cast<int>(GPU_SLEEP_ERROR_DRIVER))));
+    CHECK_THAT(failed, !mentions(" 0 ") && mentions("not deeply") && mentions("cuCheckpointProcess"));
+    expect_plain(machine);
+}
+
+TEST_CASE("Deep: a process outside that is killed or late leaves the program asleep as without it",
+          "[deep]") {
+    const std::string call = GENERATE("cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint");
+    DeepMachine machine({"GPU_SLEEP_SIM_DELAY=" + call + ":20s"});
+    machine.host.process().send(call == "cuCheckpointProcessLock"
+                                    ? fmt::format("sleep_self {} 1000", 1 | GPU_SLEEP_DEEP)
+                                    : k_own_sleep);
+    const auto outside = await_process_outside(machine.host.pid());
+    std::string words = "has ended";
+    SECTION("killed") {
+        CHECK(::kill(outside, SIGKILL) == 0);
+    }
+    SECTION("stopped, and late") {
+        if (call != "cuCheckpointProcessLock") return; // for a checkpoint it has minutes
+        CHECK(::kill(outside, SIGSTOP) == 0);
+        words = "is late";
+    }
+    const auto failed = machine.host.process().read_line();
+    CHECK_THAT(failed, StartsWith(fmt::format("ok {} ", static_cast<int>(GPU_SLEEP_ERROR_DRIVER))) &&
+                           mentions("not deeply") && mentions(words));
+    expect_plain(machine);
+}
+
+TEST_CASE("Deep: a program whose checkpoint fails is told that it is lost", "[deep]") {
+    DeepMachine machine({"GPU_SLEEP_SIM_CHECKPOINT=fails"});
+    CHECK_THAT(machine.host.tell(k_own_sleep),
+               StartsWith(fmt::format("{} ", static_cast<int>(GPU_SLEEP_ERROR_CONTEXT_LOST))) &&
+                   mentions("end it"));
+    machine.host.process().signal(SIGTERM);
+    CHECK(machine.host.wait() == 128 + SIGTERM);
+}
+
+TEST_CASE("Deep: a program that is killed amid its own deep sleep leaves no process behind", "[deep]") {
+    const std::string call = GENERATE("cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint");
+    DeepMachine machine({"GPU_SLEEP_SIM_DELAY=" + call + ":500ms"});
+    machine.host.process().send(k_own_sleep);
+    await_process_outside(machine.host.pid());
+    const auto pid = machine.host.pid();
+    machine.host.process().signal(SIGKILL);
+    CHECK(machine.host.wait() == 128 + SIGKILL);
+    CHECK(becomes_true([&] { return process_outside(pid) == 0; }));
+}
+
+TEST_CASE("Deep: the program's own children and signals know nothing of the process outside", "[deep]") {
+    DeepMachine machine;
+    REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));
+    CHECK(machine.host.tell("fork") == "7");
+    REQUIRE(machine.host.tell("wake_self").starts_with("0 0 "));
+    machine.expect_awake();
+}
