@@ -114,6 +114,11 @@ Result<std::vector<cli::Outcome>> ask(const Options& options) {
     return outcomes;
 }
 
+/// Of what was asked for by pid or name, all is told.
+cli::Detail detail_of(const Options& options) {
+    return options.target.empty() ? cli::Detail::some : cli::Detail::all;
+}
+
 /// Lists once.
 Listed list(const Options& options) {
     const int indent = options.watch.empty() ? 2 : -1;
@@ -128,7 +133,7 @@ Listed list(const Options& options) {
     if (options.order) cli::sort(*outcomes, *options.order);
     const auto text = options.output.json ? cli::to_json("gpu-ps", *outcomes, indent) + '\n'
                       : outcomes->empty() ? k_nobody
-                                          : cli::render_listing(*outcomes);
+                                          : cli::render_listing(*outcomes, detail_of(options));
     const auto listed = write(text, cli::exit_status_of(*outcomes), is_all_absent(*outcomes));
     print_errors(*outcomes);
     return listed;
@@ -167,7 +172,7 @@ std::string live_text(const Options& options, const Result<std::vector<cli::Outc
     if (!outcomes) return cli::render_error("gpu-ps", "", outcomes.error());
     if (outcomes->empty()) return k_nobody;
     if (options.target.empty()) return cli::render_live(*outcomes, columns);
-    auto text = cli::render_listing(*outcomes);
+    auto text = cli::render_listing(*outcomes, detail_of(options));
     for (const auto& error : errors_in(*outcomes)) text += error;
     return text;
 }

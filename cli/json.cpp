@@ -122,6 +122,8 @@ OrderedJson to_value(const model::Report& report) {
     value["woken_seconds"] = report.woken_seconds;
     value["deep"] = report.deep;
     value["deep_bytes"] = report.deep_bytes;
+    value["deep_refusal"] =
+        report.deep_refusal.empty() ? OrderedJson(nullptr) : OrderedJson(report.deep_refusal);
     value["seconds_since_wake"] =
         report.seconds_since_wake ? OrderedJson(*report.seconds_since_wake) : OrderedJson(nullptr);
     value["times"] = to_value(report.times);

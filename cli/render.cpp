@@ -188,6 +188,12 @@ std::string deep_line(const Report& report) {
                        format_bytes(report.deep_bytes));
 }
 
+/// Empty where nothing is known.
+std::string deep_refusal_line(const Report& report) {
+    return report.deep_refusal.empty() ? std::string()
+                                       : "cannot sleep deeply: " + printable(report.deep_refusal);
+}
+
 /// What its devices say is released, all together.
 Bytes released(const Report& report) {
     Bytes bytes = 0;
@@ -205,7 +211,7 @@ void add_without_agent(Table& table, const Process& process, const Report& repor
     for (const auto& note : report.notes) table.add_line(note);
 }
 
-void add_process(Table& table, const Process& process, const Report& report) {
+void add_process(Table& table, const Process& process, const Report& report, Detail detail) {
     const Sums sums(report);
     table.add({std::to_string(process.pid), user_name(process.uid), label(process, report),
                state_words(report), counted(sums.tags.size(), "tag"), counted(sums.devices.size(), "GPU"),
@@ -219,6 +225,8 @@ void add_process(Table& table, const Process& process, const Report& report) {
     if (report.retained_bytes != 0) table.add_line(retained_line(report));
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));
     if (report.deep) table.add_line(deep_line(report));
+    if (const auto line = deep_refusal_line(report); detail == Detail::all && !line.empty())
+        table.add_line(line);
     for (const auto& wake : report.wakes_waiting)
         if (!wake.by_touch || wake.place != 0) table.add_line(waiting_line(wake)); // else a note tells
     if (report.operation == Operation::status)
@@ -365,7 +373,7 @@ std::string render_reasons(const Process& process, const Report& report,
                               format_seconds(report.woken_seconds));
 }
 
-std::string render_listing(const std::vector<Outcome>& outcomes) {
+std::string render_listing(const std::vector<Outcome>& outcomes, Detail detail) {
     Table table({{"PID", k_right},
                  {"USER", k_left},
                  {"NAME", k_left},
@@ -381,7 +389,7 @@ std::string render_listing(const std::vector<Outcome>& outcomes) {
         if (report && outcome.by_driver)
             add_without_agent(table, process, *report);
         else if (report)
-            add_process(table, process, *report);
+            add_process(table, process, *report, detail);
         else
             table.add({std::to_string(process.pid), user_name(process.uid),
                        shortened(process.command, k_label_columns), "no answer"});

@@ -6,6 +6,7 @@
 
 #include "cli/targets.hpp"
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,8 +27,14 @@ namespace gpu_sleep::cli {
 [[nodiscard]] std::string render_reasons(const Process& process, const model::Report& report,
                                          const std::vector<std::string>& against);
 
+/// How much a listing says of each process.
+enum class Detail : std::uint8_t {
+    some,
+    all, ///< also what it cannot do
+};
+
 /// The listing of gpu-ps: for each process a line, and one for each of its tags on each device.
-[[nodiscard]] std::string render_listing(const std::vector<Outcome>& outcomes);
+[[nodiscard]] std::string render_listing(const std::vector<Outcome>& outcomes, Detail detail = Detail::some);
 
 /// The line for standard error when a request failed: "PROGRAM: cannot PURPOSE: REASON; ADVICE\n". `purpose`
 /// names the process, such as "wake 4242 (python3 serve.py)"; empty when there was no process to speak of,

@@ -108,9 +108,10 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
     const auto inspector = inspector_of<Entry::cuMemExportToShareableHandle>(shareable, handle, type, flags);
     const Passage passage(Touch::shares, k_name<Entry::cuMemExportToShareableHandle>, &inspector);
     if (!passage.admitted()) return refused();
-    return use_handle(handle, "shared with others", [=](CUmemGenericAllocationHandle driver_handle) {
-        return real<Entry::cuMemExportToShareableHandle>()(shareable, driver_handle, type, flags);
-    });
+    return use_handle(
+        handle, agent::intercepted::k_exported, [=](CUmemGenericAllocationHandle driver_handle) {
+            return real<Entry::cuMemExportToShareableHandle>()(shareable, driver_handle, type, flags);
+        });
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
@@ -129,9 +130,11 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t grou
         inspector_of<Entry::cuMulticastBindMem>(group, group_offset, handle, offset, bytes, flags);
     const Passage passage(Touch::shares, k_name<Entry::cuMulticastBindMem>, &inspector);
     if (!passage.admitted()) return refused();
-    return use_handle(handle, "bound to a multicast group", [=](CUmemGenericAllocationHandle driver_handle) {
-        return real<Entry::cuMulticastBindMem>()(group, group_offset, driver_handle, offset, bytes, flags);
-    });
+    return use_handle(handle, agent::intercepted::k_in_multicast_group,
+                      [=](CUmemGenericAllocationHandle driver_handle) {
+                          return real<Entry::cuMulticastBindMem>()(group, group_offset, driver_handle, offset,
+                                                                   bytes, flags);
+                      });
 }
 
 CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t group_offset,
@@ -141,7 +144,7 @@ CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t gro
     const Passage passage(Touch::shares, k_name<Entry::cuMulticastBindAddr>, &inspector);
     if (!passage.admitted()) return refused();
     return made_to_stay(real<Entry::cuMulticastBindAddr>()(group, group_offset, address, bytes, flags),
-                        address, bytes, "bound to a multicast group");
+                        address, bytes, agent::intercepted::k_in_multicast_group);
 }
 
 CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::size_t bytes,

@@ -66,7 +66,7 @@ void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept {
 }
 
 void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept {
-    add_resident(address, {bytes, kind, "it belongs to another process", 0, nullptr});
+    add_resident(address, {bytes, kind, k_of_another_process, 0, nullptr});
 }
 
 void forget_residual(CUdeviceptr address) noexcept {

@@ -19,6 +19,11 @@ class LockedMemory;
 
 namespace gpu_sleep::agent::intercepted {
 
+/// Reasons that decide what else can be done with the process.
+inline constexpr char k_of_another_process[] = "it belongs to another process";
+inline constexpr char k_exported[] = "shared with others";
+inline constexpr char k_in_multicast_group[] = "bound to a multicast group";
+
 /// One kind of memory that stays, on one device.
 struct Residual {
     const char* kind;

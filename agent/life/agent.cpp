@@ -217,13 +217,15 @@ Result<void> Agent::watch_for_stops() {
 
 Result<void> Agent::start() {
     if (memory_.is_started()) return {};
-    // Before the mutex: both take the loader's lock, which a thread in a library's constructor has, that may
+    // Before the mutex: all take the loader's lock, which a thread in a library's constructor has, that may
     // come here too.
     auto api = driver::Api::load();
     if (!api) return std::move(api).error();
     GPU_SLEEP_TRY(driver::initialise(*api));
+    auto deep_means = operations::DeepSleep::find_means();
     const MutexLock lock(start_mutex_);
     if (memory_.is_started()) return {};
+    parts_.deep.set_means(std::move(deep_means));
     memory_.set_up(*api, [this](Milliseconds delay) { server_.tidy_within(delay); });
     pid_ = ::getpid();
     GPU_SLEEP_TRY(server_.start());

@@ -6,10 +6,12 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
+#include "base/process.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/contexts.hpp"
+#include "intercepted/ipc.hpp"
 #include "intercepted/put_off.hpp"
 #include "intercepted/residual.hpp"
 
@@ -36,13 +38,15 @@ Error refusal(std::string_view why) {
     return make_error(ErrorCode::driver_failed, "it cannot sleep deeply: {}", why);
 }
 
-/// What of the program's memory the driver checkpoints in no process, or only together with others.
-const char* why_not(std::string_view kind) noexcept {
+/// Why the driver does not checkpoint a process with memory of this kind that stays for this reason, or only
+/// together with others; null: it does.
+const char* why_not_memory(std::string_view kind, std::string_view reason) noexcept {
     if (kind == "managed") return "it has managed memory, which the driver cannot checkpoint";
-    if (kind == "multicast") return "it has multicast memory, which the driver cannot checkpoint";
-    if (kind == "ipc" || kind == "imported" || kind == "virtual")
+    if (reason == intercepted::k_in_multicast_group)
+        return "it has multicast memory, which the driver cannot checkpoint";
+    if (reason == intercepted::k_of_another_process)
         return "it uses memory of another process, which the driver checkpoints with that alone";
-    if (kind == "exported")
+    if (reason == intercepted::k_exported || reason == intercepted::k_shared_by_ipc)
         return "it shares memory with other processes, which the driver checkpoints with those alone";
     return nullptr;
 }
@@ -78,8 +82,20 @@ void DeepSleep::set_devices(std::map<int, Device> devices) noexcept {
 
 void DeepSleep::describe(model::Report& report) const {
     report.deep = is_deep_;
-    if (!report.deep) return;
+    if (!report.deep) {
+        Uses uses;
+        for (const auto& row : report.residual) {
+            uses.memory.emplace(row.kind, row.reason);
+            uses.devices.insert(row.device);
+        }
+        for (const auto& tag : report.tags) uses.devices.insert(tag.device);
+        report.deep_refusal = why_not(uses);
+    }
     const MutexLock lock(mutex_);
+    if (!report.deep) {
+        if (report.deep_refusal.empty()) report.deep_refusal = found_;
+        return;
+    }
     for (const auto& [device, known] : devices_) report.deep_bytes += known.rest;
     for (auto& each : report.devices) {
         const auto found = devices_.find(each.device);
@@ -93,65 +109,63 @@ void DeepSleep::describe(model::Report& report) const {
 }
 
 Result<CheckpointState> DeepSleep::state() const {
-    return checkpoint_->state(::getpid());
+    return means_->checkpoint->state(::getpid());
 }
 
-Result<void> DeepSleep::check() {
+std::string DeepSleep::why_not(const Uses& uses) const {
     if (!intercepts())
-        return refusal(
-            "its calls of the driver are not intercepted, so that none could be held; start it with "
-            "gpu-run");
-    GPU_SLEEP_TRY(open_libraries());
-    if (const auto stands = state(); !stands) return stands.error();
-    const auto rows =
-        memory_.with_lock([](const LockedMemory& locked) { return intercepted::residual(locked); });
-    for (const auto& row : rows)
-        if (const auto* why = why_not(row.kind)) return refusal(why);
-    return note_devices();
-}
-
-Result<void> DeepSleep::open_libraries() {
-    if (checkpoint_) return {};
-    // Opening takes the loader's lock, which a thread that the gate holds may have, in a library's
-    // constructor.
-    constexpr Milliseconds k_patience{2'000};
-    auto& loader = gate::Gate::instance().loader_lock();
-    const bool is_one_held = gate::Gate::instance().waiting().held_now > 0;
-    if (is_one_held && !loader.was_free(loader.ask(), k_patience))
-        return refusal("a thread that waits for it to wake is loading a library; wake it first");
-    auto loaded = driver::Checkpoint::load();
-    if (!loaded) return std::move(loaded).error();
-    auto outside = Outside::open();
-    if (!outside) return refusal(outside.error().message);
-    outside_ = *std::move(outside);
-    checkpoint_ = *loaded;
+        return "its calls of the driver are not intercepted, so that none could be held; start it with "
+               "gpu-run";
+    if (!means_->checkpoint) return means_->checkpoint.error().message;
+    if (!means_->outside) return means_->outside.error().message;
+    if (has_call_filter()) return "a filter restricts its system calls, and may forbid to start a process";
+    for (const auto& [kind, reason] : uses.memory)
+        if (const auto* why = why_not_memory(kind, reason)) return why;
+    for (const int device : uses.devices) {
+        const auto known = known_devices_.find(device);
+        if (known.is_part) return "it uses a part of a GPU (MIG), which the driver cannot checkpoint";
+        if (known.is_mps_client) return "it is a client of MPS, which the driver cannot checkpoint";
+    }
     return {};
 }
 
-Result<void> DeepSleep::note_devices() {
-    const auto& api = memory_.api();
-    const auto gpus = outside_->look();
-    if (!gpus) return refusal(gpus.error().message);
-    const auto contexts = driver::active_contexts(api);
+Result<DeepSleep::Uses> DeepSleep::uses() const {
+    Uses uses;
+    memory_.with_lock([&](const LockedMemory& locked) {
+        for (const auto& row : intercepted::residual(locked)) uses.memory.emplace(row.kind, row.reason);
+    });
+    const auto contexts = driver::active_contexts(memory_.api());
     if (!contexts) return contexts.error();
-    std::set<int> used;
-    for (const auto& context : *contexts) used.insert(context.device());
+    for (const auto& context : *contexts) uses.devices.insert(context.device());
     for (int device = 0; device < driver::k_max_devices; ++device)
-        if (!intercepted::own_contexts_of(device).empty()) used.insert(device);
+        if (!intercepted::own_contexts_of(device).empty()) uses.devices.insert(device);
+    return uses;
+}
+
+Result<void> DeepSleep::check() {
+    const auto uses = this->uses();
+    if (!uses) return uses.error();
+    if (const auto why = why_not(*uses); !why.empty()) return refusal(why);
+    if (const auto stands = state(); !stands) return stands.error();
+    const auto noted = note_devices(uses->devices);
+    const MutexLock lock(mutex_);
+    found_ = noted ? std::string() : noted.error().message;
+    return noted ? Result<void>() : refusal(found_);
+}
+
+Result<void> DeepSleep::note_devices(const std::set<int>& used) {
+    const auto gpus = means_->outside->look();
+    if (!gpus) return gpus.error();
     std::map<int, Device> devices;
     for (const int device : used) {
-        auto name = driver::device_name(api, device);
-        if (name.find(" MIG ") != std::string::npos)
-            return refusal("it uses a part of a GPU (MIG), which the driver cannot checkpoint");
-        if (driver::is_mps_client(api, device))
-            return refusal("it is a client of MPS, which the driver cannot checkpoint");
-        auto uuid = driver::device_uuid(api, device);
-        if (!find(*gpus, uuid))
-            return refusal(
-                fmt::format("whether there is room to come back cannot be asked: GPU {} ({}) is not known "
-                            "to the driver's management library",
-                            device, name));
-        devices[device] = {std::move(name), std::move(uuid), 0, 0};
+        auto known = known_devices_.find(device);
+        if (!find(*gpus, known.uuid))
+            return make_error(ErrorCode::driver_failed,
+                              "whether there is room to come back cannot be asked: GPU {} ({}) is not known "
+                              "to the driver's "
+                              "management library",
+                              device, known.name);
+        devices[device] = {std::move(known.name), std::move(known.uuid), 0, 0};
     }
     intercepted::let_put_off(devices.size() == 1 && intercepted::own_contexts().empty());
     set_devices(std::move(devices));
@@ -164,7 +178,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
 
 Result<void> DeepSleep::begin_own(const server::ProgressSink& goes_on, Clock::time_point deadline) {
     auto done = begin(goes_on, deadline, [&]() -> Result<void> {
-        auto taken = outside_->checkpoint(deadline, [&] {
+        auto taken = means_->outside->checkpoint(deadline, [&] {
             return !memory_.is_ending() && goes_on({model::Progress::Phase::deep, 0, 0});
         });
         return taken ? Result<void>() : not_deeply(taken.error().message);
@@ -185,7 +199,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
     memory_.keep_from_driver(true);
     const auto begun = Clock::now();
     auto done = guarded([&]() -> Result<void> {
-        const auto gpus = outside_->look();
+        const auto gpus = means_->outside->look();
         if (!gpus) return not_deeply(gpus.error().message);
         auto devices = this->devices();
         for (auto& [device, known] : devices)
@@ -223,7 +237,7 @@ Result<void> DeepSleep::take_stock() {
         return settled ? Result<void>() : not_deeply(settled.error().message);
     }
     is_deep_ = was_deep_ = true;
-    const auto gpus = outside_->look();
+    const auto gpus = means_->outside->look();
     auto devices = this->devices();
     for (auto& [device, known] : devices) {
         if (known.rest != 0) continue;
@@ -253,7 +267,7 @@ Result<bool> DeepSleep::look() {
     switch (*stands) {
     case CheckpointState::checkpointed: is_deep_ = was_deep_ = true; return true;
     case CheckpointState::failed: return is_lost("it failed earlier");
-    case CheckpointState::locked: GPU_SLEEP_TRY(checkpoint_->unlock(::getpid())); break;
+    case CheckpointState::locked: GPU_SLEEP_TRY(means_->checkpoint->unlock(::getpid())); break;
     case CheckpointState::running: break;
     }
     come_back();
@@ -261,7 +275,7 @@ Result<bool> DeepSleep::look() {
 }
 
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const std::vector<std::string>& tags) const {
-    const auto gpus = outside_->look();
+    const auto gpus = means_->outside->look();
     if (!gpus) return make_error(ErrorCode::driver_failed, "{}", gpus.error().message);
     model::Report now;
     memory_.with_lock([&](const LockedMemory& locked) { locked.describe(now); });
@@ -309,11 +323,11 @@ Result<void> DeepSleep::end(const std::vector<std::string>& tags) {
     GPU_SLEEP_TRY(check_room(tags));
     const auto pid = ::getpid();
     const auto begun = Clock::now();
-    if (auto restored = checkpoint_->restore(pid); !restored) {
+    if (auto restored = means_->checkpoint->restore(pid); !restored) {
         if (restored.error().code != ErrorCode::out_of_device_memory) return std::move(restored).error();
         return is_lost(restored.error().message);
     }
-    GPU_SLEEP_TRY(checkpoint_->unlock(pid));
+    GPU_SLEEP_TRY(means_->checkpoint->unlock(pid));
     come_back();
     log::debug("deep sleep: {} to bring back the driver's part", format_seconds(seconds_since(begun)));
     return {};

@@ -12,6 +12,7 @@
 #include "common/lock_order.hpp"
 #include "driver/checkpoint.hpp"
 #include "model/model.hpp"
+#include "operations/known_devices.hpp"
 #include "operations/outside.hpp"
 #include "program_memory/program_memory.hpp"
 #include "server/line.hpp"
@@ -20,7 +21,10 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::agent::operations {
@@ -30,7 +34,22 @@ namespace gpu_sleep::agent::operations {
 /// did to it meanwhile is no surprise.
 class DeepSleep {
 public:
-    explicit DeepSleep(ProgramMemory& memory) noexcept : memory_(memory) {}
+    /// What it takes to lock, restore and ask from outside.
+    struct Means {
+        Result<driver::Checkpoint> checkpoint;
+        Result<Outside> outside;
+    };
+
+    DeepSleep(ProgramMemory& memory, KnownDevices& devices) noexcept
+        : memory_(memory), known_devices_(devices) {}
+
+    /// Takes the loader's lock.
+    [[nodiscard]] static Means find_means() { return {driver::Checkpoint::load(), Outside::open()}; }
+    /// Before all else: later a thread that the gate holds may have the loader's lock, in a library's
+    /// constructor. Only the first time counts.
+    void set_means(Means means) {
+        if (!means_) means_ = std::move(means);
+    }
 
     /// Whether nothing of the process is on a GPU, as far as the agent knows.
     [[nodiscard]] bool is_deep() const noexcept { return is_deep_; }
@@ -38,13 +57,13 @@ public:
     [[nodiscard]] bool was_deep() const noexcept { return was_deep_; }
     /// It has fallen asleep, and is not deep yet.
     void note_sleep() noexcept { was_deep_ = false; }
-    /// Writes whether it is, what that has freed, and of devices what cannot be asked meanwhile. `report`
-    /// lists the devices already. Thread-safe.
+    /// Writes whether it is, what that has freed, and of devices what cannot be asked meanwhile; or else why
+    /// check() would refuse, as far as that is known without asking outside. `report` lists devices, tags and
+    /// residual memory already. Thread-safe.
     void describe(model::Report& report) const;
 
-    /// Before anything else of a request that asks for it: opens what it takes, while no thread waits at the
-    /// gate yet. Errors: driver_failed (what the gate and the driver cannot hold together, in words);
-    /// no_driver.
+    /// Before anything else of a request that asks for it. Errors: driver_failed (what the gate and the
+    /// driver cannot hold together, in words).
     [[nodiscard]] Result<void> check();
     /// After the process has fallen asleep, without its mutex: holds all calls of the program back, keeps the
     /// agent from the driver, tells `asker` (Progress::Phase::deep), and waits until that has locked and
@@ -69,6 +88,11 @@ public:
     [[nodiscard]] Result<std::vector<model::DeviceReport>> needs(const std::vector<std::string>& tags) const;
 
 private:
+    /// What of the process decides whether the driver can checkpoint it.
+    struct Uses {
+        std::set<std::pair<std::string_view, std::string_view>> memory; ///< that stays: its kind, and why
+        std::set<int> devices;
+    };
     struct Device {
         std::string name;
         std::string uuid;
@@ -77,9 +101,11 @@ private:
     };
 
     [[nodiscard]] Result<driver::CheckpointState> state() const;
-    /// The driver's library and the way outside, once. Errors: driver_failed, no_driver.
-    [[nodiscard]] Result<void> open_libraries();
-    [[nodiscard]] Result<void> note_devices();
+    /// Why a process with these is refused; empty: it is not, as far as is known. Thread-safe.
+    [[nodiscard]] std::string why_not(const Uses& uses) const;
+    [[nodiscard]] Result<Uses> uses() const;
+    /// Errors: driver_failed (one is not known outside).
+    [[nodiscard]] Result<void> note_devices(const std::set<int>& used);
     [[nodiscard]] std::map<int, Device> devices() const;
     void set_devices(std::map<int, Device> devices) noexcept;
     /// begin(), with `take` for what has the driver lock and checkpoint the process.
@@ -92,11 +118,12 @@ private:
     void come_back() noexcept;
 
     ProgramMemory& memory_;
-    std::optional<driver::Checkpoint> checkpoint_;
-    std::optional<Outside> outside_;                                      ///< there when `checkpoint_` is
+    KnownDevices& known_devices_;
+    std::optional<Means> means_;
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< held for moments only
     /// That the process uses.
     std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::string found_ GPU_SLEEP_GUARDED_BY(mutex_); ///< by the last check, why not, that only outside knows
     std::atomic<bool> is_deep_{false};
     std::atomic<bool> was_deep_{false};
 };

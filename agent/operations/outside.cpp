@@ -194,8 +194,9 @@ Result<Outside> Outside::open() {
     outside.program_ = std::string(own.substr(0, own.rfind('/') + 1)) + "gpu-sleep-outside";
     if (::access(outside.program_.c_str(), X_OK) != 0) return unanswered(outside.program_ + " is missing");
     for (char** variable = ::environ; variable && *variable; ++variable)
-        if (!std::string_view(*variable).starts_with("LD_PRELOAD="))
-            outside.environment_.emplace_back(*variable);
+        if (const std::string_view text = *variable;
+            !text.starts_with("LD_PRELOAD=") && !text.starts_with("LD_AUDIT=")) // ours may be among them
+            outside.environment_.emplace_back(text);
     return outside;
 }
 

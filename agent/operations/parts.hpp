@@ -10,6 +10,7 @@
 #include "operations/idle_watch.hpp"
 #include "operations/inhibitors.hpp"
 #include "operations/journal_lines.hpp"
+#include "operations/known_devices.hpp"
 #include "operations/preparing.hpp"
 #include "operations/process_status.hpp"
 #include "operations/room_making.hpp"
@@ -30,6 +31,7 @@ struct Parts {
     RetiredContents retired;
     IdleWatch idle;
     Inhibitors inhibitors;
+    KnownDevices devices;
     DeepSleep deep;
     ProcessStatus status;
     Transitions transitions;
@@ -48,8 +50,8 @@ struct Parts {
 
     Parts(ProgramMemory& its_memory, std::string name, std::string journal_socket,
           void (*comes_first)() noexcept)
-        : memory(its_memory), retired(its_memory), deep(its_memory),
-          status(its_memory, retired, idle, inhibitors, deep, std::move(name)),
+        : memory(its_memory), retired(its_memory), devices(its_memory), deep(its_memory, devices),
+          status(its_memory, retired, idle, inhibitors, devices, deep, std::move(name)),
           journal(std::move(journal_socket)), room(lines), come_first_at_exit(comes_first) {}
 };
 

@@ -5,7 +5,6 @@
 #include "operations/process_status.hpp"
 
 #include "common/interception.hpp"
-#include "driver/context.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/residual.hpp"
 #include "operations/unseen.hpp"
@@ -126,22 +125,6 @@ void ProcessStatus::note_touch_trouble(Report& report) {
     if (!touch_trouble_.empty()) report.notes.push_back(touch_trouble_);
 }
 
-void ProcessStatus::name_device(model::DeviceReport& device) {
-    DeviceNames names;
-    {
-        const MutexLock lock(mutex_);
-        if (const auto known = devices_.find(device.device); known != devices_.end()) names = known->second;
-    }
-    if (names.name.empty() && memory_.may_call_driver()) {
-        names = {driver::device_name(memory_.api(), device.device),
-                 driver::device_uuid(memory_.api(), device.device)};
-        const MutexLock lock(mutex_);
-        devices_[device.device] = names;
-    }
-    device.name = std::move(names.name);
-    device.uuid = std::move(names.uuid);
-}
-
 void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     report.pid = ::getpid();
     report.intercepts = intercepts();
@@ -171,7 +154,11 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
         for (const auto& row : intercepted::residual(locked))
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
     if (report.operation == model::Operation::status) add_devices(report);
-    for (auto& device : report.devices) name_device(device);
+    for (auto& device : report.devices) {
+        auto known = devices_.find(device.device);
+        device.name = std::move(known.name);
+        device.uuid = std::move(known.uuid);
+    }
     deep_.describe(report);
 }
 

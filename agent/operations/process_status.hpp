@@ -11,10 +11,10 @@
 #include "operations/deep_sleep.hpp"
 #include "operations/idle_watch.hpp"
 #include "operations/inhibitors.hpp"
+#include "operations/known_devices.hpp"
 #include "program_memory/program_memory.hpp"
 #include "program_memory/retired_contents.hpp"
 
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,9 +27,10 @@ namespace gpu_sleep::agent::operations {
 class ProcessStatus {
 public:
     ProcessStatus(ProgramMemory& memory, const RetiredContents& retired, const IdleWatch& idle,
-                  const Inhibitors& inhibitors, const DeepSleep& deep, std::string name)
-        : memory_(memory), retired_(retired), idle_(idle), inhibitors_(inhibitors), deep_(deep),
-          name_(std::move(name)) {}
+                  const Inhibitors& inhibitors, KnownDevices& devices, const DeepSleep& deep,
+                  std::string name)
+        : memory_(memory), retired_(retired), idle_(idle), inhibitors_(inhibitors), devices_(devices),
+          deep_(deep), name_(std::move(name)) {}
 
     /// How all stands; as it was before, while a transaction moves contents for a long time.
     [[nodiscard]] model::Report report();
@@ -71,26 +72,19 @@ private:
     void note_touch_trouble(model::Report& report);
     /// Deep asleep, what is left of it on a GPU is none.
     [[nodiscard]] model::State state_with(model::State state) const noexcept;
-    /// Asks the driver once: later it may be out of reach.
-    void name_device(model::DeviceReport& device);
 
     ProgramMemory& memory_;
     const RetiredContents& retired_;
     const IdleWatch& idle_;
     const Inhibitors& inhibitors_;
+    KnownDevices& devices_;
     const DeepSleep& deep_;
 
     Mutex before_mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     /// How the process was when the transaction under way began.
     std::optional<model::Report> before_ GPU_SLEEP_GUARDED_BY(before_mutex_);
 
-    struct DeviceNames {
-        std::string name;
-        std::string uuid;
-    };
-
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::map<int, DeviceNames> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::string name_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::string group_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::string touch_trouble_ GPU_SLEEP_GUARDED_BY(mutex_);

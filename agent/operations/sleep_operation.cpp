@@ -278,6 +278,14 @@ Result<Report> SleepOperation::stay_deep() {
     return std::move(report_);
 }
 
+Result<void> SleepOperation::check_deep() {
+    if (!request_.deep) return {};
+    auto able = parts_.deep.check();
+    if (able || !request_.dry_run) return able;
+    report_.notes.push_back(able.error().message + "; gpu-sleep --deep would be refused");
+    return {};
+}
+
 Result<void> SleepOperation::go_deep() {
     if (!request_.deep || request_.dry_run) return {};
     const auto begun = Clock::now();
@@ -294,7 +302,7 @@ Result<void> SleepOperation::go_deep() {
 
 Result<void> SleepOperation::fall_asleep() {
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
-    if (request_.deep) GPU_SLEEP_TRY(parts_.deep.check());
+    GPU_SLEEP_TRY(check_deep());
     // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
     give_back_files(parts_);
     GateSettler settler(parts_.memory, parts_.status);

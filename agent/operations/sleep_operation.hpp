@@ -70,6 +70,9 @@ private:
     [[nodiscard]] Result<void> move_deep_contents();
     /// All of a request to such a process: contents go to files, or it is said how touches are met.
     [[nodiscard]] Result<model::Report> stay_deep();
+    /// Where a deep sleep is asked for, whether it could be; a dry run only says so. Errors: those of
+    /// DeepSleep::check().
+    [[nodiscard]] Result<void> check_deep();
     /// Where that is asked for, has the driver take the rest. Errors: those of DeepSleep::begin().
     [[nodiscard]] Result<void> go_deep();
     /// From the turn to the end of the sleep that the agent makes.

@@ -123,6 +123,15 @@ Findings judge_residual(const MachineFacts&, const ProcessFacts& process) {
     return findings;
 }
 
+Findings judge_deep(const MachineFacts&, const ProcessFacts& process) {
+    const auto* const status = status_of(process);
+    if (!status) return {};
+    if (status->deep) return {ok("it sleeps deeply")};
+    if (status->deep_refusal.empty()) return {ok("nothing is known that would keep it from a deep sleep")};
+    return {warn("it cannot sleep deeply: " + status->deep_refusal,
+                 "asleep without --deep it keeps its contexts and modules on the GPU")};
+}
+
 Findings judge_inhibitors(const MachineFacts&, const ProcessFacts& process) {
     const auto* const status = status_of(process);
     if (!status || !status->inhibited) return {};
@@ -227,6 +236,7 @@ constexpr std::array k_process_checks = {
     ProcessCheck{"wake", "wake", judge_wake},
     ProcessCheck{"room", "room", judge_room},
     ProcessCheck{"residual", "what stays", judge_residual},
+    ProcessCheck{"deep", "deep sleep", judge_deep},
     ProcessCheck{"mappings", "mappings", judge_mappings},
     ProcessCheck{"locked_memory", "locked memory", judge_locked_limit},
 };

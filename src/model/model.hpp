@@ -343,7 +343,8 @@ struct Report {
     std::vector<TransitionCounts> transitions; ///< each kind that has happened; only in a status
     /// Asleep, and the driver has taken the rest as well, its context among it: nothing of it is on a GPU.
     bool deep = false;
-    Bytes deep_bytes = 0; ///< GPU memory that this has freed, as the driver's management library saw it
+    Bytes deep_bytes = 0;     ///< GPU memory that this has freed, as the driver's management library saw it
+    std::string deep_refusal; ///< for a person: why a deep sleep of it would be refused; empty: nothing known
     std::optional<double> seconds_since_wake; ///< since memory came back last; unset if it never slept
     std::string group; ///< of processes that belong together, given by the environment; may be empty
 };

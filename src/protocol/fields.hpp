@@ -143,7 +143,7 @@ auto fields(Is<model::Report> auto& r) {
                     r.dropped_without_refill, r.notes, r.intercepts, r.gate, r.on_touch, r.waiting, r.touches,
                     r.last_touch, r.residual, r.wakes_waiting, r.idle_seconds, r.inhibited,
                     r.inhibited_seconds, r.woken_bytes, r.woken_seconds, r.transitions, r.deep, r.deep_bytes,
-                    r.seconds_since_wake, r.group);
+                    r.seconds_since_wake, r.group, r.deep_refusal);
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tie(t.callbacks, t.drain, t.transfer, t.release, t.total);

@@ -88,6 +88,7 @@ inline model::Report sample_intercepted_sleep() {
     report.transitions = {{model::Transition::sleep, {0, 3, 0, 1}, 0.25, {{ErrorCode::timed_out, 2}}},
                           {model::Transition::wake, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, 75, {}}};
     report.residual = {{"managed", 0, k_gib, 3, "the driver moves it by itself"}, {"array", 1, 4096, 1, ""}};
+    report.deep_refusal = "it has managed memory";
     return report;
 }
 

@@ -312,6 +312,10 @@ TEST_CASE("Doctor: what a process cannot have asleep is a warning", "[doctor]") 
     check_warns(process, "residual", "512.0 MiB are managed memory");
     CHECK(has(said(judge(good_machine(), process), "residual", Level::ok), "1.00 GiB stay on the GPU (ipc)"));
     process = good_process();
+    CHECK(has(said(judge(good_machine(), process), "deep", Level::ok), "nothing is known"));
+    status_of(process).deep_refusal = "it is a client of MPS";
+    check_warns(process, "deep", "it cannot sleep deeply: it is a client of MPS");
+    process = good_process();
     process.kernel.mappings = 60'000;
     check_warns(process, "mappings", "60000 of 65530");
 }

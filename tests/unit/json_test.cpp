@@ -85,6 +85,7 @@ TEST_CASE("JSON: a report says how the gate stands and what stays with the drive
     CHECK(report["wakes_waiting"][0] == json::parse(R"({"tags": ["weights", "kv_cache"], "by_touch": false,
         "seconds": 12.5, "reason": "too little", "place": null})"));
     CHECK(report["seconds_since_wake"] == nullptr);
+    CHECK(report["deep_refusal"] == "it has managed memory");
     REQUIRE(report["transitions"].size() == 2);
     const auto& sleeps = report["transitions"][0];
     CHECK(sleeps["operation"] == "sleep");

@@ -113,6 +113,7 @@ Report report_to_send() {
     report.deep_bytes = 0x62;
     report.seconds_since_wake = 1024;
     report.group = "g";
+    report.deep_refusal = "r";
     return report;
 }
 
@@ -272,5 +273,6 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "01"
                 "6200000000000000"
                 "010000000000009040"
-                "0100000067");
+                "0100000067"
+                "0100000072");
 }

@@ -9,6 +9,8 @@
 #include "support/scratch.hpp"
 
 #include <csignal>
+#include <filesystem>
+#include <optional>
 #include <string>
 
 using namespace gpu_sleep;
@@ -151,11 +153,27 @@ TEST_CASE("Deep: it ends when it is told to", "[deep]") {
 
 TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is done", "[deep]") {
     DeepMachine machine;
-    const std::string kind = GENERATE("managed", "shared");
-    if (kind == "managed")
-        machine.host.tell("alloc managed 4194304");
-    else
-        machine.host.tell("share " + machine.piece.number);
+    const Scratch place;
+    const std::string kind = GENERATE("managed", "shared", "exported");
+    if (kind == "managed") machine.host.tell("alloc managed 4194304");
+    if (kind == "shared") machine.host.tell("share " + machine.piece.number);
+    std::optional<Host> taker;
+    if (kind == "exported") {
+        const auto piece = make_piece(machine.host, "shared", k_piece_bytes);
+        taker.emplace(machine.plain());
+        taker->process().send(fmt::format("import {} {}", place.file("socket"), k_piece_bytes));
+        machine.host.tell(fmt::format("export {} {}", piece.number, place.file("socket")));
+        CHECK(taker->process().read_line().starts_with("ok "));
+    }
+    const std::string why = kind == "managed" ? "managed memory" : "shares memory";
+    // gpu-ps says so beforehand, of this process alone, and so does a rehearsal.
+    CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/deep_refusal"), mentions(why));
+    CHECK_THAT(run(machine.launch("gpu-ps")).out, mentions("cannot sleep deeply") && mentions(why));
+    CHECK_THAT(run(machine.here({{command_file("gpu-ps")}})).out, !mentions("cannot sleep deeply"));
+    const auto rehearsed = machine.command("deep", {"--dry-run"});
+    CHECK(rehearsed.status == 0);
+    CHECK_THAT(rehearsed.json("/processes/0/report/notes/0"), mentions(why) && mentions("would be refused"));
+    CHECK_THAT(run(machine.launch("gpu-doctor")).out, mentions("cannot sleep deeply") && mentions(why));
     const auto refused = machine.command("deep");
     INFO(refused.err);
     CHECK(refused.status == 1);
@@ -165,6 +183,51 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     CHECK(machine.command("deep", {"--tags", "default"}).status == 2);
     CHECK(machine.command("deep", {"--gate", "checked"}).status == 2);
     CHECK(machine.command("deep", {"--engine", "driver"}).status == 2);
+}
+
+TEST_CASE("Deep: gpu-ps knows nothing against a process that can sleep deeply", "[deep]") {
+    DeepMachine machine;
+    const auto refusal = [&] { return machine.command("gpu-ps").json("/processes/0/report/deep_refusal"); };
+    CHECK(refusal() == "null");
+    CHECK_THAT(machine.command("deep", {"--dry-run"}).out, !mentions("would be refused"));
+    machine.fall_asleep();
+    CHECK(refusal() == "null");
+    machine.wake();
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: gpu-ps says what a process lacks for it", "[deep]") {
+    const auto refusal = [](const Host& host) {
+        return host.command("gpu-ps", {"--json"}).json("/processes/0/report/deep_refusal");
+    };
+    SECTION("its program outside") {
+        const Scratch place;
+        std::filesystem::copy_file(GPU_SLEEP_TEST_AGENT, place.file("libgpu-sleep-agent.so"));
+        const DeepMachine machine({"LD_PRELOAD=" + place.file("libgpu-sleep-agent.so")});
+        CHECK_THAT(refusal(machine.host), mentions("gpu-sleep-outside is missing"));
+        CHECK_THAT(machine.command("deep").err, mentions("gpu-sleep-outside is missing"));
+    }
+    SECTION("a GPU of its own") {
+        const auto sharing = GENERATE(Arguments{"GPU_SLEEP_SIM_SHARING=mig", "(MIG)"},
+                                      Arguments{"GPU_SLEEP_SIM_SHARING=mps", "MPS"});
+        const DeepMachine machine({sharing[0]});
+        CHECK_THAT(refusal(machine.host), mentions(sharing[1]));
+        CHECK_THAT(machine.command("deep").err, mentions(sharing[1]));
+        CHECK_THAT(run(machine.launch("gpu-doctor")).out, mentions(sharing[1]));
+    }
+    SECTION("a management library that answers") {
+        const DeepMachine machine({"GPU_SLEEP_SIM_DELAY=nvmlDeviceGetMemoryInfo:20000ms"});
+        CHECK(refusal(machine.host) == "null"); // nobody has asked it yet
+        CHECK_THAT(machine.command("deep").err, mentions("does not answer"));
+        CHECK_THAT(refusal(machine.host), mentions("does not answer"));
+        CHECK(machine.command("gpu-ps").json("/processes/0/state") == "awake");
+    }
+    SECTION("calls that it sees") {
+        Host host;
+        host.tell("alloc weights 4194304 0");
+        CHECK_THAT(refusal(host), mentions("not intercepted"));
+        CHECK_THAT(host.ask(fmt::format("sleep {}", 1 | GPU_SLEEP_DEEP)), mentions("not intercepted"));
+    }
 }
 
 TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "[deep]") {

@@ -18,6 +18,7 @@
  *                                       checkpoint each other; the others are on machines of their own
  *   GPU_SLEEP_SIM_CHECKPOINT=fails      a checkpoint of the process gives CUDA_ERROR_UNKNOWN and leaves it as
  *                                       CU_PROCESS_STATE_FAILED
+ *   GPU_SLEEP_SIM_SHARING=mig           each device is a part of a GPU; =mps: the process is a client of MPS
  *   GPU_SLEEP_SIM_POISON=0              fresh memory reads as zeros; =1: as a pattern. Otherwise the pattern
  *                                       is in the lowest 64 MiB of each device; what is above stays sparse
  *   GPU_SLEEP_SIM_FAIL=NAME:N:STATUS[:forever][,...]

@@ -19,8 +19,11 @@ constexpr int k_driver_version = 13000;
 constexpr int k_compute_major = 9;
 constexpr int k_compute_minor = 0;
 constexpr const char* k_device_name = "gpu-sleep simulated device";
+constexpr const char* k_part_name = "gpu-sleep simulated device MIG 1g.10gb";
+constexpr auto k_mps_enabled = static_cast<CUdevice_attribute>(133); // which older headers lack
 
 int attribute_of(CUdevice_attribute attribute, CUdevice device) noexcept {
+    if (attribute == k_mps_enabled) return settings().is_mps_client ? 1 : 0;
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return k_compute_major;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return k_compute_minor;
@@ -96,7 +99,8 @@ CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
 CUresult CUDAAPI cuDeviceGetName(char* name, int size, CUdevice device) {
     return call_with_device(Entry::cuDeviceGetName, device, [&](Call&) {
         if (!name || size <= 0) return CUDA_ERROR_INVALID_VALUE;
-        std::snprintf(name, static_cast<std::size_t>(size), "%s", k_device_name);
+        std::snprintf(name, static_cast<std::size_t>(size), "%s",
+                      settings().has_parts ? k_part_name : k_device_name);
         return CUDA_SUCCESS;
     });
 }

@@ -26,6 +26,9 @@ Settings read_settings() {
     read.context_bytes = number_or("GPU_SLEEP_SIM_CONTEXT_BYTES", read.context_bytes);
     read.state_file = environment("GPU_SLEEP_SIM_STATE");
     read.fails_checkpoints = environment("GPU_SLEEP_SIM_CHECKPOINT") == "fails";
+    const auto sharing = environment("GPU_SLEEP_SIM_SHARING");
+    read.has_parts = sharing == "mig";
+    read.is_mps_client = sharing == "mps";
     const auto poison = environment("GPU_SLEEP_SIM_POISON");
     if (poison == "0") read.poison = Poison::none;
     if (poison == "1") read.poison = Poison::all;

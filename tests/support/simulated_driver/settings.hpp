@@ -20,6 +20,8 @@ struct Settings {
     std::uint64_t context_bytes = std::uint64_t{8} << 20;
     std::string state_file; ///< empty: the devices are this process's own
     bool fails_checkpoints = false;
+    bool has_parts = false;     ///< each device is a part of a GPU (MIG)
+    bool is_mps_client = false; ///< the process
     Poison poison = Poison::low_memory;
 };
 
