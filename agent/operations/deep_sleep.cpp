@@ -161,9 +161,8 @@ Result<void> DeepSleep::note_devices(const std::set<int>& used) {
         auto known = known_devices_.find(device);
         if (!find(*gpus, known.uuid))
             return make_error(ErrorCode::driver_failed,
-                              "whether there is room to come back cannot be asked: GPU {} ({}) is not known "
-                              "to the driver's "
-                              "management library",
+                              "whether there is room to come back cannot be asked: the driver's management "
+                              "library does not know GPU {} ({})",
                               device, known.name);
         devices[device] = {std::move(known.name), std::move(known.uuid), 0, 0};
     }
