@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // gpu-ps: lists the processes that can be put to sleep, and how they stand.
 
+#include "cli/gpu_use.hpp"
 #include "cli/json.hpp"
 #include "cli/live_table.hpp"
 #include "cli/metrics.hpp"
@@ -107,6 +108,7 @@ Result<std::vector<cli::Outcome>> ask(const Options& options) {
     }
     if (!targets) return explained(options, targets.error());
     auto outcomes = cli::ask_status(finder, *std::move(targets), options.timeout);
+    cli::note_gpu_use(outcomes);
     if (!options.target.empty()) return outcomes;
     cli::drop_ended(outcomes);
     auto others = cli::find_without_agent(finder, options.user, outcomes);

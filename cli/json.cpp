@@ -145,6 +145,7 @@ OrderedJson to_value(std::string_view program, const Outcome& outcome) {
         {"pid", process.pid}, {"namespace_pid", process.inner_pid}, {"user", user_name(process.uid)},
         {"uid", process.uid}, {"command", process.command},         {"exit_status", exit_status_of(outcome)}};
     value["engine"] = outcome.by_driver ? "driver" : "agent";
+    value["gpu_bytes"] = outcome.gpu_bytes ? OrderedJson(*outcome.gpu_bytes) : OrderedJson(nullptr);
     if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
         value["name"] = report->name;
         value["group"] = report->group;

@@ -30,6 +30,7 @@ struct Outcome {
     model::Operation asked = model::Operation::sleep; ///< not meaningful for a status
     bool has_waited = false;                          ///< for GPU memory, as requested
     bool by_driver = false;                           ///< the driver was asked, and not an agent
+    std::optional<Bytes> gpu_bytes{};                 ///< of a sleeper: see note_gpu_use()
 };
 
 /// The selected processes, ordered by pid.

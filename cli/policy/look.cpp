@@ -51,10 +51,11 @@ Result<Look> look(Finder& finder, Policies& policies, const Whom& whom) {
     auto outcomes = ask_status(finder, *std::move(targets), whom.patience);
     if (whom.target.empty()) drop_ended(outcomes);
     Look look;
-    for (auto& [process, answer, asked, has_waited, by_driver] : outcomes) {
-        auto* const report = std::get_if<model::Report>(&answer);
+    for (auto& outcome : outcomes) {
+        auto& process = outcome.process;
+        auto* const report = std::get_if<model::Report>(&outcome.answer);
         if (!report) {
-            look.failed.push_back({std::move(process), std::move(answer)});
+            look.failed.push_back(std::move(outcome));
             continue;
         }
         auto policy = policies.of(process, report->name);

@@ -63,6 +63,10 @@ inline constexpr std::size_t k_boot_id_digits = 32;
 /// proc_pid_status(5) ("NSpid").
 [[nodiscard]] std::uint64_t pid_namespace(const std::filesystem::path& proc = "/proc");
 
+/// What pid_namespace() is in the machine's first, of which all others are a part. Source: Linux,
+/// PROC_PID_INIT_INO.
+inline constexpr std::uint64_t k_first_pid_namespace = 0xEFFFFFFC;
+
 /// The start time of the calling process. Correct even if the proc file system belongs to another pid
 /// namespace, in which the process's own pid is another process. After the first call it needs no proc file
 /// system, so it works after chroot(2). Thread-safe. Errors: io_failed.

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// In plain words.
+
+#include "cli/render_lines.hpp"
+
+#include "base/text.hpp"
+#include "base/units.hpp"
+
+#include <fmt/ranges.h>
+
+#include <cstdint>
+#include <iterator>
+
+namespace gpu_sleep::cli {
+
+using model::GateState;
+using model::OnTouch;
+using model::Report;
+using model::State;
+
+namespace {
+
+std::string_view words_for(OnTouch on_touch) noexcept {
+    switch (on_touch) {
+    case OnTouch::wait: return "waits";
+    case OnTouch::wake: return "wakes the process";
+    case OnTouch::fail: return "fails";
+    }
+    return "unknown";
+}
+
+std::string_view words_for(GateState gate) noexcept {
+    switch (gate) {
+    case GateState::open: return "open; once asleep, work on the GPU";
+    case GateState::checked: return "checked: work that names a sleeping address";
+    case GateState::shut: return "shut: work on the GPU";
+    }
+    return "unknown";
+}
+
+/// "2nd".
+std::string ordinal(std::uint32_t number) {
+    constexpr std::uint32_t k_ten = 10;
+    constexpr std::string_view k_ends[] = {"th", "st", "nd", "rd"};
+    const bool is_teen = number / k_ten % k_ten == 1;
+    const auto last = number % k_ten;
+    return fmt::format("{}{}", number, k_ends[is_teen || last >= std::size(k_ends) ? 0 : last]);
+}
+
+} // namespace
+
+std::string_view state_words(State state) noexcept {
+    switch (state) {
+    case State::awake: return "awake";
+    case State::asleep: return "asleep";
+    case State::partial: return "partly asleep";
+    case State::damaged: return "asleep, damaged";
+    }
+    return "unknown";
+}
+
+std::string_view state_words(const Report& report) noexcept {
+    return report.deep && report.state == State::asleep ? "asleep, deep" : state_words(report.state);
+}
+
+std::string label(const Process& process, const Report& report) {
+    return shortened(report.name.empty() ? process.command : report.name, k_label_columns);
+}
+
+std::string joined(const std::vector<std::string>& words) {
+    return printable(fmt::format("{}", fmt::join(words, ", ")));
+}
+
+std::string gate_line(const Report& report) {
+    auto text = fmt::format("gate {} {}", words_for(report.gate), words_for(report.on_touch));
+    const auto last = shortened(report.last_touch, k_label_columns);
+    if (report.waiting != 0)
+        text +=
+            fmt::format("; {} {}", counted(report.waiting, "thread"), report.waiting == 1 ? "waits" : "wait");
+    if (report.touches != 0) text += fmt::format("; held {} so far", counted(report.touches, "time"));
+    if (!last.empty() && report.touches != 0) text += fmt::format(", last {}", last);
+    return text;
+}
+
+std::string inhibition_line(const Report& report) {
+    if (!report.inhibited) return "sleeps are not inhibited";
+    if (!report.inhibited_seconds) return "sleeps are inhibited";
+    return fmt::format("sleeps are inhibited for another {}", format_seconds(*report.inhibited_seconds));
+}
+
+std::string residual_line(const model::Residual& residual) {
+    auto text = fmt::format("stays on GPU {}: {} {} in {}", residual.device, residual.kind,
+                            format_bytes(residual.bytes), counted(residual.count, "allocation"));
+    if (!residual.reason.empty()) text += fmt::format(" ({})", residual.reason);
+    return printable(text);
+}
+
+std::string retained_line(const Report& report) {
+    return fmt::format("{} of host memory are retained for the next sleep",
+                       format_bytes(report.retained_bytes));
+}
+
+std::string waiting_line(const model::WaitingWake& wake) {
+    const auto what =
+        wake.place == 0 ? std::string("GPU memory") : fmt::format("room, {} in line", ordinal(wake.place));
+    auto text =
+        fmt::format("a wake of {} waits for {}, for {}", wake.tags.empty() ? "all tags" : joined(wake.tags),
+                    what, format_seconds(wake.seconds));
+    return wake.reason.empty() ? text : text + fmt::format(": {}", printable(wake.reason));
+}
+
+std::string deep_line(const Report& report) {
+    return fmt::format("the driver has taken the rest from the GPU, too: {}",
+                       format_bytes(report.deep_bytes));
+}
+
+Bytes released(const Report& report) {
+    Bytes bytes = 0;
+    for (const auto& device : report.devices) bytes += device.released;
+    return bytes;
+}
+
+} // namespace gpu_sleep::cli

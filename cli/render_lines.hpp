@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Words and lines about a process that several outputs share.
+
+#pragma once
+
+#include "cli/process_info.hpp"
+#include "model/model.hpp"
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gpu_sleep::cli {
+
+/// The longest that a name or a command is shown.
+inline constexpr std::size_t k_label_columns = 40;
+
+[[nodiscard]] std::string_view state_words(model::State state) noexcept;
+[[nodiscard]] std::string_view state_words(const model::Report& report) noexcept;
+/// The name that the program gave itself, or else its command.
+[[nodiscard]] std::string label(const Process& process, const model::Report& report);
+[[nodiscard]] std::string joined(const std::vector<std::string>& words);
+/// What its devices say is released, all together.
+[[nodiscard]] Bytes released(const model::Report& report);
+
+/// "gate shut: work on the GPU waits; 3 threads wait, the last in cuLaunchKernel; held 17 times so far".
+[[nodiscard]] std::string gate_line(const model::Report& report);
+/// "sleeps are inhibited for another 3 h 59 min".
+[[nodiscard]] std::string inhibition_line(const model::Report& report);
+/// "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)".
+[[nodiscard]] std::string residual_line(const model::Residual& residual);
+/// "13.0 GiB of host memory are retained for the next sleep".
+[[nodiscard]] std::string retained_line(const model::Report& report);
+/// "a wake of weights waits for GPU memory, for 12.50 s: waking needs 32.0 MiB on GPU 0, ...", or "waits for
+/// room, 2nd in line, for 12.50 s".
+[[nodiscard]] std::string waiting_line(const model::WaitingWake& wake);
+/// "the driver has taken the rest from the GPU, too: 524.0 MiB".
+[[nodiscard]] std::string deep_line(const model::Report& report);
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What gpu-ps lists of each process.
+
+#include "base/text.hpp"
+#include "cli/render.hpp"
+#include "cli/render_lines.hpp"
+#include "cli/table.hpp"
+
+#include <fmt/ranges.h>
+
+#include <set>
+
+namespace gpu_sleep::cli {
+namespace {
+
+using model::GateState;
+using model::Operation;
+using model::Report;
+using model::State;
+using model::TagReport;
+
+/// "GPU", or "GPU 2.00 GiB, host 13.0 GiB" when the bytes are in several places.
+std::string where(const TagReport& tag) {
+    struct Place {
+        std::string_view name;
+        Bytes bytes;
+    };
+    std::vector<Place> places{{"GPU", tag.resident}};
+    for (const auto store : model::k_stores)
+        places.push_back({model::to_string(store), model::kept_in(tag, store)});
+    places.push_back({"dropped", tag.dropped});
+    places.push_back({"damaged", tag.damaged});
+    std::erase_if(places, [](const Place& place) { return place.bytes == 0; });
+    std::vector<std::string> words;
+    words.reserve(places.size());
+    for (const auto& [name, bytes] : places)
+        words.push_back(places.size() == 1 ? std::string(name)
+                                           : fmt::format("{} {}", name, format_bytes(bytes)));
+    return fmt::format("{}{}", fmt::join(words, ", "), tag.needs_refill ? " (needs refill)" : "");
+}
+
+std::string policy(const TagReport& tag) {
+    const auto retention = model::to_string(tag.policy.retention);
+    return tag.policy.refillable ? fmt::format("{}, refillable", retention) : std::string(retention);
+}
+
+/// A process's tags and devices added up.
+struct Sums {
+    std::set<std::string_view> tags;
+    std::set<int> devices;
+    TagReport all; ///< the bytes of all tags
+
+    explicit Sums(const Report& report) {
+        for (const auto& tag : report.tags) {
+            tags.insert(tag.tag);
+            devices.insert(tag.device);
+            all.bytes += tag.bytes;
+            all.resident += tag.resident;
+            all.kept += tag.kept;
+            all.in_files += tag.in_files;
+            all.dropped += tag.dropped;
+            all.damaged += tag.damaged;
+            all.needs_refill = all.needs_refill || tag.needs_refill;
+        }
+    }
+};
+
+/// "awake 2 h 5 min, idle 14 min 3 s", once it has been idle for a while.
+std::string state_column(const Report& report) {
+    constexpr double k_least_idle = 60;
+    const auto state = fmt::format("{} {}", state_words(report), format_seconds(report.state_seconds));
+    const bool may_work = report.state == State::awake || report.state == State::partial;
+    const auto idle = report.idle_seconds.value_or(0);
+    return may_work && idle >= k_least_idle ? fmt::format("{}, idle {}", state, format_seconds(idle)) : state;
+}
+
+/// Empty where nothing is known.
+std::string deep_refusal_line(const Report& report) {
+    return report.deep_refusal.empty() ? std::string()
+                                       : "cannot sleep deeply: " + printable(report.deep_refusal);
+}
+
+/// Of one that has no agent: its GPUs in one line, for it has no tags.
+void add_without_agent(Table& table, const Process& process, const Report& report) {
+    const auto bytes = released(report);
+    table.add({std::to_string(process.pid), user_name(process.uid), label(process, report),
+               std::string(state_words(report)), "-",
+               report.devices.empty() ? "-" : counted(report.devices.size(), "GPU"),
+               bytes == 0 ? "-" : format_bytes(bytes), report.devices.empty() ? "host" : "GPU"});
+    for (const auto& note : report.notes) table.add_line(note);
+}
+
+/// "on the GPUs still: 524.0 MiB of contexts, modules and what stays".
+std::string use_line(Bytes bytes) {
+    if (bytes == 0) return "nothing of it is left on the GPUs";
+    return fmt::format("on the GPUs still: {} of contexts, modules and what stays", format_bytes(bytes));
+}
+
+void add_process(Table& table, const Outcome& outcome, const Report& report, Detail detail) {
+    const auto& process = outcome.process;
+    const Sums sums(report);
+    table.add({std::to_string(process.pid), user_name(process.uid), label(process, report),
+               state_column(report), counted(sums.tags.size(), "tag"), counted(sums.devices.size(), "GPU"),
+               format_bytes(sums.all.bytes), where(sums.all)});
+    for (const auto& tag : report.tags)
+        table.add({"", "", "", std::string(state_words(tag.state)), tag.tag,
+                   fmt::format("GPU {}", tag.device), format_bytes(tag.bytes), where(tag), policy(tag)});
+    if (report.intercepts || report.gate != GateState::open || report.touches != 0)
+        table.add_line(gate_line(report));
+    if (report.inhibited) table.add_line(inhibition_line(report));
+    if (report.retained_bytes != 0) table.add_line(retained_line(report));
+    for (const auto& residual : report.residual) table.add_line(residual_line(residual));
+    if (report.deep) table.add_line(deep_line(report));
+    if (outcome.gpu_bytes) table.add_line(use_line(*outcome.gpu_bytes));
+    if (const auto line = deep_refusal_line(report); detail == Detail::all && !line.empty())
+        table.add_line(line);
+    for (const auto& wake : report.wakes_waiting)
+        if (!wake.by_touch || wake.place != 0) table.add_line(waiting_line(wake)); // else a note tells
+    if (report.operation == Operation::status)
+        for (const auto& note : report.notes) table.add_line(note);
+}
+
+} // namespace
+
+std::string render_listing(const std::vector<Outcome>& outcomes, Detail detail) {
+    using enum Table::Align;
+    Table table({{"PID", right},
+                 {"USER", left},
+                 {"NAME", left},
+                 {"STATE", left},
+                 {"TAG", left},
+                 {"DEVICE", left},
+                 {"BYTES", right},
+                 {"WHERE", left},
+                 {"POLICY", left}});
+    for (const auto& outcome : outcomes) {
+        const auto& process = outcome.process;
+        const auto* const report = std::get_if<Report>(&outcome.answer);
+        if (report && outcome.by_driver)
+            add_without_agent(table, process, *report);
+        else if (report)
+            add_process(table, outcome, *report, detail);
+        else
+            table.add({std::to_string(process.pid), user_name(process.uid),
+                       shortened(process.command, k_label_columns), "no answer"});
+    }
+    return table.text();
+}
+
+} // namespace gpu_sleep::cli
