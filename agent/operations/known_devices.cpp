@@ -18,7 +18,7 @@ KnownDevices::Device KnownDevices::find(int device) {
     Device found{driver::device_name(api, device), driver::device_uuid(api, device), false,
                  driver::is_mps_client(api, device)};
     found.is_part = found.name.find(" MIG ") != std::string::npos;
-    if (found.name.empty()) return found; // who comes next asks again
+    if (found.name.empty() || found.uuid.empty()) return found; // who comes next asks again
     const MutexLock lock(mutex_);
     devices_[device] = found;
     return found;

@@ -17,8 +17,8 @@ namespace gpu_sleep::agent::operations {
 class KnownDevices {
 public:
     struct Device {
-        std::string name; ///< empty where the driver could not be asked
-        std::string uuid;
+        std::string name;           ///< empty where the driver could not be asked
+        std::string uuid;           ///< likewise
         bool is_part = false;       ///< of a GPU (MIG)
         bool is_mps_client = false; ///< this process, there
     };

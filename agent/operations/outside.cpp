@@ -95,7 +95,7 @@ std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
     return pointers;
 }
 
-/// One run of the program: it has ended when this does.
+/// One run of the program. It has ended when this does, unless let_end() was called.
 class Run {
 public:
     /// `words`: the program and its arguments. Errors: no_driver.
@@ -122,6 +122,8 @@ public:
     }
 
     [[nodiscard]] pid_t pid() const noexcept { return pid_; }
+    /// Nobody waits for its end: it has done what it is for.
+    void let_end() noexcept { socket_.reset(); }
     /// Lets it begin with what others have to be ready for.
     void let_go() const noexcept { static_cast<void>(::send(socket_.get(), "\n", 1, MSG_NOSIGNAL)); }
 
@@ -206,7 +208,10 @@ Result<std::vector<OutsideGpu>> Outside::look(Milliseconds patience) const {
     if (!run) return unanswered(run.error().message);
     std::vector<OutsideGpu> gpus;
     while (auto line = run->next_line(deadline)) {
-        if (*line == k_last_line) return gpus;
+        if (*line == k_last_line) {
+            run->let_end();
+            return gpus;
+        }
         std::istringstream words(*line);
         OutsideGpu gpu;
         if (words >> gpu.uuid >> gpu.total >> gpu.free >> gpu.used) gpus.push_back(std::move(gpu));
