@@ -186,10 +186,15 @@ TEST_CASE("Deep together: whichever call of one's own fails, each is as it says,
             const auto done = run(family.launch(name, std::move(arguments)));
             INFO(done.err);
             std::size_t asleep = 0;
-            for (int i = 0; i < 2; ++i)
-                asleep += done.json(fmt::format("/processes/{}/state", i)) == "asleep";
-            CHECK(family.count("asleep") == asleep);
-            CHECK(family.count("awake") == 2 - asleep);
+            std::size_t unknown = 0; // of who goes back, and does not say so within a second
+            for (int i = 0; i < 2; ++i) {
+                const auto state = done.json(fmt::format("/processes/{}/state", i));
+                asleep += state == "asleep";
+                unknown += state == "none";
+            }
+            CHECK(family.count("asleep") >= asleep);
+            CHECK(family.count("awake") >= 2 - asleep - unknown);
+            CHECK(family.count("asleep") + family.count("awake") == 2);
             if (done.status == 0) CHECK(asleep == (name == "gpu-sleep" ? 2 : 0));
             failed += done.status != 0;
         };
