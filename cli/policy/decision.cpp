@@ -92,10 +92,14 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
     auto request = request_for(*rung, policy.directory);
     if (!request) return std::move(request).error();
     if (!heed_tags(policy, tags_of(report), *request)) return Decision{{}, "all of its tags are exempt"};
-    if (request->deep && !request->tags.empty()) { // only all of a process sleeps deeply
+    const bool has_exempt = !request->tags.empty(); // only all of a process sleeps deeply
+    if (request->deep && (has_exempt || !report.deep_refusal.empty())) {
         request->deep = false;
         if (depth >= (request->store == model::Store::file ? Depth::file : Depth::host))
-            return Decision{{}, "it sleeps already, but for tags that are exempt"};
+            return Decision{{},
+                            has_exempt
+                                ? "it sleeps already, but for tags that are exempt"
+                                : "it sleeps already, and cannot sleep deeply: " + report.deep_refusal};
     }
     if (depth == Depth::awake) request->on_touch = model::OnTouch::wake;
     request->spill = policy.spill && request->store == model::Store::host && !policy.directory.empty();

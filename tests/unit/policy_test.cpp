@@ -267,6 +267,13 @@ TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a
     for (auto& tag : seen.tags) tag.in_files = tag.kept;
     CHECK(decide(policy, seen)->reason == "it sleeps already, but for tags that are exempt");
     policy.tags.clear();
+    seen.deep_refusal = "it has managed memory";
+    CHECK(decide(policy, seen)->reason ==
+          "it sleeps already, and cannot sleep deeply: it has managed memory");
+    for (auto& tag : seen.tags) tag.in_files = 0;
+    REQUIRE(decide(policy, seen)->request);
+    CHECK_FALSE(decide(policy, seen)->request->deep);
+    CHECK(decide(policy, seen)->request->store == model::Store::file);
     policy.directory.clear();
     const auto request = decide(policy, report(State::awake, 20))->request;
     REQUIRE(request);
