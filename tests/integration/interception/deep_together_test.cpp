@@ -175,7 +175,7 @@ TEST_CASE("Deep together: whichever call of one's own fails, each is as it says,
         last = own_calls(family[0].pid(), trace);
     }
     REQUIRE(last - first > 20);
-    constexpr int k_step = is_sanitized() ? 40 : 3; // each alone is swept in deep_failures_test.cpp
+    constexpr int k_step = is_sanitized() ? 40 : 5; // each alone is swept in deep_failures_test.cpp
     int failed = 0;
     for (int nth = first; nth <= last; nth += k_step) {
         INFO("call " << nth << " of " << first << " to " << last);
