@@ -308,14 +308,13 @@ TEST_CASE("Reclaim: the line for cron does its work without an environment and a
     CHECK(all->err.empty());
 }
 
-TEST_CASE("Reclaim: a pass over 200 processes takes less than 0.2 s", "[reclaim]") {
-    if (is_sanitized()) return;
+TEST_CASE("Reclaim: a pass over 200 processes takes less than 0.2 s", "[reclaim_pass]") {
     const auto all = among_stubs(200, 15, {"gpu-reclaim", "--idle", "15m", "--json"});
     if (!all) return skip_without_right("make a pid namespace");
     const auto pass = timed(*all);
     CHECK(pass.status == 0);
     CHECK(pass.output.json("/processes/199/report/changed") == "true");
-    CHECK(pass.seconds < 0.2); // the least of many: others may use the machine
+    CHECK(pass.seconds < 0.2); // the least of many
 }
 
 TEST_CASE("Reclaim: that the GPU is asked about idleness does not end preparing", "[reclaim]") {
