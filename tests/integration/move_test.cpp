@@ -181,7 +181,9 @@ TEST_CASE("Move: processes killed at random moments of a move leave nothing for 
         host.tell("alloc weights 50331648 0");
         REQUIRE(host.command("gpu-sleep").status == 0);
         auto moving = host.start("gpu-sleep", place.store());
-        pause_for(Milliseconds(random() % 150));
+        // How long a command takes to begin differs by machine, so every other one is known to have begun.
+        if (i % 2 == 1) CHECK(becomes_true([&] { return !place.files().empty(); }));
+        pause_for(Milliseconds(random() % (i % 2 == 1 ? 50 : 150)));
         host.process().signal(SIGKILL);
         CHECK(host.wait() == 128 + SIGKILL);
         const auto status = moving.finish().status;
@@ -190,7 +192,7 @@ TEST_CASE("Move: processes killed at random moments of a move leave nothing for 
         REQUIRE(survivor.command("gpu-sleep", place.store()).status == 0);
         REQUIRE(survivor.command("gpu-sleep", {"--store", "host"}).status == 0);
     }
-    CHECK(left > kills / 6); // some were killed in the middle
+    CHECK(left >= kills / 2);
     // The kernel may still end what the last one wrote.
     for (int tries = 50; !place.files().empty() && tries > 0; --tries) {
         pause_for(Milliseconds(20));
