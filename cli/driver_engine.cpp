@@ -360,8 +360,8 @@ Result<void> checkpoint(const Checkpoint& driver, pid_t pid) {
     const auto state = driver.state(pid);
     if (state && *state == CheckpointState::failed)
         return make_error(ErrorCode::context_lost,
-                          "the driver could not checkpoint it, and its calls never return: "
-                          "end it; what is kept of it is in its own memory");
+                          "the driver could not checkpoint it, and its calls never return: gpu-sleep "
+                          "--store file --dir DIR --keep-files saves what is kept of it, then end it");
     if (auto unlocked = driver.unlock(pid); !unlocked)
         error.message += fmt::format("; nor unlock it: {}", unlocked.error().message);
     return error;

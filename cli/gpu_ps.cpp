@@ -108,7 +108,6 @@ Result<std::vector<cli::Outcome>> ask(const Options& options) {
     }
     if (!targets) return explained(options, targets.error());
     auto outcomes = cli::ask_status(finder, *std::move(targets), options.timeout);
-    cli::note_gpu_use(outcomes);
     if (!options.target.empty()) return outcomes;
     cli::drop_ended(outcomes);
     auto others = cli::find_without_agent(finder, options.user, outcomes);
@@ -133,6 +132,7 @@ Listed list(const Options& options) {
         return write(text, status, status == exit_status::no_process);
     }
     if (options.order) cli::sort(*outcomes, *options.order);
+    cli::note_gpu_use(*outcomes);
     const auto text = options.output.json ? cli::to_json("gpu-ps", *outcomes, indent) + '\n'
                       : outcomes->empty() ? k_nobody
                                           : cli::render_listing(*outcomes, detail_of(options));
@@ -185,6 +185,7 @@ int watch(const Options& options, Milliseconds interval) {
     for (;;) {
         auto outcomes = ask(options);
         if (outcomes) cli::sort(*outcomes, options.order.value_or(cli::Order::gpu));
+        if (outcomes && !options.target.empty()) cli::note_gpu_use(*outcomes); // the table does not show it
         const bool is_absent = outcomes
                                    ? is_all_absent(*outcomes)
                                    : traits(outcomes.error().code).exit_status == exit_status::no_process;

@@ -64,7 +64,8 @@ Error not_deeply(std::string_view why) {
 
 Error is_lost(std::string_view why) {
     return make_error(ErrorCode::context_lost,
-                      "the driver could not go on with it ({}): its calls of the driver never return; end it",
+                      "the driver could not go on with it ({}): its calls of the driver never return; "
+                      "gpu-sleep --store file --dir DIR --keep-files saves what is kept of it, then end it",
                       why);
 }
 
@@ -118,7 +119,6 @@ std::string DeepSleep::why_not(const Uses& uses) const {
                "gpu-run";
     if (!means_->checkpoint) return means_->checkpoint.error().message;
     if (!means_->outside) return means_->outside.error().message;
-    if (has_call_filter()) return "a filter restricts its system calls, and may forbid to start a process";
     for (const auto& [kind, reason] : uses.memory)
         if (const auto* why = why_not_memory(kind, reason)) return why;
     for (const int device : uses.devices) {
@@ -147,7 +147,12 @@ Result<void> DeepSleep::check() {
     if (!uses) return uses.error();
     if (const auto why = why_not(*uses); !why.empty()) return refusal(why);
     if (const auto stands = state(); !stands) return stands.error();
-    const auto noted = note_devices(uses->devices);
+    // It may have got one since the agent started.
+    const auto noted = has_call_filter()
+                           ? Result<void>(make_error(ErrorCode::driver_failed,
+                                                     "a filter restricts its system calls, and may forbid "
+                                                     "to start a process"))
+                           : note_devices(uses->devices);
     const MutexLock lock(mutex_);
     found_ = noted ? std::string() : noted.error().message;
     return noted ? Result<void>() : refusal(found_);

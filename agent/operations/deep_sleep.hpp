@@ -123,7 +123,8 @@ private:
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< held for moments only
     /// That the process uses.
     std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
-    std::string found_ GPU_SLEEP_GUARDED_BY(mutex_); ///< by the last check, why not, that only outside knows
+    /// Why not, as the last check found by what reports do not look at.
+    std::string found_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::atomic<bool> is_deep_{false};
     std::atomic<bool> was_deep_{false};
 };

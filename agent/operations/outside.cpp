@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "common/named_tracer.hpp"
+#include "peers/answer_timeout.hpp"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -40,9 +41,6 @@ constexpr std::size_t k_stack_bytes = 64 * k_kib;
 constexpr std::string_view k_last_line = "end";
 /// After the lock's own time: the program waits for it no longer than that.
 constexpr Milliseconds k_grace{1'000};
-/// For a checkpoint, which can be neither bounded nor undone: more than all of a GPU takes.
-constexpr Milliseconds k_checkpoint_limit{5 * 60'000};
-
 /// What the processes share that have this one's memory for a moment, while its thread stands still.
 struct Launch {
     const char* program;
@@ -232,7 +230,7 @@ Result<void> Outside::checkpoint(Clock::time_point deadline, const std::function
     auto line = run->next_line(deadline + k_grace, goes_on);
     if (!line) return not_done(*run, "lock");
     if (*line == "locked") {
-        line = run->next_line(Clock::now() + k_checkpoint_limit, goes_on);
+        line = run->next_line(Clock::now() + peers::AnswerTimeout::k_checkpoint, goes_on);
         if (!line) return not_done(*run, "checkpoint");
     }
     if (*line != k_last_line) return make_error(ErrorCode::driver_failed, "{}", *line);

@@ -237,12 +237,14 @@ Result<Report> SleepOperation::run() {
     return unchanged("it works again");
 }
 
+bool SleepOperation::names_store() const noexcept {
+    return request_.store_is_named || !request_.stores.empty();
+}
+
 bool SleepOperation::moves_to_files() const noexcept {
-    if (request_.release_retained) return false;
-    const bool names_host = std::any_of(request_.stores.begin(), request_.stores.end(),
-                                        [](const auto& each) { return each.store != model::Store::file; }) ||
-                            (request_.store_is_named && request_.store != model::Store::file);
-    return !names_host && (request_.store_is_named || !request_.stores.empty());
+    const auto is_file = [](const auto& each) { return each.store == model::Store::file; };
+    return names_store() && (!request_.store_is_named || request_.store == model::Store::file) &&
+           std::all_of(request_.stores.begin(), request_.stores.end(), is_file);
 }
 
 Result<void> SleepOperation::move_deep_contents() {
@@ -257,18 +259,17 @@ Result<void> SleepOperation::move_deep_contents() {
 }
 
 Result<Report> SleepOperation::stay_deep() {
-    const bool names_store = request_.store_is_named || !request_.stores.empty();
-    if (request_.release_retained || (names_store && !moves_to_files()))
+    if (request_.release_retained || (names_store() && !moves_to_files()))
         return make_error(ErrorCode::driver_failed,
                           "it sleeps deeply, and until it wakes its contents can go to files alone");
-    if (names_store)
+    if (names_store()) {
         GPU_SLEEP_TRY(move_deep_contents());
-    else if (joint_.is_joint())
-        GPU_SLEEP_TRY(pass_without_moving());
-    if (!names_store && !request_.dry_run && !request_.only_if_idle) {
-        parts_.memory.with_lock([&](LockedMemory& locked) {
-            report_.changed = locked.adopt_touch_rule(request_, true, is_own_);
-        });
+    } else {
+        if (joint_.is_joint()) GPU_SLEEP_TRY(pass_without_moving());
+        if (!request_.dry_run && !request_.only_if_idle)
+            parts_.memory.with_lock([&](LockedMemory& locked) {
+                report_.changed = locked.adopt_touch_rule(request_, true, is_own_);
+            });
     }
     if (!request_.dry_run) settle_gate(parts_.memory, parts_.status);
     parts_.memory.with_lock([&](const LockedMemory& locked) {

@@ -64,7 +64,9 @@ private:
     /// run() without a look at idleness.
     [[nodiscard]] Result<model::Report> carry_out();
 
-    /// Whether it names files, and files alone, for contents.
+    /// Whether it names a store for contents that sleep already.
+    [[nodiscard]] bool names_store() const noexcept;
+    /// Whether it names files, and files alone.
     [[nodiscard]] bool moves_to_files() const noexcept;
     /// Of a process that sleeps deeply, or that the driver has lost. Errors: as run().
     [[nodiscard]] Result<void> move_deep_contents();

@@ -55,7 +55,7 @@ public:
 
     // ---- Question::deep_steps
 
-    /// Whether the agent waits for the next step, which is step_done() then.
+    /// Whether the agent waits for the next step, which is steps_done() then.
     [[nodiscard]] bool awaits_step() const noexcept;
     /// Whether steps up to this one may still have to be taken.
     [[nodiscard]] bool is_before_step(std::size_t step) const noexcept {
