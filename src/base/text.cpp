@@ -22,11 +22,11 @@ struct Range {
 };
 
 constexpr std::array k_hidden = {
-    Range{0x0000, 0x001F},   Range{0x007F, 0x009F},   Range{0x00AD, 0x00AD},   Range{0x034F, 0x034F},
-    Range{0x061C, 0x061C},   Range{0x115F, 0x1160},   Range{0x17B4, 0x17B5},   Range{0x180B, 0x180F},
-    Range{0x200B, 0x200F},   Range{0x2028, 0x202E},   Range{0x2060, 0x206F},   Range{0x3164, 0x3164},
-    Range{0xFE00, 0xFE0F},   Range{0xFEFF, 0xFEFF},   Range{0xFFA0, 0xFFA0},   Range{0xFFF0, 0xFFFB},
-    Range{0x1BCA0, 0x1BCA3}, Range{0x1D173, 0x1D17A}, Range{0xE0000, 0xE0FFF},
+    Range{0x0080, 0x009F},   Range{0x00AD, 0x00AD},   Range{0x034F, 0x034F}, Range{0x061C, 0x061C},
+    Range{0x115F, 0x1160},   Range{0x17B4, 0x17B5},   Range{0x180B, 0x180F}, Range{0x200B, 0x200F},
+    Range{0x2028, 0x202E},   Range{0x2060, 0x206F},   Range{0x3164, 0x3164}, Range{0xFE00, 0xFE0F},
+    Range{0xFEFF, 0xFEFF},   Range{0xFFA0, 0xFFA0},   Range{0xFFF0, 0xFFFB}, Range{0x1BCA0, 0x1BCA3},
+    Range{0x1D173, 0x1D17A}, Range{0xE0000, 0xE0FFF},
 };
 
 /// Marks of the scripts that are met most.
@@ -50,14 +50,13 @@ bool is_in(const std::array<Range, N>& ranges, char32_t code) noexcept {
 }
 
 /// How many bytes a character has that begins with `byte`, and the least code that needs so many; 0 bytes for
-/// none.
+/// none. Of ASCII's there is no question.
 struct Form {
     std::size_t bytes = 0;
     char32_t least = 0;
 };
 
 constexpr Form form_of(unsigned char byte) noexcept {
-    if (byte < 0x80) return {1, 0};
     if (byte >= 0xC0 && byte < 0xE0) return {2, 0x80};
     if (byte >= 0xE0 && byte < 0xF0) return {3, 0x800};
     if (byte >= 0xF0 && byte < 0xF8) return {4, 0x10000};
@@ -90,10 +89,17 @@ std::string shown(std::string_view text, bool lines) {
 
 Character first_character(std::string_view text) noexcept {
     const auto lead = static_cast<unsigned char>(text.front());
-    const auto form = form_of(lead);
     Character character;
+    if (lead < 0x80) { // nearly all
+        character.code = lead;
+        character.bytes = 1;
+        character.is_valid = true;
+        character.is_shown = lead >= 0x20 && lead != 0x7F;
+        return character;
+    }
+    const auto form = form_of(lead);
     if (form.bytes == 0 || form.bytes > text.size()) return character;
-    char32_t code = form.bytes == 1 ? lead : lead & (0x7FU >> form.bytes);
+    char32_t code = lead & (0x7FU >> form.bytes);
     for (std::size_t i = 1; i < form.bytes; ++i) {
         const auto byte = static_cast<unsigned char>(text[i]);
         if ((byte & 0xC0U) != 0x80U) return character;

@@ -122,10 +122,11 @@ inline void add_sample_contents(MemoryContents& contents) {
 }
 
 [[nodiscard]] inline ByteVector read_file(const std::filesystem::path& path) {
+    ByteVector bytes(std::filesystem::file_size(path));
     std::ifstream file(path, std::ios::binary);
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
-    const auto bytes = std::as_bytes(std::span(text));
-    return {bytes.begin(), bytes.end()};
+    file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    CHECK(file);
+    return bytes;
 }
 
 inline void write_file(const std::filesystem::path& path, std::span<const std::byte> bytes) {

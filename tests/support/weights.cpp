@@ -13,15 +13,48 @@
 namespace gpu_sleep::test {
 namespace {
 
+/// Normally distributed values by the polar method: those of libstdc++'s std::normal_distribution, which with
+/// some compilers takes a long double's logarithm of the generator's range for each of them.
+class NormalValues {
+public:
+    explicit NormalValues(std::uint64_t seed) : random_(seed) {}
+
+    float next() {
+        if (is_spare_) {
+            is_spare_ = false;
+            return spare_;
+        }
+        float x = 0;
+        float y = 0;
+        float square = 0;
+        do {
+            x = 2 * uniform() - 1;
+            y = 2 * uniform() - 1;
+            square = x * x + y * y;
+        } while (square > 1 || square == 0);
+        const float scale = std::sqrt(-2 * std::log(square) / square);
+        is_spare_ = true;
+        spare_ = x * scale;
+        return y * scale;
+    }
+
+private:
+    /// From 0 to less than 1.
+    float uniform() { return std::min(static_cast<float>(random_()) * 0x1p-64F, std::nextafter(1.0F, 0.0F)); }
+
+    std::mt19937_64 random_;
+    float spare_ = 0;
+    bool is_spare_ = false;
+};
+
 /// `count` values that `make(normal)` makes, in a row.
 template <class Make>
 ByteVector make_values(std::size_t count, std::uint64_t seed, Make&& make) {
-    std::mt19937_64 random(seed);
-    std::normal_distribution<float> normal;
+    NormalValues normal(seed);
     using Value = decltype(make(0.0F));
     ByteVector bytes(count * sizeof(Value));
     for (std::size_t i = 0; i < count; ++i) {
-        const Value value = make(normal(random));
+        const Value value = make(normal.next());
         std::memcpy(&bytes[i * sizeof(value)], &value, sizeof(value));
     }
     return bytes;

