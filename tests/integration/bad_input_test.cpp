@@ -226,7 +226,7 @@ TEST_CASE("Bad input: a request that waits behind another ends in its own time, 
     allocate_tags(host);
     host.tell("hold");
     auto first = host.start("gpu-sleep", {"--tags", "tag_0", "--timeout", "20s"});
-    pause_for(Milliseconds(200)); // it is the first
+    await_request(first);
     SECTION("timed out") {
         const auto* const command = GENERATE("gpu-sleep", "gpu-wake");
         const auto start = Clock::now();
@@ -237,7 +237,7 @@ TEST_CASE("Bad input: a request that waits behind another ends in its own time, 
     }
     SECTION("killed") {
         const auto killed = host.start("gpu-sleep", {"--tags", "tag_1", "--timeout", "20s"});
-        pause_for(Milliseconds(200));
+        await_request(killed);
     }
     host.tell("resume");
     CHECK(first.finish().status == 0);
@@ -283,14 +283,14 @@ TEST_CASE("Bad input: gpu-ps does not wait for a sleep, and tells how the proces
     allocate_tags(host);
     host.tell("delay cuMemcpyDtoHAsync 1000000");
     auto sleeping = host.start("gpu-sleep", {"--json"});
-    pause_for(Milliseconds(300));
-    const auto start = Clock::now();
-    const auto listed = host.command("gpu-ps", {"--json"});
-    CHECK(Clock::now() - start < Milliseconds(900));
+    Output listed;
+    CHECK(becomes_true([&] {
+        listed = host.command("gpu-ps", {"--json"});
+        return listed.out.find("contents are being moved") != std::string::npos;
+    }));
     CHECK(listed.status == 0);
     CHECK(listed.json("/processes/0/state") == "awake");
     CHECK(listed.json("/processes/0/report/tags/5/tag") == "tag_5");
-    CHECK(listed.out.find("contents are being moved") != std::string::npos);
     CHECK(sleeping.finish().json("/processes/0/report/changed") == "true");
     CHECK(host.state() == "asleep");
 }
@@ -301,7 +301,7 @@ TEST_CASE("Bad input: a sleep during a wake comes after it", "[bad_input]") {
     REQUIRE(host.command("gpu-sleep").status == 0);
     host.tell("delay cuMemcpyHtoDAsync 50000");
     auto waking = host.start("gpu-wake", {"--json"});
-    pause_for(Milliseconds(100));
+    await_request(waking);
     auto sleeping = host.start("gpu-sleep", {"--json"});
     CHECK(waking.finish().json("/processes/0/report/changed") == "true");
     CHECK(sleeping.finish().json("/processes/0/report/changed") == "true");
@@ -315,7 +315,8 @@ TEST_CASE("Bad input: a process that is killed in the middle is reported as ende
     allocate_tags(host);
     host.tell("delay cuMemcpyDtoHAsync 200000");
     auto sleeping = host.start("gpu-sleep", {"--json"});
-    pause_for(Milliseconds(200));
+    await_request(sleeping);
+    pause_for(Milliseconds(150));
     host.process().signal(SIGKILL);
     CHECK(host.wait() == 128 + SIGKILL);
     const auto ended = sleeping.finish();

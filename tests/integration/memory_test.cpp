@@ -192,6 +192,7 @@ TEST_CASE("Memory: GPU memory that somebody else has taken keeps a process aslee
         CHECK_THAT(text, mentions("longer than this --wait") && !mentions("60s"));
 
     auto waiting = host.start("gpu-wake", {"--wait", "60s"});
+    await_request(waiting);
     pause_for(Milliseconds(200));
     CHECK(host.state() == "asleep");
     rival.tell("free 0");
@@ -316,7 +317,7 @@ TEST_CASE("Memory: a sleep that waits behind a wake has the host memory that the
     REQUIRE(host.command("gpu-sleep").status == 0);
     host.tell("delay cuMemcpyHtoDAsync 600000");
     auto waking = host.start("gpu-wake");
-    pause_for(Milliseconds(300));
+    await_request(waking);
     const auto slept = host.command("gpu-sleep");
     INFO(slept.err);
     CHECK(slept.status == 0);
@@ -403,7 +404,7 @@ TEST_CASE("Memory: a sleep has host memory at once that is retained of what does
     group.limit(group.usage() + (std::size_t{256 + 64} << 20)); // 256 MiB are left to everybody else
     const auto start = Clock::now();
     const auto slept = host.command("gpu-sleep", {"--tags", "kv_cache"});
-    CHECK(seconds_since(start) < 1.5); // what is somebody else's is waited for, for 2 s
+    CHECK(seconds_since(start) < 1.9); // what is somebody else's is waited for, for 2 s
     INFO(slept.err);
     CHECK(slept.status == 0);
     group.limit(std::size_t{4} << 30);

@@ -116,6 +116,7 @@ TEST_CASE("Transitions: a wake that waits for GPU memory is counted when it ends
     CHECK(wakes["failures"] == nlohmann::json::parse(R"([{"code": "out_of_device_memory", "count": 1}])"));
 
     auto waiting = host.start("gpu-wake", {"--wait", "60s"});
+    await_request(waiting);
     pause_for(Milliseconds(300));
     CHECK(transitions_of(host)["wake"] == wakes);
     rival.tell("free 0");

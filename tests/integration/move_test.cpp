@@ -87,7 +87,8 @@ TEST_CASE("Move: what is interrupted, or has no more time, or no room, stays whe
     SECTION("interrupted") {
         host.tell("delay cuMemHostRegister 400000");
         auto moving = host.start("gpu-sleep", {"--store", "host", "--json"});
-        pause_for(300ms);
+        await_request(moving);
+        pause_for(150ms);
         moving.signal(SIGINT);
         ended = moving.finish();
         expected = 128 + SIGINT;

@@ -177,7 +177,8 @@ TEST_CASE("Patience: a process that is stopped is given up within its time, and 
     SECTION("while it copies") {
         host.tell("delay cuMemcpyDtoHAsync 300000");
         auto sleeping = host.start("gpu-sleep", {"--timeout", "2s"});
-        pause_for(800ms);
+        await_request(sleeping);
+        pause_for(500ms);
         host.process().signal(SIGSTOP);
         const auto late = sleeping.finish();
         CHECK(late.status == 4);
@@ -209,7 +210,8 @@ TEST_CASE("Patience: interrupted before the point of no return, a command change
     const int signal = GENERATE(SIGINT, SIGTERM, SIGHUP);
     host.tell("delay cuMemcpyDtoHAsync 300000");
     auto sleeping = host.start("gpu-sleep", {"--json"});
-    pause_for(600ms);
+    await_request(sleeping);
+    pause_for(300ms);
     sleeping.signal(signal);
     const auto ended = sleeping.finish();
     CHECK(ended.status == 128 + signal);
@@ -225,7 +227,8 @@ TEST_CASE("Patience: an interruption that is ignored stays so", "[patience]") {
     host.tell("delay cuMemcpyDtoHAsync 200000");
     Process sleeping(Launch{{"sh", "-c", "trap '' INT; exec \"$0\" \"$1\"", command_file("gpu-sleep"),
                              std::to_string(host.pid())}});
-    pause_for(600ms);
+    await_request(sleeping);
+    pause_for(300ms);
     sleeping.signal(SIGINT);
     CHECK(sleeping.finish().status == 0);
     CHECK(host.state() == "asleep");
@@ -237,7 +240,8 @@ TEST_CASE("Patience: interrupted past the point of no return, a command waits an
     allocate_some_tags(host, 2);
     host.tell("delay cuMemUnmap 2000000");
     auto sleeping = host.start("gpu-sleep");
-    pause_for(800ms);
+    await_request(sleeping);
+    pause_for(500ms);
     sleeping.signal(SIGINT);
     SECTION("asleep") {
         const auto ended = sleeping.finish();
@@ -271,7 +275,8 @@ TEST_CASE("Patience: of a process that is stopped past the point of no return no
     allocate_some_tags(host, 2);
     host.tell("delay cuMemUnmap 2000000");
     auto sleeping = host.start("gpu-sleep", {"--timeout", "3s", "--json"});
-    pause_for(800ms);
+    await_request(sleeping);
+    pause_for(500ms);
     host.process().signal(SIGSTOP);
     const auto ended = sleeping.finish();
     host.process().signal(SIGCONT);

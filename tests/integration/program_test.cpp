@@ -185,7 +185,8 @@ TEST_CASE("Program: a hold keeps sleeps off until it is resumed", "[program]") {
     CHECK(held.status == 4);
     CHECK_THAT(held.err, mentions("gpu_sleep_hold"));
     auto waiting = host.start("gpu-sleep");
-    pause_for(Milliseconds(200));
+    await_request(waiting);
+    pause_for(Milliseconds(100));
     CHECK(host.state() == "awake");
     host.tell("resume");
     CHECK(waiting.finish().status == 0);
@@ -201,7 +202,8 @@ TEST_CASE("Program: a sleep waits for a capture that it can see, and does not br
     CHECK(late.status == 4);
     CHECK(late.json("/processes/0/error/code") == "capture_in_progress");
     auto waiting = host.start("gpu-sleep");
-    pause_for(Milliseconds(200));
+    await_request(waiting);
+    pause_for(Milliseconds(100));
     host.tell("capture_end");
     CHECK(waiting.finish().status == 0);
     REQUIRE(host.command("gpu-wake").status == 0);
@@ -370,7 +372,7 @@ TEST_CASE("Program: a process that is ending is said to be, and not to have fail
     }
     host.tell("hold");
     auto waiting = host.start("gpu-sleep", {"--json", "--timeout", "1s"});
-    pause_for(Milliseconds(300));
+    await_request(waiting);
     host.process().send("exit 0");
     check_is_told(waiting.finish());
     CHECK(host.wait() == 0);

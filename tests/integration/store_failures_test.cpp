@@ -144,7 +144,7 @@ TEST_CASE("Store: a sleep that waits behind a wake has the room that the wake's 
     REQUIRE(host.command("gpu-sleep", to_file).status == 0);
     host.tell("delay cuMemcpyHtoDAsync 600000");
     auto waking = host.start("gpu-wake");
-    pause_for(Milliseconds(300));
+    await_request(waking);
     const auto slept = host.command("gpu-sleep", to_file);
     INFO(slept.err);
     CHECK(slept.status == 0);
@@ -199,7 +199,7 @@ TEST_CASE("Store: reads that fail leave the process asleep and whole, slow ones 
     host.tell("reads 50000");
     {
         const auto killed = host.start("gpu-wake");
-        pause_for(Milliseconds(70));
+        await_request(killed);
     }
     const auto state = host.state(); // waits for what is under way
     CHECK((state == "awake" || state == "asleep"));

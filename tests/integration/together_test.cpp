@@ -239,7 +239,8 @@ TEST_CASE("Together: an interruption has all go back, while it can", "[together]
     Family family(3);
     family[1].tell("hold");
     auto sleeping = Family::start("gpu-sleep");
-    pause_for(Milliseconds(300));
+    await_request(sleeping);
+    pause_for(Milliseconds(200));
     sleeping.signal(SIGINT);
     const auto output = sleeping.finish();
     CHECK(output.status == 128 + SIGINT);
@@ -252,6 +253,7 @@ TEST_CASE("Together: one that begins to use the GPU meanwhile has all go back", 
     Family family(2);
     family[1].tell("hold");
     auto sleeping = Family::start("gpu-sleep");
+    await_request(sleeping);
     pause_for(Milliseconds(300)); // it knows its processes by now
     family.add();
     family[1].tell("resume");
@@ -292,6 +294,7 @@ TEST_CASE("Together: one that is killed while the others wait takes nobody along
             is_sanitized() ? 2'000 : 500; // by then the command has found it, and asked
         rank.tell(fmt::format("delay cuMemcpyDtoHAsync {}", 2'000 * k_begin_ms));
         auto sleeping = Family::start("gpu-sleep");
+        await_request(sleeping);
         pause_for(Milliseconds(k_begin_ms));
         rank.process().signal(SIGKILL);
         CHECK(rank.wait() == 128 + SIGKILL);
@@ -366,6 +369,7 @@ TEST_CASE("Together: a command that hangs is not waited for", "[together]") {
     Family family(2);
     family[1].tell("hold");
     auto sleeping = Family::start("gpu-sleep");
+    await_request(sleeping);
     pause_for(Milliseconds(500)); // the first waits by now
     sleeping.signal(SIGSTOP);
     family[1].tell("resume");

@@ -7,16 +7,35 @@
 #include "base/process.hpp"
 #include "support/catch.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
+#include <system_error>
 
 namespace gpu_sleep::test {
 
 Launch host_launch(Arguments environment, Arguments prefix) {
     prefix.push_back(command_file("integration_host"));
     return {std::move(prefix), std::move(environment)};
+}
+
+void await_request(const Process& command) {
+    namespace fs = std::filesystem;
+    const auto descriptors = fmt::format("/proc/{}/fd", command.pid());
+    const auto has_connected = [&] {
+        std::error_code ignored; // it is starting, or closes one at this moment
+        return std::any_of(fs::directory_iterator(descriptors, ignored), fs::directory_iterator(),
+                           [&](const fs::directory_entry& each) {
+                               const auto what = fs::read_symlink(each.path(), ignored);
+                               return what.native().starts_with("socket:");
+                           });
+    };
+    CHECK(becomes_true(has_connected));
+    pause_for(Milliseconds(50));
 }
 
 Host::Host(Arguments environment, Arguments prefix)

@@ -72,7 +72,7 @@ TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]
     SECTION("stopped meanwhile, and then killed") {
         Process process(
             machine.launch("deep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:500ms"}));
-        pause_for(Milliseconds(200));
+        await_request(process);
         process.signal(SIGSTOP);
         CHECK(machine.command("gpu-wake", {"--timeout", "300ms"}).status == 4); // the sleep is under way
         process.signal(SIGKILL);
@@ -180,7 +180,8 @@ TEST_CASE("Deep: the process is killed amid any step", "[deep]") {
     DeepMachine machine;
     const std::string call = GENERATE("cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint");
     Process process(machine.launch("deep", {}, {"GPU_SLEEP_SIM_DELAY=" + call + ":500ms"}));
-    pause_for(Milliseconds(200));
+    await_request(process);
+    pause_for(Milliseconds(100));
     machine.host.process().signal(SIGKILL);
     CHECK(machine.host.wait() == 128 + SIGKILL);
     CHECK(process.finish().status != 0);

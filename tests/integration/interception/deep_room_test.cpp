@@ -114,6 +114,7 @@ TEST_CASE("Deep room: one that the driver restores for a command counts on nothi
     other.tell("start");
     const auto filling = make_piece(other, "plain", free_bytes(other) - 20 * k_mib);
     Process waking(family.launch("gpu-wake", {DeepFamily::root(), "--tree"}));
+    await_request(waking);
     pause_for(Milliseconds(150)); // it has looked for room by now
     const auto refused = run(family.launch("gpu-wake", {pid}));
     CHECK(refused.status == 7);
