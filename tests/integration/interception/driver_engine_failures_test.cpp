@@ -6,7 +6,6 @@
 #include "driver_machine.hpp"
 
 #include "../mentions.hpp"
-#include "support/sanitized.hpp"
 
 #include <fmt/format.h>
 
@@ -195,7 +194,7 @@ TEST_CASE(
     Machine machine;
     const std::string command = GENERATE("sleep", "gpu-wake");
     int failed = 0;
-    for (int nth = 1; nth <= k_calls; nth += sanitized_step(4)) {
+    for (int nth = 1; nth <= k_calls; ++nth) {
         INFO(command << ", call " << nth);
         if (command == "gpu-wake") REQUIRE(machine.command("sleep").status == 0);
         const auto done = machine.command(command, {}, {fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
@@ -207,5 +206,5 @@ TEST_CASE(
         CHECK((woken.status == 0 || woken.status == 3));             // 3: it is awake already
         machine.expect_awake();
     }
-    CHECK(failed > 2 / sanitized_step(4));
+    CHECK(failed >= 3);
 }
