@@ -14,7 +14,7 @@ constexpr const char* k_examples = "  gpu-wake 4242                  everything 
                                    "  gpu-wake 4242 --order weights  the weights first, then the rest\n"
                                    "  gpu-wake 4242 --wait 60s       try again while GPU memory is short\n"
                                    "  gpu-wake 4242 --make-room      others of its user sleep if it is\n"
-                                   "  gpu-wake 4242 --gpu 0=1        without agent: on another GPU\n";
+                                   "  gpu-wake 4242 --gpu 0=1        from a deep sleep: on another GPU\n";
 
 } // namespace
 
@@ -47,10 +47,10 @@ int main(int argc, char** argv) {
                   "Change nothing; say what would be taken and brought back");
     cli::add_flag(app, "--force", operation.force,
                   "Of what the driver put to sleep: restore it though it is not known whether there is room");
-    app.add_option(
-           "--gpu", moves,
-           "Of what the driver put to sleep: restore it on other GPUs of the same kind; each is a number\n"
-           "of nvidia-smi's or a uuid")
+    app.add_option("--gpu", moves,
+                   "Of what sleeps deeply, or the driver put to sleep: bring it back to other GPUs of the "
+                   "same kind;\n"
+                   "each is a number of nvidia-smi's or a uuid")
         ->delimiter(',')
         ->allow_extra_args(false)
         ->type_name("FROM=TO,...");
@@ -65,6 +65,8 @@ int main(int argc, char** argv) {
     if (text.empty() && min_awake && !request.make_room) text = "--min-awake is for --make-room";
     if (text.empty() && operation.selection.is_joint() && (!request.order.empty() || request.make_room))
         text = "--order and --make-room are for one process, without --tree or --group";
+    if (text.empty() && operation.selection.is_joint() && !moves.empty())
+        text = "--gpu is for one process, without --tree or --group";
     if (!text.empty()) return cli::usage_error("gpu-wake", text, operation.output.json);
     constexpr Milliseconds k_wait_for_room{10'000};
     request.wait = wait.value_or(request.make_room ? k_wait_for_room : Milliseconds(0));

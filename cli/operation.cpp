@@ -209,16 +209,6 @@ DriverRequest driver_request(const CommandRun& operation) {
     return {model::Operation::wake, wake.dry_run, wake.timeout, wake.wait, operation.force, operation.moves};
 }
 
-/// Moves are the driver's: who has an agent stays where it is. Errors: invalid_argument.
-Result<void> check_moves(const CommandRun& operation, const Targets& targets) {
-    if (operation.moves.empty() || targets.reached.empty()) return {};
-    return make_error(
-        ErrorCode::invalid_argument,
-        "process {} has an agent: --gpu is for those that have none, and that gpu-sleep --engine "
-        "driver has put to sleep",
-        title(targets.reached.front().process));
-}
-
 /// Whether it is a pass over what is idle, also among processes without an agent.
 bool reclaims_by_driver(const CommandRun& operation) {
     const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
@@ -305,6 +295,36 @@ Engine engine_of(std::string_view word) noexcept {
 
 namespace {
 
+/// Has the request name the GPUs that the only one of `targets`, which sleeps deeply, comes back to. Errors:
+/// invalid_argument (it does not sleep deeply, there are several, or plan_gpu_moves() refuses), those of
+/// look_at_gpus(), and what the process answers.
+Result<void> plan_moves(CommandRun& operation, Finder& finder, Targets targets) {
+    constexpr Milliseconds k_patience{5'000};
+    const auto asked = ask_status(finder, std::move(targets), k_patience);
+    if (asked.size() != 1)
+        return make_error(ErrorCode::invalid_argument, "--gpu is for one process, and these are {}",
+                          asked.size());
+    if (const auto* const error = error_of(asked.front())) return *error;
+    const auto& report = std::get<model::Report>(asked.front().answer);
+    if (!report.deep)
+        return make_error(ErrorCode::invalid_argument,
+                          "process {} does not sleep deeply, and what it has on a GPU cannot move: "
+                          "gpu-sleep --deep, and then wake it on another GPU",
+                          title(asked.front().process));
+    const auto gpus = driver::look_at_gpus();
+    if (!gpus)
+        return make_error(gpus.error().code, "which GPUs there are cannot be asked ({})",
+                          gpus.error().message);
+    std::vector<GpuNeed> needs;
+    for (const auto& device : report.devices)
+        if (!device.uuid.empty()) needs.push_back({device.uuid, 0}); // it looks for room itself
+    auto pairs = plan_gpu_moves(operation.moves, *gpus, needs);
+    if (!pairs) return std::move(pairs).error();
+    auto& request = std::get<model::WakeRequest>(operation.request);
+    for (auto& pair : *pairs) request.gpus.push_back({std::move(pair.from), std::move(pair.to)});
+    return {};
+}
+
 Result<Targets> find(const CommandRun& operation, Finder& finder) {
     const Search search{.user = operation.user};
     if (!operation.selection.group.empty()) return find_group(finder, operation.selection.group, search);
@@ -315,7 +335,7 @@ Result<Targets> find(const CommandRun& operation, Finder& finder) {
 
 } // namespace
 
-int run(const CommandRun& operation) {
+int run(CommandRun operation) {
     raise_descriptor_limit();
     if (reclaims_by_driver(operation)) return run_pass(operation);
     Teller teller(operation);
@@ -331,8 +351,10 @@ int run(const CommandRun& operation) {
         else
             targets = std::move(chosen).error();
     }
-    if (targets)
-        if (auto checked = check_moves(operation, *targets); !checked) targets = std::move(checked).error();
+    if (targets && !operation.moves.empty() && !targets->reached.empty()) {
+        auto planned = plan_moves(operation, finder, *std::move(targets));
+        targets = planned ? find(operation, finder) : std::move(planned).error();
+    }
     if (!targets && !without_agent) return tell_failure(operation.program, operation.output, targets.error());
     Interruptions interruptions;
     std::vector<Outcome> outcomes;

@@ -38,14 +38,14 @@ struct CommandRun {
     OutputOptions output;
     Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
     bool force = false;            ///< the driver restores also where it is not known whether there is room
-    std::vector<GpuMove> moves{};  ///< of a wake by the driver: on other GPUs
+    std::vector<GpuMove> moves{};  ///< of a wake of what the driver has put away: to other GPUs
     Selection selection = {};      ///< more than `target` names, or a group in its place
 };
 
 /// Runs the command. Prints each result on standard output as it arrives, or all together as JSON, and
 /// progress and errors on standard error. Returns the exit status, unless a signal that has withdrawn the
 /// requests ends the command.
-[[nodiscard]] int run(const CommandRun& operation);
+[[nodiscard]] int run(CommandRun operation);
 
 /// Asks the processes whose connection was lost, or that did not answer in time, for their state, all at
 /// once: they may have ended or may have no agent any more. Does not ask those that are stopped or whose

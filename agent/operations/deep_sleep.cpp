@@ -62,6 +62,13 @@ Error not_deeply(std::string_view why) {
     return make_error(ErrorCode::driver_failed, "it is asleep, but not deeply: {}", why);
 }
 
+/// The GPU that takes the place of `gpu`.
+const std::string& place_of(const std::string& gpu, const std::vector<model::GpuPair>& pairs) {
+    const auto pair =
+        std::find_if(pairs.begin(), pairs.end(), [&](const auto& each) { return each.from == gpu; });
+    return pair == pairs.end() ? gpu : pair->to;
+}
+
 Error is_lost(std::string_view why) {
     return make_error(ErrorCode::context_lost,
                       "the driver could not go on with it ({}): its calls of the driver never return; "
@@ -102,7 +109,7 @@ void DeepSleep::describe(model::Report& report) const {
         const auto found = devices_.find(each.device);
         if (found == devices_.end()) continue;
         each.name = found->second.name;
-        each.uuid = found->second.uuid;
+        if (each.uuid.empty()) each.uuid = found->second.uuid;
         // Of the sleep itself, whose figures are from before.
         if (report.operation == model::Operation::sleep && each.free_after != 0)
             each.free_after = std::min(each.free_after + found->second.rest, each.total);
@@ -201,6 +208,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
         return not_deeply(held.error().message);
     }
     memory_.keep_from_driver(true);
+    moved_.clear();
     const auto begun = Clock::now();
     auto done = guarded([&]() -> Result<void> {
         const auto gpus = means_->outside->look();
@@ -258,6 +266,7 @@ Result<void> DeepSleep::take_stock() {
 
 void DeepSleep::come_back() noexcept {
     is_deep_ = false;
+    known_devices_.forget(); // they may be others
     memory_.keep_from_driver(false);
     gate::Gate::instance().leave_deep();
     intercepted::set_memory_while_deep(std::nullopt);
@@ -278,21 +287,23 @@ Result<bool> DeepSleep::look() {
     return false;
 }
 
-Result<std::vector<model::DeviceReport>> DeepSleep::needs(const std::vector<std::string>& tags) const {
+Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request) const {
     const auto gpus = means_->outside->look();
     if (!gpus) return make_error(ErrorCode::driver_failed, "{}", gpus.error().message);
     model::Report now;
     memory_.with_lock([&](const LockedMemory& locked) { locked.describe(now); });
+    const auto& tags = request.tags;
     std::vector<model::DeviceReport> needs;
     for (const auto& [device, known] : devices()) {
-        const auto* const gpu = find(*gpus, known.uuid);
+        const auto uuid = place_of(known.uuid, request.gpus);
+        const auto* const gpu = find(*gpus, uuid);
         if (!gpu)
-            return make_error(ErrorCode::driver_failed, "GPU {}, which it was on, is not there: {}", device,
-                              known.uuid);
+            return make_error(ErrorCode::driver_failed, "the GPU for its device {} is not there: {}", device,
+                              uuid);
         model::DeviceReport need;
         need.device = device;
         need.name = known.name;
-        need.uuid = known.uuid;
+        need.uuid = uuid;
         need.released = known.rest;
         for (const auto& tag : now.tags)
             if (tag.device == device &&
@@ -306,30 +317,38 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const std::vector<std:
     return needs;
 }
 
-Result<void> DeepSleep::check_room(const std::vector<std::string>& tags) const {
-    const auto needs = this->needs(tags);
+Result<void> DeepSleep::check_room(const model::WakeRequest& request) const {
+    const auto needs = this->needs(request);
     if (!needs) return needs.error();
     for (const auto& need : *needs)
         if (need.free_before < need.released)
             return make_error(ErrorCode::out_of_device_memory, "needs {} on GPU {}, {} free",
-                              format_bytes(need.released), need.device, format_bytes(need.free_before));
+                              format_bytes(need.released),
+                              request.gpus.empty() ? std::to_string(need.device) : need.uuid,
+                              format_bytes(need.free_before));
     return {};
 }
 
-std::vector<std::string> DeepSleep::gpus() const {
+std::vector<std::string> DeepSleep::gpus(const model::WakeRequest& request) const {
     std::vector<std::string> uuids;
     const MutexLock lock(mutex_);
-    for (const auto& [device, known] : devices_) uuids.push_back(known.uuid);
+    for (const auto& [device, known] : devices_) uuids.push_back(place_of(known.uuid, request.gpus));
     return uuids;
 }
 
-Result<void> DeepSleep::end(const std::vector<std::string>& tags) {
-    GPU_SLEEP_TRY(check_room(tags));
+Result<void> DeepSleep::end(const model::WakeRequest& request) {
+    GPU_SLEEP_TRY(check_room(request));
     const auto pid = ::getpid();
     const auto begun = Clock::now();
-    if (auto restored = means_->checkpoint->restore(pid); !restored) {
-        if (restored.error().code != ErrorCode::out_of_device_memory) return std::move(restored).error();
-        return is_lost(restored.error().message);
+    std::vector<driver::GpuPair> pairs;
+    for (const auto& pair : request.gpus) pairs.push_back({pair.from, pair.to});
+    moved_ = request.gpus; // now, for afterwards memory may be short
+    if (auto restored = means_->checkpoint->restore(pid, pairs); !restored) {
+        moved_.clear();
+        auto error = std::move(restored).error();
+        if (error.code == ErrorCode::out_of_device_memory) return is_lost(error.message);
+        if (!pairs.empty()) error.message += "; gpu-wake without --gpu brings it back to where it was";
+        return error;
     }
     GPU_SLEEP_TRY(means_->checkpoint->unlock(pid));
     come_back();

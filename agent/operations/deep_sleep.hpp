@@ -76,16 +76,18 @@ public:
     /// Looks whether it still is, and returns that: who was killed amid it, or somebody else's tool, may have
     /// left it otherwise; then the agent is within reach of the driver again. Errors: context_lost.
     [[nodiscard]] Result<bool> look();
-    /// The GPUs that it comes back to, by their UUIDs.
-    [[nodiscard]] std::vector<std::string> gpus() const;
-    /// It is deep: brings back what the driver has taken, before a wake of `tags` (empty: all), if there is
-    /// room for both. The caller has the locks of gpus(), or others could take that room. Errors:
-    /// out_of_device_memory (too little, and nothing was tried); driver_failed (deep as before); context_lost
-    /// (the driver's restore has lost the process).
-    [[nodiscard]] Result<void> end(const std::vector<std::string>& tags);
-    /// While deep: what a wake of `tags` takes of each device, with what is free there. Errors:
+    /// The GPUs that it comes back to by `request`, by their UUIDs.
+    [[nodiscard]] std::vector<std::string> gpus(const model::WakeRequest& request) const;
+    /// It is deep: brings back what the driver has taken, before a wake by `request`, if there is room for
+    /// both. The caller has the locks of gpus(), or others could take that room. Errors: out_of_device_memory
+    /// (too little, and nothing was tried); driver_failed, invalid_argument (the driver does not restore it
+    /// on these GPUs: deep as before); context_lost (the driver's restore has lost the process).
+    [[nodiscard]] Result<void> end(const model::WakeRequest& request);
+    /// Whether that has brought it to `gpus` since the last deep sleep.
+    [[nodiscard]] bool has_moved(const std::vector<model::GpuPair>& gpus) const { return gpus == moved_; }
+    /// While deep: what a wake by `request` takes of each device, with what is free there. Errors:
     /// driver_failed.
-    [[nodiscard]] Result<std::vector<model::DeviceReport>> needs(const std::vector<std::string>& tags) const;
+    [[nodiscard]] Result<std::vector<model::DeviceReport>> needs(const model::WakeRequest& request) const;
 
 private:
     /// What of the process decides whether the driver can checkpoint it.
@@ -114,7 +116,7 @@ private:
     [[nodiscard]] Result<void> wait_for_asker(const server::ProgressSink& asker);
     /// After the asker has done what it could.
     [[nodiscard]] Result<void> take_stock();
-    [[nodiscard]] Result<void> check_room(const std::vector<std::string>& tags) const;
+    [[nodiscard]] Result<void> check_room(const model::WakeRequest& request) const;
     void come_back() noexcept;
 
     ProgramMemory& memory_;
@@ -125,6 +127,7 @@ private:
     std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
     /// Why not, as the last check found by what reports do not look at.
     std::string found_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::vector<model::GpuPair> moved_; ///< see has_moved()
     std::atomic<bool> is_deep_{false};
     std::atomic<bool> was_deep_{false};
 };

@@ -24,4 +24,9 @@ KnownDevices::Device KnownDevices::find(int device) {
     return found;
 }
 
+void KnownDevices::forget() noexcept {
+    const MutexLock lock(mutex_);
+    devices_.clear();
+}
+
 } // namespace gpu_sleep::agent::operations

@@ -26,6 +26,8 @@ public:
     explicit KnownDevices(const ProgramMemory& memory) noexcept : memory_(memory) {}
 
     [[nodiscard]] Device find(int device);
+    /// The devices may be other GPUs from now on.
+    void forget() noexcept;
 
 private:
     const ProgramMemory& memory_;

@@ -157,7 +157,8 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     for (auto& device : report.devices) {
         auto known = devices_.find(device.device);
         device.name = std::move(known.name);
-        device.uuid = std::move(known.uuid);
+        if (device.uuid.empty())
+            device.uuid = std::move(known.uuid); // a rehearsed wake may go to another GPU
     }
     deep_.describe(report);
 }

@@ -149,7 +149,7 @@ Result<void> WakeOperation::wake(const model::WakeRequest& part) {
 }
 
 Result<Report> WakeOperation::rehearse_deep() {
-    auto needs = parts_.deep.needs(request_.tags);
+    auto needs = parts_.deep.needs(request_);
     if (!needs) return std::move(needs).error();
     report_.devices = *std::move(needs);
     complete_report();
@@ -157,16 +157,15 @@ Result<Report> WakeOperation::rehearse_deep() {
     return std::move(report_);
 }
 
-Result<bool> WakeOperation::end_deep() {
-    auto is_deep = parts_.deep.look();
-    if (!is_deep || !*is_deep) return is_deep;
-    auto locks = parts_.lines.wait_and_lock(parts_.deep.gpus(), deadline_, [this] {
+Result<void> WakeOperation::end_deep() {
+    auto locks = parts_.lines.wait_and_lock(parts_.deep.gpus(request_), deadline_, [this] {
         return progress_({model::Progress::Phase::waiting, 0, 0});
     });
     if (!locks) return std::move(locks).error();
     gpus_ = *std::move(locks);
-    GPU_SLEEP_TRY(parts_.deep.end(request_.tags));
-    return true;
+    GPU_SLEEP_TRY(parts_.deep.end(request_));
+    settle_gate(parts_.memory, parts_.status); // where nothing sleeps but the driver's part, it opens here
+    return {};
 }
 
 Result<Report> WakeOperation::run() {
@@ -177,16 +176,15 @@ Result<Report> WakeOperation::run() {
     const auto turn = Turn::take(parts_, false, deadline_, progress_);
     if (!turn) return turn.error();
     if (parts_.memory.is_ending()) return process_is_ending();
-    if (request_.dry_run) {
-        const auto is_deep = parts_.deep.look();
-        if (!is_deep) return is_deep.error();
-        if (*is_deep) return rehearse_deep();
-    }
-    const auto was_deep = end_deep();
-    if (!was_deep) return was_deep.error();
-    // Where nothing sleeps but the driver's part, the gate opens here.
-    if (*was_deep) settle_gate(parts_.memory, parts_.status);
-    report_.changed = *was_deep;
+    const auto is_deep = parts_.deep.look();
+    if (!is_deep) return is_deep.error();
+    if (!*is_deep && !request_.gpus.empty() && !parts_.deep.has_moved(request_.gpus))
+        return make_error(ErrorCode::invalid_argument,
+                          "it does not sleep deeply, and what it has on a GPU cannot move: gpu-sleep --deep, "
+                          "and then wake it on another GPU");
+    if (*is_deep && request_.dry_run) return rehearse_deep();
+    if (*is_deep) GPU_SLEEP_TRY(end_deep());
+    report_.changed = *is_deep;
     return wake_all();
 }
 

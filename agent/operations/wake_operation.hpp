@@ -26,15 +26,15 @@ public:
 
     /// Errors: those of Turnstile::enter(), Gate::close(), Engine::check_free_memory() and Engine::wake():
     /// all that slept still does; of Woken::left: some of it; those of Joint::wait_ready(); no_process (it is
-    /// ending); invalid_argument (joint, and in an order).
+    /// ending); invalid_argument (joint, and in an order; to other GPUs, and not from a deep sleep).
     [[nodiscard]] Result<model::Report> run();
 
 private:
     /// All of a dry run in a deep sleep: what can be told without the driver.
     [[nodiscard]] Result<model::Report> rehearse_deep();
-    /// Brings back what the driver has taken in a deep sleep. Returns whether it had. Errors: those of
-    /// DeepSleep::look() and end(), and of GpuLines::wait_and_lock().
-    [[nodiscard]] Result<bool> end_deep();
+    /// Brings back what the driver has taken in a deep sleep. Errors: those of DeepSleep::end() and
+    /// GpuLines::wait_and_lock().
+    [[nodiscard]] Result<void> end_deep();
     /// All from where the driver is within reach.
     [[nodiscard]] Result<model::Report> wake_all();
     /// Wakes one part: all that `part` names, at once. Errors: as run().

@@ -154,6 +154,13 @@ struct SleepRequest {
 /// Whether it keeps anything in files, but for what spills.
 [[nodiscard]] bool uses_files(const SleepRequest& request) noexcept;
 
+/// A GPU, and the one that takes its place, by their UUIDs.
+struct GpuPair {
+    std::string from;
+    std::string to;
+    friend bool operator==(const GpuPair&, const GpuPair&) = default;
+};
+
 struct WakeRequest {
     std::vector<std::string> tags; ///< empty means every tag
     bool dry_run = false;
@@ -167,6 +174,9 @@ struct WakeRequest {
     bool make_room = false;
     Milliseconds min_awake{30'000}; ///< with `make_room`: leave alone who was woken less than so long ago
     bool joint = false; ///< one of several that wake together: once all is ready, it waits for a Directive
+    /// Of a process that sleeps deeply: it comes back to other GPUs. All that the driver sees, each with the
+    /// one that takes its place; empty: to where it was.
+    std::vector<GpuPair> gpus{};
 };
 
 /// What a command says, while the operation runs, to a process whose request is joint.

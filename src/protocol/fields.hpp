@@ -112,9 +112,12 @@ auto fields(Is<model::SleepRequest> auto& r) {
 auto fields(Is<model::TagStore> auto& s) {
     return std::tie(s.tag, s.store);
 }
+auto fields(Is<model::GpuPair> auto& p) {
+    return std::tie(p.from, p.to);
+}
 auto fields(Is<model::WakeRequest> auto& r) {
     return std::tie(r.tags, r.dry_run, r.timeout, r.bounds_all, r.wait, r.order, r.make_room, r.min_awake,
-                    r.joint);
+                    r.joint, r.gpus);
 }
 auto fields(Is<model::Directive> auto& d) {
     return std::tie(d.kind);

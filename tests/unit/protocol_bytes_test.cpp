@@ -183,7 +183,8 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                             {"o"},
                             true,
                             Milliseconds(0x0b0c),
-                            true},
+                            true,
+                            {{"f", "t"}}},
                 "03:"
                 "010000000100000077"
                 "01"
@@ -193,7 +194,8 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                 "01000000010000006f"
                 "01"
                 "0c0b000000000000"
-                "01");
+                "01"
+                "0100000001000000660100000074");
     check_bytes(Directive{Directive::Kind::prepare}, "06:02");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
                                                             "01"

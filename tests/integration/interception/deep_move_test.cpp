@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Deep sleeps that end on another GPU.
+
+#include "deep_machine.hpp"
+
+#include "../mentions.hpp"
+#include "support/sanitized.hpp"
+#include "support/scratch.hpp"
+
+#include <fmt/format.h>
+
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+/// The GPU of the program's only device, as it says itself.
+std::string device_of(const Machine& machine) {
+    const auto listed = machine.command("gpu-ps");
+    CHECK(listed.json("/processes/0/report/devices/1") == "none");
+    const auto uuid = listed.json("/processes/0/report/devices/0/uuid");
+    return uuid == machine.uuid(0) ? "0" : uuid == machine.uuid(1) ? "1" : uuid;
+}
+
+/// Nearly all of the GPU that `other`, a program without an agent, is on.
+Piece fill(Host& other) {
+    other.tell("start");
+    return make_piece(other, "plain", free_bytes(other) - (std::uint64_t{8} << 20));
+}
+
+} // namespace
+
+TEST_CASE("Deep move: a process wakes on another GPU, lives there, and moves back", "[deep]") {
+    DeepMachine machine;
+    CHECK(device_of(machine) == "0");
+    machine.fall_asleep();
+    Host other(machine.plain());
+    const auto filling = fill(other); // where it was there is no room
+    CHECK(machine.command("gpu-wake").status == 7);
+    machine.wake({"--gpu", "0=1"});
+    CHECK(device_of(machine) == "1");
+    machine.expect_awake();
+    REQUIRE(machine.command("gpu-sleep").status == 0); // as always
+    REQUIRE(machine.command("gpu-wake").status == 0);
+    machine.expect_awake();
+    machine.fall_asleep();
+    const auto back = machine.command("gpu-wake", {"--gpu", "1=0"});
+    CHECK(back.status == 7);
+    CHECK(back.json("/processes/0/error/code") == "out_of_device_memory");
+    CHECK_THAT(back.err, mentions(machine.uuid(0)));
+    machine.wake(); // where it is
+    CHECK(device_of(machine) == "1");
+    machine.expect_awake();
+    machine.fall_asleep();
+    other.tell("free " + filling.number);
+    machine.wake({"--gpu", machine.uuid(1) + "=" + machine.uuid(0)});
+    CHECK(device_of(machine) == "0");
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep move: a dry run says where it would go", "[deep]") {
+    DeepMachine machine;
+    machine.fall_asleep();
+    const auto rehearsed = machine.command("gpu-wake", {"--gpu", "0=1", "--dry-run"});
+    CHECK(rehearsed.status == 0);
+    CHECK(rehearsed.json("/processes/0/report/devices/0/uuid") == machine.uuid(1));
+    CHECK(machine.is_deep());
+    machine.wake();
+    CHECK(device_of(machine) == "0");
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep move: what cannot be meant, or cannot be done, changes nothing", "[deep]") {
+    DeepMachine machine;
+    const auto refused = [&](const std::string& move, int status, const std::string& why,
+                             Arguments variables = {}) {
+        const auto output = machine.command("gpu-wake", {"--gpu", move}, std::move(variables));
+        INFO(output.err);
+        CHECK(output.status == status);
+        CHECK_THAT(output.err, mentions(why));
+    };
+    refused("0=1", 2, "does not sleep deeply");
+    REQUIRE(machine.command("gpu-sleep").status == 0);
+    refused("0=1", 2, "does not sleep deeply");
+    machine.fall_asleep();
+    refused("0=7", 2, "there is no GPU '7'");
+    refused("1=0", 2, "it had nothing on GPU 1");
+    refused("0=1,0=0", 2, "named twice");
+    CHECK(machine.command("gpu-wake", {"--gpu", "0=1", "--tree"}).status == 2);
+    CHECK(machine.is_deep());
+    machine.wake();
+    CHECK(device_of(machine) == "0");
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep move: others make room for it where it goes", "[deep]") {
+    DeepMachine machine;
+    Host other(machine.here(captured_launch(k_linked)));
+    other.tell("start");
+    machine.fall_asleep();
+    const auto filling = fill(other);
+    machine.wake({"--gpu", "0=1"});
+    machine.fall_asleep();
+    const auto back = machine.command("gpu-wake", {"--gpu", "1=0", "--make-room", "--min-awake", "0s"});
+    INFO(back.err);
+    CHECK(back.status == 0);
+    CHECK_THAT(back.out, mentions("was put to sleep for it"));
+    CHECK(device_of(machine) == "0");
+    machine.expect_awake();
+    machine.fall_asleep();
+    CHECK(run(machine.here({{command_file("gpu-wake"), std::to_string(other.pid())}, {}})).status == 0);
+    check_intact(other, filling);
+    machine.wake({"--gpu", "0=1"});
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep move: whichever call of the process's own fails, it is deep or awake, and wakes whole",
+          "[deep]") {
+    const Scratch scratch;
+    const auto trace = scratch.file("trace");
+    int first = 0;
+    int last = 0;
+    {
+        DeepMachine machine({"GPU_SLEEP_SIM_TRACE=" + trace});
+        machine.fall_asleep();
+        first = own_calls(machine.host.pid(), trace) + 1;
+        machine.wake({"--gpu", "0=1"});
+        last = own_calls(machine.host.pid(), trace) - 1;
+    }
+    REQUIRE(last - first > 5);
+    int failed = 0;
+    for (int nth = first; nth <= last; nth += sanitized_step(8)) {
+        INFO("call " << nth << " of " << first << " to " << last);
+        DeepMachine machine({fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
+        if (machine.command("deep").status != 0) continue; // calls differ from run to run a little
+        const auto woken = machine.command("gpu-wake", {"--gpu", "0=1"});
+        INFO(woken.err);
+        failed += woken.status != 0;
+        CHECK(machine.command("gpu-ps").json("/processes/0/state") == woken.json("/processes/0/state"));
+        CHECK(machine.command("gpu-wake").status == 0);
+        const auto gpu = device_of(machine);
+        CHECK((gpu == "1" || (woken.status != 0 && gpu == "0")));
+        machine.expect_awake();
+    }
+    CHECK(failed > 0);
+}
