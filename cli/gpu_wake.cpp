@@ -48,8 +48,7 @@ int main(int argc, char** argv) {
     cli::add_flag(app, "--force", operation.force,
                   "Of what the driver put to sleep: restore it though it is not known whether there is room");
     app.add_option("--gpu", moves,
-                   "Of what sleeps deeply, or the driver put to sleep: bring it back to other GPUs of the "
-                   "same kind;\n"
+                   "Wake on other GPUs of the same kind, from a deep sleep or what the driver put to sleep;\n"
                    "each is a number of nvidia-smi's or a uuid")
         ->delimiter(',')
         ->allow_extra_args(false)

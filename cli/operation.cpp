@@ -57,7 +57,8 @@ peers::Answer with_holders(const CommandRun& operation, const Process& process, 
     const auto* const wake = std::get_if<model::WakeRequest>(&operation.request);
     auto* const failure = std::get_if<model::Failure>(&answer);
     if (!wake || !failure || failure->error.code != ErrorCode::out_of_device_memory) return answer;
-    const auto holders = holders_beside(process, wake->make_room); // whom the agent has asked, it names
+    const auto holders =
+        holders_beside(process, wake->make_room, wake->gpus); // whom the agent has asked, it names
     if (!holders.empty()) failure->error.message += "; " + holders;
     return answer;
 }
@@ -318,6 +319,9 @@ Result<void> plan_moves(CommandRun& operation, Finder& finder, Targets targets) 
     std::vector<GpuNeed> needs;
     for (const auto& device : report.devices)
         if (!device.uuid.empty()) needs.push_back({device.uuid, 0}); // it looks for room itself
+    if (needs.empty())
+        return make_error(ErrorCode::invalid_argument, "--gpu: it is not known which GPU process {} was on",
+                          title(asked.front().process));
     auto pairs = plan_gpu_moves(operation.moves, *gpus, needs);
     if (!pairs) return std::move(pairs).error();
     auto& request = std::get<model::WakeRequest>(operation.request);

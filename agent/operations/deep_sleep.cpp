@@ -62,13 +62,6 @@ Error not_deeply(std::string_view why) {
     return make_error(ErrorCode::driver_failed, "it is asleep, but not deeply: {}", why);
 }
 
-/// The GPU that takes the place of `gpu`.
-const std::string& place_of(const std::string& gpu, const std::vector<model::GpuPair>& pairs) {
-    const auto pair =
-        std::find_if(pairs.begin(), pairs.end(), [&](const auto& each) { return each.from == gpu; });
-    return pair == pairs.end() ? gpu : pair->to;
-}
-
 Error is_lost(std::string_view why) {
     return make_error(ErrorCode::context_lost,
                       "the driver could not go on with it ({}): its calls of the driver never return; "
@@ -104,7 +97,13 @@ void DeepSleep::describe(model::Report& report) const {
         if (report.deep_refusal.empty()) report.deep_refusal = found_;
         return;
     }
-    for (const auto& [device, known] : devices_) report.deep_bytes += known.rest;
+    for (const auto& [device, known] : devices_) {
+        report.deep_bytes += known.rest;
+        const auto is_it = [device = device](const auto& each) { return each.device == device; };
+        const bool is_listed = std::any_of(report.devices.begin(), report.devices.end(), is_it);
+        if (report.operation == model::Operation::status && !is_listed)
+            report.devices.emplace_back().device = device;
+    }
     for (auto& each : report.devices) {
         const auto found = devices_.find(each.device);
         if (found == devices_.end()) continue;
@@ -265,9 +264,9 @@ Result<void> DeepSleep::take_stock() {
 }
 
 void DeepSleep::come_back() noexcept {
-    is_deep_ = false;
     known_devices_.forget(); // they may be others
     memory_.keep_from_driver(false);
+    is_deep_ = false; // who asks now is told of them by the driver
     gate::Gate::instance().leave_deep();
     intercepted::set_memory_while_deep(std::nullopt);
     intercepted::free_what_was_put_off(memory_.api());
@@ -295,7 +294,7 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
     const auto& tags = request.tags;
     std::vector<model::DeviceReport> needs;
     for (const auto& [device, known] : devices()) {
-        const auto uuid = place_of(known.uuid, request.gpus);
+        const auto uuid = model::place_of(known.uuid, request.gpus);
         const auto* const gpu = find(*gpus, uuid);
         if (!gpu)
             return make_error(ErrorCode::driver_failed, "the GPU for its device {} is not there: {}", device,
@@ -322,9 +321,9 @@ Result<void> DeepSleep::check_room(const model::WakeRequest& request) const {
     if (!needs) return needs.error();
     for (const auto& need : *needs)
         if (need.free_before < need.released)
-            return make_error(ErrorCode::out_of_device_memory, "needs {} on GPU {}, {} free",
+            return make_error(ErrorCode::out_of_device_memory, "needs {} on {}, {} free",
                               format_bytes(need.released),
-                              request.gpus.empty() ? std::to_string(need.device) : need.uuid,
+                              request.gpus.empty() ? fmt::format("GPU {}", need.device) : need.uuid,
                               format_bytes(need.free_before));
     return {};
 }
@@ -332,7 +331,7 @@ Result<void> DeepSleep::check_room(const model::WakeRequest& request) const {
 std::vector<std::string> DeepSleep::gpus(const model::WakeRequest& request) const {
     std::vector<std::string> uuids;
     const MutexLock lock(mutex_);
-    for (const auto& [device, known] : devices_) uuids.push_back(place_of(known.uuid, request.gpus));
+    for (const auto& [device, known] : devices_) uuids.push_back(model::place_of(known.uuid, request.gpus));
     return uuids;
 }
 
@@ -347,7 +346,11 @@ Result<void> DeepSleep::end(const model::WakeRequest& request) {
         moved_.clear();
         auto error = std::move(restored).error();
         if (error.code == ErrorCode::out_of_device_memory) return is_lost(error.message);
-        if (!pairs.empty()) error.message += "; gpu-wake without --gpu brings it back to where it was";
+        constexpr int k_invalid_value = 1; // CUDA_ERROR_INVALID_VALUE
+        const bool is_refused =
+            error.code == ErrorCode::invalid_argument || error.driver_status == k_invalid_value;
+        if (!pairs.empty() && is_refused)
+            error.message += "; gpu-wake without --gpu brings it back to where it was";
         return error;
     }
     GPU_SLEEP_TRY(means_->checkpoint->unlock(pid));

@@ -83,7 +83,8 @@ public:
     /// (too little, and nothing was tried); driver_failed, invalid_argument (the driver does not restore it
     /// on these GPUs: deep as before); context_lost (the driver's restore has lost the process).
     [[nodiscard]] Result<void> end(const model::WakeRequest& request);
-    /// Whether that has brought it to `gpus` since the last deep sleep.
+    /// Whether end() has restored it on `gpus` since the last deep sleep: the same request, tried again, goes
+    /// on from there.
     [[nodiscard]] bool has_moved(const std::vector<model::GpuPair>& gpus) const { return gpus == moved_; }
     /// While deep: what a wake by `request` takes of each device, with what is free there. Errors:
     /// driver_failed.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What never changes of the process's devices, asked of the driver once: later it may be out of reach.
+// What changes of the process's devices only when a deep sleep ends on other GPUs, asked of the driver once:
+// later it may be out of reach.
 
 #pragma once
 

@@ -41,6 +41,7 @@ constexpr std::size_t k_stack_bytes = 64 * k_kib;
 constexpr std::string_view k_last_line = "end";
 /// After the lock's own time: the program waits for it no longer than that.
 constexpr Milliseconds k_grace{1'000};
+
 /// What the processes share that have this one's memory for a moment, while its thread stands still.
 struct Launch {
     const char* program;

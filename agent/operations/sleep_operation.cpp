@@ -243,7 +243,8 @@ bool SleepOperation::names_store() const noexcept {
 
 bool SleepOperation::moves_to_files() const noexcept {
     const auto is_file = [](const auto& each) { return each.store == model::Store::file; };
-    return names_store() && (!request_.store_is_named || request_.store == model::Store::file) &&
+    return !request_.release_retained && names_store() &&
+           (!request_.store_is_named || request_.store == model::Store::file) &&
            std::all_of(request_.stores.begin(), request_.stores.end(), is_file);
 }
 

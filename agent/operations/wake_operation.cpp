@@ -178,14 +178,19 @@ Result<Report> WakeOperation::run() {
     if (parts_.memory.is_ending()) return process_is_ending();
     const auto is_deep = parts_.deep.look();
     if (!is_deep) return is_deep.error();
-    if (!*is_deep && !request_.gpus.empty() && !parts_.deep.has_moved(request_.gpus))
+    if (!*is_deep && !request_.gpus.empty() && !parts_.deep.has_moved(request_.gpus)) {
+        settle_gate(parts_.memory, parts_.status); // somebody else may have brought it back
         return make_error(ErrorCode::invalid_argument,
                           "it does not sleep deeply, and what it has on a GPU cannot move: gpu-sleep --deep, "
                           "and then wake it on another GPU");
+    }
     if (*is_deep && request_.dry_run) return rehearse_deep();
     if (*is_deep) GPU_SLEEP_TRY(end_deep());
     report_.changed = *is_deep;
-    return wake_all();
+    auto done = wake_all();
+    if (!done && !request_.gpus.empty())
+        done.error().message += "; it is on the other GPU, and sleeps: gpu-wake without --gpu wakes it there";
+    return done;
 }
 
 Result<Report> WakeOperation::wake_all() {

@@ -50,7 +50,7 @@ bool is_in(const std::array<Range, N>& ranges, char32_t code) noexcept {
 }
 
 /// How many bytes a character has that begins with `byte`, and the least code that needs so many; 0 bytes for
-/// none. Of ASCII's there is no question.
+/// none. Not for ASCII.
 struct Form {
     std::size_t bytes = 0;
     char32_t least = 0;

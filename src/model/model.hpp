@@ -161,6 +161,9 @@ struct GpuPair {
     friend bool operator==(const GpuPair&, const GpuPair&) = default;
 };
 
+/// The UUID of what takes the place of `gpu`: itself, where no pair says another.
+[[nodiscard]] const std::string& place_of(const std::string& gpu, const std::vector<GpuPair>& pairs) noexcept;
+
 struct WakeRequest {
     std::vector<std::string> tags; ///< empty means every tag
     bool dry_run = false;
@@ -174,8 +177,8 @@ struct WakeRequest {
     bool make_room = false;
     Milliseconds min_awake{30'000}; ///< with `make_room`: leave alone who was woken less than so long ago
     bool joint = false; ///< one of several that wake together: once all is ready, it waits for a Directive
-    /// Of a process that sleeps deeply: it comes back to other GPUs. All that the driver sees, each with the
-    /// one that takes its place; empty: to where it was.
+    /// Of a process that sleeps deeply: it comes back to other GPUs. Lists every GPU that the driver sees,
+    /// with the one that takes its place; empty: to where it was.
     std::vector<GpuPair> gpus{};
 };
 

@@ -32,8 +32,8 @@ public:
     /// For releasing memory after the point of no return, besides callbacks: it takes some milliseconds per
     /// GiB.
     static constexpr Milliseconds k_release{60'000};
-    /// For the driver's checkpoint, which takes as long as copying all that the agent does not own, and can
-    /// be neither bounded nor undone.
+    /// For the driver's checkpoint, which takes as long as copying all that the agent does not own. One that
+    /// is given up goes on all the same.
     static constexpr Milliseconds k_checkpoint{600'000};
     /// The same limits for a process that is stopped.
     static constexpr Milliseconds k_grace_if_stopped{1'000};

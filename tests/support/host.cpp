@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
@@ -28,11 +27,9 @@ void await_request(const Process& command) {
     const auto descriptors = fmt::format("/proc/{}/fd", command.pid());
     const auto has_connected = [&] {
         std::error_code ignored; // it is starting, or closes one at this moment
-        return std::any_of(fs::directory_iterator(descriptors, ignored), fs::directory_iterator(),
-                           [&](const fs::directory_entry& each) {
-                               const auto what = fs::read_symlink(each.path(), ignored);
-                               return what.native().starts_with("socket:");
-                           });
+        for (fs::directory_iterator each(descriptors, ignored), end; each != end; each.increment(ignored))
+            if (fs::read_symlink(each->path(), ignored).native().starts_with("socket:")) return true;
+        return false;
     };
     CHECK(becomes_true(has_connected));
     pause_for(Milliseconds(50));

@@ -44,8 +44,8 @@ private:
     bool is_over_ = false;
 };
 
-/// Waits until `command` has connected to an agent, and gives its request a moment to arrive: how long a
-/// command takes to begin differs by machine.
+/// Waits until `command` opens a connection, and gives its request a moment to arrive: how long a command
+/// takes to begin differs by machine.
 void await_request(const Process& command);
 
 /// What starts a host program; `prefix` is a command that takes it as its arguments.

@@ -36,8 +36,7 @@ namespace gpu_sleep::test {
 #endif
 }
 
-/// How far a test goes from one step to the next where each takes a program's start or more, and all of them
-/// run without a sanitizer: `step` with one, or 1.
+/// The stride of a sweep of which each step takes a program's start or more: `step` under a sanitizer, or 1.
 [[nodiscard]] constexpr int sanitized_step(int step) noexcept {
     return is_sanitized() ? step : 1;
 }

@@ -17,15 +17,19 @@ inline int sweep_stride() {
     return std::max(1, wanted ? std::atoi(wanted) : 1);
 }
 
+/// Which call a sweep begins with: where a few are left out, another each time.
+inline int first_call() {
+    constexpr int k_few = 3;
+    static int turn = 0;
+    return sweep_stride() <= k_few ? 1 + turn++ % sweep_stride() : 1;
+}
+
 /// Calls `step(call)` for one call after another, counted from 1, until it says that the operation made
-/// fewer. Where a few are left out, those are others each time: operations that are much alike, one after
-/// another, make up for it.
+/// fewer. Of operations that are much alike, one after another, each call fails in some.
 template <class Step>
 void for_each_call(Step&& step) {
     constexpr int k_max_calls = 2000;
-    static int turn = 0;
-    constexpr int k_few = 3;
-    int call = sweep_stride() <= k_few ? 1 + turn++ % sweep_stride() : 1;
+    int call = first_call();
     while (call < k_max_calls) {
         INFO("call " << call);
         if (!step(call)) return;

@@ -73,6 +73,7 @@ TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]
         Process process(
             machine.launch("deep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:500ms"}));
         await_request(process);
+        pause_for(Milliseconds(150)); // it sleeps, and the driver works
         process.signal(SIGSTOP);
         CHECK(machine.command("gpu-wake", {"--timeout", "300ms"}).status == 4); // the sleep is under way
         process.signal(SIGKILL);
@@ -202,7 +203,7 @@ TEST_CASE("Deep: whichever call of the command's fails, the process is as it say
         machine.wake();
         machine.expect_awake();
     }
-    CHECK(failed > 1 / sanitized_step(3));
+    CHECK(failed >= (is_sanitized() ? 1 : 2));
 }
 
 TEST_CASE("Deep: whichever call of the process's own fails, it sleeps or is awake, and wakes whole",

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include <fstream>
 #include <string>
 
 using namespace gpu_sleep;
@@ -50,7 +51,8 @@ TEST_CASE("Deep move: a process wakes on another GPU, lives there, and moves bac
     const auto back = machine.command("gpu-wake", {"--gpu", "1=0"});
     CHECK(back.status == 7);
     CHECK(back.json("/processes/0/error/code") == "out_of_device_memory");
-    CHECK_THAT(back.err, mentions(machine.uuid(0)));
+    // Who is on it.
+    CHECK_THAT(back.err, mentions(machine.uuid(0)) && mentions(std::to_string(other.pid())));
     machine.wake(); // where it is
     CHECK(device_of(machine) == "1");
     machine.expect_awake();
@@ -93,6 +95,50 @@ TEST_CASE("Deep move: what cannot be meant, or cannot be done, changes nothing",
     CHECK(machine.is_deep());
     machine.wake();
     CHECK(device_of(machine) == "0");
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep move: one without memory that could sleep moves as asked, and no other way", "[deep]") {
+    DeepMachine machine;
+    machine.host.tell("free " + machine.piece.number);
+    machine.fall_asleep();
+    const auto refused = machine.command("gpu-wake", {"--gpu", "1=0"});
+    CHECK(refused.status == 2);
+    CHECK_THAT(refused.err, mentions("it had nothing on GPU 1"));
+    CHECK(machine.is_deep());
+    machine.wake({"--gpu", "0=1"});
+    machine.piece = make_piece(machine.host, "plain", k_piece_bytes);
+    CHECK(device_of(machine) == "1");
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep move: a wake that is short of memory once it has moved goes on from there", "[deep]") {
+    const Scratch scratch;
+    const auto trace = scratch.file("trace");
+    int created = 0;
+    {
+        DeepMachine machine({"GPU_SLEEP_SIM_TRACE=" + trace});
+        machine.fall_asleep();
+        std::ifstream file(trace);
+        for (std::string thread, name, rest; file >> thread >> name && std::getline(file, rest);)
+            created += name == "cuMemCreate";
+        machine.wake();
+    }
+    std::string failures = "GPU_SLEEP_SIM_FAIL=";
+    for (int more = 1; more <= 50; ++more) // a few are tried again at once
+        failures += fmt::format("{}cuMemCreate:{}:2", more > 1 ? "," : "", created + more);
+    DeepMachine machine({failures});
+    machine.fall_asleep();
+    const bool waits = GENERATE(false, true);
+    const auto woken = machine.command("gpu-wake", {"--gpu", "0=1", "--wait", waits ? "30s" : "0s"});
+    INFO(woken.err);
+    CHECK(woken.status == (waits ? 0 : 7));
+    if (!waits) {
+        CHECK_THAT(woken.err, mentions("it is on the other GPU"));
+        CHECK(machine.command("gpu-wake", {"--gpu", "0=1"}).status == 2);
+        CHECK(machine.command("gpu-wake", {"--wait", "30s"}).status == 0);
+    }
+    CHECK(device_of(machine) == "1");
     machine.expect_awake();
 }
 

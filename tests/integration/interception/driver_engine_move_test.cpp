@@ -173,13 +173,13 @@ TEST_CASE("Driver engine: a command that is killed amid a move leaves it to the 
     machine.expect_awake();
 }
 
-TEST_CASE("Driver engine: a process with an agent stays on its GPU", "[driver_engine]") {
+TEST_CASE("Driver engine: a process with an agent stays on its GPU in a plain sleep", "[driver_engine]") {
     Host with_agent(captured_launch(k_linked));
     const auto piece = make_piece(with_agent, "plain", k_piece_bytes);
     REQUIRE(with_agent.command("gpu-sleep").status == 0);
     const auto refused = with_agent.command("gpu-wake", {"--gpu", "0=1"});
     CHECK(refused.status == 2);
-    CHECK_THAT(refused.err, mentions("has an agent"));
+    CHECK_THAT(refused.err, mentions("does not sleep deeply"));
     CHECK(with_agent.state() == "asleep");
     CHECK(with_agent.command("gpu-wake").status == 0);
     check_intact(with_agent, piece);
