@@ -17,6 +17,11 @@ inline int sweep_stride() {
     return std::max(1, wanted ? std::atoi(wanted) : 1);
 }
 
+/// More operations of a sweep than this have to fail: `of_all` where no call is left out.
+inline int least_failures(int of_all) {
+    return sweep_stride() == 1 ? of_all : 0;
+}
+
 /// Which call a sweep begins with: where a few are left out, another each time.
 inline int first_call() {
     constexpr int k_few = 3;
