@@ -191,9 +191,9 @@ private:
     }
 
     /// The list for the driver; empty where nothing is to move. Errors: invalid_argument, driver_failed.
-    Result<std::vector<driver::GpuPair>> plan_moves(bool restores, const std::vector<GpuNeed>& needs,
-                                                    const Look& look) {
-        if (request_.moves.empty()) return std::vector<driver::GpuPair>{};
+    Result<std::vector<GpuPair>> plan_moves(bool restores, const std::vector<GpuNeed>& needs,
+                                            const Look& look) {
+        if (request_.moves.empty()) return std::vector<GpuPair>{};
         if (!restores)
             return make_error(ErrorCode::invalid_argument,
                               "it is locked and not checkpointed, so that nothing of it can move: gpu-wake "
@@ -204,7 +204,7 @@ private:
         return plan_gpu_moves(request_.moves, look.gpus, needs);
     }
 
-    Result<void> restore(const Look& look, const std::vector<driver::GpuPair>& moves) {
+    Result<void> restore(const Look& look, const std::vector<GpuPair>& moves) {
         const bool is_persistent =
             !look.gpus.empty() && std::all_of(look.gpus.begin(), look.gpus.end(),
                                               [](const auto& gpu) { return gpu.is_persistent; });

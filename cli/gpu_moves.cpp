@@ -100,25 +100,20 @@ Result<GpuMove> parse_gpu_move(const std::string& text) {
                       "'{}' is not FROM=TO, two GPUs by their numbers or uuids, such as 0=1", text);
 }
 
-Result<std::vector<driver::GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves,
-                                                    const std::vector<Gpu>& gpus,
-                                                    const std::vector<GpuNeed>& needs) {
+Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves, const std::vector<Gpu>& gpus,
+                                            const std::vector<GpuNeed>& needs) {
     const auto typed = places_of(moves, gpus);
     if (!typed) return typed.error();
     auto places = *typed;
     complete(places);
     GPU_SLEEP_TRY(check_needs(*typed, places, gpus, needs));
-    std::vector<driver::GpuPair> pairs;
+    std::vector<GpuPair> pairs;
     for (std::size_t i = 0; i < gpus.size(); ++i) pairs.push_back({gpus[i].uuid, gpus[*places[i]].uuid});
     return pairs;
 }
 
-std::vector<GpuNeed> moved(std::vector<GpuNeed> needs, const std::vector<driver::GpuPair>& pairs) {
-    for (auto& need : needs) {
-        const auto pair = std::find_if(pairs.begin(), pairs.end(),
-                                       [&](const auto& each) { return each.from == need.uuid; });
-        if (pair != pairs.end()) need.uuid = pair->to;
-    }
+std::vector<GpuNeed> moved(std::vector<GpuNeed> needs, const std::vector<GpuPair>& pairs) {
+    for (auto& need : needs) need.uuid = place_of(need.uuid, pairs);
     return needs;
 }
 

@@ -28,12 +28,11 @@ struct GpuMove {
 /// what the process needs of which GPU; where it is not known, `gpus` alone is looked at. Errors:
 /// invalid_argument (no such GPU; twice the same; not of the same kind; FROM has nothing of the process, or
 /// TO has something that would have to go elsewhere).
-[[nodiscard]] Result<std::vector<driver::GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves,
-                                                                  const std::vector<driver::Gpu>& gpus,
-                                                                  const std::vector<GpuNeed>& needs);
+[[nodiscard]] Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves,
+                                                          const std::vector<driver::Gpu>& gpus,
+                                                          const std::vector<GpuNeed>& needs);
 
 /// `needs` where `pairs` puts them.
-[[nodiscard]] std::vector<GpuNeed> moved(std::vector<GpuNeed> needs,
-                                         const std::vector<driver::GpuPair>& pairs);
+[[nodiscard]] std::vector<GpuNeed> moved(std::vector<GpuNeed> needs, const std::vector<GpuPair>& pairs);
 
 } // namespace gpu_sleep::cli

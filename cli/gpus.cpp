@@ -138,8 +138,7 @@ std::vector<std::string> holders_without_agent(const Finder& finder, const drive
     return lines;
 }
 
-std::string holders_beside(const Process& process, bool others_alone,
-                           const std::vector<model::GpuPair>& moves) {
+std::string holders_beside(const Process& process, bool others_alone, const std::vector<GpuPair>& moves) {
     Finder finder;
     auto targets = find_all(finder);
     if (!targets) return {};
@@ -151,7 +150,7 @@ std::string holders_beside(const Process& process, bool others_alone,
         const auto* const report = report_of(outcome);
         if (!report) continue;
         if (outcome.process.pid == process.pid)
-            for (const auto& device : report->devices) gpus[model::place_of(device.uuid, moves)] = 0;
+            for (const auto& device : report->devices) gpus[place_of(device.uuid, moves)] = 0;
         else {
             holders.push_back({title(outcome.process), *report, {}});
             candidates.push_back(peers::candidate_of(*report, Milliseconds(0)));

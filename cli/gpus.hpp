@@ -37,7 +37,7 @@ private:
 /// one after another; empty if nobody says. `others_alone`: only those without an agent.
 /// `moves`: the GPUs that it is to come back to, as in a WakeRequest.
 [[nodiscard]] std::string holders_beside(const Process& process, bool others_alone,
-                                         const std::vector<model::GpuPair>& moves);
+                                         const std::vector<GpuPair>& moves);
 
 /// "4711 (python3) has 30.0 GiB: it has no agent", for each that NVML names and that is not in `known`.
 [[nodiscard]] std::vector<std::string> holders_without_agent(const Finder& finder, const driver::Gpu& gpu,

@@ -296,37 +296,35 @@ Engine engine_of(std::string_view word) noexcept {
 
 namespace {
 
-/// Has the request name the GPUs that the only one of `targets`, which sleeps deeply, comes back to. Errors:
-/// invalid_argument (it does not sleep deeply, there are several, or plan_gpu_moves() refuses), those of
-/// look_at_gpus(), and what the process answers.
-Result<void> plan_moves(CommandRun& operation, Finder& finder, Targets targets) {
+/// Has the request name the GPUs that the only one of `targets` comes back to. Returns that one, asked
+/// nothing yet. Errors: invalid_argument (there are several, or plan_gpu_moves() refuses), those of
+/// look_at_gpus() and Finder::connect(), and what the process answers.
+Result<Targets> plan_moves(CommandRun& operation, Finder& finder, Targets targets) {
     constexpr Milliseconds k_patience{5'000};
     const auto asked = ask_status(finder, std::move(targets), k_patience);
     if (asked.size() != 1)
         return make_error(ErrorCode::invalid_argument, "--gpu is for one process, and these are {}",
                           asked.size());
+    const auto& process = asked.front().process;
     if (const auto* const error = error_of(asked.front())) return *error;
-    const auto& report = std::get<model::Report>(asked.front().answer);
-    if (!report.deep)
-        return make_error(ErrorCode::invalid_argument,
-                          "process {} does not sleep deeply, and what it has on a GPU cannot move: "
-                          "gpu-sleep --deep, and then wake it on another GPU",
-                          title(asked.front().process));
     const auto gpus = driver::look_at_gpus();
     if (!gpus)
         return make_error(gpus.error().code, "which GPUs there are cannot be asked ({})",
                           gpus.error().message);
     std::vector<GpuNeed> needs;
-    for (const auto& device : report.devices)
+    for (const auto& device : std::get<model::Report>(asked.front().answer).devices)
         if (!device.uuid.empty()) needs.push_back({device.uuid, 0}); // it looks for room itself
     if (needs.empty())
         return make_error(ErrorCode::invalid_argument, "--gpu: it is not known which GPU process {} was on",
-                          title(asked.front().process));
+                          title(process));
     auto pairs = plan_gpu_moves(operation.moves, *gpus, needs);
     if (!pairs) return std::move(pairs).error();
-    auto& request = std::get<model::WakeRequest>(operation.request);
-    for (auto& pair : *pairs) request.gpus.push_back({std::move(pair.from), std::move(pair.to)});
-    return {};
+    std::get<model::WakeRequest>(operation.request).gpus = *std::move(pairs);
+    auto socket = finder.connect(process);
+    if (!socket) return std::move(socket).error();
+    Targets only;
+    only.reached.push_back({process, *std::move(socket)});
+    return only;
 }
 
 Result<Targets> find(const CommandRun& operation, Finder& finder) {
@@ -355,10 +353,8 @@ int run(CommandRun operation) {
         else
             targets = std::move(chosen).error();
     }
-    if (targets && !operation.moves.empty() && !targets->reached.empty()) {
-        auto planned = plan_moves(operation, finder, *std::move(targets));
-        targets = planned ? find(operation, finder) : std::move(planned).error();
-    }
+    if (targets && !operation.moves.empty() && !targets->reached.empty())
+        targets = plan_moves(operation, finder, *std::move(targets));
     if (!targets && !without_agent) return tell_failure(operation.program, operation.output, targets.error());
     Interruptions interruptions;
     std::vector<Outcome> outcomes;

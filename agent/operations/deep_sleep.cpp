@@ -294,7 +294,7 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
     const auto& tags = request.tags;
     std::vector<model::DeviceReport> needs;
     for (const auto& [device, known] : devices()) {
-        const auto uuid = model::place_of(known.uuid, request.gpus);
+        const auto uuid = place_of(known.uuid, request.gpus);
         const auto* const gpu = find(*gpus, uuid);
         if (!gpu)
             return make_error(ErrorCode::driver_failed, "the GPU for its device {} is not there: {}", device,
@@ -331,7 +331,7 @@ Result<void> DeepSleep::check_room(const model::WakeRequest& request) const {
 std::vector<std::string> DeepSleep::gpus(const model::WakeRequest& request) const {
     std::vector<std::string> uuids;
     const MutexLock lock(mutex_);
-    for (const auto& [device, known] : devices_) uuids.push_back(model::place_of(known.uuid, request.gpus));
+    for (const auto& [device, known] : devices_) uuids.push_back(place_of(known.uuid, request.gpus));
     return uuids;
 }
 
@@ -339,17 +339,15 @@ Result<void> DeepSleep::end(const model::WakeRequest& request) {
     GPU_SLEEP_TRY(check_room(request));
     const auto pid = ::getpid();
     const auto begun = Clock::now();
-    std::vector<driver::GpuPair> pairs;
-    for (const auto& pair : request.gpus) pairs.push_back({pair.from, pair.to});
     moved_ = request.gpus; // now, for afterwards memory may be short
-    if (auto restored = means_->checkpoint->restore(pid, pairs); !restored) {
+    if (auto restored = means_->checkpoint->restore(pid, request.gpus); !restored) {
         moved_.clear();
         auto error = std::move(restored).error();
         if (error.code == ErrorCode::out_of_device_memory) return is_lost(error.message);
         constexpr int k_invalid_value = 1; // CUDA_ERROR_INVALID_VALUE
         const bool is_refused =
             error.code == ErrorCode::invalid_argument || error.driver_status == k_invalid_value;
-        if (!pairs.empty() && is_refused)
+        if (!request.gpus.empty() && is_refused)
             error.message += "; gpu-wake without --gpu brings it back to where it was";
         return error;
     }

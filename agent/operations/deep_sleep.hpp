@@ -85,7 +85,7 @@ public:
     [[nodiscard]] Result<void> end(const model::WakeRequest& request);
     /// Whether end() has restored it on `gpus` since the last deep sleep: the same request, tried again, goes
     /// on from there.
-    [[nodiscard]] bool has_moved(const std::vector<model::GpuPair>& gpus) const { return gpus == moved_; }
+    [[nodiscard]] bool has_moved(const std::vector<GpuPair>& gpus) const { return gpus == moved_; }
     /// While deep: what a wake by `request` takes of each device, with what is free there. Errors:
     /// driver_failed.
     [[nodiscard]] Result<std::vector<model::DeviceReport>> needs(const model::WakeRequest& request) const;
@@ -128,7 +128,7 @@ private:
     std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
     /// Why not, as the last check found by what reports do not look at.
     std::string found_ GPU_SLEEP_GUARDED_BY(mutex_);
-    std::vector<model::GpuPair> moved_; ///< see has_moved()
+    std::vector<GpuPair> moved_; ///< see has_moved()
     std::atomic<bool> is_deep_{false};
     std::atomic<bool> was_deep_{false};
 };

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "base/gpu_pair.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
 
@@ -25,13 +26,6 @@ enum class CheckpointState : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view to_string(CheckpointState state) noexcept;
-
-/// A GPU, and the one that takes its place: uuids as NVML writes them.
-struct GpuPair {
-    std::string from;
-    std::string to;
-    friend bool operator==(const GpuPair&, const GpuPair&) = default;
-};
 
 /// Locks, checkpoints, restores and unlocks other processes: running, locked, checkpointed, and back the same
 /// way. What is done stays done when the caller ends, and a process may restore and unlock itself. Needs no

@@ -199,10 +199,4 @@ int exit_status_of(const Failure& failure, Operation asked) noexcept {
     return failure.state == State::awake ? row.exit_status : row.exit_status_asleep;
 }
 
-const std::string& place_of(const std::string& gpu, const std::vector<GpuPair>& pairs) noexcept {
-    const auto pair =
-        std::find_if(pairs.begin(), pairs.end(), [&](const GpuPair& each) { return each.from == gpu; });
-    return pair == pairs.end() ? gpu : pair->to;
-}
-
 } // namespace gpu_sleep::model

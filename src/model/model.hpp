@@ -6,6 +6,7 @@
 #pragma once
 
 #include "base/error.hpp"
+#include "base/gpu_pair.hpp"
 #include "base/units.hpp"
 
 #include <array>
@@ -153,16 +154,6 @@ struct SleepRequest {
 
 /// Whether it keeps anything in files, but for what spills.
 [[nodiscard]] bool uses_files(const SleepRequest& request) noexcept;
-
-/// A GPU, and the one that takes its place, by their UUIDs.
-struct GpuPair {
-    std::string from;
-    std::string to;
-    friend bool operator==(const GpuPair&, const GpuPair&) = default;
-};
-
-/// The UUID of what takes the place of `gpu`: itself, where no pair says another.
-[[nodiscard]] const std::string& place_of(const std::string& gpu, const std::vector<GpuPair>& pairs) noexcept;
 
 struct WakeRequest {
     std::vector<std::string> tags; ///< empty means every tag

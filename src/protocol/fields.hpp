@@ -112,7 +112,7 @@ auto fields(Is<model::SleepRequest> auto& r) {
 auto fields(Is<model::TagStore> auto& s) {
     return std::tie(s.tag, s.store);
 }
-auto fields(Is<model::GpuPair> auto& p) {
+auto fields(Is<GpuPair> auto& p) {
     return std::tie(p.from, p.to);
 }
 auto fields(Is<model::WakeRequest> auto& r) {

@@ -9,8 +9,6 @@
 namespace gpu_sleep::cli {
 namespace {
 
-using driver::GpuPair;
-
 std::vector<driver::Gpu> machine(int count) {
     std::vector<driver::Gpu> gpus;
     for (int i = 0; i < count; ++i) {
