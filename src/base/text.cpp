@@ -92,7 +92,6 @@ Character first_character(std::string_view text) noexcept {
     Character character;
     if (lead < 0x80) { // nearly all
         character.code = lead;
-        character.bytes = 1;
         character.is_valid = true;
         character.is_shown = lead >= 0x20 && lead != 0x7F;
         return character;

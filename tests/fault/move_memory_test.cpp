@@ -76,7 +76,7 @@ TEST_CASE("Move: a move survives the failure of every allocation", "[move_memory
         if (moved) REQUIRE(sleeper.fixture.sleep(sleeper.request_to(from)));
         return reached;
     });
-    CHECK(failures > least_failures(30));
+    CHECK(failures > 30 / sweep_stride());
     REQUIRE(sleeper.fixture.wake());
     CHECK(sleeper.fixture.all_intact());
 }

@@ -282,7 +282,7 @@ TEST_CASE("Move: a move survives a withdrawal, and the end of its time, at every
         REQUIRE(sleeper.move_back());
         return reached;
     });
-    CHECK(failures > least_failures(4));
+    CHECK(failures > 4 / sweep_stride());
     sleeper.check_whole();
 }
 

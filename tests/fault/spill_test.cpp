@@ -245,5 +245,5 @@ TEST_CASE("Spill: a sleep that spills, and its wake, survive the failure of ever
         host.wake();
         return reached;
     });
-    CHECK(failures > least_failures(10));
+    CHECK(failures > 10 / sweep_stride());
 }

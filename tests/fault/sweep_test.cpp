@@ -243,7 +243,7 @@ TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep][s
         sweep.check_woken();
         return sweep.reached();
     });
-    CHECK(sweep.failures() > least_failures(10));
+    CHECK(sweep.failures() > 10 / sweep_stride());
 }
 
 TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep][wake]") {
@@ -261,7 +261,7 @@ TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep][wa
         sweep.check_woken();
         return sweep.reached();
     });
-    CHECK(sweep.failures() > least_failures(10));
+    CHECK(sweep.failures() > 10 / sweep_stride());
 }
 
 TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver call", "[sweep][wake]") {
@@ -290,7 +290,7 @@ TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver
         sweep.check_untouched();
         return sweep.reached();
     });
-    CHECK(sweep.failures() > least_failures(10));
+    CHECK(sweep.failures() > 10 / sweep_stride());
 }
 
 TEST_CASE("Sweep: pinning what a sleep has relayed survives the failure of every driver call",

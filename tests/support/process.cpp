@@ -4,8 +4,6 @@
 
 #include "support/process.hpp"
 
-#include "support/sanitized.hpp"
-
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -68,20 +66,11 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
     return pointers;
 }
 
-/// Whether it is a command of ours, and runs nothing else.
-bool is_command(const std::string& file) {
-    const auto name = std::filesystem::path(file).filename().native();
-    return name.starts_with("gpu-") && name != "gpu-run";
-}
-
 std::vector<std::string> environment_of(const Launch& launch) {
     auto variables = launch.environment;
-    // What is left at a command's end goes with it, and looking for it takes a fifth of its time.
-    if (is_sanitized() && is_command(launch.command.front()))
-        variables.emplace_back("LSAN_OPTIONS=detect_leaks=0");
     const auto is_set = [&](const std::string& inherited) {
         const auto name = inherited.substr(0, inherited.find('=') + 1);
-        return std::any_of(variables.begin(), variables.end(),
+        return std::any_of(launch.environment.begin(), launch.environment.end(),
                            [&](const std::string& variable) { return variable.starts_with(name); });
     };
     for (char** inherited = ::environ; launch.inherits_environment && *inherited; ++inherited)

@@ -11,30 +11,19 @@
 
 namespace gpu_sleep::test {
 
-/// How far apart the calls are that fail: 1, or GPU_SLEEP_SWEEP_STRIDE where there is no time for all.
+/// How far apart the calls are that fail: 1, or GPU_SLEEP_SWEEP_STRIDE where a sanitizer makes each take
+/// long.
 inline int sweep_stride() {
     const char* const wanted = std::getenv("GPU_SLEEP_SWEEP_STRIDE");
     return std::max(1, wanted ? std::atoi(wanted) : 1);
 }
 
-/// More operations of a sweep than this have to fail: `of_all` where no call is left out.
-inline int least_failures(int of_all) {
-    return sweep_stride() == 1 ? of_all : 0;
-}
-
-/// Which call a sweep begins with: where a few are left out, another each time.
-inline int first_call() {
-    constexpr int k_few = 3;
-    static int turn = 0;
-    return sweep_stride() <= k_few ? 1 + turn++ % sweep_stride() : 1;
-}
-
 /// Calls `step(call)` for one call after another, counted from 1, until it says that the operation made
-/// fewer. Of operations that are much alike, one after another, each call fails in some.
+/// fewer.
 template <class Step>
 void for_each_call(Step&& step) {
     constexpr int k_max_calls = 2000;
-    int call = first_call();
+    int call = 1;
     while (call < k_max_calls) {
         INFO("call " << call);
         if (!step(call)) return;

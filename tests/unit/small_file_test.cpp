@@ -69,10 +69,8 @@ TEST_CASE("Small file: no program that is executed meanwhile inherits the descri
     UniqueFd writer(::open(path.c_str(), O_WRONLY | O_CLOEXEC)); // once somebody reads
     REQUIRE(writer);
     std::optional<bool> inherits; // the reader's call may return a little later
-    for (int tries = 1000; !inherits && tries > 0; --tries) {
-        inherits = is_inherited(path);
+    for (int tries = 1000; !(inherits = is_inherited(path)) && tries > 0; --tries)
         std::this_thread::sleep_for(Milliseconds(10));
-    }
     REQUIRE(inherits);
     CHECK_FALSE(*inherits);
     REQUIRE(::write(writer.get(), "some", 4) == 4);
