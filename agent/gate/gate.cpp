@@ -99,6 +99,14 @@ void Gate::wake_refused() {
     changed_.notify_all();
 }
 
+void Gate::wake_cancelled() {
+    {
+        const MutexLock lock(mutex_);
+        last_wake_ = {};
+    }
+    changed_.notify_all(); // somebody may wait since
+}
+
 void Gate::publish(Phase phase) {
     phase_ = phase;
     ++changes_;

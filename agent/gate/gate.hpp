@@ -115,6 +115,8 @@ public:
     void set_waker(std::function<void()> waker);
     /// What the waker began has failed, and the process still sleeps. A touch whose limit is over fails then.
     void wake_refused();
+    /// What the waker began has ended because no touch waited any more. The next one asks at once.
+    void wake_cancelled();
     /// Whether threads that wait give up Python's lock. Those alone that submit work do: a library may hold a
     /// mutex of its own over any other call, as PyTorch's allocator does over those that take memory, and
     /// whoever got Python's lock meanwhile might wait for that mutex and keep it. For the same reason not

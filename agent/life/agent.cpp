@@ -383,6 +383,7 @@ void Agent::wake_on_touch() {
         const auto* failure = std::get_if<model::Failure>(&outcome);
         if (!failure) s_said = false;
         if (failure && failure->error.code != ErrorCode::cancelled) return tell(failure->error);
+        if (failure) gate::Gate::instance().wake_cancelled();
         parts_.status.set_touch_trouble({});
     };
     const auto asked = guarded([&]() -> Result<void> {
@@ -392,14 +393,19 @@ void Agent::wake_on_touch() {
         const auto unsaid =
             touch_request_.make_room ? 2 * touch_request_.min_awake + k_patience : Milliseconds(0);
         const auto said_from = Clock::now() + unsaid;
-        const auto tell_shortage = [this, tell, holders, said_from](Error shortage) {
+        const auto times_back = std::make_shared<unsigned>(parts_.deep.times_back());
+        const auto tell_shortage = [this, tell, holders, said_from, times_back](Error shortage) {
+            *times_back = parts_.deep.times_back();
             // Who makes room has asked them already.
             if (!*holders && !touch_request_.make_room)
                 *holders = parts_.room.holders(parts_, touch_request_);
             if (holders->has_value() && !(*holders)->empty()) shortage.message += "; " + **holders;
             tell(shortage, Clock::now() >= said_from);
         };
-        const auto is_wanted = [] { return gate::Gate::instance().wants_waking(); };
+        const auto is_wanted = [this, times_back] {
+            // The call that asked may need no more than that it is not deep: all of it wakes then.
+            return *times_back != parts_.deep.times_back() || gate::Gate::instance().wants_waking();
+        };
         server_.submit_for_touch(touch_request_, is_wanted, tell_shortage, hear);
         return {};
     });

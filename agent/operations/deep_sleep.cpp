@@ -266,7 +266,7 @@ Result<void> DeepSleep::take_stock() {
 void DeepSleep::come_back() noexcept {
     known_devices_.forget(); // they may be others
     memory_.keep_from_driver(false);
-    is_deep_ = false; // who asks now is told of them by the driver
+    if (is_deep_.exchange(false)) ++times_back_; // who asks now is told of them by the driver
     gate::Gate::instance().leave_deep();
     intercepted::set_memory_while_deep(std::nullopt);
     intercepted::free_what_was_put_off(memory_.api());

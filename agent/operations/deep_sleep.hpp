@@ -53,6 +53,8 @@ public:
 
     /// Whether nothing of the process is on a GPU, as far as the agent knows.
     [[nodiscard]] bool is_deep() const noexcept { return is_deep_; }
+    /// How often it has come back so far. Thread-safe.
+    [[nodiscard]] unsigned times_back() const noexcept { return times_back_; }
     /// Whether it has been since the last sleep, as after-wake callbacks are told.
     [[nodiscard]] bool was_deep() const noexcept { return was_deep_; }
     /// It has fallen asleep, and is not deep yet.
@@ -134,3 +136,4 @@ private:
 };
 
 } // namespace gpu_sleep::agent::operations
+    std::atomic<unsigned> times_back_{0};

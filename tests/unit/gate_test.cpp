@@ -244,6 +244,21 @@ TEST_CASE("Gate: a touch with no time has the wake that it asks for, and no othe
     }
 }
 
+TEST_CASE("Gate: a touch asks at once after a wake that nobody wanted any more", "[gate]") {
+    const OpenGate open;
+    std::atomic<int> wakes{0};
+    the_gate().set_waker([&] { ++wakes; });
+    fall_asleep(rule(OnTouch::wake, std::nullopt));
+    const auto start = Clock::now();
+    Toucher touch;
+    REQUIRE(becomes_true([&] { return wakes == 1; }));
+    the_gate().wake_cancelled();
+    REQUIRE(becomes_true([&] { return wakes == 2; }));
+    CHECK(Clock::now() - start < Milliseconds(700));
+    the_gate().open();
+    CHECK(touch.gets_in());
+}
+
 TEST_CASE("Gate: asleep, touches fail where that was chosen", "[gate]") {
     const OpenGate open;
     fall_asleep(rule(OnTouch::fail));

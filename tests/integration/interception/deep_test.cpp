@@ -86,6 +86,28 @@ TEST_CASE("Deep: a touch wakes it", "[deep]") {
     machine.expect_awake();
 }
 
+TEST_CASE("Deep: a call that a plain sleep would let pass wakes all of it", "[deep]") {
+    DeepMachine machine;
+    for (int round = 0; round < 10; ++round) {
+        machine.fall_asleep({"--on-touch", "wake"});
+        machine.host.tell("query " + machine.piece.number + " 0");
+        CHECK(becomes_true([&] { return machine.command("gpu-ps").json("/processes/0/state") == "awake"; }));
+    }
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: such a call that comes while it goes deep wakes all of it, too", "[deep]") {
+    DeepMachine machine;
+    Process sleeping(machine.launch("deep", {"--on-touch", "wake"},
+                                    {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:600ms"}));
+    REQUIRE(becomes_true([&] { return machine.command("gpu-ps").json("/processes/0/state") == "asleep"; }));
+    pause_for(Milliseconds(150));
+    machine.host.tell("query " + machine.piece.number + " 0");
+    CHECK(sleeping.finish().status == 0);
+    CHECK(becomes_true([&] { return machine.command("gpu-ps").json("/processes/0/state") == "awake"; }));
+    machine.expect_awake();
+}
+
 TEST_CASE("Deep: a touch fails where touches are to", "[deep]") {
     DeepMachine machine;
     machine.fall_asleep({"--on-touch", "fail"});
