@@ -51,9 +51,10 @@ std::vector<GpuNeed> used_by(pid_t pid, const Look& look) {
     return used;
 }
 
-/// What became free: of the GPUs that it was known to use; if of none, of all. NVML may number processes in
-/// another way than this command, and others may come and go meanwhile, so that the larger figure counts.
-std::vector<GpuNeed> freed(const std::vector<GpuNeed>& used, const Look& before, const Look& after) {
+/// What a restore takes of each GPU, by what its checkpoint has made free. It is looked for on the GPUs that
+/// the process was known to use. Where NVML numbers processes in another way than this command it knows of
+/// none, and all are looked at. Others may come and go meanwhile, so that the larger figure counts.
+std::vector<GpuNeed> needs_of(const std::vector<GpuNeed>& used, const Look& before, const Look& after) {
     constexpr Bytes k_noise = 16 * k_mib;
     std::vector<GpuNeed> needs;
     for (const auto& gpu : after.gpus) {
@@ -62,7 +63,7 @@ std::vector<GpuNeed> freed(const std::vector<GpuNeed>& used, const Look& before,
         const auto* const earlier = before.find(gpu.uuid);
         const Bytes more = earlier && gpu.free > earlier->free ? gpu.free - earlier->free : 0;
         if (known != used.end())
-            needs.push_back({gpu.uuid, std::max(known->bytes, more)});
+            needs.push_back({gpu.uuid, more >= known->bytes ? more : known->bytes + driver::k_not_counted});
         else if (used.empty() && more > k_noise)
             needs.push_back({gpu.uuid, more});
     }
@@ -125,12 +126,13 @@ private:
         if (is_interrupted()) return undo(make_error(ErrorCode::cancelled, "the command was interrupted"));
         // Before the checkpoint, so that it is there whenever this command ends.
         if (!used.empty())
-            if (auto written = record_->write(used); !written) return undo(std::move(written).error());
+            if (auto written = record_->write(needs_of(used, before, before)); !written)
+                return undo(std::move(written).error());
         const auto copying = Clock::now();
         if (auto done = checkpoint_->checkpoint(process_.pid); !done) return undo(std::move(done).error());
         times_.transfer = seconds_since(copying);
         const Look after;
-        const auto needs = freed(used, before, after);
+        const auto needs = needs_of(used, before, after);
         std::string note;
         if (auto written = record_->write(needs); !written && !needs.empty())
             note = "what it needs to wake could not be noted: " + written.error().message;
@@ -267,7 +269,8 @@ private:
                 return make_error(ErrorCode::driver_failed, "the GPU that it was on, {}, is not there",
                                   need.uuid);
             if (gpu->free < need.bytes)
-                return make_error(ErrorCode::out_of_device_memory, "it needs {} on GPU {}, {} free",
+                return make_error(ErrorCode::out_of_device_memory,
+                                  "it needs {} on GPU {}, {} free; gpu-wake --force tries, and may lose it",
                                   format_bytes(need.bytes), gpu->index, format_bytes(gpu->free));
         }
         return {};

@@ -34,6 +34,10 @@ constexpr Milliseconds k_look_again{1};
 /// A context with its modules, where nothing better is known: a wake without room for it is not to begin.
 constexpr Bytes k_assumed_rest = 2 * k_gib;
 
+/// What a checkpoint frees beyond what NVML counts; more is that of others, such as of a tree's other
+/// members.
+constexpr Bytes k_most_not_counted = 256 * k_mib;
+
 Error refusal(std::string_view why) {
     return make_error(ErrorCode::driver_failed, "it cannot sleep deeply: {}", why);
 }
@@ -153,19 +157,18 @@ Result<void> DeepSleep::check() {
     if (!uses) return uses.error();
     if (const auto why = why_not(*uses); !why.empty()) return refusal(why);
     if (const auto stands = state(); !stands) return stands.error();
-    // It may have got one since the agent started.
-    const auto noted = has_call_filter()
-                           ? Result<void>(make_error(ErrorCode::driver_failed,
-                                                     "a filter restricts its system calls, and may forbid "
-                                                     "to start a process"))
-                           : note_devices(uses->devices);
+    const auto noted = note_devices(uses->devices);
     const MutexLock lock(mutex_);
     found_ = noted ? std::string() : noted.error().message;
     return noted ? Result<void>() : refusal(found_);
 }
 
 Result<void> DeepSleep::note_devices(const std::set<int>& used) {
-    const auto gpus = means_->outside->look();
+    if (has_call_filter()) // it may have got one since the agent started
+        return make_error(ErrorCode::driver_failed,
+                          "a filter restricts its system calls, and may forbid to start a process");
+    looks_.emplace(*means_->outside);
+    const auto gpus = looks_->look();
     if (!gpus) return gpus.error();
     std::map<int, Device> devices;
     for (const int device : used) {
@@ -210,19 +213,22 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
     moved_.clear();
     const auto begun = Clock::now();
     auto done = guarded([&]() -> Result<void> {
-        const auto gpus = means_->outside->look();
+        const auto gpus = looks_->look();
         if (!gpus) return not_deeply(gpus.error().message);
         auto devices = this->devices();
         for (auto& [device, known] : devices)
             if (const auto* const gpu = find(*gpus, known.uuid)) {
                 known.free = gpu->free;
                 known.rest = gpu->used;
+                known.more = 0;
             }
         set_devices(std::move(devices));
         return take();
     });
+    const auto for_driver = seconds_since(begun);
     auto taken = guarded([&] { return take_stock(); });
-    log::debug("deep sleep: {} for the driver's part", format_seconds(seconds_since(begun)));
+    log::debug("deep sleep: {} for the driver's part, and {} to look afterwards", format_seconds(for_driver),
+               format_seconds(seconds_since(begun) - for_driver));
     if (!taken) return taken;
     return done;
 }
@@ -248,13 +254,16 @@ Result<void> DeepSleep::take_stock() {
         return settled ? Result<void>() : not_deeply(settled.error().message);
     }
     is_deep_ = was_deep_ = true;
-    const auto gpus = means_->outside->look();
+    const auto gpus = looks_->look();
     auto devices = this->devices();
     for (auto& [device, known] : devices) {
-        if (known.rest != 0) continue;
         // What others take and give back in this moment is in the difference, too.
         const auto* const gpu = gpus ? find(*gpus, known.uuid) : nullptr;
-        known.rest = gpu && gpu->free > known.free ? gpu->free - known.free : k_assumed_rest;
+        const Bytes freed = gpu && gpu->free > known.free ? gpu->free - known.free : 0;
+        if (known.rest == 0)
+            known.rest = freed != 0 ? freed : k_assumed_rest;
+        else
+            known.more = freed - std::min(freed, known.rest);
     }
     if (devices.size() == 1)
         if (const auto* const gpu = gpus ? find(*gpus, devices.begin()->second.uuid) : nullptr)
@@ -303,11 +312,14 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
         need.device = device;
         need.name = known.name;
         need.uuid = uuid;
-        need.released = known.rest;
+        Bytes waking = 0;
         for (const auto& tag : now.tags)
             if (tag.device == device &&
                 (tags.empty() || std::find(tags.begin(), tags.end(), tag.tag) != tags.end()))
-                need.released += tag.bytes - tag.resident;
+                waking += tag.bytes - tag.resident;
+        // While the driver restores it, the room of what wakes is free.
+        const auto not_counted = std::clamp(known.more, driver::k_not_counted, k_most_not_counted);
+        need.released = known.rest + std::max(waking, not_counted);
         need.total = gpu->total;
         need.free_before = gpu->free;
         need.free_after = gpu->free - std::min(gpu->free, need.released);
@@ -336,9 +348,10 @@ std::vector<std::string> DeepSleep::gpus(const model::WakeRequest& request) cons
 }
 
 Result<void> DeepSleep::end(const model::WakeRequest& request) {
-    GPU_SLEEP_TRY(check_room(request));
-    const auto pid = ::getpid();
     const auto begun = Clock::now();
+    GPU_SLEEP_TRY(check_room(request));
+    const auto to_look = seconds_since(begun);
+    const auto pid = ::getpid();
     moved_ = request.gpus; // now, for afterwards memory may be short
     if (auto restored = means_->checkpoint->restore(pid, request.gpus); !restored) {
         moved_.clear();
@@ -351,9 +364,11 @@ Result<void> DeepSleep::end(const model::WakeRequest& request) {
             error.message += "; gpu-wake without --gpu brings it back to where it was";
         return error;
     }
+    const auto to_restore = seconds_since(begun) - to_look;
     GPU_SLEEP_TRY(means_->checkpoint->unlock(pid));
     come_back();
-    log::debug("deep sleep: {} to bring back the driver's part", format_seconds(seconds_since(begun)));
+    log::debug("deep sleep: back after {}: {} to look for room, {} to restore",
+               format_seconds(seconds_since(begun)), format_seconds(to_look), format_seconds(to_restore));
     return {};
 }
 

@@ -75,6 +75,8 @@ public:
     /// The same where the program itself asked: a process outside locks it by `deadline`, and checkpoints it,
     /// while `goes_on`. Errors besides: driver_failed (it is asleep, but not deeply).
     [[nodiscard]] Result<void> begin_own(const server::ProgressSink& goes_on, Clock::time_point deadline);
+    /// The request that check() was for has ended.
+    void end_looks() noexcept { looks_.reset(); }
     /// Looks whether it still is, and returns that: who was killed amid it, or somebody else's tool, may have
     /// left it otherwise; then the agent is within reach of the driver again. Errors: context_lost.
     [[nodiscard]] Result<bool> look();
@@ -103,13 +105,14 @@ private:
         std::string uuid;
         Bytes free = 0; ///< before the checkpoint
         Bytes rest = 0; ///< what this process has of it then, and wants back
+        Bytes more = 0; ///< what the checkpoint made free besides, or others did meanwhile
     };
 
     [[nodiscard]] Result<driver::CheckpointState> state() const;
     /// Why a process with these is refused; empty: it is not, as far as is known. Thread-safe.
     [[nodiscard]] std::string why_not(const Uses& uses) const;
     [[nodiscard]] Result<Uses> uses() const;
-    /// Errors: driver_failed (one is not known outside).
+    /// Errors: driver_failed (nobody outside can be asked, or one is not known there).
     [[nodiscard]] Result<void> note_devices(const std::set<int>& used);
     [[nodiscard]] std::map<int, Device> devices() const;
     void set_devices(std::map<int, Device> devices) noexcept;
@@ -125,6 +128,7 @@ private:
     ProgramMemory& memory_;
     KnownDevices& known_devices_;
     std::optional<Means> means_;
+    std::optional<OutsideLooks> looks_;                                   ///< from check() until end_looks()
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< held for moments only
     /// That the process uses.
     std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
@@ -133,7 +137,7 @@ private:
     std::vector<GpuPair> moved_; ///< see has_moved()
     std::atomic<bool> is_deep_{false};
     std::atomic<bool> was_deep_{false};
+    std::atomic<unsigned> times_back_{0};
 };
 
 } // namespace gpu_sleep::agent::operations
-    std::atomic<unsigned> times_back_{0};

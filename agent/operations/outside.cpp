@@ -73,7 +73,7 @@ int start_program(void* argument) {
 }
 
 /// Starts it. A process that sends no signal at its end is found by nobody's wait() but ours.
-bool start(Launch& launch) {
+bool start_outside(Launch& launch) {
     const auto stacks = std::make_unique<std::byte[]>(2 * k_stack_bytes);
     launch.stack_end = stacks.get() + k_stack_bytes;
     constexpr int k_no_signal = 0;
@@ -94,12 +94,14 @@ std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
     return pointers;
 }
 
+} // namespace
+
 /// One run of the program. It has ended when this does, unless let_end() was called.
-class Run {
+class OutsideRun {
 public:
     /// `words`: the program and its arguments. Errors: no_driver.
-    [[nodiscard]] static Result<Run> start(const std::vector<std::string>& words,
-                                           const std::vector<std::string>& environment) {
+    [[nodiscard]] static Result<OutsideRun> start(const std::vector<std::string>& words,
+                                                  const std::vector<std::string>& environment) {
         std::array<int, 2> ends{};
         if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
             return make_error(ErrorCode::no_driver, "there is no descriptor left");
@@ -108,12 +110,12 @@ public:
         const auto arguments = pointers_to(words);
         const auto variables = pointers_to(environment);
         Launch launch{words.front().c_str(), arguments.data(), variables.data(), its.get(), nullptr, 0};
-        if (!operations::start(launch)) return make_error(ErrorCode::no_driver, "no process can be started");
-        return Run(std::move(ours), launch.pid);
+        if (!start_outside(launch)) return make_error(ErrorCode::no_driver, "no process can be started");
+        return OutsideRun(std::move(ours), launch.pid);
     }
-    Run(Run&&) noexcept = default;
-    Run& operator=(Run&&) = delete;
-    ~Run() {
+    OutsideRun(OutsideRun&&) noexcept = default;
+    OutsideRun& operator=(OutsideRun&&) = delete;
+    ~OutsideRun() {
         if (!socket_ || ends_within(Milliseconds(500))) return;
         ::kill(pid_, SIGKILL); // it is there, for it has the other end
         if (!ends_within(Milliseconds(2'000)))
@@ -158,7 +160,7 @@ public:
     [[nodiscard]] bool has_ended() const noexcept { return has_ended_; }
 
 private:
-    Run(UniqueFd socket, pid_t pid) noexcept : socket_(std::move(socket)), pid_(pid) {}
+    OutsideRun(UniqueFd socket, pid_t pid) noexcept : socket_(std::move(socket)), pid_(pid) {}
     [[nodiscard]] bool ends_within(Milliseconds patience) {
         const auto deadline = Clock::now() + patience;
         while (next_line(deadline)) {
@@ -172,11 +174,25 @@ private:
     bool has_ended_ = false;
 };
 
+namespace {
+
 Error unanswered(std::string_view why) {
     return make_error(ErrorCode::no_driver, "what is free on the GPUs cannot be asked from outside: {}", why);
 }
 
-Error not_done(const Run& run, std::string_view step) {
+/// What it says of all GPUs, if that comes in time.
+std::optional<std::vector<OutsideGpu>> read_gpus(OutsideRun& run, Clock::time_point deadline) {
+    std::vector<OutsideGpu> gpus;
+    while (auto line = run.next_line(deadline)) {
+        if (*line == k_last_line) return gpus;
+        std::istringstream words(*line);
+        OutsideGpu gpu;
+        if (words >> gpu.uuid >> gpu.total >> gpu.free >> gpu.used) gpus.push_back(std::move(gpu));
+    }
+    return {};
+}
+
+Error not_done(const OutsideRun& run, std::string_view step) {
     return make_error(ErrorCode::driver_failed, "the process that has the driver {} it {}", step,
                       run.has_ended() ? "has ended" : "is late");
 }
@@ -202,18 +218,29 @@ Result<Outside> Outside::open() {
 }
 
 Result<std::vector<OutsideGpu>> Outside::look(Milliseconds patience) const {
+    return OutsideLooks(*this).look(patience);
+}
+
+OutsideLooks::OutsideLooks(const Outside& outside) noexcept : outside_(&outside) {}
+
+OutsideLooks::~OutsideLooks() {
+    if (run_) run_->let_end();
+}
+
+Result<std::vector<OutsideGpu>> OutsideLooks::look(Milliseconds patience) {
     const auto deadline = Clock::now() + patience;
-    auto run = Run::start({program_, "look", std::to_string(::getpid())}, environment_);
-    if (!run) return unanswered(run.error().message);
-    std::vector<OutsideGpu> gpus;
-    while (auto line = run->next_line(deadline)) {
-        if (*line == k_last_line) {
-            run->let_end();
-            return gpus;
+    for (bool is_wanted = true; is_wanted;) {
+        const bool is_new = !run_;
+        if (is_new) {
+            auto run = OutsideRun::start({outside_->program_, "look", std::to_string(::getpid())},
+                                         outside_->environment_);
+            if (!run) return unanswered(run.error().message);
+            run_ = std::make_unique<OutsideRun>(*std::move(run));
         }
-        std::istringstream words(*line);
-        OutsideGpu gpu;
-        if (words >> gpu.uuid >> gpu.total >> gpu.free >> gpu.used) gpus.push_back(std::move(gpu));
+        run_->let_go();
+        if (auto gpus = read_gpus(*run_, deadline)) return *std::move(gpus);
+        is_wanted = !is_new && run_->has_ended();
+        run_.reset();
     }
     return unanswered("the management library does not answer");
 }
@@ -221,8 +248,8 @@ Result<std::vector<OutsideGpu>> Outside::look(Milliseconds patience) const {
 Result<void> Outside::checkpoint(Clock::time_point deadline, const std::function<bool()>& goes_on) const {
     const auto left =
         std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(1)).count();
-    auto run =
-        Run::start({program_, "checkpoint", std::to_string(::getpid()), std::to_string(left)}, environment_);
+    auto run = OutsideRun::start({program_, "checkpoint", std::to_string(::getpid()), std::to_string(left)},
+                                 environment_);
     if (!run) return make_error(ErrorCode::driver_failed, "{}", run.error().message);
     const auto named = NamedTracer::name(run->pid());
     if (!named) // the driver says so, too

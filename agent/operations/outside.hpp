@@ -10,6 +10,7 @@
 #include "base/units.hpp"
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ struct OutsideGpu {
     Bytes free = 0;
     Bytes used = 0; ///< by this process; 0 where NVML does not know it by its pid, as in some containers
 };
+
+class OutsideRun;
 
 /// The program beside the agent's library (agent/outside). It is no child of this process: no SIGCHLD comes
 /// of it, and no wait() of the program finds it. Not thread-safe.
@@ -43,8 +46,27 @@ public:
                                           const std::function<bool()>& goes_on) const;
 
 private:
+    friend class OutsideLooks;
+
     std::string program_;
     std::vector<std::string> environment_;
+};
+
+/// Looks again and again, by one process outside: NVML takes 20 ms to begin with. Not thread-safe.
+class OutsideLooks {
+public:
+    /// Starts nothing yet. `outside` outlives it.
+    explicit OutsideLooks(const Outside& outside) noexcept;
+    OutsideLooks(const OutsideLooks&) = delete;
+    OutsideLooks& operator=(const OutsideLooks&) = delete;
+    ~OutsideLooks();
+
+    /// As Outside::look(). A process that has ended since the last look is replaced.
+    [[nodiscard]] Result<std::vector<OutsideGpu>> look(Milliseconds patience = Milliseconds(5'000));
+
+private:
+    const Outside* outside_;
+    std::unique_ptr<OutsideRun> run_; ///< none before the first look, and after one that failed
 };
 
 } // namespace gpu_sleep::agent::operations

@@ -22,6 +22,9 @@ public:
     /// `is_own`: the program asked for it.
     SleepOperation(Parts& parts, const model::SleepRequest& request, const server::ProgressSink& progress,
                    Joint& joint, bool is_own);
+    SleepOperation(const SleepOperation&) = delete;
+    SleepOperation& operator=(const SleepOperation&) = delete;
+    ~SleepOperation() { parts_.deep.end_looks(); }
 
     /// A process that is not idle as asked (SleepRequest::only_if_idle), or works again before the point of
     /// no return, is reported unchanged, with a note that says why. Errors: those of Turnstile::enter(),

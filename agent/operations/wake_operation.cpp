@@ -189,7 +189,7 @@ Result<Report> WakeOperation::run() {
     report_.changed = *is_deep;
     auto done = wake_all();
     if (!done && !request_.gpus.empty())
-        done.error().message += "; it is on the other GPU, and sleeps: gpu-wake without --gpu wakes it there";
+        done.error().message += "; it is on the other GPU already: gpu-wake without --gpu goes on there";
     return done;
 }
 

@@ -3,8 +3,8 @@
 // Does for the agent of process PID what that cannot do itself:
 //
 //   gpu-sleep-outside look PID
-//     says what is free: for each GPU a line with its UUID, all of its memory, what is free of that, and what
-//     PID has of it (0 where NVML does not know), in bytes; then "end".
+//     says for each line that it is given what is free: for each GPU a line with its UUID, all of its memory,
+//     what is free of that, and what PID has of it (0 where NVML does not know), in bytes; then "end".
 //   gpu-sleep-outside checkpoint PID MILLISECONDS
 //     waits for a line, has the driver lock PID within that time and says "locked", has it checkpointed and
 //     says "end"; or says why not, and leaves it running.
@@ -30,17 +30,22 @@ bool say(std::string_view line) {
 }
 
 int look(pid_t pid) {
-    constexpr unsigned k_patience = 10; // seconds; the agent waits no longer than this
-    ::alarm(k_patience);
-    const auto gpus = driver::look_at_gpus();
-    if (!gpus) return EXIT_FAILURE;
-    for (const auto& gpu : *gpus) {
-        Bytes used = 0;
-        for (const auto& process : gpu.processes)
-            if (process.pid == pid) used = process.bytes.value_or(0);
-        say(fmt::format("{} {} {} {}", gpu.uuid, gpu.total, gpu.free, used));
+    // Seconds. The agent waits no longer for an answer, and starts another where it asks again after so long.
+    constexpr unsigned k_patience = 10;
+    constexpr unsigned k_unasked = 60;
+    while (::alarm(k_unasked), std::getchar() == '\n') {
+        ::alarm(k_patience);
+        const auto gpus = driver::look_at_gpus();
+        if (!gpus) return EXIT_FAILURE;
+        for (const auto& gpu : *gpus) {
+            Bytes used = 0;
+            for (const auto& process : gpu.processes)
+                if (process.pid == pid) used = process.bytes.value_or(0);
+            say(fmt::format("{} {} {} {}", gpu.uuid, gpu.total, gpu.free, used));
+        }
+        if (!say("end")) return EXIT_FAILURE;
     }
-    return say("end") ? EXIT_SUCCESS : EXIT_FAILURE;
+    return EXIT_SUCCESS;
 }
 
 /// Ends without a lock where nobody is there to hear of it.

@@ -27,6 +27,10 @@ enum class CheckpointState : std::uint8_t {
 
 [[nodiscard]] std::string_view to_string(CheckpointState state) noexcept;
 
+/// More than the driver keeps on a GPU for a process and NVML does not count as that one's: 5.6 MiB for a
+/// context, by tests/bench/RESULTS.md. A restore takes it, too.
+inline constexpr Bytes k_not_counted = 16 * k_mib;
+
 /// Locks, checkpoints, restores and unlocks other processes: running, locked, checkpointed, and back the same
 /// way. What is done stays done when the caller ends, and a process may restore and unlock itself. Needs no
 /// context, and makes none. The process itself answers, so every call waits while it is stopped, however

@@ -211,23 +211,21 @@ TEST_CASE("Deep: whichever call of the process's own fails, it sleeps or is awak
     const bool is_own = GENERATE(false, true); // the program asks, not a command
     const Scratch scratch;
     const auto trace = scratch.file("trace");
-    int first = 0;
-    int last = 0;
-    {
+    const auto [first, last] = [&] {
         DeepMachine machine({"GPU_SLEEP_SIM_TRACE=" + trace});
-        first = own_calls(machine.host.pid(), trace) + 1;
-        if (is_own)
-            REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));
-        else
-            machine.fall_asleep();
-        machine.wake();
-        last = own_calls(machine.host.pid(), trace) - 1;
-    }
+        return own_calls_of(machine.host.pid(), trace, [&] {
+            if (is_own)
+                REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));
+            else
+                machine.fall_asleep();
+            machine.wake();
+        });
+    }();
     REQUIRE(last - first > 20);
     int deep = 0;
     int failed = 0;
     const int step = sanitized_step(24) * (is_own ? 3 : 1); // most calls are the same, whoever asks
-    for (int nth = first; nth <= last; nth += step) {
+    for (int nth = first; nth < last; nth += step) {
         INFO("call " << nth << " of " << first << " to " << last);
         DeepMachine machine({fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
         const auto asked = is_own ? machine.host.tell(k_own_sleep) : std::string();

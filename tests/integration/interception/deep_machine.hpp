@@ -36,6 +36,14 @@ inline int own_calls(pid_t process, const std::string& trace) {
     return count;
 }
 
+/// The first and the last of these calls that `step` makes.
+template <class Step>
+std::pair<int, int> own_calls_of(pid_t process, const std::string& trace, Step&& step) {
+    const int before = own_calls(process, trace);
+    step();
+    return {before + 1, own_calls(process, trace)};
+}
+
 class DeepMachine : public Machine {
 public:
     explicit DeepMachine(Arguments variables = {})

@@ -16,6 +16,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <string_view>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -28,9 +29,9 @@ std::string begin_of(gpu_sleep_status status, std::uint64_t asleep) {
     return fmt::format("{} {} ", static_cast<int>(status), asleep);
 }
 
-/// The process that the agent of `pid` has started to checkpoint it; 0: there is none.
-pid_t process_outside(pid_t pid) {
-    const auto words = fmt::format("checkpoint{}{}{}", '\0', pid, '\0');
+/// The process that the agent of `pid` has started for `task`; 0: there is none.
+pid_t process_outside(pid_t pid, std::string_view task = "checkpoint") {
+    const auto words = fmt::format("{}{}{}{}", task, '\0', pid, '\0');
     for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
         std::ifstream file(entry.path() / "cmdline");
         const std::string line(std::istreambuf_iterator<char>(file), {});
@@ -41,9 +42,9 @@ pid_t process_outside(pid_t pid) {
 }
 
 /// Waits for it, and a moment longer: it is in the call that is delayed then.
-pid_t await_process_outside(pid_t pid) {
+pid_t await_process_outside(pid_t pid, std::string_view task = "checkpoint") {
     pid_t found = 0;
-    REQUIRE(becomes_true([&] { return (found = process_outside(pid)) != 0; }));
+    REQUIRE(becomes_true([&] { return (found = process_outside(pid, task)) != 0; }));
     pause_for(Milliseconds(200));
     return found;
 }
@@ -216,6 +217,29 @@ TEST_CASE("Deep: a program that is killed amid its own deep sleep leaves no proc
     machine.host.process().signal(SIGKILL);
     CHECK(machine.host.wait() == 128 + SIGKILL);
     CHECK(becomes_true([&] { return process_outside(pid) == 0; }));
+}
+
+TEST_CASE("Deep: a process outside that looks, and ends too early, is replaced, and none is left", "[deep]") {
+    DeepMachine machine({"GPU_SLEEP_SIM_DELAY=cuMemUnmap:600ms"});
+    const auto pid = machine.host.pid();
+    SECTION("killed while the program falls asleep") {
+        Process sleep(machine.launch("gpu-sleep", {"--deep"}));
+        const auto looks = await_process_outside(pid, "look");
+        CHECK(::kill(looks, SIGKILL) == 0);
+        CHECK(sleep.finish().status == 0);
+        CHECK(machine.is_deep());
+        machine.wake();
+    }
+    SECTION("of a program that is killed while it falls asleep") {
+        machine.host.process().send(k_own_sleep);
+        await_process_outside(pid, "look");
+        machine.host.process().signal(SIGKILL);
+        CHECK(machine.host.wait() == 128 + SIGKILL);
+    }
+    SECTION("of a dry run") {
+        CHECK(machine.command("gpu-sleep", {"--deep", "--dry-run"}).status == 0);
+    }
+    CHECK(becomes_true([&] { return process_outside(pid, "look") == 0; }));
 }
 
 TEST_CASE("Deep: the program's own children and signals know nothing of the process outside", "[deep]") {

@@ -29,7 +29,7 @@ struct Crowd {
         REQUIRE(run(family.deep()).status == 0);
         other.emplace(family.plain());
         other->tell("start");
-        filling = make_piece(*other, "plain", free_bytes(*other) - 20 * k_mib); // each takes 14
+        filling = make_piece(*other, "plain", free_bytes(*other) - 30 * k_mib); // each takes 14, and wants 24
     }
     [[nodiscard]] Process start_wake(std::size_t index, Arguments arguments = {}) {
         arguments.insert(arguments.begin(), std::to_string(family[index].pid()));
@@ -56,6 +56,52 @@ TEST_CASE("Deep room: of two that wake at once, one finds room and the other sta
     crowd.make_room();
     CHECK(crowd.family.wake().status == 0);
     crowd.family.check_all_awake();
+}
+
+TEST_CASE("Deep room: a wake wants what the driver keeps for itself, too", "[deep][deep_together]") {
+    DeepFamily family(1);
+    REQUIRE(run(family.deep()).status == 0);
+    Host other(family.plain());
+    other.tell("start");
+    const auto filling = make_piece(other, "plain", free_bytes(other) - 20 * k_mib); // it is seen to take 14
+    const auto refused = family.wake();
+    CHECK(refused.status == 7);
+    CHECK_THAT(refused.err, Catch::Matchers::Contains("needs 24.0 MiB"));
+    CHECK(family.count("deep") == 1);
+    other.tell("free " + filling.number);
+    CHECK(family.wake().status == 0);
+    family.check_all_awake();
+}
+
+TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked for",
+          "[deep][deep_together]") {
+    DeepFamily family(1);
+    Host other(family.plain());
+    other.tell("start");
+    const auto passing = make_piece(other, "plain", 30 * k_mib);
+    Process sleeping(family.deep({"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:1s"}));
+    REQUIRE(becomes_true([&] { return family.count("asleep") == 1; }));
+    pause_for(Milliseconds(200)); // it was looked what is free
+    other.tell("free " + passing.number);
+    CHECK(sleeping.finish().status == 0);
+    const auto filling = make_piece(other, "plain", free_bytes(other) - 30 * k_mib);
+    const auto refused = family.wake();
+    CHECK(refused.status == 7);
+    CHECK_THAT(refused.err, Catch::Matchers::Contains("needs 38.0 MiB"));
+    other.tell("free " + filling.number);
+    CHECK(family.wake().status == 0);
+    family.check_all_awake();
+}
+
+TEST_CASE("Deep room: one that had all of a GPU comes back to it", "[deep][deep_together]") {
+    DeepFamily family(1);
+    const auto filling = make_piece(family[0], "plain", free_bytes(family[0]) - 4 * k_mib);
+    REQUIRE(run(family.deep()).status == 0);
+    const auto woken = family.wake();
+    INFO(woken.err);
+    CHECK(woken.status == 0);
+    check_intact(family[0], filling);
+    family.check_all_awake();
 }
 
 TEST_CASE("Deep room: one that may wait wakes when there is room for it, too", "[deep][deep_together]") {
@@ -112,7 +158,7 @@ TEST_CASE("Deep room: one that the driver restores for a command counts on nothi
     REQUIRE(run(family.launch("gpu-sleep", {pid, "--engine", "driver"})).status == 0);
     Host other(family.plain());
     other.tell("start");
-    const auto filling = make_piece(other, "plain", free_bytes(other) - 20 * k_mib);
+    const auto filling = make_piece(other, "plain", free_bytes(other) - 26 * k_mib);
     Process waking(family.launch("gpu-wake", {DeepFamily::root(), "--tree"}));
     await_request(waking);
     pause_for(Milliseconds(150)); // it has looked for room by now

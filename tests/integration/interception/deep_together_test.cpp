@@ -165,15 +165,13 @@ TEST_CASE("Deep together: whichever call of one's own fails, each is as it says,
           "[deep][deep_together]") {
     const Scratch scratch;
     const auto trace = scratch.file("trace");
-    int first = 0;
-    int last = 0;
-    {
+    const auto [first, last] = [&] {
         DeepFamily family(2, {}, {"GPU_SLEEP_SIM_TRACE=" + trace});
-        first = own_calls(family[0].pid(), trace) + 1;
-        REQUIRE(run(family.deep()).status == 0);
-        REQUIRE(family.wake().status == 0);
-        last = own_calls(family[0].pid(), trace);
-    }
+        return own_calls_of(family[0].pid(), trace, [&] {
+            REQUIRE(run(family.deep()).status == 0);
+            REQUIRE(family.wake().status == 0);
+        });
+    }();
     REQUIRE(last - first > 20);
     constexpr int k_step = 5 * sanitized_step(20); // each alone is swept in deep_failures_test.cpp
     int failed = 0;

@@ -92,7 +92,7 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
 }
 
 TEST_CASE("Driver engine: work that does not end in time leaves the process awake", "[driver_engine]") {
-    Machine machine({"GPU_SLEEP_SIM_DELAY=cuLaunchKernel:1s"});
+    Machine machine({"GPU_SLEEP_SIM_DELAY=cuLaunchKernel:3s"});
     machine.host.process().send("launch " + machine.piece.number + " 0");
     pause_for(Milliseconds(200));
     const auto late = machine.command("sleep", {"--timeout", "100ms"});
@@ -107,11 +107,41 @@ TEST_CASE("Driver engine: work that does not end in time leaves the process awak
 
 TEST_CASE("Driver engine: two commands do not get into each other's way", "[driver_engine]") {
     Machine machine;
-    Process first(machine.launch("sleep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:1s"}));
+    Process first(machine.launch("sleep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:3s"}));
     REQUIRE(becomes_true([&] { return machine.has_record(); }));
     CHECK(machine.command("sleep", {"--timeout", "100ms"}).status == 4);
     CHECK(machine.command("sleep").status == 0);
     CHECK(first.finish().status == 0);
+    CHECK(machine.command("gpu-wake").status == 0);
+    machine.expect_awake();
+}
+
+TEST_CASE("Driver engine: one that had all of a GPU comes back to it", "[driver_engine]") {
+    Machine machine;
+    const auto filling = make_piece(machine.host, "plain", free_bytes(machine.host) - 4 * k_mib);
+    REQUIRE(machine.command("sleep").status == 0);
+    const auto woken = machine.command("gpu-wake");
+    INFO(woken.err);
+    CHECK(woken.status == 0);
+    check_intact(machine.host, filling);
+    machine.expect_awake();
+}
+
+TEST_CASE("Driver engine: what others take during a checkpoint makes no restore begin without room",
+          "[driver_engine]") {
+    Machine machine;
+    Host other(machine.plain());
+    other.tell("start");
+    Process sleeping(machine.launch("sleep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:1s"}));
+    REQUIRE(becomes_true([&] { return machine.has_record(); }));
+    const auto taken = make_piece(other, "plain", 6 * k_mib);
+    CHECK(sleeping.finish().status == 0);
+    // It had 13 MiB, and 7 became free.
+    const auto filling = make_piece(other, "plain", free_bytes(other) - 20 * k_mib);
+    const auto refused = machine.command("gpu-wake");
+    CHECK(refused.status == 7);
+    CHECK_THAT(refused.err, mentions("needs 29.0 MiB") && mentions("--force"));
+    other.tell("free " + filling.number);
     CHECK(machine.command("gpu-wake").status == 0);
     machine.expect_awake();
 }
