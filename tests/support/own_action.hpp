@@ -17,7 +17,7 @@ namespace gpu_sleep::driver_testing {
 /// The program's action for SIGSEGV, in place of the test framework's; over it the driver has set its own.
 class OwnAction {
 public:
-    explicit OwnAction(void (*handler)(int)) {
+    explicit OwnAction(void (*handler)(int)) : outer_before_(before) {
         struct sigaction own {};
         own.sa_handler = handler;
         REQUIRE(::sigaction(SIGSEGV, &own, &before) == 0);
@@ -25,7 +25,10 @@ public:
     }
     OwnAction(const OwnAction&) = delete;
     OwnAction& operator=(const OwnAction&) = delete;
-    ~OwnAction() { ::sigaction(SIGSEGV, &before, nullptr); }
+    ~OwnAction() {
+        ::sigaction(SIGSEGV, &before, nullptr);
+        before = outer_before_;
+    }
 
     void let_driver_set_its_handler() const {
         const Range range;
@@ -33,7 +36,10 @@ public:
         CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
     }
 
-    static inline struct sigaction before {}; ///< of the last one made
+    static inline struct sigaction before {}; ///< the action that the innermost one took the place of
+
+private:
+    struct sigaction outer_before_;
 };
 
 /// The signal that ends a child which does `what`; 0 if it goes on.
