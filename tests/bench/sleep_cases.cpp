@@ -125,12 +125,19 @@ void Bench::add_breakdown(std::string name, const std::vector<Timed>& done) {
 const std::vector<Case>& cases() {
     static const auto k_cases = [] {
         std::vector<Case> all{
-            {"model", 15 * k_gib, measure_model},        {"tensors", 15 * k_gib, measure_tensors},
-            {"training", 26 * k_gib, measure_training},  {"small", 2 * k_gib, measure_small_model},
-            {"reserved", 2 * k_gib, measure_reserved},   {"level-2", 0, measure_level_2},
-            {"footprint", 2 * k_gib, measure_footprint}, {"retained", 30 * k_gib, measure_retained},
-            {"prepared", 15 * k_gib, measure_prepared},  {"devices", 16 * k_gib, measure_devices},
+            {"model", 15 * k_gib, measure_model},
+            {"tensors", 15 * k_gib, measure_tensors},
+            {"training", 26 * k_gib, measure_training},
+            {"small", 2 * k_gib, measure_small_model},
+            {"reserved", 2 * k_gib, measure_reserved},
+            {"level-2", 0, measure_level_2},
+            {"footprint", 2 * k_gib, measure_footprint},
+            {"retained", 30 * k_gib, measure_retained},
+            {"prepared", 15 * k_gib, measure_prepared},
+            {"devices", 16 * k_gib, measure_devices},
             {"switch", 30 * k_gib, measure_switch},
+            {"deep", 40 * k_gib, measure_deep},
+            {"deep-many", 44 * k_gib, measure_deep_sleepers},
         };
         for (const std::size_t count : {100, 1'000, 10'000, 50'000})
             all.push_back({fmt::format("ranges-{}", count), 7 * k_gib,

@@ -103,6 +103,8 @@ struct Case {
 [[nodiscard]] Result<void> measure_footprint(Bench& bench);
 [[nodiscard]] Result<void> measure_retained(Bench& bench);
 [[nodiscard]] Result<void> measure_prepared(Bench& bench);
+[[nodiscard]] Result<void> measure_deep(Bench& bench);
+[[nodiscard]] Result<void> measure_deep_sleepers(Bench& bench);
 [[nodiscard]] Result<void> measure_devices(Bench& bench);
 [[nodiscard]] Result<void> measure_switch(Bench& bench);
 /// So many bytes, and so many ranges: one point each of how times grow.

@@ -56,6 +56,8 @@ public:
     /// `environment`: "NAME=VALUE", besides what is inherited.
     [[nodiscard]] static Result<Subject> start(std::vector<std::string> environment = {});
 
+    [[nodiscard]] pid_t pid() const noexcept { return server_.pid(); }
+
     /// Allocates one range or more of these sizes, under `tag`. `retention` as in gpu_sleep.h.
     [[nodiscard]] Result<void> hold(std::string_view tag, int retention, const std::vector<Bytes>& sizes,
                                     int device = 0);

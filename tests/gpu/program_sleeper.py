@@ -134,17 +134,18 @@ class Sleeper:
 
     def run(self, running, deadline):
         """Sleeps and wakes until the program ends, or has had cycles enough."""
-        while not running.is_over() and self.cycles < self.options.most and time.monotonic() < deadline:
+        most = min(self.program.most or self.options.most, self.options.most)
+        while not running.is_over() and self.cycles < most and time.monotonic() < deadline:
             if len(self.problems) > 3:
                 return
             if self.program.quiet and not running.quiet.acquire(timeout=0.2):
                 continue
             pids = self.pids()
-            if len(pids) < self.program.gpus and self.program.quiet or not pids:
+            if len(pids) < self.program.processes and self.program.quiet or not pids:
                 time.sleep(0.1)
                 continue
             if self.program.together:
-                if len(pids) == self.program.gpus and not running.is_over():
+                if len(pids) == self.program.processes and not running.is_over():
                     self.cycle_together()
             else:
                 self.cycle(pids)

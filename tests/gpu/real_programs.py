@@ -40,10 +40,16 @@ class Program:
     build: tuple = () # the compiler's words before the source
     libraries: tuple = ()
     gpus: int = 1
+    ranks: int = 0 # processes that use GPUs; 0: as many as GPUs
     quiet: bool = False # put it to sleep only when it says "quiet"
     together: bool = False # all its processes as one, at any moment
     asleep: tuple = ASLEEP_SECONDS # at least and at most
+    most: int = 0 # cycles; 0: as many as the options say
     refuses_deep: bool = False # because of what the driver cannot checkpoint
+
+    @property
+    def processes(self):
+        return self.ranks or self.gpus
 
 
 def torch_program(name, source=None, **settings):
@@ -55,6 +61,8 @@ def cuda_program(name, source, *words, **settings):
 
 
 WITHOUT_PEERS = {"NCCL_P2P_DISABLE": "1"} # no memory of one process in another
+# For sleeps that are longer than NCCL's work may take, and than PyTorch's watchdog of it may be silent.
+IMPATIENT = {**WITHOUT_PEERS, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "5"}
 
 ALL = [
     torch_program("torch_adam", arguments=("--gib", "21")),
@@ -72,20 +80,23 @@ ALL = [
     Program("jax_preallocated", "jax_program.py", modules=("jax",),
             environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.04"}),
     torch_program("triton", "triton_program.py", modules=("triton",)),
-    cuda_program("runtime_static", "runtime_program.cu", "-cudart", "static"),
-    cuda_program("runtime_shared", "runtime_program.cu", "-cudart", "shared"),
+    cuda_program("runtime_static", "runtime_program.cu", "-cudart", "static", refuses_deep=True),
+    cuda_program("runtime_shared", "runtime_program.cu", "-cudart", "shared", refuses_deep=True),
+    cuda_program("runtime_without_managed", "runtime_program.cu", "-cudart", "static", arguments=("--managed", "no")),
     cuda_program("driver", "driver_program.cpp", libraries=("-lcuda",)),
     cuda_program("textures", "textures.cu", "-cudart", "static"),
     cuda_program("shared_memory", "shared_memory.cpp", libraries=("-lcuda",), refuses_deep=True),
+    torch_program("torch_ddp_one_gpu", "torch_ddp.py", ranks=2, together=True, arguments=("--gpus", "1")),
     torch_program("torch_ddp", gpus=2, quiet=True, refuses_deep=True),
     torch_program("torch_ddp_together", "torch_ddp.py", gpus=2, together=True, refuses_deep=True),
     torch_program("torch_ddp_without_peers", "torch_ddp.py", gpus=2, together=True, environment=WITHOUT_PEERS),
     torch_program("torch_collectives", gpus=2, together=True, refuses_deep=True),
     torch_program("torch_collectives_without_peers", "torch_collectives.py", gpus=2, together=True,
                   environment=WITHOUT_PEERS),
-    # Asleep for longer than NCCL's work may take, and than PyTorch's watchdog of it may be silent.
     torch_program("torch_long_sleep", "torch_collectives.py", gpus=2, together=True, arguments=("--timeout", "8"),
-                  environment={**WITHOUT_PEERS, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "5"}, asleep=(11, 12)),
+                  environment=IMPATIENT, asleep=(11, 12), most=4),
+    torch_program("torch_long_sleep_one_gpu", "torch_collectives.py", together=True,
+                  arguments=("--timeout", "8", "--ranks", "1"), environment=IMPATIENT, asleep=(11, 12), most=4),
     torch_program("torch_nccl_one_process", gpus=2),
     cuda_program("green_contexts", "green_contexts.cu", "-cudart", "static", libraries=("-lcuda",)),
     cuda_program("peer_copies", "peer_copies.cu", "-cudart", "static", gpus=2),
@@ -231,7 +242,8 @@ class Bench:
             return "a command failed"
         if result.cycles == 0 and result.slept_bytes == 0:
             return "never slept"
-        return "right" if result.cycles >= self.options.least_cycles else "too few cycles"
+        least = min(self.options.least_cycles, program.most or self.options.most)
+        return "right" if result.cycles >= least else "too few cycles"
 
     def run(self, program):
         result = Result(program.name)

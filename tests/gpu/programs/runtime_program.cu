@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // An ordinary program of the CUDA runtime that uses every kind of its allocations, in streams and graphs.
-// Built with the static and with the shared runtime.
+// Built with the static and with the shared runtime. `--managed no`: of every kind but managed memory.
 
 #include "checked.hpp"
 #include "program.hpp"
 
 #include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstring>
 
 namespace {
 
@@ -44,7 +47,7 @@ void mix(Buffer buffer, Buffer others, Word salt, cudaStream_t stream) {
 
 class Program {
 public:
-    explicit Program(double scale) {
+    Program(double scale, bool has_managed) {
         const auto size = [=](double mib) { return static_cast<std::size_t>(mib * scale + 1) * k_mib; };
         CHECKED(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
         CHECKED(cudaStreamCreate(&other_stream_));
@@ -57,12 +60,10 @@ public:
         make_ordered(size(128));
         make_pooled(size(128));
         make_array();
-        CHECKED(cudaMallocManaged(&managed_.words, size(16)));
-        managed_.bytes = size(16);
+        if (has_managed) make_managed(size(16));
         CHECKED(cudaHostAlloc(&mapped_host_, size(16), cudaHostAllocMapped));
         CHECKED(cudaHostGetDevicePointer(&mapped_.words, mapped_host_, 0));
         mapped_.bytes = size(16);
-        buffers_.push_back(managed_);
         buffers_.push_back(mapped_);
         for (std::size_t i = 0; i < buffers_.size(); ++i)
             fill(buffers_[i], static_cast<Word>(i + 1), stream_);
@@ -85,7 +86,7 @@ public:
         through_the_array(number);
         CHECKED(cudaStreamSynchronize(other_stream_));
         CHECKED(cudaStreamSynchronize(stream_));
-        managed_.words[number] ^= mapped_host_[number]; // the host's turn
+        if (managed_.words) managed_.words[number] ^= mapped_host_[number]; // the host's turn
         digest_.add(mapped_host_, 4096);
     }
 
@@ -104,6 +105,11 @@ private:
         Buffer buffer{nullptr, bytes};
         CHECKED(cudaMalloc(&buffer.words, bytes));
         buffers_.push_back(buffer);
+    }
+    void make_managed(std::size_t bytes) {
+        managed_.bytes = bytes;
+        CHECKED(cudaMallocManaged(&managed_.words, bytes));
+        buffers_.push_back(managed_);
     }
     void make_pitched(std::size_t bytes) {
         constexpr std::size_t k_width = 10'000;
@@ -187,7 +193,7 @@ private:
     cudaArray_t array_ = nullptr;
     cudaGraphExec_t graph_ = nullptr;
     std::vector<Buffer> buffers_;
-    Buffer managed_, mapped_;
+    Buffer managed_{}, mapped_{};
     Word* mapped_host_ = nullptr;
     Sha256 digest_;
 };
@@ -196,7 +202,8 @@ private:
 
 int main(int count, char** words) {
     const ProgramOptions options(count, words);
-    Program program(options.scale);
+    const auto forbids_managed = [](const char* word) { return std::strcmp(word, "no") == 0; };
+    Program program(options.scale, std::none_of(words + 1, words + count, forbids_managed));
     run_paced(options, [&](int number) { program.step(number); });
     std::printf("%s\n", program.digest().c_str());
     return 0;

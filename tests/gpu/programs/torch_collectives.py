@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""Two processes on two GPUs that exchange by NCCL without a rest: all-reduce, a pipeline's sends and receives, and
-all-to-all, each computed upon what the one before has brought.
+"""Processes, each on a GPU of its own, that exchange by NCCL without a rest: all-reduce, a pipeline's sends and receives,
+and all-to-all, each computed upon what the one before has brought.
 
---timeout is the process group's own: work of NCCL that takes longer ends the program.
+--timeout is the process group's own: work of NCCL that takes longer ends the program. --ranks 1 is for one GPU: NCCL and
+what watches over its work are there, and nobody to exchange with.
 """
 
 import datetime
@@ -17,27 +18,29 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-RANKS = 2
 ROUNDS = 20 # in a step
 
 
-def pass_on(values, rank):
+def pass_on(values, rank, ranks):
     """A stage of a pipeline: from the rank before, and on to the next."""
+    if ranks == 1:
+        return
     if rank > 0:
         dist.recv(values, rank - 1)
     values.mul_(0.75).add_(rank + 1)
-    dist.send(values, (rank + 1) % RANKS)
+    dist.send(values, (rank + 1) % ranks)
     if rank == 0:
-        dist.recv(values, RANKS - 1)
+        dist.recv(values, ranks - 1)
 
 
 def exchange(rank, arguments):
+    ranks = arguments.ranks
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=RANKS, device_id=torch.device("cuda", rank),
+    dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank),
                             timeout=datetime.timedelta(seconds=arguments.timeout))
     gloo = dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=10))
     make_deterministic()
-    count = max(1 << 20, round(arguments.gib * arguments.scale * GIB / 4 / 2)) // RANKS * RANKS
+    count = max(1 << 20, round(arguments.gib * arguments.scale * GIB / 4 / 2)) // ranks * ranks
     generator = torch.Generator(device="cuda").manual_seed(20 + rank)
     values = torch.randn(count, device="cuda", generator=generator)
     others = torch.empty_like(values)
@@ -45,19 +48,21 @@ def exchange(rank, arguments):
     for _ in program.paced(arguments):
         for _ in range(ROUNDS):
             dist.all_reduce(values[:1 << 20])
-            values.mul_(0.5)
-            pass_on(values[:1 << 18], rank)
+            values[:1 << 20].mul_(1 / ranks)
+            values.add_(rank + 0.5).remainder_(4.0) # each word changes, and none becomes zero for good
+            pass_on(values[:1 << 18], rank, ranks)
             dist.all_to_all_single(others, values)
             values, others = others, values
         digest.add(values[::4099].cpu().numpy())
     add_tensors(digest, [values])
-    finish_ranks(digest, rank, RANKS, gloo)
+    finish_ranks(digest, rank, ranks, gloo)
 
 
 def main():
-    arguments = program.options(__doc__, steps=40, extra=[("--gib", 1.0), ("--port", 29612), ("--timeout", 600.0)])
+    arguments = program.options(__doc__, steps=40,
+                                extra=[("--gib", 1.0), ("--port", 29612), ("--ranks", 2), ("--timeout", 600.0)])
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(arguments.port))
-    multiprocessing.spawn(exchange, args=(arguments,), nprocs=RANKS)
+    multiprocessing.spawn(exchange, args=(arguments,), nprocs=arguments.ranks)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""Distributed training on two GPUs: two processes, NCCL all-reduce. Says "quiet" when no collective is under way.
+"""Distributed training: two processes that have a GPU each, and all-reduce by NCCL. Says "quiet" when no collective is
+under way. With --gpus 1 both are on one GPU, and all-reduce by Gloo.
 
 Every few steps all ranks finish their work, meet on the CPU, and rest for a while; rank 0 then writes "quiet N" to
 standard error. What is done to the ranks meanwhile is no business of theirs.
@@ -33,12 +34,16 @@ def rest(arguments, rank, gloo, number):
 
 
 def train(rank, arguments):
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=RANKS, device_id=torch.device("cuda", rank))
+    device = rank % arguments.gpus
+    torch.cuda.set_device(device)
+    if arguments.gpus == RANKS:
+        dist.init_process_group("nccl", rank=rank, world_size=RANKS, device_id=torch.device("cuda", device))
+    else: # NCCL takes one process on a GPU
+        dist.init_process_group("gloo", rank=rank, world_size=RANKS)
     gloo = dist.new_group(backend="gloo")
     make_deterministic()
     layers = max(1, round(arguments.gib * arguments.scale * GIB / (WIDTH * WIDTH * 20)))
-    model = torch.nn.parallel.DistributedDataParallel(mlp(WIDTH, layers), device_ids=[rank])
+    model = torch.nn.parallel.DistributedDataParallel(mlp(WIDTH, layers), device_ids=[device])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator(device="cuda").manual_seed(10 + rank)
     digest = program.Digest()
@@ -59,7 +64,7 @@ def train(rank, arguments):
 
 
 def main():
-    arguments = program.options(__doc__, steps=40, extra=[("--gib", 2.0), ("--port", 29611)])
+    arguments = program.options(__doc__, steps=40, extra=[("--gib", 2.0), ("--port", 29611), ("--gpus", RANKS)])
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(arguments.port))
     multiprocessing.spawn(train, args=(arguments,), nprocs=RANKS)
 
