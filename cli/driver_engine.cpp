@@ -212,20 +212,16 @@ private:
                                               [](const auto& gpu) { return gpu.is_persistent; });
         if (!is_persistent) GPU_SLEEP_TRY(checkpoint_->initialise());
         auto restored = checkpoint_->restore(process_.pid, moves);
-        if (restored || restored.error().code == ErrorCode::invalid_argument) return restored;
-        constexpr int k_invalid_value = 1; // CUDA_ERROR_INVALID_VALUE
-        if (!moves.empty() && restored.error().driver_status == k_invalid_value)
-            return make_error(ErrorCode::driver_failed,
-                              "the driver does not restore it there: {}; gpu-wake without --gpu restores it "
-                              "where it was",
-                              restored.error().message);
-        if (restored.error().code == ErrorCode::out_of_device_memory)
+        if (restored) return restored;
+        auto error = std::move(restored).error();
+        if (error.code == ErrorCode::out_of_device_memory)
             return make_error(ErrorCode::context_lost,
                               "{}; the driver restores no process a second time: it is lost, end it",
-                              restored.error().message);
-        restored.error().message +=
-            "; if an earlier restore found too little memory, it is lost: end it then";
-        return restored;
+                              error.message);
+        error.message += error.code == ErrorCode::invalid_argument
+                             ? "; gpu-wake without --gpu brings it back to where it was"
+                             : "; if an earlier restore found too little memory, it is lost: end it then";
+        return error;
     }
 
     /// Waits for as long as asked until there is room for all, which the locks of the GPUs keep from our own

@@ -357,10 +357,7 @@ Result<void> DeepSleep::end(const model::WakeRequest& request) {
         moved_.clear();
         auto error = std::move(restored).error();
         if (error.code == ErrorCode::out_of_device_memory) return is_lost(error.message);
-        constexpr int k_invalid_value = 1; // CUDA_ERROR_INVALID_VALUE
-        const bool is_refused =
-            error.code == ErrorCode::invalid_argument || error.driver_status == k_invalid_value;
-        if (!request.gpus.empty() && is_refused)
+        if (error.code == ErrorCode::invalid_argument)
             error.message += "; gpu-wake without --gpu brings it back to where it was";
         return error;
     }

@@ -188,7 +188,10 @@ Result<void> Checkpoint::restore(pid_t pid, std::span<const GpuPair> pairs) cons
     Calls::RestoreArgs args;
     args.pairs = list.data();
     args.count = static_cast<unsigned>(list.size());
-    return done(calls_->restore(pid, &args), k_call, pid);
+    auto restored = done(calls_->restore(pid, &args), k_call, pid);
+    if (!restored && restored.error().driver_status == CUDA_ERROR_INVALID_VALUE)
+        restored.error().code = ErrorCode::invalid_argument; // the pairs are all that it was given
+    return restored;
 }
 
 Result<void> Checkpoint::unlock(pid_t pid) const {

@@ -55,8 +55,9 @@ public:
     /// Makes a checkpointed one locked. Where there is too little room on a GPU it stays checkpointed, and no
     /// later restore of it works: look before. Errors besides: out_of_device_memory.
     /// With `pairs`, on other GPUs of the same kind, which are its devices from then on: it has to list every
-    /// GPU that the driver sees, also those that stay. Errors besides: invalid_argument (a uuid is none, or
-    /// the driver, before CUDA 13.0, restores only where it was).
+    /// GPU that the driver sees, also those that stay. Errors besides: invalid_argument (a uuid is none, the
+    /// driver restores no process so, or it does only where it was, before CUDA 13.0). It can be restored
+    /// where it was afterwards.
     [[nodiscard]] Result<void> restore(pid_t pid, std::span<const GpuPair> pairs = {}) const;
     /// Makes a locked one running.
     [[nodiscard]] Result<void> unlock(pid_t pid) const;

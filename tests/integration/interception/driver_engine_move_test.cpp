@@ -109,8 +109,9 @@ TEST_CASE("Driver engine: a driver that refuses a move leaves the process asleep
     REQUIRE(machine.command("sleep").status == 0);
     const auto refused =
         machine.command("gpu-wake", {"--gpu", "0=1"}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessRestore:1:1"});
-    CHECK(refused.status == 7);
-    CHECK_THAT(refused.err, mentions("does not restore it there") && mentions("where it was"));
+    CHECK(refused.status == 2);
+    CHECK_THAT(refused.err, mentions("CUDA_ERROR_INVALID_VALUE") && mentions("without --gpu"));
+    CHECK(refused.json("/processes/0/state") == "asleep");
     machine.expect_held();
     REQUIRE(machine.command("gpu-wake").status == 0);
     machine.expect_awake();
