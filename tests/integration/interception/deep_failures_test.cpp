@@ -180,7 +180,7 @@ TEST_CASE("Deep: a process that the driver fails to checkpoint is lost, and that
 TEST_CASE("Deep: the process is killed amid any step", "[deep]") {
     DeepMachine machine;
     const std::string call = GENERATE("cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint");
-    Process process(machine.launch("deep", {}, {"GPU_SLEEP_SIM_DELAY=" + call + ":500ms"}));
+    Process process(machine.launch("deep", {}, {"GPU_SLEEP_SIM_DELAY=" + call + ":1500ms"}));
     await_request(process);
     pause_for(Milliseconds(100));
     machine.host.process().signal(SIGKILL);

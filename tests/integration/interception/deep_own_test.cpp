@@ -220,7 +220,7 @@ TEST_CASE("Deep: a program that is killed amid its own deep sleep leaves no proc
 }
 
 TEST_CASE("Deep: a process outside that looks, and ends too early, is replaced, and none is left", "[deep]") {
-    DeepMachine machine({"GPU_SLEEP_SIM_DELAY=cuMemUnmap:600ms"});
+    DeepMachine machine({"GPU_SLEEP_SIM_DELAY=cuMemUnmap:1500ms"});
     const auto pid = machine.host.pid();
     SECTION("killed while the program falls asleep") {
         Process sleep(machine.launch("gpu-sleep", {"--deep"}));

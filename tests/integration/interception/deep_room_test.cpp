@@ -79,7 +79,7 @@ TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked f
     Host other(family.plain());
     other.tell("start");
     const auto passing = make_piece(other, "plain", 30 * k_mib);
-    Process sleeping(family.deep({"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:1s"}));
+    Process sleeping(family.deep({"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:3s"}));
     REQUIRE(becomes_true([&] { return family.count("asleep") == 1; }));
     pause_for(Milliseconds(200)); // it was looked what is free
     other.tell("free " + passing.number);

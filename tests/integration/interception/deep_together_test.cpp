@@ -290,7 +290,7 @@ TEST_CASE("Deep together: an interruption amid the driver's part is answered at 
 TEST_CASE("Deep together: one that is stopped amid the driver's part is given up alone",
           "[deep][deep_together]") {
     DeepFamily family(3);
-    Process process(family.deep({delay(k_checkpoint, "1500ms")}));
+    Process process(family.deep({delay(k_checkpoint, "4s")}));
     REQUIRE(becomes_true([&] { return family.count("asleep") == 3; }));
     pause_for(Milliseconds(300));
     family[1].process().signal(SIGSTOP);
@@ -307,7 +307,7 @@ TEST_CASE("Deep together: one that is stopped amid the driver's part is given up
 TEST_CASE("Deep together: one that is killed amid the driver's part takes nobody along",
           "[deep][deep_together]") {
     DeepFamily family(3);
-    Process process(family.deep({delay(k_checkpoint, "1500ms")}));
+    Process process(family.deep({delay(k_checkpoint, "4s")}));
     REQUIRE(becomes_true([&] { return family.count("asleep") == 3; }));
     pause_for(Milliseconds(300));
     family.kill_last();

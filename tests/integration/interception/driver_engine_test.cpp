@@ -132,7 +132,7 @@ TEST_CASE("Driver engine: what others take during a checkpoint makes no restore 
     Machine machine;
     Host other(machine.plain());
     other.tell("start");
-    Process sleeping(machine.launch("sleep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:1s"}));
+    Process sleeping(machine.launch("sleep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:3s"}));
     REQUIRE(becomes_true([&] { return machine.has_record(); }));
     const auto taken = make_piece(other, "plain", 6 * k_mib);
     CHECK(sleeping.finish().status == 0);

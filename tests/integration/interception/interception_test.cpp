@@ -161,7 +161,7 @@ TEST_CASE("Interception: touches are met as the last request that said so wants 
 TEST_CASE("Interception: a wake that is withdrawn does not wait for the call that it waited for",
           "[interception]") {
     Host host(captured_launch(
-        k_runtime, {"GPU_SLEEP_RULES=min=8388608,tag=big", "GPU_SLEEP_SIM_DELAY=cuMemcpyDtoH:2s"}));
+        k_runtime, {"GPU_SLEEP_RULES=min=8388608,tag=big", "GPU_SLEEP_SIM_DELAY=cuMemcpyDtoH:3s"}));
     const auto small = make_piece(host, "plain", k_piece_bytes);
     host.tell("alloc plain 10485760");
     sleep(host, {"--tags", "big", "--gate", "checked"});
