@@ -32,6 +32,10 @@ public:
 
     [[nodiscard]] int fd() const noexcept { return file_.get(); }
     [[nodiscard]] int device() const noexcept { return device_; }
+    /// Whether the host has pages for all of what was taken there.
+    [[nodiscard]] bool is_resident(std::uint64_t offset, std::uint64_t bytes) const noexcept {
+        return offset + bytes <= poisoned_;
+    }
     /// Bytes taken by this process.
     [[nodiscard]] std::uint64_t taken() const noexcept { return taken_; }
 
@@ -72,6 +76,9 @@ public:
     [[nodiscard]] int fd() const noexcept { return own_file_ ? own_file_.get() : pool_->fd(); }
     [[nodiscard]] std::uint64_t offset() const noexcept { return own_file_ ? 0 : offset_; }
     [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+    [[nodiscard]] bool is_resident() const noexcept {
+        return pool_ && !own_file_ && pool_->is_resident(offset_, bytes_);
+    }
     [[nodiscard]] const CUmemAllocationProp& properties() const noexcept { return properties_; }
     /// The device that it lies on; PhysicalPool::k_host for host memory.
     [[nodiscard]] int device() const noexcept;
