@@ -79,9 +79,11 @@ TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked f
     Host other(family.plain());
     other.tell("start");
     const auto passing = make_piece(other, "plain", 30 * k_mib);
-    Process sleeping(family.deep({"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:3s"}));
-    REQUIRE(becomes_true([&] { return family.count("asleep") == 1; }));
-    pause_for(Milliseconds(200)); // it was looked what is free
+    const auto trace = family.file("trace");
+    Process sleeping(family.deep(
+        {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:3s", "GPU_SLEEP_SIM_TRACE=" + trace}));
+    REQUIRE(becomes_true([&] { return calls_done(trace, "cuCheckpointProcessLock") == 1; }));
+    // It was looked what is free.
     other.tell("free " + passing.number);
     CHECK(sleeping.finish().status == 0);
     const auto filling = make_piece(other, "plain", free_bytes(other) - 30 * k_mib);

@@ -272,9 +272,10 @@ TEST_CASE("Deep together: a command killed at any moment loses nothing", "[deep]
 TEST_CASE("Deep together: an interruption amid the driver's part is answered at once",
           "[deep][deep_together]") {
     DeepFamily family(2);
-    Process process(family.deep({delay(k_checkpoint, "20s")}));
-    REQUIRE(becomes_true([&] { return family.count("asleep") == 2; }));
-    pause_for(Milliseconds(300));
+    const auto trace = family.file("trace");
+    Process process(family.deep({delay(k_checkpoint, "20s"), "GPU_SLEEP_SIM_TRACE=" + trace}));
+    REQUIRE(becomes_true([&] { return calls_done(trace, "cuCheckpointProcessLock") == 2; }));
+    pause_for(Milliseconds(300)); // so that all are being checkpointed
     process.signal(SIGINT);
     CHECK(becomes_true(
         [&] { return process.errors().find("past the point of no return") != std::string::npos; },
@@ -290,9 +291,10 @@ TEST_CASE("Deep together: an interruption amid the driver's part is answered at 
 TEST_CASE("Deep together: one that is stopped amid the driver's part is given up alone",
           "[deep][deep_together]") {
     DeepFamily family(3);
-    Process process(family.deep({delay(k_checkpoint, "4s")}));
-    REQUIRE(becomes_true([&] { return family.count("asleep") == 3; }));
-    pause_for(Milliseconds(300));
+    const auto trace = family.file("trace");
+    Process process(family.deep({delay(k_checkpoint, "4s"), "GPU_SLEEP_SIM_TRACE=" + trace}));
+    REQUIRE(becomes_true([&] { return calls_done(trace, "cuCheckpointProcessLock") == 3; }));
+    pause_for(Milliseconds(300)); // so that all are being checkpointed
     family[1].process().signal(SIGSTOP);
     const auto output = process.finish();
     INFO(output.err);
@@ -307,9 +309,10 @@ TEST_CASE("Deep together: one that is stopped amid the driver's part is given up
 TEST_CASE("Deep together: one that is killed amid the driver's part takes nobody along",
           "[deep][deep_together]") {
     DeepFamily family(3);
-    Process process(family.deep({delay(k_checkpoint, "4s")}));
-    REQUIRE(becomes_true([&] { return family.count("asleep") == 3; }));
-    pause_for(Milliseconds(300));
+    const auto trace = family.file("trace");
+    Process process(family.deep({delay(k_checkpoint, "4s"), "GPU_SLEEP_SIM_TRACE=" + trace}));
+    REQUIRE(becomes_true([&] { return calls_done(trace, "cuCheckpointProcessLock") == 3; }));
+    pause_for(Milliseconds(300)); // so that all are being checkpointed
     family.kill_last();
     CHECK(process.finish().status != 0);
     CHECK(family.count("deep") == 2);

@@ -19,13 +19,23 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <string>
+#include <system_error>
 #include <utility>
 
 namespace gpu_sleep::test {
 
 inline constexpr std::uint64_t k_device_bytes = std::uint64_t{64} << 20;
+
+/// How often `call` is over and was right, by the processes that write to `trace`.
+inline int calls_done(const std::string& trace, const std::string& call) {
+    std::ifstream file(trace);
+    int count = 0;
+    std::string thread, name, status;
+    for (std::string rest; file >> thread >> name >> status && std::getline(file, rest);)
+        count += name == call && status == "0";
+    return count;
+}
 
 /// The devices that the processes of a test share, and a program on them that has no agent.
 class Machine {
@@ -74,12 +84,7 @@ public:
         std::filesystem::remove(trace);
         Process process(launch(
             command, {}, {"GPU_SLEEP_SIM_DELAY=" + call + ":" + delay, "GPU_SLEEP_SIM_TRACE=" + trace}));
-        const auto is_there = [&] {
-            std::ifstream file(trace);
-            return std::string(std::istreambuf_iterator<char>(file), {}).find(' ' + done + " 0 ") !=
-                   std::string::npos;
-        };
-        REQUIRE(becomes_true(is_there));
+        REQUIRE(becomes_true([&] { return calls_done(trace, done) > 0; }));
         pause_for(Milliseconds(50)); // so that it is in the next call
         process.signal(SIGKILL);
         CHECK(process.wait() == 128 + SIGKILL);
@@ -106,6 +111,12 @@ public:
                            *start, pid_namespace());
     }
     [[nodiscard]] bool has_record() const { return std::filesystem::exists(record()); }
+    /// Whether a sleep is past all that it does before the checkpoint.
+    [[nodiscard]] bool has_noted_need() const {
+        std::error_code none;
+        const auto bytes = std::filesystem::file_size(record(), none);
+        return !none && bytes > 0;
+    }
 
 protected:
     Machine(Launch launch, Arguments variables)
