@@ -190,7 +190,8 @@ Result<void> Checkpoint::restore(pid_t pid, std::span<const GpuPair> pairs) cons
     args.count = static_cast<unsigned>(list.size());
     auto restored = done(calls_->restore(pid, &args), k_call, pid);
     if (!restored && restored.error().driver_status == CUDA_ERROR_INVALID_VALUE)
-        restored.error().code = ErrorCode::invalid_argument; // the pairs are all that it was given
+        restored.error().code =
+            ErrorCode::invalid_argument; // of what it was given the pairs alone can be wrong
     return restored;
 }
 

@@ -12,7 +12,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 
@@ -26,10 +25,9 @@ inline const std::string k_own_sleep = fmt::format("sleep_self {} 10000", 1 | GP
 
 /// Calls so far of `process` itself, as the simulated driver counts them, which has written to `trace`.
 inline int own_calls(pid_t process, const std::string& trace) {
-    std::ifstream file(trace);
     int count = 0;
     const auto threads = fmt::format("/proc/{}/task/", process);
-    for (std::string thread, name, rest; file >> thread >> name && std::getline(file, rest);)
+    for (const auto& [thread, name, status] : calls_in(trace))
         count += std::filesystem::exists(threads + thread) && name != "cuInit" &&
                  name != "cuGetProcAddress" && !name.starts_with("cuGetError") &&
                  name != "cuDriverGetVersion";

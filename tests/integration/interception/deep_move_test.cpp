@@ -10,7 +10,7 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
+#include <cstddef>
 #include <string>
 
 using namespace gpu_sleep;
@@ -127,13 +127,11 @@ TEST_CASE("Deep move: one without memory that could sleep moves as asked, and no
 TEST_CASE("Deep move: a wake that is short of memory once it has moved goes on from there", "[deep]") {
     const Scratch scratch;
     const auto trace = scratch.file("trace");
-    int created = 0;
+    std::ptrdiff_t created = 0;
     {
         DeepMachine machine({"GPU_SLEEP_SIM_TRACE=" + trace});
         machine.fall_asleep();
-        std::ifstream file(trace);
-        for (std::string thread, name, rest; file >> thread >> name && std::getline(file, rest);)
-            created += name == "cuMemCreate";
+        created = calls_done(trace, "cuMemCreate");
         machine.wake();
     }
     std::string failures = "GPU_SLEEP_SIM_FAIL=";

@@ -9,7 +9,6 @@
 #include "support/sanitized.hpp"
 
 #include <csignal>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -223,9 +222,8 @@ TEST_CASE("Deep together: of those that go together all are locked before one is
     DeepFamily family(3);
     const auto trace = family.file("trace");
     REQUIRE(run(family.deep({"GPU_SLEEP_SIM_TRACE=" + trace})).status == 0);
-    std::ifstream file(trace);
     std::vector<std::string> calls;
-    for (std::string thread, name, rest; file >> thread >> name && std::getline(file, rest);)
+    for (const auto& [thread, name, status] : calls_in(trace))
         if (name.starts_with("cuCheckpointProcess")) calls.push_back(name);
     REQUIRE(calls.size() == 6);
     for (int i = 0; i < 3; ++i) CHECK(calls[i] == "cuCheckpointProcessLock");

@@ -9,10 +9,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <csignal>
-#include <fstream>
-#include <iterator>
 #include <string>
 
 using namespace gpu_sleep;
@@ -132,8 +129,7 @@ TEST_CASE("Driver engine: whatever call of a move fails, the process is whole", 
     const auto trace = scratch.file("trace");
     REQUIRE(machine.command("sleep").status == 0);
     REQUIRE(machine.command("gpu-wake", {"--gpu", "0=1"}, {"GPU_SLEEP_SIM_TRACE=" + trace}).status == 0);
-    std::ifstream file(trace);
-    const auto calls = std::count(std::istreambuf_iterator<char>(file), {}, '\n');
+    const auto calls = calls_in(trace).size();
     REQUIRE(calls > 4);
     for (auto nth = calls; nth > 0; --nth) {
         INFO("call " << nth << " of " << calls);

@@ -13,8 +13,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -22,19 +24,33 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace gpu_sleep::test {
 
 inline constexpr std::uint64_t k_device_bytes = std::uint64_t{64} << 20;
 
-/// How often `call` is over and was right, by the processes that write to `trace`.
-inline int calls_done(const std::string& trace, const std::string& call) {
+/// A call of the driver that is over.
+struct TracedCall {
+    std::string thread, name;
+    int status;
+};
+
+/// Those of all processes that write to the file `trace`, in the order of their ends.
+inline std::vector<TracedCall> calls_in(const std::string& trace) {
     std::ifstream file(trace);
-    int count = 0;
-    std::string thread, name, status;
-    for (std::string rest; file >> thread >> name >> status && std::getline(file, rest);)
-        count += name == call && status == "0";
-    return count;
+    std::vector<TracedCall> calls;
+    TracedCall call{};
+    for (std::string rest; file >> call.thread >> call.name >> call.status && std::getline(file, rest);)
+        calls.push_back(call);
+    return calls;
+}
+
+/// How many of `name` there are that did not fail.
+inline std::ptrdiff_t calls_done(const std::string& trace, const std::string& name) {
+    const auto calls = calls_in(trace);
+    return std::count_if(calls.begin(), calls.end(),
+                         [&](const auto& call) { return call.name == name && call.status == 0; });
 }
 
 /// The devices that the processes of a test share, and a program on them that has no agent.
