@@ -8,6 +8,9 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 jobs=$(nproc)
 
+# What is compiled in one clone is found by the others: ccache compares relative paths.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+
 # Progress goes to standard error: what a script prints on standard output is its result.
 say() { printf '==> %s\n' "$*" >&2; }
 die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 1; }
