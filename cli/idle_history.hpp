@@ -8,6 +8,7 @@
 #include "base/fd.hpp"
 #include "base/process.hpp"
 #include "base/result.hpp"
+#include "base/units.hpp"
 
 #include <optional>
 #include <string>

@@ -4,6 +4,7 @@
 
 #include "cli/progress.hpp"
 
+#include "base/text.hpp"
 #include "cli/table.hpp"
 
 #include <sys/ioctl.h>

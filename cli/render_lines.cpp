@@ -6,6 +6,7 @@
 
 #include "base/text.hpp"
 #include "base/units.hpp"
+#include "cli/table.hpp"
 
 #include <fmt/ranges.h>
 

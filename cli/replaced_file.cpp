@@ -7,6 +7,7 @@
 #include "base/fd.hpp"
 #include "cli/new_file.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -4,6 +4,7 @@
 
 #include "cli/teller.hpp"
 
+#include "cli/joint_operation.hpp"
 #include "cli/output.hpp"
 #include "cli/render.hpp"
 

@@ -5,6 +5,7 @@
 #include "codec/frame_encoder.hpp"
 
 #include "codec/bits.hpp"
+#include "codec/code_lengths.hpp"
 #include "codec/frame_layout.hpp"
 
 #include <algorithm>

@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // Peers that misbehave, commands that come in each other's way, and processes that are killed in the middle.
 
-#include "mentions.hpp"
 #include "protocol/messages.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "unharmed.hpp"
 

@@ -3,9 +3,9 @@
 // Budgets for host memory: where programs sleep, and where gpu-reclaim makes its pass.
 
 #include "empty_tmp.hpp"
-#include "mentions.hpp"
 #include "place.hpp"
 #include "policy_programs.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 

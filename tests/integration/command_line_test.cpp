@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // How the commands read what was typed, and how they answer.
 
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 
 #include <unistd.h>

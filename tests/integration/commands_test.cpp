@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // What each option of the commands does to a process, and the exit status of each outcome.
 
-#include "mentions.hpp"
 #include "stage.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
 

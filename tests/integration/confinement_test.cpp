@@ -3,8 +3,8 @@
 // Programs that shut themselves in, or are shut in: another root, another /tmp, names taken by strangers.
 
 #include "empty_tmp.hpp"
-#include "mentions.hpp"
 #include "place.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/other_user.hpp"
 #include "support/scratch.hpp"

@@ -3,7 +3,7 @@
 // Programs that have used up their descriptors, and the places in /tmp that the agent makes and leaves.
 
 #include "empty_tmp.hpp"
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 
 #include "base/process.hpp"

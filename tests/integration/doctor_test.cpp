@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // gpu-doctor on the simulated driver, and where there is none.
 
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/other_user.hpp"
 #include "support/scratch.hpp"

@@ -3,7 +3,7 @@
 // Finding a process by its pid alone: whatever became of its socket, wherever it runs, whoever forked it.
 
 #include "empty_tmp.hpp"
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 
 #include "base/process.hpp"

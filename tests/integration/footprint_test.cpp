@@ -3,9 +3,10 @@
 // What the agent adds to the program that holds it: symbols, threads, files, descriptors, memory.
 
 #include "hooks/entry_points.hpp"
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
+#include "support/tree.hpp"
 
 #include <fcntl.h>
 
@@ -72,7 +73,7 @@ std::size_t resident_kib(pid_t process) {
 
 /// The functions that the public header declares.
 std::set<std::string> declared_functions() {
-    const auto text = content_of(GPU_SLEEP_TEST_HEADER);
+    const auto text = content_of(source_file("include/gpu_sleep/gpu_sleep.h"));
     const std::regex declaration(R"(\nGPU_SLEEP_API [^;(]*?(gpu_sleep_\w+)\()");
     std::set<std::string> names;
     for (std::sregex_iterator found(text.begin(), text.end(), declaration), end; found != end; ++found)
@@ -84,7 +85,7 @@ std::set<std::string> declared_functions() {
 
 TEST_CASE("Footprint: the agent exports what its header declares and what it intercepts, and nothing else",
           "[footprint]") {
-    const auto listed = run({{"nm", "-D", "--defined-only", "--format=posix", GPU_SLEEP_TEST_AGENT}});
+    const auto listed = run({{"nm", "-D", "--defined-only", "--format=posix", agent_file()}});
     REQUIRE(listed.status == 0);
     std::set<std::string> exported;
     std::istringstream lines(listed.out);

@@ -2,15 +2,16 @@
 // Copyright the gpu-sleep authors.
 // Libraries of programs that use the driver late, early, or apart: no program is harmed by the agent.
 
-#include "mentions.hpp"
 #include "routine.hpp"
+#include "support/catch.hpp"
 #include "support/skip.hpp"
+#include "support/tree.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go", "[host_safety]") {
-    const auto words = GENERATE(Arguments{"driver"}, Arguments{"plugin", GPU_SLEEP_TEST_PLUGIN});
+    const auto words = GENERATE(Arguments{"driver"}, Arguments{"plugin", library_file("libsafety_plugin.so")});
     auto program = Program::loader(words);
     for (const char* line : {"ready", "again"}) {
         REQUIRE(program.line() == line);
@@ -26,7 +27,7 @@ TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go",
 
 TEST_CASE("Host safety: a program initialises CUDA while a library does in its constructor",
           "[host_safety]") {
-    Program program({"constructor", GPU_SLEEP_TEST_CONSTRUCTOR});
+    Program program({"constructor", library_file("libsafety_constructor.so")});
     REQUIRE(program.line() == "ready"); // neither waits for what the other has
     program.sleep();
     program.wake();
@@ -39,7 +40,7 @@ TEST_CASE("Host safety: a library bound to its own dependencies first is interce
     if (is_sanitized()) return skip("a sanitizer refuses such libraries");
     const bool is_audited = GENERATE(false, true);
     auto program =
-        Program::loader({"deep", GPU_SLEEP_TEST_PLUGIN}, is_audited ? Arguments{"--audit"} : Arguments{});
+        Program::loader({"deep", library_file("libsafety_plugin.so")}, is_audited ? Arguments{"--audit"} : Arguments{});
     for (const char* line : {"ready", "again"}) {
         REQUIRE(program.line() == line);
         if (is_audited) {
@@ -65,7 +66,7 @@ TEST_CASE("Host safety: a library in a namespace of its own works with --audit a
           "[host_safety]") {
     if (is_sanitized()) return skip("a sanitizer refuses such libraries");
     const auto options = GENERATE(Arguments{}, Arguments{"--audit"});
-    auto program = Program::loader({"apart", GPU_SLEEP_TEST_PLUGIN}, options);
+    auto program = Program::loader({"apart", library_file("libsafety_plugin.so")}, options);
     for (const char* line : {"ready", "again"}) {
         REQUIRE(program.line() == line);
         program.go_on();

@@ -3,8 +3,8 @@
 // Programs that treat the driver in every way that real ones do: none is harmed by the agent. They are in
 // safety/. Libraries of theirs are in host_libraries_test.cpp.
 
-#include "mentions.hpp"
 #include "routine.hpp"
+#include "support/catch.hpp"
 #include "support/scratch.hpp"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Processes that refuse to be put to sleep.
 
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 
 using namespace gpu_sleep;

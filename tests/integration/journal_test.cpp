@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What the agent writes to the journal.
 
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/fake_journal.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"

@@ -2,10 +2,11 @@
 // Copyright the gpu-sleep authors.
 // What a process counts of its transitions, and how gpu-ps writes it for Prometheus.
 
-#include "mentions.hpp"
 #include "shared_devices.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
+#include "support/tree.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -51,7 +52,7 @@ std::string content_of(const std::string& file) {
 void check_form(const std::string& text, const Scratch& scratch) {
     const auto file = scratch.file("metrics.txt");
     std::ofstream(file) << text;
-    const auto ours = run({{"python3", GPU_SLEEP_TEST_EXPOSITION, file}});
+    const auto ours = run({{"python3", source_file("tests/monitoring/exposition.py"), file}});
     INFO(ours.out);
     INFO(text);
     CHECK(ours.status == 0);

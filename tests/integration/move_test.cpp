@@ -4,8 +4,8 @@
 // they are interrupted or killed, and what is left of a process that is.
 
 #include "anonymous_bytes.hpp"
-#include "mentions.hpp"
 #include "place.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 
 #include <sys/resource.h>

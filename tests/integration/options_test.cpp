@@ -3,7 +3,7 @@
 // Every option of every command, as --help lists them, with every kind of value that it cannot take, and some
 // that it can.
 
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 

@@ -3,15 +3,17 @@
 // How long the commands wait, for whom, and what they say when they are interrupted: before the point of no
 // return, and behind it.
 
-#include "mentions.hpp"
 #include "protocol/messages.hpp"
 #include "stage.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
 #include "unharmed.hpp"
 
-#include <csignal>
+#include <sys/socket.h>
 #include <unistd.h>
+
+#include <csignal>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

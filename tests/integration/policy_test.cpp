@@ -2,10 +2,10 @@
 // Copyright the gpu-sleep authors.
 // gpu-reclaim by policies: the ladder, configuration files, and root's pass over others' processes.
 
-#include "mentions.hpp"
 #include "place.hpp"
 #include "policy_programs.hpp"
 #include "stage.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"

@@ -2,10 +2,11 @@
 // Copyright the gpu-sleep authors.
 // The program's part in it: callbacks, holds, captures, long kernels, and how it ends.
 
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
 #include "unharmed.hpp"
+#include "support/tree.hpp"
 
 #include <unistd.h>
 
@@ -380,7 +381,7 @@ TEST_CASE("Program: a process that is ending is said to be, and not to have fail
 
 TEST_CASE("Program: a command that comes before the agent is ready waits until it is", "[program]") {
     if (is_sanitized()) return skip("a sanitizer's runtime comes first");
-    Host host({std::string("LD_PRELOAD=") + GPU_SLEEP_TEST_SLOW_START});
+    Host host({"LD_PRELOAD=" + library_file("libslow_start.so")});
     host.process().send("alloc weights 4194304 0");
     REQUIRE(becomes_true([&] { return std::filesystem::exists(socket_file(host.pid())); }));
     CHECK(host.command("gpu-wake").status == 0);

@@ -2,10 +2,11 @@
 // Copyright the gpu-sleep authors.
 // Programs in Python: its lock, and PyTorch's cache.
 
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
+#include "support/tree.hpp"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -67,7 +68,7 @@ public:
 
 private:
     [[nodiscard]] Launch launch(Arguments options, const char* device) const {
-        options.insert(options.end(), {"--", "python3", GPU_SLEEP_TEST_PYTHON_PROGRAM, socket_, device});
+        options.insert(options.end(), {"--", "python3", source_file("tests/integration/python_program.py"), socket_, device});
         return gpu_run(std::move(options));
     }
 
@@ -129,7 +130,7 @@ TEST_CASE("Python: a thread that waits in a library's constructor keeps Python's
     if (!has_ctypes()) return;
     PythonProgram program;
     REQUIRE(program.command("gpu-sleep").status == 0);
-    program.process().send("load_both " GPU_SLEEP_TEST_FILLER " " GPU_SLEEP_TEST_PLUGIN);
+    program.process().send("load_both " + library_file("libsafety_filler.so") + ' ' + library_file("libsafety_plugin.so"));
     REQUIRE(program.waits_at_the_gate());
     pause_for(k_too_long); // for whoever would take the lock, and then wait for the loader's
     REQUIRE(program.command("gpu-wake").status == 0);

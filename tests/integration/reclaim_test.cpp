@@ -2,9 +2,10 @@
 // Copyright the gpu-sleep authors.
 // Idleness as the agent sees it, and gpu-reclaim, which puts to sleep what is idle.
 
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
+#include "support/tree.hpp"
 
 #include <fmt/format.h>
 
@@ -75,7 +76,7 @@ std::optional<Output> among_stubs(int count, int runs, Arguments command) {
 /// ones.
 std::string cron_command() {
     const std::regex form(R"~((?:\S+ ){5}"@GPU_SLEEP_BINDIR@/(.*)"(.*))~");
-    std::ifstream file(GPU_SLEEP_TEST_CRONTAB);
+    std::ifstream file(source_file("cli/timer/gpu-reclaim.crontab.in"));
     std::smatch match;
     for (std::string line; std::getline(file, line);)
         if (std::regex_match(line, match, form))

@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // Room on demand: processes that do not fit together take turns, by touches and by commands.
 
-#include "mentions.hpp"
 #include "shared_devices.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/sanitized.hpp"
 

@@ -2,10 +2,11 @@
 // Copyright the gpu-sleep authors.
 // gpu-run: what it starts, with what environment, what it refuses, and what it costs.
 
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
+#include "support/tree.hpp"
 
 #include <spawn.h>
 #include <sys/resource.h>
@@ -54,8 +55,8 @@ std::string value_in(const std::map<std::string, std::string>& variables, const 
     return found == variables.end() ? "none" : found->second;
 }
 
-std::string agent_file() {
-    return fs::canonical(fs::path(GPU_SLEEP_TEST_AGENT).parent_path()) / "libgpu-sleep-agent.so";
+std::string preloaded_agent() {
+    return fs::canonical(fs::path(agent_file()).parent_path()) / "libgpu-sleep-agent.so";
 }
 
 struct Cost {
@@ -111,7 +112,7 @@ double median(std::vector<double> values) {
 
 TEST_CASE("Run: a setting of the environment that makes no sense is named once, and ignored", "[run]") {
     const auto start = [](Arguments settings) {
-        settings.push_back("LD_PRELOAD=" + agent_file());
+        settings.push_back("LD_PRELOAD=" + preloaded_agent());
         return run({{command_file("intercepted_program_linked"), "end"},
                     environment_for_others(std::move(settings))});
     };
@@ -153,7 +154,7 @@ TEST_CASE("Run: a setting of the environment that makes no sense is named once, 
 
 TEST_CASE("Run: the options are the agent's environment", "[run]") {
     const auto plain = environment_after({});
-    CHECK(value_in(plain, "LD_PRELOAD") == agent_file());
+    CHECK(value_in(plain, "LD_PRELOAD") == preloaded_agent());
     CHECK(value_in(plain, "GPU_SLEEP_CAPTURE") == "1");
     for (const auto* name : {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "RELEASE_GIL",
                              "GATE", "RETAIN", "PREPARE", "MAKE_ROOM", "MIN_AWAKE", "ON_STOP", "STOP_GRACE"})
@@ -207,18 +208,18 @@ TEST_CASE("Run: the options are the agent's environment", "[run]") {
 
 TEST_CASE("Run: what is preloaded already stays, and the agent is there once", "[run]") {
     CHECK(value_in(environment_after({}, {"LD_PRELOAD=libm.so.6 libdl.so.2"}), "LD_PRELOAD") ==
-          agent_file() + ":libm.so.6:libdl.so.2");
+          preloaded_agent() + ":libm.so.6:libdl.so.2");
     const auto nested = run(
         gpu_run({"--name", "outer", "--tag", "a", "--", command_file("gpu-run"), "--name", "inner", "env"}));
     REQUIRE(nested.status == 0);
     const auto variables = variables_in(nested.out);
-    CHECK(value_in(variables, "LD_PRELOAD") == agent_file());
+    CHECK(value_in(variables, "LD_PRELOAD") == preloaded_agent());
     CHECK(value_in(variables, "GPU_SLEEP_NAME") == "inner");
     CHECK(value_in(variables, "GPU_SLEEP_TAG") == "a");
 }
 
 TEST_CASE("Run: with --audit the loader tells of what it binds", "[run]") {
-    const auto library = fs::path(agent_file()).parent_path() / "libgpu-sleep-audit.so";
+    const auto library = fs::path(preloaded_agent()).parent_path() / "libgpu-sleep-audit.so";
     CHECK(value_in(environment_after({}), "LD_AUDIT") == "none");
     CHECK(value_in(environment_after({"--audit"}), "LD_AUDIT") == library.native());
     CHECK(run(gpu_run({"--audit", "sh", "-c", "exit 4"})).status == 4);
@@ -366,7 +367,7 @@ TEST_CASE("Run: without the agent beside it, or with it where the loader cannot 
         const auto program = scratch.path() / directory / "bin/gpu-run";
         fs::copy_file(command_file("gpu-run"), program);
         if (with_agent)
-            fs::copy_file(GPU_SLEEP_TEST_AGENT, scratch.path() / directory / "lib/libgpu-sleep-agent.so");
+            fs::copy_file(agent_file(), scratch.path() / directory / "lib/libgpu-sleep-agent.so");
         return run({{program, "true"}, environment_for_others()});
     };
     CHECK(outcome("moved", true).status == 0);
@@ -388,8 +389,8 @@ TEST_CASE("Run: a program that never uses CUDA starts within 2 ms as fast, and i
     Costs plain, in_login, with_agent, by_gpu_run;
     for (int i = 0; i < k_runs; ++i) {
         plain.add(cost_of({"/bin/true"}));
-        in_login.add(cost_of({"/bin/true"}, std::string("LD_PRELOAD=") + GPU_SLEEP_TEST_LOGIN));
-        with_agent.add(cost_of({"/bin/true"}, "LD_PRELOAD=" + agent_file()));
+        in_login.add(cost_of({"/bin/true"}, "LD_PRELOAD=" + library_file("libgpu-sleep-login.so")));
+        with_agent.add(cost_of({"/bin/true"}, "LD_PRELOAD=" + preloaded_agent()));
         by_gpu_run.add(cost_of({command_file("gpu-run"), "/bin/true"}));
     }
     // On a busy machine the median of the time on the wall says how busy it is; what was computed, and the

@@ -5,6 +5,7 @@
 #include "snapshot_command.hpp"
 #include "support/man_page.hpp"
 #include "support/printed.hpp"
+#include "support/tree.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test::snapshot_command;
@@ -152,7 +153,7 @@ TEST_CASE("gpu-snapshot: the manual page names every member of the JSON, and no 
     for (const auto* common : {"schema", "program", "version", "exit_status", "snapshots", "error"})
         members["The object"].erase(common); // these are in gpu-ps(1), as "error" is
     members.erase("error");
-    CHECK(test::documented_members(GPU_SLEEP_TEST_MANUALS "/gpu-snapshot.1") == members);
+    CHECK(test::documented_members(test::source_file("cli/man/gpu-snapshot.1")) == members);
 }
 
 TEST_CASE("gpu-snapshot: a result that cannot be written is a failure", "[snapshot]") {

@@ -5,6 +5,7 @@
 #include "stage.hpp"
 
 #include "support/catch.hpp"
+#include "support/tree.hpp"
 
 #include <sys/stat.h>
 
@@ -18,7 +19,7 @@ Stage::Stage() {
     REQUIRE(::chmod(directory_.path().c_str(), 0755) == 0);
     for (const auto* program : {"gpu-sleep", "gpu-wake", "integration_host"})
         fs::copy_file(command_file(program), file(program));
-    for (const fs::path library : {GPU_SLEEP_TEST_AGENT, GPU_SLEEP_TEST_DRIVER})
+    for (const fs::path library : {agent_file(), command_file("../simulated/libcuda.so.1")})
         fs::copy_file(library, file(library.filename().string()));
 }
 

@@ -3,7 +3,7 @@
 // Jobs that are stopped and continued: with gpu-run --on-stop sleep they sleep meanwhile.
 
 #include "freezer.hpp"
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
 

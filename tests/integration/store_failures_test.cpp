@@ -3,8 +3,8 @@
 // Contents in files when something is wrong: directories that are refused, disks that are full, files that
 // somebody changed or that changed on the way.
 
-#include "mentions.hpp"
 #include "place.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
 #include "unharmed.hpp"

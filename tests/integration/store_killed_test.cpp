@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // Contents in files when processes share a directory, and when they or commands are killed.
 
-#include "mentions.hpp"
 #include "place.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 
 #include <fmt/format.h>

@@ -4,8 +4,8 @@
 // are in store_failures_test.cpp.
 
 #include "address_limit.hpp"
-#include "mentions.hpp"
 #include "place.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
 #include "unharmed.hpp"

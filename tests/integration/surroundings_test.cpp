@@ -2,10 +2,11 @@
 // Copyright the gpu-sleep authors.
 // What happens around a process: a debugger that stops it or traces it, and a clock that jumps.
 
-#include "mentions.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
+#include "support/tree.hpp"
 
 #include <fmt/format.h>
 
@@ -85,7 +86,7 @@ TEST_CASE("Surroundings: a process sleeps and wakes under a debugger with breakp
 
 TEST_CASE("Surroundings: a clock that jumps changes no limit and no contents", "[surroundings]") {
     if (is_sanitized()) return skip("a sanitizer's runtime comes first");
-    const std::string jumping = std::string("LD_PRELOAD=") + GPU_SLEEP_TEST_JUMPING_CLOCK;
+    const std::string jumping = "LD_PRELOAD=" + library_file("libjumping_clock.so");
     const Scratch scratch;
     Host host({jumping});
     host.tell("alloc weights 33554432 0");

@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // Processes that sleep and wake together, as a tree or as a group: all or none, whatever happens on the way.
 
-#include "mentions.hpp"
 #include "protocol/messages.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"

@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // A wake that waits for GPU memory: others go past it, it is seen, and it ends with what is true.
 
-#include "mentions.hpp"
 #include "shared_devices.hpp"
+#include "support/catch.hpp"
 #include "support/host.hpp"
 
 #include <fmt/ranges.h>

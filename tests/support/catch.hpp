@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Catch2, whichever generation the system has: version 2 is one header, version 3 several.
+// Catch2, whichever generation the system has, and the names that differ between them. Version 2 is one
+// header, version 3 several.
 
 #pragma once
 
@@ -13,3 +14,28 @@
 #else
 #include <catch2/catch.hpp>
 #endif
+
+#include <string>
+
+namespace gpu_sleep::test {
+
+/// Matches a text that has `part` in it.
+inline auto mentions(const std::string& part) {
+#ifdef SKIP
+    return Catch::Matchers::ContainsSubstring(part);
+#else
+    return Catch::Matchers::Contains(part);
+#endif
+}
+
+/// To end a test, or a section, with: `return skip("why");`. Catch2 3 counts it as skipped and version 2 as
+/// passed, so the line is what tells: scripts/test gathers them.
+inline void skip(const std::string& why) {
+#ifdef SKIP
+    SKIP("skipped: " << why);
+#else
+    WARN("skipped: " << why);
+#endif
+}
+
+} // namespace gpu_sleep::test

@@ -4,6 +4,7 @@
 
 #include "peers/background_call.hpp"
 
+#include "base/units.hpp"
 #include "support/catch.hpp"
 
 #include <poll.h>

@@ -6,6 +6,7 @@
 
 #include "support/catch.hpp"
 #include "support/scratch.hpp"
+#include "support/tree.hpp"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -31,7 +32,7 @@ bool can_read() {
 }
 
 std::string example() {
-    std::ifstream file(GPU_SLEEP_TEST_EXAMPLE);
+    std::ifstream file(test::source_file("cli/gpu-sleep.toml"));
     return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
 }
 

@@ -7,6 +7,7 @@
 #include "cli/doctor/diagnosis.hpp"
 
 #include "support/catch.hpp"
+#include "support/tree.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -382,7 +383,7 @@ TEST_CASE("Doctor: JSON has every finding, and the manual every check", "[doctor
     CHECK(value["processes"][0]["pid"] == 4242);
     CHECK(value["processes"][0]["exit_status"] == 4);
     CHECK(value["processes"][0]["checks"].size() == judge(machine, process).size());
-    const auto manual = read_small_file(GPU_SLEEP_TEST_MANUALS "/gpu-doctor.1").value_or("");
+    const auto manual = read_small_file(test::source_file("cli/man/gpu-doctor.1")).value_or("");
     std::set<std::string_view> ids;
     for (const auto& check : machine_checks()) ids.insert(check.id);
     for (const auto& check : process_checks()) ids.insert(check.id);

@@ -99,14 +99,14 @@ TEST_CASE("Fingerprint: products and sums are taken in full width", "[fingerprin
     const std::uint64_t zeros[6] = {};
     auto sum = group_part(words, zeros);
     std::uint64_t stored[4] = {};
-    driver::store(sum, stored);
+    gpu_sleep::driver::store(sum, stored);
     // 2 (2^64 - 1)^2 = 2^129 - 2^66 + 2, of which 2^128 and above are lost.
     CHECK(stored[0] == 2);
     CHECK(stored[1] == 0 - std::uint64_t{4});
     CHECK(stored[2] == stored[0]);
     CHECK(stored[3] == stored[1]);
     add(sum, sum);
-    driver::store(sum, stored);
+    gpu_sleep::driver::store(sum, stored);
     CHECK(stored[0] == 4);
     CHECK(stored[1] == 0 - std::uint64_t{8});
 }

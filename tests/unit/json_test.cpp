@@ -8,6 +8,7 @@
 #include "support/hostile_text.hpp"
 #include "support/man_page.hpp"
 #include "support/sample_reports.hpp"
+#include "support/tree.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -173,7 +174,7 @@ TEST_CASE("JSON: the manual page names every member, and no other", "[json]") {
           to_json("gpu-wake", {{sample_process(), failure}}), to_json("gpu-ps", failure.error)})
         test::add_members(json::parse(text), "The object", members);
     for (const auto& row : all_errors()) members["Words of error.code"].emplace(row.name);
-    const auto documented = test::documented_members(GPU_SLEEP_TEST_MANUALS "/gpu-ps.1");
+    const auto documented = test::documented_members(test::source_file("cli/man/gpu-ps.1"));
     for (const auto& [title, names] : members) {
         INFO(title);
         CHECK(documented.contains(title));

@@ -4,7 +4,6 @@
 
 #include "cli/preload.hpp"
 
-#include "integration/mentions.hpp"
 #include "support/catch.hpp"
 #include "support/scratch.hpp"
 

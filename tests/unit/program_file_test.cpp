@@ -4,7 +4,6 @@
 
 #include "cli/program_file.hpp"
 
-#include "integration/mentions.hpp"
 #include "support/catch.hpp"
 #include "support/scratch.hpp"
 

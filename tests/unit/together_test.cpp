@@ -10,16 +10,16 @@
 #include <random>
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::cli;
+using namespace gpu_sleep::peers;
 using Phase = model::Progress::Phase;
 using Kind = Together::Kind;
 using Words = std::vector<Together::Word>;
 
-namespace gpu_sleep::cli {
+namespace gpu_sleep::peers {
 std::ostream& operator<<(std::ostream& out, const Together::Word& word) {
     return out << word.member << ":" << static_cast<int>(word.kind);
 }
-} // namespace gpu_sleep::cli
+} // namespace gpu_sleep::peers
 
 namespace {
 

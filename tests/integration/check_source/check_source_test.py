@@ -2,24 +2,26 @@
 # Copyright the gpu-sleep authors.
 """Shows that scripts/check-source finds what it looks for: each case is a small tree with one file in it."""
 
+import contextlib
+import io
 import pathlib
-import subprocess
+import runpy
 import sys
 import tempfile
 import unittest
 
-CHECK_SOURCE = sys.argv.pop(1)
+CHECK_SOURCE = runpy.run_path(sys.argv.pop(1))
 OPENING = "// SPDX-License-Identifier: Apache-2.0\n// Copyright the gpu-sleep authors.\n// A file.\n"
 
 
-def findings(path, text):
-    """Exit status and output of the check over a tree that holds only this file."""
-    with tempfile.TemporaryDirectory() as tree:
-        file = pathlib.Path(tree, path)
-        file.parent.mkdir(parents=True)
-        file.write_text(text, encoding="utf-8")
-        check = subprocess.run([sys.executable, CHECK_SOURCE, tree], capture_output=True, text=True, check=False)
-        return check.returncode, check.stdout
+def findings(path, text, others=()):
+    """Exit status and output of the check over a tree that holds only this file, and `others`."""
+    with tempfile.TemporaryDirectory() as tree, contextlib.redirect_stdout(io.StringIO()) as output:
+        for name, content in ((path, text), *others):
+            file = pathlib.Path(tree, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content, encoding="utf-8")
+        return CHECK_SOURCE["main"]([tree]), output.getvalue()
 
 
 class CheckSource(unittest.TestCase):
@@ -72,6 +74,38 @@ class CheckSource(unittest.TestCase):
     def test_standard_headers(self):
         self.assert_found("cli/x.cpp", "std::vector<int> x;\n", "names std::vector without <vector>")
         self.assert_clean("cli/x.cpp", "#include <vector>\nstd::vector<int> x; // no std::map\n")
+
+    def test_own_headers(self):
+        header = OPENING + """namespace gpu_sleep::cli {
+using Place = int;
+struct Table {
+    int inside();
+};
+constexpr int k_columns = 80;
+[[nodiscard]] int shortened(int columns);
+} // namespace gpu_sleep::cli
+"""
+        for names, found in (("Place x;", "Place"), ("cli::Table x;", "Table"), ("int x = k_columns;", "k_columns"),
+                             ("int f() { return shortened(3); }", "shortened"), ("using namespace gpu_sleep::cli;", "namespace")):
+            for includes, status in (("", 1), ('#include "cli/table.hpp"\n', 0), ('#include "../cli/table.hpp"\n', 0)):
+                with self.subTest(names=names, includes=includes):
+                    result, output = findings("cli/x.cpp", OPENING + includes + names, [("cli/table.hpp", header)])
+                    self.assertEqual(result, status)
+                    self.assertEqual("cli/x.cpp:4: names " + found in output, bool(status))
+        for names in ("struct Table {};", "x.shortened(3);", "Other::Place x;", "auto shortened = 3; shortened(3);", "inside();",
+                      "Text shortened(3);", "A() : shortened(3) {}"):
+            with self.subTest(names=names):
+                self.assertEqual(findings("cli/x.cpp", OPENING + names, [("cli/table.hpp", header)])[0], 0)
+
+    def test_system_headers(self):
+        self.assert_found("cli/x.cpp", "int x = O_CLOEXEC;\n", "names O_CLOEXEC without <fcntl.h>")
+        self.assert_clean("cli/x.cpp", "#include <fcntl.h>\nint x = O_CLOEXEC;\n")
+
+    def test_one_generation_of_catch(self):
+        for body in ("#include <catch2/catch.hpp>", 'CHECK_THAT(x, Catch::Matchers::Contains("y"));', 'SKIP("no");'):
+            with self.subTest(body=body):
+                self.assert_found("tests/unit/x.cpp", body, "")
+                self.assert_clean("tests/support/catch.hpp", body)
 
     def test_manners(self):
         for body in ("void f() { exit(1); }", "void f() { std::abort(); }", "void f() { ::_exit(1); }",

@@ -5,9 +5,10 @@
 
 #include "deep_machine.hpp"
 
-#include "../mentions.hpp"
 #include "gpu_sleep/gpu_sleep.h"
+#include "support/catch.hpp"
 #include "support/scratch.hpp"
+#include "support/tree.hpp"
 
 #include <fmt/format.h>
 
@@ -154,7 +155,7 @@ TEST_CASE("Deep: what a program cannot ask for is refused, and changes nothing",
 TEST_CASE("Deep: an agent without its program outside says so before anything is done", "[deep]") {
     const Scratch place;
     const auto agent = place.file("libgpu-sleep-agent.so");
-    std::filesystem::copy_file(GPU_SLEEP_TEST_AGENT, agent);
+    std::filesystem::copy_file(agent_file(), agent);
     DeepMachine machine({"LD_PRELOAD=" + agent});
     CHECK_THAT(machine.host.tell(k_own_sleep),
                StartsWith(begin_of(GPU_SLEEP_ERROR_DRIVER, 0)) && mentions("gpu-sleep-outside is missing"));

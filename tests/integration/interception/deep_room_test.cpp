@@ -49,8 +49,7 @@ TEST_CASE("Deep room: of two that wake at once, one finds room and the other sta
     const auto second = other.finish();
     INFO(first.err << second.err);
     CHECK(first.status + second.status == 7);
-    CHECK_THAT(first.err + second.err,
-               Catch::Matchers::Contains("needs") && Catch::Matchers::Contains("free"));
+    CHECK_THAT(first.err + second.err, mentions("needs") && mentions("free"));
     CHECK(crowd.family.count("awake") == 1);
     CHECK(crowd.family.count("deep") == 1);
     crowd.make_room();
@@ -66,7 +65,7 @@ TEST_CASE("Deep room: a wake wants what the driver keeps for itself, too", "[dee
     const auto filling = make_piece(other, "plain", free_bytes(other) - 20 * k_mib); // it is seen to take 14
     const auto refused = family.wake();
     CHECK(refused.status == 7);
-    CHECK_THAT(refused.err, Catch::Matchers::Contains("needs 24.0 MiB"));
+    CHECK_THAT(refused.err, mentions("needs 24.0 MiB"));
     CHECK(family.count("deep") == 1);
     other.tell("free " + filling.number);
     CHECK(family.wake().status == 0);
@@ -89,7 +88,7 @@ TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked f
     const auto filling = make_piece(other, "plain", free_bytes(other) - 30 * k_mib);
     const auto refused = family.wake();
     CHECK(refused.status == 7);
-    CHECK_THAT(refused.err, Catch::Matchers::Contains("needs 38.0 MiB"));
+    CHECK_THAT(refused.err, mentions("needs 38.0 MiB"));
     other.tell("free " + filling.number);
     CHECK(family.wake().status == 0);
     family.check_all_awake();
@@ -166,7 +165,7 @@ TEST_CASE("Deep room: one that the driver restores for a command counts on nothi
     pause_for(Milliseconds(150)); // it has looked for room by now
     const auto refused = run(family.launch("gpu-wake", {pid}));
     CHECK(refused.status == 7);
-    CHECK_THAT(refused.err, Catch::Matchers::Contains("needs") && Catch::Matchers::Contains("free"));
+    CHECK_THAT(refused.err, mentions("needs") && mentions("free"));
     const auto woken = waking.finish();
     INFO(woken.err);
     CHECK(woken.status == 0);

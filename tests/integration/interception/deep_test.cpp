@@ -5,8 +5,9 @@
 
 #include "deep_machine.hpp"
 
-#include "../mentions.hpp"
+#include "support/catch.hpp"
 #include "support/scratch.hpp"
+#include "support/tree.hpp"
 
 #include <csignal>
 #include <filesystem>
@@ -229,7 +230,7 @@ TEST_CASE("Deep: gpu-ps says what a process lacks for it", "[deep]") {
     };
     SECTION("its program outside") {
         const Scratch place;
-        std::filesystem::copy_file(GPU_SLEEP_TEST_AGENT, place.file("libgpu-sleep-agent.so"));
+        std::filesystem::copy_file(agent_file(), place.file("libgpu-sleep-agent.so"));
         const DeepMachine machine({"LD_PRELOAD=" + place.file("libgpu-sleep-agent.so")});
         CHECK_THAT(refusal(machine.host), mentions("gpu-sleep-outside is missing"));
         CHECK_THAT(machine.command("deep").err, mentions("gpu-sleep-outside is missing"));

@@ -5,7 +5,7 @@
 
 #include "deep_family.hpp"
 
-#include "../mentions.hpp"
+#include "support/catch.hpp"
 #include "support/sanitized.hpp"
 
 #include <csignal>

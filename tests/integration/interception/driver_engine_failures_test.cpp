@@ -5,7 +5,7 @@
 
 #include "driver_machine.hpp"
 
-#include "../mentions.hpp"
+#include "support/catch.hpp"
 
 #include <fmt/format.h>
 

@@ -4,7 +4,7 @@
 
 #include "driver_machine.hpp"
 
-#include "../mentions.hpp"
+#include "support/catch.hpp"
 
 #include <string>
 

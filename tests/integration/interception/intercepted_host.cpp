@@ -5,6 +5,7 @@
 #include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
+#include "support/tree.hpp"
 
 #include <fmt/format.h>
 
@@ -19,7 +20,7 @@ Launch plain_launch(const Way& way) {
 
 Launch preloaded_launch(const Way& way, Arguments variables) {
     variables.push_back(way.variable);
-    variables.push_back(std::string("LD_PRELOAD=") + GPU_SLEEP_TEST_AGENT);
+    variables.push_back("LD_PRELOAD=" + agent_file());
     if (is_sanitized()) {
         // The agent comes before the runtime of the sanitizer, which it brings along.
         const char* options = std::getenv("ASAN_OPTIONS");

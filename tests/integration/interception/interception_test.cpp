@@ -5,7 +5,6 @@
 
 #include "intercepted_host.hpp"
 
-#include "../mentions.hpp"
 #include "support/catch.hpp"
 
 #include <fmt/format.h>

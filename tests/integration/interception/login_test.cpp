@@ -2,11 +2,12 @@
 // Copyright the gpu-sleep authors.
 // The agent by the login environment: programs that nobody starts by gpu-run.
 
-#include "../mentions.hpp"
 #include "intercepted_host.hpp"
+#include "support/catch.hpp"
 #include "support/other_user.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
+#include "support/tree.hpp"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -83,7 +84,7 @@ struct Home {
 };
 
 std::string login_library() {
-    return GPU_SLEEP_TEST_LOGIN;
+    return library_file("libgpu-sleep-login.so");
 }
 
 void check_sleeps_and_wakes(Host& host) {
@@ -161,7 +162,7 @@ TEST_CASE("Login: gpu-run inside a login, and a program's own agent, are there o
     // Behind the agent the library stands aside.
     Host both(Launch{{command_file(k_runtime.program)},
                      {k_runtime.variable, "GPU_SLEEP_CAPTURE=1",
-                      "LD_PRELOAD=" + std::string(GPU_SLEEP_TEST_AGENT) + ':' + login_library()}});
+                      "LD_PRELOAD=" + agent_file() + ':' + login_library()}});
     check_sleeps_and_wakes(both);
 }
 

@@ -3,7 +3,6 @@
 // Programs that call an entry point of the driver which this build does not know: a sleep refuses, unless
 // forced.
 
-#include "../mentions.hpp"
 #include "intercepted_host.hpp"
 
 #include "support/catch.hpp"

@@ -2,11 +2,11 @@
 // Copyright the gpu-sleep authors.
 // Programs with a library whose use of the GPU cannot be seen: a sleep refuses, unless forced.
 
-#include "../mentions.hpp"
 #include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
 #include "support/skip.hpp"
+#include "support/tree.hpp"
 
 #include <string>
 
@@ -15,12 +15,12 @@ using namespace gpu_sleep::test;
 
 namespace {
 
-const std::string k_load = std::string("load ") + GPU_SLEEP_TEST_UNSEEN_LIBRARY;
+const std::string k_load = "load " + library_file("unseen/libnvcuvid.so.1");
 const std::string k_named = "video decoding (libnvcuvid.so.1)";
 
 /// The integration host, with the library from its start.
 Launch host_with_library(Arguments prefix) {
-    return host_launch(environment_for_others({std::string("LD_PRELOAD=") + GPU_SLEEP_TEST_UNSEEN_LIBRARY}),
+    return host_launch(environment_for_others({"LD_PRELOAD=" + library_file("unseen/libnvcuvid.so.1")}),
                        std::move(prefix));
 }
 

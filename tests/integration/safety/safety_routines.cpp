@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <thread>
 
 extern "C" __attribute__((weak)) CUresult CUDAAPI cuMulticastBindMem(CUmemGenericAllocationHandle,
