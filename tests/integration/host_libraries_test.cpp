@@ -11,7 +11,8 @@ using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go", "[host_safety]") {
-    const auto words = GENERATE(Arguments{"driver"}, Arguments{"plugin", library_file("libsafety_plugin.so")});
+    const auto words =
+        GENERATE(Arguments{"driver"}, Arguments{"plugin", library_file("libsafety_plugin.so")});
     auto program = Program::loader(words);
     for (const char* line : {"ready", "again"}) {
         REQUIRE(program.line() == line);
@@ -39,8 +40,8 @@ TEST_CASE("Host safety: a library bound to its own dependencies first is interce
           "[host_safety]") {
     if (is_sanitized()) return skip("a sanitizer refuses such libraries");
     const bool is_audited = GENERATE(false, true);
-    auto program =
-        Program::loader({"deep", library_file("libsafety_plugin.so")}, is_audited ? Arguments{"--audit"} : Arguments{});
+    auto program = Program::loader({"deep", library_file("libsafety_plugin.so")},
+                                   is_audited ? Arguments{"--audit"} : Arguments{});
     for (const char* line : {"ready", "again"}) {
         REQUIRE(program.line() == line);
         if (is_audited) {

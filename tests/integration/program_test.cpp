@@ -5,8 +5,8 @@
 #include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
-#include "unharmed.hpp"
 #include "support/tree.hpp"
+#include "unharmed.hpp"
 
 #include <unistd.h>
 

@@ -68,7 +68,8 @@ public:
 
 private:
     [[nodiscard]] Launch launch(Arguments options, const char* device) const {
-        options.insert(options.end(), {"--", "python3", source_file("tests/integration/python_program.py"), socket_, device});
+        options.insert(options.end(), {"--", "python3", source_file("tests/integration/python_program.py"),
+                                       socket_, device});
         return gpu_run(std::move(options));
     }
 
@@ -130,7 +131,8 @@ TEST_CASE("Python: a thread that waits in a library's constructor keeps Python's
     if (!has_ctypes()) return;
     PythonProgram program;
     REQUIRE(program.command("gpu-sleep").status == 0);
-    program.process().send("load_both " + library_file("libsafety_filler.so") + ' ' + library_file("libsafety_plugin.so"));
+    program.process().send("load_both " + library_file("libsafety_filler.so") + ' ' +
+                           library_file("libsafety_plugin.so"));
     REQUIRE(program.waits_at_the_gate());
     pause_for(k_too_long); // for whoever would take the lock, and then wait for the loader's
     REQUIRE(program.command("gpu-wake").status == 0);

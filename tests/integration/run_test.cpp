@@ -366,8 +366,7 @@ TEST_CASE("Run: without the agent beside it, or with it where the loader cannot 
         fs::create_directories(scratch.path() / directory / "lib");
         const auto program = scratch.path() / directory / "bin/gpu-run";
         fs::copy_file(command_file("gpu-run"), program);
-        if (with_agent)
-            fs::copy_file(agent_file(), scratch.path() / directory / "lib/libgpu-sleep-agent.so");
+        if (with_agent) fs::copy_file(agent_file(), scratch.path() / directory / "lib/libgpu-sleep-agent.so");
         return run({{program, "true"}, environment_for_others()});
     };
     CHECK(outcome("moved", true).status == 0);

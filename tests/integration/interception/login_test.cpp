@@ -160,9 +160,9 @@ TEST_CASE("Login: gpu-run inside a login, and a program's own agent, are there o
     CHECK(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check_all") == "intact");
     // Behind the agent the library stands aside.
-    Host both(Launch{{command_file(k_runtime.program)},
-                     {k_runtime.variable, "GPU_SLEEP_CAPTURE=1",
-                      "LD_PRELOAD=" + agent_file() + ':' + login_library()}});
+    Host both(Launch{
+        {command_file(k_runtime.program)},
+        {k_runtime.variable, "GPU_SLEEP_CAPTURE=1", "LD_PRELOAD=" + agent_file() + ':' + login_library()}});
     check_sleeps_and_wakes(both);
 }
 
