@@ -53,7 +53,7 @@ choose_driver() {
     if [[ ${2:-} == simulated ]] || ! found=$("$program" --probe 2>/dev/null); then
         driver=simulated
         export LD_LIBRARY_PATH=$1/simulated${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-        found=$("$program" --probe) || die "not even the simulated driver works"
+        found=$("$program" --probe) || die "not even the simulated driver works; it is built with CUDA 13.0 or later"
     fi
     IFS='|' read -r gpu_name gpu_free_mib _ <<<"$found"
 }

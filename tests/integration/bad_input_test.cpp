@@ -96,7 +96,7 @@ void allocate_tags(Host& host) {
 
 } // namespace
 
-TEST_CASE("Bad input: what is no message is refused and does no harm", "[bad_input]") {
+TEST_CASE("Bad input: what is no message is refused and does no harm", "[quick][bad_input]") {
     Host host;
     host.tell("alloc weights 4194304 0");
     SECTION("garbage") {
@@ -130,7 +130,7 @@ TEST_CASE("Bad input: what is no message is refused and does no harm", "[bad_inp
     check_unharmed(host);
 }
 
-TEST_CASE("Bad input: a request cut at any byte does nothing", "[bad_input]") {
+TEST_CASE("Bad input: a request cut at any byte does nothing", "[quick][bad_input]") {
     Host host;
     host.tell("alloc weights 4194304 0");
     const auto frame = sleep_frame();
@@ -171,7 +171,7 @@ TEST_CASE("Bad input: a peer that leaves before its answer does no harm", "[bad_
 }
 
 TEST_CASE("Bad input: a command that is killed while contents are copied leaves the process awake",
-          "[bad_input]") {
+          "[quick][bad_input]") {
     Host host({"GPU_SLEEP_SIM_POISON=0"});
     allocate_tags(host);
     host.tell("alloc_many bulk 1 67108864"); // so much is copied between two looks at the command

@@ -122,7 +122,8 @@ TEST_CASE("Budget: who sleeps within a budget has what others only retain", "[po
     check_bytes_after_wake(all);
 }
 
-TEST_CASE("Budget: a pass puts no more to sleep into host memory than the budget has room for", "[policy]") {
+TEST_CASE("Budget: a pass puts no more to sleep into host memory than the budget has room for",
+          "[quick][policy]") {
     const Place place;
     const auto all = programs(3);
     for (const auto& host : all) become_idle(*host);

@@ -28,7 +28,7 @@ void allocate_three_tags(Host& host) {
 
 } // namespace
 
-TEST_CASE("Commands: level 1 keeps every byte and gives the memory back", "[commands]") {
+TEST_CASE("Commands: level 1 keeps every byte and gives the memory back", "[quick][commands]") {
     Host host;
     allocate_three_tags(host);
     const auto address = host.tell("alloc weights 2097152 1");
@@ -109,7 +109,7 @@ TEST_CASE("Commands: both --keep and --discard for one tag is wrong usage", "[co
     CHECK(host.state() == "awake");
 }
 
-TEST_CASE("Commands: tags sleep and wake on their own", "[commands]") {
+TEST_CASE("Commands: tags sleep and wake on their own", "[quick][commands]") {
     Host host;
     allocate_three_tags(host);
     REQUIRE(host.command("gpu-sleep", {"--tags", "kv_cache", "--level", "2"}).status == 0);
@@ -218,7 +218,7 @@ TEST_CASE("Commands: --dry-run changes nothing and calls nobody", "[commands]") 
     CHECK(host.state() == "asleep");
 }
 
-TEST_CASE("Commands: wrong usage ends with 2 and changes nothing", "[commands]") {
+TEST_CASE("Commands: wrong usage ends with 2 and changes nothing", "[quick][commands]") {
     Host host;
     allocate_three_tags(host);
     CHECK(host.command("gpu-sleep", {"--level", "3"}).status == 2);
@@ -267,7 +267,7 @@ TEST_CASE("Commands: without a process or an agent they end with 3", "[commands]
     CHECK_THAT(no_agent.err, mentions("sleep 60"));
 }
 
-TEST_CASE("Commands: a process is found by its name", "[commands]") {
+TEST_CASE("Commands: a process is found by its name", "[quick][commands]") {
     const auto name = "gpu-sleep-test-" + std::to_string(::getpid());
     Host host({"GPU_SLEEP_NAME=" + name});
     host.tell("alloc weights 4096 0");
@@ -348,7 +348,8 @@ TEST_CASE("Commands: a parent without an agent stands for its descendants", "[co
     CHECK(family.tell("check_all") == "intact");
 }
 
-TEST_CASE("Commands: gpu-ps lists every process of the user, for people and for programs", "[commands]") {
+TEST_CASE("Commands: gpu-ps lists every process of the user, for people and for programs",
+          "[quick][commands]") {
     Host one({"GPU_SLEEP_NAME=the-one"});
     Host other;
     one.tell("alloc weights 4194304 0");

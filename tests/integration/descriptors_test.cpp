@@ -67,7 +67,7 @@ TEST_CASE("Descriptors: a program that has none left at its first use of CUDA is
     CHECK(host.tell("check_all") == "intact");
 }
 
-TEST_CASE("Descriptors: a sleeping program that has none left is asked and told", "[descriptors]") {
+TEST_CASE("Descriptors: a sleeping program that has none left is asked and told", "[quick][descriptors]") {
     Host host;
     host.tell("alloc weights 4194304 0");
     for (int i = 0; i < 3; ++i) { // the agent has a spare one again each time

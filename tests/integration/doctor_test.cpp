@@ -88,7 +88,7 @@ TEST_CASE("Doctor: a driver that hangs or fails does not hang or end it", "[doct
     CHECK_THAT(finding(unmeasured, "link"), mentions("could not be measured"));
 }
 
-TEST_CASE("Doctor: a process with an agent, awake and asleep", "[doctor]") {
+TEST_CASE("Doctor: a process with an agent, awake and asleep", "[quick][doctor]") {
     Host host;
     host.tell("alloc weights 4194304 0");
     const auto examine = [&](Arguments more = {}) {

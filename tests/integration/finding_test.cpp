@@ -66,7 +66,7 @@ Child fork_child(Host& host, const std::string& mode) {
 
 } // namespace
 
-TEST_CASE("Finding: a socket that was removed is made again within seconds", "[finding]") {
+TEST_CASE("Finding: a socket that was removed is made again within seconds", "[quick][finding]") {
     Host host;
     host.tell("alloc weights 4194304 0");
     REQUIRE(fs::remove(socket_file(host.pid())));

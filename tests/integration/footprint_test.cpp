@@ -84,7 +84,7 @@ std::set<std::string> declared_functions() {
 } // namespace
 
 TEST_CASE("Footprint: the agent exports what its header declares and what it intercepts, and nothing else",
-          "[footprint]") {
+          "[quick][footprint]") {
     const auto listed = run({{"nm", "-D", "--defined-only", "--format=posix", agent_file()}});
     REQUIRE(listed.status == 0);
     std::set<std::string> exported;

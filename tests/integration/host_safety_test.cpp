@@ -37,7 +37,7 @@ constexpr const char* k_touch_trouble = "a touch could not wake this process yet
 
 } // namespace
 
-TEST_CASE("Host safety: a program ends while it is asleep as it does awake", "[host_safety]") {
+TEST_CASE("Host safety: a program ends while it is asleep as it does awake", "[quick][host_safety]") {
     Program program({"end"});
     REQUIRE(program.line() == "ready");
     program.sleep();

@@ -41,7 +41,7 @@ void check_sleeps(const Host& host, Arguments options = {}) {
 
 } // namespace
 
-TEST_CASE("Inhibit: a process refuses to be put to sleep until it is released", "[inhibit]") {
+TEST_CASE("Inhibit: a process refuses to be put to sleep until it is released", "[quick][inhibit]") {
     Host host;
     host.tell("alloc weights 4194304 0");
     CHECK(shown(host, k_inhibited) == "false");

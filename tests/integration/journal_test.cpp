@@ -21,7 +21,7 @@ Entry next_of(const FakeJournal& journal) {
 
 } // namespace
 
-TEST_CASE("Journal: each transition writes one entry with fields", "[journal]") {
+TEST_CASE("Journal: each transition writes one entry with fields", "[quick][journal]") {
     const Scratch scratch;
     const FakeJournal journal(scratch.file("socket"));
     Host host({"GPU_SLEEP_JOURNAL=" + scratch.file("socket"), "GPU_SLEEP_NAME=llama"});

@@ -28,7 +28,7 @@ Bytes host_bytes(const Host& host) {
 
 } // namespace
 
-TEST_CASE("Memory: other threads allocate and free through sleeps and wakes", "[memory]") {
+TEST_CASE("Memory: other threads allocate and free through sleeps and wakes", "[quick][threads][memory]") {
     Host host({"GPU_SLEEP_SIM_POISON=0"}); // writing a pattern to fresh memory would take most of the time
     host.tell("alloc weights 4194304 0");
     host.tell("alloc churn 4194304 0");
@@ -90,7 +90,8 @@ TEST_CASE("Memory: host memory goes back as contents are freed asleep", "[memory
     CHECK(host.command("gpu-ps", {"--json"}).json("/processes/0/report/retained_bytes") == "0");
 }
 
-TEST_CASE("Memory: a process retains what it is allowed to, and copies only what changed", "[memory]") {
+TEST_CASE("Memory: a process retains what it is allowed to, and copies only what changed",
+          "[quick][memory]") {
     struct Case {
         const char* setting;
         Bytes retained, copied;

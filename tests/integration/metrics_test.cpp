@@ -64,7 +64,7 @@ void check_form(const std::string& text, const Scratch& scratch) {
 
 } // namespace
 
-TEST_CASE("Transitions: each is counted once, by what it was and how it ended", "[metrics]") {
+TEST_CASE("Transitions: each is counted once, by what it was and how it ended", "[quick][threads][metrics]") {
     const Scratch scratch;
     Host host;
     host.tell("alloc weights 4194304 0");
@@ -138,7 +138,7 @@ TEST_CASE("Status: names each device by its UUID, as the management library does
     CHECK(output.json("/processes/0/report/devices/2") == "none");
 }
 
-TEST_CASE("Metrics: of a real process, in the form that a server takes", "[metrics]") {
+TEST_CASE("Metrics: of a real process, in the form that a server takes", "[quick][metrics]") {
     const Scratch scratch;
     Host host({"GPU_SLEEP_NAME=metered", "GPU_SLEEP_CAPTURE=1"});
     host.tell("alloc weights 4194304 1");

@@ -22,7 +22,8 @@ using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using namespace std::chrono_literals;
 
-TEST_CASE("Move: a sleeper goes to files and back by tags, and every command says so", "[move]") {
+TEST_CASE("Move: a sleeper goes to files and back by tags, and every command says so",
+          "[quick][threads][move]") {
     const Place place;
     Host host;
     allocate_two_tags(host);

@@ -46,7 +46,7 @@ bool reads_files() {
 
 } // namespace
 
-TEST_CASE("Policy: what stays idle moves from host memory to files without waking", "[policy]") {
+TEST_CASE("Policy: what stays idle moves from host memory to files without waking", "[quick][policy]") {
     const Place place;
     Host host(captured());
     host.tell("alloc weights 4194304 0");

@@ -26,7 +26,7 @@ void allocate(Host& host) {
 
 } // namespace
 
-TEST_CASE("Program: callbacks are told of each sleep and wake", "[program]") {
+TEST_CASE("Program: callbacks are told of each sleep and wake", "[quick][threads][program]") {
     Host host;
     allocate(host);
     host.tell("callback obey");
@@ -164,7 +164,7 @@ TEST_CASE("Program: a wake whose callback fails is a wake, with a note", "[progr
     CHECK(host.tell("check_all") == "intact");
 }
 
-TEST_CASE("Program: preserved spans survive a drop of what is around them", "[program]") {
+TEST_CASE("Program: preserved spans survive a drop of what is around them", "[quick][program]") {
     Host host;
     allocate(host);
     host.tell("preserve 0 1048576 4096");

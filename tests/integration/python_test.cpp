@@ -83,7 +83,7 @@ constexpr Milliseconds k_too_long{500};   ///< for what must not come
 
 } // namespace
 
-TEST_CASE("Python: while a thread waits at the gate, the others go on", "[python]") {
+TEST_CASE("Python: while a thread waits at the gate, the others go on", "[quick][python]") {
     if (!has_ctypes()) return;
     PythonProgram program;
     REQUIRE(program.command("gpu-sleep").status == 0);

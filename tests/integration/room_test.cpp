@@ -108,7 +108,7 @@ private:
 
 } // namespace
 
-TEST_CASE("Room: two models that do not fit take turns on requests alone", "[room]") {
+TEST_CASE("Room: two models that do not fit take turns on requests alone", "[quick][room]") {
     const Machine machine;
     Model first(machine.model("first"));
     Model second(machine.model("second"));
@@ -144,7 +144,7 @@ TEST_CASE("Room: those who wait have their turns in the order in which they came
     const Machine machine;
     std::deque<Model> models;
     for (const auto* const name : {"first", "second", "third"})
-        models.emplace_back(machine.model(name, 1'000 * k_slowness));
+        models.emplace_back(machine.model(name, 3'000 * k_slowness)); // time to be seen in line
     models[0].request();
     models[1].begin_request();
     REQUIRE(models[1].shows(k_place, "1"));

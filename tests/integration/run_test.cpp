@@ -152,7 +152,7 @@ TEST_CASE("Run: a setting of the environment that makes no sense is named once, 
     }
 }
 
-TEST_CASE("Run: the options are the agent's environment", "[run]") {
+TEST_CASE("Run: the options are the agent's environment", "[quick][run]") {
     const auto plain = environment_after({});
     CHECK(value_in(plain, "LD_PRELOAD") == preloaded_agent());
     CHECK(value_in(plain, "GPU_SLEEP_CAPTURE") == "1");
@@ -237,7 +237,7 @@ TEST_CASE("Run: the agent is in the command and in its children, and shows nothi
     CHECK(done.status == 0);
 }
 
-TEST_CASE("Run: it is the command that it starts: words, streams and status", "[run]") {
+TEST_CASE("Run: it is the command that it starts: words, streams and status", "[quick][run]") {
     const auto failed =
         run(gpu_run({"--", "sh", "-c", "printf '%s|' \"$@\"; exit 41", "sh", "--name", "a b", "--", ""}));
     CHECK(failed.status == 41);
@@ -381,9 +381,6 @@ TEST_CASE("Run: without the agent beside it, or with it where the loader cannot 
 TEST_CASE("Run: a program that never uses CUDA starts within 2 ms as fast, and in a login within 0.3 ms",
           "[run]") {
     if (is_sanitized()) return skip("a sanitizer takes longer to start");
-    constexpr double k_limit_ms = 2;
-    constexpr double k_login_limit_ms = 0.3;
-    constexpr double k_limit_with_command_ms = 4; // a command of a build for tests is not optimised
     constexpr int k_runs = 50;
     Costs plain, in_login, with_agent, by_gpu_run;
     for (int i = 0; i < k_runs; ++i) {
@@ -392,13 +389,18 @@ TEST_CASE("Run: a program that never uses CUDA starts within 2 ms as fast, and i
         with_agent.add(cost_of({"/bin/true"}, "LD_PRELOAD=" + preloaded_agent()));
         by_gpu_run.add(cost_of({command_file("gpu-run"), "/bin/true"}));
     }
+    // Where a program that does nothing takes more than a millisecond, the others may take more, too.
+    const double slowness = std::max(1.0, quickest(plain.processor_ms));
+    const double limit_ms = 2 * slowness;
+    const double login_limit_ms = 0.3 * slowness;
+    const double limit_with_command_ms = 4 * slowness; // a command of a build for tests is not optimised
     // On a busy machine the median of the time on the wall says how busy it is; what was computed, and the
     // quickest run, do not.
     INFO("wall, median: plain " << median(plain.wall_ms) << " ms, with the agent "
                                 << median(with_agent.wall_ms) << " ms, by gpu-run "
                                 << median(by_gpu_run.wall_ms) << " ms");
-    CHECK(quickest(in_login.processor_ms) - quickest(plain.processor_ms) < k_login_limit_ms);
-    CHECK(median(with_agent.processor_ms) - median(plain.processor_ms) < k_limit_ms);
-    CHECK(quickest(with_agent.wall_ms) - quickest(plain.wall_ms) < k_limit_ms);
-    CHECK(quickest(by_gpu_run.processor_ms) - quickest(plain.processor_ms) < k_limit_with_command_ms);
+    CHECK(quickest(in_login.processor_ms) - quickest(plain.processor_ms) < login_limit_ms);
+    CHECK(median(with_agent.processor_ms) - median(plain.processor_ms) < limit_ms);
+    CHECK(quickest(with_agent.wall_ms) - quickest(plain.wall_ms) < limit_ms);
+    CHECK(quickest(by_gpu_run.processor_ms) - quickest(plain.processor_ms) < limit_with_command_ms);
 }

@@ -70,7 +70,7 @@ void check_whole(Host& host) {
 
 } // namespace
 
-TEST_CASE("Stop: a job sleeps before it stops, and wakes when it is continued", "[stop]") {
+TEST_CASE("Stop: a job sleeps before it stops, and wakes when it is continued", "[quick][stop]") {
     Host host(sleeping());
     host.tell(k_allocation);
     CHECK_THAT(host.command("gpu-ps").out, mentions("it sleeps when SIGTSTP stops it"));

@@ -32,7 +32,7 @@ mode_t mode_of(const fs::path& path) {
 
 } // namespace
 
-TEST_CASE("Store: contents in files come back whole, and no host memory is kept", "[store]") {
+TEST_CASE("Store: contents in files come back whole, and no host memory is kept", "[quick][threads][store]") {
     const Place place;
     Host host;
     allocate_two_tags(host);
@@ -311,7 +311,7 @@ TEST_CASE("Store: preserved spans lie in a file at level 2", "[store]") {
     CHECK(place.files().empty());
 }
 
-TEST_CASE("Store: files take over when host memory is short", "[store]") {
+TEST_CASE("Store: files take over when host memory is short", "[quick][store]") {
     const Place place;
     Host host({"GPU_SLEEP_SIM_POISON=0"});
     SECTION("and are not used when it is not") {

@@ -63,7 +63,7 @@ void check_safe(const Output& output, bool in_json) {
 
 } // namespace
 
-TEST_CASE("Terminal: an agent cannot steer it by any of its texts", "[terminal]") {
+TEST_CASE("Terminal: an agent cannot steer it by any of its texts", "[quick][terminal]") {
     const bool fails = GENERATE(false, true);
     const Stranger stranger(fails);
     const auto pid = std::to_string(::getpid());

@@ -161,7 +161,7 @@ int rounds(int few) {
 
 } // namespace
 
-TEST_CASE("Together: a tree sleeps and wakes as one", "[together]") {
+TEST_CASE("Together: a tree sleeps and wakes as one", "[quick][threads][together]") {
     Family family(4);
     const auto slept = Family::command("gpu-sleep");
     INFO(slept.err);

@@ -101,7 +101,8 @@ TEST_CASE("Waiting: every request goes past a wake that waits for GPU memory", "
     CHECK(process.host.tell("check 2") == "intact");
 }
 
-TEST_CASE("Waiting: what comes first in an order is awake while the rest waits for GPU memory", "[waiting]") {
+TEST_CASE("Waiting: what comes first in an order is awake while the rest waits for GPU memory",
+          "[quick][threads][waiting]") {
     Short process;
     auto waiting = process.host.start("gpu-wake", {"--order", "small", "--wait", "60s"});
     REQUIRE(process.shows(k_first));

@@ -34,7 +34,7 @@ Piece fill(Host& other) {
 
 } // namespace
 
-TEST_CASE("Deep move: a process wakes on another GPU, lives there, and moves back", "[deep]") {
+TEST_CASE("Deep move: a process wakes on another GPU, lives there, and moves back", "[quick][deep]") {
     DeepMachine machine;
     CHECK(device_of(machine) == "0");
     machine.fall_asleep();

@@ -61,7 +61,7 @@ void expect_plain(DeepMachine& machine) {
 
 } // namespace
 
-TEST_CASE("Deep: the program puts itself to sleep, and wakes itself", "[deep]") {
+TEST_CASE("Deep: the program puts itself to sleep, and wakes itself", "[quick][deep]") {
     DeepMachine machine;
     Host other(machine.plain());
     other.tell("start");

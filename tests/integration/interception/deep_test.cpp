@@ -17,7 +17,7 @@
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
-TEST_CASE("Deep: nothing of the process is left on the GPU, and all comes back", "[deep]") {
+TEST_CASE("Deep: nothing of the process is left on the GPU, and all comes back", "[quick][deep]") {
     DeepMachine machine;
     Host other(machine.plain());
     other.tell("start");
@@ -76,7 +76,7 @@ TEST_CASE("Deep: a process without memory that could sleep goes deep, too", "[de
     CHECK_FALSE(machine.is_deep());
 }
 
-TEST_CASE("Deep: a touch wakes it", "[deep]") {
+TEST_CASE("Deep: a touch wakes it", "[quick][deep]") {
     DeepMachine machine;
     for (int round = 0; round < 3; ++round) {
         machine.fall_asleep({"--on-touch", "wake"});
@@ -118,7 +118,8 @@ TEST_CASE("Deep: a touch fails where touches are to", "[deep]") {
     machine.expect_awake();
 }
 
-TEST_CASE("Deep: whoever asks for the end of work is answered, and any other question waits", "[deep]") {
+TEST_CASE("Deep: whoever asks for the end of work is answered, and any other question waits",
+          "[quick][deep]") {
     DeepMachine machine;
     machine.fall_asleep();
     CHECK(machine.host.tell("poll") == "0 0 0");

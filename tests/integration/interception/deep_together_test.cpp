@@ -29,7 +29,8 @@ std::string fail(const std::string& call) {
 
 } // namespace
 
-TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one", "[deep][deep_together]") {
+TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
+          "[quick][deep][deep_together]") {
     DeepFamily family(3);
     const bool is_tree = GENERATE(true, false);
     const auto who =

@@ -18,7 +18,7 @@
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
-TEST_CASE("Driver engine: a process without an agent sleeps and wakes", "[driver_engine]") {
+TEST_CASE("Driver engine: a process without an agent sleeps and wakes", "[quick][driver_engine]") {
     Machine machine;
     Host other(machine.plain());
     other.tell("start");

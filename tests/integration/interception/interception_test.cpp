@@ -56,7 +56,7 @@ void send_held(Host& host, const std::string& line) {
 TEST_CASE(
     "Interception: what an unmodified program allocates sleeps and comes back, whichever way it reaches the "
     "driver",
-    "[interception]") {
+    "[quick][interception]") {
     const auto way = GENERATE(k_linked, k_dlsym, k_late, k_runtime, k_per_thread);
     if (!is_tested(way)) return;
     INFO(way.name);
@@ -123,7 +123,8 @@ TEST_CASE("Interception: a touch while asleep waits until the process is awake",
     check_no_harm(host);
 }
 
-TEST_CASE("Interception: a touch wakes the process, or fails, if that was asked for", "[interception]") {
+TEST_CASE("Interception: a touch wakes the process, or fails, if that was asked for",
+          "[quick][interception]") {
     Host host(captured_launch(k_linked));
     auto piece = make_piece(host, "plain", k_piece_bytes);
     sleep(host, {"--on-touch", "wake"});
