@@ -8,12 +8,7 @@
 
 namespace gpu_sleep::hooks::own {
 
-using gate::Passage;
-using gate::Touch;
-
 CUresult cuArrayCreate_v2(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* wanted) {
-    const Passage passage(Touch::takes, k_name<Entry::cuArrayCreate_v2>);
-    if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuArrayCreate_v2>()(array, wanted);
     if (status == CUDA_SUCCESS && intercepts())
         agent::intercepted::array_created(
@@ -22,8 +17,6 @@ CUresult cuArrayCreate_v2(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* wanted) {
 }
 
 CUresult cuArray3DCreate_v2(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted) {
-    const Passage passage(Touch::takes, k_name<Entry::cuArray3DCreate_v2>);
-    if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuArray3DCreate_v2>()(array, wanted);
     if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::array_created(*array, *wanted, 1);
     return status;
@@ -38,8 +31,6 @@ CUresult cuArrayDestroy(CUarray array) {
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted,
                                 unsigned levels) {
-    const Passage passage(Touch::takes, k_name<Entry::cuMipmappedArrayCreate>);
-    if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuMipmappedArrayCreate>()(array, wanted, levels);
     if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::array_created(*array, *wanted, levels);
     return status;

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Holds the one list of the driver's entry points against the cuda.h that is there, and writes what both have: an older
 # header lacks some, which are left out, and a newer one has more, which are named. To the agent both are unknown entry
-# points: see intercepted/unknown_calls.hpp.
+# points: see intercepted/unknown_calls.hpp. With more of them the product is built, but not its tests.
 #
-# cmake -DCOMPILER=... -DINCLUDES=DIRECTORY[;...] -DLIST=entry_points.hpp -DOUTPUT=... -P declared_entry_points.cmake
+# cmake -DCOMPILER=... -DINCLUDES=DIRECTORY[;...] -DLIST=entry_points.txt -DOUTPUT=... -P declared_entry_points.cmake
 cmake_minimum_required(VERSION 3.25)
 
 list(TRANSFORM INCLUDES PREPEND -I)
@@ -11,62 +11,84 @@ file(WRITE ${OUTPUT}.cpp "#include <cuda.h>\n")
 execute_process(
     COMMAND ${COMPILER} -E -P -D__CUDA_API_VERSION_INTERNAL -D__CUDA_API_VERSION_INTERNAL_ODR ${INCLUDES} ${OUTPUT}.cpp
     OUTPUT_VARIABLE header COMMAND_ERROR_IS_FATAL ANY)
-string(REGEX MATCHALL "CUresult[ \t\r\n]+cu[A-Z][A-Za-z0-9_]*[ \t\r\n]*\\(" declarations "${header}")
-set(declared)
-foreach(declaration IN LISTS declarations)
-    string(REGEX REPLACE "^CUresult[ \t\r\n]+(cu[A-Za-z0-9_]*).*" "\\1" name "${declaration}")
-    set(is_declared_${name} TRUE)
-    list(APPEND declared ${name})
-endforeach()
+string(REGEX MATCHALL "CUresult[ \t\r\n]+cu[A-Z][A-Za-z0-9_]*[ \t\r\n]*\\(" declared "${header}")
+list(TRANSFORM declared REPLACE "^CUresult[ \t\r\n]+(cu[A-Za-z0-9_]*).*" "\\1")
 list(LENGTH declared count)
 if(count EQUAL 0)
     message(FATAL_ERROR "cuda.h in ${INCLUDES} declares no entry point of the driver")
 endif()
+foreach(name IN LISTS declared)
+    set(is_declared_${name} TRUE)
+endforeach()
 
-set(text "// Made by declared_entry_points.cmake: the entry points of entry_points.hpp that cuda.h declares.\n\n#pragma once\n\n")
-set(lacking)
-file(STRINGS ${LIST} lines)
+set(intercepted "")
+set(with_cuda_h "")
+set(harmless "")
+set(guards "")
+set(listed "")
+set(lacking "")
+file(STRINGS ${LIST} lines REGEX "^[^#]")
 foreach(line IN LISTS lines)
-    if(line MATCHES "^#define GPU_SLEEP_([A-Z_]+)\\(X\\)")
-        set(which ${CMAKE_MATCH_1})
-        if(which MATCHES "^(OWN_HOOKS|SUBMITTING|TAKING|ASKING)$")
-            string(APPEND text "\n#define GPU_SLEEP_DECLARED_${which}(X)")
+    if(line MATCHES "^([a-z]+)(, own)?(, passes)?:$")
+        set(class ${CMAKE_MATCH_1})
+        if(CMAKE_MATCH_3)
+            set(hook passing)
+        elseif(CMAKE_MATCH_2)
+            set(hook own)
+        elseif(class STREQUAL "asks")
+            set(hook asking)
+        else()
+            set(hook forwarding)
         endif()
+        continue()
     endif()
-    string(REGEX MATCHALL "X\\(cu[A-Za-z0-9_]+\\)" entries "${line}")
-    foreach(entry IN LISTS entries)
-        string(REGEX REPLACE "X\\((.*)\\)" "\\1" name "${entry}")
-        set(is_listed_${name} TRUE)
-        if(NOT which MATCHES "^(OWN_HOOKS|SUBMITTING|TAKING|ASKING)$")
+    string(REGEX MATCHALL "cu[A-Za-z0-9_]+" names "${line}")
+    list(APPEND listed ${names})
+    foreach(name IN LISTS names)
+        if(class STREQUAL "harmless")
+            string(APPEND harmless " \\\n    X(${name})")
             continue()
-        elseif(is_declared_${name})
-            string(APPEND text " \\\n    ${entry}")
-            list(APPEND guards "#define GPU_SLEEP_HAS_${name}\n")
+        endif()
+        string(APPEND intercepted " \\\n    X(${name}, ${class}, ${hook})")
+        if(is_declared_${name})
+            string(APPEND with_cuda_h " \\\n    X(${name}, ${class}, ${hook})")
+            string(APPEND guards "#define GPU_SLEEP_HAS_${name}\n")
         else()
             list(APPEND lacking ${name})
         endif()
     endforeach()
 endforeach()
-list(JOIN guards "" guards)
-file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "${text}\n\n${guards}" @ONLY) # keeps an equal file's age
 
-set(additional)
-foreach(name IN LISTS declared)
-    if(NOT is_listed_${name})
-        list(APPEND additional ${name})
-    endif()
-endforeach()
-foreach(kind lacking additional)
+set(unclassed ${declared})
+list(REMOVE_ITEM unclassed ${listed})
+foreach(kind lacking unclassed)
     list(REMOVE_DUPLICATES ${kind})
     list(SORT ${kind})
     list(JOIN ${kind} " " ${kind})
 endforeach()
+if(unclassed)
+    string(APPEND guards "#define GPU_SLEEP_UNCLASSED \"${unclassed}\"\n")
+endif()
+file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT "// Made by declared_entry_points.cmake of entry_points.txt.
+
+#pragma once
+
+// X(name, class, hook): of what is intercepted; the class is a gate::Touch.
+#define GPU_SLEEP_INTERCEPTED(X)${intercepted}
+
+// Those that cuda.h declares.
+#define GPU_SLEEP_DECLARED(X)${with_cuda_h}
+
+// X(name)
+#define GPU_SLEEP_HARMLESS(X)${harmless}
+
+${guards}") # keeps an equal file's age
 if(lacking)
     message(NOTICE "cuda.h is older than the list of entry points. Built without: ${lacking}")
 endif()
-if(additional)
-    message(NOTICE "cuda.h is newer than the list of entry points. Not intercepted: ${additional}")
+if(unclassed)
+    message(NOTICE "cuda.h is newer than the list of entry points. Not intercepted: ${unclassed}")
 endif()
-if(lacking OR additional)
+if(lacking OR unclassed)
     message(NOTICE "A program that calls one of these is put to sleep with --force alone.")
 endif()

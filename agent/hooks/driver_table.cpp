@@ -20,27 +20,24 @@ namespace gpu_sleep::hooks {
 
 std::array<std::atomic<void*>, k_entries> g_real{};
 
-namespace {
+// Where each exported symbol jumps to, and what look-ups give for it.
+#define GPU_SLEEP_HOOK_own(name) Own<Entry::name, own::name, false>
+#define GPU_SLEEP_HOOK_passing(name) Own<Entry::name, own::name, true>
+#define GPU_SLEEP_HOOK_forwarding(name) Forward<Entry::name>
+#define GPU_SLEEP_HOOK_asking(name) Ask<Entry::name>
+#define GPU_SLEEP_SLOT(name, touch, hook)                                                                    \
+    extern "C" __attribute__((visibility("hidden"))) void* const gpu_sleep_hook_##name =                     \
+        reinterpret_cast<void*>(&GPU_SLEEP_HOOK_##hook(name)::call);
+GPU_SLEEP_DECLARED(GPU_SLEEP_SLOT)
 
-using gate::Touch;
+namespace {
 
 /// What stands in for each entry point, in their order; null for those that cuda.h lacks.
 constexpr auto k_stand_ins = [] {
-    std::array<void* (*)(), k_entries> made{};
-#define GPU_SLEEP_STAND_IN(name, hook)                                                                       \
-    made[static_cast<std::size_t>(Entry::name)] = [] { return reinterpret_cast<void*>(hook); };
-#define GPU_SLEEP_OWN(name) GPU_SLEEP_STAND_IN(name, (&Own<Entry::name, own::name>::call))
-#define GPU_SLEEP_SUBMITS(name) GPU_SLEEP_STAND_IN(name, (&Forward<Entry::name, Touch::submits>::call))
-#define GPU_SLEEP_TAKES(name) GPU_SLEEP_STAND_IN(name, (&Forward<Entry::name, Touch::takes>::call))
-#define GPU_SLEEP_ASKS(name) GPU_SLEEP_STAND_IN(name, (&Ask<Entry::name>::call))
-    GPU_SLEEP_DECLARED_OWN_HOOKS(GPU_SLEEP_OWN)
-    GPU_SLEEP_DECLARED_SUBMITTING(GPU_SLEEP_SUBMITS)
-    GPU_SLEEP_DECLARED_TAKING(GPU_SLEEP_TAKES)
-    GPU_SLEEP_DECLARED_ASKING(GPU_SLEEP_ASKS)
-#undef GPU_SLEEP_OWN
-#undef GPU_SLEEP_SUBMITS
-#undef GPU_SLEEP_TAKES
-#undef GPU_SLEEP_ASKS
+    std::array<void* const*, k_entries> made{};
+#define GPU_SLEEP_STAND_IN(name, touch, hook)                                                                \
+    made[static_cast<std::size_t>(Entry::name)] = &gpu_sleep_hook_##name;
+    GPU_SLEEP_DECLARED(GPU_SLEEP_STAND_IN)
 #undef GPU_SLEEP_STAND_IN
     return made;
 }();
@@ -80,7 +77,7 @@ Table make_table(void* driver) noexcept {
         void* const address = k_stand_ins[i] ? find_symbol(driver, k_symbols[i]) : nullptr;
         if (!address) continue; // an older driver, or an older cuda.h
         g_real[i].store(address, std::memory_order_relaxed);
-        add(address, k_stand_ins[i]());
+        add(address, *k_stand_ins[i]);
     }
     for (const char* symbol : k_harmless)
         if (void* const address = find_symbol(driver, symbol)) add(address, address);
@@ -121,21 +118,24 @@ constexpr std::string_view documented(std::string_view symbol) noexcept {
     return symbol.substr(0, symbol.find('_'));
 }
 
-/// How many of k_symbols touch something: they come first.
-constexpr std::size_t k_touching = 0
-#define GPU_SLEEP_ONE_MORE(name) +1
-    GPU_SLEEP_OWN_HOOKS(GPU_SLEEP_ONE_MORE) GPU_SLEEP_SUBMITTING(GPU_SLEEP_ONE_MORE)
-        GPU_SLEEP_TAKING(GPU_SLEEP_ONE_MORE);
-#undef GPU_SLEEP_ONE_MORE
+/// Whether each of k_symbols is one that only asks, without a hook of its own.
+constexpr bool k_only_asks[] = {
+#define GPU_SLEEP_ONLY_ASKS(name, touch, hook) #hook == std::string_view("asking"),
+    GPU_SLEEP_INTERCEPTED(GPU_SLEEP_ONLY_ASKS)
+#undef GPU_SLEEP_ONLY_ASKS
+};
 
 /// Whether it is the name of an entry point of which no version that is known touches anything: one more
 /// version will not either.
 bool is_harmless(std::string_view name) noexcept {
     const auto is_meant = [&](const char* symbol) { return documented(symbol) == documented(name); };
-    const auto* const asking = k_symbols.begin() + k_touching;
-    return std::none_of(k_symbols.begin(), asking, is_meant) &&
-           (std::any_of(asking, k_symbols.end(), is_meant) ||
-            std::any_of(std::begin(k_harmless), std::end(k_harmless), is_meant));
+    bool is_known = std::any_of(std::begin(k_harmless), std::end(k_harmless), is_meant);
+    for (std::size_t i = 0; i < k_entries; ++i) {
+        if (!is_meant(k_symbols[i])) continue;
+        if (!k_only_asks[i]) return false;
+        is_known = true;
+    }
+    return is_known;
 }
 
 bool is_entry_point(std::string_view name) noexcept {
@@ -174,7 +174,7 @@ void* stand_in_for(void* address, const char* name, int version) noexcept {
     // For this name alone the look-up has a function that no symbol leads to.
     constexpr int k_with_flags_since = 12'000;
     if (version >= k_with_flags_since && std::string_view(name) == "cuGraphInstantiate")
-        return k_stand_ins[static_cast<std::size_t>(Entry::cuGraphInstantiateWithFlags)]();
+        return *k_stand_ins[static_cast<std::size_t>(Entry::cuGraphInstantiateWithFlags)];
     return agent::intercepted::stand_in_for_unknown(address, name);
 }
 

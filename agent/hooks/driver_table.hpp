@@ -11,10 +11,8 @@
 #if !defined(__CUDA_API_VERSION_INTERNAL) || defined(GPU_SLEEP_DRIVER_FUNCTIONS)
 #error "for the hooks alone"
 #endif
-#include "hooks/entry_points.hpp"
-
 #include "common/interception.hpp"
-#include "declared_entry_points.hpp" // made by the build: those that this cuda.h has
+#include "declared_entry_points.hpp" // made by the build of entry_points.txt
 #include "gate/gate.hpp"
 #include "intercepted/refusal.hpp"
 
@@ -25,16 +23,11 @@
 #include <cstddef>
 #include <cstdint>
 
-/// All that are intercepted by this build. GPU_SLEEP_HAS_name is defined for each.
-#define GPU_SLEEP_DECLARED(X)                                                                                \
-    GPU_SLEEP_DECLARED_OWN_HOOKS(X)                                                                          \
-    GPU_SLEEP_DECLARED_SUBMITTING(X) GPU_SLEEP_DECLARED_TAKING(X) GPU_SLEEP_DECLARED_ASKING(X)
-
 namespace gpu_sleep::hooks {
 
 /// All of the list, in its order, so that what is said of one needs no question whether cuda.h has it.
 enum class Entry : std::uint16_t {
-#define GPU_SLEEP_ENUMERATOR(name) name,
+#define GPU_SLEEP_ENUMERATOR(name, touch, hook) name,
     GPU_SLEEP_INTERCEPTED(GPU_SLEEP_ENUMERATOR)
 #undef GPU_SLEEP_ENUMERATOR
         count
@@ -42,14 +35,21 @@ enum class Entry : std::uint16_t {
 inline constexpr auto k_entries = static_cast<std::size_t>(Entry::count);
 
 inline constexpr std::array<const char*, k_entries> k_symbols = {
-#define GPU_SLEEP_SYMBOL(name) #name,
+#define GPU_SLEEP_SYMBOL(name, touch, hook) #name,
     GPU_SLEEP_INTERCEPTED(GPU_SLEEP_SYMBOL)
 #undef GPU_SLEEP_SYMBOL
 };
 
+/// The class of each.
+inline constexpr std::array<gate::Touch, k_entries> k_touches = {
+#define GPU_SLEEP_TOUCH(name, touch, hook) gate::Touch::touch,
+    GPU_SLEEP_INTERCEPTED(GPU_SLEEP_TOUCH)
+#undef GPU_SLEEP_TOUCH
+};
+
 template <Entry entry>
 struct Signature;
-#define GPU_SLEEP_SIGNATURE(name)                                                                            \
+#define GPU_SLEEP_SIGNATURE(name, touch, hook)                                                               \
     template <>                                                                                              \
     struct Signature<Entry::name> {                                                                          \
         using Type = decltype(::name);                                                                       \
@@ -75,6 +75,9 @@ template <Entry entry>
 template <Entry entry>
 inline constexpr const char* k_name = k_symbols[static_cast<std::size_t>(entry)];
 
+template <Entry entry>
+inline constexpr gate::Touch k_touch = k_touches[static_cast<std::size_t>(entry)];
+
 /// libcuda if it is loaded, else null. Never loads it.
 [[nodiscard]] void* loaded_driver() noexcept;
 
@@ -89,10 +92,14 @@ using agent::check_interception_setting;
 using agent::intercepts;
 using agent::intercepted::refused;
 
-// The hooks of their own, one for each entry point of GPU_SLEEP_DECLARED_OWN_HOOKS.
+// The hooks of their own, by the entry points' names.
 namespace own {
-#define GPU_SLEEP_DECLARE(name) decltype(::name) name;
-GPU_SLEEP_DECLARED_OWN_HOOKS(GPU_SLEEP_DECLARE)
+#define GPU_SLEEP_DECLARE_own(name) decltype(::name) name;
+#define GPU_SLEEP_DECLARE_passing(name) decltype(::name) name;
+#define GPU_SLEEP_DECLARE_forwarding(name)
+#define GPU_SLEEP_DECLARE_asking(name)
+#define GPU_SLEEP_DECLARE(name, touch, hook) GPU_SLEEP_DECLARE_##hook(name)
+GPU_SLEEP_DECLARED(GPU_SLEEP_DECLARE)
 #undef GPU_SLEEP_DECLARE
 } // namespace own
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The hook of every entry point that only has to pass the gate.
+// The hook of every entry point, as its class has it.
 
 #pragma once
 
@@ -24,21 +24,31 @@ CUresult call_reaching(const gate::Inspector& copy, Call&& call) noexcept {
     return may_reach ? call() : status;
 }
 
-template <Entry entry, gate::Touch touch, class Type = typename Signature<entry>::Type>
+/// Passes the gate as the entry point's class has it, and calls what `function` gives.
+template <Entry entry, class Function, class... Arguments>
+CUresult pass(Function function, Arguments... arguments) noexcept {
+    if constexpr (k_names_known<entry>) {
+        const auto inspector = inspector_of<entry>(arguments...);
+        const gate::Passage passage(k_touch<entry>, k_name<entry>, &inspector);
+        if (!passage.admitted()) return refused();
+        if constexpr (k_copies<entry>)
+            return call_reaching(inspector, [&] { return function()(arguments...); });
+        else
+            return function()(arguments...);
+    } else {
+        const gate::Passage passage(k_touch<entry>, k_name<entry>);
+        return passage.admitted() ? function()(arguments...) : refused();
+    }
+}
+
+/// The hook of an entry point that touches something.
+template <Entry entry, class Type = typename Signature<entry>::Type>
 struct Forward;
 
-template <Entry entry, gate::Touch touch, class... Arguments>
-struct Forward<entry, touch, CUresult(Arguments...)> {
+template <Entry entry, class... Arguments>
+struct Forward<entry, CUresult(Arguments...)> {
     static CUresult CUDAAPI call(Arguments... arguments) noexcept {
-        const CallInspector<entry, Arguments...> inspector(arguments...);
-        const gate::Passage passage(touch, k_name<entry>, inspector.if_known());
-        if (!passage.admitted()) return refused();
-        auto* const function = real<entry>();
-        if (!function) return CUDA_ERROR_NOT_FOUND;
-        if constexpr (k_copies<entry>)
-            return call_reaching(inspector, [&] { return function(arguments...); });
-        else
-            return function(arguments...);
+        return pass<entry>(real<entry>, arguments...);
     }
 };
 
@@ -114,18 +124,28 @@ struct Ask<entry, CUresult(Arguments...)> {
         if constexpr (entry == Entry::cuMemGetInfo_v2)
             if (gate::Gate::is_deep())
                 if (const auto answer = answer_while_deep(arguments...)) return *answer;
-        return ask<entry>([=] { return real<entry>()(arguments...); });
+        if constexpr (asks_for_work(entry) || only_destroys(entry)) {
+            return ask<entry>([=] { return real<entry>()(arguments...); });
+        } else { // the same, without a type for each of hundreds to compile
+            const gate::Question question(k_name<entry>);
+            return question.admitted() ? real<entry>()(arguments...) : refused();
+        }
     }
 };
 
-/// The hook of an entry point that has `hook` of its own.
-template <Entry entry, auto hook, class Type = typename Signature<entry>::Type>
+/// The hook of an entry point that has `hook` of its own; `passes`: which passes the gate itself.
+template <Entry entry, auto hook, bool passes, class Type = typename Signature<entry>::Type>
 struct Own;
 
-template <Entry entry, auto hook, class... Arguments>
-struct Own<entry, hook, CUresult(Arguments...)> {
+template <Entry entry, auto hook, bool passes, class... Arguments>
+struct Own<entry, hook, passes, CUresult(Arguments...)> {
     static CUresult CUDAAPI call(Arguments... arguments) noexcept {
-        return ask<entry>([=] { return hook(arguments...); });
+        return ask<entry>([=] {
+            if constexpr (passes || k_touch<entry> == gate::Touch::asks)
+                return hook(arguments...);
+            else
+                return pass<entry>([] { return hook; }, arguments...);
+        });
     }
 };
 

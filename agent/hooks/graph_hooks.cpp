@@ -11,30 +11,9 @@
 namespace gpu_sleep::hooks::own {
 namespace {
 
-using gate::Passage;
-using gate::Touch;
-
-/// The memory that the driver looks at when it makes a graph executable: it must be there.
-class GraphInspector final : public gate::Inspector {
-public:
-    explicit GraphInspector(CUgraph graph) : graph_(graph) {}
-    [[nodiscard]] gate::Named inspect() const override {
-        gate::Named named;
-        named.known = true;
-        add_checked_nodes(named, graph_);
-        return named;
-    }
-
-private:
-    CUgraph graph_;
-};
-
 /// Calls the driver's function of the same name, and notes the graph that it made.
 template <Entry entry, class... Arguments>
 CUresult instantiate(CUgraphExec* executable, CUgraph graph, Arguments... arguments) {
-    const GraphInspector names(graph);
-    const Passage passage(Touch::takes, k_name<entry>, &names);
-    if (!passage.admitted()) return refused();
     const auto status = real<entry>()(executable, graph, arguments...);
     if (status == CUDA_SUCCESS && intercepts()) note_graph(*executable, graph);
     return status;
@@ -42,9 +21,6 @@ CUresult instantiate(CUgraphExec* executable, CUgraph graph, Arguments... argume
 
 template <Entry entry, class... Arguments>
 CUresult update(CUgraphExec executable, CUgraph graph, Arguments... arguments) {
-    const GraphInspector names(graph);
-    const Passage passage(Touch::takes, k_name<entry>, &names);
-    if (!passage.admitted()) return refused();
     const auto status = real<entry>()(executable, graph, arguments...);
     if (status == CUDA_SUCCESS && intercepts()) note_graph(executable, graph);
     return status;
@@ -88,7 +64,7 @@ auto inspector_of_node(const CUgraphNodeParams* node) noexcept {
 /// Calls the driver's function of the same name, which is given a node's parameters.
 template <Entry entry, class... Arguments>
 CUresult give_node(LooksAt looks, const gate::Inspector& names, Arguments... arguments) {
-    const Passage passage(Touch::takes, k_name<entry>, looks == LooksAt::nothing ? nullptr : &names);
+    const gate::Passage passage(k_touch<entry>, k_name<entry>, looks == LooksAt::nothing ? nullptr : &names);
     if (!passage.admitted()) return refused();
     const auto call = [=] { return real<entry>()(arguments...); };
     return looks == LooksAt::copied_memory ? call_reaching(names, call) : call();

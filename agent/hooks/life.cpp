@@ -14,9 +14,6 @@
 
 namespace gpu_sleep::hooks::own {
 
-using gate::Passage;
-using gate::Touch;
-
 CUresult cuInit(unsigned flags) {
     check_interception_setting();
     const auto status = real<Entry::cuInit>()(flags);
@@ -29,8 +26,6 @@ namespace {
 /// Calls the driver's function of the same name and notes the context that it made.
 template <Entry entry, class... Arguments>
 CUresult create_context(CUcontext* context, Arguments... arguments) {
-    const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return refused();
     const auto status = real<entry>()(context, arguments...);
     if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::context_created(*context);
     return status;
@@ -39,8 +34,6 @@ CUresult create_context(CUcontext* context, Arguments... arguments) {
 /// Calls the driver's function of the same name, and `ends` around it.
 template <Entry entry, class Subject>
 CUresult end_with(CUresult (*ends)(Subject, const std::function<CUresult()>&), Subject subject) {
-    const Passage passage(Touch::ends, k_name<entry>);
-    if (!passage.admitted()) return refused();
     const auto call = [=] { return real<entry>()(subject); };
     return intercepts() ? ends(subject, call) : call();
 }
@@ -58,7 +51,7 @@ template <Entry entry, class... Arguments>
 CUresult begin_capture(bool per_thread, CUstream stream, Arguments... arguments) {
     const bool is_intercepted = intercepts();
     const bool nests = is_intercepted && agent::intercepted::has_capture_open();
-    const Passage passage(nests ? Touch::nests : Touch::captures, k_name<entry>);
+    const gate::Passage passage(nests ? gate::Touch::nests : k_touch<entry>, k_name<entry>);
     if (!passage.admitted()) return refused();
     // Noted first: once it has begun, no free may wait for the device.
     const bool any_may_end = capture_mode(arguments...) == CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -114,8 +107,6 @@ CUresult cuCtxDetach(CUcontext context) {
 }
 
 CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
-    const Passage passage(Touch::takes, k_name<Entry::cuGreenCtxCreate>);
-    if (!passage.admitted()) return refused();
     const auto call = [=] { return real<Entry::cuGreenCtxCreate>()(context, resources, device, flags); };
     if (!intercepts()) return call();
     // Converted at once, for its streams say which context it is, too.
@@ -128,8 +119,6 @@ CUresult cuGreenCtxDestroy(CUgreenCtx context) {
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
-    const Passage passage(Touch::takes, k_name<Entry::cuDevicePrimaryCtxRetain>);
-    if (!passage.admitted()) return refused();
     const auto call = [=] { return real<Entry::cuDevicePrimaryCtxRetain>()(context, device); };
     return intercepts() ? agent::intercepted::retain_primary_context(device, call) : call();
 }

@@ -3,9 +3,9 @@
 // What the program gets when it looks a symbol of the driver up: dlsym, cuGetProcAddress, and the exported
 // symbols.
 
+#include "base/exported_jump.hpp"
 #include "base/symbols.hpp"
 #include "hooks/driver_table.hpp"
-#include "hooks/forward.hpp"
 
 #include <dlfcn.h>
 
@@ -174,30 +174,9 @@ CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuui
 
 } // namespace own
 
-// The exported symbols, for programs that are linked to libcuda: each jumps to what stands in for it.
-#define GPU_SLEEP_SLOT(name, hook)                                                                           \
-    extern "C" __attribute__((visibility("hidden"), used)) void* const gpu_sleep_hook_##name =               \
-        reinterpret_cast<void*>(hook);
-#define GPU_SLEEP_OWN(name) GPU_SLEEP_SLOT(name, (&Own<Entry::name, own::name>::call))
-#define GPU_SLEEP_SUBMITS(name) GPU_SLEEP_SLOT(name, (&Forward<Entry::name, gate::Touch::submits>::call))
-#define GPU_SLEEP_TAKES(name) GPU_SLEEP_SLOT(name, (&Forward<Entry::name, gate::Touch::takes>::call))
-#define GPU_SLEEP_ASKS(name) GPU_SLEEP_SLOT(name, (&Ask<Entry::name>::call))
-GPU_SLEEP_DECLARED_OWN_HOOKS(GPU_SLEEP_OWN)
-GPU_SLEEP_DECLARED_SUBMITTING(GPU_SLEEP_SUBMITS)
-GPU_SLEEP_DECLARED_TAKING(GPU_SLEEP_TAKES)
-GPU_SLEEP_DECLARED_ASKING(GPU_SLEEP_ASKS)
-
-#if defined(__x86_64__)
-#define GPU_SLEEP_JUMP(name) "jmp *gpu_sleep_hook_" #name "(%rip)\n"
-#define GPU_SLEEP_FUNCTION_TYPE "@function"
-#else
-#define GPU_SLEEP_JUMP(name)                                                                                 \
-    "adrp x16, gpu_sleep_hook_" #name "\n ldr x16, [x16, :lo12:gpu_sleep_hook_" #name "]\n br x16\n"
-#define GPU_SLEEP_FUNCTION_TYPE "%function"
-#endif
-#define GPU_SLEEP_EXPORT(name)                                                                               \
-    asm(".text\n.globl " #name "\n.type " #name ", " GPU_SLEEP_FUNCTION_TYPE "\n" #name                      \
-        ":\n.cfi_startproc\n" GPU_SLEEP_JUMP(name) ".cfi_endproc\n.size " #name ", .-" #name "\n");
+// The exported symbols, for programs that are linked to libcuda: each jumps to what stands in for it, which
+// driver_table.cpp has.
+#define GPU_SLEEP_EXPORT(name, touch, hook) GPU_SLEEP_EXPORTED_JUMP(name, gpu_sleep_hook_##name)
 GPU_SLEEP_DECLARED(GPU_SLEEP_EXPORT)
 
 } // namespace gpu_sleep::hooks

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The hooks of plain and stream-ordered memory and of pools: a few lines each, no policy.
 
-#include "hooks/named_addresses.hpp"
+#include "hooks/driver_table.hpp"
 #include "intercepted/answer.hpp"
 #include "intercepted/ipc.hpp"
 #include "intercepted/left.hpp"
@@ -16,12 +16,7 @@
 
 namespace gpu_sleep::hooks::own {
 
-using gate::Passage;
-using gate::Touch;
-
 CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t bytes) {
-    const Passage passage(Touch::takes, k_name<Entry::cuMemAlloc_v2>);
-    if (!passage.admitted()) return refused();
     agent::intercepted::Left left;
     if (agent::life::intercepts_allocations())
         if (const auto answer = agent::intercepted::allocate(address, bytes, left)) return *answer;
@@ -32,8 +27,6 @@ CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t bytes) {
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
                             unsigned element_bytes) {
-    const Passage passage(Touch::takes, k_name<Entry::cuMemAllocPitch_v2>);
-    if (!passage.admitted()) return refused();
     agent::intercepted::Left left;
     if (agent::life::intercepts_allocations())
         if (const auto answer =
@@ -56,8 +49,6 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
 }
 
 CUresult cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsigned flags) {
-    const Passage passage(Touch::takes, k_name<Entry::cuMemAllocManaged>);
-    if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuMemAllocManaged>()(address, bytes, flags);
     if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::managed_allocated(*address, bytes);
     return status;
@@ -67,8 +58,6 @@ namespace {
 
 template <Entry entry>
 CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream, bool per_thread) {
-    const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return refused();
     agent::intercepted::Left left;
     if (agent::life::intercepts_allocations())
         if (const auto answer =
@@ -82,8 +71,6 @@ CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream
 template <Entry entry>
 CUresult allocate_from_pool(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream,
                             bool per_thread) {
-    const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return refused();
     agent::intercepted::Left left;
     if (agent::life::intercepts_allocations())
         if (const auto answer =
@@ -164,9 +151,6 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* grants, st
 
 // What is shared has to be awake, and stays so.
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
-    const auto inspector = inspector_of<Entry::cuIpcGetMemHandle>(handle, address);
-    const Passage passage(Touch::shares, k_name<Entry::cuIpcGetMemHandle>, &inspector);
-    if (!passage.admitted()) return refused();
     if (intercepts())
         if (const auto answer = agent::intercepted::ipc_handle(handle, address)) return *answer;
     return real<Entry::cuIpcGetMemHandle>()(handle, address);
@@ -176,8 +160,6 @@ namespace {
 
 template <Entry entry>
 CUresult open_ipc(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
-    const Passage passage(Touch::takes, k_name<entry>);
-    if (!passage.admitted()) return refused();
     if (intercepts())
         if (const auto answer = agent::intercepted::open_ipc(address, handle, flags)) return *answer;
     const auto status = real<entry>()(address, handle, flags);

@@ -15,27 +15,15 @@
 
 namespace gpu_sleep::hooks {
 
-/// Says what a call of `entry` names. The general case names nothing that is known.
-template <Entry entry>
-struct Names {
-    static constexpr bool k_known = false;
-    template <class... Arguments>
-    static void add(gate::Named&, const Arguments&...) {}
-};
-
-struct KnownNames {
-    static constexpr bool k_known = true;
-};
-
 /// A copy, which the driver makes whichever device's memory it is. Those between two contexts that the call
 /// names (cuMemcpyPeer and its like) it was seen to make without any access granted.
-struct CopiedNames : KnownNames {
+struct CopiedNames {
     static constexpr bool k_copies = true;
 };
 
 // One address and its size, by the places of the two among the arguments.
 template <std::size_t address, std::size_t bytes, std::size_t scale = 1>
-struct NamesOne : KnownNames {
+struct NamesOne {
     template <class... Arguments>
     static void add(gate::Named& named, const Arguments&... arguments) {
         const auto all = std::tie(arguments...);
@@ -45,7 +33,7 @@ struct NamesOne : KnownNames {
 
 // An address and whatever lies there, by its place.
 template <std::size_t address>
-struct NamesByte : KnownNames {
+struct NamesByte {
     template <class... Arguments>
     static void add(gate::Named& named, const Arguments&... arguments) {
         add_span(named, std::get<address>(std::tie(arguments...)), 1);
@@ -61,7 +49,7 @@ struct NamesTwo : CopiedNames {
     }
 };
 
-struct NamesPeers : KnownNames {
+struct NamesPeers {
     template <class... Rest>
     static void add(gate::Named& named, CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext,
                     std::size_t bytes, const Rest&...) {
@@ -70,7 +58,7 @@ struct NamesPeers : KnownNames {
     }
 };
 
-struct NamesRows : KnownNames {
+struct NamesRows {
     template <class Value, class... Rest>
     static void add(gate::Named& named, CUdeviceptr to, std::size_t pitch, Value, std::size_t width,
                     std::size_t height, const Rest&...) {
@@ -78,7 +66,7 @@ struct NamesRows : KnownNames {
     }
 };
 
-struct NamesPeerCopy : KnownNames {
+struct NamesPeerCopy {
     template <class Copy, class... Rest>
     static void add(gate::Named& named, const Copy* copy, const Rest&...) {
         if (copy) add_copy(named, *copy);
@@ -109,7 +97,7 @@ struct NamesBatch : CopiedNames {
     }
 };
 
-struct NamesList : KnownNames {
+struct NamesList {
     template <class... Rest>
     static void add(gate::Named& named, const CUdeviceptr* addresses, const std::size_t* bytes,
                     std::size_t count, const Rest&...) {
@@ -118,28 +106,28 @@ struct NamesList : KnownNames {
     }
 };
 
-struct NamesNumber : KnownNames {
+struct NamesNumber {
     template <class Number>
     static void add(gate::Named& named, CUstream, CUdeviceptr address, Number, unsigned) {
         add_span(named, address, sizeof(Number));
     }
 };
 
-struct NamesOperations : KnownNames {
+struct NamesOperations {
     static void add(gate::Named& named, CUstream, unsigned count, const CUstreamBatchMemOpParams* operations,
                     unsigned) {
         add_operations(named, operations, count);
     }
 };
 
-struct NamesDecompressed : KnownNames {
+struct NamesDecompressed {
     template <class Operation, class... Rest>
     static void add(gate::Named& named, const Operation* operations, std::size_t count, const Rest&...) {
         for (std::size_t i = 0; operations && i < count; ++i) add_decompressed(named, operations[i]);
     }
 };
 
-struct NamesTexture : KnownNames {
+struct NamesTexture {
     template <class... Rest>
     static void add(gate::Named& named, const CUtexObject*, const CUDA_RESOURCE_DESC* resource,
                     const Rest&...) {
@@ -151,7 +139,7 @@ struct NamesTexture : KnownNames {
     }
 };
 
-struct NamesKernel : KnownNames {
+struct NamesKernel {
     static CUstream stream_of(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                               unsigned, CUstream stream, void**, void** = nullptr) {
         return stream;
@@ -169,19 +157,27 @@ struct NamesKernel : KnownNames {
     }
 };
 
-struct NamesKernels : KnownNames {
+struct NamesKernels {
     static void add(gate::Named& named, const CUDA_LAUNCH_PARAMS* launches, unsigned count, unsigned) {
         for (unsigned i = 0; launches && i < count; ++i)
             add_kernel(named, launches[i].function, launches[i].kernelParams, nullptr);
     }
 };
 
-struct NamesGraph : KnownNames {
+struct NamesGraph {
     static void add(gate::Named& named, CUgraphExec graph, CUstream) { add_graph(named, graph); }
 };
 
+/// The memory that the driver looks at when it makes a graph executable: it must be there.
+struct NamesInstantiated {
+    template <class Executable, class... Rest>
+    static void add(gate::Named& named, const Executable&, CUgraph graph, const Rest&...) {
+        add_checked_nodes(named, graph);
+    }
+};
+
 // The parameters of a graph's node, before it has run: of a new one, or of one that is changed.
-struct NamesNode : KnownNames {
+struct NamesNode {
     template <class Parameters, class... Rest>
     static void add(gate::Named& named, CUgraphNode*, CUgraph, const CUgraphNode*, std::size_t,
                     const Parameters* parameters, const Rest&...) {
@@ -204,14 +200,14 @@ struct NamesCopyNode : NamesNode {
 
 // The program's own handles, by their place: nobody else may have their memory while it sleeps.
 template <std::size_t handle>
-struct NamesHandle : KnownNames {
+struct NamesHandle {
     template <class... Arguments>
     static void add(gate::Named& named, const Arguments&... arguments) {
         add_handle(named, std::get<handle>(std::tie(arguments...)));
     }
 };
 
-struct NamesMapped : KnownNames {
+struct NamesMapped {
     static void add(gate::Named& named, CUdeviceptr address, std::size_t bytes, std::size_t,
                     CUmemGenericAllocationHandle handle, unsigned long long) {
         add_span(named, address, bytes);
@@ -219,7 +215,7 @@ struct NamesMapped : KnownNames {
     }
 };
 
-struct NamesArrayMaps : KnownNames {
+struct NamesArrayMaps {
     static void add(gate::Named& named, const CUarrayMapInfo* maps, unsigned count, CUstream) {
         for (unsigned i = 0; maps && i < count; ++i)
             if (maps[i].memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
@@ -228,7 +224,7 @@ struct NamesArrayMaps : KnownNames {
 };
 
 // What lies in arrays does not sleep.
-struct NamesNothing : KnownNames {
+struct NamesNothing {
     template <class... Arguments>
     static void add(gate::Named&, const Arguments&...) {}
 };
@@ -241,9 +237,19 @@ using NamesSecond = NamesOne<1, 2>;
 using NamesThird = NamesOne<2, 3>;
 using NamesFromArray = NamesOne<0, 3>;
 
+/// Says what a call of the entry point names; void where nothing is known of that.
+template <Entry entry>
+struct NamesOf {
+    using Type = void;
+};
+template <Entry entry>
+using Names = typename NamesOf<entry>::Type;
+
 #define GPU_SLEEP_NAMES(kind, name)                                                                          \
     template <>                                                                                              \
-    struct Names<Entry::name> : kind {};
+    struct NamesOf<Entry::name> {                                                                            \
+        using Type = kind;                                                                                   \
+    };
 #define GPU_SLEEP_NAMES_PTDS(kind, name) GPU_SLEEP_NAMES(kind, name) GPU_SLEEP_NAMES(kind, name##_ptds)
 #define GPU_SLEEP_NAMES_PTSZ(kind, name) GPU_SLEEP_NAMES(kind, name) GPU_SLEEP_NAMES(kind, name##_ptsz)
 // clang-format off
@@ -252,6 +258,11 @@ GPU_SLEEP_NAMES(NamesFirst, cuMemAdvise_v2)
 GPU_SLEEP_NAMES(NamesFirst, cuMemUnmap)
 GPU_SLEEP_NAMES(NamesFirst, cuMemSetAccess)
 GPU_SLEEP_NAMES(NamesKernels, cuLaunchCooperativeKernelMultiDevice)
+GPU_SLEEP_NAMES(NamesInstantiated, cuGraphInstantiate)
+GPU_SLEEP_NAMES(NamesInstantiated, cuGraphInstantiate_v2)
+GPU_SLEEP_NAMES(NamesInstantiated, cuGraphInstantiateWithFlags)
+GPU_SLEEP_NAMES(NamesInstantiated, cuGraphExecUpdate)
+GPU_SLEEP_NAMES(NamesInstantiated, cuGraphExecUpdate_v2)
 GPU_SLEEP_NAMES(NamesCopyNode, cuGraphAddMemcpyNode)
 GPU_SLEEP_NAMES(NamesCopyNode, cuGraphMemcpyNodeSetParams)
 GPU_SLEEP_NAMES(NamesNode, cuGraphAddMemsetNode)
@@ -329,6 +340,7 @@ GPU_SLEEP_NAMES_PTSZ(NamesKernel, cuLaunchKernel)
 GPU_SLEEP_NAMES_PTSZ(NamesKernel, cuLaunchCooperativeKernel)
 GPU_SLEEP_NAMES_PTSZ(NamesKernel, cuLaunchKernelEx)
 GPU_SLEEP_NAMES_PTSZ(NamesGraph, cuGraphLaunch)
+GPU_SLEEP_NAMES_PTSZ(NamesInstantiated, cuGraphInstantiateWithParams)
 GPU_SLEEP_NAMES_PTSZ(NamesArrayMaps, cuMemMapArrayAsync)
 // clang-format on
 #undef GPU_SLEEP_NAMES_PTSZ
@@ -336,16 +348,16 @@ GPU_SLEEP_NAMES_PTSZ(NamesArrayMaps, cuMemMapArrayAsync)
 #undef GPU_SLEEP_NAMES
 
 template <Entry entry>
+inline constexpr bool k_names_known = !std::is_void_v<Names<entry>>;
+
+template <Entry entry>
 inline constexpr bool k_copies = requires {
     Names<entry>::k_copies;
 };
 
-/// Whether a null stream of the entry point is the thread's own.
-template <Entry entry>
-inline constexpr bool k_per_thread = std::string_view(k_name<entry>).ends_with("_ptsz");
-
-/// The arguments of one call, looked at only when the gate asks.
-template <Entry entry, class... Arguments>
+/// The arguments of one call, looked at only when the gate asks. `per_thread`: a null stream is the thread's
+/// own.
+template <class Names, bool per_thread, class... Arguments>
 class CallInspector final : public gate::Inspector {
 public:
     explicit CallInspector(const Arguments&... arguments) noexcept : arguments_(arguments...) {}
@@ -353,21 +365,17 @@ public:
     [[nodiscard]] gate::Named inspect() const override {
         gate::Named named;
         named.known = true;
-        std::apply([&](const auto&... each) { Names<entry>::add(named, each...); }, arguments_);
+        std::apply([&](const auto&... each) { Names::add(named, each...); }, arguments_);
         return named;
     }
     /// Kernels alone: copies, fills and numbers in memory the driver looks at as soon as it has them.
     [[nodiscard]] bool records() const noexcept override {
-        if constexpr (std::is_base_of_v<NamesKernel, Names<entry>>)
+        if constexpr (std::is_same_v<NamesKernel, Names>)
             return is_recorded(
-                std::apply([](const auto&... each) { return Names<entry>::stream_of(each...); }, arguments_),
-                k_per_thread<entry>);
+                std::apply([](const auto&... each) { return Names::stream_of(each...); }, arguments_),
+                per_thread);
         else
             return false;
-    }
-    /// Null for a call of which nothing is known.
-    [[nodiscard]] const gate::Inspector* if_known() const noexcept {
-        return Names<entry>::k_known ? this : nullptr;
     }
 
 private:
@@ -377,8 +385,9 @@ private:
 /// The inspector of a call with these arguments, which outlive it.
 template <Entry entry, class... Arguments>
 [[nodiscard]] auto inspector_of(const Arguments&... arguments) noexcept {
-    static_assert(Names<entry>::k_known);
-    return CallInspector<entry, Arguments...>(arguments...);
+    constexpr bool k_per_thread =
+        std::is_same_v<NamesKernel, Names<entry>> && std::string_view(k_name<entry>).ends_with("_ptsz");
+    return CallInspector<Names<entry>, k_per_thread, Arguments...>(arguments...);
 }
 
 } // namespace gpu_sleep::hooks

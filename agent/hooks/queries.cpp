@@ -3,7 +3,7 @@
 // The hooks of questions about addresses. They never wait and never fail because something sleeps: what the
 // driver does not know, or knows of the range and not of the allocation, we know.
 
-#include "hooks/named_addresses.hpp"
+#include "hooks/driver_table.hpp"
 #include "intercepted/allocations.hpp"
 #include "intercepted/must_stay.hpp"
 #include "intercepted/peers.hpp"
@@ -104,9 +104,6 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
 // Synchronous operations are asked for before memory is given to a network card, which then holds the memory
 // itself and not its address.
 CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
-    const auto inspector = inspector_of<Entry::cuPointerSetAttribute>(value, attribute, address);
-    const gate::Passage passage(gate::Touch::shares, k_name<Entry::cuPointerSetAttribute>, &inspector);
-    if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuPointerSetAttribute>()(value, attribute, address);
     const bool is_set = status == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS &&
                         *static_cast<const unsigned*>(value) != 0;

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The hooks of the program's own virtual memory: a few lines each, no policy.
 
-#include "hooks/named_addresses.hpp"
+#include "hooks/driver_table.hpp"
 #include "intercepted/handles.hpp"
 #include "intercepted/mappings.hpp"
 #include "intercepted/must_stay.hpp"
@@ -12,10 +12,6 @@
 #include <functional>
 
 namespace gpu_sleep::hooks::own {
-
-using gate::Passage;
-using gate::Touch;
-
 namespace {
 
 /// As intercepted::use_handle(), where anything is intercepted.
@@ -34,8 +30,6 @@ CUresult made_to_stay(CUresult status, CUdeviceptr address, std::size_t bytes, c
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
                      const CUmemAllocationProp* properties, unsigned long long flags) {
-    const Passage passage(Touch::takes, k_name<Entry::cuMemCreate>);
-    if (!passage.admitted()) return refused();
     if (agent::life::intercepts_allocations())
         if (const auto answer = agent::intercepted::create(handle, bytes, properties, flags)) return *answer;
     return real<Entry::cuMemCreate>()(handle, bytes, properties, flags);
@@ -53,9 +47,6 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 // but in part asleep nobody may move what sleeps.
 CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags) {
-    const auto inspector = inspector_of<Entry::cuMemMap>(address, bytes, offset, handle, flags);
-    const Passage passage(Touch::takes, k_name<Entry::cuMemMap>, &inspector);
-    if (!passage.admitted()) return refused();
     if (intercepts())
         if (const auto answer = agent::intercepted::map(address, bytes, offset, handle, flags))
             return *answer;
@@ -65,9 +56,6 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
-    const auto inspector = inspector_of<Entry::cuMemUnmap>(address, bytes);
-    const Passage passage(Touch::takes, k_name<Entry::cuMemUnmap>, &inspector);
-    if (!passage.admitted()) return refused();
     const auto answer = intercepts() ? agent::intercepted::unmap(address, bytes) : std::nullopt;
     const auto status = answer ? *answer : real<Entry::cuMemUnmap>()(address, bytes);
     if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::unmapped_by_driver(address, bytes);
@@ -76,9 +64,6 @@ CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
 
 CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
                         std::size_t count) {
-    const auto inspector = inspector_of<Entry::cuMemSetAccess>(address, bytes, grants, count);
-    const Passage passage(Touch::takes, k_name<Entry::cuMemSetAccess>, &inspector);
-    if (!passage.admitted()) return refused();
     if (intercepts())
         if (const auto answer = agent::intercepted::set_access(address, bytes, grants, count)) return *answer;
     return real<Entry::cuMemSetAccess>()(address, bytes, grants, count);
@@ -105,9 +90,6 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
 
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
-    const auto inspector = inspector_of<Entry::cuMemExportToShareableHandle>(shareable, handle, type, flags);
-    const Passage passage(Touch::shares, k_name<Entry::cuMemExportToShareableHandle>, &inspector);
-    if (!passage.admitted()) return refused();
     return use_handle(
         handle, agent::intercepted::k_exported, [=](CUmemGenericAllocationHandle driver_handle) {
             return real<Entry::cuMemExportToShareableHandle>()(shareable, driver_handle, type, flags);
@@ -116,8 +98,6 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
-    const Passage passage(Touch::takes, k_name<Entry::cuMemImportFromShareableHandle>);
-    if (!passage.admitted()) return refused();
     const auto status = real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type);
     if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::handle_imported(*handle);
     return status;
@@ -126,10 +106,6 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
 CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t group_offset,
                             CUmemGenericAllocationHandle handle, std::size_t offset, std::size_t bytes,
                             unsigned long long flags) {
-    const auto inspector =
-        inspector_of<Entry::cuMulticastBindMem>(group, group_offset, handle, offset, bytes, flags);
-    const Passage passage(Touch::shares, k_name<Entry::cuMulticastBindMem>, &inspector);
-    if (!passage.admitted()) return refused();
     return use_handle(handle, agent::intercepted::k_in_multicast_group,
                       [=](CUmemGenericAllocationHandle driver_handle) {
                           return real<Entry::cuMulticastBindMem>()(group, group_offset, driver_handle, offset,
@@ -139,20 +115,12 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t grou
 
 CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t group_offset,
                              CUdeviceptr address, std::size_t bytes, unsigned long long flags) {
-    const auto inspector =
-        inspector_of<Entry::cuMulticastBindAddr>(group, group_offset, address, bytes, flags);
-    const Passage passage(Touch::shares, k_name<Entry::cuMulticastBindAddr>, &inspector);
-    if (!passage.admitted()) return refused();
     return made_to_stay(real<Entry::cuMulticastBindAddr>()(group, group_offset, address, bytes, flags),
                         address, bytes, agent::intercepted::k_in_multicast_group);
 }
 
 CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::size_t bytes,
                                        CUmemRangeHandleType type, unsigned long long flags) {
-    const auto inspector =
-        inspector_of<Entry::cuMemGetHandleForAddressRange>(handle, address, bytes, type, flags);
-    const Passage passage(Touch::shares, k_name<Entry::cuMemGetHandleForAddressRange>, &inspector);
-    if (!passage.admitted()) return refused();
     return made_to_stay(real<Entry::cuMemGetHandleForAddressRange>()(handle, address, bytes, type, flags),
                         address, bytes, "shared with other devices");
 }
@@ -162,9 +130,6 @@ namespace {
 /// Sparse arrays take the driver's handles.
 template <Entry entry>
 CUresult map_arrays(CUarrayMapInfo* maps, unsigned count, CUstream stream) {
-    const auto inspector = inspector_of<entry>(maps, count, stream);
-    const Passage passage(Touch::submits, k_name<entry>, &inspector);
-    if (!passage.admitted()) return refused();
     const auto call = [=](CUarrayMapInfo* all) { return real<entry>()(all, count, stream); };
     return intercepts() && maps ? agent::intercepted::map_arrays(maps, count, call) : call(maps);
 }

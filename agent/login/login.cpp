@@ -43,10 +43,16 @@ void* const k_next = reinterpret_cast<void*>(-1);
 constexpr const char* k_driver = "libcuda.so.1";
 constexpr const char* k_agent = "libgpu-sleep-agent.so.0";
 constexpr const char* k_agent_beside = "$ORIGIN/libgpu-sleep-agent.so.0";
+
+// What is said of an entry point, unless it only asks.
+#define GPU_SLEEP_IF_own(said) said
+#define GPU_SLEEP_IF_passing(said) said
+#define GPU_SLEEP_IF_forwarding(said) said
+#define GPU_SLEEP_IF_asking(said)
+
 constexpr const char* k_names =
-#define GPU_SLEEP_NAME(name) #name "\0"
-    GPU_SLEEP_DECLARED_OWN_HOOKS(GPU_SLEEP_NAME) GPU_SLEEP_DECLARED_SUBMITTING(GPU_SLEEP_NAME)
-        GPU_SLEEP_DECLARED_TAKING(GPU_SLEEP_NAME);
+#define GPU_SLEEP_NAME(name, touch, hook) GPU_SLEEP_IF_##hook(#name "\0")
+    GPU_SLEEP_DECLARED(GPU_SLEEP_NAME);
 #undef GPU_SLEEP_NAME
 
 enum class Agent : int { undecided, absent, present };
@@ -352,5 +358,5 @@ gpu_sleep_login_first_call: // x17: the index, x16: its slot; all that carries a
 #endif
 
 // The exported symbols, for programs that are linked to libcuda, in the order of k_names.
-asm(GPU_SLEEP_DECLARED_OWN_HOOKS(GPU_SLEEP_EXPORT) GPU_SLEEP_DECLARED_SUBMITTING(GPU_SLEEP_EXPORT)
-        GPU_SLEEP_DECLARED_TAKING(GPU_SLEEP_EXPORT));
+#define GPU_SLEEP_EXPORT_TOUCHING(name, touch, hook) GPU_SLEEP_IF_##hook(GPU_SLEEP_EXPORT(name))
+asm(GPU_SLEEP_DECLARED(GPU_SLEEP_EXPORT_TOUCHING));

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What the agent adds to the program that holds it: symbols, threads, files, descriptors, memory.
 
-#include "hooks/entry_points.hpp"
+#include "declared_entry_points.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
@@ -94,8 +94,8 @@ TEST_CASE("Footprint: the agent exports what its header declares and what it int
     auto expected = declared_functions();
     // What has to be intercepted: the driver's entry points that touch, and the look-up of all others.
     expected.insert({"dlsym",
-#define GPU_SLEEP_NAME(name) #name,
-                     GPU_SLEEP_INTERCEPTED(GPU_SLEEP_NAME)
+#define GPU_SLEEP_NAME(name, touch, hook) #name,
+                     GPU_SLEEP_DECLARED(GPU_SLEEP_NAME)
 #undef GPU_SLEEP_NAME
     });
     CHECK(exported == expected);

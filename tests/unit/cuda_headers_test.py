@@ -21,16 +21,9 @@ INCLUDES = sys.argv.pop().split(";")
 COMPILER = sys.argv.pop()
 CMAKE = sys.argv.pop()
 
-# What cuda.h 12.4 lacks of the intercepted entry points, and the types that came with them.
-LATER = """cuCtxCreate_v4 cuCtxSynchronize_v2 cuGreenCtxStreamCreate cuMemBatchDecompressAsync cuMemBatchDecompressAsync_ptsz
-cuMemDiscardAndPrefetchBatchAsync cuMemDiscardAndPrefetchBatchAsync_ptsz cuMemDiscardBatchAsync
-cuMemDiscardBatchAsync_ptsz cuMemPrefetchBatchAsync cuMemPrefetchBatchAsync_ptsz cuMemcpy3DBatchAsync
-cuMemcpy3DBatchAsync_ptsz cuMemcpy3DBatchAsync_v2 cuMemcpy3DBatchAsync_v2_ptsz cuMemcpyBatchAsync
-cuMemcpyBatchAsync_ptsz cuMemcpyBatchAsync_v2 cuMemcpyBatchAsync_v2_ptsz
-cuCtxGetDevice_v2 cuCtxRecordEvent cuCtxWaitEvent cuDeviceGetHostAtomicCapabilities cuDeviceGetP2PAtomicCapabilities
-cuEventElapsedTime_v2 cuGreenCtxGetId cuKernelGetLibrary cuLogsCurrent cuLogsDumpToFile cuLogsDumpToMemory
-cuLogsRegisterCallback cuLogsUnregisterCallback cuMemGetDefaultMemPool cuMemGetMemPool cuMemSetMemPool
-cuStreamGetDevice cuStreamGetDevice_ptsz cuTensorMapEncodeIm2colWide""".split()
+LIST = SOURCE / "agent/hooks/entry_points.txt"
+# What cuda.h 12.4 lacks: entry points, and the types that came with them.
+LATER = sorted(re.findall(r"(\w+)\+", LIST.read_text(encoding="utf-8")))
 LATER_BESIDES = """CUDA_MEMCPY3D_BATCH_OP CUctxCreateParams CUmemDecompressParams CUmemcpy3DOperand CUmemcpyAttributes
 CU_MEMCPY_OPERAND_TYPE_POINTER""".split()
 # The member of CUmemPoolProps that was added later, in the place of bytes without a name.
@@ -40,74 +33,66 @@ ADDED = ["cuFutureSubmit", "cuMemAlloc_v3"]
 
 class CudaHeaders(unittest.TestCase):
     def setUp(self):
-        self.directory = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-
-    def enterContext(self, manager):  # Python 3.11 has it
-        value = manager.__enter__()
-        self.addCleanup(manager.__exit__, None, None, None)
-        return value
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
 
     def make_header(self, taken, added):
         """A directory with a copy of cuda.h that lacks the one names and declares the others."""
         text = next(pathlib.Path(each, "cuda.h") for each in INCLUDES
                     if pathlib.Path(each, "cuda.h").exists()).read_text(encoding="utf-8")
-        for name in taken:
-            text = re.sub(rf"\b{name}\b", f"taken_{name}", text)
         if taken:
+            text = re.sub(rf"\b({'|'.join(taken)})\b", r"taken_\1", text)
             text, count = POOL_USAGE.subn("unsigned char reserved[56];", text)
             self.assertEqual(count, 1)
         text += "".join(f'extern "C" CUresult CUDAAPI {name}(int value);\n' for name in added)
         header = self.directory / "include" / "cuda.h"
-        header.parent.mkdir(exist_ok=True)
+        header.parent.mkdir()
         header.write_text(text, encoding="utf-8")
         return header.parent
 
     def declare(self, *first):
-        """Makes declared_entry_points.hpp as the build does, and returns what the build says."""
+        """Makes declared_entry_points.hpp as the build does; what that says, and what it made."""
+        made = self.directory / "declared" / "declared_entry_points.hpp"
         includes = ";".join([*map(str, first), *INCLUDES])
-        made = subprocess.run([CMAKE, f"-DCOMPILER={COMPILER}", f"-DINCLUDES={includes}",
-                               f"-DLIST={SOURCE}/agent/hooks/entry_points.hpp",
-                               f"-DOUTPUT={self.directory}/declared/declared_entry_points.hpp",
-                               "-P", f"{SOURCE}/agent/hooks/declared_entry_points.cmake"],
-                              capture_output=True, text=True, check=True)
-        return made.stderr
+        said = subprocess.run([CMAKE, f"-DCOMPILER={COMPILER}", f"-DINCLUDES={includes}", f"-DLIST={LIST}",
+                               f"-DOUTPUT={made}", "-P", f"{SOURCE}/agent/hooks/declared_entry_points.cmake"],
+                              capture_output=True, text=True, check=True).stderr
+        return said, made.read_text(encoding="utf-8")
 
-    def compile(self, target, sources, include):
-        """Compiles them all as one, as `target` is, with the directory's cuda.h; the errors."""
+    def compile(self, target, patterns, *first):
+        """Compiles the sources as one, as those of `target`, with the directory's cuda.h; the errors."""
         commands = json.loads((BUILD / "compile_commands.json").read_text(encoding="utf-8"))
         command = next(each for each in commands if f"/{target}.dir/" in each["command"])
         flags = [flag for flag in shlex.split(command["command"])
                  if re.match("-[DIWfs]", flag) and not flag.endswith("/declared")]
-        together = self.directory / f"{target}.cpp"
-        together.write_text("".join(f'#include "{source}"\n' for source in sorted(sources)), encoding="utf-8")
+        together = self.directory / "together.cpp"
+        together.write_text("".join(f'#include "{source}"\n' for pattern in patterns
+                                    for source in sorted(SOURCE.glob(pattern))), encoding="utf-8")
         return subprocess.run([COMPILER, "-fsyntax-only", f"-I{self.directory}/declared", *flags,
-                               *(f"-isystem{each}" for each in [include, *INCLUDES]), str(together)],
+                               *(f"-isystem{each}" for each in [*first, *INCLUDES]), str(together)],
                               capture_output=True, text=True, check=False, cwd=command["directory"]).stderr
-
-    def compile_hooks(self, include):
-        return self.compile("gpu_sleep_hooks", (SOURCE / "agent/hooks").glob("*.cpp"), include)
 
     def test_an_older_one_builds_and_what_it_lacks_is_named(self):
         older = self.make_header(LATER + LATER_BESIDES, [])
-        said = self.declare(older)
-        self.assertIn("cuda.h is older than the list of entry points. Built without: " + " ".join(sorted(LATER)) + "\n",
-                      said)
+        said, _ = self.declare(older)
+        self.assertIn("cuda.h is older than the list of entry points. Built without: " + " ".join(LATER) + "\n", said)
         self.assertNotIn("Not intercepted", said)
-        self.assertEqual(self.compile_hooks(older), "")
-        self.assertEqual(self.compile("gpu_sleep_driver", (SOURCE / "src/driver").glob("*.cpp"), older), "")
-        self.assertEqual(self.compile("gpu-sleep-agent", (SOURCE / "agent/intercepted").glob("*.cpp"), older), "")
+        self.assertEqual(self.compile("gpu_sleep_hooks", ["agent/hooks/*.cpp"], older), "")
+        self.assertEqual(self.compile("gpu-sleep-agent", ["src/driver/*.cpp", "agent/intercepted/*.cpp"], older), "")
 
-    def test_a_newer_one_builds_and_what_it_has_besides_is_named(self):
+    def test_with_a_newer_one_the_product_is_built_and_its_tests_are_not(self):
+        said, made = self.declare()
+        self.assertEqual(said, "")
+        self.assertEqual(self.compile("unit_tests", ["tests/unit/entry_points_test.cpp"]), "")
         newer = self.make_header([], ADDED)
-        said = self.declare(newer)
-        self.assertIn("cuda.h is newer than the list of entry points. Not intercepted: " + " ".join(ADDED) + "\n", said)
+        said, made_of_newer = self.declare(newer)
+        named = " ".join(ADDED)
+        self.assertIn(f"cuda.h is newer than the list of entry points. Not intercepted: {named}\n", said)
         self.assertNotIn("Built without", said)
-        self.assertEqual(self.compile_hooks(newer), "")
-
-    def test_this_one_lacks_nothing_and_a_list_for_another_is_noticed(self):
-        self.assertEqual(self.declare(), "")
-        errors = self.compile_hooks(self.make_header(["cuMemBatchDecompressAsync"], []))
-        self.assertIn("cuMemBatchDecompressAsync", errors)
+        self.assertEqual(made_of_newer, f'{made}#define GPU_SLEEP_UNCLASSED "{named}"\n')
+        self.assertIn(f"cuda.h declares {named}, of no class: write each into agent/hooks/entry_points.txt",
+                      self.compile("unit_tests", ["tests/unit/entry_points_test.cpp"], newer))
 
 
 if __name__ == "__main__":

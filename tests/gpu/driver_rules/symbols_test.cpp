@@ -4,7 +4,7 @@
 
 #include "rules.hpp"
 
-#include "support/simulated_driver/entry_points.hpp"
+#include "simulated_entry_points.hpp"
 
 #include <array>
 #include <functional>

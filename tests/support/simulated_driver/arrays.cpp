@@ -75,7 +75,7 @@ CUdeviceptr address_of(Handle handle) noexcept {
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuArrayCreate(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* wanted) {
+SIM_ENTRY(unsafe, 3020) cuArrayCreate(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* wanted) {
     return call_in_context(Entry::cuArrayCreate, [&](Call& c, Context& context) {
         if (!array || !wanted) return CUDA_ERROR_INVALID_VALUE;
         const CUDA_ARRAY3D_DESCRIPTOR whole{wanted->Width,  wanted->Height,      0,
@@ -87,7 +87,7 @@ CUresult CUDAAPI cuArrayCreate(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* want
     });
 }
 
-CUresult CUDAAPI cuArray3DCreate(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted) {
+SIM_ENTRY(unsafe, 3020) cuArray3DCreate(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted) {
     return call_in_context(Entry::cuArray3DCreate, [&](Call& c, Context& context) {
         CUdeviceptr address = 0;
         const auto status = array ? make(c.driver, context, wanted, 1, address) : CUDA_ERROR_INVALID_VALUE;
@@ -96,13 +96,13 @@ CUresult CUDAAPI cuArray3DCreate(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* 
     });
 }
 
-CUresult CUDAAPI cuArrayDestroy(CUarray array) {
+SIM_ENTRY(unsafe, 2000) cuArrayDestroy(CUarray array) {
     return call_in_context(Entry::cuArrayDestroy,
                            [&](Call& c, Context& context) { return destroy(c, context, address_of(array)); });
 }
 
-CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted,
-                                        unsigned levels) {
+SIM_ENTRY(unsafe, 5000)
+cuMipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted, unsigned levels) {
     return call_in_context(Entry::cuMipmappedArrayCreate, [&](Call& c, Context& context) {
         CUdeviceptr address = 0;
         const auto status =
@@ -112,7 +112,7 @@ CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRA
     });
 }
 
-CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray array) {
+SIM_ENTRY(unsafe, 5000) cuMipmappedArrayDestroy(CUmipmappedArray array) {
     return call_in_context(Entry::cuMipmappedArrayDestroy,
                            [&](Call& c, Context& context) { return destroy(c, context, address_of(array)); });
 }

@@ -206,7 +206,7 @@ void destroy_graph(Driver& driver, CUgraph handle) {
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+SIM_ENTRY(safe, 10010) cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
     return call(Entry::cuThreadExchangeStreamCaptureMode, [&](Call&) {
         if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
             return CUDA_ERROR_INVALID_VALUE;
@@ -215,21 +215,22 @@ CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
     });
 }
 
-CUresult CUDAAPI cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
+SIM_ENTRY(safe, 10010) cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
     return call_in_context(Entry::cuStreamBeginCapture, [&](Call& c, Context& context) {
         return begin_capture(c.driver, find_stream(c.driver, context, handle), mode, nullptr);
     });
 }
 
-CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph, const CUgraphNode*,
-                                             const CUgraphEdgeData*, std::size_t, CUstreamCaptureMode mode) {
+SIM_ENTRY(safe, 12030)
+cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph, const CUgraphNode*, const CUgraphEdgeData*,
+                            std::size_t, CUstreamCaptureMode mode) {
     return call_in_context(Entry::cuStreamBeginCaptureToGraph, [&](Call& c, Context& context) {
         if (!c.driver.graphs.find(graph)) return CUDA_ERROR_INVALID_VALUE;
         return begin_capture(c.driver, find_stream(c.driver, context, handle), mode, graph);
     });
 }
 
-CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph* graph) {
+SIM_ENTRY(safe, 10000) cuStreamEndCapture(CUstream handle, CUgraph* graph) {
     return call_in_context(Entry::cuStreamEndCapture, [&](Call& c, Context& context) {
         const auto stream = find_stream(c.driver, context, handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
@@ -249,7 +250,7 @@ CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph* graph) {
     });
 }
 
-CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
+SIM_ENTRY(safe, 10000) cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
     return call_in_context(Entry::cuStreamIsCapturing, [&](Call& c, Context& context) {
         const auto stream = find_stream(c.driver, context, handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
@@ -260,9 +261,10 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* sta
     });
 }
 
-CUresult CUDAAPI cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id,
-                                        CUgraph* graph, const CUgraphNode** dependencies,
-                                        const CUgraphEdgeData** edges, std::size_t* dependency_count) {
+SIM_ENTRY(safe, 12030)
+cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
+                       const CUgraphNode** dependencies, const CUgraphEdgeData** edges,
+                       std::size_t* dependency_count) {
     return call_in_context(Entry::cuStreamGetCaptureInfo, [&](Call& c, Context& context) {
         const auto stream = find_stream(c.driver, context, handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;

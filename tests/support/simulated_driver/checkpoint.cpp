@@ -177,7 +177,7 @@ void note_managed(int more) noexcept {
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuCheckpointProcessGetState(int pid, CUprocessState* state) {
+SIM_ENTRY(apart, 12080) cuCheckpointProcessGetState(int pid, CUprocessState* state) {
     if (!state) return CUDA_ERROR_INVALID_VALUE;
     return about(Entry::cuCheckpointProcessGetState, pid, [&](SharedProcess& process) {
         *state = static_cast<CUprocessState>(process.state.load());
@@ -185,7 +185,7 @@ CUresult CUDAAPI cuCheckpointProcessGetState(int pid, CUprocessState* state) {
     });
 }
 
-CUresult CUDAAPI cuCheckpointProcessGetRestoreThreadId(int pid, int* thread) {
+SIM_ENTRY(apart, 12080) cuCheckpointProcessGetRestoreThreadId(int pid, int* thread) {
     if (!thread) return CUDA_ERROR_INVALID_VALUE;
     return about(Entry::cuCheckpointProcessGetRestoreThreadId, pid, [&](SharedProcess&) {
         *thread = pid; // there is no thread for it
@@ -194,7 +194,7 @@ CUresult CUDAAPI cuCheckpointProcessGetRestoreThreadId(int pid, int* thread) {
 }
 
 // It is locked from the beginning on, and stays so if who locks it ends meanwhile.
-CUresult CUDAAPI cuCheckpointProcessLock(int pid, CUcheckpointLockArgs* args) {
+SIM_ENTRY(apart, 12080) cuCheckpointProcessLock(int pid, CUcheckpointLockArgs* args) {
     return about(Entry::cuCheckpointProcessLock, pid, [&](SharedProcess& process) {
         if (args && has_reserved(*args, sizeof args->timeoutMs)) return CUDA_ERROR_INVALID_VALUE;
         int state = CU_PROCESS_STATE_RUNNING;
@@ -206,7 +206,7 @@ CUresult CUDAAPI cuCheckpointProcessLock(int pid, CUcheckpointLockArgs* args) {
     });
 }
 
-CUresult CUDAAPI cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs* args) {
+SIM_ENTRY(apart, 12080) cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs* args) {
     return about(Entry::cuCheckpointProcessCheckpoint, pid, CU_PROCESS_STATE_LOCKED,
                  [&](SharedProcess& process) {
                      if (args && has_reserved(*args, 0)) return CUDA_ERROR_INVALID_VALUE;
@@ -221,7 +221,7 @@ CUresult CUDAAPI cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointAr
                  });
 }
 
-CUresult CUDAAPI cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs* args) {
+SIM_ENTRY(apart, 12080) cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs* args) {
     return about(Entry::cuCheckpointProcessRestore, pid, CU_PROCESS_STATE_CHECKPOINTED,
                  [&](SharedProcess& process) {
                      const auto gpus = gpus_after(process, args);
@@ -236,7 +236,7 @@ CUresult CUDAAPI cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs* ar
                  });
 }
 
-CUresult CUDAAPI cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs* args) {
+SIM_ENTRY(apart, 12080) cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs* args) {
     return about(Entry::cuCheckpointProcessUnlock, pid, CU_PROCESS_STATE_LOCKED, [&](SharedProcess& process) {
         if (args && has_reserved(*args, 0)) return CUDA_ERROR_INVALID_VALUE;
         process.state = CU_PROCESS_STATE_RUNNING;

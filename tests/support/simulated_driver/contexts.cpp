@@ -166,7 +166,7 @@ void destroy_context(Call& call, const std::shared_ptr<Context>& context) {
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+SIM_ENTRY(safe, 7000) cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     return call(Entry::cuDevicePrimaryCtxRetain, [&](Call& c) {
         if (!context) return CUDA_ERROR_INVALID_VALUE;
         if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
@@ -177,14 +177,14 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     });
 }
 
-CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device) {
+SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxRelease(CUdevice device) {
     return call(Entry::cuDevicePrimaryCtxRelease, [&](Call& c) {
         if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         return release_primary(c, device);
     });
 }
 
-CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice device) {
+SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxReset(CUdevice device) {
     return call(Entry::cuDevicePrimaryCtxReset, [&](Call& c) {
         if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
@@ -199,7 +199,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice device) {
     });
 }
 
-CUresult CUDAAPI cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) {
+SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) {
     return call(Entry::cuDevicePrimaryCtxSetFlags, [&](Call& c) {
         if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
@@ -209,7 +209,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) {
     });
 }
 
-CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+SIM_ENTRY(safe, 7000) cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
     return call(Entry::cuDevicePrimaryCtxGetState, [&](Call& c) {
         if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
         if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
@@ -220,7 +220,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, in
     });
 }
 
-CUresult CUDAAPI cuCtxCreate(CUcontext* handle, CUctxCreateParams*, unsigned flags, CUdevice device) {
+SIM_ENTRY(safe, 12050) cuCtxCreate(CUcontext* handle, CUctxCreateParams*, unsigned flags, CUdevice device) {
     return call(Entry::cuCtxCreate, [&](Call& c) {
         if (!handle) return CUDA_ERROR_INVALID_VALUE;
         if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
@@ -234,7 +234,7 @@ CUresult CUDAAPI cuCtxCreate(CUcontext* handle, CUctxCreateParams*, unsigned fla
     });
 }
 
-CUresult CUDAAPI cuCtxDestroy(CUcontext handle) {
+SIM_ENTRY(safe, 4000) cuCtxDestroy(CUcontext handle) {
     return call(Entry::cuCtxDestroy, [&](Call& c) {
         const auto context = find_context(c.driver, handle);
         if (!context || context->primary || context->owner != context.get())
@@ -245,7 +245,7 @@ CUresult CUDAAPI cuCtxDestroy(CUcontext handle) {
     });
 }
 
-CUresult CUDAAPI cuCtxPushCurrent(CUcontext handle) {
+SIM_ENTRY(safe, 4000) cuCtxPushCurrent(CUcontext handle) {
     return call(Entry::cuCtxPushCurrent, [&](Call& c) {
         if (!find_context(c.driver, handle)) return CUDA_ERROR_INVALID_CONTEXT;
         context_stack.push_back(handle);
@@ -253,7 +253,7 @@ CUresult CUDAAPI cuCtxPushCurrent(CUcontext handle) {
     });
 }
 
-CUresult CUDAAPI cuCtxPopCurrent(CUcontext* handle) {
+SIM_ENTRY(safe, 4000) cuCtxPopCurrent(CUcontext* handle) {
     return call(Entry::cuCtxPopCurrent, [&](Call&) {
         if (context_stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
         if (handle) *handle = context_stack.back();
@@ -262,7 +262,7 @@ CUresult CUDAAPI cuCtxPopCurrent(CUcontext* handle) {
     });
 }
 
-CUresult CUDAAPI cuCtxSetCurrent(CUcontext handle) {
+SIM_ENTRY(safe, 4000) cuCtxSetCurrent(CUcontext handle) {
     return call(Entry::cuCtxSetCurrent, [&](Call& c) {
         if (handle && !find_context(c.driver, handle)) return CUDA_ERROR_INVALID_CONTEXT;
         if (!context_stack.empty()) context_stack.pop_back();
@@ -271,7 +271,7 @@ CUresult CUDAAPI cuCtxSetCurrent(CUcontext handle) {
     });
 }
 
-CUresult CUDAAPI cuCtxGetCurrent(CUcontext* handle) {
+SIM_ENTRY(safe, 4000) cuCtxGetCurrent(CUcontext* handle) {
     return call(Entry::cuCtxGetCurrent, [&](Call&) {
         if (!handle) return CUDA_ERROR_INVALID_VALUE;
         *handle = context_stack.empty() ? nullptr : context_stack.back();
@@ -279,7 +279,7 @@ CUresult CUDAAPI cuCtxGetCurrent(CUcontext* handle) {
     });
 }
 
-CUresult CUDAAPI cuCtxGetDevice(CUdevice* device) {
+SIM_ENTRY(safe, 2000) cuCtxGetDevice(CUdevice* device) {
     return call_in_context(Entry::cuCtxGetDevice, [&](Call&, Context& context) {
         if (!device) return CUDA_ERROR_INVALID_VALUE;
         *device = context.device;
@@ -287,7 +287,7 @@ CUresult CUDAAPI cuCtxGetDevice(CUdevice* device) {
     });
 }
 
-CUresult CUDAAPI cuCtxGetFlags(unsigned* flags) {
+SIM_ENTRY(safe, 7000) cuCtxGetFlags(unsigned* flags) {
     return call_in_context(Entry::cuCtxGetFlags, [&](Call&, Context& context) {
         if (!flags) return CUDA_ERROR_INVALID_VALUE;
         *flags = context.flags;
@@ -295,7 +295,7 @@ CUresult CUDAAPI cuCtxGetFlags(unsigned* flags) {
     });
 }
 
-CUresult CUDAAPI cuCtxGetId(CUcontext handle, unsigned long long* id) {
+SIM_ENTRY(safe, 12000) cuCtxGetId(CUcontext handle, unsigned long long* id) {
     return call(Entry::cuCtxGetId, [&](Call& c) {
         if (!id) return CUDA_ERROR_INVALID_VALUE;
         std::shared_ptr<Context> context;
@@ -310,7 +310,7 @@ CUresult CUDAAPI cuCtxGetId(CUcontext handle, unsigned long long* id) {
     });
 }
 
-CUresult CUDAAPI cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
+SIM_ENTRY(safe, 3020) cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
     return call(Entry::cuCtxGetApiVersion, [&](Call& c) {
         if (!version) return CUDA_ERROR_INVALID_VALUE;
         if (handle && !find_context(c.driver, handle)) return CUDA_ERROR_INVALID_CONTEXT;
@@ -319,7 +319,7 @@ CUresult CUDAAPI cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
     });
 }
 
-CUresult CUDAAPI cuCtxGetLimit(std::size_t* value, CUlimit limit) {
+SIM_ENTRY(safe, 3010) cuCtxGetLimit(std::size_t* value, CUlimit limit) {
     return call_in_context(Entry::cuCtxGetLimit, [&](Call&, Context& context) {
         if (!value) return CUDA_ERROR_INVALID_VALUE;
         *value = context.limits[limit];
@@ -327,14 +327,14 @@ CUresult CUDAAPI cuCtxGetLimit(std::size_t* value, CUlimit limit) {
     });
 }
 
-CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, std::size_t value) {
+SIM_ENTRY(safe, 3010) cuCtxSetLimit(CUlimit limit, std::size_t value) {
     return call_in_context(Entry::cuCtxSetLimit, [&](Call&, Context& context) {
         context.limits[limit] = value;
         return CUDA_SUCCESS;
     });
 }
 
-CUresult CUDAAPI cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+SIM_ENTRY(safe, 5050) cuCtxGetStreamPriorityRange(int* least, int* greatest) {
     return call_in_context(Entry::cuCtxGetStreamPriorityRange, [&](Call&, Context&) {
         if (least) *least = 0;
         if (greatest) *greatest = -5;
@@ -342,7 +342,7 @@ CUresult CUDAAPI cuCtxGetStreamPriorityRange(int* least, int* greatest) {
     });
 }
 
-CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+SIM_ENTRY(safe, 4000) cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     return call_in_context(Entry::cuCtxEnablePeerAccess, [&](Call& c, Context& context) {
         const auto other = find_context(c.driver, peer);
         if (flags != 0 || !other || other.get() == &context) return CUDA_ERROR_INVALID_VALUE;
@@ -353,7 +353,7 @@ CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     });
 }
 
-CUresult CUDAAPI cuCtxDisablePeerAccess(CUcontext peer) {
+SIM_ENTRY(safe, 4000) cuCtxDisablePeerAccess(CUcontext peer) {
     return call_in_context(Entry::cuCtxDisablePeerAccess, [&](Call& c, Context& context) {
         const auto other = find_context(c.driver, peer);
         if (!other) return CUDA_ERROR_INVALID_CONTEXT;
@@ -364,7 +364,7 @@ CUresult CUDAAPI cuCtxDisablePeerAccess(CUcontext peer) {
     });
 }
 
-CUresult CUDAAPI cuCtxSynchronize() {
+SIM_ENTRY(safe, 2000) cuCtxSynchronize() {
     return call_in_context(Entry::cuCtxSynchronize, [&](Call& c, Context& context) {
         if (break_captures_of(c.driver, context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         const auto status = wait_for(c, context, all_work(context));

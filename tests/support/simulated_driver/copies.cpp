@@ -189,88 +189,93 @@ CUresult make_copy(const Call& c, const Context& context, const CUDA_MEMCPY3D& p
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuMemcpy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+SIM_ENTRY(unsafe, 4000) cuMemcpy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
     return call_copy(Entry::cuMemcpy, to, Expect::any, from, Expect::any, bytes, nullptr, Wait::yes);
 }
 
-CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+SIM_ENTRY(queued, 4000) cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
     return call_copy(Entry::cuMemcpyAsync, to, Expect::any, from, Expect::any, bytes, stream, Wait::no);
 }
 
-CUresult CUDAAPI cuMemcpyHtoD(CUdeviceptr to, const void* from, std::size_t bytes) {
+SIM_ENTRY(unsafe, 3020) cuMemcpyHtoD(CUdeviceptr to, const void* from, std::size_t bytes) {
     return call_copy(Entry::cuMemcpyHtoD, to, Expect::device, to_address(from), Expect::host, bytes, nullptr,
                      Wait::yes);
 }
 
-CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream) {
+SIM_ENTRY(queued, 3020)
+cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream) {
     return call_copy(Entry::cuMemcpyHtoDAsync, to, Expect::device, to_address(from), Expect::host, bytes,
                      stream, Wait::no);
 }
 
-CUresult CUDAAPI cuMemcpyDtoH(void* to, CUdeviceptr from, std::size_t bytes) {
+SIM_ENTRY(unsafe, 3020) cuMemcpyDtoH(void* to, CUdeviceptr from, std::size_t bytes) {
     return call_copy(Entry::cuMemcpyDtoH, to_address(to), Expect::host, from, Expect::device, bytes, nullptr,
                      Wait::yes);
 }
 
-CUresult CUDAAPI cuMemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+SIM_ENTRY(queued, 3020) cuMemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
     return call_copy(Entry::cuMemcpyDtoHAsync, to_address(to), Expect::host, from, Expect::device, bytes,
                      stream, Wait::no);
 }
 
-CUresult CUDAAPI cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+SIM_ENTRY(unsafe, 3020) cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
     return call_copy(Entry::cuMemcpyDtoD, to, Expect::device, from, Expect::device, bytes, nullptr,
                      Wait::yes);
 }
 
-CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+SIM_ENTRY(queued, 3020)
+cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
     return call_copy(Entry::cuMemcpyDtoDAsync, to, Expect::device, from, Expect::device, bytes, stream,
                      Wait::no);
 }
 
-CUresult CUDAAPI cuMemcpyHtoA(CUarray to, std::size_t offset, const void* from, std::size_t bytes) {
+SIM_ENTRY(unsafe, 3020) cuMemcpyHtoA(CUarray to, std::size_t offset, const void* from, std::size_t bytes) {
     return call_copy(Entry::cuMemcpyHtoA, to_address(to) + offset, Expect::device, to_address(from),
                      Expect::host, bytes, nullptr, Wait::yes);
 }
 
-CUresult CUDAAPI cuMemcpyAtoH(void* to, CUarray from, std::size_t offset, std::size_t bytes) {
+SIM_ENTRY(unsafe, 3020) cuMemcpyAtoH(void* to, CUarray from, std::size_t offset, std::size_t bytes) {
     return call_copy(Entry::cuMemcpyAtoH, to_address(to), Expect::host, to_address(from) + offset,
                      Expect::device, bytes, nullptr, Wait::yes);
 }
 
-CUresult CUDAAPI cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
-                              std::size_t bytes) {
+SIM_ENTRY(unsafe, 4000)
+cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+             std::size_t bytes) {
     return call_peer_copy(Entry::cuMemcpyPeer, to, to_context, from, from_context, bytes, nullptr, Wait::yes);
 }
 
-CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
-                                   CUcontext from_context, std::size_t bytes, CUstream stream) {
+SIM_ENTRY(queued, 4000)
+cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                  std::size_t bytes, CUstream stream) {
     return call_peer_copy(Entry::cuMemcpyPeerAsync, to, to_context, from, from_context, bytes, stream,
                           Wait::no);
 }
 
-CUresult CUDAAPI cuMemcpy2D(const CUDA_MEMCPY2D* parameters) {
+SIM_ENTRY(unsafe, 3020) cuMemcpy2D(const CUDA_MEMCPY2D* parameters) {
     return call_copy_2d(Entry::cuMemcpy2D, parameters, nullptr, Wait::yes);
 }
 
-CUresult CUDAAPI cuMemcpy2DUnaligned(const CUDA_MEMCPY2D* parameters) {
+SIM_ENTRY(unsafe, 3020) cuMemcpy2DUnaligned(const CUDA_MEMCPY2D* parameters) {
     return call_copy_2d(Entry::cuMemcpy2DUnaligned, parameters, nullptr, Wait::yes);
 }
 
-CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D* parameters, CUstream stream) {
+SIM_ENTRY(queued, 3020) cuMemcpy2DAsync(const CUDA_MEMCPY2D* parameters, CUstream stream) {
     return call_copy_2d(Entry::cuMemcpy2DAsync, parameters, stream, Wait::no);
 }
 
-CUresult CUDAAPI cuMemcpy3D(const CUDA_MEMCPY3D* parameters) {
+SIM_ENTRY(unsafe, 3020) cuMemcpy3D(const CUDA_MEMCPY3D* parameters) {
     return call_copy_3d(Entry::cuMemcpy3D, parameters, nullptr, Wait::yes);
 }
 
-CUresult CUDAAPI cuMemcpy3DAsync(const CUDA_MEMCPY3D* parameters, CUstream stream) {
+SIM_ENTRY(queued, 3020) cuMemcpy3DAsync(const CUDA_MEMCPY3D* parameters, CUstream stream) {
     return call_copy_3d(Entry::cuMemcpy3DAsync, parameters, stream, Wait::no);
 }
 
-CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes, std::size_t count,
-                                    CUmemcpyAttributes* attributes, std::size_t* firsts,
-                                    std::size_t attribute_count, CUstream handle) {
+SIM_ENTRY(queued, 13000)
+cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes, std::size_t count,
+                   CUmemcpyAttributes* attributes, std::size_t* firsts, std::size_t attribute_count,
+                   CUstream handle) {
     return call_in_context(Entry::cuMemcpyBatchAsync, [&](Call& c, Context& context) {
         const auto stream = find_stream(c.driver, context, handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
@@ -288,8 +293,9 @@ CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::siz
     });
 }
 
-CUresult CUDAAPI cuMemcpy3DBatchAsync(std::size_t count, CUDA_MEMCPY3D_BATCH_OP* copies,
-                                      unsigned long long flags, CUstream handle) {
+SIM_ENTRY(queued, 13000)
+cuMemcpy3DBatchAsync(std::size_t count, CUDA_MEMCPY3D_BATCH_OP* copies, unsigned long long flags,
+                     CUstream handle) {
     return call_in_context(Entry::cuMemcpy3DBatchAsync, [&](Call& c, Context& context) {
         if (!copies || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
         const auto who = copier(context.device);

@@ -68,11 +68,11 @@ void write_bus_id(CUdevice device, char* text, int size) {
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuInit(unsigned flags) {
+SIM_ENTRY(early, 2000) cuInit(unsigned flags) {
     return call(Entry::cuInit, [&](Call&) { return flags == 0 ? begin_life() : CUDA_ERROR_INVALID_VALUE; });
 }
 
-CUresult CUDAAPI cuDriverGetVersion(int* version) {
+SIM_ENTRY(early, 2020) cuDriverGetVersion(int* version) {
     return call(Entry::cuDriverGetVersion, [&](Call&) {
         if (!version) return CUDA_ERROR_INVALID_VALUE;
         *version = k_driver_version;
@@ -80,7 +80,7 @@ CUresult CUDAAPI cuDriverGetVersion(int* version) {
     });
 }
 
-CUresult CUDAAPI cuDeviceGetCount(int* count) {
+SIM_ENTRY(safe, 2000) cuDeviceGetCount(int* count) {
     return call(Entry::cuDeviceGetCount, [&](Call& c) {
         if (!count) return CUDA_ERROR_INVALID_VALUE;
         *count = c.driver.device_count();
@@ -88,7 +88,7 @@ CUresult CUDAAPI cuDeviceGetCount(int* count) {
     });
 }
 
-CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
+SIM_ENTRY(safe, 2000) cuDeviceGet(CUdevice* device, int ordinal) {
     return call_with_device(Entry::cuDeviceGet, ordinal, [&](Call&) {
         if (!device) return CUDA_ERROR_INVALID_VALUE;
         *device = ordinal;
@@ -96,7 +96,7 @@ CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
     });
 }
 
-CUresult CUDAAPI cuDeviceGetName(char* name, int size, CUdevice device) {
+SIM_ENTRY(safe, 2000) cuDeviceGetName(char* name, int size, CUdevice device) {
     return call_with_device(Entry::cuDeviceGetName, device, [&](Call&) {
         if (!name || size <= 0) return CUDA_ERROR_INVALID_VALUE;
         std::snprintf(name, static_cast<std::size_t>(size), "%s",
@@ -105,7 +105,7 @@ CUresult CUDAAPI cuDeviceGetName(char* name, int size, CUdevice device) {
     });
 }
 
-CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+SIM_ENTRY(safe, 11040) cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
     return call_with_device(Entry::cuDeviceGetUuid, device, [&](Call&) {
         if (!uuid) return CUDA_ERROR_INVALID_VALUE;
         *uuid = uuid_of(SharedState::instance().own().gpus[device]);
@@ -113,7 +113,7 @@ CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
     });
 }
 
-CUresult CUDAAPI cuDeviceTotalMem(std::size_t* bytes, CUdevice device) {
+SIM_ENTRY(safe, 3020) cuDeviceTotalMem(std::size_t* bytes, CUdevice device) {
     return call_with_device(Entry::cuDeviceTotalMem, device, [&](Call&) {
         if (!bytes) return CUDA_ERROR_INVALID_VALUE;
         *bytes = settings().memory_bytes;
@@ -121,7 +121,7 @@ CUresult CUDAAPI cuDeviceTotalMem(std::size_t* bytes, CUdevice device) {
     });
 }
 
-CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+SIM_ENTRY(safe, 2000) cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
     return call_with_device(Entry::cuDeviceGetAttribute, device, [&](Call&) {
         if (!value || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
         *value = attribute_of(attribute, device);
@@ -129,7 +129,7 @@ CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, 
     });
 }
 
-CUresult CUDAAPI cuDeviceGetPCIBusId(char* text, int size, CUdevice device) {
+SIM_ENTRY(safe, 4010) cuDeviceGetPCIBusId(char* text, int size, CUdevice device) {
     return call_with_device(Entry::cuDeviceGetPCIBusId, device, [&](Call&) {
         if (!text || size <= 0) return CUDA_ERROR_INVALID_VALUE;
         write_bus_id(device, text, size);
@@ -137,7 +137,7 @@ CUresult CUDAAPI cuDeviceGetPCIBusId(char* text, int size, CUdevice device) {
     });
 }
 
-CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice* device, const char* text) {
+SIM_ENTRY(safe, 4010) cuDeviceGetByPCIBusId(CUdevice* device, const char* text) {
     return call(Entry::cuDeviceGetByPCIBusId, [&](Call& c) {
         if (!device || !text) return CUDA_ERROR_INVALID_VALUE;
         for (int candidate = 0; candidate < c.driver.device_count(); ++candidate) {
@@ -151,7 +151,7 @@ CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice* device, const char* text) {
     });
 }
 
-CUresult CUDAAPI cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
+SIM_ENTRY(safe, 4000) cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
     return call_with_device(Entry::cuDeviceCanAccessPeer, std::max(device, peer), [&](Call&) {
         if (!can || std::min(device, peer) < 0) return CUDA_ERROR_INVALID_VALUE;
         *can = device != peer ? 1 : 0;
@@ -159,8 +159,8 @@ CUresult CUDAAPI cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer)
     });
 }
 
-CUresult CUDAAPI cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute, CUdevice device,
-                                         CUdevice peer) {
+SIM_ENTRY(safe, 8000)
+cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute, CUdevice device, CUdevice peer) {
     return call_with_device(Entry::cuDeviceGetP2PAttribute, std::max(device, peer), [&](Call&) {
         if (!value || device == peer || std::min(device, peer) < 0) return CUDA_ERROR_INVALID_VALUE;
         *value = attribute == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED ? 1 : 0;

@@ -15,6 +15,13 @@
 #include <new>
 #include <system_error>
 
+/// Begins the definition of an entry point: its trait, and the CUDA version, as cuGetProcAddress counts, from
+/// which on the symbol that cuda.h's macros give is what the name means. The lists of them are made of these.
+#define SIM_ENTRY(trait, version) CUresult CUDAAPI
+/// The same for a symbol that programs still ask for though cuda.h does not use it for the name. It is a call
+/// of the entry point that it calls.
+#define SIM_OLDER(version) extern "C" CUresult CUDAAPI
+
 namespace gpu_sleep::sim {
 
 /// One call under way, with the driver's lock held.

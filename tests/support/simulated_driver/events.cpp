@@ -74,7 +74,7 @@ CUresult call_with_event(Entry entry, CUevent handle, Body&& body) noexcept {
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuEventCreate(CUevent* handle, unsigned flags) {
+SIM_ENTRY(safe, 2000) cuEventCreate(CUevent* handle, unsigned flags) {
     return call_in_context(Entry::cuEventCreate, [&](Call& c, Context& context) {
         if (!handle) return CUDA_ERROR_INVALID_VALUE;
         const auto event = std::make_shared<Event>();
@@ -85,26 +85,26 @@ CUresult CUDAAPI cuEventCreate(CUevent* handle, unsigned flags) {
     });
 }
 
-CUresult CUDAAPI cuEventDestroy(CUevent handle) {
+SIM_ENTRY(safe, 4000) cuEventDestroy(CUevent handle) {
     return call(Entry::cuEventDestroy, [&](Call& c) {
         return c.driver.events.remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     });
 }
 
-CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream) {
+SIM_ENTRY(queued, 2000) cuEventRecord(CUevent event, CUstream stream) {
     return call_in_context(Entry::cuEventRecord, [&](Call& c, Context& context) {
         return record_event(c, context, event, stream);
     });
 }
 
-CUresult CUDAAPI cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned) {
+SIM_ENTRY(queued, 11010) cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned) {
     return call_in_context(Entry::cuEventRecordWithFlags, [&](Call& c, Context& context) {
         return record_event(c, context, event, stream);
     });
 }
 
 // Both are unsafe amid a capture, but of a captured event the driver says that first.
-CUresult CUDAAPI cuEventQuery(CUevent handle) {
+SIM_ENTRY(safe, 2000) cuEventQuery(CUevent handle) {
     return call_with_event(
         Entry::cuEventQuery, handle, [](Call& c, const Context& context, const Event& event) {
             if (const auto status = refuse_during_capture(c.driver); status != CUDA_SUCCESS) return status;
@@ -112,7 +112,7 @@ CUresult CUDAAPI cuEventQuery(CUevent handle) {
         });
 }
 
-CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
+SIM_ENTRY(safe, 2000) cuEventSynchronize(CUevent handle) {
     return call_with_event(
         Entry::cuEventSynchronize, handle, [](Call& c, const Context& context, const Event& event) {
             if (const auto refusal = refuse_during_capture(c.driver); refusal != CUDA_SUCCESS) return refusal;
@@ -123,7 +123,7 @@ CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
         });
 }
 
-CUresult CUDAAPI cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+SIM_ENTRY(safe, 12080) cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
     return call_with_event(
         Entry::cuEventElapsedTime, start, [&](Call& c, const Context&, const Event& first) {
             const auto second = c.driver.events.find(end);
@@ -135,7 +135,7 @@ CUresult CUDAAPI cuEventElapsedTime(float* milliseconds, CUevent start, CUevent 
         });
 }
 
-CUresult CUDAAPI cuStreamWaitEvent(CUstream stream_handle, CUevent event_handle, unsigned) {
+SIM_ENTRY(queued, 3020) cuStreamWaitEvent(CUstream stream_handle, CUevent event_handle, unsigned) {
     return call_in_context(Entry::cuStreamWaitEvent, [&](Call& c, Context& context) {
         const auto stream = find_stream(c.driver, context, stream_handle);
         const auto event = c.driver.events.find(event_handle);
@@ -157,7 +157,7 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream stream_handle, CUevent event_handle,
     });
 }
 
-CUresult CUDAAPI cuCtxRecordEvent(CUcontext context_handle, CUevent event_handle) {
+SIM_ENTRY(safe, 12050) cuCtxRecordEvent(CUcontext context_handle, CUevent event_handle) {
     return call(Entry::cuCtxRecordEvent, [&](Call& c) {
         const auto context = find_context(c.driver, context_handle);
         const auto event = c.driver.events.find(event_handle);
@@ -172,7 +172,7 @@ CUresult CUDAAPI cuCtxRecordEvent(CUcontext context_handle, CUevent event_handle
     });
 }
 
-CUresult CUDAAPI cuCtxWaitEvent(CUcontext context_handle, CUevent event_handle) {
+SIM_ENTRY(safe, 12050) cuCtxWaitEvent(CUcontext context_handle, CUevent event_handle) {
     return call(Entry::cuCtxWaitEvent, [&](Call& c) {
         const auto context = find_context(c.driver, context_handle);
         const auto event = c.driver.events.find(event_handle);

@@ -126,8 +126,9 @@ void free_graph_memory_of(Driver& driver, const Context& context) {
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode* node, CUgraph handle, const CUgraphNode*, std::size_t,
-                                        CUDA_MEM_ALLOC_NODE_PARAMS* parameters) {
+SIM_ENTRY(safe, 11040)
+cuGraphAddMemAllocNode(CUgraphNode* node, CUgraph handle, const CUgraphNode*, std::size_t,
+                       CUDA_MEM_ALLOC_NODE_PARAMS* parameters) {
     return call_in_context(Entry::cuGraphAddMemAllocNode, [&](Call& c, Context& context) {
         const auto graph = c.driver.graphs.find(handle);
         if (!node || !graph || !parameters) return CUDA_ERROR_INVALID_VALUE;
@@ -148,8 +149,9 @@ CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode* node, CUgraph handle, const
     });
 }
 
-CUresult CUDAAPI cuGraphAddMemFreeNode(CUgraphNode* node, CUgraph handle, const CUgraphNode*, std::size_t,
-                                       CUdeviceptr address) {
+SIM_ENTRY(safe, 11040)
+cuGraphAddMemFreeNode(CUgraphNode* node, CUgraph handle, const CUgraphNode*, std::size_t,
+                      CUdeviceptr address) {
     return call(Entry::cuGraphAddMemFreeNode, [&](Call& c) {
         const auto graph = c.driver.graphs.find(handle);
         if (!node || !graph) return CUDA_ERROR_INVALID_VALUE;
@@ -160,7 +162,8 @@ CUresult CUDAAPI cuGraphAddMemFreeNode(CUgraphNode* node, CUgraph handle, const 
     });
 }
 
-CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* parameters) {
+SIM_ENTRY(safe, 11040)
+cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* parameters) {
     return call_with_node<AllocationNode>(
         Entry::cuGraphMemAllocNodeGetParams, node, [&](const AllocationNode& work) {
             if (!parameters) return CUDA_ERROR_INVALID_VALUE;
@@ -173,7 +176,7 @@ CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_N
         });
 }
 
-CUresult CUDAAPI cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr* address) {
+SIM_ENTRY(safe, 11040) cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr* address) {
     return call_with_node<Free>(Entry::cuGraphMemFreeNodeGetParams, node, [&](const Free& work) {
         if (!address) return CUDA_ERROR_INVALID_VALUE;
         *address = work.address();
@@ -181,7 +184,7 @@ CUresult CUDAAPI cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr* addr
     });
 }
 
-CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice device) {
+SIM_ENTRY(safe, 11040) cuDeviceGraphMemTrim(CUdevice device) {
     return call(Entry::cuDeviceGraphMemTrim, [&](Call& c) {
         // Nothing is kept between launches, but what a failed one took; that stays.
         return device >= 0 && device < c.driver.device_count() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;

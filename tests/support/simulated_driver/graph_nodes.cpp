@@ -100,7 +100,7 @@ CUresult make_launch(const Driver& driver, const Context& context, const CUDA_KE
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuGraphCreate(CUgraph* graph, unsigned flags) {
+SIM_ENTRY(safe, 10000) cuGraphCreate(CUgraph* graph, unsigned flags) {
     return call(Entry::cuGraphCreate, [&](Call& c) {
         if (!graph || flags != 0) return CUDA_ERROR_INVALID_VALUE;
         *graph = c.driver.graphs.insert(std::make_shared<Graph>());
@@ -108,7 +108,7 @@ CUresult CUDAAPI cuGraphCreate(CUgraph* graph, unsigned flags) {
     });
 }
 
-CUresult CUDAAPI cuGraphDestroy(CUgraph handle) {
+SIM_ENTRY(safe, 10000) cuGraphDestroy(CUgraph handle) {
     return call(Entry::cuGraphDestroy, [&](Call& c) {
         if (!c.driver.graphs.find(handle)) return CUDA_ERROR_INVALID_VALUE;
         destroy_graph(c.driver, handle);
@@ -116,8 +116,9 @@ CUresult CUDAAPI cuGraphDestroy(CUgraph handle) {
     });
 }
 
-CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                      std::size_t count, const CUDA_KERNEL_NODE_PARAMS* parameters) {
+SIM_ENTRY(safe, 12000)
+cuGraphAddKernelNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
+                     const CUDA_KERNEL_NODE_PARAMS* parameters) {
     return call_add_node(Entry::cuGraphAddKernelNode, node, graph, {dependencies, count},
                          [&](Call& c, const Context& context, auto& work) {
                              return parameters ? make_launch(c.driver, context, *parameters, work)
@@ -125,9 +126,9 @@ CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode* node, CUgraph graph, const CU
                          });
 }
 
-CUresult CUDAAPI cuGraphAddMemcpyNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                      std::size_t count, const CUDA_MEMCPY3D* parameters,
-                                      CUcontext context_handle) {
+SIM_ENTRY(safe, 10000)
+cuGraphAddMemcpyNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
+                     const CUDA_MEMCPY3D* parameters, CUcontext context_handle) {
     return call_add_node(Entry::cuGraphAddMemcpyNode, node, graph, {dependencies, count},
                          [&](Call& c, const Context&, auto& work) {
                              const auto context = find_context(c.driver, context_handle);
@@ -136,9 +137,9 @@ CUresult CUDAAPI cuGraphAddMemcpyNode(CUgraphNode* node, CUgraph graph, const CU
                          });
 }
 
-CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                      std::size_t count, const CUDA_MEMSET_NODE_PARAMS* parameters,
-                                      CUcontext context_handle) {
+SIM_ENTRY(safe, 10000)
+cuGraphAddMemsetNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
+                     const CUDA_MEMSET_NODE_PARAMS* parameters, CUcontext context_handle) {
     return call_add_node(Entry::cuGraphAddMemsetNode, node, graph, {dependencies, count},
                          [&](Call& c, const Context&, auto& work) {
                              const auto context = find_context(c.driver, context_handle);
@@ -147,8 +148,8 @@ CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode* node, CUgraph graph, const CU
                          });
 }
 
-CUresult CUDAAPI cuGraphAddEmptyNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                     std::size_t count) {
+SIM_ENTRY(safe, 10000)
+cuGraphAddEmptyNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count) {
     return call_add_node(Entry::cuGraphAddEmptyNode, node, graph, {dependencies, count},
                          [](Call&, const Context&, auto& work) {
                              work = std::make_shared<Nothing>();
@@ -156,7 +157,7 @@ CUresult CUDAAPI cuGraphAddEmptyNode(CUgraphNode* node, CUgraph graph, const CUg
                          });
 }
 
-CUresult CUDAAPI cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, std::size_t* count) {
+SIM_ENTRY(safe, 10000) cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, std::size_t* count) {
     return call(Entry::cuGraphGetNodes, [&](Call& c) {
         const auto graph = c.driver.graphs.find(handle);
         if (!graph || !count) return CUDA_ERROR_INVALID_VALUE;
@@ -172,7 +173,7 @@ CUresult CUDAAPI cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, std::size_t
     });
 }
 
-CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
+SIM_ENTRY(safe, 10000) cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
     return call(Entry::cuGraphNodeGetType, [&](Call& c) {
         const auto node = c.driver.nodes.find(handle);
         if (!node || !type) return CUDA_ERROR_INVALID_VALUE;
@@ -181,19 +182,20 @@ CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
     });
 }
 
-CUresult CUDAAPI cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* parameters) {
+SIM_ENTRY(safe, 12000) cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* parameters) {
     return call_get_parameters<KernelLaunch>(Entry::cuGraphKernelNodeGetParams, node, parameters);
 }
 
-CUresult CUDAAPI cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* parameters) {
+SIM_ENTRY(safe, 10000) cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* parameters) {
     return call_get_parameters<Copy>(Entry::cuGraphMemcpyNodeGetParams, node, parameters);
 }
 
-CUresult CUDAAPI cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS* parameters) {
+SIM_ENTRY(safe, 10000) cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS* parameters) {
     return call_get_parameters<Memset>(Entry::cuGraphMemsetNodeGetParams, node, parameters);
 }
 
-CUresult CUDAAPI cuGraphKernelNodeSetParams(CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS* parameters) {
+SIM_ENTRY(safe, 12000)
+cuGraphKernelNodeSetParams(CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS* parameters) {
     return call_set_parameters(Entry::cuGraphKernelNodeSetParams, handle, CU_GRAPH_NODE_TYPE_KERNEL,
                                [&](Call& c, const Context& context, auto& work) {
                                    return parameters ? make_launch(c.driver, context, *parameters, work)
@@ -201,7 +203,7 @@ CUresult CUDAAPI cuGraphKernelNodeSetParams(CUgraphNode handle, const CUDA_KERNE
                                });
 }
 
-CUresult CUDAAPI cuGraphMemcpyNodeSetParams(CUgraphNode handle, const CUDA_MEMCPY3D* parameters) {
+SIM_ENTRY(safe, 10000) cuGraphMemcpyNodeSetParams(CUgraphNode handle, const CUDA_MEMCPY3D* parameters) {
     return call_set_parameters(Entry::cuGraphMemcpyNodeSetParams, handle, CU_GRAPH_NODE_TYPE_MEMCPY,
                                [&](Call& c, const Context& context, auto& work) {
                                    return parameters ? make_copy(c, context, *parameters, work)
@@ -209,7 +211,7 @@ CUresult CUDAAPI cuGraphMemcpyNodeSetParams(CUgraphNode handle, const CUDA_MEMCP
                                });
 }
 
-CUresult CUDAAPI cuGraphNodeSetParams(CUgraphNode handle, CUgraphNodeParams* parameters) {
+SIM_ENTRY(safe, 12020) cuGraphNodeSetParams(CUgraphNode handle, CUgraphNodeParams* parameters) {
     if (!parameters) return CUDA_ERROR_INVALID_VALUE;
     return call_set_parameters(Entry::cuGraphNodeSetParams, handle, parameters->type,
                                [&](Call& c, const Context& context, auto& work) {
@@ -217,8 +219,9 @@ CUresult CUDAAPI cuGraphNodeSetParams(CUgraphNode handle, CUgraphNodeParams* par
                                });
 }
 
-CUresult CUDAAPI cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                const CUgraphEdgeData*, std::size_t count, CUgraphNodeParams* parameters) {
+SIM_ENTRY(safe, 13000)
+cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData*,
+               std::size_t count, CUgraphNodeParams* parameters) {
     return call_add_node(Entry::cuGraphAddNode, node, graph, {dependencies, count},
                          [&](Call& c, const Context& context, auto& work) {
                              return parameters ? make_node(c, context, *parameters, work)
@@ -226,9 +229,9 @@ CUresult CUDAAPI cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphN
                          });
 }
 
-CUresult CUDAAPI cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                          std::size_t count,
-                                          const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
+SIM_ENTRY(safe, 11070)
+cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
+                         const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
     return call_add_node(Entry::cuGraphAddBatchMemOpNode, node, graph, {dependencies, count},
                          [&](Call& c, const Context&, auto& work) {
                              const auto context =
@@ -240,6 +243,7 @@ CUresult CUDAAPI cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph graph, cons
                          });
 }
 
-CUresult CUDAAPI cuGraphBatchMemOpNodeGetParams(CUgraphNode node, CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
+SIM_ENTRY(safe, 11070)
+cuGraphBatchMemOpNodeGetParams(CUgraphNode node, CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
     return call_get_parameters<ValueOperations>(Entry::cuGraphBatchMemOpNodeGetParams, node, parameters);
 }

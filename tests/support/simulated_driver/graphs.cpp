@@ -149,14 +149,14 @@ CUresult call_set_step(Entry entry, CUgraphExec handle, CUgraphNode node, CUgrap
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
+SIM_ENTRY(safe, 12000) cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
     return call_in_context(Entry::cuGraphInstantiate, [&](Call& c, Context& context) {
         return instantiate(c, context, exec, graph, flags);
     });
 }
 
-CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec* exec, CUgraph graph,
-                                              CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) {
+SIM_ENTRY(safe, 12000)
+cuGraphInstantiateWithParams(CUgraphExec* exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) {
     return call_in_context(Entry::cuGraphInstantiateWithParams, [&](Call& c, Context& context) {
         if (!parameters) return CUDA_ERROR_INVALID_VALUE;
         const auto status = instantiate(c, context, exec, graph, parameters->flags);
@@ -166,8 +166,8 @@ CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec* exec, CUgraph graph,
     });
 }
 
-CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec handle, CUgraph graph_handle,
-                                   CUgraphExecUpdateResultInfo* result) {
+SIM_ENTRY(safe, 12000)
+cuGraphExecUpdate(CUgraphExec handle, CUgraph graph_handle, CUgraphExecUpdateResultInfo* result) {
     return call(Entry::cuGraphExecUpdate, [&](Call& c) {
         const auto exec = c.driver.execs.find(handle);
         const auto graph = c.driver.graphs.find(graph_handle);
@@ -179,8 +179,9 @@ CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec handle, CUgraph graph_handle,
     });
 }
 
-CUresult CUDAAPI cuGraphExecKernelNodeSetParams(CUgraphExec handle, CUgraphNode node,
-                                                const CUDA_KERNEL_NODE_PARAMS* parameters) {
+SIM_ENTRY(safe, 12000)
+cuGraphExecKernelNodeSetParams(CUgraphExec handle, CUgraphNode node,
+                               const CUDA_KERNEL_NODE_PARAMS* parameters) {
     return call_set_step(Entry::cuGraphExecKernelNodeSetParams, handle, node, CU_GRAPH_NODE_TYPE_KERNEL,
                          [&](Call& c, const Context& context, auto& work) {
                              return parameters ? make_launch(c.driver, context, *parameters, work)
@@ -188,8 +189,9 @@ CUresult CUDAAPI cuGraphExecKernelNodeSetParams(CUgraphExec handle, CUgraphNode 
                          });
 }
 
-CUresult CUDAAPI cuGraphExecMemcpyNodeSetParams(CUgraphExec handle, CUgraphNode node,
-                                                const CUDA_MEMCPY3D* parameters, CUcontext context_handle) {
+SIM_ENTRY(safe, 10020)
+cuGraphExecMemcpyNodeSetParams(CUgraphExec handle, CUgraphNode node, const CUDA_MEMCPY3D* parameters,
+                               CUcontext context_handle) {
     return call_set_step(Entry::cuGraphExecMemcpyNodeSetParams, handle, node, CU_GRAPH_NODE_TYPE_MEMCPY,
                          [&](Call& c, const Context&, auto& work) {
                              const auto context = find_context(c.driver, context_handle);
@@ -198,8 +200,9 @@ CUresult CUDAAPI cuGraphExecMemcpyNodeSetParams(CUgraphExec handle, CUgraphNode 
                          });
 }
 
-CUresult CUDAAPI cuGraphExecBatchMemOpNodeSetParams(CUgraphExec handle, CUgraphNode node,
-                                                    const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
+SIM_ENTRY(safe, 11070)
+cuGraphExecBatchMemOpNodeSetParams(CUgraphExec handle, CUgraphNode node,
+                                   const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
     return call_set_step(Entry::cuGraphExecBatchMemOpNodeSetParams, handle, node,
                          CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, [&](Call& c, const Context& context, auto& work) {
                              return parameters
@@ -209,7 +212,7 @@ CUresult CUDAAPI cuGraphExecBatchMemOpNodeSetParams(CUgraphExec handle, CUgraphN
                          });
 }
 
-CUresult CUDAAPI cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
+SIM_ENTRY(queued, 11010) cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
     return call_with_exec(
         Entry::cuGraphUpload, handle, stream_handle, [](Call& c, const GraphExec&, Stream& stream) {
             if (stream.capture) return break_capture(stream);
@@ -220,13 +223,13 @@ CUresult CUDAAPI cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
         });
 }
 
-CUresult CUDAAPI cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
+SIM_ENTRY(queued, 10000) cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     return call_with_exec(
         Entry::cuGraphLaunch, handle, stream_handle,
         [](Call& c, const GraphExec& exec, Stream& stream) { return submit(c, stream, exec.work); });
 }
 
-CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle) {
+SIM_ENTRY(safe, 10000) cuGraphExecDestroy(CUgraphExec handle) {
     return call(Entry::cuGraphExecDestroy, [&](Call& c) {
         if (!c.driver.execs.remove(handle)) return CUDA_ERROR_INVALID_VALUE;
         forget_graph_memory(c.driver);

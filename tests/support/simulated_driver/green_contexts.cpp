@@ -11,7 +11,8 @@
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx* handle, CUdevResourceDesc, CUdevice device, unsigned flags) {
+SIM_ENTRY(safe, 12040)
+cuGreenCtxCreate(CUgreenCtx* handle, CUdevResourceDesc, CUdevice device, unsigned flags) {
     return call(Entry::cuGreenCtxCreate, [&](Call& c) {
         if (!handle || flags != CU_GREEN_CTX_DEFAULT_STREAM) return CUDA_ERROR_INVALID_VALUE;
         if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
@@ -27,7 +28,7 @@ CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx* handle, CUdevResourceDesc, CUdevic
     });
 }
 
-CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle) {
+SIM_ENTRY(safe, 12040) cuGreenCtxDestroy(CUgreenCtx handle) {
     return call(Entry::cuGreenCtxDestroy, [&](Call& c) {
         const auto green = c.driver.green_contexts.remove(handle);
         if (!green) return CUDA_ERROR_INVALID_CONTEXT;
@@ -40,7 +41,7 @@ CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle) {
     });
 }
 
-CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext* context, CUgreenCtx handle) {
+SIM_ENTRY(safe, 12040) cuCtxFromGreenCtx(CUcontext* context, CUgreenCtx handle) {
     return call(Entry::cuCtxFromGreenCtx, [&](Call& c) {
         const auto green = c.driver.green_contexts.find(handle);
         if (!context || !green) return CUDA_ERROR_INVALID_VALUE;
@@ -49,7 +50,8 @@ CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext* context, CUgreenCtx handle) {
     });
 }
 
-CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx handle, unsigned flags, int priority) {
+SIM_ENTRY(safe, 12050)
+cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx handle, unsigned flags, int priority) {
     return call(Entry::cuGreenCtxStreamCreate, [&](Call& c) {
         const auto green = c.driver.green_contexts.find(handle);
         if (!stream || !green || flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;

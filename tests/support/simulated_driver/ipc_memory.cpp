@@ -39,7 +39,7 @@ std::shared_ptr<Physical> open_memory(const IpcTicket& ticket) {
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+SIM_ENTRY(safe, 4010) cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     return call_in_context(Entry::cuIpcGetMemHandle, [&](Call& c, Context&) {
         const auto* mapping = c.driver.space.find(address);
         const auto plain = mapping ? c.driver.plain.find(mapping->begin) : c.driver.plain.end();
@@ -59,7 +59,7 @@ CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) 
     });
 }
 
-CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+SIM_ENTRY(safe, 11000) cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
     return call_in_context(Entry::cuIpcOpenMemHandle, [&](Call& c, Context& context) {
         IpcTicket ticket;
         std::memcpy(&ticket, handle.reserved, sizeof ticket);
@@ -73,7 +73,7 @@ CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle,
     });
 }
 
-CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr address) {
+SIM_ENTRY(safe, 4010) cuIpcCloseMemHandle(CUdeviceptr address) {
     return call_in_context(Entry::cuIpcCloseMemHandle, [&](Call& c, Context& context) {
         const auto found = c.driver.plain.find(address);
         if (found == c.driver.plain.end() || found->second.kind != PlainAllocation::Kind::imported)

@@ -77,23 +77,24 @@ CUresult make_launch(const Driver& driver, const Context& context, CUfunction ha
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                                unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                                CUstream stream, void** parameters, void** extra) {
+SIM_ENTRY(queued, 4000)
+cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+               unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void** parameters,
+               void** extra) {
     const LaunchShape shape{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes};
     return call_launch(Entry::cuLaunchKernel, function, shape, stream, parameters, extra);
 }
 
-CUresult CUDAAPI cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
-                                           unsigned grid_z, unsigned block_x, unsigned block_y,
-                                           unsigned block_z, unsigned shared_bytes, CUstream stream,
-                                           void** parameters) {
+SIM_ENTRY(queued, 9000)
+cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                          unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                          CUstream stream, void** parameters) {
     const LaunchShape shape{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes};
     return call_launch(Entry::cuLaunchCooperativeKernel, function, shape, stream, parameters, nullptr);
 }
 
-CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters,
-                                  void** extra) {
+SIM_ENTRY(queued, 11060)
+cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
     static constexpr CUlaunchConfig k_none{};
     const auto& asked = config ? *config : k_none; // no threads at all, which is refused
     const LaunchShape shape{{asked.gridDimX, asked.gridDimY, asked.gridDimZ},

@@ -68,7 +68,7 @@ CUresult get_attribute(const MemoryPool& pool, CUmemPool_attribute attribute, vo
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
+SIM_ENTRY(safe, 11020) cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
     return call_with_device(Entry::cuDeviceGetDefaultMemPool, device, [&](Call& c) {
         if (!pool) return CUDA_ERROR_INVALID_VALUE;
         *pool = c.driver.default_pools[static_cast<std::size_t>(device)]->handle;
@@ -76,7 +76,7 @@ CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) 
     });
 }
 
-CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice device) {
+SIM_ENTRY(safe, 11020) cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice device) {
     return call_with_device(Entry::cuDeviceGetMemPool, device, [&](Call& c) {
         if (!pool) return CUDA_ERROR_INVALID_VALUE;
         *pool = c.driver.current_pools[static_cast<std::size_t>(device)]->handle;
@@ -84,7 +84,7 @@ CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice device) {
     });
 }
 
-CUresult CUDAAPI cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
+SIM_ENTRY(safe, 11020) cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
     return call_with_device(Entry::cuDeviceSetMemPool, device, [&](Call& c) {
         const auto pool = c.driver.memory_pools.find(handle);
         if (!pool || pool->device != device) return CUDA_ERROR_INVALID_VALUE;
@@ -93,7 +93,7 @@ CUresult CUDAAPI cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
     });
 }
 
-CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool* handle, const CUmemPoolProps* properties) {
+SIM_ENTRY(safe, 11020) cuMemPoolCreate(CUmemoryPool* handle, const CUmemPoolProps* properties) {
     return call(Entry::cuMemPoolCreate, [&](Call& c) {
         if (!handle || !properties || properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
             return CUDA_ERROR_INVALID_VALUE;
@@ -112,7 +112,7 @@ CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool* handle, const CUmemPoolProps* pro
     });
 }
 
-CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle) {
+SIM_ENTRY(safe, 11020) cuMemPoolDestroy(CUmemoryPool handle) {
     return call(Entry::cuMemPoolDestroy, [&](Call& c) {
         const auto pool = c.driver.memory_pools.find(handle);
         if (!pool) return CUDA_ERROR_INVALID_VALUE;
@@ -128,27 +128,29 @@ CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle) {
     });
 }
 
-CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
+SIM_ENTRY(safe, 11020)
+cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
     return call_with_pool(Entry::cuMemPoolSetAttribute, handle, [&](Call&, MemoryPool& pool) {
         return value ? set_attribute(pool, attribute, value) : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
-CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
+SIM_ENTRY(unsafe, 11020)
+cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
     return call_with_pool(Entry::cuMemPoolGetAttribute, handle, [&](Call&, const MemoryPool& pool) {
         return value ? get_attribute(pool, attribute, value) : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
-CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, std::size_t bytes) {
+SIM_ENTRY(safe, 11020) cuMemPoolTrimTo(CUmemoryPool handle, std::size_t bytes) {
     return call_with_pool(Entry::cuMemPoolTrimTo, handle, [&](Call& c, MemoryPool& pool) {
         trim(c.driver, pool, bytes);
         return CUDA_SUCCESS;
     });
 }
 
-CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* descriptions,
-                                    std::size_t count) {
+SIM_ENTRY(safe, 11020)
+cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* descriptions, std::size_t count) {
     return call_with_pool(Entry::cuMemPoolSetAccess, handle, [&](Call& c, MemoryPool& pool) {
         if (!descriptions && count > 0) return CUDA_ERROR_INVALID_VALUE;
         for (std::size_t i = 0; i < count; ++i) {
@@ -172,7 +174,8 @@ CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* 
     });
 }
 
-CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
+SIM_ENTRY(safe, 11020)
+cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
     return call_with_pool(Entry::cuMemPoolGetAccess, handle, [&](Call& c, const MemoryPool& pool) {
         if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE ||
             !c.driver.has_device(location->id))

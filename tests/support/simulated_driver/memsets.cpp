@@ -58,56 +58,62 @@ CUresult make_memset(const Call& call, const Context& context, const CUDA_MEMSET
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuMemsetD8(CUdeviceptr to, unsigned char value, std::size_t count) {
+SIM_ENTRY(queued, 3020) cuMemsetD8(CUdeviceptr to, unsigned char value, std::size_t count) {
     return call_memset(Entry::cuMemsetD8, {to, 0, value, 1, count, 1}, nullptr);
 }
 
-CUresult CUDAAPI cuMemsetD16(CUdeviceptr to, unsigned short value, std::size_t count) {
+SIM_ENTRY(queued, 3020) cuMemsetD16(CUdeviceptr to, unsigned short value, std::size_t count) {
     return call_memset(Entry::cuMemsetD16, {to, 0, value, 2, count, 1}, nullptr);
 }
 
-CUresult CUDAAPI cuMemsetD32(CUdeviceptr to, unsigned value, std::size_t count) {
+SIM_ENTRY(queued, 3020) cuMemsetD32(CUdeviceptr to, unsigned value, std::size_t count) {
     return call_memset(Entry::cuMemsetD32, {to, 0, value, 4, count, 1}, nullptr);
 }
 
-CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t count, CUstream stream) {
+SIM_ENTRY(queued, 3020)
+cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t count, CUstream stream) {
     return call_memset(Entry::cuMemsetD8Async, {to, 0, value, 1, count, 1}, stream);
 }
 
-CUresult CUDAAPI cuMemsetD16Async(CUdeviceptr to, unsigned short value, std::size_t count, CUstream stream) {
+SIM_ENTRY(queued, 3020)
+cuMemsetD16Async(CUdeviceptr to, unsigned short value, std::size_t count, CUstream stream) {
     return call_memset(Entry::cuMemsetD16Async, {to, 0, value, 2, count, 1}, stream);
 }
 
-CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr to, unsigned value, std::size_t count, CUstream stream) {
+SIM_ENTRY(queued, 3020) cuMemsetD32Async(CUdeviceptr to, unsigned value, std::size_t count, CUstream stream) {
     return call_memset(Entry::cuMemsetD32Async, {to, 0, value, 4, count, 1}, stream);
 }
 
-CUresult CUDAAPI cuMemsetD2D8(CUdeviceptr to, std::size_t pitch, unsigned char value, std::size_t width,
-                              std::size_t height) {
+SIM_ENTRY(queued, 3020)
+cuMemsetD2D8(CUdeviceptr to, std::size_t pitch, unsigned char value, std::size_t width, std::size_t height) {
     return call_memset(Entry::cuMemsetD2D8, {to, pitch, value, 1, width, height}, nullptr);
 }
 
-CUresult CUDAAPI cuMemsetD2D16(CUdeviceptr to, std::size_t pitch, unsigned short value, std::size_t width,
-                               std::size_t height) {
+SIM_ENTRY(queued, 3020)
+cuMemsetD2D16(CUdeviceptr to, std::size_t pitch, unsigned short value, std::size_t width,
+              std::size_t height) {
     return call_memset(Entry::cuMemsetD2D16, {to, pitch, value, 2, width, height}, nullptr);
 }
 
-CUresult CUDAAPI cuMemsetD2D32(CUdeviceptr to, std::size_t pitch, unsigned value, std::size_t width,
-                               std::size_t height) {
+SIM_ENTRY(queued, 3020)
+cuMemsetD2D32(CUdeviceptr to, std::size_t pitch, unsigned value, std::size_t width, std::size_t height) {
     return call_memset(Entry::cuMemsetD2D32, {to, pitch, value, 4, width, height}, nullptr);
 }
 
-CUresult CUDAAPI cuMemsetD2D8Async(CUdeviceptr to, std::size_t pitch, unsigned char value, std::size_t width,
-                                   std::size_t height, CUstream stream) {
+SIM_ENTRY(queued, 3020)
+cuMemsetD2D8Async(CUdeviceptr to, std::size_t pitch, unsigned char value, std::size_t width,
+                  std::size_t height, CUstream stream) {
     return call_memset(Entry::cuMemsetD2D8Async, {to, pitch, value, 1, width, height}, stream);
 }
 
-CUresult CUDAAPI cuMemsetD2D16Async(CUdeviceptr to, std::size_t pitch, unsigned short value,
-                                    std::size_t width, std::size_t height, CUstream stream) {
+SIM_ENTRY(queued, 3020)
+cuMemsetD2D16Async(CUdeviceptr to, std::size_t pitch, unsigned short value, std::size_t width,
+                   std::size_t height, CUstream stream) {
     return call_memset(Entry::cuMemsetD2D16Async, {to, pitch, value, 2, width, height}, stream);
 }
 
-CUresult CUDAAPI cuMemsetD2D32Async(CUdeviceptr to, std::size_t pitch, unsigned value, std::size_t width,
-                                    std::size_t height, CUstream stream) {
+SIM_ENTRY(queued, 3020)
+cuMemsetD2D32Async(CUdeviceptr to, std::size_t pitch, unsigned value, std::size_t width, std::size_t height,
+                   CUstream stream) {
     return call_memset(Entry::cuMemsetD2D32Async, {to, pitch, value, 4, width, height}, stream);
 }

@@ -67,26 +67,27 @@ CUresult get_parameter(const Function& function, std::size_t index, std::size_t*
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuModuleLoad(CUmodule* module, const char* file) {
+SIM_ENTRY(unsafe, 2000) cuModuleLoad(CUmodule* module, const char* file) {
     if (file && ::access(file, R_OK) != 0)
         return call_in_context(Entry::cuModuleLoad,
                                [](Call&, Context&) { return CUDA_ERROR_FILE_NOT_FOUND; });
     return load(Entry::cuModuleLoad, module, file);
 }
 
-CUresult CUDAAPI cuModuleLoadData(CUmodule* module, const void* image) {
+SIM_ENTRY(unsafe, 2000) cuModuleLoadData(CUmodule* module, const void* image) {
     return load(Entry::cuModuleLoadData, module, image);
 }
 
-CUresult CUDAAPI cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned, CUjit_option*, void**) {
+SIM_ENTRY(unsafe, 2010)
+cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned, CUjit_option*, void**) {
     return load(Entry::cuModuleLoadDataEx, module, image);
 }
 
-CUresult CUDAAPI cuModuleLoadFatBinary(CUmodule* module, const void* image) {
+SIM_ENTRY(unsafe, 2000) cuModuleLoadFatBinary(CUmodule* module, const void* image) {
     return load(Entry::cuModuleLoadFatBinary, module, image);
 }
 
-CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
+SIM_ENTRY(unsafe, 2000) cuModuleUnload(CUmodule handle) {
     return call_in_context(Entry::cuModuleUnload, [&](Call& c, Context&) {
         const auto module = c.driver.modules.remove(handle);
         if (!module) return CUDA_ERROR_INVALID_HANDLE;
@@ -95,14 +96,14 @@ CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
     });
 }
 
-CUresult CUDAAPI cuModuleGetFunction(CUfunction* function, CUmodule handle, const char* name) {
+SIM_ENTRY(safe, 2000) cuModuleGetFunction(CUfunction* function, CUmodule handle, const char* name) {
     return call_in_context(Entry::cuModuleGetFunction, [&](Call& c, Context&) {
         const auto module = c.driver.modules.find(handle);
         return module ? get_function(c.driver, *module, handle, name, function) : CUDA_ERROR_INVALID_HANDLE;
     });
 }
 
-CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
+SIM_ENTRY(safe, 11070) cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
     return call(Entry::cuModuleGetLoadingMode, [&](Call&) {
         if (!mode) return CUDA_ERROR_INVALID_VALUE;
         *mode = CU_MODULE_LAZY_LOADING;
@@ -110,8 +111,9 @@ CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
     });
 }
 
-CUresult CUDAAPI cuLibraryLoadData(CUlibrary* handle, const void* image, CUjit_option*, void**, unsigned,
-                                   CUlibraryOption*, void**, unsigned) {
+SIM_ENTRY(unsafe, 12000)
+cuLibraryLoadData(CUlibrary* handle, const void* image, CUjit_option*, void**, unsigned, CUlibraryOption*,
+                  void**, unsigned) {
     return call(Entry::cuLibraryLoadData, [&](Call& c) {
         if (!handle || !image) return CUDA_ERROR_INVALID_VALUE;
         *handle = c.driver.libraries.insert(std::make_shared<Module>());
@@ -119,7 +121,7 @@ CUresult CUDAAPI cuLibraryLoadData(CUlibrary* handle, const void* image, CUjit_o
     });
 }
 
-CUresult CUDAAPI cuLibraryUnload(CUlibrary handle) {
+SIM_ENTRY(unsafe, 12000) cuLibraryUnload(CUlibrary handle) {
     return call(Entry::cuLibraryUnload, [&](Call& c) {
         const auto library = c.driver.libraries.remove(handle);
         if (!library) return CUDA_ERROR_INVALID_HANDLE;
@@ -128,7 +130,7 @@ CUresult CUDAAPI cuLibraryUnload(CUlibrary handle) {
     });
 }
 
-CUresult CUDAAPI cuLibraryGetKernel(CUkernel* kernel, CUlibrary handle, const char* name) {
+SIM_ENTRY(safe, 12000) cuLibraryGetKernel(CUkernel* kernel, CUlibrary handle, const char* name) {
     return call(Entry::cuLibraryGetKernel, [&](Call& c) {
         const auto library = c.driver.libraries.find(handle);
         if (!library) return CUDA_ERROR_INVALID_HANDLE;
@@ -136,7 +138,7 @@ CUresult CUDAAPI cuLibraryGetKernel(CUkernel* kernel, CUlibrary handle, const ch
     });
 }
 
-CUresult CUDAAPI cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+SIM_ENTRY(safe, 12000) cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
     return call_in_context(Entry::cuKernelGetFunction, [&](Call& c, Context&) {
         const auto same = reinterpret_cast<CUfunction>(kernel);
         if (!function) return CUDA_ERROR_INVALID_VALUE;
@@ -146,19 +148,19 @@ CUresult CUDAAPI cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
     });
 }
 
-CUresult CUDAAPI cuKernelGetName(const char** name, CUkernel kernel) {
+SIM_ENTRY(safe, 12030) cuKernelGetName(const char** name, CUkernel kernel) {
     return call_with_function(Entry::cuKernelGetName, reinterpret_cast<CUfunction>(kernel),
                               [&](const Function& function) { return get_name(function, name); });
 }
 
-CUresult CUDAAPI cuKernelGetParamInfo(CUkernel kernel, std::size_t index, std::size_t* offset,
-                                      std::size_t* bytes) {
+SIM_ENTRY(safe, 12040)
+cuKernelGetParamInfo(CUkernel kernel, std::size_t index, std::size_t* offset, std::size_t* bytes) {
     return call_with_function(
         Entry::cuKernelGetParamInfo, reinterpret_cast<CUfunction>(kernel),
         [&](const Function& function) { return get_parameter(function, index, offset, bytes); });
 }
 
-CUresult CUDAAPI cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction handle) {
+SIM_ENTRY(safe, 2020) cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction handle) {
     return call_with_function(Entry::cuFuncGetAttribute, handle, [&](const Function&) {
         if (!value || attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
         *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0;
@@ -166,17 +168,17 @@ CUresult CUDAAPI cuFuncGetAttribute(int* value, CUfunction_attribute attribute, 
     });
 }
 
-CUresult CUDAAPI cuFuncSetAttribute(CUfunction handle, CUfunction_attribute, int) {
+SIM_ENTRY(safe, 9000) cuFuncSetAttribute(CUfunction handle, CUfunction_attribute, int) {
     return call_with_function(Entry::cuFuncSetAttribute, handle,
                               [](const Function&) { return CUDA_SUCCESS; });
 }
 
-CUresult CUDAAPI cuFuncSetCacheConfig(CUfunction handle, CUfunc_cache) {
+SIM_ENTRY(safe, 3000) cuFuncSetCacheConfig(CUfunction handle, CUfunc_cache) {
     return call_with_function(Entry::cuFuncSetCacheConfig, handle,
                               [](const Function&) { return CUDA_SUCCESS; });
 }
 
-CUresult CUDAAPI cuFuncGetModule(CUmodule* module, CUfunction handle) {
+SIM_ENTRY(safe, 11000) cuFuncGetModule(CUmodule* module, CUfunction handle) {
     return call_with_function(Entry::cuFuncGetModule, handle, [&](const Function& function) {
         if (!module) return CUDA_ERROR_INVALID_VALUE;
         *module = function.module;
@@ -184,13 +186,13 @@ CUresult CUDAAPI cuFuncGetModule(CUmodule* module, CUfunction handle) {
     });
 }
 
-CUresult CUDAAPI cuFuncGetName(const char** name, CUfunction handle) {
+SIM_ENTRY(safe, 12030) cuFuncGetName(const char** name, CUfunction handle) {
     return call_with_function(Entry::cuFuncGetName, handle,
                               [&](const Function& function) { return get_name(function, name); });
 }
 
-CUresult CUDAAPI cuFuncGetParamInfo(CUfunction handle, std::size_t index, std::size_t* offset,
-                                    std::size_t* bytes) {
+SIM_ENTRY(safe, 12040)
+cuFuncGetParamInfo(CUfunction handle, std::size_t index, std::size_t* offset, std::size_t* bytes) {
     return call_with_function(Entry::cuFuncGetParamInfo, handle, [&](const Function& function) {
         return get_parameter(function, index, offset, bytes);
     });

@@ -29,25 +29,25 @@ CUresult allocate(Call& c, const Context& context, void** pointer, std::size_t b
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuMemAllocHost(void** pointer, std::size_t bytes) {
+SIM_ENTRY(unsafe, 3020) cuMemAllocHost(void** pointer, std::size_t bytes) {
     return call_in_context(Entry::cuMemAllocHost, [&](Call& c, Context& context) {
         return allocate(c, context, pointer, bytes, 0);
     });
 }
 
-CUresult CUDAAPI cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned flags) {
+SIM_ENTRY(unsafe, 2020) cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned flags) {
     return call_in_context(Entry::cuMemHostAlloc, [&](Call& c, Context& context) {
         return allocate(c, context, pointer, bytes, flags);
     });
 }
 
-CUresult CUDAAPI cuMemFreeHost(void* pointer) {
+SIM_ENTRY(unsafe, 2000) cuMemFreeHost(void* pointer) {
     return call_in_context(Entry::cuMemFreeHost, [&](Call& c, Context&) {
         return c.driver.host.free(reinterpret_cast<std::uint64_t>(pointer));
     });
 }
 
-CUresult CUDAAPI cuMemHostRegister(void* pointer, std::size_t bytes, unsigned flags) {
+SIM_ENTRY(unsafe, 6050) cuMemHostRegister(void* pointer, std::size_t bytes, unsigned flags) {
     return call_in_context(Entry::cuMemHostRegister, [&](Call& c, Context& context) {
         if ((flags & ~k_register_flags) != 0) return CUDA_ERROR_INVALID_VALUE;
         HostRange range;
@@ -59,13 +59,13 @@ CUresult CUDAAPI cuMemHostRegister(void* pointer, std::size_t bytes, unsigned fl
     });
 }
 
-CUresult CUDAAPI cuMemHostUnregister(void* pointer) {
+SIM_ENTRY(unsafe, 4000) cuMemHostUnregister(void* pointer) {
     return call_in_context(Entry::cuMemHostUnregister, [&](Call& c, Context&) {
         return c.driver.host.remove(reinterpret_cast<std::uint64_t>(pointer));
     });
 }
 
-CUresult CUDAAPI cuMemHostGetDevicePointer(CUdeviceptr* address, void* pointer, unsigned flags) {
+SIM_ENTRY(safe, 3020) cuMemHostGetDevicePointer(CUdeviceptr* address, void* pointer, unsigned flags) {
     return call_in_context(Entry::cuMemHostGetDevicePointer, [&](Call& c, Context&) {
         const auto host = reinterpret_cast<std::uint64_t>(pointer);
         if (!address || flags != 0 || !c.driver.host.find(host)) return CUDA_ERROR_INVALID_VALUE;
@@ -74,7 +74,7 @@ CUresult CUDAAPI cuMemHostGetDevicePointer(CUdeviceptr* address, void* pointer, 
     });
 }
 
-CUresult CUDAAPI cuMemHostGetFlags(unsigned* flags, void* pointer) {
+SIM_ENTRY(safe, 2030) cuMemHostGetFlags(unsigned* flags, void* pointer) {
     return call_in_context(Entry::cuMemHostGetFlags, [&](Call& c, Context&) {
         const auto* range = c.driver.host.find(reinterpret_cast<std::uint64_t>(pointer));
         if (!flags || !range) return CUDA_ERROR_INVALID_VALUE;

@@ -186,7 +186,7 @@ void free_plain_memory_of(Driver& driver, const Context& context) {
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
+SIM_ENTRY(safe, 3020) cuMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
     return call_in_context(Entry::cuMemGetInfo, [&](Call&, Context& context) {
         if (!free_bytes || !total_bytes) return CUDA_ERROR_INVALID_VALUE;
         *free_bytes = DeviceBudget::instance().free_bytes(context.device);
@@ -195,14 +195,14 @@ CUresult CUDAAPI cuMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes)
     });
 }
 
-CUresult CUDAAPI cuMemAlloc(CUdeviceptr* address, std::size_t bytes) {
+SIM_ENTRY(unsafe, 3020) cuMemAlloc(CUdeviceptr* address, std::size_t bytes) {
     return call_in_context(Entry::cuMemAlloc, [&](Call& c, Context& context) {
         if (!address) return CUDA_ERROR_INVALID_VALUE;
         return allocate(c.driver, context, bytes, PlainAllocation::Kind::allocated, *address);
     });
 }
 
-CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsigned flags) {
+SIM_ENTRY(unsafe, 6000) cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsigned flags) {
     return call_in_context(Entry::cuMemAllocManaged, [&](Call& c, Context& context) {
         if (!address || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
             return CUDA_ERROR_INVALID_VALUE;
@@ -210,15 +210,17 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsi
     });
 }
 
-CUresult CUDAAPI cuMemAdvise(CUdeviceptr address, std::size_t bytes, CUmem_advise, CUmemLocation location) {
+SIM_ENTRY(safe, 12020)
+cuMemAdvise(CUdeviceptr address, std::size_t bytes, CUmem_advise, CUmemLocation location) {
     return call(Entry::cuMemAdvise, [&](Call& c) {
         const bool valid = is_managed(c.driver, address, bytes) && is_place(c.driver, location);
         return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
-CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr address, std::size_t bytes, CUmemLocation location,
-                                    unsigned flags, CUstream stream_handle) {
+SIM_ENTRY(queued, 12020)
+cuMemPrefetchAsync(CUdeviceptr address, std::size_t bytes, CUmemLocation location, unsigned flags,
+                   CUstream stream_handle) {
     return call_in_context(Entry::cuMemPrefetchAsync, [&](Call& c, Context& context) {
         const auto stream = find_stream(c.driver, context, stream_handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
@@ -232,8 +234,9 @@ CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr address, std::size_t bytes, CUme
     });
 }
 
-CUresult CUDAAPI cuMemAllocPitch(CUdeviceptr* address, std::size_t* pitch, std::size_t width,
-                                 std::size_t height, unsigned element_bytes) {
+SIM_ENTRY(unsafe, 3020)
+cuMemAllocPitch(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
+                unsigned element_bytes) {
     return call_in_context(Entry::cuMemAllocPitch, [&](Call& c, Context& context) {
         const bool valid_element = element_bytes == 4 || element_bytes == 8 || element_bytes == 16;
         if (!address || !pitch || !valid_element) return CUDA_ERROR_INVALID_VALUE;
@@ -242,7 +245,7 @@ CUresult CUDAAPI cuMemAllocPitch(CUdeviceptr* address, std::size_t* pitch, std::
     });
 }
 
-CUresult CUDAAPI cuMemFree(CUdeviceptr address) {
+SIM_ENTRY(unsafe, 3020) cuMemFree(CUdeviceptr address) {
     return call_in_context(Entry::cuMemFree, [&](Call& c, Context& context) {
         if (address == 0) return CUDA_SUCCESS;
         if (!c.driver.plain.contains(address)) return free_unordered(c.driver, address);
@@ -258,7 +261,7 @@ CUresult CUDAAPI cuMemFree(CUdeviceptr address) {
     });
 }
 
-CUresult CUDAAPI cuMemGetAddressRange(CUdeviceptr* begin, std::size_t* bytes, CUdeviceptr address) {
+SIM_ENTRY(safe, 3020) cuMemGetAddressRange(CUdeviceptr* begin, std::size_t* bytes, CUdeviceptr address) {
     return call_in_context(Entry::cuMemGetAddressRange, [&](Call& c, Context&) {
         Found found;
         if (!find(c.driver, address, found) || !found.mapping) return CUDA_ERROR_NOT_FOUND;
@@ -268,7 +271,7 @@ CUresult CUDAAPI cuMemGetAddressRange(CUdeviceptr* begin, std::size_t* bytes, CU
     });
 }
 
-CUresult CUDAAPI cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
+SIM_ENTRY(safe, 4000) cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
     return call(Entry::cuPointerGetAttribute, [&](Call& c) {
         Found found;
         if (!data || !find(c.driver, address, found)) return CUDA_ERROR_INVALID_VALUE;
@@ -276,8 +279,8 @@ CUresult CUDAAPI cuPointerGetAttribute(void* data, CUpointer_attribute attribute
     });
 }
 
-CUresult CUDAAPI cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
-                                        CUdeviceptr address) {
+SIM_ENTRY(safe, 7000)
+cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr address) {
     return call(Entry::cuPointerGetAttributes, [&](Call& c) {
         if (!attributes || !data) return CUDA_ERROR_INVALID_VALUE;
         // An address that nobody knows is no error here: the answers are empty.
@@ -295,8 +298,8 @@ CUresult CUDAAPI cuPointerGetAttributes(unsigned count, CUpointer_attribute* att
     });
 }
 
-CUresult CUDAAPI cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
-                                       CUdeviceptr address) {
+SIM_ENTRY(safe, 6000)
+cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
     return call(Entry::cuPointerSetAttribute, [&](Call& c) {
         Found found;
         const bool is_right = value && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;

@@ -101,7 +101,7 @@ CUresult answer(const char** text, const char* found) {
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuGetErrorName(CUresult status, const char** text) {
+SIM_ENTRY(early, 6000) cuGetErrorName(CUresult status, const char** text) {
     return call(Entry::cuGetErrorName, [&](Call&) {
         if (!text) return CUDA_ERROR_INVALID_VALUE;
         const auto* found = find(status);
@@ -109,7 +109,7 @@ CUresult CUDAAPI cuGetErrorName(CUresult status, const char** text) {
     });
 }
 
-CUresult CUDAAPI cuGetErrorString(CUresult status, const char** text) {
+SIM_ENTRY(early, 6000) cuGetErrorString(CUresult status, const char** text) {
     static const auto& sentences = *new auto([] {
         std::array<std::string, k_statuses.size()> made;
         std::transform(k_statuses.begin(), k_statuses.end(), made.begin(),

@@ -86,7 +86,7 @@ CUresult free_in_turn(Call& c, Stream& stream, CUdeviceptr address) {
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstream stream_handle) {
+SIM_ENTRY(queued, 11020) cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstream stream_handle) {
     return call_in_context(Entry::cuMemAllocAsync, [&](Call& c, Context& context) {
         const auto stream = find_stream(c.driver, context, stream_handle);
         const auto device = static_cast<std::size_t>(stream ? stream->context.device : context.device);
@@ -94,15 +94,15 @@ CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstre
     });
 }
 
-CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool,
-                                         CUstream stream_handle) {
+SIM_ENTRY(queued, 11020)
+cuMemAllocFromPoolAsync(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream_handle) {
     return call_in_context(Entry::cuMemAllocFromPoolAsync, [&](Call& c, Context& context) {
         return allocate(c, find_stream(c.driver, context, stream_handle), c.driver.memory_pools.find(pool),
                         bytes, address);
     });
 }
 
-CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream stream_handle) {
+SIM_ENTRY(queued, 11020) cuMemFreeAsync(CUdeviceptr address, CUstream stream_handle) {
     return call_in_context(Entry::cuMemFreeAsync, [&](Call& c, Context& context) {
         const auto stream = find_stream(c.driver, context, stream_handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;

@@ -152,26 +152,28 @@ CUresult make_operations(const Driver& driver, const Context& context,
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
-                                      unsigned flags) {
+SIM_ENTRY(queued, 11070)
+cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
     return call_value<ValueWrite>(Entry::cuStreamWriteValue32, stream, address, value, flags);
 }
 
-CUresult CUDAAPI cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t value,
-                                      unsigned flags) {
+SIM_ENTRY(queued, 11070)
+cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
     return call_value<ValueWrite>(Entry::cuStreamWriteValue64, stream, address, value, flags);
 }
 
-CUresult CUDAAPI cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+SIM_ENTRY(queued, 11070)
+cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
     return call_value<ValueWait>(Entry::cuStreamWaitValue32, stream, address, value, flags);
 }
 
-CUresult CUDAAPI cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
+SIM_ENTRY(queued, 11070)
+cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
     return call_value<ValueWait>(Entry::cuStreamWaitValue64, stream, address, value, flags);
 }
 
-CUresult CUDAAPI cuStreamBatchMemOp(CUstream handle, unsigned count, CUstreamBatchMemOpParams* operations,
-                                    unsigned flags) {
+SIM_ENTRY(queued, 11070)
+cuStreamBatchMemOp(CUstream handle, unsigned count, CUstreamBatchMemOpParams* operations, unsigned flags) {
     return call_in_context(Entry::cuStreamBatchMemOp, [&](Call& c, Context& context) {
         const auto stream = find_stream(c.driver, context, handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;

@@ -67,19 +67,19 @@ CUresult call_with_stream(Entry entry, CUstream handle, Body&& body) noexcept {
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuStreamCreate(CUstream* handle, unsigned flags) {
+SIM_ENTRY(safe, 2000) cuStreamCreate(CUstream* handle, unsigned flags) {
     return call_in_context(Entry::cuStreamCreate, [&](Call& c, Context& context) {
         return create_stream(c, context, handle, flags, 0);
     });
 }
 
-CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
+SIM_ENTRY(safe, 5050) cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
     return call_in_context(Entry::cuStreamCreateWithPriority, [&](Call& c, Context& context) {
         return create_stream(c, context, handle, flags, priority);
     });
 }
 
-CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
+SIM_ENTRY(safe, 4000) cuStreamDestroy(CUstream handle) {
     return call(Entry::cuStreamDestroy, [&](Call& c) {
         const auto stream = c.driver.streams.remove(handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
@@ -90,7 +90,7 @@ CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
     });
 }
 
-CUresult CUDAAPI cuStreamQuery(CUstream handle) {
+SIM_ENTRY(unsafe, 2000) cuStreamQuery(CUstream handle) {
     return call_with_stream(Entry::cuStreamQuery, handle, [](Call&, const std::shared_ptr<Stream>& stream) {
         if (stream->capture) return break_capture(*stream);
         // The legacy stream is done when the blocking streams are.
@@ -103,7 +103,7 @@ CUresult CUDAAPI cuStreamQuery(CUstream handle) {
     });
 }
 
-CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
+SIM_ENTRY(unsafe, 2000) cuStreamSynchronize(CUstream handle) {
     return call_with_stream(
         Entry::cuStreamSynchronize, handle, [](Call& c, const std::shared_ptr<Stream>& stream) {
             if (stream->capture) return break_capture(*stream);
@@ -122,7 +122,7 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
         });
 }
 
-CUresult CUDAAPI cuStreamGetCtx(CUstream handle, CUcontext* context) {
+SIM_ENTRY(safe, 9020) cuStreamGetCtx(CUstream handle, CUcontext* context) {
     return call_with_stream(Entry::cuStreamGetCtx, handle, [&](Call&, const std::shared_ptr<Stream>& stream) {
         if (!context) return CUDA_ERROR_INVALID_VALUE;
         *context = stream->context.handle;
@@ -130,7 +130,7 @@ CUresult CUDAAPI cuStreamGetCtx(CUstream handle, CUcontext* context) {
     });
 }
 
-CUresult CUDAAPI cuStreamGetDevice(CUstream handle, CUdevice* device) {
+SIM_ENTRY(safe, 12080) cuStreamGetDevice(CUstream handle, CUdevice* device) {
     return call_with_stream(Entry::cuStreamGetDevice, handle,
                             [&](Call&, const std::shared_ptr<Stream>& stream) {
                                 if (!device) return CUDA_ERROR_INVALID_VALUE;
@@ -139,7 +139,7 @@ CUresult CUDAAPI cuStreamGetDevice(CUstream handle, CUdevice* device) {
                             });
 }
 
-CUresult CUDAAPI cuStreamGetFlags(CUstream handle, unsigned* flags) {
+SIM_ENTRY(safe, 5050) cuStreamGetFlags(CUstream handle, unsigned* flags) {
     return call_with_stream(Entry::cuStreamGetFlags, handle,
                             [&](Call&, const std::shared_ptr<Stream>& stream) {
                                 if (!flags) return CUDA_ERROR_INVALID_VALUE;
@@ -149,7 +149,7 @@ CUresult CUDAAPI cuStreamGetFlags(CUstream handle, unsigned* flags) {
                             });
 }
 
-CUresult CUDAAPI cuStreamGetId(CUstream handle, unsigned long long* id) {
+SIM_ENTRY(safe, 12000) cuStreamGetId(CUstream handle, unsigned long long* id) {
     return call_with_stream(Entry::cuStreamGetId, handle, [&](Call&, const std::shared_ptr<Stream>& stream) {
         if (!id) return CUDA_ERROR_INVALID_VALUE;
         *id = stream->id();
@@ -157,7 +157,7 @@ CUresult CUDAAPI cuStreamGetId(CUstream handle, unsigned long long* id) {
     });
 }
 
-CUresult CUDAAPI cuStreamGetPriority(CUstream handle, int* priority) {
+SIM_ENTRY(safe, 5050) cuStreamGetPriority(CUstream handle, int* priority) {
     return call_with_stream(Entry::cuStreamGetPriority, handle,
                             [&](Call&, const std::shared_ptr<Stream>& stream) {
                                 if (!priority) return CUDA_ERROR_INVALID_VALUE;
@@ -166,7 +166,7 @@ CUresult CUDAAPI cuStreamGetPriority(CUstream handle, int* priority) {
                             });
 }
 
-CUresult CUDAAPI cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
+SIM_ENTRY(queued, 10000) cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
     return call_with_stream(Entry::cuLaunchHostFunc, handle,
                             [&](Call& c, const std::shared_ptr<Stream>& stream) {
                                 if (!function) return CUDA_ERROR_INVALID_VALUE;
@@ -174,7 +174,8 @@ CUresult CUDAAPI cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data
                             });
 }
 
-CUresult CUDAAPI cuStreamAddCallback(CUstream handle, CUstreamCallback function, void* data, unsigned flags) {
+SIM_ENTRY(queued, 5000)
+cuStreamAddCallback(CUstream handle, CUstreamCallback function, void* data, unsigned flags) {
     return call_with_stream(Entry::cuStreamAddCallback, handle,
                             [&](Call& c, const std::shared_ptr<Stream>& stream) {
                                 if (!function || flags != 0) return CUDA_ERROR_INVALID_VALUE;

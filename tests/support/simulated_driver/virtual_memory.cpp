@@ -92,9 +92,9 @@ std::shared_ptr<Physical> find_exported(const Driver& driver, int fd) {
 
 using namespace gpu_sleep::sim;
 
-CUresult CUDAAPI cuMemGetAllocationGranularity(std::size_t* granularity,
-                                               const CUmemAllocationProp* properties,
-                                               CUmemAllocationGranularity_flags) {
+SIM_ENTRY(safe, 10020)
+cuMemGetAllocationGranularity(std::size_t* granularity, const CUmemAllocationProp* properties,
+                              CUmemAllocationGranularity_flags) {
     return call(Entry::cuMemGetAllocationGranularity, [&](Call& c) {
         if (!granularity) return CUDA_ERROR_INVALID_VALUE;
         if (const auto status = check_properties(c.driver, properties); status != CUDA_SUCCESS) return status;
@@ -103,8 +103,9 @@ CUresult CUDAAPI cuMemGetAllocationGranularity(std::size_t* granularity,
     });
 }
 
-CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr* address, std::size_t bytes, std::size_t alignment,
-                                     CUdeviceptr hint, unsigned long long flags) {
+SIM_ENTRY(safe, 10020)
+cuMemAddressReserve(CUdeviceptr* address, std::size_t bytes, std::size_t alignment, CUdeviceptr hint,
+                    unsigned long long flags) {
     return call(Entry::cuMemAddressReserve, [&](Call& c) {
         if (!address || flags != 0 || bytes == 0 || !is_aligned(bytes)) return CUDA_ERROR_INVALID_VALUE;
         if (alignment != 0 && !std::has_single_bit(alignment)) return CUDA_ERROR_INVALID_VALUE;
@@ -116,15 +117,16 @@ CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr* address, std::size_t bytes, st
     });
 }
 
-CUresult CUDAAPI cuMemAddressFree(CUdeviceptr address, std::size_t bytes) {
+SIM_ENTRY(safe, 10020) cuMemAddressFree(CUdeviceptr address, std::size_t bytes) {
     return call(Entry::cuMemAddressFree, [&](Call& c) {
         if (c.driver.space.is_allocation(address)) return CUDA_ERROR_INVALID_VALUE;
         return c.driver.space.free_reservation(address, bytes);
     });
 }
 
-CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
-                             const CUmemAllocationProp* properties, unsigned long long flags) {
+SIM_ENTRY(safe, 10020)
+cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
+            unsigned long long flags) {
     return call(Entry::cuMemCreate, [&](Call& c) {
         if (!handle || flags != 0 || bytes == 0 || !is_aligned(bytes)) return CUDA_ERROR_INVALID_VALUE;
         if (const auto status = check_properties(c.driver, properties); status != CUDA_SUCCESS) return status;
@@ -135,7 +137,7 @@ CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t b
     });
 }
 
-CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle) {
+SIM_ENTRY(safe, 10020) cuMemRelease(CUmemGenericAllocationHandle handle) {
     return call(Entry::cuMemRelease, [&](Call& c) {
         const auto allocation = c.driver.allocations.find(handle);
         if (!allocation) return CUDA_ERROR_INVALID_VALUE;
@@ -146,7 +148,7 @@ CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle) {
     });
 }
 
-CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+SIM_ENTRY(safe, 11000) cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
     return call(Entry::cuMemRetainAllocationHandle, [&](Call& c) {
         const auto* mapping = c.driver.space.find(reinterpret_cast<std::uint64_t>(address));
         if (!handle || !mapping || mapping->origin != Origin::program) return CUDA_ERROR_INVALID_VALUE;
@@ -155,8 +157,9 @@ CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handl
     });
 }
 
-CUresult CUDAAPI cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
-                          CUmemGenericAllocationHandle handle, unsigned long long flags) {
+SIM_ENTRY(safe, 10020)
+cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
+         unsigned long long flags) {
     return call(Entry::cuMemMap, [&](Call& c) {
         const auto allocation = c.driver.allocations.find(handle);
         if (!allocation || flags != 0 || offset != 0 || !is_span(address, bytes))
@@ -167,7 +170,7 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t of
     });
 }
 
-CUresult CUDAAPI cuMemMapArrayAsync(CUarrayMapInfo* maps, unsigned count, CUstream) {
+SIM_ENTRY(safe, 11010) cuMemMapArrayAsync(CUarrayMapInfo* maps, unsigned count, CUstream) {
     return call(Entry::cuMemMapArrayAsync, [&](Call& c) { // there are no arrays, but handles are looked for
         for (unsigned i = 0; i < count; ++i)
             if (!c.driver.allocations.find(maps[i].memHandle.memHandle)) return CUDA_ERROR_INVALID_VALUE;
@@ -175,7 +178,7 @@ CUresult CUDAAPI cuMemMapArrayAsync(CUarrayMapInfo* maps, unsigned count, CUstre
     });
 }
 
-CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
+SIM_ENTRY(safe, 10020) cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
     return call(Entry::cuMemUnmap, [&](Call& c) {
         if (!is_span(address, bytes) || c.driver.space.is_allocation(address))
             return CUDA_ERROR_INVALID_VALUE;
@@ -183,8 +186,9 @@ CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
     });
 }
 
-CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* descriptions,
-                                std::size_t count) {
+SIM_ENTRY(safe, 10020)
+cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* descriptions,
+               std::size_t count) {
     return call(Entry::cuMemSetAccess, [&](Call& c) {
         if (!is_span(address, bytes) || !descriptions || count == 0 || c.driver.space.is_allocation(address))
             return CUDA_ERROR_INVALID_VALUE;
@@ -201,8 +205,8 @@ CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CU
     });
 }
 
-CUresult CUDAAPI cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location,
-                                CUdeviceptr address) {
+SIM_ENTRY(safe, 10020)
+cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
     return call(Entry::cuMemGetAccess, [&](Call& c) {
         const auto* mapping = c.driver.space.find(address);
         if (!flags || !location || !mapping || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
@@ -220,8 +224,8 @@ CUresult CUDAAPI cuMemGetAccess(unsigned long long* flags, const CUmemLocation* 
     });
 }
 
-CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
-                                                        CUmemGenericAllocationHandle handle) {
+SIM_ENTRY(safe, 10020)
+cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) {
     return call(Entry::cuMemGetAllocationPropertiesFromHandle, [&](Call& c) {
         const auto allocation = c.driver.allocations.find(handle);
         if (!properties || !allocation) return CUDA_ERROR_INVALID_VALUE;
@@ -230,8 +234,9 @@ CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* pro
     });
 }
 
-CUresult CUDAAPI cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
-                                              CUmemAllocationHandleType type, unsigned long long flags) {
+SIM_ENTRY(safe, 10020)
+cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
+                             CUmemAllocationHandleType type, unsigned long long flags) {
     return call(Entry::cuMemExportToShareableHandle, [&](Call& c) {
         const auto allocation = c.driver.allocations.find(handle);
         if (!shareable || !allocation || flags != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -249,8 +254,9 @@ CUresult CUDAAPI cuMemExportToShareableHandle(void* shareable, CUmemGenericAlloc
     });
 }
 
-CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
-                                                CUmemAllocationHandleType type) {
+SIM_ENTRY(safe, 10020)
+cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
+                               CUmemAllocationHandleType type) {
     return call(Entry::cuMemImportFromShareableHandle, [&](Call& c) {
         if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
         const auto fd = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
