@@ -325,13 +325,13 @@ TEST_CASE("Move: a move survives the failure of each kind of system call", "[mov
     sleeper.check_whole();
 }
 
-TEST_CASE("Move: a thousand moves that end at random moments lose no byte and leave no copy", "[move]") {
+TEST_CASE("Move: moves that end at random moments lose no byte and leave no copy", "[move]") {
     Sleeper sleeper;
     std::mt19937 random(4711); // NOLINT(cert-msc51-cpp): the same each time
     int moves = 0;
     int failures = 0;
-    constexpr int k_moves = is_sanitized() ? 250 : 1000;
-    for (int i = 0; i < k_moves; ++i) {
+    const int rounds = random_rounds();
+    for (int i = 0; i < rounds; ++i) {
         INFO("round " << i);
         const auto from = sleeper.is_in(Store::host) ? Store::host : Store::file;
         const auto to = from == Store::host ? Store::file : Store::host;
@@ -355,7 +355,7 @@ TEST_CASE("Move: a thousand moves that end at random moments lose no byte and le
         sleeper.check_whole();
         sleeper.fall_asleep();
     }
-    CHECK(moves > k_moves / 10);
-    CHECK(failures > k_moves / 10);
+    CHECK(moves > rounds / 10);
+    CHECK(failures > rounds / 10);
     sleeper.check_whole();
 }

@@ -6,6 +6,7 @@
 #include "fault/retaining.hpp"
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
+#include "support/sweep.hpp"
 
 #include <algorithm>
 #include <array>
@@ -240,9 +241,9 @@ TEST_CASE("Retained: a range that is another's now has nothing of what was retai
     CHECK(fixture.is_intact(neighbour - 1));
 }
 
-TEST_CASE("Retained: a thousand cycles of random changes, with a budget that changes, lose nothing",
+TEST_CASE("Retained: cycles of random changes, with a budget that changes, lose nothing",
           "[retained]") {
-    constexpr int k_cycles = is_sanitized() ? 250 : 1000;
+    const int cycles = random_rounds();
     std::mt19937 random(7);
     const auto below = [&](std::size_t end) {
         return std::uniform_int_distribution<std::size_t>(0, end - 1)(random);
@@ -250,7 +251,7 @@ TEST_CASE("Retained: a thousand cycles of random changes, with a budget that cha
     EngineFixture fixture(retaining(12 * k_mib));
     for (std::size_t i = 0; i < 4; ++i)
         fixture.add(static_cast<int>(i % 2), i < 2 ? "weights" : "kv_cache", (i + 1) * k_mib / 2 + 4321);
-    for (int cycle = 0; cycle < k_cycles; ++cycle) {
+    for (int cycle = 0; cycle < cycles; ++cycle) {
         INFO("cycle " << cycle);
         for (auto changes = below(4); changes > 0; --changes) {
             const auto index = below(fixture.allocations().size());

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "support/catch.hpp"
+#include "support/sanitized.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -30,6 +31,12 @@ void for_each_call(Step&& step) {
         call += sweep_stride();
     }
     FAIL("an operation does not come to an end");
+}
+
+/// How often a test repeats what it does at random: GPU_SLEEP_TEST_ROUNDS, or as often as takes seconds.
+inline int random_rounds() {
+    const char* const wanted = std::getenv("GPU_SLEEP_TEST_ROUNDS");
+    return wanted ? std::atoi(wanted) : is_sanitized() ? 40 : 150;
 }
 
 } // namespace gpu_sleep::test
