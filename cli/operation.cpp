@@ -12,7 +12,6 @@
 #include "cli/json.hpp"
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
-#include "cli/reclaim_by_driver.hpp"
 #include "cli/teller.hpp"
 
 #include <unistd.h>
@@ -210,53 +209,6 @@ DriverRequest driver_request(const CommandRun& operation) {
     return {model::Operation::wake, wake.dry_run, wake.timeout, wake.wait, operation.force, operation.moves};
 }
 
-/// Whether it is a pass over what is idle, also among processes without an agent.
-bool reclaims_by_driver(const CommandRun& operation) {
-    const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
-    return sleep && sleep->only_if_idle && operation.engine != Engine::agent;
-}
-
-/// The part of such a pass that the driver does. Errors: those of find_process() and reclaim_by_driver().
-Result<std::vector<Outcome>> reclaim(const CommandRun& operation, Finder& finder, Teller& teller,
-                                     Interruptions& interruptions) {
-    DriverPass pass{*std::get<model::SleepRequest>(operation.request).only_if_idle,
-                    {},
-                    operation.user,
-                    driver_request(operation)};
-    if (!operation.target.empty()) {
-        auto process = find_process(finder, operation.target, operation.user);
-        if (!process) return std::move(process).error();
-        pass.target = *std::move(process);
-    }
-    auto outcomes = reclaim_by_driver(finder, pass, interruptions);
-    if (!outcomes) return std::move(outcomes).error();
-    for (const auto& outcome : *outcomes) teller.tell(outcome);
-    return outcomes;
-}
-
-/// The same where no process is told apart beforehand: by the agents, and by the driver what has none.
-int run_pass(const CommandRun& operation) {
-    Teller teller(operation);
-    Finder finder;
-    Interruptions interruptions;
-    std::vector<Outcome> outcomes;
-    if (operation.engine == Engine::automatic) {
-        auto targets = operation.target.empty()
-                           ? find_all(finder, operation.user)
-                           : find_targets(finder, operation.target, {.user = operation.user});
-        if (!targets && targets.error().code != ErrorCode::no_agent)
-            return tell_failure(operation.program, operation.output, targets.error());
-        if (targets) outcomes = ask(operation, *std::move(targets), teller, interruptions);
-        std::erase_if(outcomes, [&](const Outcome& each) { return is_passed_over(operation, each); });
-    }
-    if (operation.target.empty() || outcomes.empty()) {
-        auto more = reclaim(operation, finder, teller, interruptions);
-        if (!more) return tell_failure(operation.program, operation.output, more.error());
-        std::move(more->begin(), more->end(), std::back_inserter(outcomes));
-    }
-    return end(operation, teller, outcomes, interruptions);
-}
-
 } // namespace
 
 void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {
@@ -339,7 +291,6 @@ Result<Targets> find(const CommandRun& operation, Finder& finder) {
 
 int run(CommandRun operation) {
     raise_descriptor_limit();
-    if (reclaims_by_driver(operation)) return run_pass(operation);
     Teller teller(operation);
     Finder finder;
     Result<Targets> targets = Targets{};
