@@ -177,24 +177,22 @@ Result<Process> choose_driver(const CommandRun& operation, Finder& finder, const
     if (operation.engine == Engine::automatic) return process;
     if (!is_sleep(operation)) {
         const auto state = state_by_driver(*process);
-        const bool is_held = state && *state != driver::CheckpointState::running;
-        if (is_held && wakes_tags(operation))
+        if (!state) return state.error().code == ErrorCode::timed_out ? state.error() : found.error();
+        if (wakes_tags(operation))
             return make_error(ErrorCode::invalid_argument,
                               "process {} has no agent: the driver wakes all of it, and --tags and --order "
                               "are for those that have one",
                               title(*process));
-        if (is_held && std::get<model::WakeRequest>(operation.request).make_room)
+        if (std::get<model::WakeRequest>(operation.request).make_room)
             return make_error(ErrorCode::invalid_argument,
                               "process {} has no agent, and --make-room is for those that have one",
                               title(*process));
-        if (is_held) return process;
-        if (state && !operation.moves.empty())
+        if (*state == driver::CheckpointState::running && !operation.moves.empty())
             return make_error(ErrorCode::invalid_argument,
                               "process {} is awake: put it to sleep by gpu-sleep --engine driver, and then "
                               "wake it on another GPU",
                               title(*process));
-        if (!state && state.error().code == ErrorCode::timed_out) return state.error();
-        return found.error();
+        return process;
     }
     auto error = found.error();
     error.message +=
