@@ -303,3 +303,24 @@ TEST_CASE("Deep: the last rung of gpu-reclaim's ladder, by what has slept on the
     CHECK_FALSE(machine.is_deep());
     machine.expect_awake();
 }
+
+TEST_CASE("Deep: a budget for host memory moves contents of deep sleepers to files, too", "[deep]") {
+    const Scratch place;
+    DeepMachine machine;
+    machine.fall_asleep();
+    const auto refused = machine.command("gpu-reclaim", {"--host-budget", "1MiB"});
+    CHECK(refused.status == 8);
+    CHECK(refused.json("/exit_status") == "8");
+    CHECK(refused.json("/error/code") == "out_of_host_memory");
+    const auto moved =
+        machine.command("gpu-reclaim", {"--host-budget", "1MiB", "--dir", place.file("files")});
+    INFO(moved.err);
+    CHECK(moved.status == 0);
+    CHECK(moved.json("/exit_status") == "0");
+    CHECK(machine.is_deep());
+    const auto kept = machine.command("gpu-ps");
+    CHECK(kept.json("/processes/0/report/host_bytes") == "0");
+    CHECK(kept.json("/processes/0/report/file_bytes") != "0");
+    machine.wake();
+    machine.expect_awake();
+}
