@@ -30,7 +30,9 @@ bool does_something(const model::Report& report) noexcept {
 std::string purpose(const CommandRun& operation, const std::string& subject, ErrorCode failure) {
     if (failure == ErrorCode::outcome_unknown)
         return fmt::format("say whether {} is {}", subject, is_sleep(operation) ? "asleep" : "awake");
-    return is_sleep(operation) ? fmt::format("put {} to sleep", subject) : fmt::format("wake {}", subject);
+    const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
+    if (sleep && sleep->release_retained) return fmt::format("have {} give back what it retains", subject);
+    return sleep ? fmt::format("put {} to sleep", subject) : fmt::format("wake {}", subject);
 }
 
 } // namespace

@@ -324,3 +324,15 @@ TEST_CASE("Deep: a budget for host memory moves contents of deep sleepers to fil
     machine.wake();
     machine.expect_awake();
 }
+
+TEST_CASE("Deep: who asks for what is retained is told that nothing is", "[deep]") {
+    DeepMachine machine;
+    machine.fall_asleep();
+    const auto asked = machine.command("gpu-sleep", {"--release-retained"});
+    INFO(asked.err);
+    CHECK(asked.status == 0);
+    CHECK(asked.json("/processes/0/report/changed") == "false");
+    CHECK(machine.is_deep());
+    machine.wake();
+    machine.expect_awake();
+}
