@@ -145,7 +145,7 @@ bool is_withdrawn(const Outcome& outcome) noexcept {
 /// Tells what is left to tell once all is done. Returns the exit status.
 int end(const CommandRun& operation, Teller& teller, const std::vector<Outcome>& outcomes,
         Interruptions& interruptions) {
-    teller.tell_end();
+    teller.tell_end(outcomes);
     if (operation.output.json) teller.print(to_json(operation.program, outcomes) + '\n');
     if (std::any_of(outcomes.begin(), outcomes.end(), is_withdrawn)) interruptions.end_by_first();
     return end_beside_driver(exit_status_of(outcomes));

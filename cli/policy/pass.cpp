@@ -5,6 +5,7 @@
 #include "cli/policy/pass.hpp"
 
 #include "cli/driver_engine.hpp"
+#include "cli/gpu_use.hpp"
 #include "cli/json.hpp"
 #include "cli/operation.hpp"
 #include "cli/output.hpp"
@@ -47,8 +48,8 @@ public:
             print_error(render_error(options_.program, fmt::format("put {} to sleep", subject),
                                      without(subject, *error)));
         else if (const auto& report = std::get<model::Report>(outcome.answer);
-                 does_something(report) || !options_.target.empty())
-            text_ += render_operation(outcome.process, report);
+                 is_told_ && (does_something(report) || !options_.target.empty()))
+            text_ += render_operation(outcome.process, numbers_.in(report));
         outcomes_.push_back(std::move(outcome));
     }
 
@@ -74,17 +75,19 @@ public:
             text_ = (error_ ? to_json(options_.program, outcomes_, *error_, status_)
                             : to_json(options_.program, outcomes_)) +
                     '\n';
-        else if (options_.output.quiet)
-            text_.clear();
-        else if (text_.empty() && status_ == exit_status::done)
+        else if (is_told_ && text_.empty() && status_ == exit_status::done)
             text_ = "nothing to do\n";
+        else if (is_told_)
+            text_ += render_total(outcomes_);
         const int written = print_result(options_.program, text_);
         return status_ == exit_status::done ? written : status_;
     }
 
 private:
     const PassOptions& options_;
+    const bool is_told_ = !options_.output.json && !options_.output.quiet; ///< on standard output, in words
     std::vector<Outcome> outcomes_;
+    GpuNumbers numbers_;
     std::optional<Error> error_; ///< the first that is no process's
     std::string text_;
     int status_ = exit_status::done;
