@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -25,17 +26,27 @@ namespace {
 
 constexpr const char* k_first_line = "gpu-sleep checkpoint 1";
 constexpr const char* k_last_line = "end";
+/// In place of the GPUs.
+constexpr const char* k_lost = "lost";
 constexpr std::string_view k_ending = ".checkpoint";
+
+UniqueFd open_tmp() {
+    return UniqueFd(::open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+
 /// Where the agents of `owner` have their sockets.
 UniqueFd open_directory(uid_t owner, bool makes_it = false) {
-    const UniqueFd tmp(::open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const auto tmp = open_tmp();
     const auto name = std::filesystem::path(agent_directory(owner)).filename().string();
-    if (tmp && makes_it) ::mkdirat(tmp.get(), name.c_str(), S_IRWXU);
+    const bool is_made = tmp && makes_it && ::mkdirat(tmp.get(), name.c_str(), S_IRWXU) == 0;
+    if (is_made && owner != ::geteuid())
+        static_cast<void>(
+            ::fchownat(tmp.get(), name.c_str(), owner, -1, AT_SYMLINK_NOFOLLOW)); // or it is refused
     return tmp ? open_private_directory(tmp.get(), name, owner) : UniqueFd();
 }
 
 Error failed(int failure, std::string_view call, const std::string& name) {
-    return errno_error(ErrorCode::io_failed, failure, call, agent_directory(::geteuid()) + "/" + name);
+    return errno_error(ErrorCode::io_failed, failure, call, name);
 }
 
 /// Locks `file`, which others may hold. Errors: timed_out.
@@ -63,10 +74,16 @@ std::optional<std::vector<GpuNeed>> parse(const std::string& text) {
     return line == k_last_line ? std::optional(std::move(needs)) : std::nullopt;
 }
 
-std::optional<std::vector<GpuNeed>> read_file(int file) {
+std::string read_file(int file) {
     std::array<char, 16'384> text{};
     const auto got = ::pread(file, text.data(), text.size(), 0);
-    return got > 0 ? parse({text.data(), static_cast<std::size_t>(got)}) : std::nullopt;
+    return {text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0))};
+}
+
+std::string text_of(const std::vector<std::string>& lines) {
+    std::string text = fmt::format("{}\n", k_first_line);
+    for (const auto& line : lines) text += line + '\n';
+    return text + fmt::format("{}\n", k_last_line);
 }
 
 /// Of a process as this command's pid namespace numbers it.
@@ -93,50 +110,72 @@ void remove_leftovers(int directory) {
 
 Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Milliseconds timeout) {
     const auto name = name_of({process.pid, process.start_time});
-    auto directory = open_directory(::geteuid(), true);
+    auto directory = open_directory(process.uid, true);
     if (!directory) return failed(errno, "open", name);
     remove_leftovers(directory.get());
     const auto deadline = Clock::now() + timeout;
     for (;;) {
-        UniqueFd file(
-            ::openat(directory.get(), name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-        if (!file) return failed(errno, "open", name);
+        auto file = open_private_file(directory.get(), name);
+        if (!file) return std::move(file).error();
         const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
-        if (auto locked = lock(file.get(), left, "another command is at work with it"); !locked)
+        if (auto locked = lock(file->get(), left, "another command is at work with it"); !locked)
             return std::move(locked).error();
         struct stat status {};
-        const bool is_removed = ::fstat(file.get(), &status) == 0 && status.st_nlink == 0;
-        if (!is_removed) return CheckpointRecord(std::move(directory), std::move(file), name, process.uid);
+        const bool is_removed = ::fstat(file->get(), &status) == 0 && status.st_nlink == 0;
+        if (!is_removed) return CheckpointRecord(std::move(directory), *std::move(file), name);
     }
 }
 
 std::optional<std::vector<GpuNeed>> CheckpointRecord::read() const {
-    auto needs = read_file(file_.get());
-    if (needs || owner_ == ::geteuid()) return needs;
-    const auto directory = open_directory(owner_);
-    if (!directory) return needs;
-    const UniqueFd file(::openat(directory.get(), name_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-    return file ? read_file(file.get()) : needs;
+    return parse(read_file(file_.get()));
+}
+
+bool CheckpointRecord::is_lost() const {
+    return read_file(file_.get()) == text_of({k_lost});
 }
 
 Result<void> CheckpointRecord::write(const std::vector<GpuNeed>& needs) const {
-    std::string text = fmt::format("{}\n", k_first_line);
-    for (const auto& need : needs) text += fmt::format("{} {}\n", need.uuid, need.bytes);
-    text += fmt::format("{}\n", k_last_line);
+    std::vector<std::string> lines;
+    for (const auto& need : needs) lines.push_back(fmt::format("{} {}", need.uuid, need.bytes));
+    return write_text(text_of(lines));
+}
+
+Result<void> CheckpointRecord::write_lost() const {
+    return write_text(text_of({k_lost}));
+}
+
+Result<void> CheckpointRecord::write_text(const std::string& text) const {
     if (::ftruncate(file_.get(), 0) != 0) return failed(errno, "ftruncate", name_);
     const auto written = ::pwrite(file_.get(), text.data(), text.size(), 0);
     if (written == static_cast<ssize_t>(text.size())) return {};
     return failed(written < 0 ? errno : ENOSPC, "write", name_);
 }
 
+bool is_recorded_as_lost(const Process& process) {
+    const auto directory = open_directory(process.uid);
+    const auto name = name_of({process.pid, process.start_time});
+    const UniqueFd file(
+        directory ? ::openat(directory.get(), name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)
+                  : -1);
+    return file && read_file(file.get()) == text_of({k_lost});
+}
+
 std::set<pid_t> recorded_processes() {
     std::set<pid_t> pids;
-    const auto directory = open_directory(::geteuid());
-    if (!directory) return pids;
-    const auto names = names_in(directory.get(), k_max_entries);
-    if (!names) return pids;
-    for (const auto& name : *names)
-        if (name.ends_with(k_ending)) pids.insert(static_cast<pid_t>(std::strtol(name.c_str(), nullptr, 10)));
+    const auto own = ::geteuid();
+    const auto tmp = open_tmp();
+    const auto found = tmp ? find_agent_directories(tmp.get()) : Result<AgentDirectories>(AgentDirectories());
+    if (!found) return pids;
+    for (const auto& [owner, directories] : found->names) {
+        if (own != 0 && own != owner) continue;
+        const auto directory = open_directory(owner);
+        const auto names = directory ? names_in(directory.get(), k_max_entries)
+                                     : Result<std::vector<std::string>>(std::vector<std::string>());
+        if (!names) continue;
+        for (const auto& name : *names)
+            if (name.ends_with(k_ending))
+                pids.insert(static_cast<pid_t>(std::strtol(name.c_str(), nullptr, 10)));
+    }
     return pids;
 }
 
@@ -145,8 +184,9 @@ void CheckpointRecord::remove() const {
 }
 
 Result<void> CheckpointRecord::take_turn(Milliseconds timeout) {
-    turn_.reset(::openat(directory_.get(), "restoring", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-    if (!turn_) return failed(errno, "open", "restoring");
+    auto turn = open_private_file(directory_.get(), "restoring");
+    if (!turn) return std::move(turn).error();
+    turn_ = *std::move(turn);
     return lock(turn_.get(), timeout, "another process is being restored");
 }
 

@@ -24,43 +24,51 @@ struct GpuNeed {
     friend bool operator==(const GpuNeed&, const GpuNeed&) = default;
 };
 
-/// The file /tmp/gpu-sleep-UID/PID-STARTTIME-NAMESPACE.checkpoint of this user, locked while this lives: one
-/// command at a time is at work with a process. It stays while the process is checkpointed, and names the
-/// process beyond its end.
+/// The file /tmp/gpu-sleep-UID/PID-STARTTIME-NAMESPACE.checkpoint of the process's owner, whoever asks,
+/// locked while this lives: one command at a time is at work with a process. It stays while the process is
+/// checkpointed, and names the process beyond its end. The owner can change it, and hold its locks for ever.
 class CheckpointRecord {
 public:
     /// Makes the file if it is missing. Errors: io_failed, timed_out (another command has it).
     [[nodiscard]] static Result<CheckpointRecord> open(const Process& process, Milliseconds timeout);
 
-    /// What was written last, by this user or by the process's own; nothing if that is not known.
+    /// What was written last; nothing if that is not known, or it is lost.
     [[nodiscard]] std::optional<std::vector<GpuNeed>> read() const;
     /// Errors: io_failed (what was there is gone).
     [[nodiscard]] Result<void> write(const std::vector<GpuNeed>& needs) const;
+    /// A restore has found too little: the driver tries no other. Errors: io_failed.
+    [[nodiscard]] Result<void> write_lost() const;
+    [[nodiscard]] bool is_lost() const;
     /// Removes the file: the process is awake.
     void remove() const;
 
-    /// One command of this user at a time may restore on the GPUs: what it found free stays free for it, as
-    /// far as this user's commands go. Until this dies. Errors: timed_out, io_failed.
+    /// One process of this owner at a time may be restored by a command: what was found free for it stays
+    /// free, as far as such commands go. Until this dies. Errors: timed_out, io_failed.
     [[nodiscard]] Result<void> take_turn(Milliseconds timeout);
 
-    /// Takes the locks of the GPUs that `needs` names, which agents have while they come back from deep
-    /// sleeps (peers::GpuLine). Until this dies, or unlock_gpus(). False, and none: somebody else has one.
+    /// Takes the locks of the GPUs that `needs` names, which the owner's agents have while they come back
+    /// from deep sleeps (peers::GpuLine). Until this dies, or unlock_gpus(). False, and none: somebody else
+    /// has one.
     [[nodiscard]] bool lock_gpus(const std::vector<GpuNeed>& needs);
     void unlock_gpus() noexcept { lines_.clear(); }
 
 private:
-    CheckpointRecord(UniqueFd directory, UniqueFd file, std::string name, uid_t owner)
-        : directory_(std::move(directory)), file_(std::move(file)), name_(std::move(name)), owner_(owner) {}
+    CheckpointRecord(UniqueFd directory, UniqueFd file, std::string name)
+        : directory_(std::move(directory)), file_(std::move(file)), name_(std::move(name)) {}
+    [[nodiscard]] Result<void> write_text(const std::string& text) const;
 
     UniqueFd directory_;
     UniqueFd file_;
     std::string name_;
-    uid_t owner_; ///< of the process
     UniqueFd turn_;
     std::vector<peers::GpuLine> lines_; ///< locked
 };
 
-/// The processes of which this user's directory has such a file; they may have ended since.
+/// Whether its record says so. Waits for no command that is at work with it.
+[[nodiscard]] bool is_recorded_as_lost(const Process& process);
+
+/// The processes of this user, for root of all users, of which there is such a file; they may have ended
+/// since.
 [[nodiscard]] std::set<pid_t> recorded_processes();
 
 } // namespace gpu_sleep::cli

@@ -107,6 +107,8 @@ private:
         const auto state = checkpoint_->state(process_.pid);
         if (!state) return state.error();
         if (*state == CheckpointState::failed) return failure(is_failed(), State::asleep);
+        if (*state == CheckpointState::checkpointed && record_->is_lost())
+            return failure(is_lost("an earlier restore found too little GPU memory"), State::asleep);
         return request_.operation == Operation::sleep ? sleep(*state) : wake(*state);
     }
 
@@ -174,9 +176,12 @@ private:
         if (restores) {
             if (auto turn = record_->take_turn(request_.timeout + request_.wait); !turn)
                 return failure(std::move(turn).error(), State::asleep);
+            // Before the look for room, after which others may take it.
+            if (auto ready = initialise(before); !ready)
+                return failure(std::move(ready).error(), State::asleep);
             if (auto room = wait_for_room(needs); !room)
                 return failure(std::move(room).error(), State::asleep);
-            if (auto restored = restore(before, *moves); !restored)
+            if (auto restored = restore(*moves); !restored)
                 return failure(std::move(restored).error(), standing());
         }
         times_.transfer = seconds_since(begin_);
@@ -206,18 +211,23 @@ private:
         return plan_gpu_moves(request_.moves, look.gpus, needs);
     }
 
-    Result<void> restore(const Look& look, const std::vector<GpuPair>& moves) {
+    Result<void> initialise(const Look& look) {
         const bool is_persistent =
             !look.gpus.empty() && std::all_of(look.gpus.begin(), look.gpus.end(),
                                               [](const auto& gpu) { return gpu.is_persistent; });
-        if (!is_persistent) GPU_SLEEP_TRY(checkpoint_->initialise());
+        return is_persistent ? Result<void>() : checkpoint_->initialise();
+    }
+
+    Result<void> restore(const std::vector<GpuPair>& moves) {
         auto restored = checkpoint_->restore(process_.pid, moves);
         if (restored) return restored;
         auto error = std::move(restored).error();
-        if (error.code == ErrorCode::out_of_device_memory)
-            return make_error(ErrorCode::context_lost,
-                              "{}; the driver restores no process a second time: it is lost, end it",
-                              error.message);
+        if (error.code == ErrorCode::out_of_device_memory) {
+            auto lost = is_lost(error.message);
+            if (auto noted = record_->write_lost(); !noted)
+                lost.message += "; that could not be noted: " + noted.error().message;
+            return lost;
+        }
         error.message += error.code == ErrorCode::invalid_argument
                              ? "; gpu-wake without --gpu brings it back to where it was"
                              : "; if an earlier restore found too little memory, it is lost: end it then";
@@ -285,6 +295,14 @@ private:
     static Error is_failed() {
         return make_error(ErrorCode::context_lost,
                           "the driver could not go on with it: its calls of the driver never return; end it");
+    }
+
+    static Error is_lost(std::string_view why) {
+        return make_error(
+            ErrorCode::context_lost,
+            "{}; the driver restores no process a second time: it is lost, and what it had on the "
+            "GPU cannot be saved; end it",
+            why);
     }
 
     /// `error`, and how the process stands after it.

@@ -133,6 +133,7 @@ Listed list(const Options& options) {
     }
     if (options.order) cli::sort(*outcomes, *options.order);
     cli::note_gpu_use(*outcomes);
+    if (!options.output.json) cli::GpuNumbers().put_into(*outcomes);
     const auto text = options.output.json ? cli::to_json("gpu-ps", *outcomes, indent) + '\n'
                       : outcomes->empty() ? k_nobody
                                           : cli::render_listing(*outcomes, detail_of(options));
@@ -182,10 +183,14 @@ std::string live_text(const Options& options, const Result<std::vector<cli::Outc
 /// The same on a terminal, in place, and at once after a change of its size.
 int watch(const Options& options, Milliseconds interval) {
     std::optional<cli::Screen> screen(std::in_place);
+    cli::GpuNumbers numbers;
     for (;;) {
         auto outcomes = ask(options);
         if (outcomes) cli::sort(*outcomes, options.order.value_or(cli::Order::gpu));
-        if (outcomes && !options.target.empty()) cli::note_gpu_use(*outcomes); // the table does not show it
+        if (outcomes && !options.target.empty()) { // the table does not show it
+            cli::note_gpu_use(*outcomes);
+            numbers.put_into(*outcomes);
+        }
         const bool is_absent = outcomes
                                    ? is_all_absent(*outcomes)
                                    : traits(outcomes.error().code).exit_status == exit_status::no_process;

@@ -31,7 +31,6 @@ constexpr const char* k_examples =
     "  gpu-reclaim llama --idle 1m          one of them, and why not if it does not sleep\n"
     "  gpu-reclaim --why llama              when it worked last, what would be freed, what stands against "
     "it\n"
-    "  gpu-reclaim --idle 1h --engine driver  processes that have no agent\n"
     "  gpu-reclaim --idle 15m --quiet       for cron: says nothing, but for errors\n"
     "  gpu-reclaim --need 40GiB             until so much is free, the least recently used sleep\n";
 
@@ -96,7 +95,6 @@ struct Typed {
     std::optional<uid_t> user;
     model::SleepRequest request;
     std::optional<Milliseconds> timeout;
-    cli::Engine engine = cli::Engine::agent;
     bool why = false;
     std::optional<Bytes> need;
     std::string gpu;
@@ -139,22 +137,11 @@ void add_options(CLI::App& app, Typed& typed) {
     cli::add_stores(app, typed.stores);
     cli::add_flag(app, "--dry-run", request.dry_run,
                   "Change nothing; say what would be freed, kept and dropped");
-    cli::add_choice(
-        app, "--engine", "agent|driver|auto",
-        [&typed](const std::string& word) { typed.engine = cli::engine_of(word); },
-        "driver: processes that have no agent, as a whole and to host memory; they do not wake by\n"
-        "themselves, and work of a few milliseconds is not seen; auto: those and the others (default:\n"
-        "agent)");
     cli::add_limit(
         app, "--timeout", typed.timeout,
         "Time limit for each process until GPU memory is released (default: 30 s for the program's\n"
         "callbacks, and no limit for copying that advances)");
     cli::add_output(app, typed.output);
-}
-
-bool is_more_than_the_driver_does(const model::SleepRequest& request) {
-    return !request.tags.empty() || !request.stores.empty() || request.store_is_named ||
-           request.level != model::Level::keep;
 }
 
 /// What is wrong with options that are good one by one, or nothing.
@@ -168,11 +155,6 @@ std::string problem(const Typed& typed) {
         return "--why, --tags, --config, --default-idle, --host-budget, --show-config and --idle with a "
                "place "
                "are not for --need";
-    const bool is_more =
-        typed.why || typed.need || typed.is_by_policies() || is_more_than_the_driver_does(typed.request);
-    if (typed.engine != cli::Engine::agent && is_more)
-        return "--engine driver and --engine auto put all of a process to sleep, to host memory, and go with "
-               "one --idle DURATION, --user, --dry-run and --timeout alone";
     return {};
 }
 
@@ -195,7 +177,6 @@ int run(Typed typed, cli::policy::Sources sources) {
     if (!request.only_if_idle) request.only_if_idle = Milliseconds(0);
     cli::CommandRun operation{k_program, std::move(typed.target), typed.user, std::move(request),
                               typed.output};
-    operation.engine = typed.engine;
     return typed.why ? explain(operation) : cli::run(operation);
 }
 

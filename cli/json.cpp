@@ -212,6 +212,15 @@ std::string to_json(std::string_view program, const std::vector<Outcome>& outcom
     return written(value, indent);
 }
 
+std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, const Error& error,
+                    int exit_status) {
+    constexpr int k_indent = 2;
+    auto value = document(program, exit_status);
+    for (const auto& outcome : outcomes) value["processes"].push_back(to_value(program, outcome));
+    value["error"] = error_value(program, error);
+    return written(value, k_indent);
+}
+
 std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, const GpuRoom& room,
                     const std::optional<Error>& error) {
     constexpr int k_indent = 2;

@@ -25,6 +25,10 @@ inline constexpr int k_json_schema = 1;
 /// The document for a command that did nothing: the usage was wrong, or it found no process.
 [[nodiscard]] std::string to_json(std::string_view program, const Error& error, int indent = 2);
 
+/// The same, with an error that is no process's, and the status with which the command ends.
+[[nodiscard]] std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes,
+                                  const Error& error, int exit_status);
+
 /// How much of a GPU is free, and was to be.
 struct GpuRoom {
     driver::Gpu gpu;

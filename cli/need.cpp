@@ -5,6 +5,7 @@
 #include "cli/need.hpp"
 
 #include "cli/asking.hpp"
+#include "cli/gpu_use.hpp"
 #include "cli/gpus.hpp"
 #include "cli/json.hpp"
 #include "cli/output.hpp"
@@ -146,9 +147,11 @@ Result<Done> make_room(const Need& need) {
 
 std::string words(const Need& need, const Done& done) {
     std::string text;
+    GpuNumbers numbers;
     for (const auto& outcome : done.outcomes)
         if (const auto* const report = std::get_if<model::Report>(&outcome.answer))
-            text += render_operation(outcome.process, *report);
+            text += render_operation(outcome.process, numbers.in(*report));
+    text += render_total(done.outcomes);
     if (!done.error)
         text += fmt::format("GPU {}{} {} of {} free\n", done.room.gpu.index,
                             need.request.dry_run && !done.outcomes.empty() ? " has, before that," : " has",

@@ -12,7 +12,6 @@
 #include "cli/json.hpp"
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
-#include "cli/reclaim_by_driver.hpp"
 #include "cli/teller.hpp"
 
 #include <unistd.h>
@@ -146,7 +145,7 @@ bool is_withdrawn(const Outcome& outcome) noexcept {
 /// Tells what is left to tell once all is done. Returns the exit status.
 int end(const CommandRun& operation, Teller& teller, const std::vector<Outcome>& outcomes,
         Interruptions& interruptions) {
-    teller.tell_end();
+    teller.tell_end(outcomes);
     if (operation.output.json) teller.print(to_json(operation.program, outcomes) + '\n');
     if (std::any_of(outcomes.begin(), outcomes.end(), is_withdrawn)) interruptions.end_by_first();
     return end_beside_driver(exit_status_of(outcomes));
@@ -178,24 +177,22 @@ Result<Process> choose_driver(const CommandRun& operation, Finder& finder, const
     if (operation.engine == Engine::automatic) return process;
     if (!is_sleep(operation)) {
         const auto state = state_by_driver(*process);
-        const bool is_held = state && *state != driver::CheckpointState::running;
-        if (is_held && wakes_tags(operation))
+        if (!state) return state.error().code == ErrorCode::timed_out ? state.error() : found.error();
+        if (wakes_tags(operation))
             return make_error(ErrorCode::invalid_argument,
                               "process {} has no agent: the driver wakes all of it, and --tags and --order "
                               "are for those that have one",
                               title(*process));
-        if (is_held && std::get<model::WakeRequest>(operation.request).make_room)
+        if (std::get<model::WakeRequest>(operation.request).make_room)
             return make_error(ErrorCode::invalid_argument,
                               "process {} has no agent, and --make-room is for those that have one",
                               title(*process));
-        if (is_held) return process;
-        if (state && !operation.moves.empty())
+        if (*state == driver::CheckpointState::running && !operation.moves.empty())
             return make_error(ErrorCode::invalid_argument,
                               "process {} is awake: put it to sleep by gpu-sleep --engine driver, and then "
                               "wake it on another GPU",
                               title(*process));
-        if (!state && state.error().code == ErrorCode::timed_out) return state.error();
-        return found.error();
+        return process;
     }
     auto error = found.error();
     error.message +=
@@ -208,53 +205,6 @@ DriverRequest driver_request(const CommandRun& operation) {
         return {model::Operation::sleep, sleep->dry_run, sleep->timeout, {}, false};
     const auto& wake = std::get<model::WakeRequest>(operation.request);
     return {model::Operation::wake, wake.dry_run, wake.timeout, wake.wait, operation.force, operation.moves};
-}
-
-/// Whether it is a pass over what is idle, also among processes without an agent.
-bool reclaims_by_driver(const CommandRun& operation) {
-    const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
-    return sleep && sleep->only_if_idle && operation.engine != Engine::agent;
-}
-
-/// The part of such a pass that the driver does. Errors: those of find_process() and reclaim_by_driver().
-Result<std::vector<Outcome>> reclaim(const CommandRun& operation, Finder& finder, Teller& teller,
-                                     Interruptions& interruptions) {
-    DriverPass pass{*std::get<model::SleepRequest>(operation.request).only_if_idle,
-                    {},
-                    operation.user,
-                    driver_request(operation)};
-    if (!operation.target.empty()) {
-        auto process = find_process(finder, operation.target, operation.user);
-        if (!process) return std::move(process).error();
-        pass.target = *std::move(process);
-    }
-    auto outcomes = reclaim_by_driver(finder, pass, interruptions);
-    if (!outcomes) return std::move(outcomes).error();
-    for (const auto& outcome : *outcomes) teller.tell(outcome);
-    return outcomes;
-}
-
-/// The same where no process is told apart beforehand: by the agents, and by the driver what has none.
-int run_pass(const CommandRun& operation) {
-    Teller teller(operation);
-    Finder finder;
-    Interruptions interruptions;
-    std::vector<Outcome> outcomes;
-    if (operation.engine == Engine::automatic) {
-        auto targets = operation.target.empty()
-                           ? find_all(finder, operation.user)
-                           : find_targets(finder, operation.target, {.user = operation.user});
-        if (!targets && targets.error().code != ErrorCode::no_agent)
-            return tell_failure(operation.program, operation.output, targets.error());
-        if (targets) outcomes = ask(operation, *std::move(targets), teller, interruptions);
-        std::erase_if(outcomes, [&](const Outcome& each) { return is_passed_over(operation, each); });
-    }
-    if (operation.target.empty() || outcomes.empty()) {
-        auto more = reclaim(operation, finder, teller, interruptions);
-        if (!more) return tell_failure(operation.program, operation.output, more.error());
-        std::move(more->begin(), more->end(), std::back_inserter(outcomes));
-    }
-    return end(operation, teller, outcomes, interruptions);
 }
 
 } // namespace
@@ -339,7 +289,6 @@ Result<Targets> find(const CommandRun& operation, Finder& finder) {
 
 int run(CommandRun operation) {
     raise_descriptor_limit();
-    if (reclaims_by_driver(operation)) return run_pass(operation);
     Teller teller(operation);
     Finder finder;
     Result<Targets> targets = Targets{};

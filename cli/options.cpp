@@ -9,6 +9,9 @@
 #include "cli/process_info.hpp"
 #include "cli/render.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <sstream>
 #include <string_view>
@@ -314,7 +317,21 @@ int usage_error(std::string_view program, const std::string& problem, bool json)
     return exit_status::usage;
 }
 
+namespace {
+
+/// Where standard descriptors are closed: nothing else gets their numbers, and writing to them fails.
+void keep_standard_descriptors() {
+    int fd = -1;
+    do {
+        fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    } while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) ::close(fd);
+}
+
+} // namespace
+
 std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
+    keep_standard_descriptors();
     for (auto* each : all_of(app))
         if (auto* help = each->get_option_no_throw("--help")) help->disable_flag_override();
     auto problem = problem_with_values(app, argc, argv);

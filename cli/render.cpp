@@ -23,11 +23,6 @@ using model::State;
 constexpr auto k_left = Table::Align::left;
 constexpr auto k_right = Table::Align::right;
 
-/// The difference that the driver saw, or what the agent counted where the driver was not asked.
-Bytes moved(const DeviceReport& device, Bytes less, Bytes more) {
-    return device.total != 0 && more >= less ? more - less : device.released;
-}
-
 Table device_table(const Report& report) {
     const bool sleeps = report.operation == Operation::sleep;
     std::vector<std::string> headings =
@@ -42,11 +37,9 @@ Table device_table(const Report& report) {
     for (const auto& device : report.devices) {
         const Bytes free = report.dry_run ? device.free_before : device.free_after;
         const Bytes left = sleeps ? device.total - free : free;
-        const Bytes amount = sleeps ? moved(device, device.free_before, device.free_after)
-                                    : moved(device, device.free_after, device.free_before);
-        table.add({fmt::format("GPU {} {}", device.device, device.name),
-                   format_bytes(report.dry_run ? device.released : amount), format_bytes(device.kept),
-                   format_bytes(device.dropped), device.total == 0 ? "-" : format_bytes(left)});
+        table.add({fmt::format("GPU {} {}", device.device, device.name), format_bytes(device.released),
+                   format_bytes(device.kept), format_bytes(device.dropped),
+                   device.total == 0 ? "-" : format_bytes(left)});
     }
     return table;
 }
@@ -125,6 +118,24 @@ std::string render_driver_operation(const Process& process, const Report& report
     if (!report.devices.empty()) text += device_table(report).text(2);
     for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
     return text;
+}
+
+std::string render_total(const std::vector<Outcome>& outcomes) {
+    Bytes sum = 0;
+    int count = 0;
+    const Report* last = nullptr;
+    for (const auto& outcome : outcomes) {
+        const auto* const report = std::get_if<Report>(&outcome.answer);
+        if (!report || !(report->changed || report->dry_run)) continue;
+        const auto bytes = released(*report) + (report->changed ? report->deep_bytes : 0);
+        if (bytes == 0) continue;
+        sum += bytes;
+        ++count;
+        last = report;
+    }
+    if (count < 2) return {};
+    return fmt::format("{} of GPU memory {}{} in all\n", format_bytes(sum), last->dry_run ? "would be " : "",
+                       last->operation == Operation::sleep ? "freed" : "taken");
 }
 
 std::string render_inhibition(const Process& process, const Report& report) {

@@ -19,6 +19,9 @@ namespace gpu_sleep::cli {
 /// The same where the driver did it, which knows no tags.
 [[nodiscard]] std::string render_driver_operation(const Process& process, const model::Report& report);
 
+/// "80.0 GiB of GPU memory freed in all", where several have done something; else empty.
+[[nodiscard]] std::string render_total(const std::vector<Outcome>& outcomes);
+
 /// Whether sleeps of a process are refused: a line.
 [[nodiscard]] std::string render_inhibition(const Process& process, const model::Report& report);
 

@@ -31,7 +31,9 @@ bool does_something(const model::Report& report) noexcept {
 std::string purpose(const CommandRun& operation, const std::string& subject, ErrorCode failure) {
     if (failure == ErrorCode::outcome_unknown)
         return fmt::format("say whether {} is {}", subject, is_sleep(operation) ? "asleep" : "awake");
-    return is_sleep(operation) ? fmt::format("put {} to sleep", subject) : fmt::format("wake {}", subject);
+    const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
+    if (sleep && sleep->release_retained) return fmt::format("have {} give back what it retains", subject);
+    return sleep ? fmt::format("put {} to sleep", subject) : fmt::format("wake {}", subject);
 }
 
 } // namespace
@@ -57,9 +59,10 @@ void Teller::tell(const Outcome& outcome) {
         tell_done(outcome);
 }
 
-void Teller::tell_end() {
-    if (!is_for_all(operation_) || operation_.output.json || operation_.output.quiet) return;
-    if (!has_told_) print("nothing to do\n");
+void Teller::tell_end(const std::vector<Outcome>& outcomes) {
+    if (operation_.output.json || operation_.output.quiet) return;
+    if (is_for_all(operation_) && !has_told_) print("nothing to do\n");
+    if (!operation_.selection.is_joint()) print(render_total(outcomes));
 }
 
 void Teller::tell_sum(const std::vector<Outcome>& outcomes) {
@@ -85,10 +88,10 @@ void Teller::tell_past_return(const Process& process) const {
 }
 
 void Teller::tell_done(const Outcome& outcome) {
-    const auto& report = std::get<model::Report>(outcome.answer);
-    if (is_for_all(operation_) && !does_something(report)) return;
+    if (is_for_all(operation_) && !does_something(std::get<model::Report>(outcome.answer))) return;
     has_told_ = true;
     if (operation_.output.json || operation_.output.quiet) return;
+    const auto report = numbers_.in(std::get<model::Report>(outcome.answer));
     print(outcome.by_driver ? render_driver_operation(outcome.process, report)
                             : render_operation(outcome.process, report));
 }

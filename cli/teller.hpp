@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "cli/gpu_use.hpp"
 #include "cli/operation.hpp"
 
 #include <string>
@@ -25,8 +26,8 @@ public:
 
     /// Says what failed on standard error, and what was done on standard output.
     void tell(const Outcome& outcome);
-    /// Says that there was nothing to do, unless something was told.
-    void tell_end();
+    /// Says that there was nothing to do, unless something was told, and of several what they come to.
+    void tell_end(const std::vector<Outcome>& outcomes);
     /// Says of processes that go together what has become of all.
     void tell_sum(const std::vector<Outcome>& outcomes);
     /// The status says how the processes are, so it stays what it is if nobody gets to read the result.
@@ -39,6 +40,7 @@ private:
     void print_error(const Outcome& outcome, const Error& error);
 
     const CommandRun& operation_;
+    GpuNumbers numbers_;
     bool has_complained_ = false; ///< of standard output
     bool has_told_ = false;       ///< of a process
 };

@@ -49,7 +49,7 @@ public:
         report.pid = process.inner_pid;
         const bool runs = *state == CheckpointState::running;
         report.state = runs ? model::State::awake : model::State::asleep;
-        report.notes.push_back(note(process.pid, *state));
+        report.notes.push_back(note(process, *state));
         for (const auto& gpu : gpus_)
             for (const auto& user : gpu.processes)
                 if (user.pid == process.pid) {
@@ -61,7 +61,8 @@ public:
     }
 
 private:
-    static std::string note(pid_t pid, CheckpointState state) {
+    static std::string note(const Process& process, CheckpointState state) {
+        const auto pid = process.pid;
         switch (state) {
         case CheckpointState::running:
             return fmt::format("no agent; gpu-sleep {} --engine driver puts it to sleep as a whole", pid);
@@ -70,6 +71,10 @@ private:
                                "gpu-wake {} unlocks it",
                                pid);
         case CheckpointState::checkpointed:
+            if (is_recorded_as_lost(process))
+                return "lost: a restore found too little GPU memory, and the driver tries no other; what it "
+                       "had "
+                       "on the GPU cannot be saved; end it";
             return fmt::format(
                 "checkpointed by the driver: all of it is in its host memory; gpu-wake {} restores it", pid);
         case CheckpointState::failed:

@@ -16,7 +16,7 @@ namespace gpu_sleep::cli {
 [[nodiscard]] std::optional<Outcome> describe_without_agent(const Process& process);
 
 /// All that this user may put to sleep, of everybody or of `user`, but for those that are in `known`: who has
-/// memory on a GPU, as NVML tells, and who was checkpointed by a command of this user. None where either
+/// memory on a GPU, as NVML tells, and who was checkpointed by a command. None where either
 /// library is missing.
 [[nodiscard]] std::vector<Outcome> find_without_agent(const Finder& finder, std::optional<uid_t> user,
                                                       const std::vector<Outcome>& known);

@@ -311,6 +311,11 @@ Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
     return intercepted::share(request);
 }
 
+Milliseconds Agent::pause_between_tries() const noexcept {
+    constexpr Milliseconds k_while_deep{1'000}; // each starts a process, to look for room
+    return parts_.deep.is_deep() ? k_while_deep : Milliseconds(0);
+}
+
 void Agent::ended(const server::Operation& operation, const server::Outcome& outcome,
                   Clock::duration taken) noexcept {
     const auto transition = operations::transition_of(operation, outcome);

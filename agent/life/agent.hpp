@@ -60,6 +60,7 @@ public:
                                       const server::ProgressSink& progress,
                                       const server::DirectiveSource& directives, bool is_own,
                                       Clock::time_point since) override;
+    [[nodiscard]] Milliseconds pause_between_tries() const noexcept override;
     void ended(const server::Operation& operation, const server::Outcome& outcome,
                Clock::duration taken) noexcept override;
     [[nodiscard]] std::uint32_t place() const noexcept override { return parts_.room.place(); }

@@ -38,6 +38,8 @@ constexpr Bytes k_assumed_rest = 2 * k_gib;
 /// members.
 constexpr Bytes k_most_not_counted = 256 * k_mib;
 
+constexpr std::string_view k_found_too_little = "a restore found too little GPU memory";
+
 Error refusal(std::string_view why) {
     return make_error(ErrorCode::driver_failed, "it cannot sleep deeply: {}", why);
 }
@@ -101,6 +103,7 @@ void DeepSleep::describe(model::Report& report) const {
         if (report.deep_refusal.empty()) report.deep_refusal = found_;
         return;
     }
+    if (is_lost_) report.notes.push_back(is_lost(k_found_too_little).message);
     for (const auto& [device, known] : devices_) {
         report.deep_bytes += known.rest;
         const auto is_it = [device = device](const auto& each) { return each.device == device; };
@@ -349,6 +352,7 @@ std::vector<std::string> DeepSleep::gpus(const model::WakeRequest& request) cons
 
 Result<void> DeepSleep::end(const model::WakeRequest& request) {
     const auto begun = Clock::now();
+    if (is_lost_) return is_lost(k_found_too_little);
     GPU_SLEEP_TRY(check_room(request));
     const auto to_look = seconds_since(begun);
     const auto pid = ::getpid();
@@ -356,7 +360,8 @@ Result<void> DeepSleep::end(const model::WakeRequest& request) {
     if (auto restored = means_->checkpoint->restore(pid, request.gpus); !restored) {
         moved_.clear();
         auto error = std::move(restored).error();
-        if (error.code == ErrorCode::out_of_device_memory) return is_lost(error.message);
+        is_lost_ = error.code == ErrorCode::out_of_device_memory; // the driver tries no other
+        if (is_lost_) return is_lost(error.message);
         if (error.code == ErrorCode::invalid_argument)
             error.message += "; gpu-wake without --gpu brings it back to where it was";
         return error;

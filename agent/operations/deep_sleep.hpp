@@ -137,6 +137,7 @@ private:
     std::vector<GpuPair> moved_; ///< see has_moved()
     std::atomic<bool> is_deep_{false};
     std::atomic<bool> was_deep_{false};
+    std::atomic<bool> is_lost_{false}; ///< a restore has found too little
     std::atomic<unsigned> times_back_{0};
 };
 

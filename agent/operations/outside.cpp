@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Starting a program that is nobody's child, and talking to it.
+// Starting a program that no wait() of the host finds, and talking to it.
 
 #include "operations/outside.hpp"
 
@@ -12,9 +12,11 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
@@ -26,12 +28,15 @@
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
+#include <ctime>
 #include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 namespace gpu_sleep::agent::operations {
@@ -42,17 +47,19 @@ constexpr std::string_view k_last_line = "end";
 /// After the lock's own time: the program waits for it no longer than that.
 constexpr Milliseconds k_grace{1'000};
 
-/// What the processes share that have this one's memory for a moment, while its thread stands still.
+/// What the processes share that have this one's memory. Its thread stands still until `has_begun`, so that
+/// none uses its errno beside it.
 struct Launch {
     const char* program;
     char* const* arguments;
     char* const* environment;
     int socket;
-    std::byte* stack_end; ///< of the second
-    pid_t pid;            ///< of the second
+    std::byte* stack_end; ///< of the program's process
+    pid_t pid;            ///< of the program
+    volatile int has_begun;
 };
 
-/// In the second process, until it is another program. Calls nothing that locks.
+/// In the program's process, until it is another program. Calls nothing that locks.
 int become_program(void* argument) {
     const auto& launch = *static_cast<const Launch*>(argument);
     // Where the program has closed its standard descriptors, these may be among them.
@@ -65,25 +72,22 @@ int become_program(void* argument) {
     ::_exit(EXIT_FAILURE);
 }
 
-/// In the first process, which ends at once: so the second is a child of the init process.
-int start_program(void* argument) {
+/// In the process between, which stays the parent of the program until that has ended. An orphan would be
+/// given to the init process, or to a subreaper, which may be this program. Its system calls do not fail.
+int attend_program(void* argument) {
     auto& launch = *static_cast<Launch*>(argument);
-    launch.pid = ::clone(become_program, launch.stack_end, CLONE_VM | CLONE_VFORK, argument);
-    ::_exit(launch.pid < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
-}
-
-/// Starts it. A process that sends no signal at its end is found by nobody's wait() but ours.
-bool start_outside(Launch& launch) {
-    const auto stacks = std::make_unique<std::byte[]>(2 * k_stack_bytes);
-    launch.stack_end = stacks.get() + k_stack_bytes;
-    constexpr int k_no_signal = 0;
-    const pid_t pid = ::clone(start_program, stacks.get() + 2 * k_stack_bytes,
-                              CLONE_VM | CLONE_VFORK | k_no_signal, &launch);
-    if (pid < 0) return false;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL); // or it would keep the memory of a process that is gone
+    // The default, or no child might be left to wait for; whoever wraps sigaction() would note it of the
+    // program.
+    const std::array<unsigned long, 4> k_default{};
+    ::syscall(SYS_rt_sigaction, SIGCHLD, k_default.data(), nullptr, sizeof(std::uint64_t));
+    const pid_t pid = ::clone(become_program, launch.stack_end, CLONE_VM | CLONE_VFORK | SIGCHLD, argument);
+    launch.pid = pid;
+    launch.has_begun = 1;
+    ::syscall(SYS_futex, &launch.has_begun, FUTEX_WAKE, 1);
     int status = 0;
-    while (::waitpid(pid, &status, __WCLONE) < 0 && errno == EINTR) {
-    }
-    return WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS;
+    if (pid > 0) ::syscall(SYS_wait4, pid, &status, 0, nullptr); // waitpid() may be cancelled with the thread
+    ::_exit(EXIT_SUCCESS);
 }
 
 std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
@@ -96,7 +100,56 @@ std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
 
 } // namespace
 
-/// One run of the program. It has ended when this does, unless let_end() was called.
+/// The process between. It sends no signal at its end, so nobody's wait() finds it but ours; a program would
+/// be found, for execve() makes an ordinary child of whoever calls it. Move-only.
+class Attendant {
+public:
+    /// Starts it, and the program.
+    [[nodiscard]] static std::optional<Attendant> start(Launch& launch) {
+        constexpr int k_no_signal = 0;
+        Attendant attendant;
+        launch.stack_end = attendant.stacks_.get() + k_stack_bytes;
+        attendant.pid_ = ::clone(attend_program, attendant.stacks_.get() + 2 * k_stack_bytes,
+                                 CLONE_VM | CLONE_FILES | k_no_signal, &launch);
+        if (attendant.pid_ < 0) return {};
+        constexpr timespec k_moment{0, 100'000'000};
+        while (launch.has_begun == 0) {
+            ::syscall(SYS_futex, &launch.has_begun, FUTEX_WAIT, 0, &k_moment);
+            if (launch.has_begun == 0 && attendant.ends_within(Milliseconds(0))) return {}; // it was killed
+        }
+        if (launch.pid > 0) return attendant;
+        attendant.ends_within(k_patience);
+        return {};
+    }
+    Attendant(Attendant&& other) noexcept
+        : stacks_(std::move(other.stacks_)), pid_(std::exchange(other.pid_, 0)) {}
+    Attendant& operator=(Attendant&&) = delete;
+    ~Attendant() {
+        if (!ends_within(k_patience)) static_cast<void>(stacks_.release()); // it stands on them
+    }
+
+    /// Whether it has ended, the program before it.
+    bool ends_within(Milliseconds patience) {
+        constexpr Milliseconds k_look{1};
+        const auto deadline = Clock::now() + patience;
+        while (pid_ > 0 && ::waitpid(pid_, nullptr, __WCLONE | WNOHANG) == 0) {
+            if (Clock::now() >= deadline) return false;
+            std::this_thread::sleep_for(k_look);
+        }
+        pid_ = 0;
+        return true;
+    }
+
+private:
+    static constexpr Milliseconds k_patience{2'000};
+
+    Attendant() : stacks_(std::make_unique<std::byte[]>(2 * k_stack_bytes)) {}
+
+    std::unique_ptr<std::byte[]> stacks_; ///< its own, and before it the program's
+    pid_t pid_ = 0;                       ///< none: it was waited for
+};
+
+/// One run of the program. It has ended when this does.
 class OutsideRun {
 public:
     /// `words`: the program and its arguments. Errors: no_driver.
@@ -109,22 +162,23 @@ public:
         const UniqueFd its(ends[1]);
         const auto arguments = pointers_to(words);
         const auto variables = pointers_to(environment);
-        Launch launch{words.front().c_str(), arguments.data(), variables.data(), its.get(), nullptr, 0};
-        if (!start_outside(launch)) return make_error(ErrorCode::no_driver, "no process can be started");
-        return OutsideRun(std::move(ours), launch.pid);
+        Launch launch{words.front().c_str(), arguments.data(), variables.data(), its.get(), nullptr, 0, 0};
+        auto attendant = Attendant::start(launch);
+        if (!attendant) return make_error(ErrorCode::no_driver, "no process can be started");
+        return OutsideRun(std::move(ours), *std::move(attendant), launch.pid);
     }
     OutsideRun(OutsideRun&&) noexcept = default;
     OutsideRun& operator=(OutsideRun&&) = delete;
     ~OutsideRun() {
-        if (!socket_ || ends_within(Milliseconds(500))) return;
-        ::kill(pid_, SIGKILL); // it is there, for it has the other end
-        if (!ends_within(Milliseconds(2'000)))
+        if (!socket_) return;
+        ::shutdown(socket_.get(), SHUT_WR); // nothing more is asked
+        if (attendant_.ends_within(Milliseconds(500))) return;
+        ::kill(pid_, SIGKILL); // it is there, for its end would be that of the attendant
+        if (!attendant_.ends_within(Milliseconds(2'000)))
             log::warning("process {}, started for a deep sleep, does not end", pid_);
     }
 
     [[nodiscard]] pid_t pid() const noexcept { return pid_; }
-    /// Nobody waits for its end: it has done what it is for.
-    void let_end() noexcept { socket_.reset(); }
     /// Lets it begin with what others have to be ready for.
     void let_go() const noexcept { static_cast<void>(::send(socket_.get(), "\n", 1, MSG_NOSIGNAL)); }
 
@@ -160,15 +214,11 @@ public:
     [[nodiscard]] bool has_ended() const noexcept { return has_ended_; }
 
 private:
-    OutsideRun(UniqueFd socket, pid_t pid) noexcept : socket_(std::move(socket)), pid_(pid) {}
-    [[nodiscard]] bool ends_within(Milliseconds patience) {
-        const auto deadline = Clock::now() + patience;
-        while (next_line(deadline)) {
-        }
-        return has_ended_;
-    }
+    OutsideRun(UniqueFd socket, Attendant attendant, pid_t pid) noexcept
+        : socket_(std::move(socket)), attendant_(std::move(attendant)), pid_(pid) {}
 
     UniqueFd socket_;
+    Attendant attendant_;
     pid_t pid_;
     std::string text_; ///< not yet given out
     bool has_ended_ = false;
@@ -223,9 +273,7 @@ Result<std::vector<OutsideGpu>> Outside::look(Milliseconds patience) const {
 
 OutsideLooks::OutsideLooks(const Outside& outside) noexcept : outside_(&outside) {}
 
-OutsideLooks::~OutsideLooks() {
-    if (run_) run_->let_end();
-}
+OutsideLooks::~OutsideLooks() = default;
 
 Result<std::vector<OutsideGpu>> OutsideLooks::look(Milliseconds patience) {
     const auto deadline = Clock::now() + patience;

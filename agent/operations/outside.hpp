@@ -26,8 +26,9 @@ struct OutsideGpu {
 
 class OutsideRun;
 
-/// The program beside the agent's library (agent/outside). It is no child of this process: no SIGCHLD comes
-/// of it, and no wait() of the program finds it. Not thread-safe.
+/// The program beside the agent's library (agent/outside). It is a child's child of this process, and the
+/// child an unusual one: no SIGCHLD comes of either, and no wait() of the program finds them. Not
+/// thread-safe.
 class Outside {
 public:
     /// Finds the program, and takes the environment for it. Takes the loader's lock. Errors: no_driver (it is

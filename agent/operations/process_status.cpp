@@ -56,7 +56,7 @@ Report ProcessStatus::report() {
             complete(locked, now);
             // What nothing needs any more, too, until it is given back: a moment later.
             if (memory_.is_started()) now.host_bytes += retired_.host_bytes(locked);
-            now.notes = std::move(notes);
+            now.notes.insert(now.notes.begin(), notes.begin(), notes.end());
             return now;
         },
         [&](Report before) {

@@ -260,7 +260,8 @@ Result<void> SleepOperation::move_deep_contents() {
 }
 
 Result<Report> SleepOperation::stay_deep() {
-    if (request_.release_retained || (names_store() && !moves_to_files()))
+    if (request_.release_retained) return unchanged("it sleeps deeply, and retains nothing");
+    if (names_store() && !moves_to_files())
         return make_error(ErrorCode::driver_failed,
                           "it sleeps deeply, and until it wakes its contents can go to files alone");
     if (names_store()) {

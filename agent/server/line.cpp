@@ -10,7 +10,7 @@
 namespace gpu_sleep::agent::server {
 namespace {
 
-constexpr Milliseconds k_between_tries{50};
+constexpr Milliseconds k_least_pause{50};
 
 } // namespace
 
@@ -64,7 +64,8 @@ Clock::time_point Line::next_time() const noexcept {
     return time;
 }
 
-bool Line::waits(Place& place, model::Failure& why, Clock::time_point begun, Clock::time_point now) noexcept {
+bool Line::waits(Place& place, model::Failure& why, Clock::time_point begun, Clock::time_point now,
+                 Milliseconds pause) noexcept {
     const auto* const wake = std::get_if<model::WakeRequest>(&place.job_.operation);
     if (!wake || why.error.code != ErrorCode::out_of_device_memory) return false;
     const auto since = place.shortage_ ? place.shortage_->since : begun;
@@ -73,10 +74,12 @@ bool Line::waits(Place& place, model::Failure& why, Clock::time_point begun, Clo
     const auto limit = job.is_own ? begun + wake->wait
                                   : std::min(begun + wake->wait, job.since + wake->timeout + wake->wait);
     const auto until = place.shortage_ ? place.shortage_->until : limit;
-    if (now + k_between_tries > until) return false;
+    if (now + k_least_pause > until) return false;
     place.shortage_ = Place::Shortage{since, until, true, std::move(why)};
     place.runs_ = false;
-    if (!first_untried()) next_round_ = std::exchange(has_ended_, false) ? now : now + k_between_tries;
+    const auto next =
+        std::clamp(until - k_least_pause, now + k_least_pause, now + std::max(pause, k_least_pause));
+    if (!first_untried()) next_round_ = std::exchange(has_ended_, false) ? now : next;
     return true;
 }
 

@@ -44,8 +44,9 @@ struct Job {
 /// Not thread-safe. Takes memory in add() and waiting() alone.
 ///
 /// A wake that lacks GPU memory and may wait for it holds nothing meanwhile: it is tried again every 50 ms,
-/// and as soon as another operation has ended. All that wait are tried in rounds, in the order in which they
-/// came. Between two tries one of those in line has its turn, so that neither kind keeps the other out.
+/// or less often where a try is dear, and as soon as another operation has ended. All that wait are tried in
+/// rounds, in the order in which they came. Between two tries one of those in line has its turn, so that
+/// neither kind keeps the other out.
 class Line {
 public:
     class Place;
@@ -57,9 +58,10 @@ public:
     [[nodiscard]] Clock::time_point next_time() const noexcept;
 
     /// `place` was tried at `begun` and ended with `why`. Whether it waits now: if it is a wake that lacks
-    /// GPU memory, with time left to wait for it. Otherwise `why` is untouched.
+    /// GPU memory, with time left to wait for it; it is tried again after `pause`, or 50 ms. Otherwise `why`
+    /// is untouched.
     [[nodiscard]] bool waits(Place& place, model::Failure& why, Clock::time_point begun,
-                             Clock::time_point now) noexcept;
+                             Clock::time_point now, Milliseconds pause = {}) noexcept;
     /// Takes it out, for it is done.
     [[nodiscard]] Job leave(Place& place, Clock::time_point now) noexcept;
 

@@ -169,8 +169,9 @@ void Server::operate(Line::Place& place) {
     if (auto* const failed = std::get_if<model::Failure>(&outcome)) {
         if (job.on_shortage && failed->error.code == ErrorCode::out_of_device_memory)
             ignoring_errors([&] { job.on_shortage(failed->error); });
+        const auto pause = operations_.pause_between_tries();
         const MutexLock lock(mutex_);
-        if (line_.waits(place, *failed, begun, Clock::now())) return;
+        if (line_.waits(place, *failed, begun, Clock::now(), pause)) return;
     }
     MutexLock lock(mutex_);
     const auto done = line_.leave(place, Clock::now());

@@ -38,6 +38,8 @@ public:
     [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress,
                                       const DirectiveSource& directives, bool is_own,
                                       Clock::time_point since) = 0;
+    /// Called on the operations thread: how long at least until it is.
+    [[nodiscard]] virtual Milliseconds pause_between_tries() const noexcept = 0;
     /// Called once for each operation, on the thread that ends it, before the asker hears of it: how it
     /// ended, `taken` after it was asked for. No retry of a wake that goes on waiting is an end.
     virtual void ended(const Operation& operation, const Outcome& outcome,

@@ -8,6 +8,7 @@
 #include "base/quiet_thread.hpp"
 #include "common/lock_order.hpp"
 #include "intercepted/contexts.hpp"
+#include "python/functions.hpp"
 #include "torch/torch_cache.hpp"
 
 #include <utility>
@@ -46,6 +47,7 @@ std::shared_ptr<TorchTrim::Work> TorchTrim::start() {
 Result<void> TorchTrim::run(Clock::time_point deadline, const std::function<bool()>& keep_going) {
     constexpr Milliseconds k_patience{2'000}; ///< until it begins
     constexpr Milliseconds k_look{10};
+    if (!begun_ && !python::functions()) return {}; // a program without Python
     const auto last_begin = Clock::now() + k_patience;
     const auto work = begun_ ? std::exchange(begun_, nullptr) : start();
     while (work && !work->wait(k_look)) {
@@ -54,7 +56,8 @@ Result<void> TorchTrim::run(Clock::time_point deadline, const std::function<bool
         if (goes_on && now < deadline && now < last_begin) continue;
         if (work->request.give_up()) {
             if (!goes_on) return make_error(ErrorCode::cancelled, "the request was withdrawn");
-            log::warning("PyTorch did not give back its unused memory in time: it is kept too");
+            log::warning(
+                "Python was busy: memory that PyTorch has and does not use, if there is any, is kept too");
             return {};
         }
         if (goes_on && now < deadline) continue;

@@ -21,6 +21,7 @@ struct Unforeseen {};
     do {                                                                                                     \
         if (!(expression)) stop_parsing();                                                                   \
     } while (false)
+#define TOML_MAX_NESTED_VALUES 8
 #define TOML_EXCEPTIONS 1
 #define TOML_HEADER_ONLY 1
 #define TOML_ENABLE_FORMATTERS 0
@@ -82,6 +83,17 @@ void add_entries(const toml::table& table, const std::vector<std::string>& path,
     }
 }
 
+/// Whether the line has a key of more parts than any file needs: the parser makes a section of each, one
+/// within another, and nests calls as deep. It counts dots, wherever they are: only the parser knows what is
+/// a text.
+bool is_deep(std::string_view line) {
+    constexpr std::size_t k_most = 64;
+    std::size_t parts = 0;
+    for (std::size_t i = 0; i < line.size(); ++i)
+        if (line[i] == '.' && (i == 0 || line[i - 1] != '.')) ++parts;
+    return parts > k_most;
+}
+
 /// What is wrong with a line, or nothing. The parser is given ASCII alone, of which it is sure: version 3.3
 /// has characters for which what it does is undefined. In a line of comment, others become question marks.
 std::string_view make_plain(std::string& text, std::size_t begin, std::size_t end) {
@@ -97,6 +109,7 @@ std::string_view make_plain(std::string& text, std::size_t begin, std::size_t en
             return "there is a character beyond ASCII: write it in a text such as \"gr\\u00FC\\u00DF\"";
         if (each > k_delete) text[i] = '?';
     }
+    if (is_deep({text.data() + begin, end - begin})) return "there are too many dots in one line";
     return {};
 }
 

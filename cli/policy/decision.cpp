@@ -63,12 +63,16 @@ std::string words_for(double seconds) {
 
 } // namespace
 
+bool sleeps_in_host_memory(const model::Report& report) noexcept {
+    return is_asleep(report) && std::any_of(report.tags.begin(), report.tags.end(),
+                                            [](const auto& tag) { return tag.kept > tag.in_files; });
+}
+
 Depth depth_of(const model::Report& report) noexcept {
     if (!is_asleep(report)) return Depth::awake;
     if (report.deep) return Depth::deep;
-    const bool has_in_host = std::any_of(report.tags.begin(), report.tags.end(),
-                                         [](const auto& tag) { return tag.kept > tag.in_files; });
-    return has_in_host ? Depth::host : Depth::file; // of what keeps nothing, nothing is in anybody's way
+    // Of what keeps nothing, nothing is in anybody's way.
+    return sleeps_in_host_memory(report) ? Depth::host : Depth::file;
 }
 
 std::optional<double> unused_seconds(const model::Report& report) noexcept {

@@ -11,6 +11,9 @@
 
 namespace gpu_sleep::cli::policy {
 
+/// Whether all of it sleeps, and host memory holds contents of it.
+[[nodiscard]] bool sleeps_in_host_memory(const model::Report& report) noexcept;
+
 /// How far down the process is: awake if any of it is, otherwise where the nearest of its contents lie.
 [[nodiscard]] Depth depth_of(const model::Report& report) noexcept;
 

@@ -36,7 +36,7 @@ Holder holder_of(const Seen& seen) {
         holder.retained = 0; // it is about to be used
     }
     holder.unused_seconds = unused_seconds(report).value_or(0);
-    if (depth_of(report) != Depth::host) return holder;
+    if (!sleeps_in_host_memory(report)) return holder;
     holder.unused_seconds = report.state_seconds;
     holder.can_move = !seen.policy.directory.empty();
     return holder;

@@ -5,6 +5,7 @@
 #include "cli/policy/pass.hpp"
 
 #include "cli/driver_engine.hpp"
+#include "cli/gpu_use.hpp"
 #include "cli/json.hpp"
 #include "cli/operation.hpp"
 #include "cli/output.hpp"
@@ -47,16 +48,19 @@ public:
             print_error(render_error(options_.program, fmt::format("put {} to sleep", subject),
                                      without(subject, *error)));
         else if (const auto& report = std::get<model::Report>(outcome.answer);
-                 does_something(report) || !options_.target.empty())
-            text_ += render_operation(outcome.process, report);
+                 is_told_ && (does_something(report) || !options_.target.empty()))
+            text_ += render_operation(outcome.process, numbers_.in(report));
         outcomes_.push_back(std::move(outcome));
     }
 
     void complain(const std::string& sentence) const {
         print_error(fmt::format("{}: {}\n", options_.program, sentence));
     }
-    void fail(ErrorCode code) noexcept {
-        if (status_ == exit_status::done) status_ = traits(code).exit_status;
+    /// Tells of an error that is no process's.
+    void fail(const Error& error) {
+        complain(error.message);
+        if (status_ == exit_status::done) status_ = traits(error.code).exit_status;
+        if (!error_) error_ = error;
     }
 
     /// Whether something was told of the process.
@@ -68,18 +72,23 @@ public:
     /// Prints all of it. Returns the exit status.
     [[nodiscard]] int finish() {
         if (options_.output.json)
-            text_ = to_json(options_.program, outcomes_) + '\n';
-        else if (options_.output.quiet)
-            text_.clear();
-        else if (text_.empty() && status_ == exit_status::done)
+            text_ = (error_ ? to_json(options_.program, outcomes_, *error_, status_)
+                            : to_json(options_.program, outcomes_)) +
+                    '\n';
+        else if (is_told_ && text_.empty() && status_ == exit_status::done)
             text_ = "nothing to do\n";
+        else if (is_told_)
+            text_ += render_total(outcomes_);
         const int written = print_result(options_.program, text_);
         return status_ == exit_status::done ? written : status_;
     }
 
 private:
     const PassOptions& options_;
+    const bool is_told_ = !options_.output.json && !options_.output.quiet; ///< on standard output, in words
     std::vector<Outcome> outcomes_;
+    GpuNumbers numbers_;
+    std::optional<Error> error_; ///< the first that is no process's
     std::string text_;
     int status_ = exit_status::done;
 };
@@ -173,13 +182,12 @@ Result<void> pass(const PassOptions& options, Policies& policies, Account& accou
     auto orders = orders_for(plan, *found);
     const bool gives_back = !orders.empty();
     for (auto& outcome : carry_out(options, finder, std::move(orders))) account.add(std::move(outcome));
-    for (const auto& excess : plan.left) {
-        account.complain(fmt::format(
+    for (const auto& excess : plan.left)
+        account.fail(make_error(
+            ErrorCode::out_of_host_memory,
             "cannot keep the budget of {} for the host memory of {}: {} would stay held, and nothing more is "
             "retained, or sleeps and has a directory to move to",
             format_bytes(excess.budget), whose(excess), format_bytes(excess.held)));
-        account.fail(ErrorCode::out_of_host_memory);
-    }
     if (gives_back && !options.dry_run) found = look(finder, policies, whom);
     if (!found) return std::move(found).error();
     orders = orders_for(*found, budgets, account);

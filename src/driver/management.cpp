@@ -8,9 +8,7 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <type_traits>
 #include <utility>
@@ -40,20 +38,6 @@ struct ProcessInfo {
 };
 static_assert(sizeof(ProcessInfo) == 24);
 
-/// nvmlProcessUtilizationSample_t.
-struct ProcessSample {
-    unsigned pid = 0;
-    unsigned long long time = 0;                                        ///< microseconds since 1970
-    unsigned multiprocessors = 0, memory = 0, encoder = 0, decoder = 0; ///< per cent
-};
-static_assert(sizeof(ProcessSample) == 32);
-
-/// nvmlSample_t.
-struct Sample {
-    unsigned long long time = 0; ///< as above
-    unsigned long long value = 0;
-};
-
 struct Nvml {
     int (*init)() = nullptr;
     const char* (*error_string)(int) = nullptr;
@@ -73,8 +57,6 @@ struct Nvml {
     int (*link_width)(Device, unsigned*) = nullptr;
     int (*max_link_generation)(Device, unsigned*) = nullptr;
     int (*max_link_width)(Device, unsigned*) = nullptr;
-    int (*work)(Device, ProcessSample*, unsigned* count, unsigned long long since) = nullptr;
-    int (*samples)(Device, int kind, unsigned long long since, int* type, unsigned* count, Sample*) = nullptr;
 };
 
 Error failed(const Nvml& nvml, int status, std::string_view call) {
@@ -109,8 +91,6 @@ Result<Nvml> load() {
     static_cast<void>(found("nvmlDeviceGetCurrPcieLinkWidth", nvml.link_width));
     static_cast<void>(found("nvmlDeviceGetMaxPcieLinkGeneration", nvml.max_link_generation));
     static_cast<void>(found("nvmlDeviceGetMaxPcieLinkWidth", nvml.max_link_width));
-    static_cast<void>(found("nvmlDeviceGetProcessUtilization", nvml.work));
-    static_cast<void>(found("nvmlDeviceGetSamples", nvml.samples));
     if (const int status = nvml.init(); status != k_success) return failed(nvml, status, "nvmlInit");
     return nvml;
 }
@@ -176,50 +156,6 @@ GpuSetup setup_of(const Nvml& nvml, Device device, unsigned index) {
             number_of(nvml.max_link_width, device)};
 }
 
-double seconds_since_1970() {
-    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-double age(unsigned long long microseconds, double now) {
-    return std::max(0.0, now - static_cast<double>(microseconds) / 1e6);
-}
-
-/// Adds those that `device` has seen at work to `seen`, as RecentWork has them.
-Result<void> note_work(const Nvml& nvml, Device device, double now, std::map<pid_t, double>& seen) {
-    constexpr int k_not_found = 6; // nobody was at work
-    std::vector<ProcessSample> samples(128);
-    int status = k_insufficient_size;
-    for (int attempt = 0; attempt < 3 && status == k_insufficient_size; ++attempt) {
-        auto count = static_cast<unsigned>(samples.size());
-        status = nvml.work(device, samples.data(), &count, 0);
-        samples.resize(status == k_insufficient_size ? 2 * std::size_t{count} : count);
-    }
-    if (status == k_not_found) return {};
-    if (status != k_success) return failed(nvml, status, "nvmlDeviceGetProcessUtilization");
-    for (const auto& sample : samples) {
-        const bool worked = (sample.multiprocessors | sample.memory | sample.encoder | sample.decoder) != 0;
-        if (!worked || sample.pid == 0) continue;
-        const auto [it, is_new] = seen.try_emplace(static_cast<pid_t>(sample.pid), age(sample.time, now));
-        it->second = std::min(it->second, age(sample.time, now));
-    }
-    return {};
-}
-
-/// How many seconds back the samples of `device` go.
-double remembered(const Nvml& nvml, Device device, double now) {
-    constexpr int k_utilization = 1; // NVML_GPU_UTILIZATION_SAMPLES
-    int type = 0;
-    unsigned count = 0;
-    if (nvml.samples(device, k_utilization, 0, &type, &count, nullptr) != k_success || count == 0) return 0;
-    std::vector<Sample> samples(count);
-    if (nvml.samples(device, k_utilization, 0, &type, &count, samples.data()) != k_success || count == 0)
-        return 0;
-    samples.resize(std::min<std::size_t>(count, samples.size()));
-    const auto oldest = std::min_element(samples.begin(), samples.end(),
-                                         [](const auto& a, const auto& b) { return a.time < b.time; });
-    return age(oldest->time, now);
-}
-
 /// Calls `use` with the library, and number and handle of each GPU that this user or container may see. Ends
 /// with its first error. Errors: also no_driver, driver_failed.
 template <class Use>
@@ -257,22 +193,6 @@ Result<Gpu> gpu_of(const Nvml& nvml, unsigned index, Device device) {
 }
 
 } // namespace
-
-Result<RecentWork> look_at_recent_work() {
-    const auto now = seconds_since_1970();
-    RecentWork recent;
-    bool is_first = true;
-    GPU_SLEEP_TRY(for_each_device([&](const Nvml& nvml, unsigned, Device device) -> Result<void> {
-        if (!nvml.work || !nvml.samples)
-            return make_error(ErrorCode::no_driver,
-                              "the driver's management library is too old to tell who works");
-        if (auto noted = note_work(nvml, device, now, recent.last_seen); !noted) return noted;
-        const auto window = remembered(nvml, device, now);
-        recent.window = std::exchange(is_first, false) ? window : std::min(recent.window, window);
-        return {};
-    }));
-    return recent;
-}
 
 Result<Setup> look_at_setup() {
     Setup setup;

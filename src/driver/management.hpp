@@ -10,7 +10,6 @@
 
 #include <sys/types.h>
 
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -55,21 +54,11 @@ struct Setup {
     std::vector<GpuSetup> gpus;
 };
 
-/// Who has been seen at work on some GPU. NVML looks five times a second, misses what takes a few
-/// milliseconds and forgets after seconds.
-struct RecentWork {
-    std::map<pid_t, double> last_seen; ///< seconds ago; who is missing was not seen
-    double window = 0;                 ///< how many seconds NVML remembers; 0 where it does not say
-};
-
 /// All GPUs, now. Opens libnvidia-ml.so.1 the first time (never closed again). Not thread-safe.
 /// Errors: no_driver (no such library, or one too old), driver_failed. Source: NVML API Reference.
 [[nodiscard]] Result<std::vector<Gpu>> look_at_gpus();
 
 /// How they are set up; otherwise the same.
 [[nodiscard]] Result<Setup> look_at_setup();
-
-/// The work on all of them, otherwise the same. Errors: also no_driver (a GPU that does not tell).
-[[nodiscard]] Result<RecentWork> look_at_recent_work();
 
 } // namespace gpu_sleep::driver

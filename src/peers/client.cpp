@@ -64,6 +64,7 @@ private:
             if (!conversation.is_over()) next_time = std::min(next_time, conversation.next_time());
         }
         if (together_ && !is_withdrawn_) next_time = std::min(next_time, together_->next_time(Clock::now()));
+        if (asks_more()) next_time = std::min(next_time, next_more_);
         if (::poll(polled.data(), polled.size(), milliseconds_until(next_time)) < 0) return;
         if (polled[0].revents != 0) interrupt();
         for (std::size_t i = 0; i < all_.size(); ++i) {
@@ -77,6 +78,17 @@ private:
             if (!conversation.is_over()) conversation.keep_time();
         }
         if (together_ && !is_withdrawn_) coordinate();
+        if (asks_more() && Clock::now() >= next_more_) ask_more();
+    }
+
+    [[nodiscard]] bool asks_more() const noexcept { return observer_.more && !is_withdrawn_; }
+
+    void ask_more() {
+        tell(); // first of whom it may hear in this moment
+        auto questions = observer_.more();
+        next_more_ = Clock::now() + k_between_more;
+        if (!questions) return withdraw_all({});
+        for (auto& question : *questions) all_.push_back({Conversation(std::move(question))});
     }
 
     /// Has the driver go on with those that wait for that, side by side. Of those that go together none takes
@@ -134,7 +146,9 @@ private:
             all_[i].conversation.withdraw(why == Why::late && together_->is_behind(i) ? late : back);
         is_withdrawn_ = true;
     }
-    void go_back(const Error& why) {
+    void go_back(const Error& why) { withdraw_all(why); }
+
+    void withdraw_all(const std::optional<Error>& why) {
         for (auto& each : all_) each.conversation.withdraw(why);
         is_withdrawn_ = true;
     }
@@ -164,8 +178,11 @@ private:
         }
     }
 
+    static constexpr Milliseconds k_between_more{1'000};
+
     const Observer& observer_;
     const Joint* joint_;
+    Clock::time_point next_more_ = Clock::now() + k_between_more;
     std::optional<Together> together_; ///< where they go together
     std::vector<Followed> all_;
     bool is_withdrawn_ = false; ///< all that can be

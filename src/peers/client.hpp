@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -42,6 +43,9 @@ struct Observer {
     std::function<void(std::size_t, const Answer&)> answered = [](auto, const auto&) {};
     /// Called for each that is past the point of no return when an interruption comes.
     std::function<void(std::size_t)> past_return = [](auto) {};
+    /// Called every second, if it is set, while some are not answered: what else to ask, with the indices
+    /// that follow. Nothing: withdraw what is not answered.
+    std::function<std::optional<std::vector<Question>>()> more = {};
     int interruptions = -1;                          ///< readable when there is one; or negative
     std::function<void()> take_interruption = [] {}; ///< removes one
 };

@@ -4,6 +4,8 @@
 
 #include "peers/gpu_line.hpp"
 
+#include "base/agent_directory.hpp"
+
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,7 +21,6 @@ namespace {
 
 constexpr off_t k_lock = 0;
 constexpr off_t k_first_place = 1;
-constexpr mode_t k_mode = 0600;
 
 struct flock span_of(short type, off_t start, off_t bytes) {
     struct flock lock = {};
@@ -62,23 +63,6 @@ std::uint32_t count(int file, off_t start, off_t end) {
     return found;
 }
 
-/// Opens the file, and makes it if it is missing: for the owner of the directory, whoever makes it.
-Result<UniqueFd> open_or_make(int directory, const std::string& name) {
-    constexpr int k_flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-    UniqueFd file(::openat(directory, name.c_str(), k_flags));
-    if (file || errno != ENOENT) {
-        if (!file) return errno_error(ErrorCode::io_failed, errno, "open", name);
-        return file;
-    }
-    struct stat owner = {};
-    if (::fstat(directory, &owner) != 0) return errno_error(ErrorCode::io_failed, errno, "fstat", name);
-    file.reset(::openat(directory, name.c_str(), k_flags | O_CREAT, k_mode));
-    if (!file) return errno_error(ErrorCode::io_failed, errno, "open", name);
-    if (owner.st_uid != ::geteuid() && ::fchown(file.get(), owner.st_uid, owner.st_gid) != 0)
-        return errno_error(ErrorCode::io_failed, errno, "fchown", name);
-    return file;
-}
-
 off_t now() noexcept {
     timespec time = {};
     ::clock_gettime(CLOCK_BOOTTIME, &time);
@@ -92,11 +76,8 @@ Result<GpuLine> GpuLine::open(int directory, std::string_view uuid) {
     const bool is_name = !uuid.empty() && uuid.find('/') == std::string_view::npos;
     if (!is_name) return make_error(ErrorCode::io_failed, "a GPU without a UUID has no line");
     auto name = fmt::format("room-{}", uuid);
-    auto file = open_or_make(directory, name);
+    auto file = open_private_file(directory, name);
     if (!file) return std::move(file).error();
-    struct stat status = {};
-    if (::fstat(file->get(), &status) != 0 || !S_ISREG(status.st_mode))
-        return make_error(ErrorCode::io_failed, "{} is no plain file", name);
     return GpuLine(*std::move(file), std::move(name));
 }
 

@@ -1,37 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Plan, ask, look, and once more if that was not enough.
+// Plan, ask, look, and again if that was not enough, or is slow.
 
 #include "peers/room.hpp"
 
+#include <optional>
 #include <utility>
 #include <variant>
 
 namespace gpu_sleep::peers {
 namespace {
-
-/// Asks all of `chosen` at once to sleep.
-std::vector<Slept> ask(const std::vector<Holder>& holders, const std::vector<std::size_t>& chosen,
-                       const model::SleepRequest& request) {
-    constexpr Milliseconds k_grace{2'000};
-    std::vector<Slept> all;
-    std::vector<Question> questions;
-    std::vector<std::size_t> asked;
-    for (const auto index : chosen) {
-        auto socket = holders[index].connect();
-        all.push_back({index, model::Report{}});
-        if (!socket) {
-            all.back().answer = std::move(socket).error();
-            continue;
-        }
-        asked.push_back(all.size() - 1);
-        questions.push_back(
-            {*std::move(socket), request, {request.timeout, k_grace, !request.bounds_all, {}, 1}});
-    }
-    auto answers = ask_all(std::move(questions));
-    for (std::size_t i = 0; i < asked.size(); ++i) all[asked[i]].answer = std::move(answers[i]);
-    return all;
-}
 
 /// Why it still does not sleep; empty: it does, or would.
 std::string refusal(const Answer& answer, bool is_dry_run) {
@@ -40,6 +18,96 @@ std::string refusal(const Answer& answer, bool is_dry_run) {
     if (report.changed || is_dry_run) return {};
     return report.notes.empty() ? "it sleeps already" : report.notes.front();
 }
+
+/// Puts to sleep until there is room.
+class RoomMaker {
+public:
+    RoomMaker(const std::vector<Holder>& holders, const std::function<Result<BytesByGpu>()>& look,
+              const model::SleepRequest& request)
+        : holders_(holders), look_(look), request_(request) {
+        candidates_.reserve(holders.size());
+        for (const auto& holder : holders)
+            candidates_.push_back(candidate_of(holder.status, request.min_awake.value_or(Milliseconds(0))));
+    }
+
+    [[nodiscard]] Result<RoomMade> run() {
+        for (;;) {
+            GPU_SLEEP_TRY(look_again());
+            const auto chosen = plan_room(candidates_, made_.missing);
+            if (made_.missing.empty() || chosen.empty() || Clock::now() >= end_) break;
+            GPU_SLEEP_TRY(ask(chosen));
+            if (request_.dry_run) break;
+        }
+        if (made_.missing.empty()) return std::move(made_);
+        made_.wait = seconds_until_room(candidates_, made_.missing);
+        made_.against = describe(holders_, candidates_, made_.missing);
+        return std::move(made_);
+    }
+
+private:
+    [[nodiscard]] Result<void> look_again() {
+        auto missing = look_();
+        if (!missing) return std::move(missing).error();
+        std::erase_if(*missing, [](const auto& each) { return each.second == 0; });
+        made_.missing = *std::move(missing);
+        return {};
+    }
+
+    /// Asks all of `chosen` at once, and others beside those that are slow.
+    [[nodiscard]] Result<void> ask(const std::vector<std::size_t>& chosen) {
+        Result<void> looked;
+        asked_.clear();
+        Observer observer;
+        observer.answered = [this](std::size_t i, const Answer& answer) { note(asked_[i], answer); };
+        if (!request_.dry_run)
+            observer.more = [&]() -> std::optional<std::vector<Question>> {
+                looked = look_again();
+                if (!looked || made_.missing.empty() || Clock::now() >= end_) return std::nullopt;
+                return questions_for(plan_room(candidates_, made_.missing));
+            };
+        static_cast<void>(ask_all(questions_for(chosen), observer));
+        return looked;
+    }
+
+    [[nodiscard]] std::vector<Question> questions_for(const std::vector<std::size_t>& chosen) {
+        constexpr Milliseconds k_grace{2'000};
+        std::vector<Question> questions;
+        for (const auto index : chosen) {
+            auto socket = holders_[index].connect();
+            if (!socket) {
+                note(index, std::move(socket).error());
+                continue;
+            }
+            candidates_[index].against = "it is falling asleep, and not done in time";
+            asked_.push_back(index);
+            questions.push_back(
+                {*std::move(socket), request_, {request_.timeout, k_grace, !request_.bounds_all, {}, 1}});
+        }
+        return questions;
+    }
+
+    void note(std::size_t index, Answer answer) {
+        const auto* const error = error_of(answer);
+        if (error && error->code == ErrorCode::cancelled) return; // withdrawn: it is as it was
+        auto& candidate = candidates_[index];
+        candidate.against = refusal(answer, request_.dry_run);
+        if (candidate.against.empty()) {
+            candidate = {};
+            candidate.against = "it sleeps";
+        }
+        made_.slept.push_back({index, std::move(answer)});
+    }
+
+    static constexpr Milliseconds k_limit{120'000}; ///< where the request has none
+
+    const std::vector<Holder>& holders_;
+    const std::function<Result<BytesByGpu>()>& look_;
+    const model::SleepRequest& request_;
+    const Clock::time_point end_ = Clock::now() + (request_.bounds_all ? request_.timeout : k_limit);
+    std::vector<Candidate> candidates_;
+    std::vector<std::size_t> asked_; ///< by the indices of the questions
+    RoomMade made_;
+};
 
 } // namespace
 
@@ -69,33 +137,7 @@ std::vector<std::string> describe(const std::vector<Holder>& holders,
 Result<RoomMade> make_room(const std::vector<Holder>& holders,
                            const std::function<Result<BytesByGpu>()>& look,
                            const model::SleepRequest& request) {
-    std::vector<Candidate> candidates;
-    candidates.reserve(holders.size());
-    for (const auto& holder : holders)
-        candidates.push_back(candidate_of(holder.status, request.min_awake.value_or(Milliseconds(0))));
-    RoomMade made;
-    for (;;) {
-        auto missing = look();
-        if (!missing) return std::move(missing).error();
-        std::erase_if(*missing, [](const auto& each) { return each.second == 0; });
-        made.missing = *std::move(missing);
-        const auto chosen = plan_room(candidates, made.missing);
-        if (made.missing.empty() || chosen.empty()) break;
-        for (auto& slept : ask(holders, chosen, request)) {
-            auto& candidate = candidates[slept.holder];
-            candidate.against = refusal(slept.answer, request.dry_run);
-            if (candidate.against.empty()) {
-                candidate = {};
-                candidate.against = "it sleeps";
-            }
-            made.slept.push_back(std::move(slept));
-        }
-        if (request.dry_run) break;
-    }
-    if (made.missing.empty()) return made;
-    made.wait = seconds_until_room(candidates, made.missing);
-    made.against = describe(holders, candidates, made.missing);
-    return made;
+    return RoomMaker(holders, look, request).run();
 }
 
 } // namespace gpu_sleep::peers

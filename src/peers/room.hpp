@@ -42,7 +42,9 @@ struct RoomMade {
 };
 
 /// Puts the least recently used of `holders` to sleep, no more than needed and all of those at once, until
-/// `look`, which asks the driver, says that nothing is missing; one that refuses is replaced by others.
+/// `look`, which asks the driver, says that nothing is missing; one that refuses is replaced by others, and
+/// beside one that is slow others are asked, if there is room with them alone. Who is not asleep when there
+/// is room, or when the time is over (the request's, if it bounds all, or two minutes), stays as it was.
 /// `request`: see room_request(). Errors: those of `look`.
 [[nodiscard]] Result<RoomMade> make_room(const std::vector<Holder>& holders,
                                          const std::function<Result<BytesByGpu>()>& look,

@@ -4,6 +4,7 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
+#include "support/scratch.hpp"
 
 #include <unistd.h>
 
@@ -72,6 +73,30 @@ TEST_CASE("Command line: a result that cannot be written is said to be lost", "[
     CHECK(is_lost(refused));
     CHECK(run_with_full_output("gpu-wake", {pid, "--quiet"}).err.empty());
     CHECK(host.state() == "awake");
+}
+
+TEST_CASE("Command line: where standard output is closed, the result is lost and goes nowhere else",
+          "[command_line]") {
+    Host host;
+    host.tell("alloc weights 4096 0");
+    const auto pid = std::to_string(host.pid());
+    const Scratch scratch;
+    const auto run_closed = [&](const std::string& command, const std::string& argument) {
+        // The driver opens the file of its devices, which must not get the number.
+        return run(Launch{{"sh", "-c", "exec \"$@\" >&-", "sh", command_file(command), argument},
+                          {"GPU_SLEEP_SIM_STATE=" + scratch.file("devices")}});
+    };
+    for (const std::string argument : {pid.c_str(), "--json", "--help"}) {
+        const auto listed = run_closed("gpu-ps", argument);
+        CHECK(listed.status == 1);
+        CHECK_THAT(listed.err, mentions("cannot write the result: Bad file descriptor"));
+    }
+    CHECK(run_closed("gpu-sleep", pid).status == 0); // 1 would say that it is awake
+    CHECK(host.state() == "asleep");
+    // A program that gpu-run starts finds it closed.
+    CHECK(run(Launch{{"sh", "-c", "exec \"$@\" >&-", "sh", command_file("gpu-run"), "--", "sh", "-c",
+                      "test ! -e /proc/self/fd/1"}})
+              .status == 0);
 }
 
 TEST_CASE("Command line: a reader that has gone changes no status", "[command_line]") {

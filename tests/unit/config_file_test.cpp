@@ -138,6 +138,27 @@ TEST_CASE("Configuration: a mistake is named with its file, line and key", "[con
     CHECK(complaint_about_toml("[reclaim]\n[host]\n[command.x]\n") == "none");
 }
 
+TEST_CASE("Configuration: keys and values nested deeply are refused, and overflow no stack",
+          "[config_file]") {
+    if (!can_read()) return;
+    const auto repeated = [](std::string_view text, int times) {
+        std::string all;
+        for (int i = 0; i < times; ++i) all += text;
+        return all;
+    };
+    constexpr int k_many = 300'000;
+    CHECK(complaint_about_toml("[reclaim]\n" + repeated("a.", k_many) + "a = 1\n") ==
+          "c.toml:2: there are too many dots in one line");
+    CHECK(complaint_about_toml("[" + repeated("\"\" . ", k_many / 5) + "a]\n").starts_with("c.toml:1: "));
+    // A text over several lines makes a comment of what is none.
+    CHECK(complaint_about_toml("a = {b = \"\"\"\n#\"\"\"," + repeated("a.", k_many) + "a = 1}\n")
+              .starts_with("c.toml:2: "));
+    CHECK(complaint_about_toml("a = " + repeated("[\n", 200) + repeated("]", 200)).starts_with("c.toml:"));
+    const auto within = "a." + repeated("a.", 60) + "a = {";
+    CHECK(complaint_about_toml(repeated(within, 200) + repeated("}", 200)).starts_with("c.toml:1: "));
+    CHECK(complaint_about_toml("# " + repeated(".", k_many) + "\n[reclaim]\n") == "none");
+}
+
 TEST_CASE("Configuration: what is the administrator's to say is refused in a user's file", "[config_file]") {
     if (!can_read()) return;
     CHECK(complaint_about_toml("[user.alice]\nidle = \"1d\"\n", Author::user) ==

@@ -46,7 +46,7 @@ public:
         const auto tag = tag_of(place->job());
         model::Failure why{make_error(ErrorCode::out_of_device_memory, "short of it")};
         const bool is_wake = std::holds_alternative<model::WakeRequest>(place->job().operation);
-        if (is_wake && is_short && line.waits(*place, why, at(now), at(now))) return tag;
+        if (is_wake && is_short && line.waits(*place, why, at(now), at(now), pause)) return tag;
         static_cast<void>(line.leave(*place, at(now)));
         return tag + "!";
     }
@@ -57,6 +57,7 @@ public:
 
     Line line;
     bool is_short = true;
+    Milliseconds pause{0};
     int now_ms = 0;
 
 private:
@@ -99,6 +100,18 @@ TEST_CASE("Line: a wake that makes room is known until it is gone, and it alone 
     CHECK(trial.line.makes_room());
     REQUIRE(trial.line.take_late(at(1'100), false));
     CHECK_FALSE(trial.line.makes_room());
+}
+
+TEST_CASE("Line: where a try is dear it is made less often, and once more before the time is over",
+          "[line]") {
+    Trial trial;
+    trial.pause = Milliseconds(1'000);
+    trial.wake("w", Milliseconds(1'500));
+    CHECK(trial.run(0) == "w");
+    CHECK(trial.run(999) == "-");
+    CHECK(trial.run(1'000) == "w");
+    CHECK(trial.run(1'449) == "-");
+    CHECK(trial.run(1'450) == "w");
 }
 
 TEST_CASE("Line: a wake that lacks memory is tried every 50 ms until its time is over", "[line]") {

@@ -3,6 +3,7 @@
 // Ladders, and what follows from the administrator's file and the user's own.
 
 #include "cli/policy/decision.hpp"
+#include "cli/policy/look.hpp"
 #include "cli/policy/policy.hpp"
 
 #include "support/catch.hpp"
@@ -280,4 +281,16 @@ TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a
     CHECK(request->deep);
     CHECK(request->store == model::Store::host); // for want of a directory
     CHECK_FALSE(request->store_is_named);
+}
+
+TEST_CASE("Look: what sleeps can move to files as long as host memory has contents of it, also deep",
+          "[policy]") {
+    auto sleeper = report(model::State::asleep, 0, 50);
+    sleeper.deep = GENERATE(false, true);
+    const auto holder = [&] { return holders_of({Seen{{}, sleeper, with({}), {}}}).front(); };
+    CHECK(holder().can_move);
+    CHECK(holder().unused_seconds == 50);
+    sleeper.tags[0].in_files = k_gib;
+    CHECK_FALSE(holder().can_move);
+    CHECK_FALSE(holders_of({Seen{{}, report(model::State::awake, 0), with({}), {}}}).front().can_move);
 }

@@ -150,6 +150,30 @@ TEST_CASE("Render: a sleep names what each device gave back, kept and dropped", 
 )");
 }
 
+TEST_CASE("Render: what others free and take meanwhile is not said of a process", "[render]") {
+    auto report = test::sample_sleep();
+    report.devices.resize(1);
+    report.devices[0].free_after += 7 * k_gib;
+    const Printed slept(render_operation(listed_process(), report));
+    CHECK(slept.rows.at(0).at("FREED") == "15.0 GiB");
+    report.operation = model::Operation::wake;
+    report.devices[0].free_after = 0;
+    const Printed woken(render_operation(listed_process(), report));
+    CHECK(woken.rows.at(0).at("TAKEN") == "15.0 GiB");
+}
+
+TEST_CASE("Render: of several the total is said, what the driver has taken among it", "[render]") {
+    auto report = test::sample_sleep(); // 39 GiB
+    std::vector<cli::Outcome> outcomes{{listed_process(), report}};
+    CHECK(render_total(outcomes).empty());
+    report.deep_bytes = k_gib;
+    outcomes.push_back({listed_process(), report});
+    CHECK(render_total(outcomes) == "79.0 GiB of GPU memory freed in all\n");
+    report.changed = false;
+    outcomes.push_back({listed_process(), report}); // slept already
+    CHECK(render_total(outcomes) == "79.0 GiB of GPU memory freed in all\n");
+}
+
 TEST_CASE("Render: a wake names what each device took and got back", "[render]") {
     auto report = test::sample_status();
     report.operation = model::Operation::wake;

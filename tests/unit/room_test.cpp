@@ -15,6 +15,7 @@
 #include <cstring>
 #include <deque>
 #include <string>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -34,18 +35,28 @@ struct Crowd {
     std::vector<peers::Holder> holders;
 
     /// A process with `bytes`, idle for `idle` seconds, that answers a sleep by `answer`.
-    void add(const char* title, Bytes bytes, double idle, const protocol::Reply& answer) {
-        const auto path = scratch.file(title);
-        agents.emplace_back(
-            path, [this, bytes, answer](const protocol::Request& request, test::FakeConnection& connection) {
+    void add(const char* title, Bytes bytes, double idle, const protocol::Reply& answer,
+             Milliseconds delay = {}) {
+        add(title, bytes, idle,
+            [=, this](const protocol::Request& request, test::FakeConnection& connection) {
                 const auto* const report = std::get_if<model::Report>(&answer);
                 const bool is_dry = std::get<model::SleepRequest>(request).dry_run;
+                std::this_thread::sleep_for(delay);
                 if (report && report->changed && !is_dry) free += bytes;
                 connection.send(answer);
             });
+    }
+    /// The same, that is at it until the request is withdrawn.
+    void add_slow(const char* title, Bytes bytes, double idle) {
+        add(title, bytes, idle,
+            [](const protocol::Request&, test::FakeConnection& connection) { connection.wait_for_close(); });
+    }
+    void add(const char* title, Bytes bytes, double idle, test::FakeAgent::Script script) {
+        const auto path = scratch.file(title);
+        agents.emplace_back(path, std::move(script));
         peers::Holder holder{
             title, {}, [path]() -> Result<UniqueFd> {
-                UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+                UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
                 sockaddr_un address{};
                 address.sun_family = AF_UNIX;
                 std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
@@ -62,6 +73,9 @@ struct Crowd {
     [[nodiscard]] RoomMade make_room(Bytes needed, bool is_dry_run = false) {
         auto request = room_request(Milliseconds(0));
         request.dry_run = is_dry_run;
+        return make_room(needed, request);
+    }
+    [[nodiscard]] RoomMade make_room(Bytes needed, const model::SleepRequest& request) {
         const auto look = [&]() -> Result<BytesByGpu> {
             return BytesByGpu{{k_crowded_gpu, needed - std::min<Bytes>(needed, free)}};
         };
@@ -138,6 +152,37 @@ TEST_CASE("Room: nobody sleeps for what all together cannot give, and who has go
         return make_error(ErrorCode::no_agent, "it has gone");
     };
     CHECK_FALSE(crowd.make_room(10).is_enough());
+}
+
+TEST_CASE("Room: beside one that is slow others are asked, and it stays awake once there is room", "[room]") {
+    Crowd crowd;
+    crowd.add_slow("slow", 10, 500);
+    crowd.add("willing", 10, 5, slept());
+    const auto made = crowd.make_room(8);
+    CHECK(made.is_enough());
+    CHECK(crowd.asked() == Counts{1, 1});
+    REQUIRE(made.slept.size() == 1);
+    CHECK(made.slept[0].holder == 1);
+}
+
+TEST_CASE("Room: one that is slow is waited for where the others are not enough", "[room]") {
+    Crowd crowd;
+    crowd.add("slow", 10, 500, slept(), Milliseconds(1'500));
+    crowd.add("small", 5, 5, slept());
+    CHECK(crowd.make_room(10).is_enough());
+    CHECK(crowd.asked() == Counts{1, 0});
+}
+
+TEST_CASE("Room: one that does not get ready is waited for no longer than the request says", "[room]") {
+    Crowd crowd;
+    crowd.add_slow("slow", 10, 500);
+    auto request = room_request(Milliseconds(0));
+    request.bounds_all = true;
+    request.timeout = Milliseconds(1'500);
+    const auto made = crowd.make_room(8, request);
+    CHECK_FALSE(made.is_enough());
+    REQUIRE(made.against.size() == 1);
+    CHECK(made.against[0] == "slow has 10 B: it is falling asleep, and not done in time");
 }
 
 TEST_CASE("Room: a dry run asks once, and nothing changes", "[room]") {

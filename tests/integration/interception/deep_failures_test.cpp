@@ -177,6 +177,37 @@ TEST_CASE("Deep: a process that the driver fails to checkpoint is lost, and that
     CHECK(verified.status == 0);
 }
 
+TEST_CASE("Deep: a process whose restore found too little is lost, and what is kept of it can be saved",
+          "[deep]") {
+    const Scratch place;
+    const auto trace = place.file("trace");
+    DeepMachine machine(
+        {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessRestore:2s", "GPU_SLEEP_SIM_TRACE=" + trace});
+    machine.fall_asleep();
+    Host other(machine.plain());
+    other.tell("start");
+    const auto looks = calls_done(trace, "cuInit");
+    Process wake(machine.launch("gpu-wake", {"--json"}));
+    REQUIRE(becomes_true([&] { return calls_done(trace, "cuInit") > looks; }));
+    pause_for(Milliseconds(300)); // it has looked for room
+    const auto filling = make_piece(other, "plain", free_bytes(other) - 4 * k_mib);
+    const auto expect_lost = [](const Output& woken) {
+        CHECK(woken.status == 7);
+        CHECK(woken.json("/processes/0/error/code") == "context_lost");
+    };
+    expect_lost(wake.finish());
+    other.tell("free " + filling.number);
+    expect_lost(machine.command("gpu-wake"));
+    CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/notes/0"), mentions("saves what is kept"));
+    const auto saved =
+        machine.command("gpu-sleep", {"--store", "file", "--dir", place.file("files"), "--keep-files"});
+    INFO(saved.err);
+    CHECK(saved.status == 0);
+    machine.host.process().signal(SIGKILL);
+    machine.host.wait();
+    CHECK(run({{command_file("gpu-snapshot"), "verify", place.file("files")}, {}}).status == 0);
+}
+
 TEST_CASE("Deep: the process is killed amid any step", "[deep]") {
     DeepMachine machine;
     const std::string call = GENERATE("cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint");

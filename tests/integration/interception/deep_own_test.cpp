@@ -250,3 +250,47 @@ TEST_CASE("Deep: the program's own children and signals know nothing of the proc
     REQUIRE(machine.host.tell("wake_self").starts_with("0 0 "));
     machine.expect_awake();
 }
+
+TEST_CASE("Deep: a program that is given orphans finds none of the processes outside", "[deep]") {
+    const Scratch place;
+    const auto trace = place.file("trace");
+    DeepMachine machine({"GPU_SLEEP_ON_TOUCH=wake", "GPU_SLEEP_SIM_TRACE=" + trace});
+    machine.host.tell("adopt");
+    const auto expect_none = [&] { CHECK(machine.host.tell("children all") == "none"); };
+    REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));
+    expect_none();
+    SECTION("by the program itself") {
+        REQUIRE(machine.host.tell("wake_self").starts_with("0 0 "));
+    }
+    SECTION("for a touch that waits") {
+        Host other(machine.plain());
+        other.tell("start");
+        const auto filling = make_piece(other, "plain", free_bytes(other) - 4 * k_mib);
+        const auto processes = [&] { return calls_done(trace, "cuInit"); };
+        machine.host.process().send("hash " + machine.piece.number);
+        pause_for(Milliseconds(300));
+        const auto before = processes();
+        pause_for(Milliseconds(2'000));
+        CHECK(processes() <= before + 2); // one each second
+        CHECK(processes() > before);
+        other.tell("free " + filling.number);
+        CHECK(machine.host.process().read_line() == "ok " + machine.piece.hash);
+    }
+    CHECK(machine.command("gpu-sleep", {"--deep", "--dry-run"}).status == 0);
+    expect_none();
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: wait() does not find a process outside that runs, nor one that was killed", "[deep]") {
+    DeepMachine machine({"GPU_SLEEP_SIM_DELAY=cuMemUnmap:1500ms"});
+    machine.host.tell("adopt");
+    Process sleep(machine.launch("gpu-sleep", {"--deep"}));
+    const auto looks = await_process_outside(machine.host.pid(), "look");
+    CHECK(machine.host.tell("children") == "none");
+    CHECK(::kill(looks, SIGKILL) == 0);
+    REQUIRE(becomes_true([&] { return process_outside(machine.host.pid(), "look") == 0; }));
+    CHECK(machine.host.tell("children") == "none");
+    CHECK(sleep.finish().status == 0);
+    machine.wake();
+    CHECK(machine.host.tell("children all") == "none");
+}

@@ -305,3 +305,36 @@ TEST_CASE("Deep: the last rung of gpu-reclaim's ladder, by what has slept on the
     CHECK_FALSE(machine.is_deep());
     machine.expect_awake();
 }
+
+TEST_CASE("Deep: a budget for host memory moves contents of deep sleepers to files, too", "[deep]") {
+    const Scratch place;
+    DeepMachine machine;
+    machine.fall_asleep();
+    const auto refused = machine.command("gpu-reclaim", {"--host-budget", "1MiB"});
+    CHECK(refused.status == 8);
+    CHECK(refused.json("/exit_status") == "8");
+    CHECK(refused.json("/error/code") == "out_of_host_memory");
+    const auto moved =
+        machine.command("gpu-reclaim", {"--host-budget", "1MiB", "--dir", place.file("files")});
+    INFO(moved.err);
+    CHECK(moved.status == 0);
+    CHECK(moved.json("/exit_status") == "0");
+    CHECK(machine.is_deep());
+    const auto kept = machine.command("gpu-ps");
+    CHECK(kept.json("/processes/0/report/host_bytes") == "0");
+    CHECK(kept.json("/processes/0/report/file_bytes") != "0");
+    machine.wake();
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: who asks for what is retained is told that nothing is", "[deep]") {
+    DeepMachine machine;
+    machine.fall_asleep();
+    const auto asked = machine.command("gpu-sleep", {"--release-retained"});
+    INFO(asked.err);
+    CHECK(asked.status == 0);
+    CHECK(asked.json("/processes/0/report/changed") == "false");
+    CHECK(machine.is_deep());
+    machine.wake();
+    machine.expect_awake();
+}

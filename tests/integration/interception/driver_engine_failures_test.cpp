@@ -164,7 +164,14 @@ TEST_CASE("Driver engine: no process is restored without room", "[driver_engine]
         const auto failed = machine.command("gpu-wake", {"--force"});
         CHECK(failed.status == 7);
         CHECK_THAT(failed.err, mentions("CUDA_ERROR_OUT_OF_MEMORY") && mentions("end it"));
-        CHECK(machine.command("gpu-wake").status == 7);
+        other.tell("free " + filling.number);
+        for (const Arguments& arguments : {Arguments(), Arguments{"--force"}}) {
+            const auto again = machine.command("gpu-wake", arguments);
+            CHECK(again.status == 7);
+            CHECK(again.json("/processes/0/error/code") == "context_lost");
+            CHECK_THAT(again.err, mentions("it is lost") && !mentions("--force"));
+        }
+        CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/notes/0"), mentions("lost"));
         machine.host.process().signal(SIGKILL);
         machine.host.wait();
         CHECK(machine.command("gpu-wake").status == 3);

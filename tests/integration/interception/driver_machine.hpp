@@ -115,7 +115,9 @@ public:
     /// The program works, and all is as before.
     void expect_awake() {
         expect_answer();
-        CHECK(command("gpu-wake").status == 3); // nobody has anything to wake
+        const auto woken = command("gpu-wake"); // nothing is left to wake
+        CHECK(woken.status == 0);
+        CHECK(woken.json("/processes/0/report/changed") == "false");
         CHECK_FALSE(has_record());
     }
 

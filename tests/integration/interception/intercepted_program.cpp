@@ -13,6 +13,7 @@
 #include "support/commanded.hpp"
 
 #include <dlfcn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -305,6 +306,20 @@ Answer do_fork(Words&) {
     return std::to_string(WIFEXITED(status) ? WEXITSTATUS(status) : -1);
 }
 
+/// adopt: the program is given the orphans of its descendants from now on
+Answer do_adopt(Words&) {
+    if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0)
+        return errno_error(ErrorCode::internal, errno, "prctl", "adopt");
+    return std::string();
+}
+
+/// children [all]: the child that wait() finds, "running", or "none"; all: of any kind
+Answer do_children(Words& words) {
+    const bool all = next<std::string>(words) == "all";
+    const auto child = ::waitpid(-1, nullptr, WNOHANG | (all ? __WALL : 0));
+    return child < 0 ? "none" : child == 0 ? "running" : std::to_string(child);
+}
+
 /// load FILE [apart]: loads a library, apart in a namespace of its own
 Answer do_load(Words& words) {
     const auto file = next<std::string>(words);
@@ -429,6 +444,8 @@ const Commands& commands() {
         {"null_stream", do_null_stream},
         {"reset", do_reset},
         {"fork", do_fork},
+        {"adopt", do_adopt},
+        {"children", do_children},
         {"load", do_load},
         {"look_up", do_look_up},
         {"ask_version", [](Words&) { return Answer(std::to_string(version_by_unknown_call())); }},

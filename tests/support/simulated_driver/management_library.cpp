@@ -14,7 +14,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -27,7 +26,6 @@ namespace {
 constexpr int k_success = 0;
 constexpr int k_invalid_argument = 2;
 constexpr int k_not_supported = 3;
-constexpr int k_not_found = 6;
 constexpr int k_insufficient_size = 7;
 
 struct Memory {
@@ -39,22 +37,6 @@ struct ProcessInfo {
     unsigned long long used;
     unsigned gpu_instance, compute_instance;
 };
-
-struct ProcessSample {
-    unsigned pid;
-    unsigned long long time; // microseconds since 1970
-    unsigned multiprocessors, memory, encoder, decoder;
-};
-
-struct Sample {
-    unsigned long long time, value;
-};
-
-unsigned long long microseconds_now() {
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    return static_cast<unsigned long long>(
-        std::chrono::duration_cast<std::chrono::microseconds>(now).count());
-}
 
 /// A handle is the device's number and one.
 int device_of(void* handle) {
@@ -178,26 +160,6 @@ SIM_NVML int nvmlDeviceGetCurrPcieLinkWidth(void*, unsigned* width) {
 
 SIM_NVML int nvmlDeviceGetMaxPcieLinkWidth(void*, unsigned* width) {
     *width = 16;
-    return k_success;
-}
-
-// Who is at work is what GPU_SLEEP_SIM_AT_WORK says: pids, apart by commas; all of them right now.
-SIM_NVML int nvmlDeviceGetProcessUtilization(void*, ProcessSample* samples, unsigned* count,
-                                             unsigned long long) {
-    const char* const pids = std::getenv("GPU_SLEEP_SIM_AT_WORK");
-    std::istringstream list(pids ? pids : "");
-    unsigned found = 0;
-    for (std::string pid; std::getline(list, pid, ',') && found < *count; ++found)
-        samples[found] = {static_cast<unsigned>(std::stoul(pid)), microseconds_now(), 50, 0, 0, 0};
-    *count = found;
-    return found == 0 ? k_not_found : k_success;
-}
-
-// As far back as GPU_SLEEP_SIM_WINDOW says, in seconds.
-SIM_NVML int nvmlDeviceGetSamples(void*, int, unsigned long long, int*, unsigned* count, Sample* samples) {
-    const char* const seconds = std::getenv("GPU_SLEEP_SIM_WINDOW");
-    *count = 1;
-    if (samples) *samples = {microseconds_now() - 1'000'000ULL * std::stoull(seconds ? seconds : "14"), 0};
     return k_success;
 }
 

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Notes of processes that the driver has checkpointed, and whose turn it is to come back. In a program that
+// forks.
+
+#include "cli/checkpoint_record.hpp"
+
+#include "base/process.hpp"
+#include "support/catch.hpp"
+#include "support/other_user.hpp"
+#include "support/skip.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr Milliseconds k_moment{50};
+const std::vector<GpuNeed> k_needs{{"GPU-51302d52", 5 * k_gib}};
+
+Process process_of(uid_t user) {
+    Process process;
+    process.pid = ::getpid();
+    process.start_time = *start_time_of(::getpid());
+    process.uid = user;
+    return process;
+}
+
+/// What processes of this user leave in /tmp.
+struct OwnersPlace {
+    std::string path = agent_directory(k_one_user);
+    OwnersPlace() { std::filesystem::remove_all(path); }
+    OwnersPlace(const OwnersPlace&) = delete;
+    OwnersPlace& operator=(const OwnersPlace&) = delete;
+    ~OwnersPlace() { std::filesystem::remove_all(path); }
+};
+
+} // namespace
+
+TEST_CASE("Checkpoint record: root and the owner of a process have one record, and stand in one line",
+          "[checkpoint_record]") {
+    if (::geteuid() != 0) return skip_without_right("act as another user");
+    const OwnersPlace place;
+    const auto process = process_of(k_one_user);
+    auto other = process;
+    other.pid = 1;
+    const auto is_late = [](const auto& done) { return !done && done.error().code == ErrorCode::timed_out; };
+    const auto comes_back = [&] {
+        auto record = CheckpointRecord::open(other, k_moment);
+        return record && record->take_turn(k_moment) && record->lock_gpus(k_needs);
+    };
+    {
+        auto record = CheckpointRecord::open(process, k_moment);
+        REQUIRE(record);
+        REQUIRE(record->write(k_needs));
+        REQUIRE(record->lock_gpus(k_needs));
+        CHECK(as_user(k_one_user, [&] { return is_late(CheckpointRecord::open(process, k_moment)); }));
+        CHECK(as_user(k_one_user, [&] { return CheckpointRecord::open(other, k_moment) && !comes_back(); }));
+        record->unlock_gpus();
+        CHECK(as_user(k_one_user, comes_back));
+        REQUIRE(record->take_turn(k_moment));
+        CHECK_FALSE(as_user(k_one_user, comes_back));
+    }
+    CHECK(recorded_processes().contains(process.pid));
+    CHECK_FALSE(is_recorded_as_lost(process));
+    CHECK(as_user(k_one_user, [&] {
+        const auto record = CheckpointRecord::open(process, k_moment);
+        return record && record->read() == k_needs && record->write_lost();
+    }));
+    CHECK(is_recorded_as_lost(process));
+    CHECK_FALSE(as_user(k_other_user, [&] { return CheckpointRecord::open(process, k_moment).has_value(); }));
+    CHECK_FALSE(as_user(k_other_user, [&] { return recorded_processes().contains(process.pid); }));
+}
+
+TEST_CASE("Checkpoint record: root uses nothing that the owner has put in its place", "[checkpoint_record]") {
+    if (::geteuid() != 0) return skip_without_right("act as another user");
+    const OwnersPlace place;
+    const auto process = process_of(k_one_user);
+    REQUIRE(as_user(k_one_user, [&] { return ::mkdir(place.path.c_str(), S_IRWXU) == 0; }));
+    const auto kept = place.path + "-kept"; // in the same file system
+    std::ofstream(kept) << "as it was";
+    const auto name =
+        fmt::format("{}/{}-{}-{}.checkpoint", place.path, process.pid, process.start_time, pid_namespace());
+    SECTION("another name of a file") {
+        REQUIRE(::link(kept.c_str(), name.c_str()) == 0);
+    }
+    SECTION("a link to it") {
+        REQUIRE(::symlink(kept.c_str(), name.c_str()) == 0);
+    }
+    SECTION("a pipe, at which nobody waits") {
+        REQUIRE(::mkfifo(name.c_str(), S_IRWXU) == 0);
+        REQUIRE(::chown(name.c_str(), k_one_user, k_one_user) == 0);
+    }
+    const auto refused = CheckpointRecord::open(process, k_moment);
+    CHECK((!refused && refused.error().code == ErrorCode::io_failed));
+    struct stat status = {};
+    CHECK((::stat(kept.c_str(), &status) == 0 && status.st_uid == 0 && status.st_size == 9));
+    std::filesystem::remove(kept);
+}
