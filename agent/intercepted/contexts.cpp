@@ -11,6 +11,7 @@
 #include "intercepted/contexts_lock.hpp"
 #include "intercepted/handles.hpp"
 #include "intercepted/left.hpp"
+#include "intercepted/objects.hpp"
 #include "intercepted/plain.hpp"
 #include "intercepted/pools.hpp"
 #include "intercepted/residual.hpp"
@@ -74,6 +75,7 @@ public:
         const auto dies = [=](const Known& a) {
             return !a.is_virtual && a.context == context && (is_primary || !a.pool);
         };
+        objects_end_with(context);
         captures_ = take_captures_of(context);
         pools_ = take_pools_of(memory, context);
         waiting_ = take_waiting_of(memory, dies);
@@ -280,6 +282,7 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
         Taken captures;
         ignoring_errors([&] {
             if (!green.context) return;
+            objects_end_with(green.context);
             captures = take_captures_of(green.context);
             // For good: if it stays, its blocks wait for their events.
             forget_order_of(green.context, green.primary);

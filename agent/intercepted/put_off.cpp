@@ -30,16 +30,21 @@ struct PutOff {
 
 } // namespace
 
-bool put_off(std::function<void()> free) noexcept {
+bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noexcept {
+    auto& all = PutOff::instance();
+    {
+        const MutexLock lock(all.mutex);
+        if (!all.lets) return false;
+    }
     std::list<std::function<void()>> one;
     const auto remembered = guarded([&]() -> Result<void> {
         one.push_back(std::move(free));
         return {};
     });
-    auto& all = PutOff::instance();
+    if (!remembered || !object_ends(kind, handle)) return false;
     const MutexLock lock(all.mutex);
     // Looked at under the mutex: who sees it last is still in time for free_what_was_put_off().
-    if (!remembered || !gate::Gate::is_deep() || !all.lets) return false;
+    if (!gate::Gate::is_deep()) return false;
     all.frees.splice(all.frees.end(), one);
     return true;
 }

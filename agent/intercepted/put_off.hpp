@@ -6,16 +6,19 @@
 
 #include "base/units.hpp"
 #include "driver/api.hpp"
+#include "intercepted/objects.hpp"
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 
 namespace gpu_sleep::agent::intercepted {
 
-/// Puts off `free`, which destroys something, until free_what_was_put_off(), in the order of the calls. False
-/// if the process does not sleep deeply, nothing is to be put off, or there is no memory to remember it: then
-/// the call is made as always. At the end of the process nothing is freed any more. Thread-safe.
-[[nodiscard]] bool put_off(std::function<void()> free) noexcept;
+/// Puts off `free`, which destroys the object, until free_what_was_put_off(), in the order of the calls.
+/// False if the process does not sleep deeply, there is no such object, nothing is to be put off, or there is
+/// no memory to remember it: then the call is made as always. At the end of the process nothing is freed any
+/// more. Thread-safe.
+[[nodiscard]] bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noexcept;
 /// Whether that is done from now on: only where all is freed in one context, whichever thread does it.
 void let_put_off(bool lets) noexcept;
 /// Frees it, once the driver is within reach again, in a context that lives. On the operations thread,

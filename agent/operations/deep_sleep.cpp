@@ -12,6 +12,7 @@
 #include "gate/gate.hpp"
 #include "intercepted/contexts.hpp"
 #include "intercepted/ipc.hpp"
+#include "intercepted/objects.hpp"
 #include "intercepted/put_off.hpp"
 #include "intercepted/residual.hpp"
 
@@ -205,12 +206,13 @@ Result<void> DeepSleep::begin_own(const server::ProgressSink& goes_on, Clock::ti
 
 Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_point deadline,
                               const std::function<Result<void>()>& take) {
-    auto held = gate::Gate::instance().go_deep(memory_.hold_rule(), deadline, [&] {
-        return asker({model::Progress::Phase::drain, 0, 0});
-    });
-    if (!held) {
+    const auto keep_going = [&] { return asker({model::Progress::Phase::drain, 0, 0}); };
+    auto ready = gate::Gate::instance().go_deep(memory_.hold_rule(), deadline, keep_going);
+    if (ready) ready = guarded([&] { return drain(deadline, keep_going); });
+    if (!ready) {
         gate::Gate::instance().leave_deep();
-        return not_deeply(held.error().message);
+        const auto& why = ready.error().message;
+        return memory_.asleep_bytes() != 0 ? not_deeply(why) : refusal(why);
     }
     memory_.keep_from_driver(true);
     moved_.clear();
@@ -233,6 +235,21 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
     log::debug("deep sleep: {} for the driver's part, and {} to look afterwards", format_seconds(for_driver),
                format_seconds(seconds_since(begun) - for_driver));
     if (!taken) return taken;
+    return done;
+}
+
+Result<void> DeepSleep::drain(Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    const auto& api = memory_.api();
+    const driver::RelaxedCaptureMode relaxed(api);
+    const auto primary = driver::active_contexts(api);
+    if (!primary) return primary.error();
+    auto contexts = intercepted::own_contexts();
+    for (const auto& context : *primary) contexts.push_back(context.get());
+    auto done = intercepted::note_what_is_done(api, contexts, {deadline, deadline, keep_going});
+    if (!done && done.error().code == ErrorCode::context_lost)
+        return make_error(ErrorCode::context_lost,
+                          "its CUDA context has failed, as its next call has to be told: {}",
+                          done.error().message);
     return done;
 }
 
@@ -279,6 +296,7 @@ void DeepSleep::come_back() noexcept {
     known_devices_.forget(); // they may be others
     memory_.keep_from_driver(false);
     if (is_deep_.exchange(false)) ++times_back_; // who asks now is told of them by the driver
+    intercepted::forget_what_is_done();
     gate::Gate::instance().leave_deep();
     intercepted::set_memory_while_deep(std::nullopt);
     intercepted::free_what_was_put_off(memory_.api());

@@ -70,7 +70,8 @@ public:
     /// After the process has fallen asleep, without its mutex: holds all calls of the program back, keeps the
     /// agent from the driver, tells `asker` (Progress::Phase::deep), and waits until that has locked and
     /// checkpointed this process, or not, and shut its side. Afterwards it is deep, or asleep as before.
-    /// Errors: driver_failed (a call of the driver did not return), context_lost (the driver failed with it).
+    /// Errors: driver_failed (a call of the driver did not return, or its context has failed), context_lost
+    /// (the driver failed with it).
     [[nodiscard]] Result<void> begin(const server::ProgressSink& asker, Clock::time_point deadline);
     /// The same where the program itself asked: a process outside locks it by `deadline`, and checkpoints it,
     /// while `goes_on`. Errors besides: driver_failed (it is asleep, but not deeply).
@@ -119,6 +120,9 @@ private:
     /// begin(), with `take` for what has the driver lock and checkpoint the process.
     [[nodiscard]] Result<void> begin(const server::ProgressSink& asker, Clock::time_point deadline,
                                      const std::function<Result<void>()>& take);
+    /// Once no call of the program passes the gate: has the work that is left be done, and notes that it is.
+    /// Errors: context_lost (a context has failed), and others of driver::drain().
+    [[nodiscard]] Result<void> drain(Clock::time_point deadline, const std::function<bool()>& keep_going);
     [[nodiscard]] Result<void> wait_for_asker(const server::ProgressSink& asker);
     /// After the asker has done what it could.
     [[nodiscard]] Result<void> take_stock();

@@ -241,8 +241,7 @@ TEST_CASE("Retained: a range that is another's now has nothing of what was retai
     CHECK(fixture.is_intact(neighbour - 1));
 }
 
-TEST_CASE("Retained: cycles of random changes, with a budget that changes, lose nothing",
-          "[retained]") {
+TEST_CASE("Retained: cycles of random changes, with a budget that changes, lose nothing", "[retained]") {
     const int cycles = random_rounds();
     std::mt19937 random(7);
     const auto below = [&](std::size_t end) {

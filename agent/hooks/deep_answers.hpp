@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Which calls are answered while the process sleeps deeply, and what is noted of others for that. What is
+// said then is what the driver would say; where that is not known, the call is held.
+
+#pragma once
+
+#include "hooks/driver_table.hpp"
+#include "intercepted/objects.hpp"
+#include "intercepted/put_off.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace gpu_sleep::hooks {
+
+using agent::intercepted::Object;
+
+/// What a successful call writes the handle of to where its first argument points.
+constexpr Object made_by(Entry entry) noexcept {
+    switch (entry) {
+    case Entry::cuStreamCreate:
+    case Entry::cuStreamCreateWithPriority: return Object::stream;
+    case Entry::cuEventCreate: return Object::event;
+    case Entry::cuMemAlloc_v2:
+    case Entry::cuMemAllocPitch_v2: return Object::memory;
+    case Entry::cuMemAllocHost_v2:
+    case Entry::cuMemHostAlloc: return Object::host_memory;
+    case Entry::cuArrayCreate_v2:
+    case Entry::cuArray3DCreate_v2: return Object::array;
+    case Entry::cuMipmappedArrayCreate: return Object::mipmapped_array;
+    case Entry::cuModuleLoad:
+    case Entry::cuModuleLoadData:
+    case Entry::cuModuleLoadDataEx:
+    case Entry::cuModuleLoadFatBinary: return Object::module;
+    case Entry::cuLibraryLoadData:
+    case Entry::cuLibraryLoadFromFile: return Object::library;
+    case Entry::cuGraphInstantiate:
+    case Entry::cuGraphInstantiate_v2:
+    case Entry::cuGraphInstantiateWithFlags:
+    case Entry::cuGraphInstantiateWithParams:
+    case Entry::cuGraphInstantiateWithParams_ptsz: return Object::graph_exec;
+    case Entry::cuTexObjectCreate: return Object::texture;
+    case Entry::cuSurfObjectCreate: return Object::surface;
+    default: return Object::none;
+    }
+}
+
+/// What a call destroys, its first argument. Nobody has to wait for that. What gives memory of the program's
+/// own back to it is not among these, for the driver must have let that go; nor what is freed in a stream's
+/// turn, for which the stream's context must be current; nor a graph, which may be another's by now.
+constexpr Object ended_by(Entry entry) noexcept {
+    switch (entry) {
+    case Entry::cuStreamDestroy:
+    case Entry::cuStreamDestroy_v2: return Object::stream;
+    case Entry::cuEventDestroy:
+    case Entry::cuEventDestroy_v2: return Object::event;
+    case Entry::cuMemFree:
+    case Entry::cuMemFree_v2: return Object::memory;
+    case Entry::cuMemFreeHost: return Object::host_memory;
+    case Entry::cuArrayDestroy: return Object::array;
+    case Entry::cuMipmappedArrayDestroy: return Object::mipmapped_array;
+    case Entry::cuModuleUnload: return Object::module;
+    case Entry::cuLibraryUnload: return Object::library;
+    case Entry::cuGraphExecDestroy: return Object::graph_exec;
+    case Entry::cuTexObjectDestroy: return Object::texture;
+    case Entry::cuSurfObjectDestroy: return Object::surface;
+    default: return Object::none;
+    }
+}
+
+/// What an answer is about where a call asks or waits for work that was given to the GPU.
+enum class Asks : std::uint8_t { nothing, stream, event, context, current_context };
+
+constexpr Asks asks_about(Entry entry) noexcept {
+    switch (entry) {
+    case Entry::cuStreamQuery:
+    case Entry::cuStreamQuery_ptsz:
+    case Entry::cuStreamSynchronize:
+    case Entry::cuStreamSynchronize_ptsz: return Asks::stream;
+    case Entry::cuEventQuery:
+    case Entry::cuEventSynchronize: return Asks::event;
+    case Entry::cuCtxSynchronize_v2: return Asks::context;
+    case Entry::cuCtxSynchronize: return Asks::current_context;
+    default: return Asks::nothing;
+    }
+}
+
+/// Whether the thread has another current context after the call: that of the first argument, or one that is
+/// not known.
+enum class Enters : std::uint8_t { nothing, first_argument, unknown };
+
+constexpr Enters enters(Entry entry) noexcept {
+    switch (entry) {
+    case Entry::cuCtxSetCurrent:
+    case Entry::cuCtxPushCurrent:
+    case Entry::cuCtxPushCurrent_v2: return Enters::first_argument;
+    case Entry::cuCtxAttach:
+    case Entry::cuCtxCreate:
+    case Entry::cuCtxCreate_v2:
+    case Entry::cuCtxCreate_v3:
+    case Entry::cuCtxCreate_v4:
+    case Entry::cuCtxDestroy:
+    case Entry::cuCtxDestroy_v2:
+    case Entry::cuCtxDetach:
+    case Entry::cuCtxPopCurrent:
+    case Entry::cuCtxPopCurrent_v2:
+    case Entry::cuGreenCtxDestroy:
+    case Entry::cuDevicePrimaryCtxRelease:
+    case Entry::cuDevicePrimaryCtxRelease_v2:
+    case Entry::cuDevicePrimaryCtxReset:
+    case Entry::cuDevicePrimaryCtxReset_v2: return Enters::unknown;
+    default: return Enters::nothing;
+    }
+}
+
+/// Whether anything of the call is noted, or answered in a deep sleep.
+constexpr bool is_noted(Entry entry) noexcept {
+    return made_by(entry) != Object::none || ended_by(entry) != Object::none ||
+           asks_about(entry) != Asks::nothing || enters(entry) != Enters::nothing ||
+           entry == Entry::cuMemGetInfo_v2 || entry == Entry::cuMemFreeAsync ||
+           entry == Entry::cuMemFreeAsync_ptsz;
+}
+
+template <class First, class... Rest>
+First first_of(First first, Rest...) noexcept {
+    return first;
+}
+
+template <class Handle>
+std::uint64_t bits_of(Handle handle) noexcept {
+    if constexpr (std::is_pointer_v<Handle>)
+        return reinterpret_cast<std::uint64_t>(handle);
+    else
+        return handle;
+}
+
+/// Before a call that destroys something.
+template <Entry entry, class... Arguments>
+void note_end(Arguments... arguments) noexcept {
+    if constexpr (ended_by(entry) != Object::none) {
+        if (intercepts())
+            static_cast<void>(
+                agent::intercepted::object_ends(ended_by(entry), bits_of(first_of(arguments...))));
+    }
+    if constexpr (entry == Entry::cuMemFreeAsync || entry == Entry::cuMemFreeAsync_ptsz) {
+        if (intercepts())
+            static_cast<void>(agent::intercepted::object_ends(Object::memory, first_of(arguments...)));
+    }
+}
+
+/// An event of this process alone: what another may record says nothing of our work.
+template <Entry entry, class... Arguments>
+bool is_own(Arguments... arguments) noexcept {
+    if constexpr (entry == Entry::cuEventCreate)
+        return ([](auto*, unsigned flags) { return (flags & CU_EVENT_INTERPROCESS) == 0; })(arguments...);
+    return true;
+}
+
+/// After a call.
+template <Entry entry, class... Arguments>
+void note_done(CUresult status, Arguments... arguments) noexcept {
+    if (status != CUDA_SUCCESS || !intercepts()) return;
+    if constexpr (made_by(entry) != Object::none) {
+        if (is_own<entry>(arguments...))
+            agent::intercepted::object_made(made_by(entry), bits_of(*first_of(arguments...)));
+    } else if constexpr (enters(entry) == Enters::first_argument) {
+        agent::intercepted::set_current_context(first_of(arguments...));
+    } else if constexpr (enters(entry) == Enters::unknown) {
+        agent::intercepted::set_current_context(nullptr);
+    } else if constexpr (asks_about(entry) != Asks::nothing || entry == Entry::cuMemGetInfo_v2) {
+        agent::intercepted::learn_current_context();
+    }
+}
+
+/// Whether the call is answered while the process sleeps deeply: what it asks about is done, or what it
+/// destroys is put off. `call` makes it.
+template <Entry entry, class Call, class... Arguments>
+bool answer_while_deep([[maybe_unused]] const Call& call, [[maybe_unused]] Arguments... arguments) noexcept {
+    using namespace agent::intercepted;
+    if constexpr (asks_about(entry) == Asks::stream) return is_stream_done(arguments...);
+    if constexpr (asks_about(entry) == Asks::event) return is_event_done(arguments...);
+    if constexpr (asks_about(entry) == Asks::context) return is_context_done(arguments...);
+    if constexpr (asks_about(entry) == Asks::current_context) return is_current_context_done();
+    if constexpr (ended_by(entry) != Object::none)
+        return is_current_context_done() && put_off(ended_by(entry), bits_of(first_of(arguments...)),
+                                                    [call] { static_cast<void>(call()); });
+    if constexpr (entry == Entry::cuMemGetInfo_v2) {
+        const auto tell = [](std::size_t* free, std::size_t* total) {
+            const auto memory = memory_while_deep();
+            if (!memory || !free || !total) return false;
+            *free = memory->free;
+            *total = memory->total;
+            return true;
+        };
+        return is_current_context_done() && tell(arguments...);
+    }
+    return false;
+}
+
+} // namespace gpu_sleep::hooks

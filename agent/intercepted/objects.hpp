@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What the program has of the driver's, and what of its work was done when it fell deeply asleep: from here
+// calls are answered while none may reach the driver.
+
+#pragma once
+
+#include "driver/api.hpp"
+#include "driver/drain.hpp"
+
+#include <cstdint>
+
+namespace gpu_sleep::agent::intercepted {
+
+/// What a program makes, and ends by a call that waits for nobody.
+enum class Object : std::uint8_t {
+    none,
+    stream,
+    event,
+    memory,
+    host_memory,
+    array,
+    mipmapped_array,
+    module,
+    library,
+    graph_exec,
+    texture,
+    surface,
+};
+
+/// One was made in the calling thread's current context. Thread-safe, as all here is.
+void object_made(Object kind, std::uint64_t handle) noexcept;
+/// It is about to be destroyed: another may get its handle at once. False: it is not known.
+bool object_ends(Object kind, std::uint64_t handle) noexcept;
+/// The context takes all that was made in it with it.
+void objects_end_with(CUcontext context) noexcept;
+
+/// The calling thread's current context; null: it is not known, or there is none.
+void set_current_context(CUcontext context) noexcept;
+/// Asks the driver for it, unless it is known.
+void learn_current_context() noexcept;
+
+/// For a deep sleep, once no call passes the gate any more: waits for the work that is left in `contexts` and
+/// asks the driver what is done, until forget_what_is_done(). Errors: those of drain(), context_lost among
+/// them.
+[[nodiscard]] Result<void> note_what_is_done(const driver::Api& api, const std::vector<CUcontext>& contexts,
+                                             const driver::DrainLimits& limits);
+void forget_what_is_done() noexcept;
+
+/// While the process sleeps deeply: whether the driver would say that all work is done, of the stream, the
+/// event, or the context. False also where that is not known. Each waits until a sleep that begins has come
+/// so far, which is when what is left of the work is done.
+[[nodiscard]] bool is_stream_done(CUstream stream) noexcept;
+[[nodiscard]] bool is_event_done(CUevent event) noexcept;
+[[nodiscard]] bool is_context_done(CUcontext context) noexcept;
+/// The same of the calling thread's current context: without one nearly every call fails.
+[[nodiscard]] bool is_current_context_done() noexcept;
+
+} // namespace gpu_sleep::agent::intercepted
