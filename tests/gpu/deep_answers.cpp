@@ -4,7 +4,7 @@
 // answers of a deep sleep can be held against the driver's own. What is undefined awake, such as a call about
 // what is destroyed, it makes in the deep sleep alone, where it must not reach the driver.
 
-#include "hooks/entry_points.hpp"
+#include "declared_entry_points.hpp"
 #include "programs/checked.hpp"
 #include "support/driver_kernels.hpp"
 
@@ -270,7 +270,7 @@ void compare() {
 /// Calls every entry point with nothing but zeros; a line for each that did not fail as a refused one does.
 void call_all() {
     static constexpr const char* k_symbols[] = {
-#define GPU_SLEEP_SYMBOL(name) #name,
+#define GPU_SLEEP_SYMBOL(name, ...) #name,
         GPU_SLEEP_INTERCEPTED(GPU_SLEEP_SYMBOL)
 #undef GPU_SLEEP_SYMBOL
     };
