@@ -6,6 +6,7 @@
 #include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/sanitized.hpp"
+#include "support/scratch.hpp"
 
 #include "base/agent_directory.hpp"
 #include "base/process.hpp"
@@ -19,6 +20,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <deque>
+#include <fstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -35,8 +37,11 @@ constexpr const char* k_uuid = "/processes/0/report/devices/0/uuid";
 /// A GPU with room for one of the models that use it.
 struct Machine {
     SharedDevices devices;
+    Scratch without_nvml; ///< a directory whose NVML is none, so that nobody finds this machine's own
 
-    explicit Machine(std::string bytes = "67108864") : devices(std::move(bytes)) {}
+    explicit Machine(std::string bytes = "67108864") : devices(std::move(bytes)) {
+        std::ofstream(without_nvml.file("libnvidia-ml.so.1"));
+    }
     /// The environment of a program that makes room when it is touched.
     [[nodiscard]] Arguments model(const std::string& name, int min_awake_ms = 0) const {
         auto variables = devices.environment();
@@ -49,7 +54,7 @@ struct Machine {
     [[nodiscard]] Output run(const std::string& command, Arguments arguments, bool has_nvml) const {
         arguments.insert(arguments.begin(), command_file(command));
         auto variables = devices.environment();
-        if (!has_nvml) variables.emplace_back("LD_LIBRARY_PATH=");
+        if (!has_nvml) variables.push_back("LD_LIBRARY_PATH=" + without_nvml.path().string());
         return test::run(Launch{std::move(arguments), std::move(variables)});
     }
 };

@@ -68,6 +68,8 @@ TEST_CASE("Store: what a killed process leaves is removed by the next sleep ther
 TEST_CASE("Store: what a process leaves that runs another program is listed as such, and removed",
           "[store]") {
     const Place place;
+    if (run({{"stat", "-f", "-c", "%T", place.path()}}).out == "overlayfs\n")
+        return skip("on overlayfs a lock says nothing of who holds a file");
     Host host;
     Host other;
     for (auto* each : {&host, &other}) each->tell("alloc weights 4194304 0");
