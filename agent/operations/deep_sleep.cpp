@@ -181,7 +181,6 @@ Result<void> DeepSleep::note_devices(const std::set<int>& used) {
                               device, known.name);
         devices[device] = {std::move(known.name), std::move(known.uuid), 0, 0};
     }
-    intercepted::let_put_off(devices.size() == 1 && intercepted::own_contexts().empty());
     set_devices(std::move(devices));
     return {};
 }
@@ -205,6 +204,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
                               const std::function<Result<void>()>& take) {
     const auto keep_going = [&] { return asker({model::Progress::Phase::drain, 0, 0}); };
     auto ready = gate::Gate::instance().go_deep(memory_.hold_rule(), deadline, keep_going);
+    if (ready) ready = guarded([&] { return check_again(); });
     if (ready) ready = guarded([&] { return drain(deadline, keep_going); });
     if (!ready) {
         gate::Gate::instance().leave_deep();
@@ -233,6 +233,18 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
                format_seconds(seconds_since(begun) - for_driver));
     if (!taken) return taken;
     return done;
+}
+
+Result<void> DeepSleep::check_again() const {
+    const auto uses = this->uses();
+    if (!uses) return uses.error();
+    if (const auto why = why_not(*uses); !why.empty()) return make_error(ErrorCode::driver_failed, "{}", why);
+    const auto noted = devices();
+    for (const int device : uses->devices)
+        if (!noted.contains(device))
+            return make_error(ErrorCode::driver_failed, "it has begun to use GPU {} meanwhile", device);
+    intercepted::let_put_off(noted.size() == 1 && intercepted::own_contexts().empty());
+    return {};
 }
 
 Result<void> DeepSleep::drain(Clock::time_point deadline, const std::function<bool()>& keep_going) {
