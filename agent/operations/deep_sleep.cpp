@@ -48,11 +48,14 @@ Error refusal(std::string_view why) {
 const char* why_not_memory(std::string_view kind, std::string_view reason) noexcept {
     if (kind == "managed") return "it has managed memory, which the driver cannot checkpoint";
     if (reason == intercepted::k_in_multicast_group)
-        return "it has multicast memory, which the driver cannot checkpoint";
-    if (reason == intercepted::k_of_another_process)
-        return "it uses memory of another process, which the driver checkpoints with that alone";
-    if (reason == intercepted::k_exported || reason == intercepted::k_shared_by_ipc)
-        return "it shares memory with other processes, which the driver checkpoints with those alone";
+        return "it has multicast memory, which the driver cannot checkpoint; where that is NCCL's, start it "
+               "with "
+               "NCCL_NVLS_ENABLE=0";
+    if (reason == intercepted::k_of_another_process || reason == intercepted::k_exported ||
+        reason == intercepted::k_shared_by_ipc)
+        return "it shares memory with other processes, which the driver cannot bring back; where that is "
+               "NCCL's, "
+               "start all ranks with NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0";
     return nullptr;
 }
 

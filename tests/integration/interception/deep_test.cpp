@@ -181,17 +181,20 @@ TEST_CASE("Deep: it ends when it is told to", "[deep]") {
 TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is done", "[deep]") {
     DeepMachine machine;
     const Scratch place;
-    const std::string kind = GENERATE("managed", "shared", "exported");
+    const std::string kind = GENERATE("managed", "shared", "exported", "exported on the host", "imported");
     if (kind == "managed") machine.host.tell("alloc managed 4194304");
     if (kind == "shared") machine.host.tell("share " + machine.piece.number);
-    std::optional<Host> taker;
-    if (kind == "exported") {
-        const auto piece = make_piece(machine.host, "shared", k_piece_bytes);
-        taker.emplace(machine.plain());
-        taker->process().send(fmt::format("import {} {}", place.file("socket"), k_piece_bytes));
-        machine.host.tell(fmt::format("export {} {}", piece.number, place.file("socket")));
-        CHECK(taker->process().read_line().starts_with("ok "));
-    }
+    std::optional<Host> other;
+    const auto pass_on = [&](Host& giver, Host& taker, const std::string& what) {
+        const auto piece = make_piece(giver, what, k_piece_bytes);
+        taker.process().send(fmt::format("import {} {}", place.file("socket"), k_piece_bytes));
+        giver.tell(fmt::format("export {} {}", piece.number, place.file("socket")));
+        CHECK(taker.process().read_line().starts_with("ok "));
+    };
+    if (kind != "managed" && kind != "shared") other.emplace(machine.plain());
+    if (kind == "exported") pass_on(machine.host, *other, "shared");
+    if (kind == "exported on the host") pass_on(machine.host, *other, "host_shared");
+    if (kind == "imported") pass_on(*other, machine.host, "host_shared");
     const std::string why = kind == "managed" ? "managed memory" : "shares memory";
     // gpu-ps says so beforehand, of this process alone, and so does a rehearsal.
     CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/deep_refusal"), mentions(why));
