@@ -43,6 +43,10 @@ constexpr Object made_by(Entry entry) noexcept {
     case Entry::cuGraphInstantiateWithParams_ptsz: return Object::graph_exec;
     case Entry::cuTexObjectCreate: return Object::texture;
     case Entry::cuSurfObjectCreate: return Object::surface;
+    case Entry::cuIpcOpenEventHandle: return Object::shared_event;
+    case Entry::cuMemPoolImportFromShareableHandle: return Object::shared_pool;
+    case Entry::cuImportExternalMemory: return Object::external_memory;
+    case Entry::cuImportExternalSemaphore: return Object::external_semaphore;
     default: return Object::none;
     }
 }
@@ -85,6 +89,12 @@ constexpr Asks asks_about(Entry entry) noexcept {
     case Entry::cuCtxSynchronize: return Asks::current_context;
     default: return Asks::nothing;
     }
+}
+
+/// Whether it waits, which pools heed, and does not only look.
+constexpr bool waits(Entry entry) noexcept {
+    return entry != Entry::cuStreamQuery && entry != Entry::cuStreamQuery_ptsz &&
+           entry != Entry::cuEventQuery;
 }
 
 /// Whether the thread has another current context after the call: that of the first argument, or one that is
@@ -136,35 +146,50 @@ std::uint64_t bits_of(Handle handle) noexcept {
         return handle;
 }
 
-/// Before a call that destroys something.
-template <Entry entry, class... Arguments>
-void note_end(Arguments... arguments) noexcept {
-    if constexpr (ended_by(entry) != Object::none) {
-        if (intercepts())
-            static_cast<void>(
-                agent::intercepted::object_ends(ended_by(entry), bits_of(first_of(arguments...))));
-    }
-    if constexpr (entry == Entry::cuMemFreeAsync || entry == Entry::cuMemFreeAsync_ptsz) {
-        if (intercepts())
-            static_cast<void>(agent::intercepted::object_ends(Object::memory, first_of(arguments...)));
+/// What its first argument may be as well, and is not after the call, which is not put off for that.
+constexpr Object forgotten_by(Entry entry) noexcept {
+    switch (entry) {
+    case Entry::cuMemFreeAsync:
+    case Entry::cuMemFreeAsync_ptsz: return Object::memory;
+    case Entry::cuEventDestroy:
+    case Entry::cuEventDestroy_v2: return Object::shared_event;
+    case Entry::cuMemFree_v2: return Object::shared_memory;
+    case Entry::cuMemPoolDestroy: return Object::shared_pool;
+    case Entry::cuDestroyExternalMemory: return Object::external_memory;
+    case Entry::cuDestroyExternalSemaphore: return Object::external_semaphore;
+    default: return Object::none;
     }
 }
 
-/// An event of this process alone: what another may record says nothing of our work.
+/// Before a call that destroys something.
 template <Entry entry, class... Arguments>
-bool is_own(Arguments... arguments) noexcept {
-    if constexpr (entry == Entry::cuEventCreate)
-        return ([](auto*, unsigned flags) { return (flags & CU_EVENT_INTERPROCESS) == 0; })(arguments...);
-    return true;
+void note_end(Arguments... arguments) noexcept {
+    if constexpr (ended_by(entry) != Object::none || forgotten_by(entry) != Object::none) {
+        if (!intercepts()) return;
+        for (const auto kind : {ended_by(entry), forgotten_by(entry)})
+            static_cast<void>(agent::intercepted::object_ends(kind, bits_of(first_of(arguments...))));
+    }
+}
+
+/// What cuEventCreate makes: others may record it, too.
+inline Object event_of(unsigned flags) noexcept {
+    return (flags & CU_EVENT_INTERPROCESS) != 0 ? Object::shared_event : Object::event;
 }
 
 /// After a call.
 template <Entry entry, class... Arguments>
 void note_done(CUresult status, Arguments... arguments) noexcept {
     if (status != CUDA_SUCCESS || !intercepts()) return;
-    if constexpr (made_by(entry) != Object::none) {
-        if (is_own<entry>(arguments...))
-            agent::intercepted::object_made(made_by(entry), bits_of(*first_of(arguments...)));
+    if constexpr (entry == Entry::cuEventCreate) {
+        [](const CUevent* event, unsigned flags) {
+            agent::intercepted::object_made(event_of(flags), bits_of(*event));
+        }(arguments...);
+    } else if constexpr (entry == Entry::cuMemPoolExportToShareableHandle) {
+        [](void*, CUmemoryPool pool, auto...) {
+            agent::intercepted::object_made(Object::shared_pool, bits_of(pool));
+        }(arguments...);
+    } else if constexpr (made_by(entry) != Object::none) {
+        agent::intercepted::object_made(made_by(entry), bits_of(*first_of(arguments...)));
     } else if constexpr (enters(entry) == Enters::first_argument) {
         agent::intercepted::set_current_context(first_of(arguments...));
     } else if constexpr (enters(entry) == Enters::unknown) {
@@ -179,10 +204,10 @@ void note_done(CUresult status, Arguments... arguments) noexcept {
 template <Entry entry, class Call, class... Arguments>
 bool answer_while_deep([[maybe_unused]] const Call& call, [[maybe_unused]] Arguments... arguments) noexcept {
     using namespace agent::intercepted;
-    if constexpr (asks_about(entry) == Asks::stream) return is_stream_done(arguments...);
-    if constexpr (asks_about(entry) == Asks::event) return is_event_done(arguments...);
-    if constexpr (asks_about(entry) == Asks::context) return is_context_done(arguments...);
-    if constexpr (asks_about(entry) == Asks::current_context) return is_current_context_done();
+    if constexpr (asks_about(entry) == Asks::stream) return is_stream_done(arguments..., waits(entry));
+    if constexpr (asks_about(entry) == Asks::event) return is_event_done(arguments..., waits(entry));
+    if constexpr (asks_about(entry) == Asks::context) return is_context_done(arguments..., waits(entry));
+    if constexpr (asks_about(entry) == Asks::current_context) return is_current_context_done(waits(entry));
     if constexpr (ended_by(entry) != Object::none)
         return is_current_context_done() && put_off(ended_by(entry), bits_of(first_of(arguments...)),
                                                     [call] { static_cast<void>(call()); });

@@ -6,6 +6,7 @@
 #include "intercepted/answer.hpp"
 #include "intercepted/ipc.hpp"
 #include "intercepted/left.hpp"
+#include "intercepted/objects.hpp"
 #include "intercepted/plain.hpp"
 #include "intercepted/pool_figures.hpp"
 #include "intercepted/pools.hpp"
@@ -153,7 +154,10 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* grants, st
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     if (intercepts())
         if (const auto answer = agent::intercepted::ipc_handle(handle, address)) return *answer;
-    return real<Entry::cuIpcGetMemHandle>()(handle, address);
+    const auto status = real<Entry::cuIpcGetMemHandle>()(handle, address);
+    if (status == CUDA_SUCCESS && intercepts())
+        agent::intercepted::object_made(agent::intercepted::Object::shared_memory, address);
+    return status;
 }
 
 namespace {

@@ -20,6 +20,12 @@ CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason, con
     return intercepts() ? agent::intercepted::use_handle(handle, reason, std::cref(use)) : use(handle);
 }
 
+/// The driver's own handle, which is none of ours.
+CUresult with_reference(CUresult status, const CUmemGenericAllocationHandle* handle) noexcept {
+    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::handle_taken(*handle);
+    return status;
+}
+
 /// Memory whose address was given away has to stay where it is.
 CUresult made_to_stay(CUresult status, CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
     if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::make_span_stay(address, bytes, reason);
@@ -32,14 +38,13 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
                      const CUmemAllocationProp* properties, unsigned long long flags) {
     if (agent::life::intercepts_allocations())
         if (const auto answer = agent::intercepted::create(handle, bytes, properties, flags)) return *answer;
-    return real<Entry::cuMemCreate>()(handle, bytes, properties, flags);
+    return with_reference(real<Entry::cuMemCreate>()(handle, bytes, properties, flags), handle);
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     if (intercepts())
         if (const auto answer = agent::intercepted::release(handle)) return *answer;
-    if (intercepts())
-        agent::intercepted::imported_handle_released(handle); // first: another may have it at once
+    if (intercepts()) agent::intercepted::handle_released(handle); // first: another may have it at once
     return real<Entry::cuMemRelease>()(handle);
 }
 
@@ -78,7 +83,7 @@ CUresult cuMemAddressFree(CUdeviceptr address, std::size_t bytes) {
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
     if (intercepts())
         if (const auto answer = agent::intercepted::retain_handle(handle, address)) return *answer;
-    return real<Entry::cuMemRetainAllocationHandle>()(handle, address);
+    return with_reference(real<Entry::cuMemRetainAllocationHandle>()(handle, address), handle);
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
@@ -99,8 +104,9 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
     const auto status = real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type);
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::handle_imported(*handle);
-    return status;
+    if (status == CUDA_SUCCESS && intercepts())
+        agent::intercepted::handle_shared(*handle, agent::intercepted::k_of_another_process);
+    return with_reference(status, handle);
 }
 
 CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t group_offset,

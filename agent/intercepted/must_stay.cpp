@@ -45,7 +45,10 @@ void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) n
         with->with_lock([&](LockedMemory& locked) {
             auto& all = Handles::instance();
             const MutexLock lock(all.mutex);
-            if (auto* mine = find_handle(all, handle)) make_stay(locked, all, *mine, reason);
+            if (auto* mine = find_handle(all, handle))
+                make_stay(locked, all, *mine, reason);
+            else if (reason == k_exported)
+                handle_shared(handle, reason);
         });
     });
 }

@@ -12,6 +12,7 @@
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/state.hpp"
+#include "intercepted/trimming.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -28,14 +29,16 @@ namespace {
 struct Made {
     CUcontext context = nullptr; ///< where it was made; null: not known
     bool is_done = false;        ///< its work, while what is done is known
+    bool was_waited_for = false; ///< meanwhile
 };
 
 struct Objects {
     using Key = std::pair<Object, std::uint64_t>;
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::map<Key, Made> all GPU_SLEEP_GUARDED_BY(mutex);
-    std::vector<CUcontext> done GPU_SLEEP_GUARDED_BY(mutex); ///< contexts whose work is
-    std::atomic<bool> is_known{false};                       ///< what is done
+    /// Contexts whose work is done, and whether it was waited for since.
+    std::map<CUcontext, bool> done GPU_SLEEP_GUARDED_BY(mutex);
+    std::atomic<bool> is_known{false}; ///< what is done
 
     static Objects& instance() {
         static Immortal<Objects> s_objects;
@@ -60,12 +63,14 @@ bool await_knowledge(const Objects& objects) noexcept {
     return true;
 }
 
-bool is_done(Object kind, std::uint64_t handle) noexcept {
+bool is_done(Object kind, std::uint64_t handle, bool waits) noexcept {
     auto& objects = Objects::instance();
     if (!await_knowledge(objects)) return false;
     const MutexLock lock(objects.mutex);
     const auto found = objects.all.find({kind, handle});
-    return found != objects.all.end() && found->second.is_done;
+    if (found == objects.all.end() || !found->second.is_done) return false;
+    found->second.was_waited_for |= waits;
+    return true;
 }
 
 /// The events of each context.
@@ -93,6 +98,13 @@ bool object_ends(Object kind, std::uint64_t handle) noexcept {
     auto& objects = Objects::instance();
     const MutexLock lock(objects.mutex);
     return objects.all.erase({kind, handle}) != 0;
+}
+
+bool has_any(Object kind) noexcept {
+    auto& objects = Objects::instance();
+    const MutexLock lock(objects.mutex);
+    const auto first = objects.all.lower_bound({kind, 0});
+    return first != objects.all.end() && first->first.first == kind;
 }
 
 void objects_end_with(CUcontext context) noexcept {
@@ -124,11 +136,14 @@ Result<void> note_what_is_done(const driver::Api& api, const std::vector<CUconte
             if (api.cuEventQuery(each->second) != CUDA_SUCCESS) undone.insert(each->second);
     }
     const MutexLock lock(objects.mutex);
-    for (auto& [key, made] : objects.all)
+    for (auto& [key, made] : objects.all) {
+        made.was_waited_for = false;
         made.is_done =
             std::find(contexts.begin(), contexts.end(), made.context) != contexts.end() &&
             (key.first != Object::event || !undone.contains(reinterpret_cast<CUevent>(key.second)));
-    objects.done = contexts;
+    }
+    objects.done.clear();
+    for (auto* const context : contexts) objects.done.emplace(context, false);
     objects.is_known.store(true, std::memory_order_release);
     return {};
 }
@@ -137,26 +152,57 @@ void forget_what_is_done() noexcept {
     Objects::instance().is_known.store(false, std::memory_order_release);
 }
 
-bool is_stream_done(CUstream stream) noexcept {
+void synchronize_as_answered(const driver::Api& api) noexcept {
+    ignoring_errors([&] {
+        auto& objects = Objects::instance();
+        std::multimap<CUcontext, Objects::Key> waited_for; // of a context itself: none
+        {
+            const MutexLock lock(objects.mutex);
+            for (const auto& [context, was_waited_for] : objects.done)
+                if (was_waited_for) waited_for.emplace(context, Objects::Key{Object::none, 0});
+            for (const auto& [key, made] : objects.all)
+                if (made.was_waited_for) waited_for.emplace(made.context, key);
+            for (auto& [key, made] : objects.all) made.was_waited_for = false;
+            objects.done.clear();
+        }
+        if (waited_for.empty()) return;
+        const driver::RelaxedCaptureMode relaxed(api);
+        for (const auto& [context, key] : waited_for) {
+            const driver::CurrentContext current(api, context);
+            if (key.first == Object::stream)
+                api.cuStreamSynchronize(reinterpret_cast<CUstream>(key.second));
+            else if (key.first == Object::event)
+                api.cuEventSynchronize(reinterpret_cast<CUevent>(key.second));
+            else
+                api.cuCtxSynchronize();
+        }
+        synchronized();
+    });
+}
+
+bool is_stream_done(CUstream stream, bool waits) noexcept {
     // Of these each context has its own, and so has each thread.
     if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
-        return is_current_context_done();
-    return is_current_context_done() && is_done(Object::stream, bits(stream));
+        return is_current_context_done(waits);
+    return is_current_context_done() && is_done(Object::stream, bits(stream), waits);
 }
 
-bool is_event_done(CUevent event) noexcept {
-    return is_current_context_done() && is_done(Object::event, bits(event));
+bool is_event_done(CUevent event, bool waits) noexcept {
+    return is_current_context_done() && is_done(Object::event, bits(event), waits);
 }
 
-bool is_context_done(CUcontext context) noexcept {
+bool is_context_done(CUcontext context, bool waits) noexcept {
     auto& objects = Objects::instance();
     if (!context || !await_knowledge(objects)) return false;
     const MutexLock lock(objects.mutex);
-    return std::find(objects.done.begin(), objects.done.end(), context) != objects.done.end();
+    const auto found = objects.done.find(context);
+    if (found == objects.done.end()) return false;
+    found->second |= waits;
+    return true;
 }
 
-bool is_current_context_done() noexcept {
-    return is_context_done(t_current);
+bool is_current_context_done(bool waits) noexcept {
+    return is_context_done(t_current, waits);
 }
 
 } // namespace gpu_sleep::agent::intercepted

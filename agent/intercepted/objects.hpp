@@ -26,12 +26,19 @@ enum class Object : std::uint8_t {
     graph_exec,
     texture,
     surface,
+    // What others have a part in. Nobody puts its end off.
+    shared_event,
+    shared_pool,
+    shared_memory,
+    external_memory,
+    external_semaphore,
 };
 
 /// One was made in the calling thread's current context. Thread-safe, as all here is.
 void object_made(Object kind, std::uint64_t handle) noexcept;
 /// It is about to be destroyed: another may get its handle at once. False: it is not known.
 bool object_ends(Object kind, std::uint64_t handle) noexcept;
+[[nodiscard]] bool has_any(Object kind) noexcept;
 /// The context takes all that was made in it with it.
 void objects_end_with(CUcontext context) noexcept;
 
@@ -46,14 +53,18 @@ void learn_current_context() noexcept;
 [[nodiscard]] Result<void> note_what_is_done(const driver::Api& api, const std::vector<CUcontext>& contexts,
                                              const driver::DrainLimits& limits);
 void forget_what_is_done() noexcept;
+/// Once the driver is within reach again, and no call of the program passes yet: makes the synchronisations
+/// that were answered in its place, for pools give back what was freed before one.
+void synchronize_as_answered(const driver::Api& api) noexcept;
 
 /// While the process sleeps deeply: whether the driver would say that all work is done, of the stream, the
 /// event, or the context. False also where that is not known. Each waits until a sleep that begins has come
 /// so far, which is when what is left of the work is done.
-[[nodiscard]] bool is_stream_done(CUstream stream) noexcept;
-[[nodiscard]] bool is_event_done(CUevent event) noexcept;
-[[nodiscard]] bool is_context_done(CUcontext context) noexcept;
+/// `waits`: the call synchronises, and does not only look.
+[[nodiscard]] bool is_stream_done(CUstream stream, bool waits) noexcept;
+[[nodiscard]] bool is_event_done(CUevent event, bool waits) noexcept;
+[[nodiscard]] bool is_context_done(CUcontext context, bool waits) noexcept;
 /// The same of the calling thread's current context: without one nearly every call fails.
-[[nodiscard]] bool is_current_context_done() noexcept;
+[[nodiscard]] bool is_current_context_done(bool waits = false) noexcept;
 
 } // namespace gpu_sleep::agent::intercepted

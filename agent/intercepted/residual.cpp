@@ -31,8 +31,15 @@ struct Residents {
     };
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::map<CUdeviceptr, Resident> by_address GPU_SLEEP_GUARDED_BY(mutex);
-    std::map<CUmemGenericAllocationHandle, unsigned>
-        imported GPU_SLEEP_GUARDED_BY(mutex); ///< the driver's handles, with their references
+    /// A handle of the driver's that is none of ours: of memory on the host, or of another process.
+    struct Foreign {
+        unsigned references = 0;
+        unsigned mappings = 0;
+        const char* shared = nullptr; ///< with other processes, and how
+    };
+    std::map<CUmemGenericAllocationHandle, Foreign> foreign GPU_SLEEP_GUARDED_BY(mutex);
+    std::map<CUdeviceptr, CUmemGenericAllocationHandle>
+        foreign_mappings GPU_SLEEP_GUARDED_BY(mutex); ///< and whose they are
     static Residents& instance() {
         static Immortal<Residents> s_residents;
         return *s_residents;
@@ -77,28 +84,54 @@ void forget_residual(CUdeviceptr address) noexcept {
     });
 }
 
-void handle_imported(CUmemGenericAllocationHandle handle) noexcept {
+namespace {
+
+/// Forgets the handle once nothing holds its memory: the driver may give it out again.
+void forget_if_unused(Residents& residents, CUmemGenericAllocationHandle handle)
+    GPU_SLEEP_REQUIRES(residents.mutex) {
+    const auto found = residents.foreign.find(handle);
+    if (found != residents.foreign.end() && found->second.references == 0 && found->second.mappings == 0)
+        residents.foreign.erase(found);
+}
+
+} // namespace
+
+void handle_taken(CUmemGenericAllocationHandle handle) noexcept {
     ignoring_errors([&] {
         auto& residents = Residents::instance();
         const MutexLock lock(residents.mutex);
-        ++residents.imported[handle];
+        ++residents.foreign[handle].references;
     });
 }
 
-void imported_handle_released(CUmemGenericAllocationHandle handle) noexcept {
+void handle_shared(CUmemGenericAllocationHandle handle, const char* how) noexcept {
+    ignoring_errors([&] {
+        auto& residents = Residents::instance();
+        const MutexLock lock(residents.mutex);
+        residents.foreign[handle].shared = how;
+    });
+}
+
+void handle_released(CUmemGenericAllocationHandle handle) noexcept {
     auto& residents = Residents::instance();
     const MutexLock lock(residents.mutex);
-    const auto found = residents.imported.find(handle);
-    if (found != residents.imported.end() && --found->second == 0) residents.imported.erase(found);
+    const auto found = residents.foreign.find(handle);
+    if (found == residents.foreign.end()) return;
+    if (found->second.references != 0) --found->second.references;
+    forget_if_unused(residents, handle);
 }
 
 void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept {
-    {
+    bool is_imported = false;
+    ignoring_errors([&] {
         auto& residents = Residents::instance();
         const MutexLock lock(residents.mutex);
-        if (!residents.imported.contains(handle)) return;
-    }
-    imported(address, bytes, "virtual");
+        auto& foreign = residents.foreign[handle];
+        residents.foreign_mappings.insert_or_assign(address, handle);
+        ++foreign.mappings;
+        is_imported = foreign.shared == k_of_another_process;
+    });
+    if (is_imported) imported(address, bytes, "virtual");
 }
 
 void unmapped_by_driver(CUdeviceptr address, std::size_t bytes) noexcept {
@@ -106,6 +139,13 @@ void unmapped_by_driver(CUdeviceptr address, std::size_t bytes) noexcept {
     const MutexLock lock(residents.mutex);
     residents.by_address.erase(residents.by_address.lower_bound(address),
                                residents.by_address.lower_bound(address + bytes));
+    auto& mappings = residents.foreign_mappings;
+    for (auto at = mappings.lower_bound(address); at != mappings.end() && at->first < address + bytes;) {
+        const auto handle = at->second;
+        at = mappings.erase(at);
+        --residents.foreign[handle].mappings;
+        forget_if_unused(residents, handle);
+    }
 }
 
 Taken take_managed_of(CUcontext context) {
@@ -134,6 +174,10 @@ std::vector<Residual> residual(const LockedMemory& locked) noexcept {
             const MutexLock lock(residents.mutex);
             for (const auto& [address, resident] : residents.by_address)
                 rows.push_back({resident.kind, resident.device, resident.bytes, 1, resident.reason});
+            // On the host, or not mapped: it takes nothing of a GPU, and decides what the driver can do.
+            for (const auto& [handle, foreign] : residents.foreign)
+                if (foreign.shared && (foreign.shared == k_exported || foreign.mappings == 0))
+                    rows.push_back({"virtual", 0, 0, 1, foreign.shared});
         }
         add_left(rows);
         add_memory_that_stays(locked, rows);

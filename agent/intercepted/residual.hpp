@@ -36,9 +36,12 @@ struct Residual {
 void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept;
 void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept;
 void forget_residual(CUdeviceptr address) noexcept;
-/// The driver gave out a handle for memory of another process, or took a reference to it back.
-void handle_imported(CUmemGenericAllocationHandle handle) noexcept;
-void imported_handle_released(CUmemGenericAllocationHandle handle) noexcept;
+/// The driver gave out a handle that is none of ours, or one more reference to it; or is about to take one
+/// back.
+void handle_taken(CUmemGenericAllocationHandle handle) noexcept;
+void handle_released(CUmemGenericAllocationHandle handle) noexcept;
+/// The memory of such a handle is shared with other processes: `how` is k_exported or k_of_another_process.
+void handle_shared(CUmemGenericAllocationHandle handle, const char* how) noexcept;
 /// The driver mapped memory behind a handle that is none of ours, or unmapped whatever was there.
 void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept;
 void unmapped_by_driver(CUdeviceptr address, std::size_t bytes) noexcept;

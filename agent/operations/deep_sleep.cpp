@@ -45,16 +45,33 @@ Error refusal(std::string_view why) {
     return make_error(ErrorCode::driver_failed, "it cannot sleep deeply: {}", why);
 }
 
+constexpr const char* k_shares_memory = "it shares memory with other processes, which the driver cannot "
+                                        "bring back; where that is NCCL's, start all "
+                                        "ranks with NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0";
+
 /// Why the driver does not checkpoint a process with memory of this kind that stays for this reason, or only
 /// together with others; null: it does.
 const char* why_not_memory(std::string_view kind, std::string_view reason) noexcept {
     if (kind == "managed") return "it has managed memory, which the driver cannot checkpoint";
     if (reason == intercepted::k_in_multicast_group)
-        return "it has multicast memory, which the driver cannot checkpoint";
-    if (reason == intercepted::k_of_another_process)
-        return "it uses memory of another process, which the driver checkpoints with that alone";
-    if (reason == intercepted::k_exported || reason == intercepted::k_shared_by_ipc)
-        return "it shares memory with other processes, which the driver checkpoints with those alone";
+        return "it has multicast memory, which the driver cannot checkpoint; where that is NCCL's, start it "
+               "with "
+               "NCCL_NVLS_ENABLE=0";
+    if (reason == intercepted::k_of_another_process || reason == intercepted::k_exported ||
+        reason == intercepted::k_shared_by_ipc)
+        return k_shares_memory;
+    return nullptr;
+}
+
+/// The same of what others have a part in.
+const char* why_not_objects() noexcept {
+    using intercepted::Object;
+    if (intercepted::has_any(Object::shared_event))
+        return "it has events for several processes: what others record meanwhile could not be seen";
+    if (intercepted::has_any(Object::shared_pool) || intercepted::has_any(Object::shared_memory))
+        return k_shares_memory;
+    if (intercepted::has_any(Object::external_memory) || intercepted::has_any(Object::external_semaphore))
+        return "it has memory or semaphores of others than CUDA, which the driver may not bring back";
     return nullptr;
 }
 
@@ -135,6 +152,7 @@ std::string DeepSleep::why_not(const Uses& uses) const {
     if (!means_->outside) return means_->outside.error().message;
     for (const auto& [kind, reason] : uses.memory)
         if (const auto* why = why_not_memory(kind, reason)) return why;
+    if (const auto* why = why_not_objects()) return why;
     for (const int device : uses.devices) {
         const auto known = known_devices_.find(device);
         if (known.is_part) return "it uses a part of a GPU (MIG), which the driver cannot checkpoint";
@@ -184,7 +202,6 @@ Result<void> DeepSleep::note_devices(const std::set<int>& used) {
                               device, known.name);
         devices[device] = {std::move(known.name), std::move(known.uuid), 0, 0};
     }
-    intercepted::let_put_off(devices.size() == 1 && intercepted::own_contexts().empty());
     set_devices(std::move(devices));
     return {};
 }
@@ -208,6 +225,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
                               const std::function<Result<void>()>& take) {
     const auto keep_going = [&] { return asker({model::Progress::Phase::drain, 0, 0}); };
     auto ready = gate::Gate::instance().go_deep(memory_.hold_rule(), deadline, keep_going);
+    if (ready) ready = guarded([&] { return check_again(); });
     if (ready) ready = guarded([&] { return drain(deadline, keep_going); });
     if (!ready) {
         gate::Gate::instance().leave_deep();
@@ -236,6 +254,18 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
                format_seconds(seconds_since(begun) - for_driver));
     if (!taken) return taken;
     return done;
+}
+
+Result<void> DeepSleep::check_again() const {
+    const auto uses = this->uses();
+    if (!uses) return uses.error();
+    if (const auto why = why_not(*uses); !why.empty()) return make_error(ErrorCode::driver_failed, "{}", why);
+    const auto noted = devices();
+    for (const int device : uses->devices)
+        if (!noted.contains(device))
+            return make_error(ErrorCode::driver_failed, "it has begun to use GPU {} meanwhile", device);
+    intercepted::let_put_off(noted.size() == 1 && intercepted::own_contexts().empty());
+    return {};
 }
 
 Result<void> DeepSleep::drain(Clock::time_point deadline, const std::function<bool()>& keep_going) {
@@ -297,6 +327,7 @@ void DeepSleep::come_back() noexcept {
     memory_.keep_from_driver(false);
     if (is_deep_.exchange(false)) ++times_back_; // who asks now is told of them by the driver
     intercepted::forget_what_is_done();
+    intercepted::synchronize_as_answered(memory_.api());
     gate::Gate::instance().leave_deep();
     intercepted::set_memory_while_deep(std::nullopt);
     intercepted::free_what_was_put_off(memory_.api());

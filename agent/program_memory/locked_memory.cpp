@@ -101,7 +101,7 @@ void LockedMemory::adjust_asleep(const model::SleepRequest& request, model::Repo
 
 bool LockedMemory::adopt_touch_rule(const model::SleepRequest& request, bool adds_to_sleep, bool is_own) {
     memory_.mutex_.assert_held();
-    if (ledger().state() == model::State::awake) return false;
+    if (ledger().state() == model::State::awake && !request.deep) return false;
     auto& now = memory_.rule_;
     const auto rule = touch_rule_after(now, memory_.default_rule_, request, adds_to_sleep);
     const auto mode = gate_mode(now, ledger());

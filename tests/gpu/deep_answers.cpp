@@ -145,11 +145,6 @@ public:
             add(symbol + std::string(" of null"), false, [=] { return call(symbol, Handle{0}); });
             add_with(symbol + std::string(" of a captured one"), false, maker<CUevent>(make_captured_event),
                      [=](Handle one) { return call(symbol, one); });
-            add_with(symbol + std::string(" of one for other processes"), false,
-                     maker<CUevent>([](auto* made) {
-                         return cuEventCreate(made, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
-                     }),
-                     [=](Handle one) { return call(symbol, one); });
         }
         const auto synchronize = [] { return call("cuCtxSynchronize"); };
         add("cuCtxSynchronize", true, synchronize);
@@ -313,6 +308,39 @@ void poll() {
     }
 }
 
+/// Frees memory of a pool of the driver's, and waits for that; what the pool reserves then; "ready". Frees
+/// some again; for the first line the answer of a synchronisation, for the second what the pool reserves.
+void wait_for_pool() {
+    CUstream stream = nullptr;
+    CUmemoryPool pool = nullptr;
+    CUmemPoolProps wanted{};
+    wanted.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    wanted.maxSize = std::size_t{1} << 30; // so that the agent leaves it to the driver
+    CHECKED(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CHECKED(cuMemPoolCreate(&pool, &wanted));
+    const auto free_some = [&] {
+        CUdeviceptr some = 0;
+        CHECKED(cuMemAllocFromPoolAsync(&some, std::size_t{64} << 20, pool, stream));
+        CHECKED(cuMemFreeAsync(some, stream));
+    };
+    const auto reserved = [&] {
+        cuuint64_t bytes = 0;
+        CHECKED(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes));
+        return std::to_string(bytes);
+    };
+    free_some();
+    CHECKED(cuStreamSynchronize(stream));
+    say(reserved());
+    free_some();
+    say("ready");
+    read_line();
+    say(std::to_string(call("cuStreamSynchronize", stream)));
+    read_line();
+    say(reserved());
+    read_line();
+}
+
 /// Has a kernel write where nothing is; "ready"; for each line the answer of a synchronisation.
 void fail() {
     CUmodule module = nullptr;
@@ -345,6 +373,8 @@ int main(int count, char** arguments) {
         call_all();
     else if (what == "--poll")
         poll();
+    else if (what == "--pool")
+        wait_for_pool();
     else if (what == "--fail")
         fail();
     else

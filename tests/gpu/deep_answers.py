@@ -6,7 +6,7 @@
 Calls about what is alive and done are answered in place of the driver, as it answered them awake. Those about what is none,
 or is destroyed, are held, for nobody but the driver knows. The program deep_answers makes them all; with touches that fail,
 so that what is held does not reach the driver. Then no other entry point is answered; a thread that polls without pause
-wakes nothing, with touches that wake; and a context that has failed does not go deep.
+wakes nothing, with touches that wake; pools heed synchronisations that were answered; and a context that has failed does not go deep.
 
 Usage: deep_answers.py --build DIR [--seconds N]. --seconds: how long the polling process sleeps each time. Exit status: 0
 when all is as it must be.
@@ -142,6 +142,18 @@ def check_polling(build, seconds):
             program.wake()
 
 
+def check_pool(build):
+    with Program(build, "--pool") as program:
+        (awake,) = program.await_ready()
+        program.fall_asleep("wake")
+        if program.ask() != "0" or not program.is_deep():
+            raise Failed("the synchronisation is not answered")
+        program.wake()
+        found = program.ask()
+        if found != awake:
+            raise Failed(f"the pool reserves {found} bytes, and {awake} after one that was made awake")
+
+
 def check_failed_context(build):
     """As it is, once it has been noticed, and with memory to put to sleep or without, it is refused."""
     with Program(build, "--fail") as program:
@@ -161,6 +173,7 @@ def checks(build, options):
     yield from compare(build)
     for name, check in (("no other entry point is answered", check_all_others),
                         ("who polls without pause wakes nothing", lambda build: check_polling(build, options.seconds)),
+                        ("pools heed a synchronisation that was answered", check_pool),
                         ("a context that has failed does not go deep", check_failed_context)):
         try:
             check(build)

@@ -243,6 +243,37 @@ TEST_CASE("Deep: a process outside that looks, and ends too early, is replaced, 
     CHECK(becomes_true([&] { return process_outside(pid, "look") == 0; }));
 }
 
+TEST_CASE("Deep: what the driver cannot checkpoint, and comes after the check, is refused", "[deep]") {
+    DeepMachine machine({"GPU_SLEEP_SIM_DELAY=nvmlDeviceGetMemoryInfo:1000ms"});
+    const bool has_memory = GENERATE(true, false);
+    if (!has_memory) machine.host.tell("free " + machine.piece.number);
+    Process sleep(machine.launch("gpu-sleep", {"--deep"}));
+    await_process_outside(machine.host.pid(), "look"); // it is asked once all else is checked
+    machine.host.tell("alloc managed 4194304");
+    const auto done = sleep.finish();
+    CHECK(done.status == (has_memory ? 7 : 1));
+    CHECK_THAT(done.err,
+               mentions("managed memory") && mentions(has_memory ? "asleep, but not deeply" : "cannot"));
+    CHECK_FALSE(machine.is_deep());
+    CHECK(machine.command("gpu-wake").status == 0);
+    if (has_memory) machine.expect_awake();
+}
+
+TEST_CASE("Deep: memory that is shared while its process falls asleep can be opened", "[deep]") {
+    DeepMachine machine({"GPU_SLEEP_SIM_DELAY=nvmlDeviceGetMemoryInfo:1000ms"});
+    Host taker(machine.here(captured_launch(k_linked)));
+    taker.tell("start");
+    Process sleep(machine.launch("gpu-sleep", {"--deep"}));
+    await_process_outside(machine.host.pid(), "look");
+    const auto handle = machine.host.tell("share " + machine.piece.number);
+    const auto done = sleep.finish();
+    CHECK(done.status != 0);
+    CHECK_THAT(done.err, mentions("shares memory"));
+    CHECK_FALSE(machine.is_deep());
+    CHECK(taker.ask(fmt::format("open {} {}", handle, k_piece_bytes)).starts_with("ok "));
+    CHECK(machine.command("gpu-wake").status == 0);
+}
+
 TEST_CASE("Deep: the program's own children and signals know nothing of the process outside", "[deep]") {
     DeepMachine machine;
     REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));

@@ -76,6 +76,15 @@ TEST_CASE("Deep: a process without memory that could sleep goes deep, too", "[de
     CHECK_FALSE(machine.is_deep());
 }
 
+TEST_CASE("Deep: a touch wakes a process without memory that could sleep, too", "[deep]") {
+    DeepMachine machine;
+    machine.host.tell("free " + machine.piece.number);
+    machine.fall_asleep({"--on-touch", "wake"});
+    CHECK(machine.is_deep());
+    machine.host.tell("alloc plain 4194304");
+    CHECK_FALSE(machine.is_deep());
+}
+
 TEST_CASE("Deep: a touch wakes it", "[quick][deep]") {
     DeepMachine machine;
     for (int round = 0; round < 3; ++round) {
@@ -183,18 +192,26 @@ TEST_CASE("Deep: it ends when it is told to", "[deep]") {
 TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is done", "[deep]") {
     DeepMachine machine;
     const Scratch place;
-    const std::string kind = GENERATE("managed", "shared", "exported");
+    const std::string kind =
+        GENERATE("managed", "shared", "exported", "exported on the host", "imported", "event");
     if (kind == "managed") machine.host.tell("alloc managed 4194304");
     if (kind == "shared") machine.host.tell("share " + machine.piece.number);
-    std::optional<Host> taker;
-    if (kind == "exported") {
-        const auto piece = make_piece(machine.host, "shared", k_piece_bytes);
-        taker.emplace(machine.plain());
-        taker->process().send(fmt::format("import {} {}", place.file("socket"), k_piece_bytes));
-        machine.host.tell(fmt::format("export {} {}", piece.number, place.file("socket")));
-        CHECK(taker->process().read_line().starts_with("ok "));
-    }
-    const std::string why = kind == "managed" ? "managed memory" : "shares memory";
+    std::optional<Host> other;
+    const auto pass_on = [&](Host& giver, Host& taker, const std::string& what) {
+        const auto piece = make_piece(giver, what, k_piece_bytes);
+        taker.process().send(fmt::format("import {} {}", place.file("socket"), k_piece_bytes));
+        giver.tell(fmt::format("export {} {}", piece.number, place.file("socket")));
+        CHECK(taker.process().read_line().starts_with("ok "));
+    };
+    if (kind == "event") machine.host.tell("shared_event");
+    if (kind == "exported" || kind == "exported on the host" || kind == "imported")
+        other.emplace(machine.plain());
+    if (kind == "exported") pass_on(machine.host, *other, "shared");
+    if (kind == "exported on the host") pass_on(machine.host, *other, "host_shared");
+    if (kind == "imported") pass_on(*other, machine.host, "host_shared");
+    const std::string why = kind == "managed" ? "managed memory"
+                            : kind == "event" ? "events for several processes"
+                                              : "shares memory";
     // gpu-ps says so beforehand, of this process alone, and so does a rehearsal.
     CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/deep_refusal"), mentions(why));
     CHECK_THAT(run(machine.launch("gpu-ps")).out, mentions("cannot sleep deeply") && mentions(why));
@@ -207,7 +224,7 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     INFO(refused.err);
     CHECK(refused.status == 1);
     CHECK(refused.json("/processes/0/state") == "awake");
-    CHECK_THAT(refused.err, mentions("cannot sleep deeply") && mentions("memory"));
+    CHECK_THAT(refused.err, mentions("cannot sleep deeply") && mentions(why));
     CHECK(machine.command("gpu-ps").json("/processes/0/state") == "awake");
     CHECK(machine.command("deep", {"--tags", "default"}).status == 2);
     CHECK(machine.command("deep", {"--gate", "checked"}).status == 2);

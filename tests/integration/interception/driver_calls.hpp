@@ -20,6 +20,7 @@ namespace gpu_sleep::test {
     X(cuDevicePrimaryCtxReset)                                                                               \
     X(cuCtxSetCurrent)                                                                                       \
     X(cuCtxSynchronize)                                                                                      \
+    X(cuEventCreate)                                                                                         \
     X(cuStreamCreate)                                                                                        \
     X(cuStreamDestroy)                                                                                       \
     X(cuStreamQuery)                                                                                         \

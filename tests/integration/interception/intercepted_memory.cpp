@@ -68,11 +68,12 @@ Result<Segments> map_again(const Segments& first) {
     return made;
 }
 
-Result<Segments> make_shareable(std::size_t bytes) {
+Result<Segments> make_shareable(std::size_t bytes, bool on_host) {
     Segments made;
     made.handle_bytes = made.reserved = round_up(bytes, 2 * k_MiB);
     auto wanted = properties();
     wanted.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    if (on_host) wanted.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
     CUmemGenericAllocationHandle handle = 0;
     GPU_SLEEP_TEST_CALL(cuMemCreate, &handle, made.handle_bytes, &wanted, 0);
     GPU_SLEEP_TRY(map(made, handle));
@@ -108,9 +109,10 @@ Result<void> allocate_segments(Memory& memory) {
     const auto reserved = memory.kind == "segments" ? 1024 * k_MiB : mapped;
     const bool alias = memory.kind == "alias";
     const auto one = round_up(memory.bytes, 2 * k_MiB);
-    auto made = memory.kind == "shared" ? make_shareable(memory.bytes)
-                : alias                 ? make_segments(one, one, one)
-                                        : make_segments(mapped, handle_bytes, reserved);
+    const bool on_host = memory.kind == "host_shared";
+    auto made = memory.kind == "shared" || on_host ? make_shareable(memory.bytes, on_host)
+                : alias                            ? make_segments(one, one, one)
+                                                   : make_segments(mapped, handle_bytes, reserved);
     if (!made) return made.error();
     memory.segments = *std::move(made);
     memory.address = memory.segments.begin;
@@ -164,7 +166,7 @@ Result<Memory> allocate(const std::string& kind, std::size_t bytes, CUstream str
         if (!pool) return pool.error();
         GPU_SLEEP_TEST_CALL(cuMemAllocFromPoolAsync, &memory.address, bytes, *pool, stream);
     } else if (kind == "vmm2" || kind == "vmm20" || kind == "segments" || kind == "alias" ||
-               kind == "shared") {
+               kind == "shared" || kind == "host_shared") {
         GPU_SLEEP_TRY(allocate_segments(memory));
     } else if (kind == "array") {
         const CUDA_ARRAY_DESCRIPTOR wanted{bytes, 0, CU_AD_FORMAT_UNSIGNED_INT8, 1};

@@ -205,6 +205,13 @@ Answer do_poll(Words&) {
                        static_cast<int>(calls.cuCtxSynchronize()));
 }
 
+/// shared_event: makes one for several processes
+Answer do_shared_event(Words&) {
+    CUevent event = nullptr;
+    GPU_SLEEP_TEST_CALL(cuEventCreate, &event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+    return std::string();
+}
+
 /// query NUMBER OFFSET: "device TYPE DEVICE BEGIN BYTES", BEGIN and BYTES those of the allocation or mapping
 Answer do_query(Words& words) {
     const auto which = memory(words);
@@ -440,6 +447,7 @@ const Commands& commands() {
         {"replay", do_replay},
         {"free", do_free},
         {"poll", do_poll},
+        {"shared_event", do_shared_event},
         {"query", do_query},
         {"null_stream", do_null_stream},
         {"reset", do_reset},
