@@ -252,8 +252,8 @@ TEST_CASE("Deep: what the driver cannot checkpoint, and comes after the check, i
     machine.host.tell("alloc managed 4194304");
     const auto done = sleep.finish();
     CHECK(done.status == (has_memory ? 7 : 1));
-    CHECK_THAT(done.err,
-               mentions("managed memory") && mentions(has_memory ? "asleep, but not deeply" : "cannot"));
+    CHECK_THAT(done.err, mentions("it has managed memory, which the driver cannot") &&
+                             mentions(has_memory ? "asleep, but not deeply" : "cannot"));
     CHECK_FALSE(machine.is_deep());
     CHECK(machine.command("gpu-wake").status == 0);
     if (has_memory) machine.expect_awake();
