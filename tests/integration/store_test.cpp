@@ -313,8 +313,10 @@ TEST_CASE("Store: preserved spans lie in a file at level 2", "[store]") {
 
 TEST_CASE("Store: files take over when host memory is short", "[quick][store]") {
     const Place place;
-    // One arena: where there are many processors, malloc's take up what the limit below leaves.
-    Host host({"GPU_SLEEP_SIM_POISON=0", "MALLOC_ARENA_MAX=1"});
+    // One arena, and small stacks: where there are many processors, these take up what the limit below
+    // leaves.
+    Host host(Launch{{"sh", "-c", "ulimit -s 512; exec \"$0\"", command_file("integration_host")},
+                     {"GPU_SLEEP_SIM_POISON=0", "MALLOC_ARENA_MAX=1"}});
     SECTION("and are not used when it is not") {
         allocate_two_tags(host);
         const auto slept = host.command("gpu-sleep", {"--spill", place.path(), "--json"});
