@@ -60,7 +60,8 @@ def cuda_program(name, source, *words, **settings):
     return Program(name, source, build=("nvcc", "-O3", "-std=c++20", "-arch=native", *words), **settings)
 
 
-WITHOUT_PEERS = {"NCCL_P2P_DISABLE": "1"} # no memory of one process in another
+# No memory of one process in another, neither of a GPU nor of the host.
+WITHOUT_PEERS = {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0"}
 # For sleeps that are longer than NCCL's work may take, and than PyTorch's watchdog of it may be silent.
 IMPATIENT = {**WITHOUT_PEERS, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "5"}
 
@@ -93,6 +94,8 @@ ALL = [
     torch_program("torch_collectives", gpus=2, together=True, refuses_deep=True),
     torch_program("torch_collectives_without_peers", "torch_collectives.py", gpus=2, together=True,
                   environment=WITHOUT_PEERS),
+    torch_program("torch_collectives_by_host", "torch_collectives.py", gpus=2, together=True,
+                  environment={"NCCL_P2P_DISABLE": "1"}, refuses_deep=True),
     torch_program("torch_long_sleep", "torch_collectives.py", gpus=2, together=True, arguments=("--timeout", "8"),
                   environment=IMPATIENT, asleep=(11, 12), most=4),
     torch_program("torch_long_sleep_one_gpu", "torch_collectives.py", together=True,
