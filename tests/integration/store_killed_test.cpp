@@ -68,8 +68,6 @@ TEST_CASE("Store: what a killed process leaves is removed by the next sleep ther
 TEST_CASE("Store: what a process leaves that runs another program is listed as such, and removed",
           "[store]") {
     const Place place;
-    if (run({{"stat", "-f", "-c", "%T", place.path()}}).out == "overlayfs\n")
-        return skip("on overlayfs a lock says nothing of who holds a file");
     Host host;
     Host other;
     for (auto* each : {&host, &other}) each->tell("alloc weights 4194304 0");
@@ -79,7 +77,8 @@ TEST_CASE("Store: what a process leaves that runs another program is listed as s
     const auto states = [&] {
         return run({{command_file("gpu-snapshot"), "ls", "--keep-leftovers", place.path()}}).out;
     };
-    CHECK_THAT(states(), mentions("left over") && !mentions("asleep"));
+    // The kernel lets go of what the old program had a little after exec.
+    CHECK(becomes_true([&] { return states().find("left over") != std::string::npos; }));
     REQUIRE(other.command("gpu-sleep", place.store()).status == 0);
     CHECK(place.files().size() == 1); // its own, which nobody takes for a leftover
     CHECK_THAT(states(), mentions("asleep") && !mentions("left over"));
