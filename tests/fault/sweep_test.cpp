@@ -226,10 +226,11 @@ private:
 } // namespace
 
 TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep][sleep]") {
-    const auto& way = k_ways.at(GENERATE(0U, 1U, 2U, 3U, 4U, 5U, 6U, 7U));
+    const auto which = GENERATE(0U, 1U, 2U, 3U, 4U, 5U, 6U, 7U);
+    const auto& way = k_ways.at(which);
     Sweep sweep(way);
     bool keeps_files = false;
-    for_each_call([&](int call) {
+    const auto step = [&](int call) {
         INFO(way.name << ", a call gives " << way.status);
         sweep.keep_files(keeps_files = !keeps_files);
         sweep.damage_retained();
@@ -242,14 +243,16 @@ TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep][s
         REQUIRE(sweep.fixture().wake());
         sweep.check_woken();
         return sweep.reached();
-    });
+    };
+    for_each_call(step, which);
     CHECK(sweep.failures() > 10 / sweep_stride());
 }
 
 TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep][wake]") {
-    const auto& way = k_ways.at(GENERATE(0U, 1U, 2U, 3U, 4U, 5U, 6U));
+    const auto which = GENERATE(0U, 1U, 2U, 3U, 4U, 5U, 6U);
+    const auto& way = k_ways.at(which);
     Sweep sweep(way);
-    for_each_call([&](int call) {
+    const auto step = [&](int call) {
         INFO(way.name << ", a call gives " << way.status);
         REQUIRE(sweep.sleep());
         if (call % 2 == 0) sweep.fixture().pin(call % 4 == 0 ? 1 : 100); // the rest is relayed back
@@ -260,7 +263,8 @@ TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep][wa
         }
         sweep.check_woken();
         return sweep.reached();
-    });
+    };
+    for_each_call(step, which);
     CHECK(sweep.failures() > 10 / sweep_stride());
 }
 

@@ -25,6 +25,7 @@ using test::FakePinner;
 using test::make_arena;
 using test::make_arenas;
 using test::plenty;
+using test::prepare_under;
 using test::start;
 using test::with_headroom;
 
