@@ -136,6 +136,7 @@ bool CheckpointRecord::is_lost() const {
 
 Result<void> CheckpointRecord::write(const std::vector<GpuNeed>& needs) const {
     std::vector<std::string> lines;
+    lines.reserve(needs.size());
     for (const auto& need : needs) lines.push_back(fmt::format("{} {}", need.uuid, need.bytes));
     return write_text(text_of(lines));
 }
