@@ -245,7 +245,7 @@ TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep][s
         return sweep.reached();
     };
     for_each_call(step, which);
-    CHECK(sweep.failures() > 10 / sweep_stride());
+    CHECK(sweep.failures() >= 10 / sweep_stride());
 }
 
 TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep][wake]") {
@@ -265,7 +265,7 @@ TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep][wa
         return sweep.reached();
     };
     for_each_call(step, which);
-    CHECK(sweep.failures() > 10 / sweep_stride());
+    CHECK(sweep.failures() >= 10 / sweep_stride());
 }
 
 TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver call", "[sweep][wake]") {
@@ -294,7 +294,7 @@ TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver
         sweep.check_untouched();
         return sweep.reached();
     });
-    CHECK(sweep.failures() > 10 / sweep_stride());
+    CHECK(sweep.failures() >= 10 / sweep_stride());
 }
 
 TEST_CASE("Sweep: pinning what a sleep has relayed survives the failure of every driver call",

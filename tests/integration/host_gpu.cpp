@@ -11,6 +11,8 @@
 namespace gpu_sleep::test {
 namespace {
 
+constexpr std::size_t k_piece = std::size_t{1} << 20;
+
 std::mutex g_contexts_mutex;
 std::map<int, CUcontext> g_contexts; ///< retained; guarded by g_contexts_mutex
 
@@ -24,6 +26,10 @@ std::uint64_t noise(std::uint64_t seed) noexcept {
 
 std::uint64_t word_of(const Allocation& allocation, std::size_t index) noexcept {
     return noise(allocation.seed * 0x100000001U + index);
+}
+
+void write_words(std::vector<std::uint64_t>& words, const Allocation& allocation, std::size_t first) {
+    for (std::size_t i = 0; i < words.size(); ++i) words[i] = word_of(allocation, first + i);
 }
 
 } // namespace
@@ -59,29 +65,39 @@ Result<void> reset_device(int device) {
 
 Result<void> fill(const Allocation& allocation) {
     GPU_SLEEP_TRY(use_device(allocation.device));
-    std::vector<std::uint64_t> words(allocation.bytes / sizeof(std::uint64_t));
-    for (std::size_t i = 0; i < words.size(); ++i) words[i] = word_of(allocation, i);
-    return checked(cuMemcpyHtoD(allocation.address(), words.data(), allocation.bytes), "cuMemcpyHtoD");
+    std::vector<std::uint64_t> words(std::min(allocation.bytes, k_piece) / sizeof(std::uint64_t));
+    for (std::size_t at = 0; at < allocation.bytes; at += k_piece) {
+        const auto bytes = std::min(k_piece, allocation.bytes - at);
+        write_words(words, allocation, at / sizeof(std::uint64_t));
+        GPU_SLEEP_TRY(checked(cuMemcpyHtoD(allocation.address() + at, words.data(), bytes), "cuMemcpyHtoD"));
+    }
+    return {};
 }
 
 Result<std::string> compare(const Allocation& allocation, std::size_t offset, std::size_t bytes) {
     GPU_SLEEP_TRY(use_device(allocation.device));
-    std::vector<unsigned char> found(bytes);
-    auto copied = checked(cuMemcpyDtoH(found.data(), allocation.address() + offset, bytes), "cuMemcpyDtoH");
-    if (!copied) {
-        auto error = std::move(copied).error();
-        error.message += fmt::format(", {} bytes of the process are asleep", gpu_sleep_asleep_bytes());
-        return error;
+    std::vector<unsigned char> found(std::min(bytes, k_piece));
+    std::vector<std::uint64_t> words(found.size() / sizeof(std::uint64_t) + 2);
+    bool is_intact = true;
+    bool is_zero = true;
+    for (std::size_t done = 0; done < bytes; done += found.size()) {
+        const auto at = offset + done;
+        found.resize(std::min(found.size(), bytes - done));
+        auto copied =
+            checked(cuMemcpyDtoH(found.data(), allocation.address() + at, found.size()), "cuMemcpyDtoH");
+        if (!copied) {
+            auto error = std::move(copied).error();
+            error.message += fmt::format(", {} bytes of the process are asleep", gpu_sleep_asleep_bytes());
+            return error;
+        }
+        write_words(words, allocation, at / sizeof(std::uint64_t));
+        const auto* const ours =
+            reinterpret_cast<const unsigned char*>(words.data()) + at % sizeof(std::uint64_t);
+        is_intact = is_intact && std::equal(found.begin(), found.end(), ours);
+        is_zero =
+            is_zero && std::all_of(found.begin(), found.end(), [](unsigned char byte) { return byte == 0; });
     }
-    const auto first = offset / sizeof(std::uint64_t);
-    std::vector<std::uint64_t> words((offset + bytes + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t) -
-                                     first);
-    for (std::size_t i = 0; i < words.size(); ++i) words[i] = word_of(allocation, first + i);
-    const auto* const ours =
-        reinterpret_cast<const unsigned char*>(words.data()) + offset % sizeof(std::uint64_t);
-    if (std::equal(found.begin(), found.end(), ours)) return std::string("intact");
-    const auto is_zero = [](unsigned char byte) { return byte == 0; };
-    return std::string(std::all_of(found.begin(), found.end(), is_zero) ? "zero" : "differs");
+    return std::string(is_intact ? "intact" : is_zero ? "zero" : "differs");
 }
 
 Result<void> Graph::begin(unsigned flags, const Allocation& from, const Allocation& to) {

@@ -316,7 +316,7 @@ TEST_CASE("Reclaim: the line for cron does its work without an environment and a
     CHECK(all->err.empty());
 }
 
-TEST_CASE("Reclaim: a pass over 200 processes takes less than 0.2 s", "[reclaim_pass]") {
+TEST_CASE("Reclaim: a pass over 200 processes takes less than 0.2 s", "[timed]") {
     const auto all = among_stubs(200, 15, {"gpu-reclaim", "--idle", "15m", "--json"});
     if (!all) return;
     const auto pass = timed(*all);

@@ -12,7 +12,7 @@
 
 namespace gpu_sleep::test {
 
-inline constexpr Milliseconds k_end_limit{is_sanitized() ? 20'000 : 2'000};
+inline const Milliseconds k_end_limit{is_sanitized() ? 20'000 : 2'000};
 
 inline constexpr const char* k_intercepted_bytes = "report/tags/0/bytes"; ///< in the JSON of a process
 inline constexpr const char* k_four_mib = "4194304"; ///< what safety/ allocates at a time

@@ -379,7 +379,7 @@ TEST_CASE("Run: without the agent beside it, or with it where the loader cannot 
 }
 
 TEST_CASE("Run: a program that never uses CUDA starts within 2 ms as fast, and in a login within 0.3 ms",
-          "[run]") {
+          "[timed]") {
     if (is_sanitized()) return skip("a sanitizer takes longer to start");
     constexpr int k_runs = 50;
     Costs plain, in_login, with_agent, by_gpu_run;

@@ -290,8 +290,7 @@ TEST_CASE("Together: one that is killed while the others wait takes nobody along
     {
         Host rank;
         rank.tell("alloc weights 4194304 0");
-        constexpr int k_begin_ms =
-            is_sanitized() ? 2'000 : 500; // by then the command has found it, and asked
+        const int k_begin_ms = is_sanitized() ? 2'000 : 500; // by then the command has found it, and asked
         rank.tell(fmt::format("delay cuMemcpyDtoHAsync {}", 2'000 * k_begin_ms));
         auto sleeping = Family::start("gpu-sleep");
         await_request(sleeping);

@@ -17,6 +17,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
@@ -221,6 +222,11 @@ Output run(const Launch& launch) {
 }
 
 std::string command_file(std::string_view name) {
+    const bool is_command = name.starts_with("gpu-");
+    if (const char* const commands = std::getenv("GPU_SLEEP_TEST_COMMANDS"); commands && is_command)
+        return std::filesystem::path(commands) / name;
+    if (const char* const build = std::getenv("GPU_SLEEP_TEST_BUILD"); build && !is_command)
+        return std::filesystem::path(build) / "bin" / name;
     return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
 }
 

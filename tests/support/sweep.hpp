@@ -18,6 +18,12 @@ inline int sweep_stride() {
     return std::max(1, wanted ? std::atoi(wanted) : 1);
 }
 
+/// The same of a sweep of which each step starts a program, which takes a second: `sanitized` under a
+/// sanitizer.
+inline int program_sweep_stride(int sanitized) {
+    return is_sanitized() ? sanitized : sweep_stride() == 1 ? 1 : 3 * sweep_stride();
+}
+
 /// Calls `step(call)` for one call after another, counted from 1, until it says that the operation made
 /// fewer. Where calls are left out, operations that make much the same calls have others of them fail:
 /// `which` of these it is.
@@ -36,7 +42,7 @@ void for_each_call(Step&& step, unsigned which = 0) {
 /// How often a test repeats what it does at random: GPU_SLEEP_TEST_ROUNDS, or as often as takes seconds.
 inline int random_rounds() {
     const char* const wanted = std::getenv("GPU_SLEEP_TEST_ROUNDS");
-    return wanted ? std::atoi(wanted) : is_sanitized() ? 40 : 150;
+    return wanted ? std::atoi(wanted) : is_sanitized() ? 20 : 60;
 }
 
 } // namespace gpu_sleep::test

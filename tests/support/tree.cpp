@@ -4,6 +4,7 @@
 
 #include "support/tree.hpp"
 
+#include <cstdlib>
 #include <filesystem>
 
 namespace gpu_sleep::test {
@@ -13,8 +14,10 @@ std::string source_file(std::string_view path) {
 }
 
 std::string library_file(std::string_view name) {
-    const auto program = std::filesystem::read_symlink("/proc/self/exe");
-    return program.parent_path().parent_path() / "lib" / name;
+    const char* const other = std::getenv("GPU_SLEEP_TEST_BUILD");
+    const auto build = other ? std::filesystem::path(other)
+                             : std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path();
+    return build / "lib" / name;
 }
 
 } // namespace gpu_sleep::test

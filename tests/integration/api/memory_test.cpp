@@ -206,7 +206,7 @@ TEST_CASE("Devices: several sleep and wake at the same time", "[api]") {
         check(cuMemsetD8(seconds.address(), value, seconds.bytes()));
     };
     // One copy each way for a device, which alone takes this long: one after the other takes twice as long.
-    constexpr Milliseconds k_copy{is_sanitized() ? 2'000 : 500};
+    const Milliseconds k_copy{is_sanitized() ? 2'000 : 500};
     for (const auto* name : {"cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"})
         sim_delay(name, std::chrono::microseconds(k_copy).count());
     for (const auto* tag : {"first", "second"}) {

@@ -8,6 +8,7 @@
 #include "support/catch.hpp"
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
+#include "support/sweep.hpp"
 
 #include <fmt/format.h>
 
@@ -225,7 +226,7 @@ TEST_CASE("Deep: whichever call of the command's fails, the process is as it say
     constexpr int k_calls = 8; // of a deep sleep, and some more
     DeepMachine machine;
     int failed = 0;
-    for (int nth = 1; nth <= k_calls; nth += sanitized_step(3)) {
+    for (int nth = 1; nth <= k_calls; nth += is_sanitized() ? 3 : 1) {
         INFO("call " << nth);
         const auto done = machine.command("deep", {}, {fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
         failed += done.status != 0;
@@ -255,7 +256,7 @@ TEST_CASE("Deep: whichever call of the process's own fails, it sleeps or is awak
     REQUIRE(last - first > 20);
     int deep = 0;
     int failed = 0;
-    const int step = sanitized_step(24) * (is_own ? 3 : 1); // most calls are the same, whoever asks
+    const int step = program_sweep_stride(24) * (is_own ? 3 : 1); // most calls are the same, whoever asks
     for (int nth = first; nth < last; nth += step) {
         INFO("call " << nth << " of " << first << " to " << last);
         DeepMachine machine({fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});

@@ -7,6 +7,7 @@
 #include "support/catch.hpp"
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
+#include "support/sweep.hpp"
 
 #include <fmt/format.h>
 
@@ -196,7 +197,7 @@ TEST_CASE("Deep move: whichever call of the process's own fails, it is deep or a
     }();
     REQUIRE(last - first > 5);
     int failed = 0;
-    for (int nth = first; nth < last; nth += sanitized_step(8)) {
+    for (int nth = first; nth < last; nth += program_sweep_stride(8)) {
         INFO("call " << nth << " of " << first << " to " << last);
         DeepMachine machine({fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
         if (machine.command("deep").status != 0) continue; // calls differ from run to run a little

@@ -7,7 +7,10 @@
 
 #include "support/catch.hpp"
 #include "support/sanitized.hpp"
+#include "support/scratch.hpp"
+#include "support/sweep.hpp"
 
+#include <algorithm>
 #include <csignal>
 #include <string>
 #include <vector>
@@ -120,7 +123,7 @@ TEST_CASE("Deep together: whichever call of the command's fails, each is as it s
     constexpr int k_calls = 8; // of the driver, and some more
     DeepFamily family(3);
     int failed = 0;
-    for (int nth = 1; nth <= k_calls; nth += sanitized_step(3)) {
+    for (int nth = 1; nth <= k_calls; nth += is_sanitized() ? 3 : 1) {
         INFO("call " << nth);
         const auto slept = run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--deep", "--json"},
                                              {fail(fmt::format("*:{}:999", nth))}));
@@ -132,7 +135,7 @@ TEST_CASE("Deep together: whichever call of the command's fails, each is as it s
         if (nth % 2 == 0) REQUIRE(family.wake().status == 0);
         family.check_completes();
     }
-    CHECK(failed >= 6 / sanitized_step(3));
+    CHECK(failed >= (is_sanitized() ? 2 : 6));
 }
 
 TEST_CASE("Deep together: the driver fails with all, and all sleep plainly", "[deep][deep_together]") {
@@ -173,7 +176,8 @@ TEST_CASE("Deep together: whichever call of one's own fails, each is as it says,
         });
     }();
     REQUIRE(last - first > 20);
-    constexpr int k_step = 5 * sanitized_step(20); // each alone is swept in deep_failures_test.cpp
+    const int k_step =
+        std::max(5, program_sweep_stride(100)); // each alone is swept in deep_failures_test.cpp
     int failed = 0;
     for (int nth = first; nth <= last; nth += k_step) {
         INFO("call " << nth << " of " << first << " to " << last);
@@ -251,7 +255,7 @@ TEST_CASE("Deep together: a command killed amid the driver's part is completed b
 
 TEST_CASE("Deep together: a command killed at any moment loses nothing", "[deep][deep_together]") {
     DeepFamily family(3);
-    constexpr int k_rounds = is_sanitized() ? 4 : 12;
+    const int k_rounds = is_sanitized() ? 4 : 12;
     for (int i = 0; i < k_rounds; ++i) {
         {
             const Process killed(i % 3 == 2 ? family.launch("gpu-wake", {DeepFamily::root(), "--tree"})

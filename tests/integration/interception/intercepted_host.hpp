@@ -26,7 +26,7 @@ inline constexpr Way k_per_thread{"as the runtime does, with a default stream a 
 
 /// Whether a test goes this way: under a sanitizer, where a program takes ten times as long, only the one
 /// that most programs go.
-[[nodiscard]] constexpr bool is_tested(const Way& way) noexcept {
+[[nodiscard]] inline bool is_tested(const Way& way) noexcept {
     return !is_sanitized() || way.name == k_runtime.name;
 }
 

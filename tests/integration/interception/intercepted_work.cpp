@@ -6,28 +6,44 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
 namespace gpu_sleep::test {
 namespace {
 
-std::uint64_t hash_of(const std::vector<std::uint64_t>& contents) {
-    std::uint64_t hash = 0xCBF29CE484222325U;
-    for (const auto word : contents) hash = (hash ^ word) * 0x100000001B3U;
-    return hash;
-}
+constexpr std::size_t k_piece = std::size_t{16} << 20;
+
+class Hash {
+public:
+    void add(const std::vector<std::uint64_t>& contents) {
+        for (const auto word : contents) value_ = (value_ ^ word) * 0x100000001B3U;
+    }
+    [[nodiscard]] std::uint64_t value() const { return value_; }
+
+private:
+    std::uint64_t value_ = 0xCBF29CE484222325U;
+};
 
 Result<std::uint64_t> hash_at(CUdeviceptr address, std::size_t bytes) {
-    std::vector<std::uint64_t> contents(bytes / sizeof(std::uint64_t));
-    GPU_SLEEP_TEST_CALL(cuMemcpyDtoH, contents.data(), address, bytes);
-    return hash_of(contents);
+    Hash hash;
+    std::vector<std::uint64_t> contents;
+    for (std::size_t at = 0; at < bytes; at += k_piece) {
+        contents.resize(std::min(k_piece, bytes - at) / sizeof(std::uint64_t));
+        GPU_SLEEP_TEST_CALL(cuMemcpyDtoH, contents.data(), address + at,
+                            contents.size() * sizeof(std::uint64_t));
+        hash.add(contents);
+    }
+    return hash.value();
 }
 
 Result<std::string> hash_of_array(const Memory& which) {
     std::vector<std::uint64_t> contents(which.bytes / sizeof(std::uint64_t));
     GPU_SLEEP_TEST_CALL(cuMemcpyAtoH, contents.data(), which.array, 0, which.bytes);
-    return fmt::format("{:016x}", hash_of(contents));
+    Hash hash;
+    hash.add(contents);
+    return fmt::format("{:016x}", hash.value());
 }
 
 void write_noise(const sim_launch*, void** arguments) {

@@ -37,7 +37,8 @@ void cycle(Host& host) {
 
 } // namespace
 
-TEST_CASE("IPC: another process opens intercepted memory, which stays while the rest sleeps", "[ipc]") {
+TEST_CASE("IPC: another process opens intercepted memory, which stays while the rest sleeps",
+          "[quick][ipc]") {
     const auto way = GENERATE(k_linked, k_runtime);
     const auto bytes = GENERATE(k_piece_bytes, k_small);
     INFO(way.name << ", " << bytes << " bytes");

@@ -59,7 +59,7 @@ void wake(Host& host) {
 
 } // namespace
 
-TEST_CASE("Stays: memory shared by a descriptor, whichever of its processes sleeps", "[stays]") {
+TEST_CASE("Stays: memory shared by a descriptor, whichever of its processes sleeps", "[quick][stays]") {
     const auto way = GENERATE(k_linked, k_runtime);
     INFO(way.name);
     Host giver(captured_launch(way));

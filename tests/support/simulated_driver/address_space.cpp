@@ -186,10 +186,10 @@ CUresult AddressSpace::show(Mappings::iterator first, Mappings::iterator last, i
         const auto offset = first->second.memory->offset();
         auto reached = begin;
         auto next = first;
-        bool is_resident = true;
+        const bool is_resident = next->second.memory->is_resident();
         while (next != last && next->second.memory->fd() == fd && next->second.begin == reached &&
-               next->second.memory->offset() == offset + (reached - begin)) {
-            is_resident = is_resident && next->second.memory->is_resident();
+               next->second.memory->offset() == offset + (reached - begin) &&
+               next->second.memory->is_resident() == is_resident) {
             reached = next->second.end();
             ++next;
         }

@@ -20,7 +20,7 @@
  *                                       CU_PROCESS_STATE_FAILED
  *   GPU_SLEEP_SIM_SHARING=mig           each device is a part of a GPU; =mps: the process is a client of MPS
  *   GPU_SLEEP_SIM_POISON=0              fresh memory reads as zeros; =1: as a pattern. Otherwise the pattern
- *                                       is in the lowest 64 MiB of each device; what is above stays sparse
+ *                                       is in the lowest 128 MiB of each device; what is above stays sparse
  *   GPU_SLEEP_SIM_FAIL=NAME:N:STATUS[:forever][,...]
  *                                       see sim_fail()
  *   GPU_SLEEP_SIM_DELAY=NAME:TIME[,...] see sim_delay(); TIME is like 5ms, 200us or 1s. For the library that stands

@@ -19,7 +19,10 @@
 namespace gpu_sleep::sim {
 namespace {
 
-constexpr std::uint64_t k_low_memory = std::uint64_t{64} << 20;
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+constexpr std::uint64_t k_low_memory = std::uint64_t{128} << 20;
 // Released pages go back to the host in heaps: one system call for many handles.
 constexpr std::uint64_t k_released_at_most = std::uint64_t{64} << 20;
 constexpr int k_pattern = 0xA7;
@@ -85,7 +88,13 @@ std::uint64_t PhysicalPool::take(std::uint64_t bytes) {
 }
 
 void PhysicalPool::make_fresh(std::uint64_t offset, std::uint64_t bytes) {
-    if (offset < poisoned_) std::memset(window_ + offset, k_pattern, std::min(bytes, poisoned_ - offset));
+    if (offset >= poisoned_) return;
+    const auto end = std::min(offset + bytes, poisoned_);
+    if (end > filled_) { // one system call in place of a fault for each page
+        ::madvise(window_ + filled_, end - filled_, MADV_POPULATE_WRITE);
+        filled_ = end;
+    }
+    std::memset(window_ + offset, k_pattern, end - offset);
 }
 
 void PhysicalPool::insert_free(std::uint64_t offset, std::uint64_t bytes) {

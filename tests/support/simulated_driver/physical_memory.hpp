@@ -52,6 +52,7 @@ private:
     UniqueFd file_;
     std::byte* window_ = nullptr; ///< the poisoned part of the file, mapped for filling it
     std::uint64_t poisoned_ = 0;  ///< its length
+    std::uint64_t filled_ = 0;    ///< of that, what was ever filled
     std::uint64_t taken_ = 0;
     std::uint64_t released_bytes_ = 0;                              ///< the sum of released_
     std::map<std::uint64_t, std::uint64_t> free_;                   ///< offset and length, neighbours merged
