@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -144,6 +145,19 @@ std::size_t find_command(const CLI::App& app, const std::vector<std::string>& wo
     return words.size();
 }
 
+/// An option that was given and says how a command is to run; empty if there is none.
+std::string option_of_commands(const CLI::App& app) {
+    constexpr std::array<std::string_view, 4> k_of_logins = {"--enable-for", "--disable-for",
+                                                             "--show-enabled", "--root"};
+    for (const auto* option : app.get_options()) {
+        const auto name = option->get_name();
+        const bool is_of_logins =
+            std::find(k_of_logins.begin(), k_of_logins.end(), name) != k_of_logins.end();
+        if (option->count() > 0 && !is_of_logins) return name;
+    }
+    return {};
+}
+
 /// The agent's part of the environment.
 Result<std::map<const char*, std::string>> agent_environment(const Options& options) {
     std::map<const char*, std::string> variables{{environment::k_capture, options.no_capture ? "0" : "1"}};
@@ -226,6 +240,9 @@ int enable(const cli::LoginScope& scope) {
     const auto self = std::filesystem::read_symlink("/proc/self/exe", failure);
     const auto library = cli::find_login(self.parent_path().native());
     if (!library) return print_failure(library.error());
+    if (scope.is_machine && scope.root == "/") { // in an image the library is not this one
+        if (const auto open = cli::check_open_to_all(*library); !open) return print_failure(open.error());
+    }
     const auto files = cli::enable_login(scope, *library);
     if (!files) return print_failure(files.error());
     std::string text = "enabled from the next login on, by\n";
@@ -285,7 +302,15 @@ int main(int argc, char** argv) {
     if (is_for_login && !command.empty())
         return cli::usage_error("gpu-run", "--enable-for, --disable-for and --show-enabled take no COMMAND",
                                 false);
-    if (is_for_login) return change_login(std::move(login));
+    if (is_for_login) {
+        if (const auto option = option_of_commands(app); !option.empty())
+            return cli::usage_error(
+                "gpu-run",
+                fmt::format("{} is for a COMMAND: what a login starts has the agent with its defaults",
+                            option),
+                false);
+        return change_login(std::move(login));
+    }
     if (!login.root.empty())
         return cli::usage_error("gpu-run", "--root needs --enable-for, --disable-for or --show-enabled",
                                 false);

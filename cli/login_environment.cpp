@@ -220,6 +220,31 @@ Result<void> disable_profiles(const Layout& layout, const LoginRecords& records)
     return {};
 }
 
+/// Writes all of it, the script first, which records what else is written. Returns the files.
+Result<Paths> write_all(const Layout& layout, const std::optional<std::string>& script,
+                        const std::vector<Change>& kernels, const std::string& library) {
+    auto records = read_records(script.value_or(std::string()));
+    GPU_SLEEP_TRY(make_directories(layout.script.parent_path(), records.made));
+    for (const auto& own : layout.own) GPU_SLEEP_TRY(make_directories(own.path.parent_path(), records.made));
+    if (layout.makes_profile) add(records.made, layout.profiles.back());
+    Paths files{layout.script};
+    for (const auto& change : kernels) add(records.changed, change.file);
+    GPU_SLEEP_TRY(write_if_new(layout.script, script, login_script(library, records), k_read_mode));
+    for (const auto& own : layout.own) {
+        const auto before = read_own(own.path);
+        if (!before) return before.error();
+        GPU_SLEEP_TRY(write_if_new(own.path, *before, own.text(library), own.mode));
+        files.push_back(own.path);
+    }
+    GPU_SLEEP_TRY(write_profiles(layout));
+    files.insert(files.end(), layout.profiles.begin(), layout.profiles.end());
+    for (const auto& change : kernels) {
+        GPU_SLEEP_TRY(write_if_new(change.file, change.before, change.now, k_read_mode));
+        files.push_back(change.file);
+    }
+    return files;
+}
+
 } // namespace
 
 Result<Paths> enable_login(const LoginScope& scope, const std::string& library) {
@@ -231,26 +256,8 @@ Result<Paths> enable_login(const LoginScope& scope, const std::string& library) 
         if (const auto before = read_own(own.path); !before) return before.error();
     const auto kernels = kernel_changes(*layout, library);
     if (!kernels) return kernels.error();
-
-    auto records = read_records(script->value_or(std::string()));
-    GPU_SLEEP_TRY(make_directories(layout->script.parent_path(), records.made));
-    for (const auto& own : layout->own) GPU_SLEEP_TRY(make_directories(own.path.parent_path(), records.made));
-    if (layout->makes_profile) add(records.made, layout->profiles.back());
-    Paths files{layout->script};
-    for (const auto& change : *kernels) add(records.changed, change.file);
-    GPU_SLEEP_TRY(write_if_new(layout->script, *script, login_script(library, records), k_read_mode));
-    for (const auto& own : layout->own) {
-        const auto before = read_own(own.path);
-        if (!before) return before.error();
-        GPU_SLEEP_TRY(write_if_new(own.path, *before, own.text(library), own.mode));
-        files.push_back(own.path);
-    }
-    GPU_SLEEP_TRY(write_profiles(*layout));
-    files.insert(files.end(), layout->profiles.begin(), layout->profiles.end());
-    for (const auto& change : *kernels) {
-        GPU_SLEEP_TRY(write_if_new(change.file, change.before, change.now, k_read_mode));
-        files.push_back(change.file);
-    }
+    auto files = write_all(*layout, *script, *kernels, library);
+    if (!files && !*script) static_cast<void>(disable_login(scope)); // half of it is taken back
     return files;
 }
 

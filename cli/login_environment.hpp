@@ -18,9 +18,10 @@ struct LoginScope {
     std::filesystem::path root = "/"; ///< the machine's files lie below it
 };
 
-/// Has logins and Jupyter's Python kernels load `library`. What is so already stays as it is. Returns the
-/// files that say so. Errors: those of write_carefully(); invalid_argument: there is no home directory, or it
-/// is somebody else's, or a file of the name of one of ours is not ours.
+/// Has logins and Jupyter's Python kernels load `library`. What is so already stays as it is; where nothing
+/// was, an error leaves nothing. Returns the files that say so. Errors: those of write_carefully();
+/// invalid_argument: there is no home directory, or it is somebody else's, or a file of the name of one of
+/// ours is not ours.
 [[nodiscard]] Result<std::vector<std::filesystem::path>> enable_login(const LoginScope& scope,
                                                                       const std::string& library);
 

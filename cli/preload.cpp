@@ -86,6 +86,20 @@ Result<std::string> find_audit(const std::string& directory) {
     return find_library(directory, k_audit);
 }
 
+Result<void> check_open_to_all(const std::string& library) {
+    for (fs::path path = library;; path = path.parent_path()) {
+        std::error_code failure;
+        const auto needed = path == library ? fs::perms::others_read : fs::perms::others_exec;
+        if ((fs::status(path, failure).permissions() & needed) == fs::perms::none || failure)
+            return make_error(
+                ErrorCode::invalid_argument,
+                "other users cannot load the agent, for they may not {} {}; install gpu-sleep where "
+                "all can read it, such as /usr/local",
+                path == library ? "read" : "enter", path.native());
+        if (path == path.parent_path()) return {};
+    }
+}
+
 std::string with_agent(const std::string& agent, std::string_view before) {
     return put_first(agent, is_agent, before, k_preload_separators);
 }

@@ -23,6 +23,10 @@ namespace gpu_sleep::cli {
 /// invalid_argument for what a shell cannot be given.
 [[nodiscard]] Result<std::string> find_login(const std::string& directory);
 
+/// Whether the programs of every user can load `library`, by its path's permissions. Errors:
+/// invalid_argument, which names what others may not read.
+[[nodiscard]] Result<void> check_open_to_all(const std::string& library);
+
 /// LD_AUDIT with `audit` first and whatever else `before` holds, as with_agent().
 [[nodiscard]] std::string with_audit(const std::string& audit, std::string_view before);
 

@@ -32,6 +32,26 @@ TEST_CASE("Preload: the audit library comes first, once, and the rest stays", "[
     CHECK(with_audit(audit, "/a b.so:/old/libgpu-sleep-audit.so::libx.so") == audit + ":/a b.so:libx.so");
 }
 
+TEST_CASE("Preload: what others may not read is not enabled for them", "[preload]") {
+    namespace fs = std::filesystem;
+    const test::Scratch scratch; // private
+    const auto directory = fs::path(scratch.path()) / "lib";
+    fs::create_directory(directory);
+    const auto library = directory / "libgpu-sleep-login.so";
+    std::ofstream(library) << "library";
+    const auto refusal = [&] {
+        const auto open = check_open_to_all(library);
+        return open ? std::string() : open.error().message;
+    };
+    CHECK_THAT(refusal(), test::mentions("may not enter " + fs::path(scratch.path()).native() + ";"));
+    fs::permissions(scratch.path(), fs::perms::others_exec, fs::perm_options::add);
+    fs::permissions(directory, fs::perms::others_exec, fs::perm_options::add);
+    fs::permissions(library, fs::perms::others_read, fs::perm_options::remove);
+    CHECK_THAT(refusal(), test::mentions("may not read " + library.native()));
+    fs::permissions(library, fs::perms::others_read, fs::perm_options::add);
+    CHECK(refusal().empty());
+}
+
 TEST_CASE("Preload: the agent lies beside the commands", "[preload]") {
     const test::Scratch scratch;
     const auto root = scratch.path();

@@ -365,6 +365,31 @@ TEST_CASE("Login: what is not ours is neither overwritten nor removed", "[login]
     CHECK(other.scratch.file_count() == 0);
 }
 
+TEST_CASE("Login: where a file cannot be changed nothing is left", "[login]") {
+    const Home home;
+    const auto profile = home.scratch.path() / ".profile";
+    const std::string what = GENERATE("directory", "pipe", "link");
+    if (what == "directory") fs::create_directory(profile);
+    if (what == "pipe") REQUIRE(::mkfifo(profile.c_str(), 0600) == 0);
+    if (what == "link") fs::create_symlink("/nonexistent/profile", profile);
+    const auto refused = home.command({"gpu-run", "--enable-for", "user"});
+    INFO(what << ": " << refused.err);
+    CHECK(refused.status != 0);
+    CHECK_THAT(refused.err, mentions(profile.native()));
+    CHECK_FALSE(fs::exists(home.scratch.path() / ".config/gpu-sleep"));
+    CHECK_FALSE(fs::exists(home.scratch.path() / ".config/environment.d"));
+    CHECK_THAT(home.command({"gpu-run", "--show-enabled"}).out, mentions("user: not enabled"));
+}
+
+TEST_CASE("Login: options that a login would not have are refused", "[login]") {
+    const Home home;
+    const auto refused =
+        home.command({"gpu-run", "--enable-for", "user", "--make-room", "--on-touch", "wake"});
+    CHECK(refused.status == 2);
+    CHECK_THAT(refused.err, mentions("is for a COMMAND"));
+    CHECK(home.scratch.file_count() == 0);
+}
+
 TEST_CASE("Login: the machine's files are read by shells and by systemd", "[login]") {
     const Scratch image;
     write(image.path() / "usr/share/jupyter/kernels/python3/kernel.json", k_kernel);
