@@ -56,7 +56,7 @@ TEST_CASE("Command line: a result that cannot be written is said to be lost", "[
         return output.err.find("cannot write the result: No space left on device") != std::string::npos;
     };
     for (const Arguments& arguments :
-         {Arguments{pid}, Arguments{pid, "--json"}, Arguments{"--watch=1s"}, Arguments{"--help"}}) {
+         {Arguments{pid}, Arguments{pid, "--json"}, Arguments{pid, "--watch=1s"}, Arguments{"--help"}}) {
         const auto listed = run_with_full_output("gpu-ps", arguments);
         CHECK(listed.status == 1);
         CHECK(is_lost(listed));
