@@ -61,7 +61,9 @@ TEST_CASE("Retained: blocks of zeros are stored nowhere, and are zero again", "[
     // New memory is not zero by itself: the last owner's bytes are in it.
     const auto neighbour = fixture.heap().allocate(0, fixture.ledger().tag_id("neighbour"), 8 * k_mib);
     REQUIRE(neighbour);
+    sim_reset_counts();
     wake(fixture);
+    CHECK(sim_calls("cuLaunchKernel") == 1); // set to zero and found so; not found otherwise, mended, and read again
 
     fixture.fill(cache, {3 * k_mib, 2 * k_mib}, 9);
     fixture.change(cache, 8 * k_mib - 1); // one byte keeps its block

@@ -125,10 +125,10 @@ TEST_CASE("Finding: a process that was killed leaves a socket which the next one
         host.tell("alloc weights 4194304 0");
         stale = socket_file(host.pid());
         killed = host.pid();
+        REQUIRE(fs::exists(stale));
         host.process().signal(SIGKILL);
         CHECK(host.wait() == 128 + SIGKILL);
     }
-    CHECK(fs::exists(stale));
     CHECK(sleep_process(std::to_string(killed)).status == 3);
     Host next;
     next.tell("alloc weights 4194304 0");

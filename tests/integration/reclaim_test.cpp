@@ -309,7 +309,7 @@ TEST_CASE("Reclaim: a pass in which there is nothing to do says so, and succeeds
 TEST_CASE("Reclaim: the line for cron does its work without an environment and a terminal, in silence",
           "[reclaim]") {
     const auto all = among_stubs(
-        100, 1, {"env", "-i", "PATH=/usr/bin:/bin", "setsid", "--wait", "/bin/sh", "-c", cron_command()});
+        20, 1, {"env", "-i", "PATH=/usr/bin:/bin", "setsid", "--wait", "/bin/sh", "-c", cron_command()});
     if (!all) return;
     CHECK(timed(*all).status == 0);
     CHECK(timed(*all).output.out.empty());

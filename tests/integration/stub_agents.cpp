@@ -123,7 +123,7 @@ int main(int argc, char** argv) {
     std::vector<pid_t> agents;
     for (int number = 0; number < count; ++number) {
         const auto agent = ::fork();
-        if (agent == 0) be_agent(number < k_behaviours && count < 100 ? number : k_behaviours, ready[1]);
+        if (agent == 0) be_agent(number < k_behaviours && count < 20 ? number : k_behaviours, ready[1]);
         agents.push_back(agent);
     }
     for (int i = 0; i < count; ++i)
