@@ -63,7 +63,7 @@ TEST_CASE("Retained: blocks of zeros are stored nowhere, and are zero again", "[
     REQUIRE(neighbour);
     sim_reset_counts();
     wake(fixture);
-    CHECK(sim_calls("cuLaunchKernel") == 1); // set to zero and found so; not found otherwise, mended, and read again
+    CHECK(sim_calls("cuLaunchKernel") == 1); // a block that had to be mended would be read once more
 
     fixture.fill(cache, {3 * k_mib, 2 * k_mib}, 9);
     fixture.change(cache, 8 * k_mib - 1); // one byte keeps its block
