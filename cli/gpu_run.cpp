@@ -150,7 +150,7 @@ std::string option_of_commands(const CLI::App& app) {
     constexpr std::array<std::string_view, 4> k_of_logins = {"--enable-for", "--disable-for",
                                                              "--show-enabled", "--root"};
     for (const auto* option : app.get_options()) {
-        const auto name = option->get_name();
+        auto name = option->get_name();
         const bool is_of_logins =
             std::find(k_of_logins.begin(), k_of_logins.end(), name) != k_of_logins.end();
         if (option->count() > 0 && !is_of_logins) return name;
