@@ -53,7 +53,7 @@ std::uint64_t helpers(const sim_live& live) {
 /// How many of them the driver keeps when `call` fails: what it was to give back, and without its context
 /// nothing of a session can be given back.
 std::uint64_t lost_by(std::string_view call) {
-    constexpr std::uint64_t k_of_a_session = 4; // two streams, a module, host memory
+    constexpr std::uint64_t k_of_a_session = 5; // three streams, a module, host memory
     constexpr std::array<std::string_view, 5> k_words{"Destroy", "Unload", "Unregister", "Release", "Free"};
     if (call == "cuCtxPushCurrent") return k_of_a_session;
     return std::any_of(k_words.begin(), k_words.end(),
@@ -245,7 +245,7 @@ TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep][s
         return sweep.reached();
     };
     for_each_call(step, which);
-    CHECK(sweep.failures() >= 10 / sweep_stride());
+    CHECK(sweep.failures() > 10 / sweep_stride());
 }
 
 TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep][wake]") {
@@ -265,7 +265,7 @@ TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep][wa
         return sweep.reached();
     };
     for_each_call(step, which);
-    CHECK(sweep.failures() >= 10 / sweep_stride());
+    CHECK(sweep.failures() > 10 / sweep_stride());
 }
 
 TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver call", "[sweep][wake]") {
@@ -294,7 +294,7 @@ TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver
         sweep.check_untouched();
         return sweep.reached();
     });
-    CHECK(sweep.failures() >= 10 / sweep_stride());
+    CHECK(sweep.failures() > 10 / sweep_stride());
 }
 
 TEST_CASE("Sweep: pinning what a sleep has relayed survives the failure of every driver call",
