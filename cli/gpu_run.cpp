@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -143,19 +142,6 @@ std::size_t find_command(const CLI::App& app, const std::vector<std::string>& wo
         if (option && option->get_items_expected_min() > 0) ++i; // its value is the next word
     }
     return words.size();
-}
-
-/// An option that was given and says how a command is to run; empty if there is none.
-std::string option_of_commands(const CLI::App& app) {
-    constexpr std::array<std::string_view, 4> k_of_logins = {"--enable-for", "--disable-for",
-                                                             "--show-enabled", "--root"};
-    for (const auto* option : app.get_options()) {
-        auto name = option->get_name();
-        const bool is_of_logins =
-            std::find(k_of_logins.begin(), k_of_logins.end(), name) != k_of_logins.end();
-        if (option->count() > 0 && !is_of_logins) return name;
-    }
-    return {};
 }
 
 /// The agent's part of the environment.
@@ -287,6 +273,7 @@ int main(int argc, char** argv) {
     LoginOptions login;
     cli::add_basics(app, k_examples, k_exit_statuses);
     add_options(app, options);
+    const auto of_commands = app.get_options();
     add_login_options(app, login);
     std::vector<std::string> command; // never parsed by CLI11: whatever follows belongs to the command
     app.add_option("COMMAND", command, "The command and its arguments, after -- or after the last option")
@@ -303,11 +290,13 @@ int main(int argc, char** argv) {
         return cli::usage_error("gpu-run", "--enable-for, --disable-for and --show-enabled take no COMMAND",
                                 false);
     if (is_for_login) {
-        if (const auto option = option_of_commands(app); !option.empty())
+        const auto given = std::find_if(of_commands.begin(), of_commands.end(),
+                                        [](const auto* option) { return option->count() > 0; });
+        if (given != of_commands.end())
             return cli::usage_error(
                 "gpu-run",
-                fmt::format("{} is for a COMMAND: what a login starts has the agent with its defaults",
-                            option),
+                (*given)->get_name() +
+                    " is for a COMMAND: what a login starts has the agent with its defaults",
                 false);
         return change_login(std::move(login));
     }

@@ -95,9 +95,7 @@ Result<UniqueFd> open_private(const std::filesystem::path& path) {
     if (status.st_uid != ::geteuid())
         return refused(path, "it belongs to somebody else; name one of the process's own user");
     if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0)
-        return refused(
-            path,
-            "others can look into it; name a directory in it that is not there yet, which is made private");
+        return refused(path, "others can look into it; name a new directory in it, which will be private");
     return fd;
 }
 

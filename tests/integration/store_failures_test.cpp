@@ -65,7 +65,7 @@ TEST_CASE("Store: a bad directory is refused, and the process is awake and whole
         REQUIRE(::chmod(place.path().c_str(), 0755) == 0);
         const auto refused = host.command("gpu-sleep", place.store());
         CHECK(refused.status == 5);
-        CHECK_THAT(refused.err, mentions("which is made private"));
+        CHECK_THAT(refused.err, mentions("name a new directory"));
     }
     SECTION("a symbolic link") {
         const Scratch elsewhere;

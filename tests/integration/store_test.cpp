@@ -125,7 +125,7 @@ TEST_CASE("Store: a dry run says what room files need, and whether it is there",
     CHECK_THAT(rehearse({"--store", "file", "--dir", place.path() / "deeper"}), mentions("it would fail"));
     fs::create_directory(place.path());
     REQUIRE(::chmod(place.path().c_str(), 0755) == 0);
-    CHECK_THAT(rehearse(place.store()), mentions("which is made private") && mentions("it would fail"));
+    CHECK_THAT(rehearse(place.store()), mentions("name a new directory") && mentions("it would fail"));
     CHECK(place.files().empty());
     check_unharmed(host);
 }

@@ -225,7 +225,7 @@ std::string command_file(std::string_view name) {
     const bool is_command = name.starts_with("gpu-");
     if (const char* const commands = std::getenv("GPU_SLEEP_TEST_COMMANDS"); commands && is_command)
         return std::filesystem::path(commands) / name;
-    if (const char* const build = std::getenv("GPU_SLEEP_TEST_BUILD"); build && !is_command)
+    if (const char* const build = std::getenv("GPU_SLEEP_SANITIZED_BUILD"); build && !is_command)
         return std::filesystem::path(build) / "bin" / name;
     return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
 }

@@ -117,7 +117,7 @@ private:
 /// The file of a program of this build, such as "gpu-sleep": it lies beside the running program. A sanitized
 /// program takes several times as long to build and to start, so those of two builds can be mixed: commands
 /// are taken from the directory GPU_SLEEP_TEST_COMMANDS, what they are given for from the build
-/// GPU_SLEEP_TEST_BUILD, where these are set.
+/// GPU_SLEEP_SANITIZED_BUILD, where these are set.
 [[nodiscard]] std::string command_file(std::string_view name);
 
 /// Waits until `is_so` is true, within the limit. Returns what it was last. Rests for longer than looking

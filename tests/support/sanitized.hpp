@@ -17,7 +17,7 @@ namespace gpu_sleep::test {
     return true;
 #endif
 #endif
-    return std::getenv("GPU_SLEEP_TEST_SANITIZED") != nullptr; // a plain test of programs that are (tree.hpp)
+    return std::getenv("GPU_SLEEP_SANITIZED_BUILD") != nullptr; // see command_file()
 }
 
 /// Whether the thread sanitizer looks on: it holds signals back, and the threads of its own take none.

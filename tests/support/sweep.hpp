@@ -18,8 +18,8 @@ inline int sweep_stride() {
     return std::max(1, wanted ? std::atoi(wanted) : 1);
 }
 
-/// The same of a sweep of which each step starts a program, which takes a second: `sanitized` under a
-/// sanitizer.
+/// The same for a sweep that starts a program for each call, a second each: three times as far where calls
+/// are left out, and `sanitized` under a sanitizer.
 inline int program_sweep_stride(int sanitized) {
     return is_sanitized() ? sanitized : sweep_stride() == 1 ? 1 : 3 * sweep_stride();
 }

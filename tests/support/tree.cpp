@@ -14,7 +14,7 @@ std::string source_file(std::string_view path) {
 }
 
 std::string library_file(std::string_view name) {
-    const char* const other = std::getenv("GPU_SLEEP_TEST_BUILD");
+    const char* const other = std::getenv("GPU_SLEEP_SANITIZED_BUILD");
     const auto build = other ? std::filesystem::path(other)
                              : std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path();
     return build / "lib" / name;

@@ -14,7 +14,7 @@ namespace gpu_sleep::test {
 [[nodiscard]] std::string source_file(std::string_view path);
 
 /// The path of a library of this build by its file's name, such as "libgpu-sleep-login.so"; of the build that
-/// GPU_SLEEP_TEST_BUILD names where that is set (see command_file).
+/// GPU_SLEEP_SANITIZED_BUILD names where that is set (see command_file).
 [[nodiscard]] std::string library_file(std::string_view name);
 
 /// The agent, by the name under which programs load it.
