@@ -4,8 +4,10 @@
 
 #include "cli/driver_engine.hpp"
 
+#include "base/small_file.hpp"
 #include "cli/checkpoint_record.hpp"
 #include "driver/management.hpp"
+#include "model/unseen_libraries.hpp"
 #include "peers/background_call.hpp"
 
 #include <unistd.h>
@@ -118,6 +120,9 @@ private:
         const Look before;
         const auto used = used_by(process_.pid, before);
         if (state == CheckpointState::checkpointed) return report(State::asleep, false, {}, before, before);
+        if (const auto mappings = read_small_file(fmt::format("/proc/{}/maps", process_.pid)))
+            if (const auto why = model::why_not_restored(model::unseen_libraries(*mappings)); !why.empty())
+                return make_error(ErrorCode::driver_failed, "{}", why);
         if (request_.dry_run) return report(State::awake, true, used, before, before);
         // Locked by a command that was killed it may still be at work: the lock waits for that.
         if (state == CheckpointState::locked)

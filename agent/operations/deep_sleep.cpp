@@ -15,6 +15,7 @@
 #include "intercepted/objects.hpp"
 #include "intercepted/put_off.hpp"
 #include "intercepted/residual.hpp"
+#include "operations/unseen.hpp"
 
 #include <unistd.h>
 
@@ -158,11 +159,14 @@ std::string DeepSleep::why_not(const Uses& uses) const {
         if (known.is_part) return "it uses a part of a GPU (MIG), which the driver cannot checkpoint";
         if (known.is_mps_client) return "it is a client of MPS, which the driver cannot checkpoint";
     }
-    return {};
+    return model::why_not_restored(uses.unseen);
 }
 
 Result<DeepSleep::Uses> DeepSleep::uses() const {
+    auto unseen = find_unseen_uses();
+    if (!unseen) return unseen.error();
     Uses uses;
+    uses.unseen = *std::move(unseen);
     memory_.with_lock([&](const LockedMemory& locked) {
         for (const auto& row : intercepted::residual(locked)) uses.memory.emplace(row.kind, row.reason);
     });

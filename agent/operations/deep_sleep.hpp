@@ -12,6 +12,7 @@
 #include "common/lock_order.hpp"
 #include "driver/checkpoint.hpp"
 #include "model/model.hpp"
+#include "model/unseen_libraries.hpp"
 #include "operations/known_devices.hpp"
 #include "operations/outside.hpp"
 #include "program_memory/program_memory.hpp"
@@ -100,6 +101,7 @@ private:
     struct Uses {
         std::set<std::pair<std::string_view, std::string_view>> memory; ///< that stays: its kind, and why
         std::set<int> devices;
+        std::vector<model::UnseenUse> unseen;
     };
     struct Device {
         std::string name;

@@ -45,10 +45,12 @@ auto ProcessStatus::look(Use&& use, Before&& before) {
 Report ProcessStatus::report() {
     std::vector<std::string> notes;
     bool is_unseen = false;
+    std::string why_not_deep;
     if (intercepts())
         if (const auto uses = find_unseen_uses(); uses && !uses->empty()) {
             notes.push_back(words_for(*uses));
             is_unseen = true;
+            why_not_deep = model::why_not_restored(*uses);
         }
     auto report = look(
         [&](const LockedMemory& locked) {
@@ -65,6 +67,7 @@ Report ProcessStatus::report() {
             return before;
         });
     if (is_unseen) report.idle_seconds.reset(); // it may be at work
+    if (!report.deep && report.deep_refusal.empty()) report.deep_refusal = std::move(why_not_deep);
     note_touch_trouble(report);
     return report;
 }

@@ -86,9 +86,9 @@ Result<bool> Quiesce::run(Callbacks::Jobs& owed) {
             fmt::format("tag '{}' keeps its contents: parts of it are preserved, and what sleeps cannot "
                         "be parted; wake it first",
                         tag));
-    if (preview->is_empty) return false;
+    if (preview->is_empty && !request_.deep) return false; // a deep sleep takes what is left
     GPU_SLEEP_TRY(check_unseen());
-    if (request_.dry_run) return false;
+    if (preview->is_empty || request_.dry_run) return false;
     GPU_SLEEP_TRY(run_callbacks(preview->event, owed));
     const auto start = Clock::now();
     GPU_SLEEP_TRY(shut_gate());

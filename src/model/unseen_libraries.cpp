@@ -12,6 +12,8 @@
 namespace gpu_sleep::model {
 namespace {
 
+constexpr std::string_view k_decoding = "video decoding";
+
 struct Row {
     std::string_view name; ///< up to the version; a name that begins with '/' is a device's, up to its number
     std::string_view use;
@@ -21,8 +23,8 @@ struct Row {
 // and libnvidia-ml, which work for others or do not use the GPU; libcufile, which PyTorch always loads. That
 // one works through libcuda, but for the buffers that its device shows.
 constexpr std::array k_rows = {
-    Row{"libnvcuvid.so", "video decoding"},
-    Row{"libvdpau_nvidia.so", "video decoding"},
+    Row{"libnvcuvid.so", k_decoding},
+    Row{"libvdpau_nvidia.so", k_decoding},
     Row{"libnvidia-encode.so", "video encoding"},
     Row{"libnvidia-opticalflow.so", "optical flow"},
     Row{"libnvidia-fbc.so", "screen capture"},
@@ -82,6 +84,16 @@ std::vector<UnseenUse> unseen_libraries(std::string_view mappings) {
     std::vector<UnseenUse> all;
     for (auto& row : found) all.insert(all.end(), row.begin(), row.end());
     return all;
+}
+
+std::string why_not_restored(std::span<const UnseenUse> uses) {
+    const auto decodes = [](const UnseenUse& use) { return use.use == k_decoding; };
+    const auto found = std::find_if(uses.begin(), uses.end(), decodes);
+    if (found == uses.end()) return {};
+    // Afterwards its decoding fails, or never ends (nvJPEG, driver 580).
+    return fmt::format(
+        "it has loaded {} for the GPU's decoders of video and JPEG, which the driver cannot restore",
+        found->name);
 }
 
 std::string list_of(std::span<const UnseenUse> uses) {

@@ -27,6 +27,9 @@ inline constexpr std::string_view k_refused_unless_forced = "; refused without -
 /// Source: proc_pid_maps(5).
 [[nodiscard]] std::vector<UnseenUse> unseen_libraries(std::string_view mappings);
 
+/// Why the driver's checkpoint would harm a process with these uses; empty: none is known to be harmed.
+[[nodiscard]] std::string why_not_restored(std::span<const UnseenUse> uses);
+
 /// "video decoding (libnvcuvid.so.1), OpenGL or Vulkan (libGLX_nvidia.so.0, libnvidia-glcore.so.1)". Names a
 /// dozen at most.
 [[nodiscard]] std::string list_of(std::span<const UnseenUse> uses);

@@ -49,6 +49,14 @@ TEST_CASE("Unseen libraries: each of the table is known by its file's name, up t
     CHECK(found(mapped("[anon:/" + name + "]")).empty());
 }
 
+TEST_CASE("Unseen libraries: a decoder is what the driver does not restore", "[unseen_libraries]") {
+    const auto why = [](std::string_view file) { return why_not_restored(unseen_libraries(mapped(file))); };
+    CHECK_THAT(why("/usr/lib/libnvcuvid.so.580.159.04"),
+               mentions("it has loaded libnvcuvid.so.580.159.04 for"));
+    CHECK(why("/usr/lib/libnvidia-encode.so.1").empty());
+    CHECK(why("/usr/lib/libcuda.so.1").empty());
+}
+
 TEST_CASE("Unseen libraries: what every CUDA program loads is none", "[unseen_libraries]") {
     for (const auto* file :
          {"/usr/lib/libcuda.so.580.159.04", "/usr/lib/libnvidia-ml.so.580.159.04",

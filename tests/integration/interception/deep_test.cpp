@@ -193,7 +193,7 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     DeepMachine machine;
     const Scratch place;
     const std::string kind =
-        GENERATE("managed", "shared", "exported", "exported on the host", "imported", "event");
+        GENERATE("managed", "shared", "exported", "exported on the host", "imported", "event", "decoder");
     if (kind == "managed") machine.host.tell("alloc managed 4194304");
     if (kind == "shared") machine.host.tell("share " + machine.piece.number);
     std::optional<Host> other;
@@ -204,14 +204,19 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
         CHECK(taker.process().read_line().starts_with("ok "));
     };
     if (kind == "event") machine.host.tell("shared_event");
+    if (kind == "decoder") {
+        machine.host.tell("free " + machine.piece.number); // without memory that could sleep, too
+        machine.host.tell("load " + library_file("unseen/libnvcuvid.so.1"));
+    }
     if (kind == "exported" || kind == "exported on the host" || kind == "imported")
         other.emplace(machine.plain());
     if (kind == "exported") pass_on(machine.host, *other, "shared");
     if (kind == "exported on the host") pass_on(machine.host, *other, "host_shared");
     if (kind == "imported") pass_on(*other, machine.host, "host_shared");
-    const std::string why = kind == "managed" ? "managed memory"
-                            : kind == "event" ? "events for several processes"
-                                              : "shares memory";
+    const std::string why = kind == "managed"   ? "managed memory"
+                            : kind == "event"   ? "events for several processes"
+                            : kind == "decoder" ? "libnvcuvid.so.1 for the GPU's decoders"
+                                                : "shares memory";
     // gpu-ps says so beforehand, of this process alone, and so does a rehearsal.
     CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/deep_refusal"), mentions(why));
     CHECK_THAT(run(machine.launch("gpu-ps")).out, mentions("cannot sleep deeply") && mentions(why));
@@ -226,6 +231,7 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     CHECK(refused.json("/processes/0/state") == "awake");
     CHECK_THAT(refused.err, mentions("cannot sleep deeply") && mentions(why));
     CHECK(machine.command("gpu-ps").json("/processes/0/state") == "awake");
+    CHECK(machine.command("deep", {"--force"}).status == 1);
     CHECK(machine.command("deep", {"--tags", "default"}).status == 2);
     CHECK(machine.command("deep", {"--gate", "checked"}).status == 2);
     CHECK(machine.command("deep", {"--engine", "driver"}).status == 2);

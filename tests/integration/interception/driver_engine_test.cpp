@@ -65,6 +65,14 @@ TEST_CASE("Driver engine: a dry run says what it would do, and does nothing", "[
     machine.expect_awake();
 }
 
+TEST_CASE("Driver engine: what the driver would not bring back is left as it is", "[driver_engine]") {
+    Machine machine({"LD_PRELOAD=" + library_file("unseen/libnvcuvid.so.1")});
+    const auto refused = machine.command("sleep");
+    CHECK(refused.status == 1);
+    CHECK_THAT(refused.err, mentions("libnvcuvid.so.1 for the GPU's decoders"));
+    machine.expect_awake();
+}
+
 TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it", "[driver_engine]") {
     Machine machine;
     const auto plain = machine.command("gpu-sleep");
