@@ -58,7 +58,8 @@ gpu_sleep_status fail(const Error& error) noexcept {
     case ErrorCode::outcome_unknown:
     case ErrorCode::ambiguous_name:
     case ErrorCode::agent_unreachable:
-    case ErrorCode::inhibited: break;
+    case ErrorCode::inhibited:
+    case ErrorCode::stopped: break;
     }
     return GPU_SLEEP_ERROR_INTERNAL;
 }

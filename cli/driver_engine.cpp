@@ -75,8 +75,7 @@ std::vector<GpuNeed> needs_of(const std::vector<GpuNeed>& used, const Look& befo
 /// Who asks the driver about a stopped process waits until that goes on. Errors: timed_out.
 Result<void> check_not_stopped(const Process& process) {
     if (!ProcFs().is_stopped(process)) return {};
-    return make_error(ErrorCode::timed_out,
-                      "process {} is stopped, by a signal or a debugger, and does not answer the driver",
+    return make_error(ErrorCode::stopped, "process {} is stopped, and does not answer the driver",
                       title(process));
 }
 

@@ -177,7 +177,7 @@ Result<Process> choose_driver(const CommandRun& operation, Finder& finder, const
     if (operation.engine == Engine::automatic) return process;
     if (!is_sleep(operation)) {
         const auto state = state_by_driver(*process);
-        if (!state) return state.error().code == ErrorCode::timed_out ? state.error() : found.error();
+        if (!state) return state.error().code == ErrorCode::stopped ? state.error() : found.error();
         if (wakes_tags(operation))
             return make_error(ErrorCode::invalid_argument,
                               "process {} has no agent: the driver wakes all of it, and --tags and --order "

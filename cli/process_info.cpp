@@ -137,6 +137,7 @@ bool ProcFs::is_running(const Process& process) const {
 }
 
 bool ProcFs::is_stopped(const Process& process) const {
+    if (is_frozen(process)) return true;
     bool has_stopped = false;
     for (const auto& thread : threads(process.pid)) {
         const auto state = state_in(read_file(thread / "status"));
@@ -145,6 +146,25 @@ bool ProcFs::is_stopped(const Process& process) const {
         has_stopped = true;
     }
     return has_stopped;
+}
+
+bool ProcFs::is_frozen(const Process& process) const {
+    const auto groups = read_file(directory(process.pid) / "cgroup");
+    std::string_view rest = groups;
+    while (const auto line = take_line(rest)) { // "0::/PATH", and of the old kind "5:freezer:/PATH"
+        const auto controllers = line->find(':');
+        const auto path = controllers == line->npos ? line->npos : line->find(":/", controllers);
+        if (path == line->npos) continue;
+        const auto group = line->substr(path + 2);
+        const auto kind = line->substr(controllers + 1, path - controllers - 1);
+        const auto freezer = root_.parent_path() / "sys/fs/cgroup";
+        if (kind.empty() &&
+            read_file(freezer / group / "cgroup.events").find("frozen 1") != std::string::npos)
+            return true;
+        if (kind == "freezer" && read_file(freezer / kind / group / "freezer.state").starts_with("FROZEN"))
+            return true;
+    }
+    return false;
 }
 
 bool ProcFs::has_thread(pid_t pid, std::string_view name) const {

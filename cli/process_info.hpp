@@ -50,8 +50,12 @@ public:
     /// proc_pid_exe(5).
     [[nodiscard]] bool is_running(const Process& process) const;
 
-    /// Whether all of the process has been stopped, by a signal or a debugger. Source: proc_pid_status(5).
+    /// Whether all of the process has been stopped, by a signal, a debugger or its control group. Sources:
+    /// proc_pid_status(5); the kernel's cgroup-v2, "cgroup.events", and freezer-subsystem.
     [[nodiscard]] bool is_stopped(const Process& process) const;
+
+    /// Whether its control group is frozen, or one above that.
+    [[nodiscard]] bool is_frozen(const Process& process) const;
 
     /// Whether a thread of the process has this name. Source: proc_pid_comm(5).
     [[nodiscard]] bool has_thread(pid_t pid, std::string_view name) const;

@@ -278,7 +278,9 @@ std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets, const
     std::vector<peers::Question> questions;
     questions.reserve(targets.size());
     for (auto& target : targets)
-        questions.push_back({std::move(target.socket), request, {.answer = timeout}});
+        questions.push_back({std::move(target.socket), request, {.answer = timeout}, [&] {
+                                 return finder.proc().is_stopped(target.process);
+                             }});
     auto answers = peers::ask_all(std::move(questions));
     std::vector<Outcome> outcomes;
     for (std::size_t i = 0; i < targets.size(); ++i) {
@@ -309,6 +311,11 @@ void drop_ended(std::vector<Outcome>& outcomes) {
 const Error* error_of(const Outcome& outcome) noexcept {
     const auto* failure = std::get_if<model::Failure>(&outcome.answer);
     return failure ? &failure->error : std::get_if<Error>(&outcome.answer);
+}
+
+const char* silence(const Outcome& outcome) noexcept {
+    const auto* const error = error_of(outcome);
+    return error && error->code == ErrorCode::stopped ? "stopped" : "no answer";
 }
 
 int exit_status_of(const Outcome& outcome) noexcept {

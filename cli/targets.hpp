@@ -106,6 +106,9 @@ void drop_ended(std::vector<Outcome>& outcomes);
 /// Why it failed, or null.
 [[nodiscard]] const Error* error_of(const Outcome& outcome) noexcept;
 
+/// What stands for the state of one that has not answered: "stopped" or "no answer".
+[[nodiscard]] const char* silence(const Outcome& outcome) noexcept;
+
 /// The exit status for several: that of the first that failed, and was not only withdrawn because another
 /// did; or 0.
 [[nodiscard]] int exit_status_of(const std::vector<Outcome>& outcomes) noexcept;

@@ -41,7 +41,7 @@ public:
     [[nodiscard]] std::optional<Outcome> describe(const Process& process) const {
         if (!checkpoint_) return {};
         if (ProcFs().is_stopped(process)) // the driver would wait for it
-            return Outcome{process, make_error(ErrorCode::timed_out, "it has no agent, and is stopped"),
+            return Outcome{process, make_error(ErrorCode::stopped, "it has no agent, and is stopped"),
                            model::Operation::status, false, true};
         const auto state = checkpoint_->state(process.pid);
         if (!state) return {};

@@ -63,6 +63,8 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::agent_unreachable, "agent_unreachable", no_process, no_process, ""},
     ErrorTraits{ErrorCode::inhibited, "inhibited", failed_awake, failed_asleep,
                 "end that with gpu-inhibit --release PID, or use gpu-sleep --ignore-inhibitors"},
+    ErrorTraits{ErrorCode::stopped, "stopped", timed_out, timed_out,
+                "let it go on first: kill -CONT PID, or thaw its control group"},
 };
 
 } // namespace

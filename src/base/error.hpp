@@ -41,6 +41,7 @@ enum class ErrorCode : std::uint16_t {
     ambiguous_name = 26,
     agent_unreachable = 27,
     inhibited = 28,
+    stopped = 29,
 };
 
 /// The exit statuses of every command; README.md and gpu-sleep(1) describe them.

@@ -11,10 +11,12 @@ namespace gpu_sleep::peers {
 
 AnswerTimeout::AnswerTimeout(const Limits& limits, Clock::time_point now) noexcept
     : limits_(limits), end_(now + limits.answer + limits.grace),
-      end_if_stopped_(std::min(end_, now + limits.answer + k_grace_if_stopped)) {}
+      end_if_stopped_(std::min(end_, now + k_unheard_if_stopped)),
+      end_if_stopped_once_heard_(std::min(end_, now + limits.answer + k_grace_if_stopped)) {}
 
 void AnswerTimeout::hear(const model::Progress& progress, Clock::time_point now) noexcept {
     using Phase = model::Progress::Phase;
+    end_if_stopped_ = std::max(end_if_stopped_, end_if_stopped_once_heard_);
     if (progress.phase == Phase::deep && is_past_return()) {
         end_if_stopped_ = now + k_release_if_stopped;
         return;
@@ -31,7 +33,7 @@ void AnswerTimeout::pass_return(Clock::time_point now) noexcept {
     ++returns_;
     attempts_ = 0;
     end_ = now + k_release + limits_.afterwards;
-    end_if_stopped_ = now + k_release_if_stopped;
+    end_if_stopped_ = end_if_stopped_once_heard_ = now + k_release_if_stopped;
 }
 
 void AnswerTimeout::resume(Clock::time_point now) noexcept {

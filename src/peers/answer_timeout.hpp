@@ -35,7 +35,8 @@ public:
     /// For the driver's checkpoint, which takes as long as copying all that the agent does not own. One that
     /// is given up goes on all the same.
     static constexpr Milliseconds k_checkpoint{600'000};
-    /// The same limits for a process that is stopped.
+    /// The same limits for a process that is stopped; the first for one that has said nothing yet.
+    static constexpr Milliseconds k_unheard_if_stopped{300};
     static constexpr Milliseconds k_grace_if_stopped{1'000};
     static constexpr Milliseconds k_release_if_stopped{5'000};
 
@@ -75,6 +76,7 @@ private:
     Limits limits_;
     Clock::time_point end_;
     Clock::time_point end_if_stopped_;
+    Clock::time_point end_if_stopped_once_heard_;
     bool is_held_ = false;
     std::size_t returns_ = 0; ///< points of no return that were passed
     unsigned attempts_ = 0;

@@ -109,13 +109,13 @@ void Conversation::keep_time() {
     const bool is_stopped = question_.is_stopped();
     looked_ = now;
     if (!is_stopped && now < timeout_.end()) return;
-    const auto* const who = is_stopped             ? "it is stopped, and"
-                            : has_step_under_way() ? "the driver"
-                                                   : "the agent";
-    give_up(fmt::format("{} has not answered for {}", who, format_seconds(seconds_since(start_))));
+    if (is_stopped) return give_up(make_error(ErrorCode::stopped, "it is stopped, and does not answer"));
+    give_up(make_error(ErrorCode::timed_out, "{} has not answered for {}",
+                       has_step_under_way() ? "the driver" : "the agent",
+                       format_seconds(seconds_since(start_))));
 }
 
-void Conversation::give_up(const std::string& reason) {
+void Conversation::give_up(const std::optional<Error>& why) {
     const auto nobody = [](const model::Progress&) {};
     const bool was_past_return = is_past_return();
     ::shutdown(question_.socket.get(), SHUT_WR);
@@ -125,7 +125,7 @@ void Conversation::give_up(const std::string& reason) {
     ::shutdown(question_.socket.get(), SHUT_RDWR);
     while (!is_over() && receive(nobody)) {
     }
-    if (!has_last_word_) answer_ = unanswered(reason);
+    if (!has_last_word_) answer_ = unanswered(why);
 }
 
 bool Conversation::awaits_step() const noexcept {
@@ -237,10 +237,9 @@ Clock::time_point Conversation::next_look() const noexcept {
     return std::max(timeout_.end_if_stopped(), looked_ + k_between);
 }
 
-Error Conversation::unanswered(const std::string& reason) const {
-    if (is_past_return()) return unknown(reason);
-    if (reason.empty()) return withdrawn();
-    return make_error(ErrorCode::timed_out, "{}", reason);
+Error Conversation::unanswered(const std::optional<Error>& why) const {
+    if (is_past_return()) return unknown(why ? why->message : std::string());
+    return why ? *why : withdrawn();
 }
 
 Error Conversation::withdrawn() const {

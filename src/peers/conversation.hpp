@@ -51,7 +51,7 @@ public:
 
     /// Stops waiting, for that `reason`. Nothing that the agent sends from here on arrives, nor can it be
     /// sent: if it has not passed the point of no return by now, it never will.
-    void give_up(const std::string& reason);
+    void give_up(const std::optional<Error>& why);
 
     // ---- Question::deep_steps
 
@@ -83,7 +83,7 @@ private:
 
     /// When to look whether the process is stopped.
     [[nodiscard]] Clock::time_point next_look() const noexcept;
-    [[nodiscard]] Error unanswered(const std::string& reason) const;
+    [[nodiscard]] Error unanswered(const std::optional<Error>& why) const;
     [[nodiscard]] Error withdrawn() const;
 
     Question question_;

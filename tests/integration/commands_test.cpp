@@ -325,13 +325,13 @@ TEST_CASE("Commands: by name, no process is left out silently that does not say 
     CHECK_THAT(listed.err + slept.err, !mentions(std::to_string(unrelated.pid())));
     CHECK(listed.status == 4);
     CHECK(listed.json("/processes/0/pid") == std::to_string(named.pid()));
-    CHECK(listed.json("/processes/0/error/code") == "timed_out");
+    CHECK(listed.json("/processes/0/error/code") == "stopped");
     CHECK(listed.json("/processes/1/pid") == std::to_string(renamed.pid()));
     CHECK_THAT(listed.err, mentions(std::to_string(named.pid())) && mentions(std::to_string(renamed.pid())));
 
     CHECK(slept.status == 4);
     CHECK(slept.json("/processes/0/state") == "asleep");
-    CHECK(slept.json("/processes/1/error/code") == "timed_out");
+    CHECK(slept.json("/processes/1/error/code") == "stopped");
     CHECK_THAT(slept.err, mentions("cannot put " + std::to_string(renamed.pid())) && mentions(name));
     CHECK(named.state() == "asleep");
     CHECK(renamed.state() == "awake");

@@ -83,6 +83,8 @@ TEST_CASE("Answer timeout: behind the point of no return there is a limit of its
     const model::Progress release{model::Progress::Phase::release, 0, 0};
     AnswerTimeout timeout({1s, 5s, false, 30s}, k_begin);
     CHECK_FALSE(timeout.is_past_return());
+    CHECK(timeout.end_if_stopped() == k_begin + AnswerTimeout::k_unheard_if_stopped);
+    timeout.hear({model::Progress::Phase::drain, 0, 0}, k_begin);
     CHECK(timeout.end_if_stopped() == k_begin + 2s);
     timeout.hear(release, k_begin + 1s);
     CHECK(timeout.is_past_return());

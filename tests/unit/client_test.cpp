@@ -173,12 +173,12 @@ TEST_CASE("Client: a process that is stopped is given up sooner, and named so", 
         [](const protocol::Request&, test::FakeConnection& connection) { connection.wait_for_close(); });
     std::vector<Question> questions;
     questions.push_back(stage.question(model::SleepRequest{}));
-    questions.front().timeout = {.answer = 100ms, .grace = 60s};
+    questions.front().timeout = {.answer = 60s};
     questions.front().is_stopped = [] { return true; };
     const auto start = Clock::now();
     const auto answers = ask_all(std::move(questions));
     CHECK(Clock::now() - start < 30s);
-    CHECK(error_code(answers[0]) == ErrorCode::timed_out);
+    CHECK(error_code(answers[0]) == ErrorCode::stopped);
     CHECK(std::get<Error>(answers[0]).message.find("it is stopped") == 0);
 }
 

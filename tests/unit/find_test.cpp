@@ -46,6 +46,23 @@ TEST_CASE("Find: a process is read from its status, stat and cmdline", "[find]")
     CHECK(ProcFs(tree.proc()).list()->size() == 2);
 }
 
+TEST_CASE("Find: a process is stopped while its control group is frozen", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = 40});
+    const ProcFs proc(tree.proc());
+    const auto process = proc.read(40);
+    REQUIRE(process);
+    const bool is_old = GENERATE(false, true);
+    tree.write("proc/40/cgroup", is_old ? "5:memory:/jobs/7\n4:freezer:/jobs/7\n0::/\n" : "0::/jobs/7\n");
+    const std::string file =
+        is_old ? "sys/fs/cgroup/freezer/jobs/7/freezer.state" : "sys/fs/cgroup/jobs/7/cgroup.events";
+    CHECK_FALSE(proc.is_stopped(*process));
+    tree.write(file, is_old ? "THAWED\n" : "populated 1\nfrozen 0\n");
+    CHECK_FALSE(proc.is_stopped(*process));
+    tree.write(file, is_old ? "FROZEN\n" : "populated 1\nfrozen 1\n");
+    CHECK(proc.is_stopped(*process));
+}
+
 TEST_CASE("Find: a process that ends while it is looked at is none, or has no more to tell", "[find]") {
     const test::ProcTree tree;
     const auto cannot_be_read = [&](const std::string& file) { // it can be opened, as that of one that ended

@@ -69,6 +69,8 @@ TEST_CASE("Live table: a line for each process, and the sums", "[live]") {
     REQUIRE(shown.rows.size() == 4);
     CHECK(shown.sentences.at(0) == "4 processes, 1 asleep, 1 without an answer; GPU 3.00 GiB, host 3.00 GiB");
     CHECK(shown.rows[0].at("STATE") == "no answer");
+    outcomes[0].answer = make_error(ErrorCode::stopped, "it is stopped");
+    CHECK(test::Printed(render_live(outcomes, 80)).rows[0].at("STATE") == "stopped");
     CHECK(shown.rows[1].at("IDLE") == "2h05m");
     CHECK(shown.rows[1].at("GPU") == "2.00 GiB");
     CHECK(shown.rows[1].at("HOST") == "1.00 GiB");
