@@ -4,6 +4,7 @@
 
 #include "cli/process_info.hpp"
 
+#include "base/small_file.hpp"
 #include "cli/table.hpp"
 
 #include <pwd.h>
