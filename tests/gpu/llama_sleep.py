@@ -3,7 +3,7 @@
 """Puts a real model server to sleep from outside and wakes it, and checks every promise on the way.
 
 Starts llama_server.py, then in this process, five times over: the server generates, `gpu-sleep` takes its memory, a
-neighbour fills 100 GiB of it, `gpu-wake` brings the weights and then the cache back, and the server must generate
+neighbour fills all of it but 2 GiB, `gpu-wake` brings the weights and then the cache back, and the server must generate
 the same tokens, the first one as fast as before. Then once at level 2, with the weights refilled by the server.
 
 Needs a GPU, PyTorch and transformers. Exit status 0 when everything held; figures as JSON in --json FILE.
@@ -39,13 +39,17 @@ class Driver:
         if status != 0:
             raise RuntimeError(f"{name} gave {status}")
 
-    def used(self):
+    def free_and_used(self):
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-        return total.value - free.value
+        return free.value, total.value - free.value
 
-    def fill(self, size):
-        """Allocates, fills and frees `size` bytes."""
+    def used(self):
+        return self.free_and_used()[1]
+
+    def fill(self):
+        """Allocates, fills and frees all that is free but 2 GiB."""
+        size = (self.free_and_used()[0] - 2 * GIB) // GIB * GIB
         pointer = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
         self.call("cuMemsetD32_v2", pointer, ctypes.c_uint(0xA5A5A5A5), ctypes.c_size_t(size // 4))
@@ -91,7 +95,7 @@ def cycle_level_1(options, server, gpu, pid, expected, baseline):
     made = server.ask("made")
     _, slept = command(options, "gpu-sleep", pid, "--level", "1")
     asleep = gpu.used()
-    gpu.fill(options.neighbour * GIB)
+    gpu.fill()
     _, weights = command(options, "gpu-wake", pid, "--tags", "weights")
     _, cache = command(options, "gpu-wake", pid, "--tags", "kv_cache")
     made_asleep = server.ask("made")
@@ -113,7 +117,7 @@ def cycle_level_2(options, server, gpu, pid, expected):
     preserved = server.ask("preserve-buffers")["preserved"]
     _, slept = command(options, "gpu-sleep", pid, "--level", "2")
     asleep = gpu.used()
-    gpu.fill(options.neighbour * GIB)
+    gpu.fill()
     _, weights = command(options, "gpu-wake", pid, "--tags", "weights", "--timeout", "300s")
     _, cache = command(options, "gpu-wake", pid, "--tags", "kv_cache")
     again = server.ask("generate")
@@ -129,7 +133,6 @@ def main():
     parser.add_argument("--build", required=True, help="the build folder with bin/ and lib/")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--cycles", type=int, default=5)
-    parser.add_argument("--neighbour", type=int, default=100, help="GiB that the second program fills")
     parser.add_argument("--weights-file", default="/tmp/gpu-sleep-test-weights.safetensors")
     parser.add_argument("--json")
     options = parser.parse_args()
