@@ -109,6 +109,8 @@ int main(int argc, char** argv) {
     cli::add_target(app, operation.target);
     cli::add_selection(app, operation.selection);
     cli::add_user(app, operation.user);
+    cli::add_flag(app, "--yes", operation.accepts_losses,
+                  "Drop what the program has not declared refillable without asking, or warning, before");
     auto engine = cli::Engine::agent;
     add_request(app, request, timeout, stores, engine);
     cli::add_output(app, operation.output);

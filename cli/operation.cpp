@@ -5,6 +5,7 @@
 #include "cli/operation.hpp"
 
 #include "cli/asking.hpp"
+#include "cli/consent.hpp"
 #include "cli/driver_engine.hpp"
 #include "cli/gpus.hpp"
 #include "cli/interruptions.hpp"
@@ -277,6 +278,11 @@ Result<Targets> plan_moves(CommandRun& operation, Finder& finder, Targets target
     return only;
 }
 
+/// Whether it may drop contents.
+bool drops(const model::SleepRequest& request) noexcept {
+    return !request.dry_run && (request.level == model::Level::drop || !request.discard.empty());
+}
+
 Result<Targets> find(const CommandRun& operation, Finder& finder) {
     const Search search{.user = operation.user};
     if (!operation.selection.group.empty()) return find_group(finder, operation.selection.group, search);
@@ -305,6 +311,15 @@ int run(CommandRun operation) {
     if (targets && !operation.moves.empty() && !targets->reached.empty())
         targets = plan_moves(operation, finder, *std::move(targets));
     if (!targets && !without_agent) return tell_failure(operation.program, operation.output, targets.error());
+    if (const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
+        targets && sleep && drops(*sleep) && !operation.accepts_losses) {
+        const auto losses = losses_of(*sleep, finder, targets->reached);
+        if (!losses.empty() && !accepts(operation.program, losses, operation.output.quiet))
+            return exit_status::failed_awake;
+        // An agent waits for a request less long than a person thinks.
+        if (!losses.empty()) targets = find(operation, finder);
+        if (!targets) return tell_failure(operation.program, operation.output, targets.error());
+    }
     Interruptions interruptions;
     std::vector<Outcome> outcomes;
     if (without_agent) {

@@ -39,6 +39,7 @@ struct CommandRun {
     Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
     bool force = false;            ///< the driver restores also where it is not known whether there is room
     std::vector<GpuMove> moves{};  ///< of a wake of what the driver has put away: to other GPUs
+    bool accepts_losses = false;   ///< a sleep drops what is not declared refillable without a word before
     Selection selection = {};      ///< more than `target` names, or a group in its place
 };
 

@@ -94,6 +94,14 @@ std::string render_operation(const Process& process, const Report& report) {
     if (!report.dropped_without_refill.empty())
         text += fmt::format("  {} with no declared refill: {}\n", report.dry_run ? "would drop" : "dropped",
                             joined(report.dropped_without_refill));
+    if (report.operation == Operation::wake && report.changed)
+        for (const auto& tag : report.tags)
+            if (tag.needs_refill && !tag.policy.refillable &&
+                tag.policy.retention != model::Retention::discard)
+                text += fmt::format(
+                    "  {} on GPU {} has zeros where contents were dropped, until the program fills "
+                    "it\n",
+                    printable(tag.tag), tag.device);
     if (report.operation == Operation::sleep)
         for (const auto& residual : report.residual) text += fmt::format("  {}\n", residual_line(residual));
     if (report.deep) text += fmt::format("  {}\n", deep_line(report));

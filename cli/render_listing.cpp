@@ -37,7 +37,7 @@ std::string where(const TagReport& tag) {
     for (const auto& [name, bytes] : places)
         words.push_back(places.size() == 1 ? std::string(name)
                                            : fmt::format("{} {}", name, format_bytes(bytes)));
-    return fmt::format("{}{}", fmt::join(words, ", "), tag.needs_refill ? " (needs refill)" : "");
+    return fmt::format("{}{}", fmt::join(words, ", "), tag.needs_refill ? " (zeros: needs refill)" : "");
 }
 
 std::string policy(const TagReport& tag) {

@@ -64,7 +64,7 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::inhibited, "inhibited", failed_awake, failed_asleep,
                 "end that with gpu-inhibit --release PID, or use gpu-sleep --ignore-inhibitors"},
     ErrorTraits{ErrorCode::stopped, "stopped", timed_out, timed_out,
-                "let it go on first: kill -CONT PID, or thaw its control group"},
+                "let it go on first, by kill -CONT PID, its debugger or its control group"},
 };
 
 } // namespace

@@ -7,6 +7,8 @@
 #include "support/host.hpp"
 #include "support/skip.hpp"
 
+#include <fmt/format.h>
+
 #include <csignal>
 #include <fstream>
 #include <memory>
@@ -60,8 +62,11 @@ TEST_CASE("Commands: level 2 drops what nothing preserves, and says which tags h
     REQUIRE(slept.status == 0);
     CHECK_THAT(slept.out, mentions("dropped with no declared refill: weights"));
     CHECK_THAT(slept.out, !mentions("kv_cache"));
+    CHECK_THAT(slept.err, mentions("that it has not declared refillable: weights\n"));
 
-    REQUIRE(host.command("gpu-wake").status == 0);
+    const auto woken = host.command("gpu-wake");
+    REQUIRE(woken.status == 0);
+    CHECK_THAT(woken.out, mentions("weights on GPU 0 has zeros") && !mentions("kv_cache on"));
     CHECK(host.tell("check 0") == "zero");
     CHECK(host.tell("check 1") == "zero");
     CHECK(host.tell("check 2") == "intact");
@@ -71,6 +76,29 @@ TEST_CASE("Commands: level 2 drops what nothing preserves, and says which tags h
     CHECK(listed.tag("default", "needs_refill") == "false");
     host.tell("refilled weights");
     CHECK(host.command("gpu-ps", {"--json"}).tag("weights", "needs_refill") == "false");
+}
+
+TEST_CASE("Commands: at a terminal, who would drop what is not refillable is asked first", "[commands]") {
+    Host host;
+    host.tell("alloc weights 4194304 0");
+    const auto answer = [&](const std::string& word) {
+        const auto command = fmt::format("{} {} --level 2", command_file("gpu-sleep"), host.pid());
+        Process asked({{"script", "-qec", command, "/dev/null"}});
+        asked.send(word);
+        return asked.finish();
+    };
+    for (const auto* word : {"n", "", "yesterday"}) {
+        const auto refused = answer(word);
+        CHECK(refused.status == 1);
+        CHECK_THAT(refused.out,
+                   mentions("loses 4.00 MiB") && mentions("go on? [y/N]") && mentions("nothing was changed"));
+        CHECK(host.state() == "awake");
+    }
+    CHECK(answer("y").status == 0);
+    CHECK(host.state() == "asleep");
+    CHECK(host.command("gpu-wake").status == 0);
+    CHECK(host.command("gpu-sleep", {"--level", "2", "--yes"}).err.empty());
+    CHECK(host.state() == "asleep");
 }
 
 TEST_CASE("Commands: a policy or an option decides for one tag at any level", "[commands]") {

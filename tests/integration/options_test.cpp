@@ -94,6 +94,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--await", flag()}, // which is refused without --watch, and waits with it
         {"--prepare", flag()},
         {"--tree", flag()},
+        {"--yes", flag()},
         {"--group",
          {{"a", "a b"}, {k_garbage, "1", k_beyond_all, "a\n", "a\xE2\x80\xAE", std::string(65, 'n')}}},
         {"--release-gil", flag()},

@@ -58,7 +58,7 @@ TEST_CASE("Surroundings: a process that a debugger has stopped is given up in ti
     const auto start = Clock::now();
     const auto given_up = host.command(name, {"--timeout", "1s"});
     CHECK(given_up.status == 4);
-    CHECK_THAT(given_up.err, mentions("has not answered"));
+    CHECK_THAT(given_up.err, mentions("it is stopped"));
     CHECK(Clock::now() - start < Milliseconds(30'000));
     debugger.close_input();
     CHECK(debugger.wait() == 0);

@@ -55,9 +55,9 @@ TEST_CASE("Render: the listing has a line for each process and each of its tags"
     CHECK(
         text ==
         R"( PID  USER  NAME              STATE             TAG       DEVICE     BYTES  WHERE                            POLICY
-4242  root  llama             awake 1 h 0 min   2 tags    2 GPUs  39.0 GiB  GPU (needs refill)
+4242  root  llama             awake 1 h 0 min   2 tags    2 GPUs  39.0 GiB  GPU (zeros: needs refill)
                               awake             weights   GPU 0   15.0 GiB  GPU                              offload, refillable
-                              awake             kv_cache  GPU 1   24.0 GiB  GPU (needs refill)               discard
+                              awake             kv_cache  GPU 1   24.0 GiB  GPU (zeros: needs refill)        discard
   77  root  python3 train.py  asleep 2 min 5 s  2 tags    2 GPUs  39.0 GiB  host 15.0 GiB, dropped 24.0 GiB
                               asleep            weights   GPU 0   15.0 GiB  host                             offload, refillable
                               asleep            kv_cache  GPU 1   24.0 GiB  dropped                          discard
