@@ -64,7 +64,7 @@ Result<void> measure_level_2(Bench& bench) {
     std::vector<Timed> slept;
     std::vector<Timed> woken;
     for (unsigned i = 0; i < std::min(4U, bench.settings().repeats); ++i) {
-        GPU_SLEEP_TRY(bench.sleep(*subject, slept, {"--level", "2"}));
+        GPU_SLEEP_TRY(bench.sleep(*subject, slept, {"--level", "2", "--yes"}));
         GPU_SLEEP_TRY(bench.wake(*subject, woken));
     }
     bench.add_times("120 GiB: sleep at level 2", slept, bench.target(0.08));

@@ -153,7 +153,7 @@ class Bench:
     def sleep_options(self, way):
         if way in IN_FILES:
             return ["--store", "file", "--dir", os.path.join(getattr(self.scratch, way), "sleep")]
-        return {"touch": ["--on-touch", "wake"], "reload": ["--level", "2", "--keep", "default"], "deep": ["--deep"]}.get(way, [])
+        return {"touch": ["--on-touch", "wake"], "reload": ["--level", "2", "--yes", "--keep", "default"], "deep": ["--deep"]}.get(way, [])
 
     def sleep(self, way, name):
         self.command("gpu-sleep", str(self.servers[name].process.pid), *self.sleep_options(way), "--quiet")

@@ -115,7 +115,7 @@ def cycle_level_2(options, server, gpu, pid, expected):
     server.ask("save", options.weights_file)
     server.ask("refill-from", options.weights_file)
     preserved = server.ask("preserve-buffers")["preserved"]
-    _, slept = command(options, "gpu-sleep", pid, "--level", "2")
+    _, slept = command(options, "gpu-sleep", pid, "--level", "2", "--yes")
     asleep = gpu.used()
     gpu.fill()
     _, weights = command(options, "gpu-wake", pid, "--tags", "weights", "--timeout", "300s")
