@@ -27,7 +27,9 @@ struct Mapping {
     std::uintptr_t begin = 0;
     std::uintptr_t end = 0;
     bool is_protected = false; ///< out of reach of reads and writes
-    friend auto operator<=>(const Mapping&, const Mapping&) = default;
+    friend bool operator<(const Mapping& a, const Mapping& b) {
+        return std::tie(a.begin, a.end, a.is_protected) < std::tie(b.begin, b.end, b.is_protected);
+    }
 };
 
 std::set<Mapping> private_memory() {

@@ -107,8 +107,8 @@ TEST_CASE("Budget: who sleeps within a budget has what others only retain", "[po
     const auto all = programs_apart(4, {fmt::format("GPU_SLEEP_HOST_BUDGET={}", 2 * k_each)});
     // The others look whether they are to give way twice a second, and on a busy machine more seldom.
     const auto falls_asleep = [](Host& host) {
-        constexpr Milliseconds k_patience{20'000};
-        return becomes_true([&] { return host.command("gpu-sleep").status == 0; }, k_patience);
+        constexpr Milliseconds k_time{20'000};
+        return becomes_true([&] { return host.command("gpu-sleep").status == 0; }, k_time);
     };
     for (const auto& host : all) { // each finds what the two before it retain
         REQUIRE(falls_asleep(*host));

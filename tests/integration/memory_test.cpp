@@ -61,24 +61,24 @@ TEST_CASE("Memory: what is freed asleep does not come back", "[memory]") {
 }
 
 TEST_CASE("Memory: host memory goes back as contents are freed asleep", "[memory]") {
-    constexpr Bytes k_each = 20 * k_mib;
+    constexpr Bytes k_part = 20 * k_mib;
     constexpr int k_stays = 6; // in two pieces of host memory
     Host host({"GPU_SLEEP_SIM_POISON=0"});
-    for (int i = 0; i < 8; ++i) host.tell(fmt::format("alloc weights {} 0", k_each));
+    for (int i = 0; i < 8; ++i) host.tell(fmt::format("alloc weights {} 0", k_part));
     REQUIRE(host.command("gpu-sleep").status == 0);
-    CHECK(host_bytes(host) == 8 * k_each);
+    CHECK(host_bytes(host) == 8 * k_part);
     const auto before = anonymous_bytes(host.pid());
     for (int i = 0; i < 8; ++i)
         if (i != k_stays) host.tell(fmt::format("free {}", i));
-    CHECK(becomes_true([&] { return host_bytes(host) == k_each; }, Milliseconds(1000)));
-    CHECK(anonymous_bytes(host.pid()) + 6 * k_each < before);
-    CHECK(host.tell("pinned") == std::to_string(k_each)); // the wake is as fast as ever
+    CHECK(becomes_true([&] { return host_bytes(host) == k_part; }, Milliseconds(1000)));
+    CHECK(anonymous_bytes(host.pid()) + 6 * k_part < before);
+    CHECK(host.tell("pinned") == std::to_string(k_part)); // the wake is as fast as ever
     CHECK(host.state() == "asleep");
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check_all") == "intact");
     CHECK(host.tell("faults") == "0");
     CHECK(host.command("gpu-ps", {"--json"}).json("/processes/0/report/retained_bytes") ==
-          std::to_string(k_each));
+          std::to_string(k_part));
     host.tell("hold"); // which holds back sleeps alone
     const auto released = host.command("gpu-sleep", {"--release-retained", "--timeout", "2s"});
     host.tell("resume");
@@ -146,15 +146,15 @@ TEST_CASE("Memory: a settled process has host memory made ready, and its first s
 }
 
 TEST_CASE("Memory: a whole tag that is freed asleep gives all its host memory back at once", "[memory]") {
-    constexpr Bytes k_each = 40 * k_mib;
+    constexpr Bytes k_half = 40 * k_mib;
     Host host({"GPU_SLEEP_SIM_POISON=0"});
     host.tell("alloc weights 4194304 0");
-    for (int i = 0; i < 2; ++i) host.tell(fmt::format("alloc kv_cache {} 0", k_each));
+    for (int i = 0; i < 2; ++i) host.tell(fmt::format("alloc kv_cache {} 0", k_half));
     REQUIRE(host.command("gpu-sleep").status == 0);
     const auto before = anonymous_bytes(host.pid());
     host.tell("free 1");
     host.tell("free 2");
-    CHECK(becomes_true([&] { return anonymous_bytes(host.pid()) + k_each < before; }, Milliseconds(1000)));
+    CHECK(becomes_true([&] { return anonymous_bytes(host.pid()) + k_half < before; }, Milliseconds(1000)));
     CHECK(becomes_true([&] { return host_bytes(host) == 4 * k_mib; }, Milliseconds(1000)));
     CHECK(host.tell("pinned") == std::to_string(4 * k_mib));
     REQUIRE(host.command("gpu-wake").status == 0);

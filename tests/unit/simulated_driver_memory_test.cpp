@@ -5,7 +5,7 @@
 #include "support/simulated_driver/testing.hpp"
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 
 using namespace gpu_sleep::sim::testing;
 
@@ -48,24 +48,27 @@ TEST_CASE("Simulated driver: a device can be full to the last byte", "[simulated
     CHECK(sim_free_bytes(0) == free_bytes);
 }
 
-TEST_CASE("Simulated driver: thousands of small handles are quick", "[simulated_driver]") {
+TEST_CASE("Simulated driver: one of thousands of small handles costs what one of a few does",
+          "[simulated_driver]") {
     const Session session;
-    // As many as the default device holds, nearly.
-    constexpr std::size_t k_count = 3500;
-    CUdeviceptr base = 0;
-    REQUIRE(cuMemAddressReserve(&base, k_count * k_granularity, 0, 0, 0) == CUDA_SUCCESS);
-    std::vector<CUmemGenericAllocationHandle> handles(k_count);
-    const auto begin = std::chrono::steady_clock::now();
-    for (int round = 0; round < 2; ++round) {
-        for (std::size_t i = 0; i < k_count; ++i) {
+    const auto processor_time_of = [](std::size_t count) {
+        CUdeviceptr base = 0;
+        REQUIRE(cuMemAddressReserve(&base, count * k_granularity, 0, 0, 0) == CUDA_SUCCESS);
+        std::vector<CUmemGenericAllocationHandle> handles(count);
+        const auto begin = std::clock();
+        for (std::size_t i = 0; i < count; ++i) {
             handles[i] = create(k_granularity);
             REQUIRE(cuMemMap(base + i * k_granularity, k_granularity, 0, handles[i], 0) == CUDA_SUCCESS);
         }
-        REQUIRE(grant(base, k_count * k_granularity, 0) == CUDA_SUCCESS);
-        REQUIRE(cuMemUnmap(base, k_count * k_granularity) == CUDA_SUCCESS);
+        REQUIRE(grant(base, count * k_granularity, 0) == CUDA_SUCCESS);
+        REQUIRE(cuMemUnmap(base, count * k_granularity) == CUDA_SUCCESS);
         for (const auto handle : handles) REQUIRE(cuMemRelease(handle) == CUDA_SUCCESS);
-    }
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    CHECK(seconds.count() < 2.0);
-    REQUIRE(cuMemAddressFree(base, k_count * k_granularity) == CUDA_SUCCESS);
+        const auto end = std::clock();
+        REQUIRE(cuMemAddressFree(base, count * k_granularity) == CUDA_SUCCESS);
+        return static_cast<double>(end - begin) / static_cast<double>(count);
+    };
+    (void)processor_time_of(350);
+    const double few = std::min({processor_time_of(350), processor_time_of(350), processor_time_of(350)});
+    CHECK(processor_time_of(3500) <
+          4 * few); // 3,500 are what the default device holds, nearly; by squares it were ten
 }

@@ -110,7 +110,7 @@ TEST_CASE("Targets: those of one user alone are looked for, where one is named",
 
 TEST_CASE("Targets: of a process that does not say its name, the environment says it, or nothing does",
           "[find]") {
-    constexpr Milliseconds k_patience{50};
+    constexpr Milliseconds k_short{50};
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .start_time = 99});
     const auto environment = "proc/" + std::to_string(::getpid()) + "/environ";
@@ -125,7 +125,7 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
     SECTION("it was started under the name") {
         tree.write(thread + "/comm", "gpu-sleep-ctl\n");
         tree.write(environment, "GPU_SLEEP_NAMES=no\0GPU_SLEEP_NAME=llama\0HOME=/root\0"s);
-        const auto targets = find_targets(finder, "llama", {.name_timeout = k_patience});
+        const auto targets = find_targets(finder, "llama", {.name_timeout = k_short});
         REQUIRE(targets);
         CHECK(targets->unreached.empty());
         REQUIRE(targets->reached.size() == 1);
@@ -135,7 +135,7 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
         const auto text = GENERATE(""s, "GPU_SLEEP_NAME=lama\0"s, "GPU_SLEEP_NAME=llama\0"s);
         tree.write(environment, text);
         tree.write(thread + "/comm", "gpu-sleep-ctl+\n");
-        const auto targets = find_targets(finder, "llama", {.name_timeout = k_patience});
+        const auto targets = find_targets(finder, "llama", {.name_timeout = k_short});
         REQUIRE(targets);
         CHECK(targets->reached.empty());
         REQUIRE(targets->unreached.size() == 1);
@@ -148,28 +148,28 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
         const auto text = GENERATE(""s, "GPU_SLEEP_NAME=lama\0"s);
         tree.write(environment, text);
         tree.write(thread + "/comm", "gpu-sleep-ctl\n");
-        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_patience})) == ErrorCode::no_process);
+        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_short})) == ErrorCode::no_process);
     }
     const auto directory = tree.proc() / std::to_string(::getpid());
     SECTION("it has ended meanwhile") {
         ends = [&] { fs::remove(directory / "stat"); };
-        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_patience})) == ErrorCode::no_process);
+        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_short})) == ErrorCode::no_process);
     }
     SECTION("another process has its pid by now") {
         ends = [&] { tree.add({.pid = ::getpid(), .start_time = 100}); };
-        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_patience})) == ErrorCode::no_process);
+        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_short})) == ErrorCode::no_process);
     }
     SECTION("it is about to end") {
         ends = [&] { fs::remove(directory / "task" / std::to_string(::getpid()) / "exe"); };
-        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_patience})) == ErrorCode::no_process);
+        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_short})) == ErrorCode::no_process);
     }
     SECTION("it runs another program now") {
         ends = [&] { fs::remove(socket); };
-        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_patience})) == ErrorCode::no_process);
+        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_short})) == ErrorCode::no_process);
     }
     SECTION("it only lost the connection") {
         ends = [] {};
-        const auto targets = find_targets(finder, "llama", {.name_timeout = k_patience});
+        const auto targets = find_targets(finder, "llama", {.name_timeout = k_short});
         REQUIRE(targets);
         REQUIRE(targets->unreached.size() == 1);
         CHECK(std::get<Error>(targets->unreached.front().answer).code == ErrorCode::connection_lost);

@@ -172,10 +172,10 @@ TEST_CASE("Retained: the program sets how much stays in host memory for the next
 }
 
 TEST_CASE("Prepared: the program has host memory made ready for its next sleep", "[api]") {
-    constexpr Bytes k_bytes = 64 * k_mib; // two pieces
+    constexpr Bytes k_two_pieces = 64 * k_mib; // two pieces
     const Gpu gpu(0);
-    const TaggedMemory weights("weights", k_bytes);
-    const auto contents = random_words(k_bytes, 5);
+    const TaggedMemory weights("weights", k_two_pieces);
+    const auto contents = random_words(k_two_pieces, 5);
     weights.write(contents);
     const auto registrations = [] { return sim_live_objects().host_registrations; };
     const auto before = registrations();

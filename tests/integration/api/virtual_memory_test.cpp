@@ -114,28 +114,29 @@ TEST_CASE("Virtual memory: what is mapped at several addresses stays, and shows 
 TEST_CASE("Virtual memory: every device that was let at it at once is let at it after a sleep, too",
           "[api]") {
     const Gpu owner(0);
-    constexpr auto k_bytes = 4 * k_mib;
-    const auto handle = driver_testing::create(k_bytes);
+    constexpr auto k_reserved = 4 * k_mib;
+    const auto handle = driver_testing::create(k_reserved);
     CUdeviceptr address = 0;
-    check(cuMemAddressReserve(&address, k_bytes, 0, 0, 0));
-    check(cuMemMap(address, k_bytes, 0, handle, 0));
+    check(cuMemAddressReserve(&address, k_reserved, 0, 0, 0));
+    check(cuMemMap(address, k_reserved, 0, handle, 0));
     std::array<CUmemAccessDesc, 2> grants{};
     for (int device = 0; device < 2; ++device)
         grants[static_cast<std::size_t>(device)] = {{CU_MEM_LOCATION_TYPE_DEVICE, device},
                                                     CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    check(cuMemSetAccess(address, k_bytes, grants.data(), grants.size()));
+    check(cuMemSetAccess(address, k_reserved, grants.data(), grants.size()));
     {
         const Gpu other(1);
         const auto fills = [&](unsigned char value) {
-            return cuMemsetD8(address, value, k_bytes) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS;
+            return cuMemsetD8(address, value, k_reserved) == CUDA_SUCCESS &&
+                   cuCtxSynchronize() == CUDA_SUCCESS;
         };
         CHECK(fills(1));
-        CHECK(bytes_that_sleep() == k_bytes);
+        CHECK(bytes_that_sleep() == k_reserved);
         CHECK(fills(2));
     }
-    check(cuMemUnmap(address, k_bytes));
+    check(cuMemUnmap(address, k_reserved));
     check(cuMemRelease(handle));
-    check(cuMemAddressFree(address, k_bytes));
+    check(cuMemAddressFree(address, k_reserved));
 }
 
 TEST_CASE("Virtual memory: addresses are not given back while what they show sleeps", "[api]") {

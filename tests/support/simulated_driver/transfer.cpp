@@ -64,9 +64,9 @@ bool will_be_reachable(const Driver& driver, const Side& side, std::uint64_t wid
 }
 
 void Copy::stage() {
-    staged_.resize(width_ * height_);
+    staged_ = std::make_unique_for_overwrite<std::byte[]>(width_ * height_);
     for (std::uint64_t row = 0; row < height_; ++row)
-        std::memcpy(staged_.data() + row * width_, bytes_at(from_.row(row)), width_);
+        std::memcpy(staged_.get() + row * width_, bytes_at(from_.row(row)), width_);
 }
 
 bool Copy::reachable_now(const Execution& execution, std::uint64_t row, std::uint64_t offset,
@@ -80,7 +80,7 @@ bool Copy::reachable_now(const Execution& execution, std::uint64_t row, std::uin
 }
 
 bool Copy::copy_row(const Execution& execution, std::uint64_t row) const {
-    const auto* source = staged_.empty() ? bytes_at(from_.row(row)) : staged_.data() + row * width_;
+    const auto* source = staged_ ? staged_.get() + row * width_ : bytes_at(from_.row(row));
     for (std::uint64_t offset = 0; offset < width_; offset += k_piece) {
         const auto bytes = std::min(k_piece, width_ - offset);
         if (execution.cancelled) return true;

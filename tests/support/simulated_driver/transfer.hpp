@@ -64,7 +64,7 @@ private:
     Side from_;
     std::uint64_t width_;
     std::uint64_t height_;
-    std::vector<std::byte> staged_;
+    std::unique_ptr<std::byte[]> staged_;
 };
 
 /// A memset of `height` rows of `width` elements of `element_bytes` bytes.
