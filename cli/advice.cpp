@@ -11,6 +11,8 @@ std::string_view advice_from(std::string_view program, ErrorCode code, bool has_
         return "free GPU memory, or let gpu-wake try for longer than this --wait";
     if ((program == "gpu-sleep" || program == "gpu-reclaim") && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, and try again"; // which the copying takes a little of
+    if (program == "gpu-run" && code == ErrorCode::out_of_device_memory)
+        return "end what holds it, or say a smaller --need";
     const bool lacks_host_memory = code == ErrorCode::out_of_host_memory;
     // Do not advise to drop what is asleep because there is too little memory to wake it.
     if (program == "gpu-wake" && lacks_host_memory)

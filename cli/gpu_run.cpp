@@ -4,6 +4,7 @@
 
 #include "base/text.hpp"
 #include "cli/login_environment.hpp"
+#include "cli/need.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/preload.hpp"
@@ -41,7 +42,7 @@ constexpr const char* k_exit_statuses =
 struct Options {
     std::optional<std::string> name, group, tag;
     std::string rules_file; ///< empty for none
-    std::optional<Bytes> min_size, retain, host_budget;
+    std::optional<Bytes> min_size, retain, host_budget, need;
     std::optional<model::OnTouch> on_touch;
     std::optional<model::GateMode> gate;
     std::optional<Milliseconds> touch_limit, min_awake, stop_grace;
@@ -83,6 +84,10 @@ void add_options(CLI::App& app, Options& options) {
     cli::add_flag(app, "--make-room", options.make_room,
                   "Where a touch that wakes finds GPU memory short, put others of this user to sleep, the\n"
                   "least recently used first; they take turns then");
+    cli::add_size(
+        app, "--need", options.need,
+        "Before COMMAND starts, put the least recently used of this user to sleep until so much is\n"
+        "free of each GPU that it will see; if that cannot be, COMMAND is not started");
     cli::add_min_awake(app, options.min_awake);
     cli::add_size(app, "--retain", options.retain,
                   "Host memory that may keep contents while awake, so that the next sleep copies only what\n"
@@ -209,6 +214,12 @@ int run(const Options& options, std::vector<std::string> command) {
     const auto variables = agent_environment(options);
     if (!variables) return cli::usage_error("gpu-run", "--rules: " + variables.error().message, false);
 
+    if (options.need) {
+        const auto min_awake = options.min_awake.value_or(model::WakeRequest().min_awake);
+        const int status = cli::make_room_for_command("gpu-run", *options.need, min_awake);
+        if (status != exit_status::done) return status;
+    }
+
     const char* audited = std::getenv("LD_AUDIT");
     if (options.audit) ::setenv("LD_AUDIT", cli::with_audit(*audit, audited ? audited : "").c_str(), 1);
     const char* preloaded = std::getenv("LD_PRELOAD");
@@ -306,8 +317,8 @@ int main(int argc, char** argv) {
     if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
     if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
         return cli::usage_error("gpu-run", problem, false);
-    if (options.min_awake && !options.make_room)
-        return cli::usage_error("gpu-run", "--min-awake is for --make-room", false);
+    if (options.min_awake && !options.make_room && !options.need)
+        return cli::usage_error("gpu-run", "--min-awake is for --make-room and --need", false);
     if (options.stop_grace && options.on_stop != "sleep")
         return cli::usage_error("gpu-run", "--stop-grace needs --on-stop sleep", false);
     return run(options, std::move(command));

@@ -12,6 +12,8 @@
 #include <charconv>
 #include <iterator>
 #include <optional>
+#include <sstream>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -52,6 +54,10 @@ std::vector<driver::Gpu> gpus_of(const std::vector<Outcome>& processes) {
     return all;
 }
 
+Error nobody_knows() {
+    return make_error(ErrorCode::no_driver, "nobody knows of a GPU: NVML is missing, and so are agents");
+}
+
 bool is_meant(const driver::Gpu& gpu, const std::string& text) {
     int index = -1;
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), index);
@@ -79,8 +85,7 @@ Gpus::Gpus(Finder& finder, const std::vector<Outcome>& processes) : finder_(find
 }
 
 Result<driver::Gpu> Gpus::choose(const std::string& text) const {
-    if (all_.empty())
-        return make_error(ErrorCode::no_driver, "nobody knows of a GPU: NVML is missing, and so are agents");
+    if (all_.empty()) return nobody_knows();
     std::vector<driver::Gpu> meant;
     std::copy_if(all_.begin(), all_.end(), std::back_inserter(meant),
                  [&](const auto& gpu) { return text.empty() || is_meant(gpu, text); });
@@ -120,6 +125,33 @@ Result<driver::Gpu> Gpus::ask_agent(const std::string& uuid) const {
         }
     }
     return make_error(ErrorCode::no_driver, "nobody says how much of GPU {} is free: NVML is missing", uuid);
+}
+
+Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all, const char* names,
+                                            const char* order) {
+    if (all.empty()) return nobody_knows();
+    if (!names) return all;
+    std::vector<driver::Gpu> seen;
+    bool is_by_number = false;
+    std::istringstream list(names);
+    for (std::string name; std::getline(list, name, ',');) {
+        std::erase(name, ' ');
+        const auto named = [&](const driver::Gpu& gpu) { return !name.empty() && is_meant(gpu, name); };
+        if (std::count_if(all.begin(), all.end(), named) != 1)
+            break; // nor does the driver look at what follows
+        is_by_number = is_by_number || !name.starts_with("GPU-");
+        seen.push_back(*std::find_if(all.begin(), all.end(), named));
+    }
+    if (seen.empty())
+        return make_error(ErrorCode::invalid_argument, "CUDA_VISIBLE_DEVICES={} names none of the GPUs",
+                          names);
+    const bool are_alike =
+        std::all_of(all.begin(), all.end(), [&](const auto& gpu) { return gpu.name == all.front().name; });
+    if (is_by_number && !are_alike && std::string_view(order ? order : "") != "PCI_BUS_ID")
+        return make_error(ErrorCode::invalid_argument,
+                          "the GPUs are of several kinds, and CUDA numbers the fastest first: set "
+                          "CUDA_DEVICE_ORDER=PCI_BUS_ID, or give UUIDs in CUDA_VISIBLE_DEVICES");
+    return seen;
 }
 
 std::vector<std::string> holders_without_agent(const Finder& finder, const driver::Gpu& gpu,

@@ -21,6 +21,8 @@ public:
     /// The GPU of that number or UUID, or the beginning of one; for an empty `text` the only one there is.
     /// Errors: invalid_argument, no_driver (nobody knows of any).
     [[nodiscard]] Result<driver::Gpu> choose(const std::string& text) const;
+    /// All that are known.
+    [[nodiscard]] const std::vector<driver::Gpu>& all() const noexcept { return all_; }
     /// How it is now. Errors: no_driver (nobody can be asked), those of driver::look_at_gpus().
     [[nodiscard]] Result<driver::Gpu> look(const std::string& uuid) const;
 
@@ -32,6 +34,12 @@ private:
     bool has_management_ = false;
     std::vector<driver::Gpu> all_;
 };
+
+/// Those of `all` that a program sees with these values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, null
+/// where one is not set; at least one. Errors: no_driver (there is none), invalid_argument (none of them is
+/// named, or it is the driver that knows which they are).
+[[nodiscard]] Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all,
+                                                          const char* names, const char* order);
 
 /// Who has how much of the GPUs that `process`, which has an agent, sleeps on, and whether it could sleep,
 /// one after another; empty if nobody says. `others_alone`: only those without an agent.

@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 #include <optional>
 #include <set>
@@ -27,6 +28,7 @@ namespace gpu_sleep::cli {
 namespace {
 
 constexpr const char* k_program = "gpu-reclaim";
+constexpr Milliseconds k_answer_patience{2'000};
 
 /// The locks of one GPU, each user's whose processes have something of it: they let nobody wake meanwhile who
 /// makes room himself.
@@ -108,7 +110,6 @@ Error too_little(const Need& need, const GpuRoom& room) {
 }
 
 Result<Done> make_room(const Need& need) {
-    constexpr Milliseconds k_answer_patience{2'000};
     Finder finder;
     const auto only = selected(finder, need);
     if (!only) return only.error();
@@ -159,6 +160,31 @@ std::string words(const Need& need, const Done& done) {
     return text;
 }
 
+/// Prints why processes did not sleep, and what is missing. Returns the exit status.
+int print_errors(const std::string& program, const Need& need, const Done& done) {
+    for (const auto& outcome : done.outcomes)
+        if (const auto* const error = peers::error_of(outcome.answer)) {
+            const auto subject = title(outcome.process);
+            print_error(
+                render_error(program, fmt::format("put {} to sleep", subject), without(subject, *error)));
+        }
+    if (!done.error) return exit_status::done;
+    print_error(render_error(program,
+                             fmt::format("free {} on GPU {}", format_bytes(need.bytes), done.room.gpu.index),
+                             *done.error));
+    return traits(done.error->code).exit_status;
+}
+
+/// The GPUs that a program started now would see. Errors: those of visible_of().
+Result<std::vector<driver::Gpu>> visible_gpus() {
+    Finder finder;
+    auto targets = find_all(finder, std::nullopt);
+    if (!targets) return std::move(targets).error();
+    const auto processes = ask_status(finder, *std::move(targets), k_answer_patience);
+    return visible_of(Gpus(finder, processes).all(), std::getenv("CUDA_VISIBLE_DEVICES"),
+                      std::getenv("CUDA_DEVICE_ORDER"));
+}
+
 } // namespace
 
 int run_need(const Need& need) {
@@ -167,17 +193,7 @@ int run_need(const Need& need) {
     if (!done && done.error().code == ErrorCode::invalid_argument)
         return usage_error(k_program, done.error().message, need.output.json);
     if (!done) return tell_failure(k_program, need.output, done.error());
-    for (const auto& outcome : done->outcomes)
-        if (const auto* const error = peers::error_of(outcome.answer)) {
-            const auto subject = title(outcome.process);
-            print_error(
-                render_error(k_program, fmt::format("put {} to sleep", subject), without(subject, *error)));
-        }
-    if (done->error)
-        print_error(render_error(
-            k_program, fmt::format("free {} on GPU {}", format_bytes(need.bytes), done->room.gpu.index),
-            *done->error));
-    const int status = done->error ? traits(done->error->code).exit_status : exit_status::done;
+    const int status = print_errors(k_program, need, *done);
     std::string text;
     if (need.output.json)
         text = to_json(k_program, done->outcomes, done->room, done->error) + '\n';
@@ -185,6 +201,23 @@ int run_need(const Need& need) {
         text = words(need, *done);
     const int written = print_result(k_program, text);
     return status == exit_status::done ? written : status;
+}
+
+int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake) {
+    raise_descriptor_limit();
+    const auto gpus = visible_gpus();
+    if (!gpus) return tell_failure(program, {}, gpus.error());
+    for (const auto& gpu : *gpus) {
+        Need need;
+        need.bytes = bytes;
+        need.gpu = gpu.uuid;
+        need.request = peers::room_request(min_awake);
+        const auto done = make_room(need);
+        if (!done) return tell_failure(program, {}, done.error());
+        if (!done->outcomes.empty()) print_error(words(need, *done));
+        if (const int status = print_errors(program, need, *done); status != exit_status::done) return status;
+    }
+    return exit_status::done;
 }
 
 } // namespace gpu_sleep::cli

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// gpu-reclaim --need: processes sleep until a GPU has room.
+// gpu-reclaim --need and gpu-run --need: processes sleep until a GPU has room.
 
 #pragma once
 
@@ -25,5 +25,10 @@ struct Need {
 
 /// Puts processes to sleep, and says which, or why not enough can be. Returns the exit status.
 [[nodiscard]] int run_need(const Need& need);
+
+/// The same before a command starts, on each GPU that it will see by CUDA_VISIBLE_DEVICES and
+/// CUDA_DEVICE_ORDER. Speaks on standard error, as `program`. Returns the exit status: 0 if each of them has
+/// so much free.
+[[nodiscard]] int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake);
 
 } // namespace gpu_sleep::cli

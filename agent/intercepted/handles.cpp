@@ -49,6 +49,7 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
         }
         if (status == CUDA_ERROR_OUT_OF_MEMORY && free_amid_captures(*with))
             status = with->api().cuMemCreate(&made, bytes, properties, flags);
+        if (status == CUDA_ERROR_OUT_OF_MEMORY) with->note_shortage(properties->location.id, bytes);
         if (status != CUDA_SUCCESS) return status;
         auto& all = Handles::instance();
         const MutexLock lock(all.mutex);

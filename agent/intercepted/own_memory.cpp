@@ -107,6 +107,8 @@ Result<driver::DeviceAddress> allocate_own(ProgramMemory& memory, int device, st
                                            Bytes bytes) {
     warn_of_own_context(memory.api());
     auto address = memory.allocate(device, tag, bytes);
+    if (!address && address.error().code == ErrorCode::out_of_device_memory)
+        memory.note_shortage(device, bytes);
     if (address && intercepts() && !note_own(*address, bytes, device)) {
         static_cast<void>(guarded([&] { return memory.free(*address); }));
         address = out_of_memory();

@@ -148,6 +148,8 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     auto block = take_spare(all, memory, *pool, request, false);
     if (!block) {
         auto taken = grow(all, memory, pool, request);
+        if (!taken && taken.error().code == ErrorCode::out_of_device_memory)
+            memory.note_shortage(pool->device, bytes);
         if (!taken && is_shortage(taken.error())) return CUDA_ERROR_OUT_OF_MEMORY;
         if (!taken) return std::nullopt;
         block = *taken;

@@ -51,6 +51,8 @@ Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std:
     }
     if (!address && address.error().code == ErrorCode::out_of_device_memory && free_amid_captures(memory))
         address = try_once();
+    if (!address && address.error().code == ErrorCode::out_of_device_memory)
+        memory.note_shortage(device, bytes);
     return address;
 }
 

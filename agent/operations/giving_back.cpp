@@ -6,6 +6,7 @@
 #include "operations/giving_back.hpp"
 
 #include "base/guard.hpp"
+#include "base/log.hpp"
 #include "common/interception.hpp"
 #include "intercepted/contexts_lock.hpp"
 #include "intercepted/trimming.hpp"
@@ -131,6 +132,20 @@ bool pin_some(Parts& parts) {
     return true;
 }
 
+/// Where an allocation of the program has failed: who has the GPU memory, and the command that makes room.
+void say_who_has_memory(Parts& parts) {
+    const auto lack = parts.memory.take_shortage();
+    if (!lack) return;
+    const auto gpu = parts.devices.find(lack->device).uuid;
+    if (gpu.empty()) return;
+    const auto holders = parts.room.holders({{gpu, lack->bytes}});
+    if (holders.empty()) return;
+    log::warning(
+        "an allocation of {} found too little memory on GPU {}: {}; make room by gpu-reclaim --need {}MiB "
+        "--gpu {}, or start the program by gpu-run --need SIZE",
+        format_bytes(lack->bytes), lack->device, holders, (lack->bytes + k_mib - 1) / k_mib, gpu);
+}
+
 } // namespace
 
 void give_way_while_waiting(Parts& parts) noexcept {
@@ -159,6 +174,7 @@ bool unpin_all(Parts& parts) noexcept {
 }
 
 bool tidy(Parts& parts) {
+    say_who_has_memory(parts);
     return give_back_in_time(parts) || do_in_time(parts, pin_some) || do_in_time(parts, prepare_some);
 }
 

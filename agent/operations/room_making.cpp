@@ -195,17 +195,20 @@ Result<Report> RoomMaking::wake(Parts& parts, const model::WakeRequest& request,
 }
 
 std::string RoomMaking::holders(Parts& parts, const model::WakeRequest& request) {
-    const auto neighbours = peers::Neighbours::open();
-    if (!neighbours) return {};
     const auto dry = rehearsal(request);
     const server::ProgressSink nobody = [](const model::Progress&) { return true; };
     const auto rehearsed = wake_alone(parts, dry, nobody, Clock::now());
-    if (!rehearsed) return {};
+    return rehearsed ? holders(needs(*rehearsed)) : std::string();
+}
+
+std::string RoomMaking::holders(const BytesByGpu& gpus) {
+    const auto neighbours = peers::Neighbours::open();
+    if (!neighbours) return {};
     const auto others = ask_neighbours(*neighbours);
     std::vector<peers::Candidate> candidates;
     candidates.reserve(others.size());
     for (const auto& other : others) candidates.push_back(peers::candidate_of(other.status, {}));
-    return joined(peers::describe(others, candidates, needs(*rehearsed)));
+    return joined(peers::describe(others, candidates, gpus));
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -45,6 +45,8 @@ public:
     /// What others of this user hold on the GPUs of the wake, and whether they could sleep, in words; empty
     /// if nobody says. Takes up to half a second.
     [[nodiscard]] std::string holders(Parts& parts, const model::WakeRequest& request);
+    /// The same of these GPUs.
+    [[nodiscard]] std::string holders(const peers::BytesByGpu& gpus);
 
 private:
     /// The locks of all `gpus`, if it is this process's turn.

@@ -11,6 +11,7 @@
 #include "memory/heap.hpp"
 #include "program_memory/locked_memory.hpp"
 #include "program_memory/shared_ranges.hpp"
+#include "program_memory/shortage.hpp"
 #include "program_memory/touch_rule.hpp"
 #include "sleep/engine.hpp"
 
@@ -69,6 +70,13 @@ public:
     [[nodiscard]] const driver::Api& api() const noexcept { return running_.load()->api; }
     /// Has the operations thread tidy up, though nobody asks it for anything. Once it is started.
     void tidy_within(Milliseconds delay) const { tidy_within_(delay); }
+
+    /// An allocation of the program has failed for want of GPU memory: has the operations thread say, once,
+    /// who has it.
+    void note_shortage(int device, Bytes bytes) noexcept {
+        if (shortage_.note({device, bytes})) tidy_within(Milliseconds(0));
+    }
+    [[nodiscard]] std::optional<Shortage::Lack> take_shortage() noexcept { return shortage_.take(); }
 
     /// The number of a tag, which is made where it is new.
     [[nodiscard]] ledger::TagId tag_id(std::string_view name);
@@ -165,6 +173,7 @@ private:
     const TouchRule default_rule_;                      ///< of the environment
     TouchRule rule_ GPU_SLEEP_GUARDED_BY(mutex_);       ///< of the sleep under way or last done
     SharedRanges shared_;
+    Shortage shortage_;
 };
 
 template <class Use>

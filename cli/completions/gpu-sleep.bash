@@ -76,7 +76,7 @@ _gpu_run() {
         word=${COMP_WORDS[i]}
         case $word in
         --) ((i += 1)); break ;;
-        --name | --group | --tag | --min-size | --rules | --on-touch | --touch-limit | --min-awake | --gate | --retain | --host-budget | \
+        --name | --group | --tag | --min-size | --rules | --on-touch | --touch-limit | --need | --min-awake | --gate | --retain | --host-budget | \
             --on-stop | --stop-grace | --enable-for | --disable-for | --root) ((i += 1)) ;;
         -*) ;;
         *) break ;;
@@ -89,6 +89,7 @@ _gpu_run() {
     case $3 in
     --on-touch | --on-stop | --gate | --enable-for | --disable-for) words=$(_gpu_sleep_choices "$1" "$3") ;;
     --touch-limit | --min-awake) words='10s 30s 60s 5m' ;;
+    --need) words='10GiB 20GiB 40GiB 80GiB' ;;
     --stop-grace) words='2s 5s 10s' ;;
     --root) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --min-size) words='64KiB 1MiB 16MiB' ;;

@@ -118,6 +118,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--make-room", flag()},
         {"--min-awake", with_needs(duration(), {"--make-room"})},
         {"--need", size()},
+        {"gpu-run --need", {{"0", "1", "64KiB", "1MB"}, size().bad}}, // the GPU has so much
         {"--gpu",
          {{"0", "7", "GPU-51302d51-0000", "MIG-1"},
           with(k_never, {"-1", "a b", "GPU_1", "/", std::string(65, 'G')}),

@@ -252,6 +252,52 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     CHECK_THAT(early.err, mentions("it was woken"));
 }
 
+TEST_CASE("Room: gpu-run --need makes room before its command starts, or does not start it", "[room]") {
+    const Machine machine;
+    Model only(machine.model("only"));
+    only.request();
+    const auto start = [&](const char* need, const std::string& visible, const char* min_awake = "0s") {
+        auto variables = machine.devices.environment();
+        variables.insert(variables.end(),
+                         {"CUDA_VISIBLE_DEVICES=" + visible, "GPU_SLEEP_NAME=", "GPU_SLEEP_CAPTURE="});
+        return test::run(Launch{
+            {command_file("gpu-run"), "--need", need, "--min-awake", min_awake, "--", "echo", "started"},
+            std::move(variables)});
+    };
+    const auto gpu = only.shown(k_uuid);
+    CHECK(start("1MiB", gpu).out == "started\n");
+    const auto too_much = start("60MiB", gpu);
+    CHECK(too_much.status == 1);
+    CHECK(too_much.out.empty());
+    CHECK_THAT(too_much.err, mentions("gpu-run: cannot free 60.0 MiB on GPU"));
+    CHECK_THAT(too_much.err, mentions("could sleep"));
+    CHECK(start("40MiB", gpu, "60s").out.empty());
+    CHECK(start("40MiB", "GPU-0000").status == 2);
+    CHECK(only.host.state() == "awake");
+    const auto done = start("40MiB", gpu);
+    CHECK(done.out == "started\n");
+    CHECK_THAT(done.err, mentions("is asleep"));
+    CHECK(only.host.state() == "asleep");
+    only.request();
+}
+
+TEST_CASE("Room: an allocation that finds no memory has the agent say once who has it", "[room]") {
+    const Machine machine;
+    Model first(machine.model("first"));
+    first.request();
+    Host second(machine.model("second"));
+    CHECK_THAT(second.ask("alloc weights 50331648 0"), mentions("error"));
+    const auto said =
+        fmt::format("{} first has 32.0 MiB and could sleep; make room by gpu-reclaim --need 48MiB --gpu {}",
+                    first.host.pid(), first.shown(k_uuid));
+    CHECK(becomes_true([&] { return second.process().errors().find(said) != std::string::npos; }));
+    CHECK_THAT(second.ask("alloc weights 50331648 0"), mentions("error"));
+    REQUIRE(second.command("gpu-sleep").status == 0);
+    const auto errors = second.process().errors();
+    CHECK(errors.find("gpu-reclaim") == errors.rfind("gpu-reclaim"));
+    CHECK(first.host.state() == "awake");
+}
+
 TEST_CASE("Room: who has memory and does not answer is named, and holds nobody up", "[room]") {
     const Machine machine;
     Model model(machine.model("model"));

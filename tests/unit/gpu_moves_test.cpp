@@ -4,6 +4,7 @@
 
 #include "cli/gpu_moves.hpp"
 
+#include "cli/gpus.hpp"
 #include "support/catch.hpp"
 
 namespace gpu_sleep::cli {
@@ -86,6 +87,33 @@ TEST_CASE("GPU moves: what is needed is looked for where it goes", "[gpu_moves]"
     const std::vector<GpuNeed> needs{{"GPU-a", 1}, {"GPU-b", 2}, {"GPU-c", 3}};
     CHECK(moved(needs, pairs) == std::vector<GpuNeed>{{"GPU-b", 1}, {"GPU-a", 2}, {"GPU-c", 3}});
     CHECK(moved(needs, {}) == needs);
+}
+
+TEST_CASE("GPUs: those that a program sees are those of CUDA_VISIBLE_DEVICES, up to the first that is none",
+          "[gpu_moves]") {
+    const auto seen = [](const std::vector<driver::Gpu>& all, const char* names,
+                         const char* order = nullptr) {
+        const auto found = visible_of(all, names, order);
+        if (!found) return std::string(traits(found.error().code).name);
+        std::string indices;
+        for (const auto& gpu : *found) indices += std::to_string(gpu.index);
+        return indices;
+    };
+    const auto four = machine(4);
+    CHECK(seen(four, nullptr) == "0123");
+    CHECK(seen(four, "2, 0") == "20");
+    CHECK(seen(four, "GPU-b,3") == "13");
+    CHECK(seen(four, "1,7,0") == "1");
+    CHECK(seen(four, "1,,0") == "1");
+    for (const char* const none : {"", "-1", "7", "GPU-", "MIG-a"})
+        CHECK(seen(four, none) == "invalid_argument");
+    CHECK(seen({}, nullptr) == "no_driver");
+    auto mixed = four;
+    mixed.front().name = "NVIDIA T4";
+    CHECK(seen(mixed, "1") == "invalid_argument");
+    CHECK(seen(mixed, "1", "PCI_BUS_ID") == "1");
+    CHECK(seen(mixed, "GPU-b") == "1");
+    CHECK(seen(mixed, nullptr) == "0123");
 }
 
 } // namespace gpu_sleep::cli

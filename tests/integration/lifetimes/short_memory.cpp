@@ -103,7 +103,7 @@ bool ShortMemory::has_failed() noexcept {
 
 } // namespace gpu_sleep::test
 
-extern "C" void* malloc(std::size_t bytes) {
+extern "C" [[gnu::visibility("default")]] void* malloc(std::size_t bytes) {
     if (gpu_sleep::test::fails(__builtin_return_address(0))) {
         errno = ENOMEM;
         return nullptr;
