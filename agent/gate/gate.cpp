@@ -275,8 +275,11 @@ bool Gate::hold(Waiter& waiter) {
             waiter.said = true;
             mutex_.unlock(); // nobody waits for standard error
             ignoring_errors([&] {
-                log::warning("{} waits because memory of this process is asleep; wake it with: gpu-wake {}",
-                             waiter.entry_point, ::getpid());
+                // Where the touch asks for the wake itself, who is in its way is said by what asks.
+                if (!asks)
+                    log::warning(
+                        "{} waits because memory of this process is asleep; wake it with: gpu-wake {}",
+                        waiter.entry_point, ::getpid());
             });
             mutex_.lock();
             continue;

@@ -393,11 +393,9 @@ void Agent::wake_on_touch() {
     };
     const auto asked = guarded([&]() -> Result<void> {
         const auto holders = std::make_shared<std::optional<std::string>>();
-        // To wait for its turn, and for others' time, is nothing to speak of where programs take turns.
-        constexpr Milliseconds k_patience{10'000};
-        const auto unsaid =
-            touch_request_.make_room ? 2 * touch_request_.min_awake + k_patience : Milliseconds(0);
-        const auto said_from = Clock::now() + unsaid;
+        // To wait for a moment is nothing to speak of where programs take turns.
+        constexpr Milliseconds k_patience{3'000};
+        const auto said_from = Clock::now() + (touch_request_.make_room ? k_patience : Milliseconds(0));
         const auto times_back = std::make_shared<unsigned>(parts_.deep.times_back());
         const auto tell_shortage = [this, tell, holders, said_from, times_back](Error shortage) {
             *times_back = parts_.deep.times_back();
@@ -405,6 +403,9 @@ void Agent::wake_on_touch() {
             if (!*holders && !touch_request_.make_room)
                 *holders = parts_.room.holders(parts_, touch_request_);
             if (holders->has_value() && !(*holders)->empty()) shortage.message += "; " + **holders;
+            if (touch_request_.make_room)
+                shortage.message += fmt::format(
+                    "; to go before their time: gpu-wake {} --make-room --min-awake 0s", ::getpid());
             tell(shortage, Clock::now() >= said_from);
         };
         const auto is_wanted = [this, times_back] {

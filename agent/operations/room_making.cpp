@@ -140,7 +140,7 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
                                           const std::function<Result<BytesByGpu>()>& look,
                                           Milliseconds min_awake, std::vector<std::string>& notes) {
     constexpr double k_longest_rest = 0.5;
-    if (Clock::now() < next_asking_) return against_;
+    if (Clock::now() < next_asking_ && min_awake >= against_within_) return against_;
     const auto holders = ask_neighbours(neighbours);
     auto request = peers::room_request(min_awake);
     request.timeout = k_sleep_patience;
@@ -151,6 +151,7 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
             notes.push_back(fmt::format("{} was put to sleep for it", holders[slept.holder].title));
     if (made->is_enough()) return std::string();
     against_ = made->against.empty() ? "nobody here could make room" : joined(made->against);
+    against_within_ = min_awake;
     const auto rest = std::min(made->wait.value_or(k_longest_rest), k_longest_rest);
     next_asking_ =
         Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(rest));

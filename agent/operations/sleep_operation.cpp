@@ -10,6 +10,7 @@
 #include "operations/giving_back.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"
+#include "peers/room_plan.hpp"
 #include "sleep/point_of_no_return.hpp"
 
 #include <algorithm>
@@ -206,8 +207,8 @@ std::string SleepOperation::why_not_idle() {
 std::string SleepOperation::why_too_early() const {
     const auto awake = parts_.status.seconds_since_wake();
     if (!request_.min_awake || !awake) return {};
-    if (*awake >= std::chrono::duration<double>(*request_.min_awake).count()) return {};
-    return fmt::format("it was woken {} ago", format_seconds(*awake));
+    const auto wanted = std::chrono::duration<double>(*request_.min_awake).count();
+    return *awake < wanted ? peers::woken_too_recently(*awake, wanted - *awake) : std::string();
 }
 
 bool SleepOperation::works_again(model::Progress::Phase phase) {

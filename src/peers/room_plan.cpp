@@ -81,9 +81,14 @@ Candidate candidate_of(const model::Report& report, Milliseconds min_awake) {
     return candidate;
 }
 
+std::string woken_too_recently(double seconds, double rest) {
+    return fmt::format("it was woken {} ago, and may sleep in {}", format_seconds(seconds),
+                       format_seconds(rest));
+}
+
 std::string against(const Candidate& candidate) {
     if (!candidate.against.empty() || candidate.protected_for == 0) return candidate.against;
-    return fmt::format("it was woken {} ago", format_seconds(candidate.awake));
+    return woken_too_recently(candidate.awake, candidate.protected_for);
 }
 
 std::vector<std::size_t> plan_room(std::span<const Candidate> candidates, const BytesByGpu& missing) {

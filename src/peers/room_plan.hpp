@@ -32,6 +32,9 @@ struct Candidate {
 /// `report`, a status, as a candidate for who leaves alone what was woken less than `min_awake` ago.
 [[nodiscard]] Candidate candidate_of(const model::Report& report, Milliseconds min_awake);
 
+/// Of who was woken `seconds` ago and is left alone for another `rest` seconds.
+[[nodiscard]] std::string woken_too_recently(double seconds, double rest);
+
 /// What stands against the sleep of `candidate`, in words; empty: nothing.
 [[nodiscard]] std::string against(const Candidate& candidate);
 

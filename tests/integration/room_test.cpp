@@ -145,6 +145,23 @@ TEST_CASE("Room: nobody is put to sleep who was woken just now", "[room]") {
     CHECK(first.host.state() == "asleep");
 }
 
+TEST_CASE("Room: who waits for another's time hears whose, and how to go before it", "[room]") {
+    constexpr int k_min_awake = 600'000;
+    const Machine machine;
+    Model first(machine.model("first", k_min_awake));
+    Model second(machine.model("second", k_min_awake));
+    first.request();
+    second.begin_request();
+    const auto advice = fmt::format("gpu-wake {} --make-room --min-awake 0s", second.host.pid());
+    REQUIRE(becomes_true([&] { return second.host.process().errors().find(advice) != std::string::npos; }));
+    const auto said = second.host.process().errors();
+    CHECK_THAT(said, mentions(fmt::format("{} first has 32.0 MiB: it was woken", first.host.pid())) &&
+                         mentions("ago, and may sleep in 9 min") && !mentions("wake it with"));
+    CHECK(second.host.command("gpu-wake", {"--make-room", "--min-awake", "0s"}).status == 0);
+    second.end_request();
+    CHECK(first.host.state() == "asleep");
+}
+
 TEST_CASE("Room: those who wait have their turns in the order in which they came", "[room]") {
     const Machine machine;
     std::deque<Model> models;

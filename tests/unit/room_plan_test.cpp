@@ -89,7 +89,8 @@ TEST_CASE("Room plan: a status says what stands against a sleep", "[room_plan]")
     CHECK(free.frees == BytesByGpu{{k_gpu, k_gib}});
     CHECK(free.idle == 60);
     report.seconds_since_wake = 2;
-    CHECK(against(candidate_of(report, Milliseconds(5'000))) == "it was woken 2.00 s ago");
+    CHECK(against(candidate_of(report, Milliseconds(5'000))) ==
+          "it was woken 2.00 s ago, and may sleep in 3.00 s");
     CHECK(candidate_of(report, Milliseconds(5'000)).protected_for == 3);
     CHECK(against(candidate_of(report, Milliseconds(2'000))).empty());
     report.inhibited = true;
