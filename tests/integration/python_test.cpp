@@ -298,3 +298,17 @@ TEST_CASE("Python: it ends while the agent waits for its lock", "[python]") {
     CHECK(program.process().wait() == 6);
     CHECK_THAT(program.process().errors(), mentions("Python was busy"));
 }
+
+TEST_CASE("Python: the manual's example for PyTorch does what it says", "[python]") {
+    if (!has_ctypes()) return;
+    const Arguments command{"python3", source_file("tests/integration/manual_example.py"), source_file("")};
+    auto words = command;
+    words.insert(words.begin(), "--");
+    const auto output = run(gpu_run(std::move(words)));
+    INFO(output.err);
+    CHECK(output.status == 0);
+    CHECK(output.out == "done\n");
+    const auto alone = run({command});
+    CHECK(alone.status == 1);
+    CHECK_THAT(alone.err, mentions("start this program by: gpu-run"));
+}
