@@ -13,6 +13,9 @@ std::string_view advice_from(std::string_view program, ErrorCode code, bool has_
         return "free GPU memory, and try again"; // which the copying takes a little of
     if (program == "gpu-run" && code == ErrorCode::out_of_device_memory)
         return "end what holds it, or say a smaller --need";
+    if (program == "gpu-run" && code == ErrorCode::timed_out) return "try again"; // it has no --timeout
+    if (program == "gpu-run" && code == ErrorCode::out_of_host_memory)
+        return "free host memory"; // nor a --level
     const bool lacks_host_memory = code == ErrorCode::out_of_host_memory;
     // Do not advise to drop what is asleep because there is too little memory to wake it.
     if (program == "gpu-wake" && lacks_host_memory)

@@ -32,7 +32,7 @@ constexpr const char* k_examples =
     "  gpu-ps llama --watch --await   the same of one, also before it has started\n"
     "  gpu-ps --prometheus=/var/lib/prometheus/node-exporter/gpu_sleep.prom   metrics, for a collector\n";
 
-constexpr const char* k_nobody = "no process with an agent, and none that the driver could put to sleep\n";
+constexpr const char* k_nobody = "no process that can sleep; start one by: gpu-run -- COMMAND\n";
 
 struct Options {
     std::string target;

@@ -34,9 +34,11 @@ constexpr const char* k_examples =
     "  gpu-run --on-touch wake -- python3 serve.py     asleep until it uses the GPU again\n"
     "  gpu-run --rules rules.json -- ./train           which allocations are intercepted, their tags\n"
     "  gpu-run --enable-for user                       all that you start after your next login\n";
-constexpr const char* k_exit_statuses =
-    "\nExit status: that of COMMAND; 1 if the agent is missing, 2 for wrong usage or rules or if the agent\n"
-    "cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such command.";
+constexpr const char* k_exit_statuses = "\nExit status: that of COMMAND; 1 if the agent is missing or --need "
+                                        "finds no room, 2 for wrong usage or\n"
+                                        "rules or if the agent cannot be loaded into COMMAND, 126 if COMMAND "
+                                        "cannot be executed, 127 if there is\n"
+                                        "no such command.";
 
 /// What was typed before the command.
 struct Options {
@@ -86,8 +88,8 @@ void add_options(CLI::App& app, Options& options) {
                   "least recently used first; they take turns then");
     cli::add_size(
         app, "--need", options.need,
-        "Before COMMAND starts, put the least recently used of this user to sleep until so much is\n"
-        "free of each GPU that it will see; if that cannot be, COMMAND is not started");
+        "Before COMMAND starts, put the least recently used to sleep until so much is free of each GPU\n"
+        "that it will see; if that cannot be, COMMAND is not started");
     cli::add_min_awake(app, options.min_awake);
     cli::add_size(app, "--retain", options.retain,
                   "Host memory that may keep contents while awake, so that the next sleep copies only what\n"

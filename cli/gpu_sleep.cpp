@@ -16,7 +16,7 @@ constexpr const char* k_examples =
     "  gpu-sleep 4242 --level 2 --keep weights      drop everything but one tag\n"
     "  gpu-sleep 4242 --tags kv_cache               a part of it\n"
     "  gpu-sleep 4242 --on-touch wake               until it uses the GPU again\n"
-    "  gpu-sleep 4242 --store file --dir /var/tmp/sleep   keep contents in compressed files\n"
+    "  gpu-sleep 4242 --dir /var/tmp/sleep          keep contents in compressed files\n"
     "  gpu-sleep 4242 --dry-run                     what would be freed, kept, dropped\n"
     "  gpu-sleep 4242 --tree                        a server of several processes, all or none of them\n"
     "  gpu-sleep 4242 --engine driver               a process that has no agent\n";

@@ -127,8 +127,8 @@ Result<driver::Gpu> Gpus::ask_agent(const std::string& uuid) const {
     return make_error(ErrorCode::no_driver, "nobody says how much of GPU {} is free: NVML is missing", uuid);
 }
 
-Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all, const char* names,
-                                            const char* order) {
+Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all, bool are_numbered,
+                                            const char* names, const char* order) {
     if (all.empty()) return nobody_knows();
     if (!names) return all;
     std::vector<driver::Gpu> seen;
@@ -136,15 +136,20 @@ Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all,
     std::istringstream list(names);
     for (std::string name; std::getline(list, name, ',');) {
         std::erase(name, ' ');
-        const auto named = [&](const driver::Gpu& gpu) { return !name.empty() && is_meant(gpu, name); };
-        if (std::count_if(all.begin(), all.end(), named) != 1)
-            break; // nor does the driver look at what follows
-        is_by_number = is_by_number || !name.starts_with("GPU-");
+        const bool is_number = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
+        const auto named = [&](const driver::Gpu& gpu) { return is_meant(gpu, name); };
+        const bool is_one =
+            (is_number || name.starts_with("GPU-")) && std::count_if(all.begin(), all.end(), named) == 1;
+        if (!is_one) break; // nor does the driver look at what follows
+        is_by_number = is_by_number || is_number;
         seen.push_back(*std::find_if(all.begin(), all.end(), named));
     }
     if (seen.empty())
-        return make_error(ErrorCode::invalid_argument, "CUDA_VISIBLE_DEVICES={} names none of the GPUs",
-                          names);
+        return make_error(ErrorCode::invalid_argument,
+                          "CUDA_VISIBLE_DEVICES={} names no whole GPU that is known here", names);
+    if (is_by_number && !are_numbered)
+        return make_error(ErrorCode::invalid_argument,
+                          "NVML is missing, which numbers the GPUs: give UUIDs in CUDA_VISIBLE_DEVICES");
     const bool are_alike =
         std::all_of(all.begin(), all.end(), [&](const auto& gpu) { return gpu.name == all.front().name; });
     if (is_by_number && !are_alike && std::string_view(order ? order : "") != "PCI_BUS_ID")

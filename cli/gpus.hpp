@@ -23,6 +23,8 @@ public:
     [[nodiscard]] Result<driver::Gpu> choose(const std::string& text) const;
     /// All that are known.
     [[nodiscard]] const std::vector<driver::Gpu>& all() const noexcept { return all_; }
+    /// Whether their numbers are the machine's, and not those of a program that sees some of them.
+    [[nodiscard]] bool are_numbered() const noexcept { return has_management_; }
     /// How it is now. Errors: no_driver (nobody can be asked), those of driver::look_at_gpus().
     [[nodiscard]] Result<driver::Gpu> look(const std::string& uuid) const;
 
@@ -38,8 +40,8 @@ private:
 /// Those of `all` that a program sees with these values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, null
 /// where one is not set; at least one. Errors: no_driver (there is none), invalid_argument (none of them is
 /// named, or it is the driver that knows which they are).
-[[nodiscard]] Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all,
-                                                          const char* names, const char* order);
+[[nodiscard]] Result<std::vector<driver::Gpu>>
+visible_of(const std::vector<driver::Gpu>& all, bool are_numbered, const char* names, const char* order);
 
 /// Who has how much of the GPUs that `process`, which has an agent, sleeps on, and whether it could sleep,
 /// one after another; empty if nobody says. `others_alone`: only those without an agent.

@@ -113,10 +113,11 @@ Result<Layout> layout_of_user() {
     if (!is_own(home))
         return make_error(ErrorCode::invalid_argument, "{} belongs to another user: run this as that user",
                           home.native());
-    const auto configuration = directory_of("XDG_CONFIG_HOME", home / ".config");
     Layout layout;
-    layout.script = configuration / "gpu-sleep/login.sh";
-    layout.own = {{configuration / "environment.d/60-gpu-sleep.conf", k_read_mode, login_variables}};
+    // It is found again whatever the environment is then, and says where the others are.
+    layout.script = home / ".config/gpu-sleep/login.sh";
+    layout.own = {{directory_of("XDG_CONFIG_HOME", home / ".config") / "environment.d/60-gpu-sleep.conf",
+                   k_read_mode, login_variables}};
     add_profiles(layout, home);
     layout.kernel_directories = kernel_directories_of_user(home);
     if (layout.script.native().find_first_of("'\n") != std::string::npos)
@@ -152,6 +153,11 @@ Result<std::optional<std::string>> read_own(const fs::path& file) {
         return make_error(ErrorCode::invalid_argument, "{} is there already, and is not of gpu-sleep",
                           file.native());
     return contents;
+}
+
+/// Notes what is changed, where one line can hold it.
+void note(LoginRecords& records, const fs::path& file) {
+    if (file.native().find('\n') == std::string::npos) add(records.changed, file);
 }
 
 /// Writes what differs.
@@ -190,6 +196,22 @@ Result<void> write_profiles(const Layout& layout) {
     return {};
 }
 
+/// The records of `script`, those that are still about files of this user. A tree may have been copied with
+/// them: of the machine's files those below another root are another machine's.
+LoginRecords records_of(const LoginScope& scope, const std::string& script) {
+    auto records = read_records(script);
+    const auto is_outside = [&](const fs::path& file) {
+        const auto inside = file.lexically_relative(scope.root).native();
+        return scope.is_machine && (inside.empty() || inside.starts_with(".."));
+    };
+    std::erase_if(records.made, is_outside);
+    std::erase_if(records.changed, [&](const fs::path& file) {
+        std::error_code failure;
+        return is_outside(file) || !fs::is_regular_file(file, failure) || !is_own(file);
+    });
+    return records;
+}
+
 Result<void> disable_kernels(const Layout& layout, const LoginRecords& records) {
     auto files = kernels_in(layout.kernel_directories);
     for (const auto& file : records.changed) add(files, file);
@@ -202,9 +224,21 @@ Result<void> disable_kernels(const Layout& layout, const LoginRecords& records) 
     return {};
 }
 
+Result<void> disable_own(const Layout& layout, const LoginRecords& records) {
+    auto files = records.changed;
+    for (const auto& own : layout.own) add(files, own.path);
+    for (const auto& file : files) {
+        const auto contents = read_carefully(file);
+        if (!contents) return contents.error();
+        if (*contents && is_login_file(**contents)) GPU_SLEEP_TRY(remove_carefully(file));
+    }
+    return {};
+}
+
 Result<void> disable_profiles(const Layout& layout, const LoginRecords& records) {
     auto files = layout.profiles;
     for (const auto& file : records.made) add(files, file);
+    for (const auto& file : records.changed) add(files, file);
     for (const auto& file : files) {
         if (std::error_code failure; !fs::is_regular_file(file, failure)) continue;
         const auto before = read_carefully(file);
@@ -221,7 +255,7 @@ Result<void> disable_profiles(const Layout& layout, const LoginRecords& records)
 }
 
 /// Writes all of it, the script first, which records what else is written. Returns the files.
-Result<Paths> write_all(const Layout& layout, const std::optional<std::string>& script,
+Result<Paths> write_all(const Layout& layout, bool is_machine, const std::optional<std::string>& script,
                         const std::vector<Change>& kernels, const std::string& library) {
     auto records = read_records(script.value_or(std::string()));
     GPU_SLEEP_TRY(make_directories(layout.script.parent_path(), records.made));
@@ -229,6 +263,9 @@ Result<Paths> write_all(const Layout& layout, const std::optional<std::string>& 
     if (layout.makes_profile) add(records.made, layout.profiles.back());
     Paths files{layout.script};
     for (const auto& change : kernels) add(records.changed, change.file);
+    for (const auto& file : layout.profiles) note(records, file);
+    for (const auto& own : layout.own)
+        if (!is_machine) note(records, own.path); // the machine's are always the same
     GPU_SLEEP_TRY(write_if_new(layout.script, script, login_script(library, records), k_read_mode));
     for (const auto& own : layout.own) {
         const auto before = read_own(own.path);
@@ -256,7 +293,7 @@ Result<Paths> enable_login(const LoginScope& scope, const std::string& library) 
         if (const auto before = read_own(own.path); !before) return before.error();
     const auto kernels = kernel_changes(*layout, library);
     if (!kernels) return kernels.error();
-    auto files = write_all(*layout, *script, *kernels, library);
+    auto files = write_all(*layout, scope.is_machine, *script, *kernels, library);
     if (!files && !*script) static_cast<void>(disable_login(scope)); // half of it is taken back
     return files;
 }
@@ -267,14 +304,10 @@ Result<void> disable_login(const LoginScope& scope) {
     const auto script = read_carefully(layout->script);
     if (!script) return script.error();
     const bool is_ours = *script && is_login_file(**script);
-    const auto records = is_ours ? read_records(**script) : LoginRecords();
+    const auto records = is_ours ? records_of(scope, **script) : LoginRecords();
     GPU_SLEEP_TRY(disable_kernels(*layout, records));
     GPU_SLEEP_TRY(disable_profiles(*layout, records));
-    for (const auto& own : layout->own) {
-        const auto contents = read_carefully(own.path);
-        if (!contents) return contents.error();
-        if (*contents && is_login_file(**contents)) GPU_SLEEP_TRY(remove_carefully(own.path));
-    }
+    GPU_SLEEP_TRY(disable_own(*layout, records));
     if (is_ours) GPU_SLEEP_TRY(remove_carefully(layout->script));
     for (auto directory = records.made.rbegin(); directory != records.made.rend(); ++directory)
         remove_if_empty(*directory);
@@ -285,20 +318,19 @@ Result<Paths> login_files(const LoginScope& scope) {
     const auto layout = layout_of(scope);
     if (!layout) return layout.error();
     Paths found;
-    const auto look = [&](const fs::path& file, const std::function<bool(const std::string&)>& is_ours) {
-        const auto contents = read_carefully(file);
-        if (contents && *contents && is_ours(**contents)) add(found, file);
-    };
-    look(layout->script, is_login_file);
     const auto script = read_carefully(layout->script);
-    const auto records = script && *script ? read_records(**script) : LoginRecords();
-    for (const auto& own : layout->own) look(own.path, is_login_file);
-    for (const auto& file : layout->profiles)
-        look(file, [](const std::string& text) { return without_login_line(text) != text; });
-    auto kernels = kernels_in(layout->kernel_directories);
-    for (const auto& file : records.changed) add(kernels, file);
-    for (const auto& file : kernels)
-        look(file, [](const std::string& text) { return disabled_kernel(text).has_value(); });
+    const auto records = script && *script ? records_of(scope, **script) : LoginRecords();
+    Paths files{layout->script};
+    for (const auto& own : layout->own) add(files, own.path);
+    for (const auto& file : layout->profiles) add(files, file);
+    for (const auto& file : kernels_in(layout->kernel_directories)) add(files, file);
+    for (const auto& file : records.changed) add(files, file);
+    for (const auto& file : files) {
+        const auto text = read_carefully(file);
+        if (!text || !*text) continue;
+        if (is_login_file(**text) || without_login_line(**text) != **text || disabled_kernel(**text))
+            found.push_back(file);
+    }
     return found;
 }
 

@@ -14,7 +14,7 @@ namespace gpu_sleep::cli {
 /// What enabling has made and changed, noted in a script of ours so that disabling finds it again.
 struct LoginRecords {
     std::vector<std::filesystem::path> made; ///< directories, and files of others, which are empty without us
-    std::vector<std::filesystem::path> changed; ///< specifications of kernels
+    std::vector<std::filesystem::path> changed; ///< all other files
 };
 
 /// The script that POSIX shells read. Its variables are set where `library` can be read alone: a file system

@@ -13,6 +13,7 @@
 #include "peers/gpu_line.hpp"
 
 #include <fmt/ranges.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -67,6 +68,23 @@ private:
     }
 
     std::vector<peers::GpuLine> lines_;
+};
+
+/// As many descriptors as this process may have, while it lives.
+class RaisedDescriptorLimit {
+public:
+    RaisedDescriptorLimit() noexcept : is_known_(::getrlimit(RLIMIT_NOFILE, &before_) == 0) {
+        raise_descriptor_limit();
+    }
+    RaisedDescriptorLimit(const RaisedDescriptorLimit&) = delete;
+    RaisedDescriptorLimit& operator=(const RaisedDescriptorLimit&) = delete;
+    ~RaisedDescriptorLimit() {
+        if (is_known_) ::setrlimit(RLIMIT_NOFILE, &before_);
+    }
+
+private:
+    rlimit before_{};
+    bool is_known_;
 };
 
 /// What came of it.
@@ -181,7 +199,8 @@ Result<std::vector<driver::Gpu>> visible_gpus() {
     auto targets = find_all(finder, std::nullopt);
     if (!targets) return std::move(targets).error();
     const auto processes = ask_status(finder, *std::move(targets), k_answer_patience);
-    return visible_of(Gpus(finder, processes).all(), std::getenv("CUDA_VISIBLE_DEVICES"),
+    const Gpus gpus(finder, processes);
+    return visible_of(gpus.all(), gpus.are_numbered(), std::getenv("CUDA_VISIBLE_DEVICES"),
                       std::getenv("CUDA_DEVICE_ORDER"));
 }
 
@@ -204,19 +223,26 @@ int run_need(const Need& need) {
 }
 
 int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake) {
-    raise_descriptor_limit();
+    const auto failed = [](int status) {
+        return status == exit_status::usage ? status : exit_status::failed_awake;
+    };
+    const RaisedDescriptorLimit raised; // not for the command
     const auto gpus = visible_gpus();
-    if (!gpus) return tell_failure(program, {}, gpus.error());
-    for (const auto& gpu : *gpus) {
-        Need need;
-        need.bytes = bytes;
-        need.gpu = gpu.uuid;
-        need.request = peers::room_request(min_awake);
-        const auto done = make_room(need);
-        if (!done) return tell_failure(program, {}, done.error());
-        if (!done->outcomes.empty()) print_error(words(need, *done));
-        if (const int status = print_errors(program, need, *done); status != exit_status::done) return status;
-    }
+    if (!gpus) return failed(tell_failure(program, {}, gpus.error()));
+    for (const bool rehearses :
+         {true, false}) // nobody sleeps for a command that one of the GPUs has no room for
+        for (const auto& gpu : *gpus) {
+            Need need;
+            need.bytes = bytes;
+            need.gpu = gpu.uuid;
+            need.request = peers::room_request(min_awake);
+            need.request.dry_run = rehearses;
+            const auto done = make_room(need);
+            if (!done) return failed(tell_failure(program, {}, done.error()));
+            if (!rehearses && !done->outcomes.empty()) print_error(words(need, *done));
+            const int status = print_errors(program, need, *done);
+            if (status != exit_status::done) return failed(status);
+        }
     return exit_status::done;
 }
 

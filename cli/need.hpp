@@ -28,7 +28,7 @@ struct Need {
 
 /// The same before a command starts, on each GPU that it will see by CUDA_VISIBLE_DEVICES and
 /// CUDA_DEVICE_ORDER. Speaks on standard error, as `program`. Returns the exit status: 0 if each of them has
-/// so much free.
+/// so much free; otherwise nobody was put to sleep, unless somebody else took the room meanwhile.
 [[nodiscard]] int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake);
 
 } // namespace gpu_sleep::cli

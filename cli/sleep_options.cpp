@@ -34,6 +34,10 @@ std::string read_words(const TypedStores& typed, model::SleepRequest& request) {
 
 /// Puts the directory into the request. Returns what is wrong with it, or nothing.
 std::string read_directory(const TypedStores& typed, model::SleepRequest& request) {
+    if (!typed.directory.empty() && typed.stores.empty() && typed.spill.empty()) {
+        request.store = model::Store::file; // who names a directory means files
+        request.store_is_named = true;
+    }
     const bool needs_directory = model::uses_files(request);
     request.spill = !typed.spill.empty();
     if (request.spill && !typed.directory.empty() && typed.directory != typed.spill)

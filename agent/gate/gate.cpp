@@ -271,15 +271,13 @@ bool Gate::hold(Waiter& waiter) {
             mutex_.lock();
             continue;
         }
-        if (!waiter.said && phase_ == Phase::asleep && now - waiter.since >= k_say_after) {
+        // Where the touch asks for the wake itself, who is in its way is said by what asks.
+        if (!waiter.said && !asks && phase_ == Phase::asleep && now - waiter.since >= k_say_after) {
             waiter.said = true;
             mutex_.unlock(); // nobody waits for standard error
             ignoring_errors([&] {
-                // Where the touch asks for the wake itself, who is in its way is said by what asks.
-                if (!asks)
-                    log::warning(
-                        "{} waits because memory of this process is asleep; wake it with: gpu-wake {}",
-                        waiter.entry_point, ::getpid());
+                log::warning("{} waits because memory of this process is asleep; wake it with: gpu-wake {}",
+                             waiter.entry_point, ::getpid());
             });
             mutex_.lock();
             continue;

@@ -386,27 +386,33 @@ void Agent::wake_on_touch() {
     const auto hear = [this, tell](const server::Outcome& outcome) {
         wake_wanted_ = false;
         const auto* failure = std::get_if<model::Failure>(&outcome);
-        if (!failure) s_said = false;
+        if (!failure || state() == model::State::awake) s_said = false;
         if (failure && failure->error.code != ErrorCode::cancelled) return tell(failure->error);
         if (failure) gate::Gate::instance().wake_cancelled();
         parts_.status.set_touch_trouble({});
     };
     const auto asked = guarded([&]() -> Result<void> {
         const auto holders = std::make_shared<std::optional<std::string>>();
-        // To wait for a moment is nothing to speak of where programs take turns.
-        constexpr Milliseconds k_patience{3'000};
-        const auto said_from = Clock::now() + (touch_request_.make_room ? k_patience : Milliseconds(0));
+        // To wait for its turn, and for a moment, is nothing to speak of where programs take turns.
+        const bool takes_turns = touch_request_.make_room;
+        static constexpr Milliseconds k_moment{3'000};
+        static constexpr Milliseconds k_patience{10'000};
+        const auto since = Clock::now();
         const auto times_back = std::make_shared<unsigned>(parts_.deep.times_back());
-        const auto tell_shortage = [this, tell, holders, said_from, times_back](Error shortage) {
+        const auto tell_shortage = [this, tell, holders, takes_turns, since, times_back](Error shortage) {
             *times_back = parts_.deep.times_back();
             // Who makes room has asked them already.
             if (!*holders && !touch_request_.make_room)
                 *holders = parts_.room.holders(parts_, touch_request_);
             if (holders->has_value() && !(*holders)->empty()) shortage.message += "; " + **holders;
-            if (touch_request_.make_room)
-                shortage.message += fmt::format(
-                    "; to go before their time: gpu-wake {} --make-room --min-awake 0s", ::getpid());
-            tell(shortage, Clock::now() >= said_from);
+            const bool is_time = takes_turns && parts_.room.waits_for_time();
+            if (is_time)
+                shortage.message +=
+                    fmt::format("; to go before: gpu-wake {} --make-room --min-awake 0s", ::getpid());
+            const auto unsaid = is_time       ? k_moment
+                                : takes_turns ? 2 * touch_request_.min_awake + k_patience
+                                              : Milliseconds(0);
+            tell(shortage, Clock::now() - since >= unsaid);
         };
         const auto is_wanted = [this, times_back] {
             // The call that asked may need no more than that it is not deep: all of it wakes then.

@@ -8,6 +8,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "common/interception.hpp"
+#include "driver/context.hpp"
 #include "intercepted/contexts_lock.hpp"
 #include "intercepted/trimming.hpp"
 #include "operations/preparing.hpp"
@@ -134,8 +135,10 @@ bool pin_some(Parts& parts) {
 
 /// Where an allocation of the program has failed: who has the GPU memory, and the command that makes room.
 void say_who_has_memory(Parts& parts) {
-    const auto lack = parts.memory.take_shortage();
-    if (!lack) return;
+    const auto lack = parts.memory.shortage().take();
+    if (!lack || !parts.memory.may_call_driver()) return;
+    const auto total = driver::device_memory(parts.memory.api(), lack->device);
+    if (!total || lack->bytes > *total) return; // no sleep makes room for more
     const auto gpu = parts.devices.find(lack->device).uuid;
     if (gpu.empty()) return;
     const auto holders = parts.room.holders({{gpu, lack->bytes}});
@@ -144,6 +147,7 @@ void say_who_has_memory(Parts& parts) {
         "an allocation of {} found too little memory on GPU {}: {}; make room by gpu-reclaim --need {}MiB "
         "--gpu {}, or start the program by gpu-run --need SIZE",
         format_bytes(lack->bytes), lack->device, holders, (lack->bytes + k_mib - 1) / k_mib, gpu);
+    parts.memory.shortage().set_said();
 }
 
 } // namespace

@@ -39,6 +39,9 @@ public:
 
     /// The place in line, from 1; 0: it does not stand. Thread-safe.
     [[nodiscard]] std::uint32_t place() const noexcept { return place_; }
+    /// Whether the last try lacks no more than the time of somebody who was woken just now. On the operations
+    /// thread.
+    [[nodiscard]] bool waits_for_time() const noexcept { return waits_for_time_; }
     /// No such wake waits any more. Not while one is being tried. Thread-safe.
     void leave() noexcept;
 
@@ -66,7 +69,9 @@ private:
     Clock::time_point moved_{};       ///< the line, last
     Clock::time_point next_asking_{}; ///< of others, whose answers stood against it
     std::string against_;             ///< what they were
-    Milliseconds against_within_{};   ///< the min_awake by which they were
+    bool is_against_for_time_ = false;
+    bool waits_for_time_ = false;
+    Milliseconds against_within_{}; ///< the min_awake by which they were
     /// When to ask again those that did not answer.
     std::vector<std::pair<ProcessIdentity, Clock::time_point>> silent_;
 };

@@ -71,12 +71,12 @@ public:
     /// Has the operations thread tidy up, though nobody asks it for anything. Once it is started.
     void tidy_within(Milliseconds delay) const { tidy_within_(delay); }
 
-    /// An allocation of the program has failed for want of GPU memory: has the operations thread say, once,
-    /// who has it.
+    /// An allocation of the program has failed for want of GPU memory: has the operations thread say who has
+    /// it.
     void note_shortage(int device, Bytes bytes) noexcept {
         if (shortage_.note({device, bytes})) tidy_within(Milliseconds(0));
     }
-    [[nodiscard]] std::optional<Shortage::Lack> take_shortage() noexcept { return shortage_.take(); }
+    [[nodiscard]] Shortage& shortage() noexcept { return shortage_; }
 
     /// The number of a tag, which is made where it is new.
     [[nodiscard]] ledger::TagId tag_id(std::string_view name);

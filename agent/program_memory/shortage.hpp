@@ -13,7 +13,7 @@
 
 namespace gpu_sleep::agent {
 
-/// Keeps the first, of which the program's user is told. Thread-safe.
+/// Keeps one until the program's user is told, which is done once. Thread-safe.
 class Shortage {
 public:
     struct Lack {
@@ -21,24 +21,29 @@ public:
         Bytes bytes = 0; ///< that an allocation asked for
     };
 
-    /// Whether it is the first.
+    /// Whether somebody should look who has the memory: not once that was said, nor again just now.
     bool note(Lack lack) noexcept {
+        constexpr Milliseconds k_between{1'000};
         const MutexLock lock(mutex_);
-        if (has_been_) return false;
-        has_been_ = true;
+        if (is_said_ || Clock::now() < next_) return false;
+        next_ = Clock::now() + k_between;
         lack_ = lack;
         return true;
     }
-    /// It, once.
     [[nodiscard]] std::optional<Lack> take() noexcept {
         const MutexLock lock(mutex_);
         return std::exchange(lack_, std::nullopt);
+    }
+    void set_said() noexcept {
+        const MutexLock lock(mutex_);
+        is_said_ = true;
     }
 
 private:
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::optional<Lack> lack_ GPU_SLEEP_GUARDED_BY(mutex_);
-    bool has_been_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
+    Clock::time_point next_ GPU_SLEEP_GUARDED_BY(mutex_);
+    bool is_said_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
 };
 
 } // namespace gpu_sleep::agent

@@ -70,7 +70,7 @@ context = ctypes.c_void_p()
 driver_says(driver.cuInit(0))
 driver_says(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
 driver_says(driver.cuCtxSetCurrent(context))
-cuda = types.SimpleNamespace(memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator), MemPool=lambda its: its,
+cuda = types.SimpleNamespace(init=lambda: None, memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator), MemPool=lambda its: its,
                              use_mem_pool=use_mem_pool)
 sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
 names = {"build_model": Model, "build_cache": lambda model: Tensor()}

@@ -97,6 +97,10 @@ TEST_CASE("Store: each tag goes where it is told to", "[store]") {
     CHECK(host.tell("check_all") == "intact");
     CHECK(place.files().empty());
 
+    const auto named = host.command("gpu-sleep", {"--dir", place.path(), "--json"});
+    CHECK(named.tag("kv_cache", "in_files_bytes") == named.tag("kv_cache", "kept_bytes"));
+    REQUIRE(host.command("gpu-wake").status == 0);
+
     REQUIRE(host.command("gpu-sleep", place.store({"--store", "kv_cache=host", "--json"}))
                 .tag("kv_cache", "in_files_bytes") == "0");
     CHECK(place.files().size() == 1);
@@ -137,7 +141,7 @@ TEST_CASE("Store: wrong usage ends with 2 and changes nothing", "[store]") {
     CHECK(host.command("gpu-sleep", {"--store", "file"}).status == 2);
     CHECK(host.command("gpu-sleep", {"--store", "tape", "--dir", place.path()}).status == 2);
     CHECK(host.command("gpu-sleep", {"--store", "weights=tape", "--dir", place.path()}).status == 2);
-    CHECK(host.command("gpu-sleep", {"--dir", place.path()}).status == 2);
+    CHECK(host.command("gpu-sleep", {"--store", "host", "--dir", place.path()}).status == 2);
     CHECK(host.command("gpu-sleep", {"--keep-files"}).status == 2);
     CHECK(host.command("gpu-sleep", place.store({"--spill", "/tmp"})).status == 2);
     const auto unknown = host.command("gpu-sleep", {"--store", "wieghts=file", "--dir", place.path()});

@@ -91,9 +91,9 @@ TEST_CASE("GPU moves: what is needed is looked for where it goes", "[gpu_moves]"
 
 TEST_CASE("GPUs: those that a program sees are those of CUDA_VISIBLE_DEVICES, up to the first that is none",
           "[gpu_moves]") {
-    const auto seen = [](const std::vector<driver::Gpu>& all, const char* names,
-                         const char* order = nullptr) {
-        const auto found = visible_of(all, names, order);
+    const auto seen = [](const std::vector<driver::Gpu>& all, const char* names, const char* order = nullptr,
+                         bool are_numbered = true) {
+        const auto found = visible_of(all, are_numbered, names, order);
         if (!found) return std::string(traits(found.error().code).name);
         std::string indices;
         for (const auto& gpu : *found) indices += std::to_string(gpu.index);
@@ -105,9 +105,11 @@ TEST_CASE("GPUs: those that a program sees are those of CUDA_VISIBLE_DEVICES, up
     CHECK(seen(four, "GPU-b,3") == "13");
     CHECK(seen(four, "1,7,0") == "1");
     CHECK(seen(four, "1,,0") == "1");
-    for (const char* const none : {"", "-1", "7", "GPU-", "MIG-a"})
+    for (const char* const none : {"", "-1", "7", "GPU-", "G", "MIG-a"})
         CHECK(seen(four, none) == "invalid_argument");
     CHECK(seen({}, nullptr) == "no_driver");
+    CHECK(seen(four, "1", nullptr, false) == "invalid_argument");
+    CHECK(seen(four, "GPU-b", nullptr, false) == "1");
     auto mixed = four;
     mixed.front().name = "NVIDIA T4";
     CHECK(seen(mixed, "1") == "invalid_argument");

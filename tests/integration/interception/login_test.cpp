@@ -335,6 +335,25 @@ TEST_CASE("Login: enabling is idempotent, and disabling restores every byte", "[
     CHECK_THAT(home.command({"gpu-run", "--show-enabled"}).out, mentions("user: not enabled"));
 }
 
+TEST_CASE("Login: what was enabled in another environment is shown, and disabled, in any", "[login]") {
+    const Home home;
+    const auto& path = home.scratch.path();
+    const Arguments elsewhere{"XDG_CONFIG_HOME=" + (path / "config").native(),
+                              "ZDOTDIR=" + (path / "zsh").native(), "SHELL=/bin/zsh"};
+    write(path / "zsh/.zprofile", "export A=1\n");
+    const bool is_made = GENERATE(false, true);
+    if (is_made) fs::remove(path / "zsh/.zprofile");
+    const auto before = tree_of(path);
+    REQUIRE(home.command({"gpu-run", "--enable-for", "user"}, elsewhere).status == 0);
+    CHECK_THAT(text_of(path / "zsh/.zprofile"), mentions("gpu-sleep"));
+    const auto shown = home.command({"gpu-run", "--show-enabled"}).out;
+    for (const auto* file : {"zsh/.zprofile", "config/environment.d/60-gpu-sleep.conf"})
+        CHECK_THAT(shown, mentions((path / file).native()));
+    CHECK(home.command({"gpu-run", "--disable-for", "user"}).status == 0);
+    CHECK(tree_of(path) == before);
+    CHECK_THAT(home.command({"gpu-run", "--show-enabled"}).out, mentions("user: not enabled"));
+}
+
 TEST_CASE("Login: a profile that was made is removed, unless somebody has written into it", "[login]") {
     const Home home;
     const bool is_edited = GENERATE(false, true);
@@ -417,6 +436,15 @@ TEST_CASE("Login: the machine's files are read by shells and by systemd", "[logi
     CHECK(variables(generator, {"LD_PRELOAD=libm.so.6"}) ==
           "LD_PRELOAD=" + login_library() + ":libm.so.6\nGPU_SLEEP_CAPTURE=1\n");
     CHECK(variables(generator, {"LD_PRELOAD=" + login_library()}) == "GPU_SLEEP_CAPTURE=1\n");
+    // A copy of an image is disabled by itself.
+    const Scratch copies;
+    const auto copy = copies.path() / "copy";
+    fs::copy(image.path(), copy, fs::copy_options::recursive);
+    const auto enabled = tree_of(image.path());
+    CHECK(run({{command_file("gpu-run"), "--disable-for", "machine", "--root", copy.native()}}).status == 0);
+    CHECK_THAT(text_of(copy / "usr/share/jupyter/kernels/python3/kernel.json"), !mentions(login_library()));
+    CHECK_FALSE(fs::exists(copy / "etc/profile.d/gpu-sleep.csh"));
+    CHECK(tree_of(image.path()) == enabled);
     CHECK(run({{command_file("gpu-run"), "--disable-for", "machine", "--root", image.path().native()}})
               .status == 0);
     CHECK(tree_of(image.path()) == before);
