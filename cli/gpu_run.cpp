@@ -34,11 +34,10 @@ constexpr const char* k_examples =
     "  gpu-run --on-touch wake -- python3 serve.py     asleep until it uses the GPU again\n"
     "  gpu-run --rules rules.json -- ./train           which allocations are intercepted, their tags\n"
     "  gpu-run --enable-for user                       all that you start after your next login\n";
-constexpr const char* k_exit_statuses = "\nExit status: that of COMMAND; 1 if the agent is missing or --need "
-                                        "finds no room, 2 for wrong usage or\n"
-                                        "rules or if the agent cannot be loaded into COMMAND, 126 if COMMAND "
-                                        "cannot be executed, 127 if there is\n"
-                                        "no such command.";
+constexpr const char* k_exit_statuses =
+    "\nExit status: that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage,\n"
+    "rules, or if the agent cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there\n"
+    "is no such command.";
 
 /// What was typed before the command.
 struct Options {

@@ -212,50 +212,27 @@ LoginRecords records_of(const LoginScope& scope, const std::string& script) {
     return records;
 }
 
-Result<void> disable_kernels(const Layout& layout, const LoginRecords& records) {
-    auto files = kernels_in(layout.kernel_directories);
-    for (const auto& file : records.changed) add(files, file);
-    for (const auto& file : files) {
-        const auto before = read_carefully(file);
-        if (!before) return before.error();
-        const auto now = *before ? disabled_kernel(**before) : std::nullopt;
-        if (now) GPU_SLEEP_TRY(write_carefully(file, *now, k_read_mode));
-    }
-    return {};
-}
-
-Result<void> disable_own(const Layout& layout, const LoginRecords& records) {
-    auto files = records.changed;
+/// All files that may be ours or have a part of ours, the script apart.
+Paths files_of(const Layout& layout, const LoginRecords& records) {
+    Paths files;
     for (const auto& own : layout.own) add(files, own.path);
-    for (const auto& file : files) {
-        const auto contents = read_carefully(file);
-        if (!contents) return contents.error();
-        if (*contents && is_login_file(**contents)) GPU_SLEEP_TRY(remove_carefully(file));
-    }
-    return {};
+    const auto kernels = kernels_in(layout.kernel_directories);
+    for (const auto* paths : {&layout.profiles, &kernels, &records.made, &records.changed})
+        for (const auto& path : *paths) add(files, path);
+    std::error_code failure;
+    std::erase_if(files, [&](const fs::path& file) { return !fs::is_regular_file(file, failure); });
+    return files;
 }
 
-Result<void> disable_profiles(const Layout& layout, const LoginRecords& records) {
-    auto files = layout.profiles;
-    for (const auto& file : records.made) add(files, file);
-    for (const auto& file : records.changed) add(files, file);
-    for (const auto& file : files) {
-        if (std::error_code failure; !fs::is_regular_file(file, failure)) continue;
-        const auto before = read_carefully(file);
-        if (!before) return before.error();
-        const auto now = without_login_line(before->value_or(std::string()));
-        const bool is_made = std::find(records.made.begin(), records.made.end(), file) != records.made.end();
-        if (now.empty() && is_made) {
-            GPU_SLEEP_TRY(remove_carefully(file));
-        } else if (now != before->value_or(std::string())) {
-            GPU_SLEEP_TRY(write_carefully(file, now, k_read_mode));
-        }
-    }
-    return {};
+/// What is left of `text` without us; nothing if all of it is ours.
+std::optional<std::string> without_us(const std::string& text) {
+    if (is_login_file(text)) return std::nullopt;
+    auto kernel = disabled_kernel(text);
+    return kernel ? std::move(kernel) : without_login_line(text);
 }
 
 /// Writes all of it, the script first, which records what else is written. Returns the files.
-Result<Paths> write_all(const Layout& layout, bool is_machine, const std::optional<std::string>& script,
+Result<Paths> write_all(const Layout& layout, const std::optional<std::string>& script,
                         const std::vector<Change>& kernels, const std::string& library) {
     auto records = read_records(script.value_or(std::string()));
     GPU_SLEEP_TRY(make_directories(layout.script.parent_path(), records.made));
@@ -264,8 +241,7 @@ Result<Paths> write_all(const Layout& layout, bool is_machine, const std::option
     Paths files{layout.script};
     for (const auto& change : kernels) add(records.changed, change.file);
     for (const auto& file : layout.profiles) note(records, file);
-    for (const auto& own : layout.own)
-        if (!is_machine) note(records, own.path); // the machine's are always the same
+    for (const auto& own : layout.own) note(records, own.path);
     GPU_SLEEP_TRY(write_if_new(layout.script, script, login_script(library, records), k_read_mode));
     for (const auto& own : layout.own) {
         const auto before = read_own(own.path);
@@ -293,7 +269,7 @@ Result<Paths> enable_login(const LoginScope& scope, const std::string& library) 
         if (const auto before = read_own(own.path); !before) return before.error();
     const auto kernels = kernel_changes(*layout, library);
     if (!kernels) return kernels.error();
-    auto files = write_all(*layout, scope.is_machine, *script, *kernels, library);
+    auto files = write_all(*layout, *script, *kernels, library);
     if (!files && !*script) static_cast<void>(disable_login(scope)); // half of it is taken back
     return files;
 }
@@ -305,9 +281,17 @@ Result<void> disable_login(const LoginScope& scope) {
     if (!script) return script.error();
     const bool is_ours = *script && is_login_file(**script);
     const auto records = is_ours ? records_of(scope, **script) : LoginRecords();
-    GPU_SLEEP_TRY(disable_kernels(*layout, records));
-    GPU_SLEEP_TRY(disable_profiles(*layout, records));
-    GPU_SLEEP_TRY(disable_own(*layout, records));
+    for (const auto& file : files_of(*layout, records)) {
+        const auto before = read_carefully(file);
+        if (!before) return before.error();
+        if (!*before) continue;
+        const auto now = without_us(**before);
+        const bool is_made = std::find(records.made.begin(), records.made.end(), file) != records.made.end();
+        if (!now || (now->empty() && is_made))
+            GPU_SLEEP_TRY(remove_carefully(file));
+        else
+            GPU_SLEEP_TRY(write_if_new(file, *before, *now, k_read_mode));
+    }
     if (is_ours) GPU_SLEEP_TRY(remove_carefully(layout->script));
     for (auto directory = records.made.rbegin(); directory != records.made.rend(); ++directory)
         remove_if_empty(*directory);
@@ -320,17 +304,11 @@ Result<Paths> login_files(const LoginScope& scope) {
     Paths found;
     const auto script = read_carefully(layout->script);
     const auto records = script && *script ? records_of(scope, **script) : LoginRecords();
-    Paths files{layout->script};
-    for (const auto& own : layout->own) add(files, own.path);
-    for (const auto& file : layout->profiles) add(files, file);
-    for (const auto& file : kernels_in(layout->kernel_directories)) add(files, file);
-    for (const auto& file : records.changed) add(files, file);
-    for (const auto& file : files) {
-        const auto text = read_carefully(file);
-        if (!text || !*text) continue;
-        if (is_login_file(**text) || without_login_line(**text) != **text || disabled_kernel(**text))
+    auto files = files_of(*layout, records);
+    files.insert(files.begin(), layout->script);
+    for (const auto& file : files)
+        if (const auto text = read_carefully(file); text && *text && without_us(**text) != **text)
             found.push_back(file);
-    }
     return found;
 }
 

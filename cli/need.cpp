@@ -13,7 +13,6 @@
 #include "peers/gpu_line.hpp"
 
 #include <fmt/ranges.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -68,23 +67,6 @@ private:
     }
 
     std::vector<peers::GpuLine> lines_;
-};
-
-/// As many descriptors as this process may have, while it lives.
-class RaisedDescriptorLimit {
-public:
-    RaisedDescriptorLimit() noexcept : is_known_(::getrlimit(RLIMIT_NOFILE, &before_) == 0) {
-        raise_descriptor_limit();
-    }
-    RaisedDescriptorLimit(const RaisedDescriptorLimit&) = delete;
-    RaisedDescriptorLimit& operator=(const RaisedDescriptorLimit&) = delete;
-    ~RaisedDescriptorLimit() {
-        if (is_known_) ::setrlimit(RLIMIT_NOFILE, &before_);
-    }
-
-private:
-    rlimit before_{};
-    bool is_known_;
 };
 
 /// What came of it.
@@ -226,24 +208,27 @@ int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds 
     const auto failed = [](int status) {
         return status == exit_status::usage ? status : exit_status::failed_awake;
     };
-    const RaisedDescriptorLimit raised; // not for the command
     const auto gpus = visible_gpus();
     if (!gpus) return failed(tell_failure(program, {}, gpus.error()));
-    for (const bool rehearses :
-         {true, false}) // nobody sleeps for a command that one of the GPUs has no room for
+    Need need;
+    need.bytes = bytes;
+    need.request = peers::room_request(min_awake);
+    const auto make_all = [&](bool dry_run) {
+        need.request.dry_run = dry_run;
         for (const auto& gpu : *gpus) {
-            Need need;
-            need.bytes = bytes;
             need.gpu = gpu.uuid;
-            need.request = peers::room_request(min_awake);
-            need.request.dry_run = rehearses;
             const auto done = make_room(need);
-            if (!done) return failed(tell_failure(program, {}, done.error()));
-            if (!rehearses && !done->outcomes.empty()) print_error(words(need, *done));
-            const int status = print_errors(program, need, *done);
-            if (status != exit_status::done) return failed(status);
+            if (!done) return tell_failure(program, {}, done.error());
+            if (!dry_run && !done->outcomes.empty()) print_error(words(need, *done));
+            if (const int status = print_errors(program, need, *done); status != exit_status::done)
+                return status;
         }
-    return exit_status::done;
+        return exit_status::done;
+    };
+    // Nobody sleeps for a command that one of several GPUs has no room for.
+    int status = gpus->size() > 1 ? make_all(true) : exit_status::done;
+    if (status == exit_status::done) status = make_all(false);
+    return status == exit_status::done ? status : failed(status);
 }
 
 } // namespace gpu_sleep::cli

@@ -138,7 +138,7 @@ void say_who_has_memory(Parts& parts) {
     const auto lack = parts.memory.shortage().take();
     if (!lack || !parts.memory.may_call_driver()) return;
     const auto total = driver::device_memory(parts.memory.api(), lack->device);
-    if (!total || lack->bytes > *total) return; // no sleep makes room for more
+    if (!total || lack->bytes >= *total) return; // no sleep makes room for so much
     const auto gpu = parts.devices.find(lack->device).uuid;
     if (gpu.empty()) return;
     const auto holders = parts.room.holders({{gpu, lack->bytes}});

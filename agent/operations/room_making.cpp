@@ -140,10 +140,7 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
                                           const std::function<Result<BytesByGpu>()>& look,
                                           Milliseconds min_awake, std::vector<std::string>& notes) {
     constexpr double k_longest_rest = 0.5;
-    if (Clock::now() < next_asking_ && min_awake >= against_within_) {
-        waits_for_time_ = is_against_for_time_;
-        return against_;
-    }
+    if (Clock::now() < next_asking_ && min_awake >= against_within_) return against_;
     const auto holders = ask_neighbours(neighbours);
     auto request = peers::room_request(min_awake);
     request.timeout = k_sleep_patience;
@@ -155,7 +152,7 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
     if (made->is_enough()) return std::string();
     against_ = made->against.empty() ? "nobody here could make room" : joined(made->against);
     against_within_ = min_awake;
-    waits_for_time_ = is_against_for_time_ = made->wait.has_value();
+    waits_for_time_ = made->wait.has_value();
     const auto rest = std::min(made->wait.value_or(k_longest_rest), k_longest_rest);
     next_asking_ =
         Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(rest));
@@ -166,7 +163,6 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
 
 Result<Report> RoomMaking::wake(Parts& parts, const model::WakeRequest& request,
                                 const server::ProgressSink& progress, Clock::time_point since) {
-    waits_for_time_ = false;
     const auto try_once = [&] { return wake_alone(parts, request, progress, since); };
     const auto dry = rehearsal(request);
     const auto rehearse = [&] { return wake_alone(parts, dry, progress, since); };
@@ -176,9 +172,11 @@ Result<Report> RoomMaking::wake(Parts& parts, const model::WakeRequest& request,
     const auto neighbours = peers::Neighbours::open();
     if (gpus.empty() || !neighbours) return try_once();
     const auto locks = take_turn(neighbours->directory(), keys(gpus), request.min_awake);
-    if (!locks)
+    if (!locks) {
+        waits_for_time_ = false;
         return make_error(ErrorCode::out_of_device_memory,
                           "others make room on the GPU: this process is number {} in line", place_.load());
+    }
     auto done = try_once();
     std::vector<std::string> notes;
     for (int i = 0; i < k_tries && is_short(done); ++i) {

@@ -69,9 +69,8 @@ private:
     Clock::time_point moved_{};       ///< the line, last
     Clock::time_point next_asking_{}; ///< of others, whose answers stood against it
     std::string against_;             ///< what they were
-    bool is_against_for_time_ = false;
+    Milliseconds against_within_{};   ///< the min_awake by which they were
     bool waits_for_time_ = false;
-    Milliseconds against_within_{}; ///< the min_awake by which they were
     /// When to ask again those that did not answer.
     std::vector<std::pair<ProcessIdentity, Clock::time_point>> silent_;
 };

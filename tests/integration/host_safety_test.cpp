@@ -214,9 +214,7 @@ TEST_CASE("Host safety: a thread may be cancelled while it asks for memory that 
     program.go_on();
     const auto end = program.ends();
     CHECK(end.status == 0);
-    // Nothing but what other tests' programs have of the GPU that is the same to all of them.
-    if (!end.err.empty()) CHECK_THAT(end.err, mentions("found too little memory on GPU 0"));
-    CHECK(count_in(end.err, "\n") <= 1);
+    CHECK(end.err.empty());
 }
 
 TEST_CASE("Host safety: what is asked for wrongly is answered as the driver does", "[host_safety]") {

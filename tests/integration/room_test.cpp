@@ -292,7 +292,7 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
     CHECK(too_much.out.empty());
     CHECK_THAT(too_much.err, mentions("gpu-run: cannot free 60.0 MiB on GPU"));
     CHECK_THAT(too_much.err, mentions("could sleep"));
-    CHECK(start("40MiB", gpu, "60s").out.empty());
+    CHECK(start("40MiB", gpu, "600s").out.empty());
     CHECK(start("40MiB", "GPU-0000").status == 2);
     CHECK(only.host.state() == "awake");
     const auto done = start("40MiB", gpu);
