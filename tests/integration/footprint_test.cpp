@@ -4,6 +4,7 @@
 
 #include "declared_entry_points.hpp"
 #include "support/catch.hpp"
+#include "support/files_of.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
 #include "support/tree.hpp"
@@ -12,8 +13,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <regex>
 #include <set>
@@ -25,11 +24,6 @@ using namespace gpu_sleep::test;
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string content_of(const fs::path& file) {
-    std::ifstream stream(file);
-    return {std::istreambuf_iterator<char>(stream), {}};
-}
 
 std::string proc_file(pid_t process, std::string_view name) {
     return fmt::format("/proc/{}/{}", process, name);

@@ -5,12 +5,12 @@
 #include "freezer.hpp"
 
 #include "support/catch.hpp"
+#include "support/files_of.hpp"
 #include "support/process.hpp"
 
 #include <unistd.h>
 
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <system_error>
 
@@ -24,12 +24,6 @@ void write_to(const std::filesystem::path& file, const std::string& text) {
     stream << text << std::flush;
     INFO(file.string());
     REQUIRE(stream.good());
-}
-
-std::string all_of(const std::filesystem::path& file) {
-    std::ostringstream text;
-    text << std::ifstream(file).rdbuf();
-    return text.str();
 }
 
 } // namespace
@@ -71,8 +65,8 @@ void Freezer::take(pid_t process) const {
 void Freezer::freeze() const {
     write_to(path_ / (is_version_2_ ? "cgroup.freeze" : "freezer.state"), is_version_2_ ? "1" : "FROZEN");
     REQUIRE(becomes_true([this] {
-        return is_version_2_ ? all_of(path_ / "cgroup.events").find("frozen 1") != std::string::npos
-                             : all_of(path_ / "freezer.state") == "FROZEN\n";
+        return is_version_2_ ? content_of(path_ / "cgroup.events").find("frozen 1") != std::string::npos
+                             : content_of(path_ / "freezer.state") == "FROZEN\n";
     }));
 }
 

@@ -4,6 +4,7 @@
 
 #include "shared_devices.hpp"
 #include "support/catch.hpp"
+#include "support/files_of.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 #include "support/tree.hpp"
@@ -17,7 +18,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 
 using namespace gpu_sleep;
@@ -41,11 +41,6 @@ std::uint64_t sum_of_durations(const nlohmann::json& transition) {
     std::uint64_t sum = 0;
     for (const auto& each : transition.at("durations")) sum += each.at("count").get<std::uint64_t>();
     return sum;
-}
-
-std::string content_of(const std::string& file) {
-    std::ifstream stream(file);
-    return {std::istreambuf_iterator<char>(stream), {}};
 }
 
 /// Has the strict check look at metrics, and Prometheus's own if it is there.

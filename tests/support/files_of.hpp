@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What lies in a directory, and damage to it.
+// What lies in a file or a directory, and damage to it.
 
 #pragma once
 
@@ -8,11 +8,21 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <sstream>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::test {
+
+/// What can be read of a file; nothing where there is none. The file of a process that ends meanwhile throws
+/// nothing, as an iterator over its stream would.
+[[nodiscard]] inline std::string content_of(const std::filesystem::path& file) {
+    std::ostringstream text;
+    text << std::ifstream(file, std::ios::binary).rdbuf();
+    return std::move(text).str();
+}
 
 /// The files in `directory` in the order of their names; none where there is no such directory.
 [[nodiscard]] inline std::vector<std::filesystem::path> files_in(const std::filesystem::path& directory) {

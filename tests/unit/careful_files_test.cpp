@@ -5,6 +5,7 @@
 #include "cli/careful_files.hpp"
 
 #include "support/catch.hpp"
+#include "support/files_of.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
@@ -13,7 +14,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -23,12 +23,6 @@ using namespace gpu_sleep::cli;
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string contents_of(const fs::path& file) {
-    std::ostringstream text;
-    text << std::ifstream(file).rdbuf();
-    return text.str();
-}
 
 struct stat status_of(const fs::path& file) {
     struct stat status = {};
@@ -52,7 +46,7 @@ TEST_CASE("Careful files: a file is replaced whole, with the owner and the mode 
     const auto before = status_of(file);
     REQUIRE(write_carefully(file, "two", 0640));
     const auto after = status_of(file);
-    CHECK(contents_of(file) == "two");
+    CHECK(test::content_of(file) == "two");
     CHECK(after.st_mode == before.st_mode);
     CHECK(after.st_uid == before.st_uid);
     CHECK(after.st_gid == before.st_gid);
@@ -71,7 +65,7 @@ TEST_CASE("Careful files: a link to a file stays, and its file is replaced", "[c
     fs::create_symlink("dotfiles/../dotfiles/profile", scratch.path() / "link");
     REQUIRE(write_carefully(scratch.path() / "link", "two", 0644));
     CHECK(fs::is_symlink(scratch.path() / "link"));
-    CHECK(contents_of(scratch.path() / "dotfiles/profile") == "two");
+    CHECK(test::content_of(scratch.path() / "dotfiles/profile") == "two");
     fs::create_symlink("round", scratch.path() / "round");
     CHECK_FALSE(read_carefully(scratch.path() / "round"));
     CHECK_FALSE(write_carefully(scratch.path() / "round", "x", 0644));
@@ -101,7 +95,7 @@ TEST_CASE("Careful files: root follows no link that a user could have made", "[c
             CHECK_FALSE(read_carefully(scratch.path() / way));
             CHECK_FALSE(write_carefully(scratch.path() / way, "x", 0600));
         }
-        CHECK(contents_of(scratch.path() / "secret") == "secret");
+        CHECK(test::content_of(scratch.path() / "secret") == "secret");
     };
     CHECK(*read_carefully(scratch.path() / "home/file") == "secret");
     REQUIRE(::chown(scratch.file("home").c_str(), 12, 34) == 0);

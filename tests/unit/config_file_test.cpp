@@ -5,6 +5,7 @@
 #include "cli/policy/config_file.hpp"
 
 #include "support/catch.hpp"
+#include "support/files_of.hpp"
 #include "support/scratch.hpp"
 #include "support/tree.hpp"
 
@@ -32,8 +33,7 @@ bool can_read() {
 }
 
 std::string example() {
-    std::ifstream file(test::source_file("cli/gpu-sleep.toml"));
-    return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    return test::content_of(test::source_file("cli/gpu-sleep.toml"));
 }
 
 /// The example with what it shows in comments: lines such as "#spill = true", and its ladder.

@@ -5,6 +5,7 @@
 #include "cli/program_file.hpp"
 
 #include "support/catch.hpp"
+#include "support/files_of.hpp"
 #include "support/scratch.hpp"
 
 #include <elf.h>
@@ -16,7 +17,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
@@ -32,15 +32,10 @@ void write(const std::string& file, const std::string& content, mode_t mode = 07
     REQUIRE(::chmod(file.c_str(), mode) == 0);
 }
 
-std::string read(const std::string& file) {
-    std::ifstream stream(file, std::ios::binary);
-    return {std::istreambuf_iterator<char>(stream), {}};
-}
-
 /// A program whose ELF header, and segments, `change` has changed.
 using Change = std::function<void(Elf64_Ehdr&, Elf64_Phdr&)>;
 void write_changed(const std::string& file, const Change& change) {
-    auto bytes = read(k_some_program);
+    auto bytes = content_of(k_some_program);
     Elf64_Ehdr header{};
     std::memcpy(&header, bytes.data(), sizeof(header));
     for (std::size_t i = 0; i < header.e_phnum; ++i) {
@@ -148,16 +143,16 @@ TEST_CASE("Program file: a program with privileges is refused, since the loader 
     const test::Scratch scratch;
     const auto file = scratch.file("program");
     using test::mentions;
-    write(file, read(k_some_program), 04755);
+    write(file, content_of(k_some_program), 04755);
     CHECK(status_of(file) == 2);
     CHECK_THAT(message_of(file), mentions("set-user-id"));
-    write(file, read(k_some_program), 02755);
+    write(file, content_of(k_some_program), 02755);
     CHECK_THAT(message_of(file), mentions("set-group-id"));
-    write(file, read(k_some_program), 02745); // without execution for the group it means something else
+    write(file, content_of(k_some_program), 02745); // without execution for the group it means something else
     CHECK(message_of(file) == "none");
     // cap_net_raw, effective and permitted. Source: linux/capability.h, VFS_CAP_REVISION_2.
     constexpr std::array<std::uint32_t, 5> k_net_raw{0x02000001, 1U << 13, 0, 0, 0};
-    write(file, read(k_some_program));
+    write(file, content_of(k_some_program));
     if (::setxattr(file.c_str(), "security.capability", k_net_raw.data(), sizeof(k_net_raw), 0) == 0)
         CHECK_THAT(message_of(file), mentions("file capabilities"));
 }

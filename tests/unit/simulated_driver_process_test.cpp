@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The simulated driver in several processes: what its environment says, and memory that they share.
 
+#include "support/files_of.hpp"
 #include "support/other_run.hpp"
 #include "support/simulated_driver/testing.hpp"
 
@@ -9,7 +10,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <string>
 
 using namespace gpu_sleep::sim::testing;
@@ -97,8 +97,7 @@ TEST_CASE("Simulated driver: faults by the environment", "[simulated_driver]") {
                    "GPU_SLEEP_SIM_CORRUPT=*:2", "GPU_SLEEP_SIM_DELAY=cuCtxSynchronize:10ms",
                    "GPU_SLEEP_SIM_TRACE=" + trace.path});
     CHECK(child.passed());
-    std::ifstream lines(trace.path);
-    const std::string text((std::istreambuf_iterator<char>(lines)), {});
+    const auto text = gpu_sleep::test::content_of(trace.path);
     CHECK(text.find(" cuMemAlloc_v2 2 ") != std::string::npos);
     CHECK(text.find(" cuInit 0 ") != std::string::npos);
 }

@@ -7,6 +7,7 @@
 
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/catch.hpp"
+#include "support/files_of.hpp"
 #include "support/scratch.hpp"
 #include "support/tree.hpp"
 
@@ -14,8 +15,6 @@
 
 #include <csignal>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -34,8 +33,7 @@ std::string begin_of(gpu_sleep_status status, std::uint64_t asleep) {
 pid_t process_outside(pid_t pid, std::string_view task = "checkpoint") {
     const auto words = fmt::format("{}{}{}{}", task, '\0', pid, '\0');
     for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-        std::ifstream file(entry.path() / "cmdline");
-        const std::string line(std::istreambuf_iterator<char>(file), {});
+        const auto line = content_of(entry.path() / "cmdline");
         if (line.find("gpu-sleep-outside") != std::string::npos && line.find(words) != std::string::npos)
             return std::stoi(entry.path().filename().string());
     }

@@ -4,6 +4,7 @@
 
 #include "intercepted_host.hpp"
 #include "support/catch.hpp"
+#include "support/files_of.hpp"
 #include "support/other_user.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
@@ -16,7 +17,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <sstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -24,12 +24,6 @@ using namespace gpu_sleep::test;
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string text_of(const fs::path& file) {
-    std::ostringstream text;
-    text << std::ifstream(file).rdbuf();
-    return text.str();
-}
 
 void write(const fs::path& file, const std::string& text) {
     fs::create_directories(file.parent_path());
@@ -47,7 +41,7 @@ std::map<std::string, std::string> tree_of(const fs::path& root) {
         if (entry.is_symlink())
             text += fs::read_symlink(entry.path());
         else if (entry.is_regular_file())
-            text += text_of(entry.path());
+            text += content_of(entry.path());
     }
     return tree;
 }
@@ -325,7 +319,7 @@ TEST_CASE("Login: enabling is idempotent, and disabling restores every byte", "[
           ".config/environment.d/60-gpu-sleep.conf", "venv/share/jupyter/kernels/python3/kernel.json"}) {
         INFO(file);
         CHECK_THAT(told.out, mentions((path / file).native()));
-        CHECK_THAT(text_of(path / file), mentions("gpu-sleep"));
+        CHECK_THAT(content_of(path / file), mentions("gpu-sleep"));
         CHECK_THAT(home.command({"gpu-run", "--show-enabled"}).out, mentions((path / file).native()));
     }
     CHECK(home.command({"gpu-run", "--disable-for", "user"}).status == 0); // without the variable, too
@@ -345,7 +339,7 @@ TEST_CASE("Login: what was enabled in another environment is shown, and disabled
     if (is_made) fs::remove(path / "zsh/.zprofile");
     const auto before = tree_of(path);
     REQUIRE(home.command({"gpu-run", "--enable-for", "user"}, elsewhere).status == 0);
-    CHECK_THAT(text_of(path / "zsh/.zprofile"), mentions("gpu-sleep"));
+    CHECK_THAT(content_of(path / "zsh/.zprofile"), mentions("gpu-sleep"));
     const auto shown = home.command({"gpu-run", "--show-enabled"}).out;
     for (const auto* file : {"zsh/.zprofile", "config/environment.d/60-gpu-sleep.conf"})
         CHECK_THAT(shown, mentions((path / file).native()));
@@ -363,7 +357,7 @@ TEST_CASE("Login: a profile that was made is removed, unless somebody has writte
     if (is_edited) std::ofstream(profile, std::ios::app) << "export MINE=1\n";
     CHECK(home.command({"gpu-run", "--disable-for", "user"}).status == 0);
     CHECK(home.scratch.file_count() == (is_edited ? 1 : 0));
-    if (is_edited) CHECK(text_of(profile) == "export MINE=1\n");
+    if (is_edited) CHECK(content_of(profile) == "export MINE=1\n");
 }
 
 TEST_CASE("Login: what is not ours is neither overwritten nor removed", "[login]") {
@@ -374,7 +368,7 @@ TEST_CASE("Login: what is not ours is neither overwritten nor removed", "[login]
     CHECK(refused.status == 2);
     CHECK_THAT(refused.err, mentions("is not of gpu-sleep"));
     CHECK(home.command({"gpu-run", "--disable-for", "user"}).status == 0);
-    CHECK(text_of(file) == "echo mine\n");
+    CHECK(content_of(file) == "echo mine\n");
     if (::geteuid() != 0) return skip_without_right("act as root");
     const Home other;
     REQUIRE(::chown(other.scratch.path().c_str(), k_other_user, k_other_user) == 0);
@@ -417,7 +411,7 @@ TEST_CASE("Login: the machine's files are read by shells and by systemd", "[logi
         run({{command_file("gpu-run"), "--enable-for", "machine", "--root", image.path().native()}});
     INFO(done.err);
     REQUIRE(done.status == 0);
-    CHECK_THAT(text_of(image.path() / "usr/share/jupyter/kernels/python3/kernel.json"),
+    CHECK_THAT(content_of(image.path() / "usr/share/jupyter/kernels/python3/kernel.json"),
                mentions(login_library()));
     const auto variables = [&](const std::string& script, const Arguments& given = {}) {
         auto output = run({{"/bin/sh", "-c", script}, given, false});
@@ -442,7 +436,8 @@ TEST_CASE("Login: the machine's files are read by shells and by systemd", "[logi
     fs::copy(image.path(), copy, fs::copy_options::recursive);
     const auto enabled = tree_of(image.path());
     CHECK(run({{command_file("gpu-run"), "--disable-for", "machine", "--root", copy.native()}}).status == 0);
-    CHECK_THAT(text_of(copy / "usr/share/jupyter/kernels/python3/kernel.json"), !mentions(login_library()));
+    CHECK_THAT(content_of(copy / "usr/share/jupyter/kernels/python3/kernel.json"),
+               !mentions(login_library()));
     CHECK_FALSE(fs::exists(copy / "etc/profile.d/gpu-sleep.csh"));
     CHECK(tree_of(image.path()) == enabled);
     CHECK(run({{command_file("gpu-run"), "--disable-for", "machine", "--root", image.path().native()}})
