@@ -10,6 +10,7 @@
 #include "cli/preload.hpp"
 #include "cli/program_file.hpp"
 #include "cli/rules_file.hpp"
+#include "cli/sleep_options.hpp"
 #include "model/environment.hpp"
 #include "model/model.hpp"
 
@@ -32,6 +33,7 @@ constexpr const char* k_examples =
     "  gpu-run -- python3 serve.py                     gpu-sleep can then put it to sleep\n"
     "  gpu-run --name llama -- python3 serve.py        by name: gpu-sleep llama\n"
     "  gpu-run --on-touch wake -- python3 serve.py     asleep until it uses the GPU again\n"
+    "  gpu-run --idle 15m -- python3 serve.py          asleep after 15 minutes unused, until it is used\n"
     "  gpu-run --rules rules.json -- ./train           which allocations are intercepted, their tags\n"
     "  gpu-run --enable-for user                       all that you start after your next login\n";
 constexpr const char* k_exit_statuses =
@@ -46,8 +48,10 @@ struct Options {
     std::optional<Bytes> min_size, retain, host_budget, need;
     std::optional<model::OnTouch> on_touch;
     std::optional<model::GateMode> gate;
-    std::optional<Milliseconds> touch_limit, min_awake, stop_grace;
-    bool make_room = false;
+    std::optional<Milliseconds> touch_limit, min_awake, stop_grace, idle;
+    bool deep = false; ///< when it is idle
+    cli::TypedStores stores;
+    bool share = false, make_room = false;
     std::string on_stop; ///< empty for the default
     bool prepare = false, release_gil = false, keep_gil = false, no_capture = false, audit = false;
 };
@@ -82,6 +86,8 @@ void add_options(CLI::App& app, Options& options) {
         app, "--rules", "FILE", options.rules_file,
         "JSON file that says which allocations are intercepted, and their tags; see the manual page");
     cli::add_gate(app, options.on_touch, options.gate, options.touch_limit, "default: wait");
+    cli::add_flag(app, "--share", options.share,
+                  "--make-room --on-touch wake: programs that do not fit together take turns");
     cli::add_flag(app, "--make-room", options.make_room,
                   "Where a touch that wakes finds GPU memory short, put others of this user to sleep, the\n"
                   "least recently used first; they take turns then");
@@ -101,18 +107,28 @@ void add_options(CLI::App& app, Options& options) {
         "What SIGTSTP does: the process stops (the default), or sleeps first and wakes when it is continued");
     cli::add_limit(app, "--stop-grace", options.stop_grace,
                    "With --on-stop sleep: by how long a sleep may put the stop off (default: 5s)");
+    auto* idle = cli::add_limit(
+        app, "--idle", options.idle,
+        "Put the process to sleep after so long without work on the GPU, until it is used again");
+    cli::add_flag(app, "--deep", options.deep,
+                  "With --idle: also take from the GPU what the driver holds for the process, where it can")
+        ->needs(idle);
+    cli::add_stores(app, options.stores);
+    for (const auto* each : {"--store", "--dir"}) app.get_option(each)->needs(idle);
     cli::add_flag(app, "--prepare", options.prepare,
                   "Make host memory ready for the first sleep once the program's memory has not changed for\n"
                   "10 s; for hosts on which a first sleep takes long");
     auto* release =
-        cli::add_flag(app, "--release-gil", options.release_gil,
-                      "A Python thread that waits to launch or copy releases Python's lock (the default)");
-    cli::add_flag(app, "--keep-gil", options.keep_gil, "It keeps Python's lock")->excludes(release);
+        cli::add_flag(app, "--release-gil", options.release_gil, "The default")->group(""); // until 0.2
+    cli::add_flag(app, "--keep-gil", options.keep_gil,
+                  "A Python thread that waits to launch or copy keeps Python's lock")
+        ->excludes(release);
     cli::add_flag(app, "--no-capture", options.no_capture,
                   "Load the agent, but leave all of the program's own allocations to the driver")
         ->excludes(tag)
         ->excludes(min_size)
-        ->excludes(rules);
+        ->excludes(rules)
+        ->excludes(idle); // which cannot be known then
     cli::add_flag(app, "--audit", options.audit,
                   "Also intercept libraries that preloading does not reach; see the manual page");
 }
@@ -163,6 +179,12 @@ Result<std::map<const char*, std::string>> agent_environment(const Options& opti
         variables[environment::k_touch_limit] = std::to_string(options.touch_limit->count());
     if (options.make_room) variables[environment::k_make_room] = "1";
     if (options.min_awake) variables[environment::k_min_awake] = std::to_string(options.min_awake->count());
+    if (options.idle) variables[environment::k_idle] = std::to_string(options.idle->count());
+    if (options.deep) variables[environment::k_idle_deep] = "1";
+    if (!options.stores.stores.empty())
+        variables[environment::k_idle_store] = fmt::format("{}", fmt::join(options.stores.stores, ","));
+    if (!options.stores.directory.empty())
+        variables[environment::k_idle_directory] = options.stores.directory;
     if (!options.on_stop.empty()) variables[environment::k_on_stop] = options.on_stop;
     if (options.stop_grace)
         variables[environment::k_stop_grace] = std::to_string(options.stop_grace->count());
@@ -316,10 +338,20 @@ int main(int argc, char** argv) {
         return cli::usage_error("gpu-run", "--root needs --enable-for, --disable-for or --show-enabled",
                                 false);
     if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
+    options.make_room |= options.share;
+    if (options.share && !options.on_touch) options.on_touch = model::OnTouch::wake;
     if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
         return cli::usage_error("gpu-run", problem, false);
     if (options.min_awake && !options.make_room && !options.need)
         return cli::usage_error("gpu-run", "--min-awake is for --make-room and --need", false);
+    if (options.idle && options.idle->count() == 0)
+        return cli::usage_error("gpu-run", "--idle: it cannot be idle for no time at all; a second is 1s",
+                                false);
+    model::SleepRequest request;
+    if (const auto problem = cli::read_stores(options.stores, request); !problem.empty())
+        return cli::usage_error("gpu-run", problem, false);
+    if (options.stores.stores.empty() && request.store_is_named) options.stores.stores = {"file"};
+    options.stores.directory = request.directory; // absolute
     if (options.stop_grace && options.on_stop != "sleep")
         return cli::usage_error("gpu-run", "--stop-grace needs --on-stop sleep", false);
     return run(options, std::move(command));

@@ -5,32 +5,11 @@
 #include "cli/sleep_options.hpp"
 
 #include <filesystem>
-#include <set>
 #include <system_error>
+#include <utility>
 
 namespace gpu_sleep::cli {
 namespace {
-
-/// Puts what was typed of stores into the request, each tag once. Returns what is wrong with it, or nothing.
-std::string read_words(const TypedStores& typed, model::SleepRequest& request) {
-    std::set<std::string> tags; // an empty one stands for those that are not named
-    for (const auto& text : typed.stores) {
-        const auto equals = text.find('=');
-        const auto store = model::parse_store(equals == std::string::npos ? text : text.substr(equals + 1));
-        if (!store) return fmt::format("--store: '{}' names no store; there are host and file", text);
-        const auto tag = equals == std::string::npos ? std::string() : text.substr(0, equals);
-        if (!tags.insert(tag).second)
-            return fmt::format("--store: '{}' names a second store for the same tags", text);
-        if (equals == std::string::npos) {
-            request.store = *store;
-            request.store_is_named = true;
-            continue;
-        }
-        if (auto problem = tag_problem(tag); !problem.empty()) return "--store: " + problem;
-        request.stores.push_back({tag, *store});
-    }
-    return {};
-}
 
 /// Puts the directory into the request. Returns what is wrong with it, or nothing.
 std::string read_directory(const TypedStores& typed, model::SleepRequest& request) {
@@ -74,8 +53,10 @@ void add_stores(CLI::App& app, TypedStores& typed) {
 }
 
 std::string read_stores(const TypedStores& typed, model::SleepRequest& request) {
-    auto problem = read_words(typed, request);
-    return problem.empty() ? read_directory(typed, request) : problem;
+    for (const auto& word : typed.stores)
+        if (auto added = model::add_store(word, request); !added)
+            return "--store: " + std::move(added).error().message;
+    return read_directory(typed, request);
 }
 
 } // namespace gpu_sleep::cli

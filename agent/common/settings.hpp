@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/log.hpp"
+#include "base/units.hpp"
 
 #include <charconv>
 #include <concepts>
@@ -44,6 +45,13 @@ std::optional<Number> parse_count(std::string_view text) noexcept {
     const bool is_whole = failure == std::errc{} && end == text.data() + text.size() && number >= 0;
     return is_whole ? std::optional(number) : std::nullopt;
 }
+
+/// A number of milliseconds, at most k_max_duration.
+inline std::optional<Milliseconds> parse_limit(std::string_view text) noexcept {
+    const auto count = parse_count<Milliseconds::rep>(text);
+    return count && *count <= k_max_duration.count() ? std::optional(Milliseconds(*count)) : std::nullopt;
+}
+inline constexpr std::string_view k_limit_words = "a number of milliseconds, at most 10000 days";
 
 /// "1" or "0".
 inline std::optional<bool> parse_switch(std::string_view text) noexcept {

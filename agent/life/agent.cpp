@@ -54,13 +54,6 @@ void unlock_exit_list() GPU_SLEEP_UNCHECKED {
     g_exit_list_mutex.unlock();
 }
 
-/// A number of milliseconds, at most k_max_duration.
-std::optional<Milliseconds> parse_limit(std::string_view text) noexcept {
-    const auto count = parse_count<Milliseconds::rep>(text);
-    return count && *count <= k_max_duration.count() ? std::optional(Milliseconds(*count)) : std::nullopt;
-}
-constexpr std::string_view k_limit_words = "a number of milliseconds, at most 10000 days";
-
 /// Inhibits sleeps from the start if the environment says so.
 void inhibit_by_environment(operations::Inhibitors& inhibitors) {
     const auto limit = parsed_setting(model::environment::k_inhibit, k_limit_words, parse_limit);
@@ -299,7 +292,8 @@ server::Outcome Agent::run_here(server::Operation operation) {
 model::Report Agent::status() {
     auto report = parts_.status.report();
     report.transitions = parts_.transitions.counts();
-    if (auto note = stop_watch_.note(); !note.empty()) report.notes.push_back(std::move(note));
+    for (auto& note : {stop_watch_.note(), idle_timer_.note(report.idle_seconds.has_value())})
+        if (!note.empty()) report.notes.push_back(note);
     return report;
 }
 
@@ -335,7 +329,18 @@ void Agent::inhibit(const model::InhibitRequest& request) noexcept {
 }
 
 void Agent::look() noexcept {
-    if (memory_.is_started() && parts_.idle.look()) memory_.tidy_within(Milliseconds(0));
+    if (!memory_.is_started()) return;
+    if (parts_.idle.look()) memory_.tidy_within(Milliseconds(0));
+    if (idle_timer_.is_set()) ignoring_errors([this] { sleep_if_due(); });
+}
+
+void Agent::sleep_if_due() {
+    const auto state = parts_.status.state();
+    const bool may_sleep = (state == model::State::awake || state == model::State::partial) &&
+                           !parts_.inhibitors.now() && !parts_.turnstile.is_held();
+    if (!may_sleep || !idle_timer_.is_due(parts_.idle.seconds().value_or(0))) return;
+    server_.submit_if_free(idle_timer_.request(parts_.status.report().deep_refusal),
+                           [this](const server::Outcome& outcome) { idle_timer_.note_end(outcome); });
 }
 
 bool Agent::tidy() {
@@ -343,14 +348,15 @@ bool Agent::tidy() {
 }
 
 server::Outcome Agent::run(const server::Operation& operation, const server::ProgressSink& progress,
-                           const server::DirectiveSource& directives, bool is_own, Clock::time_point since) {
+                           const server::DirectiveSource& directives, server::Asker asker,
+                           Clock::time_point since) {
     if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
     const auto* request = std::get_if<model::SleepRequest>(&operation);
     if (request && request->host_budget && !request->dry_run) adopt_host_budget(*request->host_budget);
     auto report = guarded([&] {
         if (request) {
             operations::Joint joint(request->joint, progress, directives);
-            return operations::SleepOperation(parts_, *request, progress, joint, is_own).run();
+            return operations::SleepOperation(parts_, *request, progress, joint, asker).run();
         }
         const auto& wake = std::get<model::WakeRequest>(operation);
         if (wake.make_room && !wake.dry_run) return parts_.room.wake(parts_, wake, progress, since);

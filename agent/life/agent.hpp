@@ -7,6 +7,7 @@
 
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
+#include "life/idle_timer.hpp"
 #include "life/stop_watch.hpp"
 #include "operations/parts.hpp"
 #include "program_memory/program_memory.hpp"
@@ -58,7 +59,7 @@ public:
     [[nodiscard]] Result<server::SharedMemory> share(const model::ShareRequest& request) override;
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
                                       const server::ProgressSink& progress,
-                                      const server::DirectiveSource& directives, bool is_own,
+                                      const server::DirectiveSource& directives, server::Asker asker,
                                       Clock::time_point since) override;
     [[nodiscard]] Milliseconds pause_between_tries() const noexcept override;
     void ended(const server::Operation& operation, const server::Outcome& outcome,
@@ -67,6 +68,9 @@ public:
     void leave_line() noexcept override { parts_.room.leave(); }
     void inhibit(const model::InhibitRequest& request) noexcept override;
     void look() noexcept override;
+    [[nodiscard]] Milliseconds pause_between_looks() const noexcept override {
+        return idle_timer_.pause_between_looks();
+    }
     [[nodiscard]] bool tidy() override;
 
 private:
@@ -83,6 +87,8 @@ private:
     /// `error` as it is told: whatever fails once the process has begun to end, that is why.
     [[nodiscard]] Error as_it_ends(Error error) const;
     void wake_on_touch();
+    /// Has the process sleep where its own timer says so.
+    void sleep_if_due();
     /// If the environment wants it.
     [[nodiscard]] Result<void> watch_for_stops();
     /// What a request says that this user's processes may hold of host memory, within the environment's
@@ -95,6 +101,7 @@ private:
     operations::Parts parts_;
     server::Server server_;
     life::StopWatch stop_watch_;
+    life::IdleTimer idle_timer_;
     model::WakeRequest touch_request_;       ///< what a touch asks for
     const std::optional<Bytes> host_budget_; ///< of the environment
     std::atomic<bool> wake_wanted_{false};   ///< by a touch, and not yet tried

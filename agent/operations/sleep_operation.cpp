@@ -42,10 +42,10 @@ const SleepOperation::Remedy SleepOperation::k_remedies[] = {
 };
 
 SleepOperation::SleepOperation(Parts& parts, const model::SleepRequest& request,
-                               const server::ProgressSink& progress, Joint& joint, bool is_own)
+                               const server::ProgressSink& progress, Joint& joint, server::Asker asker)
     : parts_(parts), request_(request), asker_(progress),
       progress_([this](const model::Progress& at) { return !works_again(at.phase) && asker_(at); }),
-      joint_(joint), is_own_(is_own), deadline_(start_ + request.timeout) {
+      joint_(joint), who_asks_(asker), deadline_(start_ + request.timeout) {
     report_.operation = model::Operation::sleep;
     report_.level = request.level;
     report_.dry_run = request.dry_run;
@@ -136,7 +136,7 @@ void SleepOperation::apply_to_sleepers() {
     const auto& request = spilled_ ? *spilled_ : request_;
     parts_.memory.with_lock([&](LockedMemory& locked) {
         if (!request.dry_run)
-            report_.changed |= locked.adopt_touch_rule(request, asleep_before_ > 0, is_own_);
+            report_.changed |= locked.adopt_touch_rule(request, asleep_before_ > 0, is_own());
         // What slept, sleeps: no shortage makes a failure of that. It may wait for a disk, as transactions
         // do.
         ignoring_errors([&] {
@@ -166,7 +166,7 @@ Report SleepOperation::release_retained() {
 
 Result<void> SleepOperation::check_consent() {
     const auto inhibited = parts_.inhibitors.now();
-    if (!inhibited || is_own_ || request_.ignore_inhibitors || request_.release_retained) return {};
+    if (!inhibited || is_own() || request_.ignore_inhibitors || request_.release_retained) return {};
     const auto words = inhibited->seconds ? fmt::format("sleeps are inhibited for another {}",
                                                         format_seconds(*inhibited->seconds))
                                           : std::string("sleeps are inhibited");
@@ -271,7 +271,7 @@ Result<Report> SleepOperation::stay_deep() {
         if (joint_.is_joint()) GPU_SLEEP_TRY(pass_without_moving());
         if (!request_.dry_run && !request_.only_if_idle)
             parts_.memory.with_lock([&](LockedMemory& locked) {
-                report_.changed = locked.adopt_touch_rule(request_, true, is_own_);
+                report_.changed = locked.adopt_touch_rule(request_, true, is_own());
             });
     }
     if (!request_.dry_run) settle_gate(parts_.memory, parts_.status);
@@ -298,7 +298,9 @@ Result<void> SleepOperation::go_deep() {
         return make_error(ErrorCode::driver_failed,
                           "it is asleep, but not deeply: the driver did not unpin all of its host memory");
     const auto deadline = std::max(deadline_, begun + k_least_time_to_hold);
-    auto deep = is_own_ ? parts_.deep.begin_own(asker_, deadline) : parts_.deep.begin(asker_, deadline);
+    const bool is_asked_from_outside = who_asks_ == server::Asker::command;
+    auto deep = is_asked_from_outside ? parts_.deep.begin(asker_, deadline)
+                                      : parts_.deep.begin_own(progress_, deadline);
     settle_gate(parts_.memory, parts_.status);
     report_.changed |= parts_.deep.is_deep();
     return deep;

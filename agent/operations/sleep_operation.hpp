@@ -19,9 +19,8 @@ namespace gpu_sleep::agent::operations {
 /// One sleep, run once, on the operations thread.
 class SleepOperation {
 public:
-    /// `is_own`: the program asked for it.
     SleepOperation(Parts& parts, const model::SleepRequest& request, const server::ProgressSink& progress,
-                   Joint& joint, bool is_own);
+                   Joint& joint, server::Asker asker);
     SleepOperation(const SleepOperation&) = delete;
     SleepOperation& operator=(const SleepOperation&) = delete;
     ~SleepOperation() { parts_.deep.end_looks(); }
@@ -67,6 +66,8 @@ private:
     /// run() without a look at idleness.
     [[nodiscard]] Result<model::Report> carry_out();
 
+    /// Whether the program itself asks: then no inhibitor stands in its way.
+    [[nodiscard]] bool is_own() const noexcept { return who_asks_ == server::Asker::program; }
     /// Whether it names a store for contents that sleep already.
     [[nodiscard]] bool names_store() const noexcept;
     /// Whether it names files, and files alone.
@@ -100,7 +101,7 @@ private:
     const server::ProgressSink
         progress_; ///< the asker's; what was to sleep for being idle goes on while it is
     Joint& joint_;
-    const bool is_own_;
+    const server::Asker who_asks_;
     const Clock::time_point start_ = Clock::now();
     const Clock::time_point deadline_;
     sleep::Engine::Scope scope_ = sleep::Engine::Scope::all;

@@ -18,7 +18,7 @@ Milliseconds Line::Place::time_left(Clock::time_point now) const noexcept {
     if (shortage_) return std::chrono::duration_cast<Milliseconds>(shortage_->until - now);
     const auto* const sleep = std::get_if<model::SleepRequest>(&job_.operation);
     const auto* const wake = std::get_if<model::WakeRequest>(&job_.operation);
-    if (wake && job_.is_own) return Milliseconds::max();
+    if (wake && job_.asker != Asker::command) return Milliseconds::max();
     const auto limit = sleep ? sleep->timeout : wake->timeout + wake->wait;
     return limit - std::chrono::duration_cast<Milliseconds>(now - job_.since);
 }
@@ -71,8 +71,9 @@ bool Line::waits(Place& place, model::Failure& why, Clock::time_point begun, Clo
     const auto since = place.shortage_ ? place.shortage_->since : begun;
     // In all no longer than it was to take: others that came before may have taken some of that.
     const auto& job = place.job_;
-    const auto limit = job.is_own ? begun + wake->wait
-                                  : std::min(begun + wake->wait, job.since + wake->timeout + wake->wait);
+    const auto limit = job.asker != Asker::command
+                           ? begun + wake->wait
+                           : std::min(begun + wake->wait, job.since + wake->timeout + wake->wait);
     const auto until = place.shortage_ ? place.shortage_->until : limit;
     if (now + k_least_pause > until) return false;
     place.shortage_ = Place::Shortage{since, until, true, std::move(why)};
@@ -96,7 +97,8 @@ Job Line::leave(Place& place, Clock::time_point now) noexcept {
 
 std::optional<Line::Late> Line::take_late(Clock::time_point now, bool own_alone) noexcept {
     const auto late = std::find_if(places_.begin(), places_.end(), [=](const Place& place) {
-        return !place.runs_ && (place.job_.is_own || !own_alone) && place.time_left(now) <= Milliseconds(0);
+        const bool is_meant = !own_alone || place.job_.asker != Asker::command;
+        return is_meant && !place.runs_ && place.time_left(now) <= Milliseconds(0);
     });
     if (late == places_.end()) return std::nullopt;
     Late taken{std::move(late->job_), std::nullopt};
@@ -118,7 +120,7 @@ std::vector<model::WaitingWake> Line::waiting(Clock::time_point now, std::uint32
         if (!place.shortage_) continue;
         const auto& shortage = *place.shortage_;
         const auto& wake = std::get<model::WakeRequest>(place.job_.operation);
-        wakes.push_back({wake.tags, place.job_.is_touch,
+        wakes.push_back({wake.tags, place.job_.asker == Asker::touch,
                          std::chrono::duration<double>(now - shortage.since).count(),
                          shortage.why.error.message, wake.make_room ? place_in_line : 0});
     }

@@ -28,17 +28,24 @@ using ProgressSink = std::function<bool(const model::Progress&)>;
 /// Errors: connection_lost (it has withdrawn, or has gone), protocol_mismatch, invalid_argument.
 using DirectiveSource = std::function<Result<std::optional<model::Directive::Kind>>(Milliseconds patience)>;
 
+/// Who asks for an operation. All but a command are the process itself: no descriptor tells of them.
+enum class Asker {
+    command,
+    program, ///< through the C API, or what acts for it
+    touch,   ///< a call of the program that waits for what sleeps
+    timer,   ///< of the agent: the process has been idle for long
+};
+
 /// An operation that somebody has asked for.
 struct Job {
     Operation operation;
     ProgressSink progress;
     std::function<void(Outcome)> answer;
-    bool is_own = false;   ///< the program's, or of a touch: a wake stands in line as long as it takes
-    bool is_touch = false; ///< of those, a touch's
+    Asker asker = Asker::command; ///< a wake that no command asks for stands in line as long as it takes
     /// Told each time that a wake has found too little GPU memory and waits; may be empty.
     std::function<void(const Error&)> on_shortage = {};
     Clock::time_point since = Clock::now();
-    DirectiveSource directives = {}; ///< empty where the asker is the program
+    DirectiveSource directives = {}; ///< empty where no command asks
 };
 
 /// Not thread-safe. Takes memory in add() and waiting() alone.
@@ -66,7 +73,7 @@ public:
     [[nodiscard]] Job leave(Place& place, Clock::time_point now) noexcept;
 
     /// One that has waited for as long as it may, and why it could not wake if it has been tried.
-    /// `own_alone`: only the program's own.
+    /// `own_alone`: only those that no command asks for.
     struct Late {
         Job job;
         std::optional<model::Failure> why;

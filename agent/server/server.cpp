@@ -81,7 +81,7 @@ Outcome Server::post(Operation operation, ProgressSink progress) {
     std::promise<Outcome> promise;
     auto outcome = promise.get_future();
     Job job{std::move(operation), std::move(progress),
-            [&promise](Outcome done) { promise.set_value(std::move(done)); }, true};
+            [&promise](Outcome done) { promise.set_value(std::move(done)); }, Asker::program};
     const auto* const sleep = std::get_if<model::SleepRequest>(&job.operation);
     const bool is_limited = sleep != nullptr;
     const auto limit = is_limited ? job.since + sleep->timeout : job.since;
@@ -98,7 +98,13 @@ void Server::submit_for_touch(model::WakeRequest request, std::function<bool()> 
     request.wait = k_for_good;
     enqueue({std::move(request),
              [is_wanted = std::move(is_wanted)](const model::Progress&) { return is_wanted(); },
-             std::move(done), true, true, std::move(on_shortage)});
+             std::move(done), Asker::touch, std::move(on_shortage)});
+}
+
+void Server::submit_if_free(model::SleepRequest request, std::function<void(const Outcome&)> done) {
+    if (!has_jobs())
+        enqueue(
+            {std::move(request), [](const model::Progress&) { return true; }, std::move(done), Asker::timer});
 }
 
 void Server::remove_endpoint() noexcept {
@@ -191,7 +197,7 @@ Outcome Server::outcome_of(Line::Place& place) noexcept {
     auto run = guarded([&]() -> Result<void> {
         if (place.has_waited() && !job.progress({model::Progress::Phase::waiting, 0, 0}))
             return make_error(ErrorCode::cancelled, "the request was withdrawn while waiting for GPU memory");
-        outcome = operations_.run(job.operation, job.progress, job.directives, job.is_own, job.since);
+        outcome = operations_.run(job.operation, job.progress, job.directives, job.asker, job.since);
         return {};
     });
     return run ? *std::move(outcome) : failure(std::move(run).error());
@@ -260,14 +266,15 @@ void Server::listen_once(Clock::time_point& next_look) {
     std::vector<pollfd> polled{
         {endpoint_.is_held() ? endpoint_.fd() : -1, POLLIN, 0}}; // a negative descriptor is passed over
     for (const auto& connection : connections_) polled.push_back({connection->fd(), POLLIN, 0});
-    const auto limit = has_jobs() ? k_look_at_jobs : k_tick;
+    const auto to_look = std::chrono::ceil<Milliseconds>(next_look - Clock::now());
+    const auto limit = std::clamp(to_look, Milliseconds(0), has_jobs() ? k_look_at_jobs : k_tick);
     const int ready = ::poll(polled.data(), polled.size(), static_cast<int>(limit.count()));
     expire_jobs(false);
     const auto now = Clock::now();
     if (now >= next_look) {
         keep_in_place();
         operations_.look();
-        next_look = now + k_tick;
+        next_look = now + std::min(k_tick, operations_.pause_between_looks());
     }
     for (std::size_t i = connections_.size(); i-- > 0;) {
         const bool has_input = ready > 0 && polled[i + 1].revents != 0;

@@ -32,11 +32,11 @@ public:
     [[nodiscard]] virtual model::State state() noexcept = 0;
     /// Called on the listening thread: gives memory to another process of this user that has its handle.
     [[nodiscard]] virtual Result<SharedMemory> share(const model::ShareRequest& request) = 0;
-    /// Called on the operations thread, one at a time. `is_own`: the program asks, or a touch of it. `since`:
-    /// when it was asked for. `directives` may be empty where the request is not joint. A wake is tried once:
-    /// one that fails for want of GPU memory is called again while it may wait for it.
+    /// Called on the operations thread, one at a time. `since`: when it was asked for. `directives` may be
+    /// empty where the request is not joint. A wake is tried once: one that fails for want of GPU memory is
+    /// called again while it may wait for it.
     [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress,
-                                      const DirectiveSource& directives, bool is_own,
+                                      const DirectiveSource& directives, Asker asker,
                                       Clock::time_point since) = 0;
     /// Called on the operations thread: how long at least until it is.
     [[nodiscard]] virtual Milliseconds pause_between_tries() const noexcept = 0;
@@ -50,8 +50,11 @@ public:
     virtual void leave_line() noexcept = 0;
     /// Called on the listening thread: inhibits sleeps from outside, or no longer.
     virtual void inhibit(const model::InhibitRequest& request) noexcept = 0;
-    /// Called on the listening thread every two seconds. It returns at once, and calls no driver.
+    /// Called on the listening thread, two seconds or pause_between_looks() after the last time. It returns
+    /// at once, and calls no driver.
     virtual void look() noexcept = 0;
+    /// Called on the listening thread: where two seconds would be too long.
+    [[nodiscard]] virtual Milliseconds pause_between_looks() const noexcept = 0;
     /// Called on the operations thread while nobody waits for an operation: does a little of the work that
     /// nobody should wait for. False when none is left.
     [[nodiscard]] virtual bool tidy() = 0;
@@ -76,6 +79,10 @@ public:
     void submit_for_touch(model::WakeRequest request, std::function<bool()> is_wanted,
                           std::function<void(const Error&)> on_shortage,
                           std::function<void(const Outcome&)> done);
+
+    /// A sleep that the agent itself asks for, without waiting for it; not while there is anything else to
+    /// run. `done` is called on one of the two threads.
+    void submit_if_free(model::SleepRequest request, std::function<void(const Outcome&)> done);
 
     /// Has the operations thread tidy up when the time is over, or before, once it has no operation to run.
     /// Takes no memory, and waits for nobody who does anything else meanwhile: it is called where the program

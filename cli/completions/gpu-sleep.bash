@@ -77,7 +77,7 @@ _gpu_run() {
         case $word in
         --) ((i += 1)); break ;;
         --name | --group | --tag | --min-size | --rules | --on-touch | --touch-limit | --need | --min-awake | --gate | --retain | --host-budget | \
-            --on-stop | --stop-grace | --enable-for | --disable-for | --root) ((i += 1)) ;;
+            --on-stop | --stop-grace | --idle | --store | --dir | --enable-for | --disable-for | --root) ((i += 1)) ;;
         -*) ;;
         *) break ;;
         esac
@@ -91,7 +91,9 @@ _gpu_run() {
     --touch-limit | --min-awake) words='10s 30s 60s 5m' ;;
     --need) words='10GiB 20GiB 40GiB 80GiB' ;;
     --stop-grace) words='2s 5s 10s' ;;
-    --root) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
+    --idle) words='5m 15m 1h' ;;
+    --store) words='host file' ;;
+    --root | --dir) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
     --min-size) words='64KiB 1MiB 16MiB' ;;
     --retain | --host-budget) words='0 16GiB 64GiB' ;;
     --name | --group | --tag) ;;

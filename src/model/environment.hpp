@@ -38,7 +38,13 @@ inline constexpr const char* k_host_budget =
 inline constexpr const char* k_inhibit =
     "GPU_SLEEP_INHIBIT"; ///< milliseconds for which sleeps from outside are refused; 0: as long as it runs
 
-inline constexpr const char* k_on_stop = "GPU_SLEEP_ON_STOP"; ///< sleep or stop: what SIGTSTP does
+inline constexpr const char* k_idle =
+    "GPU_SLEEP_IDLE"; ///< milliseconds without work on the GPU after which the process goes to sleep itself
+inline constexpr const char* k_idle_deep = "GPU_SLEEP_IDLE_DEEP"; ///< 1: deeply, where it can; 0
+inline constexpr const char* k_idle_store =
+    "GPU_SLEEP_IDLE_STORE"; ///< then: host or file, or TAG=STORE, separated by commas
+inline constexpr const char* k_idle_directory = "GPU_SLEEP_IDLE_DIR"; ///< for those files, absolute
+inline constexpr const char* k_on_stop = "GPU_SLEEP_ON_STOP";         ///< sleep or stop: what SIGTSTP does
 inline constexpr const char* k_stop_grace =
     "GPU_SLEEP_STOP_GRACE"; ///< milliseconds by which such a sleep may put the stop off
 inline constexpr const char* k_disable =

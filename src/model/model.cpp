@@ -189,6 +189,29 @@ std::optional<Store> parse_store(std::string_view word) noexcept {
     return find_word(word, k_stores);
 }
 
+Result<void> add_store(std::string_view word, SleepRequest& request) {
+    const auto refuse = [word](std::string_view why) {
+        return make_error(ErrorCode::invalid_argument, "'{}' {}", word, why);
+    };
+    const auto equals = word.find('=');
+    const bool is_for_all = equals == std::string_view::npos;
+    const auto store = parse_store(is_for_all ? word : word.substr(equals + 1));
+    if (!store) return refuse("names no store; there are host and file");
+    const auto tag = word.substr(0, equals);
+    if (!is_for_all && !is_valid_tag(tag)) return refuse("does not begin with a tag");
+    const bool is_known = is_for_all ? request.store_is_named
+                                     : std::any_of(request.stores.begin(), request.stores.end(),
+                                                   [tag](const auto& each) { return each.tag == tag; });
+    if (is_known) return refuse("names a second store for the same tags");
+    if (is_for_all) {
+        request.store = *store;
+        request.store_is_named = true;
+    } else {
+        request.stores.push_back({std::string(tag), *store});
+    }
+    return {};
+}
+
 int exit_status_of(const Failure& failure, Operation asked) noexcept {
     const auto& row = traits(failure.error.code);
     const bool is_short =

@@ -404,6 +404,10 @@ struct Failure {
 [[nodiscard]] std::optional<GateMode> parse_gate_mode(std::string_view word) noexcept;
 [[nodiscard]] std::optional<Store> parse_store(std::string_view word) noexcept;
 
+/// Adds "host" or "file", or that for one tag, as in "weights=file", to what the request says of stores.
+/// Errors: invalid_argument (no such store or tag, or said already).
+[[nodiscard]] Result<void> add_store(std::string_view word, SleepRequest& request);
+
 /// The exit status of a command after `failure`; see exit_status.
 [[nodiscard]] int exit_status_of(const Failure& failure, Operation asked = Operation::sleep) noexcept;
 

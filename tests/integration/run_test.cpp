@@ -129,6 +129,8 @@ TEST_CASE("Run: a setting of the environment that makes no sense is named once, 
                                                                  {"INHIBIT", "4h"},
                                                                  {"ON_STOP", "nap"},
                                                                  {"STOP_GRACE", "5s"},
+                                                                 {"IDLE", "0"},
+                                                                 {"IDLE", "15m"},
                                                                  {"MIN_SIZE", "abc"},
                                                                  {"TAG", "bad tag,x"},
                                                                  {"GATE", "zzz"},
@@ -157,7 +159,8 @@ TEST_CASE("Run: the options are the agent's environment", "[quick][run]") {
     CHECK(value_in(plain, "LD_PRELOAD") == preloaded_agent());
     CHECK(value_in(plain, "GPU_SLEEP_CAPTURE") == "1");
     for (const auto* name : {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "RELEASE_GIL",
-                             "GATE", "RETAIN", "PREPARE", "MAKE_ROOM", "MIN_AWAKE", "ON_STOP", "STOP_GRACE"})
+                             "GATE", "RETAIN", "PREPARE", "MAKE_ROOM", "MIN_AWAKE", "ON_STOP", "STOP_GRACE",
+                             "IDLE", "IDLE_DEEP", "IDLE_STORE", "IDLE_DIR"})
         CHECK(value_in(plain, fmt::format("GPU_SLEEP_{}", name)) == "none");
 
     const Scratch scratch;
@@ -185,7 +188,14 @@ TEST_CASE("Run: the options are the agent's environment", "[quick][run]") {
                                         "2s",
                                         "--make-room",
                                         "--min-awake",
-                                        "2s"});
+                                        "2s",
+                                        "--idle",
+                                        "15m",
+                                        "--deep",
+                                        "--store",
+                                        "file,kv_cache=host",
+                                        "--dir",
+                                        "/here/../there"});
     CHECK(value_in(all, "GPU_SLEEP_NAME") == "llama");
     CHECK(value_in(all, "GPU_SLEEP_TAG") == "weights");
     CHECK(value_in(all, "GPU_SLEEP_MIN_SIZE") == "65536");
@@ -200,6 +210,15 @@ TEST_CASE("Run: the options are the agent's environment", "[quick][run]") {
     CHECK(value_in(all, "GPU_SLEEP_STOP_GRACE") == "2000");
     CHECK(value_in(all, "GPU_SLEEP_MAKE_ROOM") == "1");
     CHECK(value_in(all, "GPU_SLEEP_MIN_AWAKE") == "2000");
+    CHECK(value_in(all, "GPU_SLEEP_IDLE") == "900000");
+    CHECK(value_in(all, "GPU_SLEEP_IDLE_DEEP") == "1");
+    CHECK(value_in(all, "GPU_SLEEP_IDLE_STORE") == "file,kv_cache=host");
+    CHECK(value_in(all, "GPU_SLEEP_IDLE_DIR") == "/there");
+    CHECK(value_in(environment_after({"--idle", "1s", "--dir", "/there"}), "GPU_SLEEP_IDLE_STORE") == "file");
+
+    const auto shared = environment_after({"--share"});
+    CHECK(value_in(shared, "GPU_SLEEP_MAKE_ROOM") == "1");
+    CHECK(value_in(shared, "GPU_SLEEP_ON_TOUCH") == "wake");
 
     const auto none = environment_after({"--no-capture", "--keep-gil"});
     CHECK(value_in(none, "GPU_SLEEP_CAPTURE") == "0");
@@ -317,6 +336,11 @@ TEST_CASE("Run: wrong usage ends with 2 and says what is wrong", "[run]") {
         {{"--touch-limit", "5s", "--on-touch", "wait", "true"}, "--on-touch wake"},
         {{"--stop-grace", "5s", "true"}, "--on-stop sleep"},
         {{"--stop-grace", "5s", "--on-stop", "stop", "true"}, "--on-stop sleep"},
+        {{"--idle", "0s", "true"}, "no time at all"},
+        {{"--deep", "true"}, "--idle"},
+        {{"--dir", "/tmp", "true"}, "--idle"},
+        {{"--idle", "1h", "--store", "file", "true"}, "--dir"},
+        {{"--idle", "1h", "--no-capture", "true"}, "--no-capture"},
         {{"--enable-for", "user", "true"}, "take no COMMAND"},
         {{"--enable-for", "user", "--disable-for", "user"}, "--disable-for"},
         {{"--enable-for", "user", "--root", "/nonexistent"}, "the machine's files"},

@@ -30,7 +30,7 @@ public:
         request.tags = {tag};
         request.timeout = Milliseconds(1'000);
         request.wait = wait;
-        add({request, {}, {}, is_own});
+        add({request, {}, {}, is_own ? Asker::program : Asker::command});
     }
     void sleep(const std::string& tag) {
         model::SleepRequest request;

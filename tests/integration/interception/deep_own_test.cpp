@@ -150,6 +150,29 @@ TEST_CASE("Deep: what a program cannot ask for is refused, and changes nothing",
     machine.expect_awake();
 }
 
+TEST_CASE("Deep: a process with a timer of its own sleeps deeply until it is used, or else plainly",
+          "[deep]") {
+    const bool stays = GENERATE(false, true);
+    DeepMachine machine({"GPU_SLEEP_IDLE=1000", "GPU_SLEEP_IDLE_DEEP=1"});
+    if (stays) machine.host.tell("alloc managed 4194304");
+    REQUIRE(becomes_true([&] {
+        return stays ? machine.command("gpu-ps").json("/processes/0/state") == "asleep" : machine.is_deep();
+    }));
+    CHECK(machine.is_deep() != stays);
+    CHECK(machine.command("gpu-inhibit").status == 0); // awake, it stays so
+    machine.expect_awake();
+}
+
+TEST_CASE("Deep: a process whose timer finds the driver unwilling is asleep as without it, and says so",
+          "[deep]") {
+    DeepMachine machine(
+        {"GPU_SLEEP_IDLE=1000", "GPU_SLEEP_IDLE_DEEP=1", "GPU_SLEEP_SIM_FAIL=cuCheckpointProcessLock:1:999"});
+    REQUIRE(becomes_true(
+        [&] { return machine.command("gpu-ps").out.find("not all of it could") != std::string::npos; }));
+    CHECK(machine.command("gpu-inhibit").status == 0); // awake, it stays so
+    expect_plain(machine);
+}
+
 TEST_CASE("Deep: an agent without its program outside says so before anything is done", "[deep]") {
     const Scratch place;
     const auto agent = place.file("libgpu-sleep-agent.so");

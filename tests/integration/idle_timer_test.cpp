@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Processes with a timer of their own (gpu-run --idle): nobody asks for their sleeps.
+
+#include "place.hpp"
+#include "support/catch.hpp"
+#include "support/host.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr double k_after = 1; ///< seconds
+
+Arguments timed(Arguments more = {}) {
+    more.insert(more.end(), {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_IDLE=1000"});
+    return more;
+}
+
+std::string value_of(const Host& host, const std::string& path) {
+    return host.command("gpu-ps", {"--json"}).json("/processes/0/report/" + path);
+}
+
+bool falls_asleep(const Host& host) {
+    return becomes_true([&] { return host.state() == "asleep"; });
+}
+
+} // namespace
+
+TEST_CASE("Idle timer: a process sleeps once it has been idle for so long, until it is used, again and again",
+          "[quick][threads][idle_timer]") {
+    Host host(timed());
+    host.tell("alloc weights 4194304 0");
+    CHECK_THAT(host.command("gpu-ps").out, mentions("it sleeps after 1.00 s without work on the GPU"));
+    for (int round = 0; round < 3; ++round) {
+        host.tell("spin 1");
+        const auto used = Clock::now();
+        REQUIRE(falls_asleep(host));
+        const auto asked = seconds_since(used);
+        const auto slept = asked - std::stod(value_of(host, "state_seconds"));
+        CHECK(asked >= k_after);
+        CHECK(slept < 4 * k_after); // one second late at most; the rest is for a busy machine
+        CHECK(value_of(host, "gate/on_touch") == "wake");
+        host.tell("spin 1");
+        CHECK(value_of(host, "woken_bytes") == "4194304");
+    }
+    host.tell("check_all");
+    CHECK(host.tell("faults") == "0");
+}
+
+TEST_CASE("Idle timer: who works stays awake", "[idle_timer]") {
+    Host host(timed());
+    host.tell("alloc weights 4194304 0");
+    double longest = 0; // between two pieces of work: a busy machine may stop this test
+    auto last = Clock::now();
+    for (const auto end = Clock::now() + Milliseconds(4'000); Clock::now() < end;
+         pause_for(Milliseconds(100))) {
+        host.tell("spin 1");
+        longest = std::max(longest, seconds_since(last));
+        last = Clock::now();
+    }
+    if (longest < k_after) CHECK(value_of(host, "woken_bytes") == "0");
+}
+
+TEST_CASE("Idle timer: it heeds inhibitors, and sleeps when they end", "[idle_timer]") {
+    Host host(timed());
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(host.command("gpu-inhibit").status == 0);
+    host.tell("spin 1");
+    pause_for(Milliseconds(3'000));
+    CHECK(host.state() == "awake");
+    REQUIRE(host.command("gpu-inhibit", {"--release"}).status == 0);
+    CHECK(falls_asleep(host));
+}
+
+TEST_CASE("Idle timer: what its touches do is as the environment has it", "[idle_timer]") {
+    Host host(timed({"GPU_SLEEP_ON_TOUCH=fail"}));
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(falls_asleep(host));
+    CHECK(value_of(host, "gate/on_touch") == "fail");
+}
+
+TEST_CASE("Idle timer: contents go where they are to go, and a sleep that fails is tried again",
+          "[idle_timer]") {
+    const Place place;
+    std::filesystem::create_directory(place.path());
+    std::filesystem::permissions(place.path(), std::filesystem::perms::all); // not private
+    Host host(timed({"GPU_SLEEP_IDLE_STORE=weights=file", "GPU_SLEEP_IDLE_DIR=" + place.path().string()}));
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc cache 4194304 0");
+    CHECK(becomes_true(
+        [&] { return host.command("gpu-ps").out.find("not all of it could") != std::string::npos; }));
+    CHECK(host.state() == "awake");
+    std::filesystem::permissions(place.path(), std::filesystem::perms::owner_all);
+    REQUIRE(falls_asleep(host));
+    CHECK(value_of(host, "file_bytes") != "0");
+    CHECK(value_of(host, "host_bytes") != "0");
+    CHECK(host.command("gpu-ps").out.find("not all of it could") == std::string::npos);
+    host.tell("spin 1");
+    host.tell("check_all");
+}
+
+TEST_CASE("Idle timer: what cannot be known to be idle stays awake, and says so", "[idle_timer]") {
+    Host host({"GPU_SLEEP_IDLE=1000"});
+    host.tell("alloc weights 4194304 0");
+    CHECK_THAT(host.command("gpu-ps").out, mentions("which cannot be known of it now"));
+    pause_for(Milliseconds(2'000));
+    CHECK(host.state() == "awake");
+}
