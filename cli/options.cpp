@@ -249,15 +249,28 @@ void add_tags(CLI::App& app, const std::string& name, std::vector<std::string>& 
         ->check(tag_problem);
 }
 
+void warn_of_unit(const CLI::App& app, std::string_view name, std::string_view text) {
+    if (const auto warning = unit_warning(text); !warning.empty())
+        print_error(fmt::format("{}: {}: {}\n", app.get_name(), name, warning));
+}
+
 void add_duration(CLI::App& app, const std::string& name, Milliseconds& value, const std::string& help) {
-    const auto read = [&value](const std::string& text) { return read_into(value, text, parse_duration); };
+    const auto read = [&app, &value, name](const std::string& text) {
+        auto problem = read_into(value, text, parse_duration);
+        if (problem.empty()) warn_of_unit(app, name, text);
+        return problem;
+    };
     const auto shown = format_seconds(std::chrono::duration<double>(value).count());
     add_value(app, name, "DURATION", read, fmt::format("{} (default: {})", help, shown));
 }
 
 CLI::Option* add_limit(CLI::App& app, const std::string& name, std::optional<Milliseconds>& value,
                        const std::string& help) {
-    const auto read = [&value](const std::string& text) { return read_into(value, text, parse_duration); };
+    const auto read = [&app, &value, name](const std::string& text) {
+        auto problem = read_into(value, text, parse_duration);
+        if (problem.empty()) warn_of_unit(app, name, text);
+        return problem;
+    };
     return add_value(app, name, "DURATION", read, help);
 }
 

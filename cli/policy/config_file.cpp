@@ -138,6 +138,36 @@ std::size_t unforeseen_line(std::string_view text) {
     return bad;
 }
 
+/// The line with that number, which counts from 1.
+std::string_view line_of(std::string_view text, std::size_t number) {
+    std::size_t begin = 0;
+    for (std::size_t i = 1; i < number && begin != text.npos; ++i) {
+        begin = text.find('\n', begin);
+        if (begin != text.npos) ++begin;
+    }
+    return begin == text.npos ? std::string_view() : text.substr(begin, text.find('\n', begin) - begin);
+}
+
+/// How a line such as "idle = 15m" is to be written, as a further clause; empty for one of another kind.
+std::string quoted_form(std::string_view line) {
+    constexpr std::string_view k_letters =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./:";
+    const auto word_of = [](std::string_view part) {
+        const auto begin = std::min(part.find_first_not_of(" \t\r"), part.size());
+        const auto end = part.find_last_not_of(" \t\r") + 1;
+        return part.substr(begin, std::max(begin, end) - begin);
+    };
+    const auto is_bare = [&](std::string_view word) {
+        return !word.empty() && word.find_first_not_of(k_letters) == std::string_view::npos;
+    };
+    line = line.substr(0, line.find('#'));
+    const auto equals = std::min(line.find('='), line.size());
+    const auto key = word_of(line.substr(0, equals));
+    const auto value = word_of(line.substr(std::min(equals + 1, line.size())));
+    if (!is_bare(key) || !is_bare(value)) return {};
+    return fmt::format(R"(; write it as {} = "{}")", key, value);
+}
+
 /// The entries in the order of their lines. Errors: invalid_argument (it is no TOML).
 Result<std::vector<Entry>> entries_of(std::string_view text, std::string_view name) {
     const auto bad = [&](std::size_t line, std::string_view what) {
@@ -155,7 +185,8 @@ Result<std::vector<Entry>> entries_of(std::string_view text, std::string_view na
     try {
         add_entries(toml::parse(plain), {}, entries);
     } catch (const toml::parse_error& error) {
-        return bad(error.source().begin.line, error.description());
+        const auto where = error.source().begin.line;
+        return bad(where, std::string(error.description()) + quoted_form(line_of(plain, where)));
     } catch (const Unforeseen&) {
         return bad(unforeseen_line(plain), "this is no TOML");
     }
@@ -174,6 +205,14 @@ Result<std::vector<Entry>> entries_of(std::string_view, std::string_view name) {
 }
 
 #endif
+
+/// The texts of an entry that stand for times.
+std::vector<std::string> times_in(const Entry& entry) {
+    if (entry.path.back() != "idle" && entry.path.back() != "min-awake") return {};
+    if (const auto* const text = std::get_if<std::string>(&entry.value)) return {*text};
+    const auto* const list = std::get_if<std::vector<std::string>>(&entry.value);
+    return list != nullptr ? *list : std::vector<std::string>();
+}
 
 Error refusal(const std::filesystem::path& path, std::string_view why) {
     return make_error(ErrorCode::not_permitted, "{} is not used: {}", path.string(), why);
@@ -215,10 +254,14 @@ Result<Configuration> parse_configuration(std::string_view text, std::string_vie
     const auto entries = entries_of(text, name);
     if (!entries) return entries.error();
     Configuration file;
-    for (const auto& entry : *entries)
+    for (const auto& entry : *entries) {
+        const auto at = fmt::format("{}:{}: {}", name, entry.line, fmt::join(entry.path, "."));
         if (const auto problem = put_entry(file, entry, author); !problem.empty())
-            return make_error(ErrorCode::invalid_argument, "{}:{}: {}: {}", name, entry.line,
-                              fmt::join(entry.path, "."), problem);
+            return make_error(ErrorCode::invalid_argument, "{}: {}", at, problem);
+        for (const auto& time : times_in(entry))
+            if (const auto warning = unit_warning(time); !warning.empty())
+                file.warnings.push_back(fmt::format("{}: {}", at, warning));
+    }
     return file;
 }
 

@@ -179,6 +179,13 @@ std::string put_entry(Configuration& file, const Entry& entry, Author author) {
         return std::find(list.begin(), list.end(), entry.path.front()) != list.end();
     };
     const auto depth = is_in(plain) ? 2U : 3U;
+    const auto is_key_of = [&](const auto& keys) {
+        const auto names = names_of(keys, false);
+        return std::find(names.begin(), names.end(), entry.path.front()) != names.end();
+    };
+    const bool is_key = is_key_of(k_process_keys);
+    if (entry.path.size() == 1 && (is_key || is_key_of(k_host_keys)))
+        return fmt::format("it stands in no section: write [{}] above it", is_key ? "reclaim" : "host");
     if (!is_in(plain) && !is_in(named))
         return "there is no such section" +
                suggestion(entry.path.front(), {"reclaim", "host", "user", "command", "tag"});

@@ -4,6 +4,8 @@
 
 #include "cli/policy/policies.hpp"
 
+#include "cli/output.hpp"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +19,15 @@ std::string program_of(const Process& process) {
     auto word = process.command.substr(0, process.command.find(' '));
     if (word.starts_with('[') && word.ends_with(']')) word = word.substr(1, word.size() - 2);
     return word.substr(word.rfind('/') + 1); // npos + 1 is 0
+}
+
+/// read_configuration(), whose warnings are printed.
+Result<std::optional<Configuration>> read_file(const std::filesystem::path& path, Author author,
+                                               uid_t owner) {
+    auto read = read_configuration(path, author, owner);
+    if (read && *read)
+        for (const auto& warning : (*read)->warnings) print_error(fmt::format("gpu-reclaim: {}\n", warning));
+    return read;
 }
 
 } // namespace
@@ -33,7 +44,7 @@ Result<Policies> Policies::load(const Sources& sources) {
     }
     const auto own = ::geteuid();
     const auto system = sources.config.value_or(k_system_file);
-    auto limits = read_configuration(system, Author::administrator, sources.config ? own : 0);
+    auto limits = read_file(system, Author::administrator, sources.config ? own : 0);
     if (!limits) return std::move(limits).error();
     if (sources.config && !*limits)
         return make_error(ErrorCode::invalid_argument, "{}: there is no such file", system.string());
@@ -43,7 +54,7 @@ Result<Policies> Policies::load(const Sources& sources) {
     }
     const auto mine = user_file(own);
     auto wishes = mine.empty() ? Result<std::optional<Configuration>>(std::nullopt)
-                               : read_configuration(mine, Author::user, own);
+                               : read_file(mine, Author::user, own);
     if (!wishes) return std::move(wishes).error();
     if (*wishes) policies.files_.push_back(mine.string());
     if (policies.files_.empty() && !sources.otherwise)
@@ -60,7 +71,7 @@ const Configuration& Policies::file_of(uid_t user) {
     auto& file = wishes_[user];
     const auto path = reads_files_ ? user_file(user) : std::filesystem::path();
     if (path.empty()) return file;
-    auto read = read_configuration(path, Author::user, user);
+    auto read = read_file(path, Author::user, user);
     if (!read)
         complaints_.push_back(read.error().message);
     else if (*read) {

@@ -4,6 +4,8 @@
 
 #include "cli/policy/policy_options.hpp"
 
+#include "cli/output.hpp"
+
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -33,6 +35,8 @@ std::string read_policy(const TypedPolicy& typed, Sources& sources) {
         const auto rung = parse_rung(text);
         if (!rung) return "--idle: " + rung.error().message;
         rungs.push_back(*rung);
+        if (const auto warning = unit_warning(text); !warning.empty())
+            print_error(fmt::format("gpu-reclaim: --idle: {}\n", warning));
     }
     auto ladder = make_ladder(std::move(rungs));
     if (!ladder) return "--idle: " + ladder.error().message;

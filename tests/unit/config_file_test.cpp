@@ -83,6 +83,17 @@ exempt = true
     CHECK(file->commands.at("my server").idle == Ladder{{5min, Depth::host}});
     CHECK(file->tags.at("weights").store == model::Store::file);
     CHECK(file->tags.at("kv_cache").exempt == true);
+    CHECK(file->warnings.empty());
+}
+
+TEST_CASE("Configuration: times without a unit are taken still, with a warning each", "[config_file]") {
+    if (!can_read()) return;
+    const auto file = parse_configuration("[reclaim]\nidle = [\"900\", \"4h:file\"]\nmin-awake = \"60\"\n",
+                                          "c.toml", Author::user);
+    REQUIRE(file);
+    CHECK(file->reclaim.min_awake == 1min);
+    REQUIRE(file->warnings.size() == 2);
+    CHECK(file->warnings.front().starts_with("c.toml:2: reclaim.idle: '900' has no unit; write 900s"));
 }
 
 TEST_CASE("Configuration: a mistake is named with its file, line and key", "[config_file]") {
@@ -120,7 +131,13 @@ TEST_CASE("Configuration: a mistake is named with its file, line and key", "[con
     CHECK(complaint_about_toml("[tag.a]\nstore = \"disk\"\n") ==
           "c.toml:2: tag.a.store: 'disk' names no store; there are host and file");
     CHECK(complaint_about_toml("idle = \"15m\"\n") ==
-          "c.toml:1: idle: there is no such section; there are reclaim, host, user, command, tag");
+          "c.toml:1: idle: it stands in no section: write [reclaim] above it");
+    CHECK(complaint_about_toml("budget = \"64GiB\"\n") ==
+          "c.toml:1: budget: it stands in no section: write [host] above it");
+    CHECK(complaint_about_toml("reclam = \"15m\"\n").ends_with("did you mean 'reclaim'?"));
+    for (const auto* const bare : {"15m:host", "1h", "host"})
+        CHECK(complaint_about_toml(fmt::format("[reclaim]\nexempt = true\nidle = {} # each\n", bare))
+                  .ends_with(fmt::format("; write it as idle = \"{}\"", bare)));
     CHECK(complaint_about_toml("reclaim = 5\n") ==
           "c.toml:1: reclaim: it should be a section, [reclaim], with keys");
     CHECK(complaint_about_toml("[command]\npython3 = true\n") ==

@@ -11,6 +11,7 @@ using gpu_sleep::format_bytes;
 using gpu_sleep::format_seconds;
 using gpu_sleep::parse_bytes;
 using gpu_sleep::parse_duration;
+using gpu_sleep::unit_warning;
 
 TEST_CASE("Units: durations are read with their units", "[units]") {
     CHECK(*parse_duration("250ms") == 250ms);
@@ -18,6 +19,9 @@ TEST_CASE("Units: durations are read with their units", "[units]") {
     CHECK(*parse_duration("0") == 0ms);
     CHECK(*parse_duration("15m") == 15min);
     CHECK(*parse_duration("1.5h") == 90min);
+    CHECK(unit_warning("30").find("write 30s") != std::string::npos);
+    CHECK(unit_warning("1.5:host").find("write 1.5s") != std::string::npos);
+    for (const auto* good : {"0", "30s", "1.5h:host", "x"}) CHECK(unit_warning(good).empty());
     for (const auto* bad : {"", "m", "-1s", "1x", "1s2", "nan", "inf", "1e300h", "s1", "1  s"})
         CHECK_FALSE(parse_duration(bad));
 }
