@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The program that scripts/demo puts to sleep: it holds weights and a cache under their tags, has captured a
-// CUDA graph over both, and answers questions about them on standard input. It knows nothing of the commands.
-
-#include "gpu_sleep/gpu_sleep.h"
+// The program that scripts/demo puts to sleep: it holds weights and a cache, has captured a CUDA graph over
+// both, and answers questions about them on standard input. It knows nothing of gpu-sleep.
 
 #include <cuda.h>
 
@@ -31,22 +29,14 @@ constexpr const char* k_usage =
     "       demo_program --take MIB         fill that much GPU memory, then give it back\n"
     "       demo_program WEIGHTS_MIB CACHE_MIB\n"
     "                                       hold memory; answers on standard output to\n"
-    "                                       memory, checksum, replay and quit\n";
-
-[[noreturn]] void fail(const char* call, const char* reason) {
-    std::fprintf(stderr, "demo_program: %s: %s\n", call, reason);
-    std::exit(EXIT_FAILURE);
-}
+    "                                       checksum, replay and quit\n";
 
 void check(CUresult result, const char* call) {
     if (result == CUDA_SUCCESS) return;
     const char* reason = "unknown error";
     cuGetErrorString(result, &reason);
-    fail(call, reason);
-}
-
-void check(gpu_sleep_status status, const char* call) {
-    if (status != GPU_SLEEP_OK) fail(call, gpu_sleep_last_error());
+    std::fprintf(stderr, "demo_program: %s: %s\n", call, reason);
+    std::exit(EXIT_FAILURE);
 }
 
 /// The first device's primary context, current on the thread that made it.
@@ -85,17 +75,14 @@ private:
     std::uint64_t state_;
 };
 
-/// GPU memory that the agent manages, under a tag. Its address is the same for its whole life.
-class TaggedMemory {
+class Memory {
 public:
-    TaggedMemory(const char* tag, std::size_t bytes) : bytes_(bytes) {
-        check(gpu_sleep_alloc(&pointer_, bytes, 0, tag), "gpu_sleep_alloc");
-    }
-    TaggedMemory(const TaggedMemory&) = delete;
-    TaggedMemory& operator=(const TaggedMemory&) = delete;
-    ~TaggedMemory() { gpu_sleep_free(pointer_); }
+    explicit Memory(std::size_t bytes) : bytes_(bytes) { check(cuMemAlloc(&address_, bytes), "cuMemAlloc"); }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    ~Memory() { cuMemFree(address_); }
 
-    [[nodiscard]] CUdeviceptr address() const noexcept { return reinterpret_cast<CUdeviceptr>(pointer_); }
+    [[nodiscard]] CUdeviceptr address() const noexcept { return address_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
     void fill(Noise& noise) const {
@@ -124,24 +111,22 @@ private:
         }
     }
 
-    void* pointer_ = nullptr;
+    CUdeviceptr address_ = 0;
     std::size_t bytes_;
 };
 
 /// A captured graph that computes the cache from the weights: half of it a constant, half a copy.
 class Graph {
 public:
-    Graph(const TaggedMemory& weights, const TaggedMemory& cache) {
+    Graph(const Memory& weights, const Memory& cache) {
         const std::size_t half = cache.bytes() / 2;
         check(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-        check(gpu_sleep_hold(), "gpu_sleep_hold");
         check(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
         check(cuMemsetD8Async(cache.address(), 0xA5, half, stream_), "cuMemsetD8Async");
         check(cuMemcpyDtoDAsync(cache.address() + half, weights.address(), half, stream_),
               "cuMemcpyDtoDAsync");
         CUgraph graph = nullptr;
         check(cuStreamEndCapture(stream_, &graph), "cuStreamEndCapture");
-        check(gpu_sleep_resume(), "gpu_sleep_resume");
         check(cuGraphInstantiate(&executable_, graph, 0), "cuGraphInstantiate");
         check(cuGraphDestroy(graph), "cuGraphDestroy");
     }
@@ -165,17 +150,6 @@ private:
     CUgraphExec executable_ = nullptr;
 };
 
-struct MemoryInfo {
-    std::size_t free = 0;
-    std::size_t total = 0;
-};
-
-MemoryInfo memory_info() {
-    MemoryInfo info;
-    check(cuMemGetInfo(&info.free, &info.total), "cuMemGetInfo");
-    return info;
-}
-
 /// The bytes of `text`, a whole number of MiB that is at least 2.
 std::size_t parse_mib(std::string_view text) {
     std::size_t mib = 0;
@@ -193,8 +167,10 @@ void probe() {
     const Context context;
     char name[256] = {};
     check(cuDeviceGetName(name, sizeof name, context.device()), "cuDeviceGetName");
-    const auto info = memory_info();
-    std::printf("%s|%zu|%zu\n", name, info.free / k_mib, info.total / k_mib);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    check(cuMemGetInfo(&free, &total), "cuMemGetInfo");
+    std::printf("%s|%zu|%zu\n", name, free / k_mib, total / k_mib);
 }
 
 /// Another program that wants memory: takes it, writes all of it, and gives it back.
@@ -211,8 +187,8 @@ void take(std::size_t bytes) {
 void serve(std::size_t weights_bytes, std::size_t cache_bytes) {
     const Context context;
     Noise noise(0x6A09E667F3BCC908U);
-    const TaggedMemory weights("weights", weights_bytes);
-    const TaggedMemory cache("kv_cache", cache_bytes);
+    const Memory weights(weights_bytes);
+    const Memory cache(cache_bytes);
     weights.fill(noise);
     cache.fill(noise);
     const Graph graph(weights, cache);
@@ -220,10 +196,7 @@ void serve(std::size_t weights_bytes, std::size_t cache_bytes) {
     std::fflush(stdout);
 
     for (std::string command; std::getline(std::cin, command) && command != "quit";) {
-        if (command == "memory") {
-            const auto info = memory_info();
-            std::printf("%zu\n", info.total - info.free);
-        } else if (command == "checksum") {
+        if (command == "checksum") {
             std::printf("%016jx-%016jx\n", std::uintmax_t{weights.checksum()},
                         std::uintmax_t{cache.checksum()});
         } else if (command == "replay") {
