@@ -26,7 +26,8 @@ using namespace gpu_sleep;
 namespace {
 
 constexpr const char* k_examples =
-    "  gpu-ps                   all processes that this user may put to sleep\n"
+    "  gpu-ps                   all processes that this user may put to sleep, one a line\n"
+    "  gpu-ps --long            the same with their tags and devices\n"
     "  gpu-ps 4242 --json       one of them, for a program to read\n"
     "  gpu-ps --watch=5s        again every five seconds\n"
     "  gpu-ps llama --watch --await   the same of one, also before it has started\n"
@@ -38,6 +39,7 @@ struct Options {
     std::string target;
     std::optional<uid_t> user;
     cli::OutputOptions output;
+    bool is_long = false; ///< with tags and devices also without a target
     Milliseconds timeout{5'000};
     std::string watch;   ///< the interval; empty to list once
     bool awaits = false; ///< goes on while there is no such process
@@ -115,9 +117,17 @@ Result<std::vector<cli::Outcome>> ask(const Options& options) {
     return outcomes;
 }
 
-/// Of what was asked for by pid or name, all is told.
-cli::Detail detail_of(const Options& options) {
-    return options.target.empty() ? cli::Detail::some : cli::Detail::all;
+/// Whether each process has one line, without its tags.
+bool is_short(const Options& options) noexcept {
+    return options.target.empty() && !options.is_long;
+}
+
+/// For people, `columns` wide where each process has one line. Of what was asked for by pid or name, all is
+/// told.
+std::string text_of(const Options& options, const std::vector<cli::Outcome>& outcomes, std::size_t columns) {
+    if (outcomes.empty()) return k_nobody;
+    if (is_short(options)) return cli::render_live(outcomes, columns);
+    return cli::render_listing(outcomes, options.target.empty() ? cli::Detail::some : cli::Detail::all);
 }
 
 /// Lists once.
@@ -135,8 +145,7 @@ Listed list(const Options& options) {
     cli::note_gpu_use(*outcomes);
     if (!options.output.json) cli::GpuNumbers().put_into(*outcomes);
     const auto text = options.output.json ? cli::to_json("gpu-ps", *outcomes, indent) + '\n'
-                      : outcomes->empty() ? k_nobody
-                                          : cli::render_listing(*outcomes, detail_of(options));
+                                          : text_of(options, *outcomes, cli::Screen::size().columns);
     const auto listed = write(text, cli::exit_status_of(*outcomes), is_all_absent(*outcomes));
     print_errors(*outcomes);
     return listed;
@@ -173,9 +182,8 @@ int repeat(const Options& options, Milliseconds interval) {
 std::string live_text(const Options& options, const Result<std::vector<cli::Outcome>>& outcomes,
                       std::size_t columns) {
     if (!outcomes) return cli::render_error("gpu-ps", "", outcomes.error());
-    if (outcomes->empty()) return k_nobody;
-    if (options.target.empty()) return cli::render_live(*outcomes, columns);
-    auto text = cli::render_listing(*outcomes, detail_of(options));
+    auto text = text_of(options, *outcomes, columns);
+    if (is_short(options)) return text;
     for (const auto& error : errors_in(*outcomes)) text += error;
     return text;
 }
@@ -187,7 +195,7 @@ int watch(const Options& options, Milliseconds interval) {
     for (;;) {
         auto outcomes = ask(options);
         if (outcomes) cli::sort(*outcomes, options.order.value_or(cli::Order::gpu));
-        if (outcomes && !options.target.empty()) { // the table does not show it
+        if (outcomes && !is_short(options)) { // the table does not show it
             cli::note_gpu_use(*outcomes);
             numbers.put_into(*outcomes);
         }
@@ -200,7 +208,7 @@ int watch(const Options& options, Milliseconds interval) {
         }
         const auto next = Clock::now() + interval;
         do {
-            const auto shown = screen->show(live_text(options, outcomes, screen->size().columns));
+            const auto shown = screen->show(live_text(options, outcomes, cli::Screen::size().columns));
             if (!shown) return traits(shown.error().code).exit_status; // nobody is there to read why
         } while (!screen->wait_until(next));
     }
@@ -223,6 +231,8 @@ int main(int argc, char** argv) {
         [&options](const std::string& word) { options.order = cli::parse_order(word); },
         "Sort by memory, most first, by idle time, longest first, by pid or by name\n"
         "(default: pid; with --watch on a terminal: gpu)");
+    cli::add_flag(app, "--long,-l", options.is_long,
+                  "Show the tags and devices of all processes, as of one that is named");
     cli::add_flag(app, "--await", options.awaits,
                   "With --watch and PID: continue while there is no such process");
     app.add_flag("--prometheus{-}", options.metrics,

@@ -47,7 +47,7 @@ Row row_of(const Outcome& outcome) {
     const auto* const report = std::get_if<Report>(&outcome.answer);
     if (!report) return row;
     row.answers = true;
-    row.state = short_state(*report);
+    row.state = outcome.by_driver && report->state == State::awake ? "no agent" : short_state(*report);
     row.is_asleep = report->state != State::awake;
     if (!report->name.empty()) row.name = report->name;
     row.idle = report->idle_seconds;

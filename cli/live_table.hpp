@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The table that gpu-ps --watch keeps on a terminal, and the orders that processes may have there.
+// The table of gpu-ps, which --watch keeps on a terminal, and the orders that processes may have there.
 
 #pragma once
 

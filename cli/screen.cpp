@@ -115,7 +115,7 @@ Screen::~Screen() {
     ::sigprocmask(SIG_SETMASK, &before_, nullptr);
 }
 
-ScreenSize Screen::size() const noexcept {
+ScreenSize Screen::size() noexcept {
     winsize size{};
     if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 && size.ws_row > 0)
         return {size.ws_row, size.ws_col};

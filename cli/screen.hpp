@@ -26,7 +26,8 @@ public:
     Screen& operator=(const Screen&) = delete;
     ~Screen();
 
-    [[nodiscard]] ScreenSize size() const noexcept;
+    /// Where standard output is no terminal, what LINES and COLUMNS say, or 24 and 80.
+    [[nodiscard]] static ScreenSize size() noexcept;
     /// Shows what of `text` there is room for, in place of what was shown; nothing while the command is in
     /// the background. Errors: io_failed.
     [[nodiscard]] Result<void> show(std::string_view text);

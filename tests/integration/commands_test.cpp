@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What each option of the commands does to a process, and the exit status of each outcome.
 
+#include "base/text.hpp"
 #include "stage.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
@@ -12,6 +13,7 @@
 #include <csignal>
 #include <fstream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -384,7 +386,11 @@ TEST_CASE("Commands: gpu-ps lists every process of the user, for people and for 
     other.tell("alloc kv_cache 4194304 0");
     REQUIRE(other.command("gpu-sleep").status == 0);
     const auto listed = run({{command_file("gpu-ps")}}); // its status depends on every agent of the machine
-    CHECK_THAT(listed.out, mentions("the-one") && mentions(std::to_string(other.pid())));
+    CHECK_THAT(listed.out,
+               mentions("the-one") && mentions(std::to_string(other.pid())) && !mentions("offload"));
+    std::istringstream lines(listed.out);
+    for (std::string line; std::getline(lines, line);) CHECK(width_of(line) <= 80);
+    CHECK_THAT(run({{command_file("gpu-ps"), "--long"}}).out, mentions("the-one") && mentions("offload"));
     CHECK_THAT(other.command("gpu-ps").out, mentions("asleep") && mentions("host") && mentions("offload"));
     CHECK(one.command("gpu-ps", {"--json"}).json("/processes/0/state") == "awake");
 }

@@ -81,6 +81,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--version", flag()},
         {"--help", flag()},
         {"--json", flag()},
+        {"--long", flag()},
         {"--quiet", flag()},
         {"--dry-run", flag()},
         {"--require-refill", flag()},

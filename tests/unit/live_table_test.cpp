@@ -71,6 +71,9 @@ TEST_CASE("Live table: a line for each process, and the sums", "[live]") {
     CHECK(shown.rows[0].at("STATE") == "no answer");
     outcomes[0].answer = make_error(ErrorCode::stopped, "it is stopped");
     CHECK(test::Printed(render_live(outcomes, 80)).rows[0].at("STATE") == "stopped");
+    outcomes[2].answer = report_of("a", k_gib, 0, 45);
+    outcomes[2].by_driver = true;
+    CHECK(test::Printed(render_live(outcomes, 80)).rows[2].at("STATE") == "no agent");
     CHECK(shown.rows[1].at("IDLE") == "2h05m");
     CHECK(shown.rows[1].at("GPU") == "2.00 GiB");
     CHECK(shown.rows[1].at("HOST") == "1.00 GiB");
