@@ -39,9 +39,8 @@ Result<std::vector<cli::Outcome>> ask(const Options& options, cli::Finder& finde
     if (options.target.empty()) return std::vector<cli::Outcome>();
     auto targets = cli::find_targets(finder, options.target, {options.user, true, options.questions.timeout});
     if (targets) return cli::ask_status(finder, *std::move(targets), options.questions.timeout);
-    const auto found = cli::find_process(finder, options.target, options.user);
-    const bool is_there = model::is_number(options.target) && found;
-    if (!is_there) return targets.error();
+    const auto found = cli::find_process_without_agent(finder, options.target, options.user);
+    if (!found) return targets.error();
     return std::vector{cli::Outcome{*found, targets.error()}}; // the kernel tells of it all the same
 }
 

@@ -104,7 +104,7 @@ Result<std::vector<cli::Outcome>> ask(const Options& options) {
                        ? cli::find_all(finder, options.user)
                        : cli::find_targets(finder, options.target, {options.user, true, options.timeout});
     if (!targets && targets.error().code == ErrorCode::no_agent) {
-        const auto process = cli::find_process(finder, options.target, options.user);
+        const auto process = cli::find_process_without_agent(finder, options.target, options.user);
         auto outcome = process ? cli::describe_without_agent(*process) : std::nullopt;
         if (outcome) return std::vector{*std::move(outcome)};
     }

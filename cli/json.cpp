@@ -144,6 +144,8 @@ OrderedJson to_value(std::string_view program, const Outcome& outcome) {
     OrderedJson value{
         {"pid", process.pid}, {"namespace_pid", process.inner_pid}, {"user", user_name(process.uid)},
         {"uid", process.uid}, {"command", process.command},         {"exit_status", exit_status_of(outcome)}};
+    value["display_name"] = display_name(process);
+    value["script"] = process.program.script;
     value["engine"] = outcome.by_driver ? "driver" : "agent";
     value["gpu_bytes"] = outcome.gpu_bytes ? OrderedJson(*outcome.gpu_bytes) : OrderedJson(nullptr);
     if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {

@@ -42,7 +42,7 @@ std::string short_state(const Report& report) {
 
 Row row_of(const Outcome& outcome) {
     Row row;
-    row.name = outcome.process.command;
+    row.name = display_name(outcome.process);
     row.state = silence(outcome);
     const auto* const report = std::get_if<Report>(&outcome.answer);
     if (!report) return row;

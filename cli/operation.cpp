@@ -161,11 +161,7 @@ bool wakes_tags(const CommandRun& operation) {
 /// The process that the driver is to be asked about, because it has no agent. `found` is what looking for
 /// agents came to, if there was a look. Errors: why the driver is not asked.
 Result<Process> choose_driver(const CommandRun& operation, Finder& finder, const Result<Targets>& found) {
-    if (!model::is_number(operation.target))
-        return found ? make_error(ErrorCode::invalid_argument,
-                                  "--engine driver needs a pid: a name is known to agents alone")
-                     : found.error();
-    auto process = find_process(finder, operation.target, operation.user);
+    auto process = find_process_without_agent(finder, operation.target, operation.user);
     if (!process) return process;
     if (operation.engine == Engine::driver) {
         auto socket = finder.connect(*process);

@@ -64,11 +64,17 @@ char state_in(std::string_view status) noexcept {
     return at == std::string_view::npos ? '\0' : status.substr(at + k_key.size(), 1).front();
 }
 
-std::string read_command(const std::filesystem::path& directory) {
+/// Sets what the command line says.
+void read_command(const std::filesystem::path& directory, Process& process) {
     auto text = read_file(directory / "cmdline");
     while (!text.empty() && text.back() == '\0') text.pop_back();
+    if (text.empty()) return;
+    std::vector<std::string> arguments;
+    std::istringstream words(text);
+    for (std::string word; std::getline(words, word, '\0');) arguments.push_back(std::move(word));
+    process.program = program_name(arguments);
     std::replace(text.begin(), text.end(), '\0', ' ');
-    return text;
+    process.command = std::move(text);
 }
 
 } // namespace
@@ -91,7 +97,7 @@ Result<Process> ProcFs::read(pid_t pid) const {
     const auto start_time = start_time_of(pid, root_);
     if (!start_time) return start_time.error();
     process.start_time = *start_time;
-    if (auto command = read_command(directory(pid)); !command.empty()) process.command = std::move(command);
+    read_command(directory(pid), process);
     return process;
 }
 
@@ -230,9 +236,14 @@ void raise_descriptor_limit() noexcept {
     ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+std::string display_name(const Process& process) {
+    if (!process.name.empty()) return process.name;
+    return process.program.program.empty() ? process.command : to_string(process.program);
+}
+
 std::string title(const Process& process) {
     constexpr std::size_t k_columns = 40;
-    return fmt::format("{} ({})", process.pid, shortened(process.command, k_columns));
+    return fmt::format("{} ({})", process.pid, shortened(display_name(process), k_columns));
 }
 
 std::vector<Process> descendants_of(pid_t ancestor, const std::vector<Process>& processes) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/process.hpp"
+#include "cli/program_name.hpp"
 
 #include <filesystem>
 #include <optional>
@@ -22,6 +23,8 @@ struct Process {
     uid_t uid = 0;                ///< effective, as this command's user namespace sees it
     std::uint64_t start_time = 0; ///< clock ticks after boot
     std::string command;          ///< its arguments, joined by spaces; "[name]" when it shows none
+    ProgramName program;          ///< of its arguments; empty when it shows none
+    std::string name;             ///< that gpu-run or itself has given it, once that is known; else empty
 };
 
 /// Reads processes from a mounted proc file system. Stateless; thread-safe.
@@ -87,6 +90,9 @@ private:
 
 /// Raises the limit of open files as far as allowed: a command has a connection to each process.
 void raise_descriptor_limit() noexcept;
+
+/// The name that it was given, or else that of its program: "python3 serve.py".
+[[nodiscard]] std::string display_name(const Process& process);
 
 /// "4242 (python3 serve.py)", not too long and safe for a terminal.
 [[nodiscard]] std::string title(const Process& process);

@@ -66,7 +66,7 @@ std::string_view state_words(const Report& report) noexcept {
 }
 
 std::string label(const Process& process, const Report& report) {
-    return shortened(report.name.empty() ? process.command : report.name, k_label_columns);
+    return shortened(report.name.empty() ? display_name(process) : report.name, k_label_columns);
 }
 
 std::string joined(const std::vector<std::string>& words) {

@@ -19,7 +19,7 @@ inline constexpr std::size_t k_label_columns = 40;
 
 [[nodiscard]] std::string_view state_words(model::State state) noexcept;
 [[nodiscard]] std::string_view state_words(const model::Report& report) noexcept;
-/// The name that the program gave itself, or else its command.
+/// The name that it was given, or else its program's; see display_name().
 [[nodiscard]] std::string label(const Process& process, const model::Report& report);
 [[nodiscard]] std::string joined(const std::vector<std::string>& words);
 /// What its devices say is released, all together.

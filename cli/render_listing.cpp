@@ -143,7 +143,7 @@ std::string render_listing(const std::vector<Outcome>& outcomes, Detail detail) 
             add_process(table, outcome, *report, detail);
         else
             table.add({std::to_string(process.pid), user_name(process.uid),
-                       shortened(process.command, k_label_columns), silence(outcome)});
+                       shortened(display_name(process), k_label_columns), silence(outcome)});
     }
     return table.text();
 }

@@ -11,9 +11,18 @@
 #include <algorithm>
 #include <charconv>
 #include <iterator>
+#include <set>
 
 namespace gpu_sleep::cli {
 namespace {
+
+/// The name that the process was started under, as long as it has not given itself another. Asks no agent.
+std::string given_name(const ProcFs& proc, pid_t pid) {
+    auto name = proc.variable(pid, model::environment::k_name);
+    if (!name || !model::is_valid_name(*name)) return {};
+    const auto thread = proc.find_thread(pid, k_control_thread);
+    return thread && thread->second != k_control_thread ? std::string() : *std::move(name);
+}
 
 bool is_empty(const Targets& targets) {
     return targets.reached.empty() && targets.unreached.empty();
@@ -23,6 +32,7 @@ bool is_empty(const Targets& targets) {
 Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process> processes) {
     Targets targets;
     for (auto& process : processes) {
+        if (process.name.empty()) process.name = given_name(finder.proc(), process.pid);
         auto socket = finder.connect(process);
         if (socket)
             targets.reached.push_back({std::move(process), *std::move(socket)});
@@ -91,26 +101,67 @@ Error unnamed(std::string_view name, const Error& reason) {
     return error;
 }
 
-/// A name is anybody's to take, so it does not choose between users. Errors: ambiguous_name.
-Result<void> check_of_one_user(std::string_view name, const std::vector<Process>& named) {
-    const auto is_of_another = [&](const Process& each) { return each.uid != named.front().uid; };
-    if (std::none_of(named.begin(), named.end(), is_of_another)) return {};
+/// "4711 (llama) of ann, 4712 (llama) of bob", with their users if those differ.
+std::string listed(const std::vector<Process>& processes, bool has_users) {
     constexpr std::size_t k_max = 10;
     std::string list;
-    for (std::size_t i = 0; i < std::min(named.size(), k_max); ++i)
-        list += fmt::format("{}{} of {}", i == 0 ? "" : ", ", title(named[i]), user_name(named[i].uid));
-    if (named.size() > k_max) list += fmt::format(", and {} more", named.size() - k_max);
-    return make_error(ErrorCode::ambiguous_name, "processes of several users are named '{}': {}", name, list);
+    for (std::size_t i = 0; i < std::min(processes.size(), k_max); ++i) {
+        const auto whose = has_users ? " of " + user_name(processes[i].uid) : std::string();
+        list += fmt::format("{}{}{}", i == 0 ? "" : ", ", title(processes[i]), whose);
+    }
+    if (processes.size() > k_max) list += fmt::format(", and {} more", processes.size() - k_max);
+    return list;
+}
+
+bool are_of_several_users(const std::vector<Process>& processes) {
+    return std::any_of(processes.begin(), processes.end(),
+                       [&](const Process& each) { return each.uid != processes.front().uid; });
+}
+
+/// A name is anybody's to take, so it does not choose between users. Errors: ambiguous_name.
+Result<void> check_of_one_user(std::string_view name, const std::vector<Process>& named) {
+    if (!are_of_several_users(named)) return {};
+    return make_error(ErrorCode::ambiguous_name, "processes of several users are named '{}': {}", name,
+                      listed(named, true));
+}
+
+/// A program's name is no choice: whoever types it may not know that there are several. Errors:
+/// ambiguous_name.
+Result<void> check_only_one(std::string_view name, const std::vector<Process>& called) {
+    if (called.size() < 2) return {};
+    return make_error(ErrorCode::ambiguous_name, "{} processes are called '{}': {}", called.size(), name,
+                      listed(called, are_of_several_users(called)));
+}
+
+Error nobody_named(std::string_view name, std::optional<uid_t> user) {
+    const auto whose = user ? " of " + user_name(*user) : std::string();
+    return make_error(ErrorCode::no_process, "there is no process{} named '{}'", whose, name);
+}
+
+/// Whether this user may ask the process, and it is of `user` if that is set.
+bool is_ours(const Process& process, std::optional<uid_t> user) {
+    const auto own = ::geteuid();
+    return (own == 0 || process.uid == own) && (!user || process.uid == *user);
+}
+
+/// Removes those that are in `others`.
+void remove(std::vector<Outcome>& outcomes, const std::vector<Process>& others) {
+    std::erase_if(outcomes, [&](const Outcome& outcome) {
+        return std::any_of(others.begin(), others.end(),
+                           [&](const Process& each) { return each.pid == outcome.process.pid; });
+    });
 }
 
 Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search& search) {
     std::vector<Process> named;
+    std::vector<Process> called; // by their programs
     std::vector<Outcome> doubtful;
     auto all = find_all(finder, search.user);
     if (!all) return std::move(all).error();
     auto outcomes = ask_status(finder, *std::move(all), search.name_timeout);
     drop_ended(outcomes);
     for (auto& outcome : outcomes) {
+        if (is_called(outcome.process.program, name)) called.push_back(outcome.process);
         if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
             if (report->name == name) named.push_back(std::move(outcome.process));
             continue;
@@ -123,13 +174,22 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
         } else if (was_named(finder, outcome.process, model::environment::k_name, name))
             named.push_back(std::move(outcome.process));
     }
-    if (!search.takes_several_users) GPU_SLEEP_TRY(check_of_one_user(name, named));
+    if (!search.takes_several) GPU_SLEEP_TRY(check_of_one_user(name, named));
+    if (named.empty()) {
+        if (!search.takes_several) GPU_SLEEP_TRY(check_only_one(name, called));
+        remove(doubtful, called);
+        named = std::move(called);
+    }
     auto targets = connect_to_those_with_agents(finder, std::move(named));
     if (!targets) return targets;
     std::move(doubtful.begin(), doubtful.end(), std::back_inserter(targets->unreached));
     if (!is_empty(*targets)) return targets;
-    const auto whose = search.user ? " of " + user_name(*search.user) : std::string();
-    return make_error(ErrorCode::no_process, "there is no process{} named '{}'", whose, name);
+    auto process = find_process_without_agent(finder, name, search.user);
+    if (!process) return std::move(process).error();
+    auto socket = finder.connect(*process);
+    if (!socket) return std::move(socket).error();
+    targets->reached.push_back({*std::move(process), *std::move(socket)}); // its agent has just started
+    return targets;
 }
 
 /// Whether the process has an agent, which anybody may see, and does not end.
@@ -258,18 +318,39 @@ Result<Process> find_process(const Finder& finder, std::string_view text, std::o
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), pid);
     if (failure != std::errc{}) return make_error(ErrorCode::no_process, "there is no process {}", text);
     auto process = finder.proc().read(pid);
+    if (process) process->name = given_name(finder.proc(), pid);
     if (!process || !user || process->uid == *user) return process;
     return make_error(ErrorCode::no_process, "process {} belongs to {}, not to {}", title(*process),
                       user_name(process->uid), user_name(*user));
 }
 
+Result<Process> find_process_without_agent(const Finder& finder, std::string_view text,
+                                           std::optional<uid_t> user) {
+    if (model::is_number(text)) return find_process(finder, text, user);
+    const auto processes = finder.proc().list();
+    if (!processes) return processes.error();
+    std::vector<Process> found;
+    for (const auto& process : *processes) {
+        if (process.pid == ::getpid() || !is_ours(process, user)) continue;
+        const bool is_named = was_named(finder, process, model::environment::k_name, text);
+        if (!is_named && !is_called(process.program, text)) continue;
+        if (finder.proc().find_thread(process.pid, k_control_thread)) continue;
+        found.push_back(process);
+        found.back().name = given_name(finder.proc(), process.pid);
+    }
+    std::set<pid_t> below;
+    for (const auto& process : found)
+        for (const auto& descendant : descendants_of(process.pid, found)) below.insert(descendant.pid);
+    std::erase_if(found, [&](const Process& each) { return below.contains(each.pid); });
+    if (found.empty()) return nobody_named(text, user);
+    GPU_SLEEP_TRY(check_only_one(text, found));
+    return std::move(found.front());
+}
+
 Result<Targets> find_all(Finder& finder, std::optional<uid_t> user) {
-    const auto own = ::geteuid();
     auto processes = finder.proc().list();
     if (!processes) return std::move(processes).error();
-    std::erase_if(*processes, [=](const Process& process) {
-        return (own != 0 && process.uid != own) || (user && process.uid != *user);
-    });
+    std::erase_if(*processes, [=](const Process& process) { return !is_ours(process, user); });
     return connect_to_those_with_agents(finder, *std::move(processes));
 }
 
@@ -284,6 +365,8 @@ std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets, const
     auto answers = peers::ask_all(std::move(questions));
     std::vector<Outcome> outcomes;
     for (std::size_t i = 0; i < targets.size(); ++i) {
+        if (const auto* report = std::get_if<model::Report>(&answers[i]))
+            targets[i].process.name = report->name;
         if (const auto* error = std::get_if<Error>(&answers[i]))
             answers[i] = explain(finder, targets[i].process, *error);
         outcomes.push_back({std::move(targets[i].process), std::move(answers[i])});

@@ -44,8 +44,9 @@ inline constexpr Milliseconds k_name_timeout{2'000};
 
 /// Options of find_targets().
 struct Search {
-    std::optional<uid_t> user = {};   ///< select only processes of this user; unset for all users
-    bool takes_several_users = false; ///< a name may be that of processes of several users
+    std::optional<uid_t> user = {}; ///< select only processes of this user; unset for all users
+    bool takes_several =
+        false; ///< a name may be that of several users' processes, and a program's of several
     Milliseconds name_timeout = k_name_timeout;
 };
 
@@ -53,11 +54,18 @@ struct Search {
 [[nodiscard]] Result<Process> find_process(const Finder& finder, std::string_view text,
                                            std::optional<uid_t> user);
 
+/// The process without an agent that `text`, a pid or a name, stands for; of several of one name that descend
+/// from one of them, that one. Errors: no_process, ambiguous_name, io_failed.
+[[nodiscard]] Result<Process> find_process_without_agent(const Finder& finder, std::string_view text,
+                                                         std::optional<uid_t> user);
+
 /// The processes that `text` names. A number is a pid: that process or, if it has no agent, its descendants
 /// that have one; but the first process of a pid namespace stands for nobody. Anything else is a name: all
-/// processes that have it (Report.name). For a process that does not answer within name_timeout, the name in
-/// its environment counts; if it has set another name since, it is unreached, because that may be this name.
-/// At least one of the lists is not empty. Errors: no_process, no_agent, ambiguous_name, not_permitted,
+/// processes that were given it (Report.name). For a process that does not answer within name_timeout, the
+/// name in its environment counts; if it has set another name since, it is unreached, because that may be
+/// this name. Where nobody was given the name it is a program's or a script's (is_called()), and no more than
+/// one process may have it. Where nobody with an agent is called so, the error is that of the one without. At
+/// least one of the lists is not empty. Errors: no_process, no_agent, ambiguous_name, not_permitted,
 /// timed_out, io_failed.
 [[nodiscard]] Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search = {});
 

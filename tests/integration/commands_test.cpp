@@ -6,11 +6,13 @@
 #include "stage.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
+#include "support/scratch.hpp"
 #include "support/skip.hpp"
 
 #include <fmt/format.h>
 
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -294,7 +296,7 @@ TEST_CASE("Commands: without a process or an agent they end with 3", "[commands]
     const auto no_agent = run({{command_file("gpu-sleep"), std::to_string(bystander.pid()), "--json"}});
     CHECK(no_agent.status == 3);
     CHECK(no_agent.json("/error/code") == "no_agent");
-    CHECK_THAT(no_agent.err, mentions("sleep 60"));
+    CHECK_THAT(no_agent.err, mentions("(sleep)"));
 }
 
 TEST_CASE("Commands: a process is found by its name", "[quick][commands]") {
@@ -308,6 +310,30 @@ TEST_CASE("Commands: a process is found by its name", "[quick][commands]") {
     host.tell("name " + name + "-new");
     CHECK(run({{command_file("gpu-wake"), name}}).status == 3);
     CHECK(run({{command_file("gpu-wake"), name + "-new"}}).status == 0);
+}
+
+TEST_CASE("Commands: a process is found by its program's name, if it is the only one", "[commands]") {
+    const Scratch scratch;
+    const auto program = scratch.file("gpu-sleep-test-" + std::to_string(::getpid()));
+    const auto name = std::filesystem::path(program).filename().string();
+    std::filesystem::create_symlink(command_file("integration_host"), program);
+    const Launch launch{{program}};
+    Host one(launch);
+    one.tell("alloc weights 4096 0");
+    const auto slept = run({{command_file("gpu-sleep"), name}});
+    CHECK(slept.status == 0);
+    CHECK_THAT(slept.out, mentions(fmt::format("{} {} is asleep", one.pid(), name)));
+    Host other(launch);
+    other.tell("alloc weights 4096 0");
+    const auto refused = run({{command_file("gpu-sleep"), name, "--json"}});
+    CHECK(refused.json("/error/code") == "ambiguous_name");
+    for (auto* host : {&one, &other})
+        CHECK_THAT(refused.err, mentions(fmt::format("{} ({})", host->pid(), name)));
+    CHECK(other.state() == "awake");
+    CHECK(run({{command_file("gpu-ps"), name, "--json"}}).json("/processes/1/state") == "awake");
+    other.tell("name " + name);
+    CHECK(run({{command_file("gpu-sleep"), name}}).status == 0);
+    CHECK(other.state() == "asleep"); // and the other, which is asleep already, was not asked
 }
 
 TEST_CASE("Commands: a command that lacks descriptors leaves all processes as they are", "[commands]") {

@@ -37,6 +37,47 @@ TEST_CASE("Targets: a pid, a parent without an agent, a name", "[find]") {
     CHECK(find_all(finder)->reached.size() == 1);
 }
 
+TEST_CASE("Targets: a program's or a script's name, where nobody was given it", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .start_time = 99, .arguments = "/usr/bin/python3\0/srv/train.py\0"s});
+    tree.add({.pid = 20, .arguments = "python3\0serve.py\0"s});
+    tree.add({.pid = 30, .arguments = "bash\0serve.py\0"s});
+    tree.add({.pid = 31, .parent = 30, .arguments = "bash\0serve.py\0"s});
+    tree.add({.pid = 40, .arguments = "perl\0llama\0"s});
+    tree.add({.pid = 50, .arguments = "julia\0"s});
+    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
+                                answer_status);
+    for (const auto* const text : {"train.py", "python3", "python3 train.py", "llama"}) {
+        auto finder = finder_of(tree);
+        const auto targets = find_targets(finder, text);
+        REQUIRE(targets);
+        REQUIRE(targets->reached.size() == 1);
+        CHECK(targets->reached.front().process.pid == ::getpid());
+        CHECK(targets->reached.front().process.name == "llama");
+    }
+    auto finder = finder_of(tree);
+    CHECK(code_of(find_targets(finder, "train")) == ErrorCode::no_process);
+    CHECK(find_targets(finder, "julia").error().message == find_targets(finder, "50").error().message);
+    CHECK(code_of(find_targets(finder, "julia", {.user = ::geteuid() + 1})) == ErrorCode::no_process);
+    // Those that have an agent do not stand for the others.
+    CHECK(find_process_without_agent(finder, "bash", {})->pid == 30); // and not what it has started
+    const auto refused = find_process_without_agent(finder, "serve.py", {});
+    CHECK(code_of(refused) == ErrorCode::ambiguous_name);
+    CHECK(refused.error().message ==
+          "2 processes are called 'serve.py': 20 (python3 serve.py), 30 (bash serve.py)");
+}
+
+TEST_CASE("Targets: a process that was started under a name and has not used CUDA is found by it", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = 20, .arguments = "python3\0train.py\0"s});
+    tree.write("proc/20/environ", "GPU_SLEEP_NAME=job\0"s);
+    tree.write("proc/20/maps", "7f00-7f01 r-xp 00000000 00:00 0 /usr/lib/libgpu-sleep-agent.so\n");
+    auto finder = finder_of(tree);
+    const auto refused = find_targets(finder, GENERATE("job", "20", "train.py"));
+    CHECK(code_of(refused) == ErrorCode::no_agent);
+    CHECK(refused.error().message == "the agent in process 20 (job) has not started");
+}
+
 TEST_CASE("Targets: the first process of a namespace stands for nobody, unless a tree is meant", "[find]") {
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
