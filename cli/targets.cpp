@@ -69,10 +69,27 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
     return targets;
 }
 
+/// How its last sleep or wake has left a process that does not answer; see k_work_thread. The process may say
+/// what it likes there: nothing is done by it.
+std::string_view last_state(const Finder& finder, const Process& process) {
+    const auto thread = finder.proc().find_thread(process.pid, k_work_thread);
+    const auto name = thread ? thread->second : std::string();
+    if (name == k_work_thread) return "awake";
+    if (name == k_work_thread_partial) return "partly asleep";
+    if (name == k_work_thread_asleep) return "asleep";
+    return name == k_work_thread_deep ? "deeply asleep" : "";
+}
+
 /// Why `process` did not answer: it has ended, it runs another program, or `failure`.
 Error explain(Finder& finder, const Process& process, const Error& failure) {
     if (!finder.proc().is_running(process))
         return make_error(ErrorCode::no_process, "the process has ended meanwhile");
+    if (failure.code == ErrorCode::stopped) {
+        auto stopped = failure;
+        const auto state = last_state(finder, process);
+        if (!state.empty()) stopped.message += fmt::format("; it was {} before", state);
+        return stopped;
+    }
     if (failure.code != ErrorCode::connection_lost) return failure;
     auto socket = finder.connect(process);
     return !socket && socket.error().code == ErrorCode::no_agent ? std::move(socket).error() : failure;

@@ -7,6 +7,7 @@
 #include "base/guard.hpp"
 #include "base/journal.hpp"
 #include "base/log.hpp"
+#include "base/process.hpp"
 #include "common/interception.hpp"
 #include "common/lock_order.hpp"
 #include "common/settings.hpp"
@@ -303,6 +304,17 @@ model::State Agent::state() noexcept {
 
 Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
     return intercepted::share(request);
+}
+
+const char* Agent::work_thread_name() noexcept {
+    if (parts_.deep.is_deep()) return k_work_thread_deep;
+    switch (state()) {
+    case model::State::awake: return k_work_thread;
+    case model::State::partial: return k_work_thread_partial;
+    case model::State::asleep:
+    case model::State::damaged: break;
+    }
+    return k_work_thread_asleep;
 }
 
 Milliseconds Agent::pause_between_tries() const noexcept {

@@ -61,6 +61,7 @@ public:
                                       const server::ProgressSink& progress,
                                       const server::DirectiveSource& directives, server::Asker asker,
                                       Clock::time_point since) override;
+    [[nodiscard]] const char* work_thread_name() noexcept override;
     [[nodiscard]] Milliseconds pause_between_tries() const noexcept override;
     void ended(const server::Operation& operation, const server::Outcome& outcome,
                Clock::duration taken) noexcept override;

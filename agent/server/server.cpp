@@ -6,6 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
+#include "base/process.hpp"
 #include "base/quiet_thread.hpp"
 #include "base/thread_safety.hpp"
 
@@ -43,7 +44,7 @@ void keep_own_root() noexcept {
 
 Result<void> Server::start() {
     if (!is_operating_) { // not yet by an earlier start that failed
-        auto operations = start_quiet_thread("gpu-sleep-work", [this] { operate_for_ever(); });
+        auto operations = start_quiet_thread(k_work_thread, [this] { operate_for_ever(); });
         if (!operations) return std::move(operations).error();
         operations->detach();
         is_operating_ = true;
@@ -184,6 +185,7 @@ void Server::operate(Line::Place& place) {
     const bool makes_room = line_.makes_room();
     lock.unlock();
     leave_line_unless(makes_room);
+    ::pthread_setname_np(::pthread_self(), operations_.work_thread_name());
     answer(done, std::move(outcome));
 }
 

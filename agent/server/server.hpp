@@ -38,6 +38,8 @@ public:
     [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress,
                                       const DirectiveSource& directives, Asker asker,
                                       Clock::time_point since) = 0;
+    /// Called on the operations thread: its name, as the process stands now; see k_work_thread.
+    [[nodiscard]] virtual const char* work_thread_name() noexcept = 0;
     /// Called on the operations thread: how long at least until it is.
     [[nodiscard]] virtual Milliseconds pause_between_tries() const noexcept = 0;
     /// Called once for each operation, on the thread that ends it, before the asker hears of it: how it

@@ -39,6 +39,13 @@ inline constexpr const char* k_control_thread_renamed = "gpu-sleep-ctl+";
 /// Its name once the process has begun to end and has closed its socket.
 inline constexpr const char* k_control_thread_ending = "gpu-sleep-ctl-";
 
+/// The name of its operations thread, by how the last sleep or wake has left the process: what a command can
+/// still say of one that is stopped. At most 15 characters; all begin with the first.
+inline constexpr const char* k_work_thread = "gpu-sleep-work"; ///< awake
+inline constexpr const char* k_work_thread_partial = "gpu-sleep-work/";
+inline constexpr const char* k_work_thread_asleep = "gpu-sleep-work-";
+inline constexpr const char* k_work_thread_deep = "gpu-sleep-work_";
+
 /// "PID-STARTTIME.sock", as the process's own namespaces see both.
 [[nodiscard]] std::string agent_socket_name(pid_t pid, std::uint64_t start_time);
 

@@ -327,6 +327,9 @@ TEST_CASE("Bad input: a process that is killed in the middle is reported as ende
 TEST_CASE("Bad input: a process that is stopped answers nobody, and the command says so", "[bad_input]") {
     Host host;
     host.tell("alloc weights 4194304 0");
+    host.tell("alloc kv_cache 4194304 0");
+    const std::string slept = GENERATE("", "kv_cache", "kv_cache,weights");
+    if (!slept.empty()) REQUIRE(host.command("gpu-sleep", {"--tags", slept}).status == 0);
     host.process().signal(SIGSTOP);
     const auto begun = Clock::now();
     const auto asked = host.command("gpu-ps");
@@ -334,9 +337,13 @@ TEST_CASE("Bad input: a process that is stopped answers nobody, and the command 
     CHECK(Clock::now() - begun < std::chrono::seconds(4)); // of 5 and 30 that others are given
     CHECK(asked.status == 4);
     CHECK_THAT(asked.out, mentions("stopped"));
+    CHECK_THAT(asked.err, mentions(slept.empty()         ? "it was awake before"
+                                   : slept == "kv_cache" ? "it was partly asleep before"
+                                                         : "it was asleep before"));
     CHECK(woken.status == 4);
     CHECK_THAT(woken.err, mentions("it is stopped") && mentions("kill -CONT"));
     host.process().signal(SIGCONT);
+    if (!slept.empty()) REQUIRE(host.command("gpu-wake").status == 0);
     check_unharmed(host);
 }
 

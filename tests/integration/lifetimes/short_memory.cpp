@@ -72,7 +72,7 @@ const Library& agent() noexcept {
 
 bool has_name(const char* threads) noexcept {
     char name[16] = {};
-    return ::prctl(PR_GET_NAME, name) == 0 && std::strcmp(name, threads) == 0;
+    return ::prctl(PR_GET_NAME, name) == 0 && std::strncmp(name, threads, std::strlen(threads)) == 0;
 }
 
 bool fails(const void* caller) noexcept {

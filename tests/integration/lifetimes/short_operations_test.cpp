@@ -13,7 +13,7 @@ using namespace gpu_sleep::test;
 
 namespace {
 
-constexpr const char* k_operations = "gpu-sleep-work";
+constexpr const char* k_operations = "gpu-sleep-work"; ///< what follows says how the process stands
 
 /// Memory under three tags, one of which is dropped, and callbacks that count.
 class Program {
