@@ -20,6 +20,9 @@ std::string_view advice_from(std::string_view program, ErrorCode code, bool has_
     // Do not advise to drop what is asleep because there is too little memory to wake it.
     if (program == "gpu-wake" && lacks_host_memory)
         return "free host memory, or raise the limit on that of the process, and wake it again";
+    const bool takes_all = program == "gpu-sleep" || program == "gpu-wake" || program == "gpu-inhibit";
+    if (takes_all && code == ErrorCode::ambiguous_name)
+        return "name one by its pid, a user's by --user, or all of them by --all";
     // It has no --timeout.
     if (program == "gpu-inhibit" && code == ErrorCode::timed_out) return "try again";
     // It reads files of whatever origin, and changes no process.

@@ -8,8 +8,6 @@
 #include "cli/output.hpp"
 #include "cli/render.hpp"
 
-#include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace gpu_sleep::cli {
@@ -18,9 +16,7 @@ Result<std::vector<Outcome>> ask_targets(Finder& finder, const std::string& targ
                                          const protocol::Request& request, Milliseconds timeout) {
     auto targets = find_targets(finder, target, {.user = user});
     if (!targets) return std::move(targets).error();
-    auto outcomes = ask_each(finder, std::move(targets->reached), request, timeout);
-    std::move(targets->unreached.begin(), targets->unreached.end(), std::back_inserter(outcomes));
-    return outcomes;
+    return ask_each(finder, *std::move(targets), request, timeout);
 }
 
 int tell_failure(const std::string& program, const OutputOptions& output, const Error& error) {

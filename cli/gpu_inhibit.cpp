@@ -31,7 +31,8 @@ constexpr const char* k_statuses =
     "With COMMAND: that of COMMAND, 126 if it cannot be executed, 127 if there is no such command.";
 
 struct Options {
-    std::string target;
+    std::vector<std::string> targets; ///< none: all, if takes_all
+    bool takes_all = false;
     std::optional<uid_t> user;
     model::InhibitRequest request;
     cli::OutputOptions output;
@@ -40,8 +41,9 @@ struct Options {
 /// What is wrong with options that are good one by one, or nothing.
 std::string problem(const Options& options, bool has_command) {
     if (options.request.release && options.request.time) return "--release and --for exclude each other";
-    if (!has_command) return options.target.empty() ? "PID or COMMAND is missing" : "";
-    if (!options.target.empty()) return "PID and COMMAND exclude each other";
+    const bool has_target = !options.targets.empty() || options.takes_all;
+    if (!has_command) return has_target ? "" : "PID or COMMAND is missing";
+    if (has_target) return "PID and COMMAND exclude each other";
     if (options.request.release) return "--release is for PID";
     if (options.user) return "--user is for PID";
     return options.output.json ? "--json is for PID" : "";
@@ -63,9 +65,13 @@ int ask(const Options& options) {
     constexpr Milliseconds k_timeout{5'000};
     cli::raise_descriptor_limit();
     cli::Finder finder;
-    const auto outcomes = cli::ask_targets(finder, options.target, options.user, options.request, k_timeout);
-    if (!outcomes) return cli::tell_failure("gpu-inhibit", options.output, outcomes.error());
-    return cli::tell_all("gpu-inhibit", options.output, *outcomes, cli::render_inhibition);
+    auto targets = options.targets.empty()
+                       ? cli::find_all(finder, options.user)
+                       : cli::find_each(finder, options.targets, {options.user, options.takes_all});
+    if (!targets) return cli::tell_failure("gpu-inhibit", options.output, targets.error());
+    auto outcomes = cli::ask_each(finder, *std::move(targets), options.request, k_timeout);
+    if (options.targets.empty()) cli::drop_ended(outcomes);
+    return cli::tell_all("gpu-inhibit", options.output, outcomes, cli::render_inhibition);
 }
 
 } // namespace
@@ -76,7 +82,7 @@ int main(int argc, char** argv) {
                  "gpu-inhibit");
     Options options;
     cli::add_basics(app, k_examples, k_statuses);
-    cli::add_target(app, options.target);
+    cli::add_targets(app, options.targets, options.takes_all);
     cli::add_user(app, options.user);
     cli::add_limit(app, "--for", options.request.time,
                    "For so long (default: until it is released, or ends)");

@@ -61,11 +61,12 @@ int explain(const cli::CommandRun& operation) {
     const auto patience = asked.bounds_all ? asked.timeout : k_patience;
     auto request = rehearsal(asked, patience);
     cli::Finder finder;
-    auto verdicts = cli::ask_targets(finder, operation.target, operation.user, request, patience);
+    const auto& target = operation.targets.front();
+    auto verdicts = cli::ask_targets(finder, target, operation.user, request, patience);
     if (!verdicts) return cli::tell_failure(k_program, operation.output, verdicts.error());
     request.only_if_idle.reset();
     request.ignore_inhibitors = true;
-    auto outcomes = cli::ask_targets(finder, operation.target, operation.user, request, patience);
+    auto outcomes = cli::ask_targets(finder, target, operation.user, request, patience);
     if (!outcomes) return cli::tell_failure(k_program, operation.output, outcomes.error());
     const auto verdict_of = [&](const cli::Process& process) {
         return std::find_if(verdicts->begin(), verdicts->end(),
@@ -175,8 +176,8 @@ int run(Typed typed, cli::policy::Sources sources) {
             {*typed.need, typed.gpu, typed.target, typed.user, std::move(request), typed.output});
     }
     if (!request.only_if_idle) request.only_if_idle = Milliseconds(0);
-    cli::CommandRun operation{k_program, std::move(typed.target), typed.user, std::move(request),
-                              typed.output};
+    cli::CommandRun operation{k_program, {}, typed.user, std::move(request), typed.output};
+    if (!typed.target.empty()) operation.targets.push_back(std::move(typed.target));
     return typed.why ? explain(operation) : cli::run(operation);
 }
 

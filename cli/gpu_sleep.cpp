@@ -18,6 +18,7 @@ constexpr const char* k_examples =
     "  gpu-sleep 4242 --on-touch wake               until it uses the GPU again\n"
     "  gpu-sleep 4242 --dir /var/tmp/sleep          keep contents in compressed files\n"
     "  gpu-sleep 4242 --dry-run                     what would be freed, kept, dropped\n"
+    "  gpu-sleep 4711 4712 train.py                 several, each by its pid or its name\n"
     "  gpu-sleep 4242 --tree                        a server of several processes, all or none of them\n"
     "  gpu-sleep 4242 --engine driver               a process that has no agent\n";
 
@@ -106,7 +107,7 @@ int main(int argc, char** argv) {
     std::optional<Milliseconds> timeout;
     cli::TypedStores stores;
     cli::add_basics(app, k_examples);
-    cli::add_target(app, operation.target);
+    cli::add_targets(app, operation.targets, operation.takes_several);
     cli::add_selection(app, operation.selection);
     cli::add_user(app, operation.user);
     cli::add_flag(app, "--yes", operation.accepts_losses,
@@ -115,11 +116,13 @@ int main(int argc, char** argv) {
     add_request(app, request, timeout, stores, engine);
     cli::add_output(app, operation.output);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
-    auto text = cli::selection_problem(operation.selection, operation.target);
+    auto text = cli::selection_problem(operation.selection, operation.targets, operation.takes_several);
     if (text.empty()) text = cli::read_stores(stores, request);
     if (text.empty()) text = problem(request, engine);
     if (text.empty() && engine != cli::Engine::agent && operation.selection.is_joint())
-        text = "--engine driver and --engine auto are for one process, without --tree or --group";
+        text = "--engine driver and --engine auto are for processes by themselves, without --tree or --group";
+    if (text.empty() && engine != cli::Engine::agent && operation.targets.empty())
+        text = "PID is missing, which --engine driver and --engine auto are for";
     if (!text.empty()) return cli::usage_error("gpu-sleep", text, operation.output.json);
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);

@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
     model::WakeRequest request;
     cli::add_basics(app, k_examples);
     std::optional<Milliseconds> timeout;
-    cli::add_target(app, operation.target);
+    cli::add_targets(app, operation.targets, operation.takes_several);
     cli::add_selection(app, operation.selection);
     cli::add_user(app, operation.user);
     cli::add_tags(app, "--tags", request.tags, "Only these tags (default: all)");
@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
         ->type_name("FROM=TO,...");
     cli::add_output(app, operation.output);
     if (const auto status = cli::parse(app, argc, argv)) return *status;
-    auto text = cli::selection_problem(operation.selection, operation.target);
+    auto text = cli::selection_problem(operation.selection, operation.targets, operation.takes_several);
     for (const auto& word : moves) {
         auto move = cli::parse_gpu_move(word);
         if (!move && text.empty()) text = "--gpu: " + move.error().message;
@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
     if (text.empty() && min_awake && !request.make_room) text = "--min-awake is for --make-room";
     if (text.empty() && operation.selection.is_joint() && (!request.order.empty() || request.make_room))
         text = "--order and --make-room are for one process, without --tree or --group";
-    if (text.empty() && operation.selection.is_joint() && !moves.empty())
+    if (text.empty() && (operation.selection.is_joint() || operation.targets.size() != 1) && !moves.empty())
         text = "--gpu is for one process, without --tree or --group";
     if (!text.empty()) return cli::usage_error("gpu-wake", text, operation.output.json);
     constexpr Milliseconds k_wait_for_room{10'000};

@@ -30,9 +30,10 @@ Result<void> check_members(const CommandRun& operation, const std::vector<Target
         known.push_back(target.process);
         membership.roots.push_back(target.process.pid);
     }
-    if (model::is_number(operation.target))
-        if (const auto root = find_process(finder, operation.target, {}))
-            membership.roots.push_back(root->pid);
+    for (const auto& word : operation.targets) {
+        if (!model::is_number(word)) continue;
+        if (const auto root = find_process(finder, word, {})) membership.roots.push_back(root->pid);
+    }
     const auto newcomer = find_newcomer(finder, membership, known);
     if (!newcomer) return newcomer.error();
     if (!newcomer->has_value()) return {};

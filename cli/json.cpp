@@ -141,11 +141,16 @@ OrderedJson to_value(const model::Report& report) {
 
 OrderedJson to_value(std::string_view program, const Outcome& outcome) {
     const auto& process = outcome.process;
-    OrderedJson value{
-        {"pid", process.pid}, {"namespace_pid", process.inner_pid}, {"user", user_name(process.uid)},
-        {"uid", process.uid}, {"command", process.command},         {"exit_status", exit_status_of(outcome)}};
-    value["display_name"] = display_name(process);
-    value["script"] = process.program.script;
+    OrderedJson value{{"pid", process.pid}};
+    if (!process.command.empty()) { // else there is no such process
+        value["namespace_pid"] = process.inner_pid;
+        value["user"] = user_name(process.uid);
+        value["uid"] = process.uid;
+        value["command"] = process.command;
+        value["display_name"] = display_name(process);
+        value["script"] = process.program.script;
+    }
+    value["exit_status"] = exit_status_of(outcome);
     value["engine"] = outcome.by_driver ? "driver" : "agent";
     value["gpu_bytes"] = outcome.gpu_bytes ? OrderedJson(*outcome.gpu_bytes) : OrderedJson(nullptr);
     if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {

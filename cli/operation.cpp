@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
 #include <utility>
 
 namespace gpu_sleep::cli {
@@ -158,10 +159,11 @@ bool wakes_tags(const CommandRun& operation) {
     return wake && (!wake->tags.empty() || !wake->order.empty());
 }
 
-/// The process that the driver is to be asked about, because it has no agent. `found` is what looking for
-/// agents came to, if there was a look. Errors: why the driver is not asked.
-Result<Process> choose_driver(const CommandRun& operation, Finder& finder, const Result<Targets>& found) {
-    auto process = find_process_without_agent(finder, operation.target, operation.user);
+/// The process that `word` names and the driver is to be asked about, because it has no agent. `found` is
+/// what looking for agents came to, if there was a look. Errors: why the driver is not asked.
+Result<Process> choose_driver(const CommandRun& operation, const std::string& word, Finder& finder,
+                              const Result<Targets>& found) {
+    auto process = find_process_without_agent(finder, word, operation.user);
     if (!process) return process;
     if (operation.engine == Engine::driver) {
         auto socket = finder.connect(*process);
@@ -279,12 +281,54 @@ bool drops(const model::SleepRequest& request) noexcept {
     return !request.dry_run && (request.level == model::Level::drop || !request.discard.empty());
 }
 
-Result<Targets> find(const CommandRun& operation, Finder& finder) {
-    const Search search{.user = operation.user};
-    if (!operation.selection.group.empty()) return find_group(finder, operation.selection.group, search);
-    if (operation.selection.tree) return find_tree(finder, operation.target, search);
-    return operation.target.empty() ? find_all(finder, operation.user)
-                                    : find_targets(finder, operation.target, search);
+/// Whom a command is for.
+struct Selected {
+    Targets targets;
+    std::vector<Process> without_agent; ///< whom the driver is asked about
+};
+
+/// Errors: those of find_each() and the like.
+Result<Selected> select(const CommandRun& operation, Finder& finder) {
+    const Search search{.user = operation.user, .takes_several = operation.takes_several};
+    const auto alone = [](Result<Targets> found) -> Result<Selected> {
+        if (!found) return std::move(found).error();
+        return Selected{*std::move(found), {}};
+    };
+    if (!operation.selection.group.empty())
+        return alone(find_group(finder, operation.selection.group, search));
+    if (operation.selection.tree) return alone(find_tree(finder, operation.targets.front(), search));
+    if (operation.targets.empty()) return alone(find_all(finder, operation.user));
+    Selected selected;
+    std::set<pid_t> without_agent;
+    for (const auto& word : operation.targets) {
+        Result<Targets> found = Targets{};
+        if (operation.engine != Engine::driver) found = find_targets(finder, word, search);
+        if (operation.engine == Engine::driver || (!found && found.error().code == ErrorCode::no_agent)) {
+            auto process = choose_driver(operation, word, finder, found);
+            if (process) {
+                if (without_agent.insert(process->pid).second)
+                    selected.without_agent.push_back(*std::move(process));
+                continue;
+            }
+            found = std::move(process).error();
+        }
+        GPU_SLEEP_TRY(add_found(finder, operation.targets, word, std::move(found), selected.targets));
+    }
+    if (operation.targets.size() > 1) connect_again(finder, selected.targets);
+    return selected;
+}
+
+/// Has the driver do it, one process after another, and tells of each. An interruption is for the rest, too.
+void run_by_driver(const CommandRun& operation, std::vector<Process> processes, Teller& teller,
+                   Interruptions& interruptions, std::vector<Outcome>& outcomes) {
+    bool is_over = false;
+    for (auto& process : processes) {
+        outcomes.push_back(is_over ? outcome_of(operation, std::move(process),
+                                                make_error(ErrorCode::cancelled, "it was not begun with"))
+                                   : run_by_driver(process, driver_request(operation), interruptions));
+        teller.tell(outcomes.back());
+        is_over = is_over || is_withdrawn(outcomes.back());
+    }
 }
 
 } // namespace
@@ -293,38 +337,26 @@ int run(CommandRun operation) {
     raise_descriptor_limit();
     Teller teller(operation);
     Finder finder;
-    Result<Targets> targets = Targets{};
-    std::optional<Process> without_agent;
-    if (operation.engine != Engine::driver) targets = find(operation, finder);
-    const bool lacks_agent = !targets && targets.error().code == ErrorCode::no_agent;
-    if (operation.engine == Engine::driver || (lacks_agent && !operation.selection.is_joint())) {
-        auto chosen = choose_driver(operation, finder, targets);
-        if (chosen)
-            without_agent = *std::move(chosen);
-        else
-            targets = std::move(chosen).error();
+    auto selected = select(operation, finder);
+    if (!selected) return tell_failure(operation.program, operation.output, selected.error());
+    if (!operation.moves.empty() && !selected->targets.reached.empty()) {
+        auto planned = plan_moves(operation, finder, std::move(selected->targets));
+        if (!planned) return tell_failure(operation.program, operation.output, planned.error());
+        selected->targets = *std::move(planned);
     }
-    if (targets && !operation.moves.empty() && !targets->reached.empty())
-        targets = plan_moves(operation, finder, *std::move(targets));
-    if (!targets && !without_agent) return tell_failure(operation.program, operation.output, targets.error());
     if (const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
-        targets && sleep && drops(*sleep) && !operation.accepts_losses) {
-        const auto losses = losses_of(*sleep, finder, targets->reached);
+        sleep && drops(*sleep) && !operation.accepts_losses) {
+        const auto losses = losses_of(*sleep, finder, selected->targets.reached);
         if (!losses.empty() && !accepts(operation.program, losses, operation.output.quiet))
             return exit_status::failed_awake;
         // An agent waits for a request less long than a person thinks.
-        if (!losses.empty()) targets = find(operation, finder);
-        if (!targets) return tell_failure(operation.program, operation.output, targets.error());
+        if (!losses.empty()) selected = select(operation, finder);
+        if (!selected) return tell_failure(operation.program, operation.output, selected.error());
     }
     Interruptions interruptions;
-    std::vector<Outcome> outcomes;
-    if (without_agent) {
-        outcomes.push_back(run_by_driver(*without_agent, driver_request(operation), interruptions));
-        teller.tell(outcomes.back());
-    } else {
-        outcomes = ask(operation, *std::move(targets), teller, interruptions);
-        std::erase_if(outcomes, [&](const Outcome& each) { return is_passed_over(operation, each); });
-    }
+    auto outcomes = ask(operation, std::move(selected->targets), teller, interruptions);
+    std::erase_if(outcomes, [&](const Outcome& each) { return is_passed_over(operation, each); });
+    run_by_driver(operation, std::move(selected->without_agent), teller, interruptions, outcomes);
     if (operation.selection.is_joint()) teller.tell_sum(outcomes);
     return end(operation, teller, outcomes, interruptions);
 }

@@ -30,9 +30,10 @@ enum class Engine : std::uint8_t {
 /// One run of a command that changes processes.
 struct CommandRun {
     std::string program;
-    /// Empty, where no group is selected: all processes with an agent that may be asked. Nothing is said then
-    /// of one that has gone, or that has nothing to do with the request, and it is no failure.
-    std::string target;
+    /// Pids and names. None, where no group is selected: all processes with an agent that may be asked.
+    /// Nothing is said then of one that has gone, or that has nothing to do with the request, and it is no
+    /// failure.
+    std::vector<std::string> targets;
     std::optional<uid_t> user; ///< select only processes of this user
     protocol::Request request;
     OutputOptions output;
@@ -40,7 +41,8 @@ struct CommandRun {
     bool force = false;            ///< the driver restores also where it is not known whether there is room
     std::vector<GpuMove> moves{};  ///< of a wake of what the driver has put away: to other GPUs
     bool accepts_losses = false;   ///< a sleep drops what is not declared refillable without a word before
-    Selection selection = {};      ///< more than `target` names, or a group in its place
+    Selection selection = {};      ///< more than a target names, or a group in its place
+    bool takes_several = false;    ///< a program's name is that of all that run it
 };
 
 /// Runs the command. Prints each result on standard output as it arrives, or all together as JSON, and

@@ -206,6 +206,23 @@ CLI::Option* add_target(CLI::App& app, std::string& target) {
                     "its descendants that have one");
 }
 
+void add_targets(CLI::App& app, std::vector<std::string>& targets, bool& takes_all) {
+    const auto take = [&targets](const std::vector<std::string>& words) {
+        if (std::find(words.begin(), words.end(), std::string()) != words.end())
+            throw CLI::ValidationError(
+                "PID is empty; it should be a process id, or the name that a process has");
+        targets = words;
+    };
+    app.add_option_function<std::vector<std::string>>(
+           "PID", take,
+           "Process ids, or the names of programs; the id of a parent without an agent selects its\n"
+           "descendants that have one")
+        ->type_name("...");
+    add_flag(app, "--all", takes_all,
+             "Without PID, all processes with an agent that the caller may ask; with the name of a program,\n"
+             "all that run it");
+}
+
 void add_selection(CLI::App& app, Selection& selection) {
     add_flag(app, "--tree", selection.tree,
              "PID and its descendants, together: all prepare before any goes on, and all go back if one\n"
@@ -218,10 +235,13 @@ void add_selection(CLI::App& app, Selection& selection) {
               "Together, in place of PID: the processes that gpu-run --group NAME has started");
 }
 
-std::string selection_problem(const Selection& selection, const std::string& target) {
+std::string selection_problem(const Selection& selection, const std::vector<std::string>& targets,
+                              bool takes_all) {
     if (selection.tree && !selection.group.empty()) return "--tree and --group exclude each other";
-    if (!selection.group.empty() && !target.empty()) return "--group takes the place of PID";
-    return target.empty() && selection.group.empty() ? "PID is missing" : "";
+    if (selection.is_joint() && takes_all) return "--all goes with neither --tree nor --group";
+    if (!selection.group.empty() && !targets.empty()) return "--group takes the place of PID";
+    if (selection.tree && targets.size() > 1) return "--tree is for one PID";
+    return targets.empty() && selection.group.empty() && !takes_all ? "PID is missing" : "";
 }
 
 std::string name_problem(const std::string& name) {

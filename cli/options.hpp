@@ -62,11 +62,15 @@ CLI::Option* add_flag(CLI::App& app, const std::string& name, bool& value, const
 /// The positional PID, which may be a name; see find_targets.
 CLI::Option* add_target(CLI::App& app, std::string& target);
 
+/// Several of them, and --all in their place or beside names; see find_each() and Search::takes_several.
+void add_targets(CLI::App& app, std::vector<std::string>& targets, bool& takes_all);
+
 /// --tree and --group, of which the latter takes the place of PID; see selection_problem().
 void add_selection(CLI::App& app, Selection& selection);
 
-/// What is wrong with them and PID together, or nothing.
-[[nodiscard]] std::string selection_problem(const Selection& selection, const std::string& target);
+/// What is wrong with them, PID and --all together, or nothing.
+[[nodiscard]] std::string selection_problem(const Selection& selection,
+                                            const std::vector<std::string>& targets, bool takes_all);
 
 /// What is wrong with the name of a process or of a group, or nothing.
 [[nodiscard]] std::string name_problem(const std::string& name);

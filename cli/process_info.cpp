@@ -243,6 +243,7 @@ std::string display_name(const Process& process) {
 
 std::string title(const Process& process) {
     constexpr std::size_t k_columns = 40;
+    if (display_name(process).empty()) return std::to_string(process.pid);
     return fmt::format("{} ({})", process.pid, shortened(display_name(process), k_columns));
 }
 

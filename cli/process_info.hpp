@@ -94,7 +94,8 @@ void raise_descriptor_limit() noexcept;
 /// The name that it was given, or else that of its program: "python3 serve.py".
 [[nodiscard]] std::string display_name(const Process& process);
 
-/// "4242 (python3 serve.py)", not too long and safe for a terminal.
+/// "4242 (python3 serve.py)", not too long and safe for a terminal; "4242" of one of which nothing else is
+/// known.
 [[nodiscard]] std::string title(const Process& process);
 
 /// Those of `processes` that descend from `ancestor`, in the order they have.

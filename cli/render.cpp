@@ -194,6 +194,7 @@ Error without(const std::string& subject, Error error) {
     auto& message = error.message;
     if (message.starts_with(subject + ": ")) message.erase(0, subject.size() + 2);
     const auto again = "process " + subject;
+    if (message.starts_with("there is no " + again)) return error;
     for (auto at = message.find(again); at != std::string::npos; at = message.find(again, at))
         message.replace(at, again.size(), "it");
     return error;

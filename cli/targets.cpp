@@ -330,6 +330,49 @@ Result<Targets> find_targets(Finder& finder, std::string_view text, const Search
                                   : find_by_name(finder, text, search);
 }
 
+Result<void> add_found(Finder& finder, const std::vector<std::string>& words, std::string_view word,
+                       Result<Targets> found, Targets& all) {
+    if (!found) {
+        if (words.size() == 1 || !model::is_number(word)) return std::move(found).error();
+        Process process;
+        static_cast<void>(std::from_chars(word.data(), word.data() + word.size(), process.pid));
+        if (auto known = finder.proc().read(process.pid)) process = *std::move(known);
+        auto error = std::move(found).error();
+        found = Targets{};
+        found->unreached.push_back({std::move(process), std::move(error)});
+    }
+    const auto is_new = [&](const Process& process) {
+        const auto is_it = [&](const auto& each) { return each.process.pid == process.pid; };
+        return std::none_of(all.reached.begin(), all.reached.end(), is_it) &&
+               std::none_of(all.unreached.begin(), all.unreached.end(), is_it);
+    };
+    for (auto& target : found->reached)
+        if (is_new(target.process)) all.reached.push_back(std::move(target));
+    for (auto& outcome : found->unreached)
+        if (is_new(outcome.process)) all.unreached.push_back(std::move(outcome));
+    return {};
+}
+
+void connect_again(Finder& finder, Targets& targets) {
+    std::vector<Target> reached;
+    for (auto& target : targets.reached) {
+        auto socket = finder.connect(target.process);
+        if (socket)
+            reached.push_back({std::move(target.process), *std::move(socket)});
+        else
+            targets.unreached.push_back({std::move(target.process), std::move(socket).error()});
+    }
+    targets.reached = std::move(reached);
+}
+
+Result<Targets> find_each(Finder& finder, const std::vector<std::string>& words, const Search& search) {
+    Targets all;
+    for (const auto& word : words)
+        GPU_SLEEP_TRY(add_found(finder, words, word, find_targets(finder, word, search), all));
+    if (words.size() > 1) connect_again(finder, all);
+    return all;
+}
+
 Result<Process> find_process(const Finder& finder, std::string_view text, std::optional<uid_t> user) {
     pid_t pid = 0;
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), pid);
@@ -391,14 +434,19 @@ std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets, const
     return outcomes;
 }
 
+std::vector<Outcome> ask_each(Finder& finder, Targets targets, const protocol::Request& request,
+                              Milliseconds timeout) {
+    auto outcomes = ask_each(finder, std::move(targets.reached), request, timeout);
+    std::move(targets.unreached.begin(), targets.unreached.end(), std::back_inserter(outcomes));
+    return outcomes;
+}
+
 std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets, Milliseconds timeout) {
     return ask_each(finder, std::move(targets), model::StatusRequest{}, timeout);
 }
 
 std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout) {
-    auto outcomes = ask_status(finder, std::move(targets.reached), timeout);
-    std::move(targets.unreached.begin(), targets.unreached.end(), std::back_inserter(outcomes));
-    return outcomes;
+    return ask_each(finder, std::move(targets), model::StatusRequest{}, timeout);
 }
 
 void drop_ended(std::vector<Outcome>& outcomes) {
@@ -425,16 +473,25 @@ int exit_status_of(const Outcome& outcome) noexcept {
     return exit_status::done;
 }
 
+int worse_of(int one, int other) noexcept {
+    constexpr int k_worst_first[] = {exit_status::damaged,        exit_status::outcome_unknown,
+                                     exit_status::failed_asleep,  exit_status::timed_out,
+                                     exit_status::no_host_memory, exit_status::failed_awake,
+                                     exit_status::not_permitted,  exit_status::no_process,
+                                     exit_status::usage,          exit_status::done};
+    return *std::find_if(std::begin(k_worst_first), std::end(k_worst_first) - 1,
+                         [=](int status) { return status == one || status == other; });
+}
+
 int exit_status_of(const std::vector<Outcome>& outcomes) noexcept {
     int status = exit_status::done;
+    int withdrawn = exit_status::done;
     for (const auto& outcome : outcomes) {
-        const int its = exit_status_of(outcome);
         const auto* error = error_of(outcome);
-        const bool is_withdrawn = error && error->code == ErrorCode::cancelled;
-        if (its != exit_status::done && !is_withdrawn) return its;
-        if (status == exit_status::done) status = its;
+        auto& worst = error && error->code == ErrorCode::cancelled ? withdrawn : status;
+        worst = worse_of(worst, exit_status_of(outcome));
     }
-    return status;
+    return status == exit_status::done ? withdrawn : status;
 }
 
 } // namespace gpu_sleep::cli

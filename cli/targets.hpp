@@ -45,8 +45,7 @@ inline constexpr Milliseconds k_name_timeout{2'000};
 /// Options of find_targets().
 struct Search {
     std::optional<uid_t> user = {}; ///< select only processes of this user; unset for all users
-    bool takes_several =
-        false; ///< a name may be that of several users' processes, and a program's of several
+    bool takes_several = false;     ///< a name may be that of several users', or of several with one program
     Milliseconds name_timeout = k_name_timeout;
 };
 
@@ -68,6 +67,19 @@ struct Search {
 /// least one of the lists is not empty. Errors: no_process, no_agent, ambiguous_name, not_permitted,
 /// timed_out, io_failed.
 [[nodiscard]] Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search = {});
+
+/// The processes that `words` name, each as for find_targets(), and each process once. A word that is no
+/// number selects some or keeps the command from asking any; a number by which no process can be reached is
+/// among the unreached. Errors: those of a word alone, or of one that is no number.
+[[nodiscard]] Result<Targets> find_each(Finder& finder, const std::vector<std::string>& words,
+                                        const Search& search = {});
+
+/// What find_each() is made of: adds to `all` what looking for one of `words` has `found`. Errors: as there.
+[[nodiscard]] Result<void> add_found(Finder& finder, const std::vector<std::string>& words,
+                                     std::string_view word, Result<Targets> found, Targets& all);
+
+/// Connects again to those that are reached, because agents wait for a request for a short time only.
+void connect_again(Finder& finder, Targets& targets);
 
 /// `text`, as for find_targets(), and all descendants: of these, those that have an agent. None is hidden by
 /// a parent that has one, or is left out because it may not be asked. At least one of the lists is not empty.
@@ -97,11 +109,13 @@ struct Membership {
 [[nodiscard]] std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets,
                                             const protocol::Request& request, Milliseconds timeout);
 
-/// The same for their status.
+/// The same, followed by those that were not reached.
+[[nodiscard]] std::vector<Outcome> ask_each(Finder& finder, Targets targets, const protocol::Request& request,
+                                            Milliseconds timeout);
+
+/// Both for their status.
 [[nodiscard]] std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets,
                                               Milliseconds timeout);
-
-/// The same, followed by those that were not reached.
 [[nodiscard]] std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout);
 
 /// Removes the outcomes of processes that have ended or run another program by now; for listings without a
@@ -117,7 +131,11 @@ void drop_ended(std::vector<Outcome>& outcomes);
 /// What stands for the state of one that has not answered: "stopped" or "no answer".
 [[nodiscard]] const char* silence(const Outcome& outcome) noexcept;
 
-/// The exit status for several: that of the first that failed, and was not only withdrawn because another
+/// The one that matters more to who asked several, of two exit statuses: what may be lost comes first, then
+/// what is not known, and 0 last.
+[[nodiscard]] int worse_of(int one, int other) noexcept;
+
+/// The exit status for several: the worst of those that failed, and were not only withdrawn because another
 /// did; or 0.
 [[nodiscard]] int exit_status_of(const std::vector<Outcome>& outcomes) noexcept;
 

@@ -17,7 +17,7 @@ namespace {
 
 /// Whether nobody in particular was named.
 bool is_for_all(const CommandRun& operation) noexcept {
-    return operation.target.empty() && operation.selection.group.empty();
+    return operation.targets.empty() && operation.selection.group.empty();
 }
 
 /// Whether the report says that something was done, or would be.

@@ -40,7 +40,7 @@ public:
 
     /// Tells what failed, and notes what was done.
     void add(Outcome outcome) {
-        if (status_ == exit_status::done) status_ = exit_status_of(outcome);
+        status_ = worse_of(status_, exit_status_of(outcome));
         const auto* const failure = std::get_if<model::Failure>(&outcome.answer);
         const auto* const error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
         const auto subject = title(outcome.process);

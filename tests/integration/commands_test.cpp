@@ -331,9 +331,72 @@ TEST_CASE("Commands: a process is found by its program's name, if it is the only
         CHECK_THAT(refused.err, mentions(fmt::format("{} ({})", host->pid(), name)));
     CHECK(other.state() == "awake");
     CHECK(run({{command_file("gpu-ps"), name, "--json"}}).json("/processes/1/state") == "awake");
+    CHECK(run({{command_file("gpu-sleep"), name, "--all"}}).status == 0);
+    CHECK(other.state() == "asleep");
+    REQUIRE(other.command("gpu-wake").status == 0);
     other.tell("name " + name);
     CHECK(run({{command_file("gpu-sleep"), name}}).status == 0);
     CHECK(other.state() == "asleep"); // and the other, which is asleep already, was not asked
+}
+
+TEST_CASE("Commands: several processes are asked at once, and the status is the worst", "[quick][commands]") {
+    Host one;
+    Host other;
+    for (auto* host : {&one, &other}) host->tell("alloc weights 4096 0");
+    const auto first = std::to_string(one.pid());
+    const auto second = std::to_string(other.pid());
+    const auto ask = [&](const std::string& command, Arguments words) {
+        words.insert(words.begin(), command_file(command));
+        return run({words});
+    };
+    const auto none = ask("gpu-sleep", {first, second, "nobody", "--json"}); // a name may be a slip
+    CHECK(none.status == 3);
+    CHECK(none.json("/error/code") == "no_process");
+    CHECK(one.state() == "awake");
+    const auto slept = ask("gpu-sleep", {first, "999999999", second, first, "--json"});
+    CHECK(slept.status == 3);
+    CHECK(slept.json("/exit_status") == "3");
+    CHECK(slept.json("/processes/0/state") == "asleep");
+    CHECK(slept.json("/processes/1/state") == "asleep");
+    CHECK(slept.json("/processes/2/pid") == "999999999");
+    CHECK(slept.json("/processes/2/error/code") == "no_process");
+    CHECK(slept.json("/processes/2/command") == "none"); // nothing is known of it
+    CHECK(slept.json("/processes/3") == "none");
+    CHECK_THAT(slept.err, mentions("cannot put 999999999 to sleep: there is no process 999999999"));
+    const auto woken = ask("gpu-wake", {second, first});
+    CHECK(woken.status == 0);
+    CHECK_THAT(woken.out, mentions(first + " ") && mentions(second + " ") && mentions("in all"));
+    REQUIRE(ask("gpu-inhibit", {first, second}).status == 0);
+    CHECK(ask("gpu-sleep", {first, second}).status == 1);
+    CHECK(ask("gpu-inhibit", {first, second, "--release", "--json"}).json("/processes/1/pid") == second);
+    for (const auto& refused :
+         {ask("gpu-sleep", {first, second, "--tree"}), ask("gpu-sleep", {"--all", "--group", "x"}),
+          ask("gpu-sleep", {"--all", "--tree"}), ask("gpu-sleep", {"--all", "--engine", "driver"}),
+          ask("gpu-wake", {first, second, "--gpu", "0=1"}), ask("gpu-inhibit", {"--all", "--", "true"})})
+        CHECK(refused.status == 2);
+}
+
+TEST_CASE("Commands: --all is for all that a user has", "[commands]") {
+    if (::geteuid() != 0) return skip_without_right("be another user");
+    const Stage stage;
+    const Arguments as_another{"setpriv", "--reuid=65533", "--regid=65533", "--clear-groups"};
+    Host host;
+    Host one(stage.launch(as_another));
+    Host other(stage.launch(as_another));
+    for (auto* each : {&host, &one, &other}) each->tell("alloc weights 4194304 0");
+    const auto ask = [&](const std::string& command) {
+        return run({{command_file(command), "--all", "--user", "65533"}});
+    };
+    const auto slept = ask("gpu-sleep");
+    CHECK(slept.status == 0);
+    CHECK_THAT(slept.out, mentions("8.00 MiB of GPU memory freed in all"));
+    CHECK(host.state() == "awake");
+    for (auto* each : {&one, &other}) CHECK(each->state() == "asleep");
+    CHECK(ask("gpu-sleep").out == "nothing to do\n");
+    REQUIRE(ask("gpu-wake").status == 0);
+    for (auto* each : {&one, &other}) CHECK(each->state() == "awake");
+    CHECK(ask("gpu-inhibit").status == 0);
+    CHECK(ask("gpu-sleep").status == 1);
 }
 
 TEST_CASE("Commands: a command that lacks descriptors leaves all processes as they are", "[commands]") {

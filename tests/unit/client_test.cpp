@@ -387,10 +387,17 @@ TEST_CASE("Exit status: each failure has its own, for a process awake and for on
     CHECK(exit_status_of(Outcome{{}, error}) == row.awake);
 }
 
-TEST_CASE("Exit status: of several processes, the first that failed decides", "[client]") {
+TEST_CASE("Exit status: of several processes, the worst decides that was not only withdrawn", "[client]") {
     const Error late{ErrorCode::timed_out, "", "", 0};
     const Error full{ErrorCode::out_of_host_memory, "", "", 0};
+    const Error withdrawn{ErrorCode::cancelled, "", "", 0};
     CHECK(exit_status_of(std::vector<Outcome>{}) == 0);
     CHECK(exit_status_of(std::vector<Outcome>{{{}, model::Report{}}}) == 0);
-    CHECK(exit_status_of(std::vector<Outcome>{{{}, model::Report{}}, {{}, late}, {{}, full}}) == 4);
+    CHECK(exit_status_of(std::vector<Outcome>{{{}, model::Report{}}, {{}, full}, {{}, late}}) == 4);
+    CHECK(exit_status_of(std::vector<Outcome>{{{}, withdrawn}, {{}, late}}) == 4);
+    CHECK(exit_status_of(std::vector<Outcome>{{{}, withdrawn}}) == traits(withdrawn.code).exit_status);
+    CHECK(worse_of(6, 9) == 6);
+    CHECK(worse_of(3, 1) == 1);
+    CHECK(worse_of(2, 0) == 2);
+    CHECK(worse_of(0, 0) == 0);
 }
