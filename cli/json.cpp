@@ -149,6 +149,10 @@ OrderedJson to_value(std::string_view program, const Outcome& outcome) {
         value["command"] = process.command;
         value["display_name"] = display_name(process);
         value["script"] = process.program.script;
+        value["notebook"] = process.origin.notebook;
+        value["kernel"] = process.origin.kernel;
+        value["job"] = process.origin.job;
+        value["unit"] = process.origin.unit;
     }
     value["exit_status"] = exit_status_of(outcome);
     value["engine"] = outcome.by_driver ? "driver" : "agent";

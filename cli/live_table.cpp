@@ -8,6 +8,7 @@
 #include "cli/table.hpp"
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 #include <utility>
 
@@ -20,6 +21,7 @@ using model::State;
 /// What is shown, and sorted by, of a process.
 struct Row {
     std::string name;
+    std::string origin; ///< where others have the same name
     std::string state;
     std::optional<double> idle;
     Bytes gpu = 0;
@@ -95,8 +97,16 @@ std::string summary(const std::vector<Row>& rows) {
     return text;
 }
 
-Table table_of(const std::vector<Outcome>& outcomes, const std::vector<Row>& rows, std::size_t name_columns) {
+/// The most columns of two that give way.
+struct Widths {
+    std::size_t name = 0;
+    std::size_t origin = 0;
+};
+
+Table table_of(const std::vector<Outcome>& outcomes, const std::vector<Row>& rows, Widths widths) {
     constexpr std::size_t k_user_columns = 8;
+    const bool has_origins =
+        std::any_of(rows.begin(), rows.end(), [](const Row& row) { return !row.origin.empty(); });
     const bool has_files =
         std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.files != 0; });
     constexpr auto k_left = Table::Align::left;
@@ -104,6 +114,7 @@ Table table_of(const std::vector<Outcome>& outcomes, const std::vector<Row>& row
     std::vector<Table::Column> columns{{"PID", k_right},  {"USER", k_left},  {"NAME", k_left},
                                        {"STATE", k_left}, {"IDLE", k_right}, {"GPU", k_right},
                                        {"HOST", k_right}};
+    if (has_origins) columns.insert(columns.begin() + 3, {"FROM", k_left}); // behind the name
     if (has_files) columns.push_back({"FILES", k_right});
     Table table(std::move(columns));
     for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -111,11 +122,12 @@ Table table_of(const std::vector<Outcome>& outcomes, const std::vector<Row>& row
         const auto& process = outcomes[i].process;
         std::vector<std::string> cells{std::to_string(process.pid),
                                        shortened(user_name(process.uid), k_user_columns),
-                                       shortened(row.name, name_columns),
+                                       shortened(row.name, widths.name),
                                        row.state,
                                        short_time(row.idle),
                                        size(row.gpu),
                                        size(row.host)};
+        if (has_origins) cells.insert(cells.begin() + 3, shortened(row.origin, widths.origin));
         if (has_files) cells.push_back(size(row.files));
         table.add(std::move(cells));
     }
@@ -168,18 +180,27 @@ void sort(std::vector<Outcome>& outcomes, Order order) {
 }
 
 std::string render_live(const std::vector<Outcome>& outcomes, std::size_t columns) {
-    constexpr std::size_t k_least_name = 8;
-    constexpr std::size_t k_most_name = 64;
+    constexpr std::size_t k_least = 8;
+    constexpr std::size_t k_most = 64;
     std::vector<Row> rows;
     rows.reserve(outcomes.size());
-    for (const auto& outcome : outcomes) rows.push_back(row_of(outcome));
-    auto table = table_of(outcomes, rows, k_most_name).text();
-    const auto width = width_of_lines(table);
-    if (width > columns) {
+    std::map<std::string, std::size_t> counts;
+    for (const auto& outcome : outcomes) {
+        rows.push_back(row_of(outcome));
+        ++counts[rows.back().name];
+    }
+    for (std::size_t i = 0; i < rows.size(); ++i)
+        if (counts[rows[i].name] > 1) rows[i].origin = to_word(outcomes[i].process.origin);
+    Widths widths{k_most, k_most};
+    auto table = table_of(outcomes, rows, widths).text();
+    for (const auto& [width, text] :
+         {std::pair(&Widths::name, &Row::name), std::pair(&Widths::origin, &Row::origin)}) {
+        const auto all = width_of_lines(table);
+        if (all <= columns) break;
         std::size_t longest = 0;
-        for (const auto& row : rows) longest = std::max(longest, width_of(shortened(row.name, k_most_name)));
-        const auto cut = std::min(width - columns, longest);
-        table = table_of(outcomes, rows, std::max(longest - cut, k_least_name)).text();
+        for (const auto& row : rows) longest = std::max(longest, width_of(shortened(row.*text, k_most)));
+        widths.*width = std::max(longest - std::min(all - columns, longest), k_least);
+        table = table_of(outcomes, rows, widths).text();
     }
     return shortened(summary(rows), columns) + "\n\n" + table;
 }

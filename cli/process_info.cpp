@@ -156,7 +156,7 @@ bool ProcFs::is_stopped(const Process& process) const {
 }
 
 bool ProcFs::is_frozen(const Process& process) const {
-    const auto groups = read_file(directory(process.pid) / "cgroup");
+    const auto groups = control_groups(process.pid);
     std::string_view rest = groups;
     while (const auto line = take_line(rest)) { // "0::/PATH", and of the old kind "5:freezer:/PATH"
         const auto controllers = line->find(':');
@@ -209,6 +209,10 @@ std::optional<std::string> ProcFs::variable(pid_t pid, std::string_view variable
         rest.remove_prefix(std::min(entry.size() + 1, rest.size()));
     }
     return std::nullopt;
+}
+
+std::string ProcFs::control_groups(pid_t pid) const {
+    return read_file(directory(pid) / "cgroup");
 }
 
 bool ProcFs::shares_time_namespace(pid_t pid) const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/process.hpp"
+#include "cli/origin.hpp"
 #include "cli/program_name.hpp"
 
 #include <filesystem>
@@ -25,6 +26,7 @@ struct Process {
     std::string command;          ///< its arguments, joined by spaces; "[name]" when it shows none
     ProgramName program;          ///< of its arguments; empty when it shows none
     std::string name;             ///< that gpu-run or itself has given it, once that is known; else empty
+    Origin origin;                ///< once that is known, of a process that may be asked
 };
 
 /// Reads processes from a mounted proc file system. Stateless; thread-safe.
@@ -75,6 +77,9 @@ public:
     /// What the process's environment said of `variable` when it was started; nothing where it has no such
     /// variable or cannot be read. Source: proc_pid_environ(5).
     [[nodiscard]] std::optional<std::string> variable(pid_t pid, std::string_view variable) const;
+
+    /// The control groups of the process, as their file has them. Source: proc_pid_cgroup(5).
+    [[nodiscard]] std::string control_groups(pid_t pid) const;
 
     /// Whether the process counts its clock from the same boot as this command, so that start times can be
     /// compared. Source: time_namespaces(7).

@@ -81,6 +81,10 @@ std::string deep_refusal_line(const Report& report) {
                                        : "cannot sleep deeply: " + printable(report.deep_refusal);
 }
 
+void add_origin(Table& table, const Process& process) {
+    if (const auto text = to_text(process.origin); !text.empty()) table.add_line(text);
+}
+
 /// Of one that has no agent: its GPUs in one line, for it has no tags.
 void add_without_agent(Table& table, const Process& process, const Report& report) {
     const auto bytes = released(report);
@@ -88,6 +92,7 @@ void add_without_agent(Table& table, const Process& process, const Report& repor
                std::string(state_words(report)), "-",
                report.devices.empty() ? "-" : counted(report.devices.size(), "GPU"),
                bytes == 0 ? "-" : format_bytes(bytes), report.devices.empty() ? "host" : "GPU"});
+    add_origin(table, process);
     for (const auto& note : report.notes) table.add_line(note);
 }
 
@@ -106,6 +111,7 @@ void add_process(Table& table, const Outcome& outcome, const Report& report, Det
     for (const auto& tag : report.tags)
         table.add({"", "", "", std::string(state_words(tag.state)), tag.tag,
                    fmt::format("GPU {}", tag.device), format_bytes(tag.bytes), where(tag), policy(tag)});
+    add_origin(table, process);
     if (report.intercepts || report.gate != GateState::open || report.touches != 0)
         table.add_line(gate_line(report));
     if (report.inhibited) table.add_line(inhibition_line(report));

@@ -32,7 +32,7 @@ bool is_empty(const Targets& targets) {
 Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process> processes) {
     Targets targets;
     for (auto& process : processes) {
-        if (process.name.empty()) process.name = given_name(finder.proc(), process.pid);
+        if (process.name.empty()) identify(finder.proc(), process);
         auto socket = finder.connect(process);
         if (socket)
             targets.reached.push_back({std::move(process), *std::move(socket)});
@@ -118,13 +118,16 @@ Error unnamed(std::string_view name, const Error& reason) {
     return error;
 }
 
-/// "4711 (llama) of ann, 4712 (llama) of bob", with their users if those differ.
+/// "4711 (llama) of ann, 4712 (llama) of bob", with their users if those differ, and what else tells them
+/// apart.
 std::string listed(const std::vector<Process>& processes, bool has_users) {
     constexpr std::size_t k_max = 10;
     std::string list;
     for (std::size_t i = 0; i < std::min(processes.size(), k_max); ++i) {
         const auto whose = has_users ? " of " + user_name(processes[i].uid) : std::string();
-        list += fmt::format("{}{}{}", i == 0 ? "" : ", ", title(processes[i]), whose);
+        const auto origin = to_word(processes[i].origin);
+        list += fmt::format("{}{}{}{}", i == 0 ? "" : ", ", title(processes[i]), whose,
+                            origin.empty() ? "" : ": " + origin);
     }
     if (processes.size() > k_max) list += fmt::format(", and {} more", processes.size() - k_max);
     return list;
@@ -373,12 +376,20 @@ Result<Targets> find_each(Finder& finder, const std::vector<std::string>& words,
     return all;
 }
 
+void identify(const ProcFs& proc, Process& process) {
+    process.name = given_name(proc, process.pid);
+    process.origin.notebook = proc.variable(process.pid, "JPY_SESSION_NAME").value_or("");
+    process.origin.kernel = kernel_in(process.command);
+    process.origin.job = proc.variable(process.pid, "SLURM_JOB_ID").value_or("");
+    process.origin.unit = unit_in(proc.control_groups(process.pid));
+}
+
 Result<Process> find_process(const Finder& finder, std::string_view text, std::optional<uid_t> user) {
     pid_t pid = 0;
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), pid);
     if (failure != std::errc{}) return make_error(ErrorCode::no_process, "there is no process {}", text);
     auto process = finder.proc().read(pid);
-    if (process) process->name = given_name(finder.proc(), pid);
+    if (process) identify(finder.proc(), *process);
     if (!process || !user || process->uid == *user) return process;
     return make_error(ErrorCode::no_process, "process {} belongs to {}, not to {}", title(*process),
                       user_name(process->uid), user_name(*user));
@@ -396,7 +407,7 @@ Result<Process> find_process_without_agent(const Finder& finder, std::string_vie
         if (!is_named && !is_called(process.program, text)) continue;
         if (finder.proc().find_thread(process.pid, k_control_thread)) continue;
         found.push_back(process);
-        found.back().name = given_name(finder.proc(), process.pid);
+        identify(finder.proc(), found.back());
     }
     std::set<pid_t> below;
     for (const auto& process : found)

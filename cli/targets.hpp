@@ -49,6 +49,9 @@ struct Search {
     Milliseconds name_timeout = k_name_timeout;
 };
 
+/// Notes of the process what it is called and where it is from, as far as that is known without asking it.
+void identify(const ProcFs& proc, Process& process);
+
 /// The one process whose pid is `text`, a number, of `user` if that is set. Errors: no_process, io_failed.
 [[nodiscard]] Result<Process> find_process(const Finder& finder, std::string_view text,
                                            std::optional<uid_t> user);

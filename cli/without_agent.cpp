@@ -103,8 +103,9 @@ std::vector<Outcome> find_without_agent(const Finder& finder, std::optional<uid_
     std::vector<Outcome> found;
     const auto own = ::geteuid();
     for (const auto pid : pids) {
-        const auto process = finder.proc().read(pid);
+        auto process = finder.proc().read(pid);
         if (!process || (own != 0 && process->uid != own) || (user && process->uid != *user)) continue;
+        identify(finder.proc(), *process);
         // In a container NVML may mean another process by this number: the driver knows those that are meant.
         if (auto outcome = driver.describe(*process)) found.push_back(*std::move(outcome));
     }

@@ -84,6 +84,26 @@ TEST_CASE("Live table: a line for each process, and the sums", "[live]") {
     CHECK_FALSE(shown.rows[3].contains("FILES"));
 }
 
+TEST_CASE("Live table: what tells processes of one name apart is shown, and cut after the names", "[live]") {
+    auto outcomes = sample();
+    for (auto& outcome : outcomes) outcome.process.origin.unit = "jupyter-of-a-user.service";
+    CHECK_FALSE(test::Printed(render_live(outcomes, 80)).rows[0].contains("FROM"));
+    for (const std::size_t i : {1U, 2U}) {
+        std::get<model::Report>(outcomes[i].answer).name = "python3 -m ipykernel_launcher";
+        outcomes[i].process.origin.notebook = i == 1 ? "work/a.ipynb" : "work/b.ipynb";
+    }
+    const test::Printed shown(render_live(outcomes, 200));
+    CHECK_FALSE(shown.rows[0].contains("FROM"));
+    CHECK(shown.rows[1].at("FROM") == "a.ipynb");
+    CHECK(shown.rows[1].at("NAME") == "python3 -m ipykernel_launcher");
+    const auto narrow = render_live(outcomes, 70);
+    std::istringstream lines(narrow);
+    for (std::string line; std::getline(lines, line);) CHECK(width_of(line) <= 70);
+    CHECK(test::Printed(narrow).rows[2].at("FROM") == "b.ipynb");
+    outcomes[1].process.origin.notebook = outcomes[2].process.origin.notebook = test::hostile_text();
+    CHECK(test::is_safe(render_live(outcomes, 80)));
+}
+
 TEST_CASE("Live table: names are cut so that it fits in eighty columns", "[live]") {
     const std::string wide = GENERATE(std::string(64, 'x'),
                                       std::string("\xE6\xA8\xA1\xE5\x9E\x8B"

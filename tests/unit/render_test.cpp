@@ -115,6 +115,9 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
     REQUIRE(both.rows.size() == 4);
     CHECK(both.rows[2].at("STATE") == "awake 1 h 0 min");
     for (const int row : {2, 3}) CHECK(both.rows[static_cast<std::size_t>(row)].at("WHERE") == "GPU");
+    auto from_notebook = listed_process();
+    from_notebook.origin.notebook = "work/a.ipynb";
+    CHECK(Printed(render_listing({{from_notebook, awake}})).sentences.at(0) == "notebook work/a.ipynb");
     const Printed in_full(render_listing({{listed_process(), intercepted}}, Detail::all));
     REQUIRE(in_full.sentences.size() == asleep.sentences.size() + 1);
     CHECK(in_full.sentences[4] == "cannot sleep deeply: it has managed memory");

@@ -41,6 +41,8 @@ TEST_CASE("Targets: a program's or a script's name, where nobody was given it", 
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .start_time = 99, .arguments = "/usr/bin/python3\0/srv/train.py\0"s});
     tree.add({.pid = 20, .arguments = "python3\0serve.py\0"s});
+    tree.write("proc/20/environ", "SLURM_JOB_ID=471\0JPY_SESSION_NAME=work/a.ipynb\0"s);
+    tree.write("proc/20/cgroup", "0::/system.slice/jupyter.service\n");
     tree.add({.pid = 30, .arguments = "bash\0serve.py\0"s});
     tree.add({.pid = 31, .parent = 30, .arguments = "bash\0serve.py\0"s});
     tree.add({.pid = 40, .arguments = "perl\0llama\0"s});
@@ -64,7 +66,9 @@ TEST_CASE("Targets: a program's or a script's name, where nobody was given it", 
     const auto refused = find_process_without_agent(finder, "serve.py", {});
     CHECK(code_of(refused) == ErrorCode::ambiguous_name);
     CHECK(refused.error().message ==
-          "2 processes are called 'serve.py': 20 (python3 serve.py), 30 (bash serve.py)");
+          "2 processes are called 'serve.py': 20 (python3 serve.py): a.ipynb, 30 (bash serve.py)");
+    CHECK(to_text(find_process_without_agent(finder, "20", {})->origin) ==
+          "notebook work/a.ipynb, job 471, in jupyter.service");
 }
 
 TEST_CASE("Targets: a process that was started under a name and has not used CUDA is found by it", "[find]") {

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What tells processes of one name apart, read from command lines and control groups.
+
+#include "cli/origin.hpp"
+
+#include "support/catch.hpp"
+
+#include <fmt/format.h>
+
+using namespace gpu_sleep::cli;
+
+TEST_CASE("Origin: a kernel's id stands in its connection file's name", "[find]") {
+    CHECK(kernel_in("python3 -m ipykernel_launcher -f /home/ann/my files/runtime/kernel-1f0c-5a.json") ==
+          "1f0c-5a");
+    CHECK(kernel_in("python3 -m ipykernel_launcher --f=/run/kernel-1f0c-5a.json --debug") == "1f0c-5a");
+    for (const auto* const none :
+         {"", "python3 kernel-7.json", "python3 /kernel-7", "python3 /kernel-7 x.json",
+          "python3 /kernel-7/x.json", "python3 /kernel-"})
+        CHECK(kernel_in(none).empty());
+}
+
+TEST_CASE("Origin: the innermost unit or container of a control group", "[find]") {
+    const std::string id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    struct Row {
+        std::string groups;
+        std::string unit;
+    };
+    const auto row = GENERATE_COPY(values<Row>({
+        {"", ""},
+        {"0::/\n", ""},
+        {"no lines", ""},
+        {"0::/system.slice/jupyter.service\n", "jupyter.service"},
+        {"0::/system.slice/jupyter.service/user-7", "jupyter.service"},
+        {"0::/user.slice/user-7.slice/session-3.scope\n", ""},
+        {"0::/user.slice/user-7.slice/user@7.service/app.slice/run-r4.scope\n", "run-r4.scope"},
+        {"0::/user.slice/user-7.slice/user@7.service/app.slice\n", ""},
+        {"0::/init.scope\n", ""},
+        {fmt::format("0::/system.slice/docker-{}.scope\n", id), "0123456789ab"},
+        {fmt::format("0::/kubepods/burstable/podabc/{}\n", id), "0123456789ab"},
+        {fmt::format("0::/docker/{}/init.scope\n", id), "0123456789ab"},
+        {"0::/docker/0123456789abcdef\n", ""},
+        {"4:memory:/x/a.service\n1:name=systemd:/system.slice/b.service\n0::/\n", "b.service"},
+    }));
+    INFO(row.groups);
+    CHECK(unit_in(row.groups) == row.unit);
+}
+
+TEST_CASE("Origin: all that is known, and what tells most", "[find]") {
+    Origin origin{"work/train.ipynb", "1f0c5a2b-7", "471", "jupyter.service"};
+    CHECK(to_text(origin) == "notebook work/train.ipynb, kernel 1f0c5a2b-7, job 471, in jupyter.service");
+    CHECK(to_word(origin) == "train.ipynb");
+    origin.notebook.clear();
+    CHECK(to_word(origin) == "kernel 1f0c5a2b");
+    origin.kernel.clear();
+    CHECK(to_word(origin) == "job 471");
+    origin.job.clear();
+    CHECK(to_text(origin) == "in jupyter.service");
+    CHECK(to_word(origin) == "jupyter.service");
+    CHECK(to_text(Origin{}).empty());
+    CHECK(to_word(Origin{}).empty());
+}
