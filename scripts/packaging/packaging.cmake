@@ -28,3 +28,12 @@ set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH prefix_from_pkgconfig /${pkgconfig_dir} /)
 configure_file(scripts/packaging/gpu-sleep.pc.in ${PROJECT_BINARY_DIR}/gpu-sleep.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/gpu-sleep.pc DESTINATION ${pkgconfig_dir})
+
+# The Python package, for PYTHONPATH; in place of the tree's _installed.py it has one that says where the rest is.
+set(python_dir ${CMAKE_INSTALL_DATADIR}/gpu-sleep/python)
+file(RELATIVE_PATH libraries_from_package /${python_dir}/gpu_sleep /${CMAKE_INSTALL_LIBDIR})
+file(RELATIVE_PATH commands_from_package /${python_dir}/gpu_sleep /${CMAKE_INSTALL_BINDIR})
+configure_file(scripts/packaging/_installed.py.in ${PROJECT_BINARY_DIR}/_installed.py @ONLY)
+install(DIRECTORY agent/python/gpu_sleep DESTINATION ${python_dir}
+    FILES_MATCHING PATTERN *.py PATTERN py.typed PATTERN _installed.py EXCLUDE PATTERN __pycache__ EXCLUDE)
+install(FILES ${PROJECT_BINARY_DIR}/_installed.py DESTINATION ${python_dir}/gpu_sleep)

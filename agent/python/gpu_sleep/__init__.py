@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""Putting this program's GPU memory to sleep, by tag, and that of other programs.
+
+    with gpu_sleep.tag("weights"):
+        model = build_model().to("cuda")
+    gpu_sleep.sleep(tags=["weights"])
+    gpu_sleep.wake()
+
+Works on the agent that gpu-run has loaded. In a program that was started without gpu-run, the first call that needs the
+agent loads that of the environment variable GPU_SLEEP_AGENT (the path of libgpu-sleep-agent.so.0), or else that which
+is installed with this package; then only memory of tags sleeps. Where there is none, that call raises NoAgent.
+
+Sizes are in bytes, times in seconds, devices are CUDA ordinals. Every function may be called from any thread. Importing
+needs no GPU, no driver, no agent and no PyTorch.
+"""
+
+from ._calls import asleep_bytes, hold, inhibit, mark_refilled, policy, preserve, sleep, wake
+from ._callbacks import Event, on_sleep, on_wake, remove_callback
+from ._processes import Device, Gate, Process, Residual, Status, TagStatus, processes, status
+from ._regions import Region, tag
+from .errors import (
+    CaptureInProgress,
+    ContextLost,
+    Damaged,
+    Error,
+    Inhibited,
+    InvalidArgument,
+    NoAgent,
+    NoDriver,
+    NoProcess,
+    NotOwned,
+    NotPermitted,
+    OutcomeUnknown,
+    OutOfDeviceMemory,
+    OutOfDisk,
+    OutOfHostMemory,
+    Refused,
+    TimedOut,
+    UnknownTag,
+)
+
+__all__ = [
+    "CaptureInProgress", "ContextLost", "Damaged", "Device", "Error", "Event", "Gate", "Inhibited", "InvalidArgument", "NoAgent",
+    "NoDriver", "NoProcess", "NotOwned", "NotPermitted", "OutOfDeviceMemory", "OutOfDisk", "OutOfHostMemory",
+    "OutcomeUnknown", "Process", "Refused", "Region", "Residual", "Status", "TagStatus", "TimedOut", "UnknownTag",
+    "asleep_bytes", "hold", "inhibit", "mark_refilled", "on_sleep", "on_wake", "policy", "preserve", "processes",
+    "remove_callback", "sleep", "status", "tag", "wake",
+]

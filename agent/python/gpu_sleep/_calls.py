@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""Sleeping and waking of this process, and what its memory may lose."""
+
+import contextlib
+import math
+import operator
+import os
+from typing import Any, Iterable, Iterator, Optional, Tuple, Union
+
+from . import _agent, _callbacks
+from .errors import InvalidArgument, Refused
+
+Tags = Union[str, Iterable[str], None]
+
+_DEEP = 0x100  # GPU_SLEEP_DEEP
+_RETENTIONS = {"offload": 0, "preserve": 1, "discard": 2}
+
+
+def milliseconds(seconds: float, what: str) -> int:
+    """Whole milliseconds, rounded up, that the C API and the commands can take."""
+    if not 0 <= seconds <= 0xFFFFFFFF / 1000:
+        raise InvalidArgument(f"{what} is a number of seconds from 0 to {0xFFFFFFFF // 1000}, not {seconds}")
+    return math.ceil(seconds * 1000)
+
+
+def checked_level(level: int) -> int:
+    if operator.index(level) not in (1, 2):
+        raise InvalidArgument(f"a level is 1 or 2, not {level}")
+    return operator.index(level)
+
+
+def limit(timeout: Optional[float]) -> Optional[int]:
+    """A time limit in milliseconds."""
+    if timeout is not None and timeout <= 0:
+        raise InvalidArgument("a time limit is more than 0 seconds")
+    return None if timeout is None else milliseconds(timeout, "a time limit")
+
+
+def tag_list(tags: Tags) -> Optional[str]:
+    """Tags as the C API and the commands take them; None for all."""
+    if tags is None:
+        return None
+    names = [tags] if isinstance(tags, str) else list(tags)
+    if not names:
+        raise InvalidArgument("a list of no tags; None stands for all")
+    for name in names:
+        _agent.c_text(name, "a tag")
+        if "," in name:
+            raise InvalidArgument(f"'{name}' is no tag; give several as a list")
+    return ",".join(names)
+
+
+def _c_tags(tags: Tags) -> Optional[bytes]:
+    names = tag_list(tags)
+    return None if names is None else names.encode()
+
+
+def sleep(level: int = 1, tags: Tags = None, deep: bool = False, timeout: Optional[float] = None) -> None:
+    """Puts this process to sleep: all of it, or the tags in `tags`. On return their GPU memory is released.
+
+    At `level` 1 contents are kept in host memory; at 2 they are dropped, but for what policy() and preserve() keep. A
+    `deep` sleep takes contexts and modules from the GPU as well; it needs gpu-run, and no `tags`. `timeout`, in
+    seconds, bounds all until memory is released; without it callbacks and GPU work have 30 seconds, and copying takes
+    as long as it takes. No GPU work may touch what sleeps, by whichever library. Already asleep: does nothing.
+
+    Errors, after which all is awake and unchanged: NoAgent, InvalidArgument, UnknownTag, Refused (by a callback, which
+    is then the cause, or called by one), TimedOut, CaptureInProgress, OutOfHostMemory, OutOfDeviceMemory, NoDriver,
+    ContextLost, Error. A deep sleep of which the driver's part fails (Error, driver_failed) leaves the process asleep
+    as without `deep`; asleep_bytes() shows it.
+    """
+    flags = checked_level(level) | (_DEEP if deep else 0)
+    names, timeout_ms = _c_tags(tags), limit(timeout) or 0
+    with _callbacks.own_sleep() as refusal:
+        try:
+            _agent.call("gpu_sleep_sleep", flags, names, timeout_ms)
+        except Refused as refused:
+            if refusal.exception is None:
+                raise
+            raise Refused(f"{refused}: {refusal.exception}") from refusal.exception
+
+
+def wake(tags: Tags = None, wait: float = 0) -> None:
+    """Wakes this process, or the tags in `tags`, at the same addresses. What was dropped reads as zero.
+
+    While GPU memory is short it tries again for `wait` seconds. Already awake: does nothing.
+
+    Errors, after which what was asleep still is, with its contents: NoAgent, InvalidArgument, UnknownTag, Refused
+    (called by a callback), TimedOut, OutOfDeviceMemory, OutOfHostMemory, NoDriver, ContextLost, Error. Damaged: tags
+    whose contents are not what they were stay asleep, and the others are awake.
+    """
+    _agent.call("gpu_sleep_wake", _c_tags(tags), milliseconds(wait, "wait"))
+
+
+def asleep_bytes() -> int:
+    """How much of this process is asleep, in bytes of GPU memory released. Errors: NoAgent."""
+    return int(_agent.agent().gpu_sleep_asleep_bytes())
+
+
+def policy(tag: str, mode: str, refillable: bool = False) -> None:
+    """Sets what sleeps do to the contents of `tag`, now and later.
+
+    `mode` is "offload" (kept at level 1, dropped at level 2: the default), "preserve" (kept at every level) or
+    "discard" (dropped at every level). `refillable`: the program can fill the tag again after a drop.
+    Errors: NoAgent, InvalidArgument.
+    """
+    if mode not in _RETENTIONS:
+        raise InvalidArgument(f"a policy is one of {', '.join(_RETENTIONS)}, not {mode!r}")
+    _agent.call("gpu_sleep_set_policy", _agent.c_text(tag, "a tag"), _RETENTIONS[mode], bool(refillable))
+
+
+def _span(what: Any) -> Tuple[int, int]:
+    if isinstance(what, tuple):
+        address, size = what
+        return operator.index(address), operator.index(size)
+    if not hasattr(what, "data_ptr"):
+        raise TypeError(f"neither a tensor nor an address and a number of bytes: {type(what).__name__}")
+    if what.numel() == 0:
+        return what.data_ptr(), 0
+    last = sum((count - 1) * step for count, step in zip(what.size(), what.stride()))
+    return what.data_ptr(), (last + 1) * what.element_size()
+
+
+def preserve(what: Any) -> None:
+    """Has every sleep keep the contents of a tensor (of any shape; from its first element to its last), or of a span
+    of memory, given as a tuple of its address and its size in bytes, even if the rest of the tag is dropped.
+
+    The mark ends when the memory goes back to the driver: PyTorch keeps what a tensor had for others.
+    Errors: NoAgent, NotOwned (not within one allocation of the agent), InvalidArgument (nothing in it), TypeError.
+    """
+    address, size = _span(what)
+    if address < 0 or size < 0 or address + size >= 1 << 64:
+        raise InvalidArgument(f"there is no memory of {size} bytes at {address}")
+    _agent.call("gpu_sleep_preserve", address, size)
+
+
+def mark_refilled(tag: str) -> None:
+    """Reports that the program has filled `tag` again after a drop. Errors: NoAgent, InvalidArgument, UnknownTag."""
+    _agent.call("gpu_sleep_mark_refilled", _agent.c_text(tag, "a tag"))
+
+
+@contextlib.contextmanager
+def _open(opens: str, closes: str) -> Iterator[None]:
+    _agent.call(opens)
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == process:  # a child of fork() has opened nothing
+            _agent.call(closes)
+
+
+def hold() -> "contextlib.AbstractContextManager[None]":
+    """For `with`: sleeps wait until its end, and fail (TimedOut) if that takes longer than their time limit. If a sleep
+    is running, entering waits for it. Use it around the capture of a CUDA graph where the program was not started by
+    gpu-run. Nests, and holds for the process. Errors, on entering: NoAgent."""
+    return _open("gpu_sleep_hold", "gpu_sleep_resume")
+
+
+def inhibit() -> "contextlib.AbstractContextManager[None]":
+    """For `with`: sleeps that others ask for are refused until its end (Inhibited); sleep() still sleeps. Nests, and
+    holds for the process. Errors, on entering: NoAgent."""
+    return _open("gpu_sleep_inhibit", "gpu_sleep_uninhibit")

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""Giving memory tags: scopes of the agent's, and memory pools of PyTorch's.
+
+A pool of PyTorch's may be in use once at a time, and of several that a thread uses for a device it allocates from the
+outermost. So each region has a pool of its own, which a later one of the same tag takes over, and only the pool of a
+thread's innermost region is in use. Source: PyTorch, c10/cuda/CUDACachingAllocator.cpp, get_pool, beginAllocateToPool.
+"""
+
+import contextlib
+import ctypes
+import operator
+import os
+import re
+import sys
+import threading
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+
+from . import _agent
+from .errors import Error, InvalidArgument
+
+
+class _Diversion:
+    """The calling thread's allocations on a device come from a pool."""
+
+    def __init__(self, torch: Any, name: bytes, device: int, pool: Any) -> None:
+        self._torch, self.name, self._device, self.pool = torch, name, device, pool
+        self._use: Any = None
+
+    def begin(self) -> None:
+        self._use = self._torch.cuda.use_mem_pool(self.pool, device=self._device)
+        self._use.__enter__()
+
+    def end(self) -> None:
+        self._use.__exit__(None, None, None)
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.entered: List[Tuple["Region", contextlib.ExitStack]] = []
+        self.diversions: Dict[int, _Diversion] = {}  # by device
+
+
+_thread = _Thread()
+_idle_pools: Dict[Tuple[bytes, int], List[Any]] = {}  # by tag and device
+_allocator: Any = None
+
+
+def _keep_for_ever(thing: Any) -> Any:
+    """PyTorch would free memory by it when the interpreter ends, and wait for what sleeps."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    return thing
+
+
+def _torch_with_cuda() -> Any:
+    """PyTorch, if the program has imported it and it can use a GPU. Errors: Error, InvalidArgument."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_available():
+        return None
+    if not hasattr(cuda, "MemPool"):
+        raise Error("this PyTorch has no torch.cuda.MemPool, which tags need: install a newer one")
+    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if re.search(r"expandable_segments\s*:\s*true", os.environ.get(variable, ""), re.IGNORECASE):
+            raise InvalidArgument(f"tags need PyTorch's memory pools, which do not go with expandable segments: take "
+                                  f"expandable_segments out of {variable}")
+    return torch
+
+
+def _current_devices(torch: Any) -> Set[int]:
+    """The current device, and the others that have a context: a pool for any other would make one."""
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", lambda device: False)
+    return {torch.cuda.current_device()} | set(filter(has_context, range(torch.cuda.device_count())))
+
+
+def _new_pool(torch: Any, device: int) -> Any:
+    global _allocator
+    torch.cuda.init()
+    if _allocator is None:
+        _agent.agent()
+        _allocator = _keep_for_ever(torch.cuda.memory.CUDAPluggableAllocator(
+            _agent.SONAME, "gpu_sleep_torch_malloc", "gpu_sleep_torch_free"))
+    with torch.cuda.device(device):
+        return _keep_for_ever(torch.cuda.MemPool(_allocator.allocator()))
+
+
+@contextlib.contextmanager
+def _diverted(torch: Any, name: bytes, device: int) -> Iterator[None]:
+    outer = _thread.diversions.get(device)
+    if outer is not None and outer.name == name:
+        yield
+        return
+    idle = _idle_pools.setdefault((name, device), [])
+    try:
+        pool = idle.pop()
+    except IndexError:
+        pool = _new_pool(torch, device)
+    own = _Diversion(torch, name, device, pool)
+    if outer is not None:
+        outer.end()
+    try:
+        own.begin()
+        _thread.diversions[device] = own
+        try:
+            yield
+        finally:
+            del _thread.diversions[device]
+            own.end()
+    finally:
+        if outer is not None:
+            outer.begin()
+            _thread.diversions[device] = outer
+        idle.append(pool)
+
+
+class Region(contextlib.ContextDecorator):
+    """What tag() returns. May be entered again, also while it is entered, and on several threads at a time."""
+
+    def __init__(self, name: str, devices: Optional[Iterable[int]]) -> None:
+        self._name = _agent.c_text(name, "a tag")
+        self._devices = None if devices is None else {operator.index(device) for device in devices}
+
+    def __enter__(self) -> None:
+        with contextlib.ExitStack() as undo:
+            _agent.call("gpu_sleep_push_tag", self._name)
+            undo.callback(_agent.call, "gpu_sleep_pop_tag")
+            torch = _torch_with_cuda()
+            if torch is not None:
+                devices = _current_devices(torch) if self._devices is None else self._devices
+                for device in devices | _thread.diversions.keys():  # the pool of another tag must not grow by this one
+                    undo.enter_context(_diverted(torch, self._name, device))
+            _thread.entered.append((self, undo.pop_all()))
+
+    def __exit__(self, *error: object) -> None:
+        if not _thread.entered or _thread.entered[-1][0] is not self:
+            raise InvalidArgument("regions of tags end on the thread that entered them, the innermost first")
+        _thread.entered.pop()[1].close()
+
+
+def tag(name: str, devices: Optional[Iterable[int]] = None) -> Region:
+    """A region, for `with` or as a decorator: GPU memory that the calling thread allocates inside has this tag.
+
+    `name` is 1 to 64 letters, digits, '_', '-', '.' or ':'. Inside, the memory is that of gpu_sleep_alloc(), of any
+    library under gpu-run, and of PyTorch if the program imported it before. PyTorch's comes from memory pools, one for
+    each tag and device (and for each thread that is inside at a time): what is freed goes back to the pool that it came
+    from. Regions nest, and the innermost counts. Other threads are not inside, those of autograd among them.
+
+    `devices` are the CUDA ordinals for which PyTorch allocates from pools: by default the current device and every
+    other that has a context, and in any case those of an enclosing region. Name a device here that is used inside for
+    the first time.
+
+    Errors, on entering: NoAgent, InvalidArgument (bad tag; PyTorch's expandable segments), Error (PyTorch has no
+    MemPool). Do not leave a region on another thread than entered it, nor await inside.
+    """
+    return Region(name, devices)

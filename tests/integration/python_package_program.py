@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""The Python package inside of a program with an agent; python_package_test.py runs it with each way to have one."""
+
+import contextlib
+import os
+import pathlib
+import sys
+import threading
+import unittest
+
+import torch_stand_in
+from torch_stand_in import BYTES, Tensor
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "agent/python"))
+import gpu_sleep  # noqa: E402
+
+
+def tagged(tag, device=0):
+    """The tag as gpu-ps shows it; None where there is none."""
+    return next((each for each in gpu_sleep.status().tags if (each.tag, each.device) == (tag, device)), None)
+
+
+def in_thread(work):
+    """Runs it on a thread of its own; raises what it raises."""
+    failures = []
+
+    def run():
+        try:
+            work()
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    for failure in failures:
+        raise failure
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.tensors = []
+        self.addCleanup(lambda: [tensor.free() for tensor in self.tensors])
+        self.addCleanup(gpu_sleep.wake)
+
+    def tensor(self, device=None):
+        self.tensors.append(Tensor(device))
+        return self.tensors[-1]
+
+    def tensors_of(self, *tags):
+        for tag in tags:
+            with gpu_sleep.tag(tag):
+                yield self.tensor()
+
+    def callback(self, decorator, function):
+        decorator(function)
+        self.addCleanup(gpu_sleep.remove_callback, function)
+
+
+class Regions(Case):
+    def test_innermost_tag_counts(self):
+        outer = gpu_sleep.tag("outer")
+        with outer:
+            self.tensor()
+            with gpu_sleep.tag("inner"):
+                self.tensor()
+                with outer:
+                    self.tensor()
+                self.tensor()
+            with outer:
+                self.tensor()
+            self.tensor()
+        untagged = self.tensor()
+        self.assertIsNone(untagged.pool)
+        self.assertEqual(tagged("outer").allocated_bytes, 4 * BYTES)
+        self.assertEqual(tagged("inner").allocated_bytes, 2 * BYTES)
+        self.check_pools("oioioo", self.tensors[:-1])
+        self.assertFalse(torch_stand_in.in_use)
+
+    def check_pools(self, letters, tensors):
+        """A letter for the tag of each tensor: its pool, which is that of no other, is where its memory goes back."""
+        for letter in set(letters):
+            pools = [{tensor.pool for each, tensor in zip(letters, tensors) if (each == letter) == alike}
+                     for alike in (True, False)]
+            self.assertFalse(pools[0] & pools[1])
+
+    def test_is_of_its_thread_and_takes_over_a_pool(self):
+        both = threading.Barrier(2)
+        region = gpu_sleep.tag("threads")
+
+        def work():
+            with region:
+                both.wait()
+                self.tensor()
+                both.wait()
+
+        other = threading.Thread(target=work)
+        with region:
+            in_thread(lambda: self.assertIsNone(self.tensor().pool))
+            other.start()
+            both.wait()
+            self.tensor()
+            both.wait()
+        other.join()
+        self.assertEqual(tagged("threads").allocated_bytes, 2 * BYTES)
+        pools = {tensor.pool for tensor in self.tensors if tensor.pool}
+        self.assertEqual(len(pools), 2)
+        with region:
+            self.assertIn(self.tensor().pool, pools)
+
+    def test_covers_devices(self):
+        torch_stand_in.enter(1)
+        torch_stand_in.enter(0)
+        with gpu_sleep.tag("outer"):
+            self.tensor(0)
+            self.tensor(1)
+            with gpu_sleep.tag("inner", devices=[1]):
+                self.tensor(0)
+                self.tensor(1)
+        for tag in ("outer", "inner"):
+            for device in (0, 1):
+                self.assertEqual(tagged(tag, device).allocated_bytes, BYTES)
+        self.check_pools("ooii", self.tensors)
+        self.tensors.pop().free()
+        self.assertIsNone(tagged("inner", 1))
+
+    def test_decorates(self):
+        gpu_sleep.tag("decorated")(self.tensor)()
+        self.assertEqual(tagged("decorated").allocated_bytes, BYTES)
+
+    def test_leaves_nothing_when_it_is_not_entered(self):
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "backend:native,expandable_segments:True"
+        try:
+            with self.assertRaisesRegex(gpu_sleep.InvalidArgument, "expandable"):
+                gpu_sleep.tag("expandable").__enter__()
+        finally:
+            del os.environ["PYTORCH_CUDA_ALLOC_CONF"]
+        with self.assertRaises(gpu_sleep.InvalidArgument):
+            gpu_sleep.tag("no tag").__enter__()
+        with self.assertRaises(ZeroDivisionError), gpu_sleep.tag("left"):
+            1 / 0
+        self.assertIsNone(self.tensor().pool)
+        with self.assertRaises(gpu_sleep.InvalidArgument):  # nor a tag of the agent's
+            gpu_sleep._agent.call("gpu_sleep_pop_tag")
+
+    def test_ends_where_it_began(self):
+        outer, inner = gpu_sleep.tag("outer"), gpu_sleep.tag("inner")
+        with outer, inner:
+            for leave in (lambda: outer.__exit__(), lambda: in_thread(inner.__exit__)):
+                with self.assertRaises(gpu_sleep.InvalidArgument):
+                    leave()
+
+    def test_child_of_fork_leaves_it(self):
+        with gpu_sleep.tag("parent"), gpu_sleep.hold():
+            self.tensor()
+            child = os.fork()
+            if child == 0:
+                self.addCleanup(os._exit, 1)  # unless it comes to its end
+        if child == 0:
+            with contextlib.suppress(gpu_sleep.NoAgent):
+                gpu_sleep.status()
+                os._exit(2)
+            os._exit(0)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        gpu_sleep.sleep(tags="parent")  # no hold is left
+
+
+class Sleeping(Case):
+    def test_takes_tags_and_brings_them_back(self):
+        weights, cache = self.tensors_of("weights", "cache")
+        gpu_sleep.sleep(tags=["weights", "cache"])
+        gpu_sleep.sleep(tags="cache")
+        self.assertEqual(gpu_sleep.asleep_bytes(), 2 * BYTES)
+        gpu_sleep.wake("weights")
+        self.assertEqual(gpu_sleep.asleep_bytes(), BYTES)
+        self.assertEqual(gpu_sleep.status().state, "partial")
+        gpu_sleep.wake(wait=0.1)
+        self.assertEqual([weights.bytes(), cache.bytes()], [b"\7" * BYTES] * 2)
+
+    def test_drops_at_level_2_what_is_not_preserved(self):
+        kept, part, span, gone = self.tensors_of("kept", "part", "span", "gone")
+        gpu_sleep.policy("kept", "preserve")
+        gpu_sleep.policy("gone", "offload", refillable=True)
+        gpu_sleep.preserve(part)
+        gpu_sleep.preserve((span.data_ptr() + 1, 3))
+        gpu_sleep.sleep(2)
+        gpu_sleep.wake()
+        self.assertEqual(kept.bytes(), b"\7" * BYTES)
+        self.assertEqual(part.bytes(), b"\7" * BYTES)
+        self.assertEqual(span.bytes(), b"\0\7\7\7" + bytes(BYTES - 4))
+        self.assertEqual(gone.bytes(), bytes(BYTES))
+        self.assertTrue(tagged("gone").refillable and tagged("gone").needs_refill)
+        gpu_sleep.mark_refilled("gone")
+        self.assertFalse(tagged("gone").needs_refill)
+
+    def test_says_what_is_wrong(self):
+        (tensor,) = self.tensors_of("one")
+        for wrong, kind in (
+            (lambda: gpu_sleep.sleep(3), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.sleep(0x101), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.sleep("1"), TypeError),
+            (lambda: gpu_sleep.sleep(tags="nobody"), gpu_sleep.UnknownTag),
+            (lambda: gpu_sleep.sleep(tags=[]), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.sleep(tags="one,one"), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.sleep(tags="one\0"), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.sleep(tags=b"one"), TypeError),
+            (lambda: gpu_sleep.sleep(deep=True, tags="one"), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.sleep(timeout=0), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.sleep(timeout=1e12), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.wake(wait=float("nan")), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.tag(7), TypeError),
+            (lambda: gpu_sleep.policy("one", "burn"), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.preserve((id(self), 1)), gpu_sleep.NotOwned),
+            (lambda: gpu_sleep.preserve((tensor.data_ptr(), 0)), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.preserve((-1, 1)), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.preserve("weights"), TypeError),
+            (lambda: gpu_sleep.mark_refilled("nobody"), gpu_sleep.UnknownTag),
+            (lambda: gpu_sleep.Process(1.5), TypeError),
+            (lambda: gpu_sleep.Process("--help"), gpu_sleep.InvalidArgument),
+        ):
+            with self.assertRaises(kind) as caught:
+                wrong()
+            if isinstance(caught.exception, gpu_sleep.Error):
+                self.assertEqual(caught.exception.code, kind.code)
+                self.assertTrue(str(caught.exception))
+        self.assertEqual(gpu_sleep.asleep_bytes(), 0)
+
+    def test_wakes_once_there_is_room(self):
+        (tensor,) = self.tensors_of("sleeper")
+        gpu_sleep.sleep(tags="sleeper")
+        others = []
+        with gpu_sleep.tag("others"), self.assertRaises(MemoryError):
+            while True:
+                others.append(Tensor())
+        with self.assertRaises(gpu_sleep.OutOfDeviceMemory):
+            gpu_sleep.wake()
+        for other in others:
+            other.free()
+        gpu_sleep.wake()
+        self.assertEqual(tensor.bytes(), b"\7" * BYTES)
+
+    def test_waits_for_a_hold(self):
+        list(self.tensors_of("held"))
+        with gpu_sleep.hold(), self.assertRaises(gpu_sleep.TimedOut):
+            gpu_sleep.sleep(timeout=0.2)
+        gpu_sleep.sleep(timeout=10)
+
+    def test_refuses_others_while_inhibited(self):
+        list(self.tensors_of("inhibited"))
+        this = gpu_sleep.Process(os.getpid())
+        with gpu_sleep.inhibit():
+            self.assertTrue(gpu_sleep.status().inhibited)
+            with self.assertRaises(gpu_sleep.Inhibited):
+                this.sleep()
+            gpu_sleep.sleep()
+        self.assertEqual(this.wake()[0].state, "awake")
+
+    def test_comes_from_two_threads(self):
+        tensors = list(self.tensors_of("first", "second"))
+
+        def work(tag):
+            for _ in range(10):
+                gpu_sleep.sleep(tags=tag)
+                gpu_sleep.wake(tag)
+
+        other = threading.Thread(target=work, args=("first",))
+        other.start()
+        work("second")
+        other.join()
+        self.assertEqual([tensor.bytes() for tensor in tensors], [b"\7" * BYTES] * 2)
+
+
+class Callbacks(Case):
+    def test_are_told_and_refill(self):
+        kept, dropped = self.tensors_of("kept", "dropped")
+        gpu_sleep.policy("dropped", "discard", refillable=True)
+        told = []
+
+        def refill(event):
+            told.append(event)
+            dropped.fill_(5)
+            gpu_sleep.mark_refilled("dropped")
+
+        self.callback(gpu_sleep.on_sleep, told.append)
+        self.callback(gpu_sleep.on_wake, refill)
+        gpu_sleep.sleep(tags=["kept", "dropped"])
+        gpu_sleep.wake()
+        self.assertEqual(told, [gpu_sleep.Event(1, ("dropped", "kept"), ("dropped",), False),
+                                gpu_sleep.Event(0, ("dropped", "kept"), ("dropped",), False)])
+        self.assertEqual([kept.bytes(), dropped.bytes()], [b"\7" * BYTES, b"\5" * BYTES])
+        self.assertFalse(tagged("dropped").needs_refill)
+
+    def test_refuse(self):
+        list(self.tensors_of("one"))
+        told = []
+
+        def refuse(event):
+            told.append("asked")
+            raise reason
+
+        self.callback(gpu_sleep.on_wake, told.append)
+        for called_off in ([], [gpu_sleep.Event(0, (), (), False)]):
+            for reason in (ValueError("not now"), SystemExit("not now")):
+                told.clear()
+                gpu_sleep.on_sleep(refuse)
+                with self.assertLogs("gpu_sleep"), self.assertRaisesRegex(gpu_sleep.Refused, "not now") as caught:
+                    gpu_sleep.sleep()
+                gpu_sleep.remove_callback(refuse)
+                self.assertIs(caught.exception.__cause__, reason)
+                self.assertEqual(told, ["asked", *called_off])
+                self.assertEqual(gpu_sleep.asleep_bytes(), 0)
+            self.callback(gpu_sleep.on_sleep, lambda event: None)  # one that ran is told
+
+    def test_may_not_sleep(self):
+        list(self.tensors_of("one"))
+        self.callback(gpu_sleep.on_sleep, lambda event: gpu_sleep.sleep())
+        with self.assertLogs("gpu_sleep"), self.assertRaises(gpu_sleep.Refused) as caught:
+            gpu_sleep.sleep()
+        self.assertIsInstance(caught.exception.__cause__, gpu_sleep.Refused)
+
+    def test_that_fail_after_a_wake_have_not_refilled(self):
+        list(self.tensors_of("dropped"))
+
+        def fail(event):
+            gpu_sleep.mark_refilled("dropped")
+            raise ValueError("no file")
+
+        self.callback(gpu_sleep.on_wake, fail)
+        gpu_sleep.sleep(2)
+        with self.assertLogs("gpu_sleep"):
+            gpu_sleep.wake()
+        self.assertTrue(tagged("dropped").needs_refill)
+
+
+torch_stand_in.install()
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""The Python package on the simulated driver: in a program under gpu-run, in one that loads the agent itself, in one
+that has none, and in one that commands other processes.
+
+Usage: python_package_test.py BUILD
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import unittest
+
+BUILD = pathlib.Path(sys.argv.pop())
+HERE = pathlib.Path(__file__).resolve().parent
+PACKAGE = HERE.parents[1] / "agent/python"
+AGENT = BUILD / "lib/libgpu-sleep-agent.so.0"
+UNDER_GPU_RUN = [str(BUILD / "bin/gpu-run"), "--"]
+SECONDS = 60
+PATH = os.environ["PATH"]
+
+sys.path.insert(0, str(PACKAGE))
+try:
+    import gpu_sleep  # noqa: E402
+except ImportError as failure:
+    if failure.name != "_ctypes":
+        raise
+    print("skipped: this Python has no ctypes")
+    sys.exit(77)
+
+
+def environment(**more):
+    """Without the commands on PATH: a program that has an agent finds them beside it."""
+    return {**os.environ, "PATH": PATH, "PYTHONPATH": f"{PACKAGE}:{HERE}", "GPU_SLEEP_SIM_MEMORY": str(128 << 20), **more}
+
+
+def run(arguments, prefix=(), **more):
+    return subprocess.run([*prefix, sys.executable, *arguments], env=environment(**more), text=True, timeout=SECONDS * 5,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+class Program:
+    """A program in Python under gpu-run that has memory of two tags. Each line that it is told is run."""
+
+    BEGIN = """
+        import ctypes, os, sys, threading, time
+        import gpu_sleep, torch_stand_in
+        torch_stand_in.install()
+        with gpu_sleep.tag("weights"):
+            weights = torch_stand_in.Tensor()
+        with gpu_sleep.tag("cache"):
+            cache = torch_stand_in.Tensor()
+        with_lock = ctypes.PyDLL("libcuda.so.1")
+        told = []
+        print("ready", flush=True)
+        for line in sys.stdin:
+            exec(line)
+            print("done", flush=True)
+    """
+
+    def __init__(self, *options):
+        self.process = subprocess.Popen(
+            [UNDER_GPU_RUN[0], *options, "--", sys.executable, "-c", textwrap.dedent(self.BEGIN)], text=True,
+            env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.pid = self.process.pid
+        assert self.process.stdout.readline() == "ready\n"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.process.kill()
+        self.process.communicate()
+
+    def begin(self, line):
+        print(line, file=self.process.stdin, flush=True)
+
+    def answer(self):
+        return self.process.stdout.readline().strip()
+
+    def tell(self, line):
+        self.begin(line)
+        return self.answer()
+
+
+class Package(unittest.TestCase):
+    def setUp(self):
+        signal.alarm(SECONDS)  # nobody hangs
+        os.environ["PATH"] = f"{BUILD / 'bin'}:{PATH}"
+
+    def check(self, done):
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_under_gpu_run(self):
+        signal.alarm(SECONDS * 5)
+        self.check(run([str(HERE / "python_package_program.py")], UNDER_GPU_RUN))
+
+    def test_with_an_agent_of_its_own(self):
+        signal.alarm(SECONDS * 5)
+        self.check(run([str(HERE / "python_package_program.py")], GPU_SLEEP_AGENT=str(AGENT)))
+
+    def test_finds_a_loaded_agent_wherever_it_is(self):
+        with tempfile.TemporaryDirectory() as directory:
+            copy = pathlib.Path(directory, "renamed.so")
+            copy.write_bytes(AGENT.read_bytes())
+            program = f"import ctypes, os; ctypes.CDLL('{copy}'); os.unlink('{copy}'); import gpu_sleep"
+            self.check(run(["-c", program + "; assert gpu_sleep.asleep_bytes() == 0"], GPU_SLEEP_AGENT="/nowhere"))
+
+    def test_without_an_agent(self):
+        program = """
+            import sys, gpu_sleep
+            assert "torch" not in sys.modules
+            for call in (lambda: gpu_sleep.tag("a").__enter__(), gpu_sleep.sleep, gpu_sleep.wake, gpu_sleep.status,
+                         gpu_sleep.asleep_bytes, lambda: gpu_sleep.hold().__enter__(), lambda: gpu_sleep.on_sleep(print)):
+                try:
+                    call()
+                except gpu_sleep.NoAgent as failure:
+                    assert failure.code == "no_agent"
+                else:
+                    sys.exit("no exception")
+        """
+        for named in ("", "/nowhere", "libc.so.6"):
+            self.check(run(["-c", textwrap.dedent(program)], GPU_SLEEP_AGENT=named, LD_LIBRARY_PATH=""))
+
+    def test_with_an_agent_that_is_too_old(self):
+        program = """
+            import sys, gpu_sleep._agent
+            gpu_sleep._agent._NEEDED_API_VERSION = 1000
+            try:
+                gpu_sleep.wake()
+            except gpu_sleep.Error as failure:
+                assert failure.code == "protocol_mismatch"
+            else:
+                sys.exit("no exception")
+        """
+        self.check(run(["-c", textwrap.dedent(program)], GPU_SLEEP_AGENT=str(AGENT)))
+
+    def test_ends_asleep(self):
+        program = """
+            import gpu_sleep, torch_stand_in
+            torch_stand_in.install()
+            gpu_sleep.on_sleep(print)
+            with gpu_sleep.tag("a"):
+                tensor = torch_stand_in.Tensor()
+            gpu_sleep.sleep()
+        """
+        for prefix, more in ((UNDER_GPU_RUN, {}), ((), {"GPU_SLEEP_AGENT": str(AGENT)})):
+            self.check(run(["-c", textwrap.dedent(program)], prefix, **more))
+
+    def test_a_sleep_fails_where_python_is_not_to_be_had(self):
+        with Program() as program:
+            program.tell("gpu_sleep.on_sleep(told.append); gpu_sleep.on_wake(told.append)")
+            process = gpu_sleep.Process(program.pid)
+            process.sleep(tags="cache")
+            # It waits at the gate, with Python's lock.
+            program.begin("with_lock.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(4 << 20))")
+            while process.status().gate.waiting_threads == 0:
+                time.sleep(0.01)
+            with self.assertRaises(gpu_sleep.TimedOut):
+                process.sleep(timeout=0.5)
+            self.assertEqual(process.status().state, "partial")
+            self.assertEqual(process.wake()[0].state, "awake")
+            self.assertEqual(program.answer(), "done")
+            # The late one, its end without tags, and that of the wake.
+            program.tell("assert [event.level for event in told] == [1, 1, 0, 0], told")
+            self.assertEqual(process.sleep()[0].state, "asleep")
+            self.assertEqual(process.wake()[0].state, "awake")
+
+    def test_commands_other_processes(self):
+        with Program("--name", "package-test") as program:
+            process = gpu_sleep.Process("package-test")
+            slept = process.sleep(2, tags=["cache"], timeout=30, options=["--on-touch", "fail"])
+            self.assertEqual([(each.pid, each.state, each.changed) for each in slept], [(program.pid, "partial", True)])
+            status = process.status()
+            self.assertEqual(status.tags, gpu_sleep.processes(program.pid)[0].tags)
+            self.assertEqual((status.pid, status.name, status.captures), (program.pid, "package-test", True))
+            tags = {tag.tag: tag for tag in status.tags}
+            self.assertEqual((tags["cache"].state, tags["cache"].dropped_bytes), ("asleep", 4 << 20))
+            self.assertEqual((tags["weights"].state, tags["weights"].resident_bytes), ("awake", 4 << 20))
+            self.assertIn(program.pid, [each.pid for each in gpu_sleep.processes()])
+            with process.inhibit(seconds=60), self.assertRaises(gpu_sleep.Inhibited):
+                process.sleep()
+            self.assertEqual(process.wake(["cache"], wait=1)[0].state, "awake")
+            program.tell("gpu_sleep.on_sleep(lambda event: 1 / 0)")
+            with self.assertRaises(gpu_sleep.Refused):
+                process.sleep()
+            with self.assertRaises(gpu_sleep.UnknownTag):
+                process.sleep(tags="nobody")
+            with self.assertRaises(gpu_sleep.InvalidArgument):
+                process.sleep(options=["--level", "9"])
+        for wrong in (process.status, process.wake, lambda: gpu_sleep.processes("package-test")):
+            with self.assertRaises(gpu_sleep.NoProcess):
+                wrong()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""What tags need of PyTorch, on the driver that there is. Memory pools keep PyTorch's rules: one that is in use cannot
+be used again, and of several that a thread uses for a device the first counts."""
+
+import contextlib
+import ctypes
+import sys
+import threading
+import types
+
+BYTES = 4 << 20  # of each tensor
+
+driver = ctypes.CDLL("libcuda.so.1")
+contexts = {}  # by device
+in_use = []  # pools: (device, thread, pool)
+thread = threading.local()
+
+
+def driver_says(status):
+    assert status == 0, status
+
+
+def enter(device):
+    """Makes the device current, and its context if it has none."""
+    if device not in contexts:
+        contexts[device] = ctypes.c_void_p()
+        driver_says(driver.cuInit(0))
+        driver_says(driver.cuDevicePrimaryCtxRetain(ctypes.byref(contexts[device]), device))
+    driver_says(driver.cuCtxSetCurrent(contexts[device]))
+    thread.device = device
+
+
+def current_device():
+    return getattr(thread, "device", 0)
+
+
+@contextlib.contextmanager
+def device(number):
+    before = current_device()
+    enter(number)
+    yield
+    enter(before)
+
+
+class Allocator:
+    def __init__(self, path, allocate, free):
+        library = ctypes.CDLL(path)
+        self.allocate, self.free = getattr(library, allocate), getattr(library, free)
+        self.allocate.restype = ctypes.c_void_p
+
+    def allocator(self):
+        return self
+
+
+class MemPool:
+    def __init__(self, allocator):
+        self.allocator, self.device = allocator, current_device()
+
+
+@contextlib.contextmanager
+def use_mem_pool(pool, device=None):
+    device = current_device() if device is None else device
+    assert pool.device == device
+    if any(entry[0] == device and entry[2] is pool for entry in in_use):
+        raise RuntimeError("already recording to this pool")
+    entry = (device, threading.get_ident(), pool)
+    in_use.append(entry)
+    try:
+        yield
+    finally:
+        in_use.remove(entry)
+
+
+class Tensor:
+    """Bytes on the GPU, all of them 7."""
+
+    def __init__(self, number=None):
+        self.device = current_device() if number is None else number
+        mine = (self.device, threading.get_ident())
+        self.pool = next((pool for *its, pool in in_use if tuple(its) == mine), None)
+        with device(self.device):
+            if self.pool:
+                address = self.pool.allocator.allocate(ctypes.c_ssize_t(BYTES), self.device, None)
+                if not address:
+                    raise MemoryError
+                self.address = ctypes.c_uint64(address)
+            else:
+                self.address = ctypes.c_uint64()
+                driver_says(driver.cuMemAlloc_v2(ctypes.byref(self.address), ctypes.c_size_t(BYTES)))
+        self.fill_(7)
+
+    def free(self):
+        if self.pool:
+            self.pool.allocator.free(ctypes.c_void_p(self.address.value), ctypes.c_ssize_t(BYTES), self.device, None)
+        else:
+            driver_says(driver.cuMemFree_v2(self.address))
+
+    def fill_(self, value):
+        with device(self.device):
+            driver_says(driver.cuMemsetD8_v2(self.address, ctypes.c_ubyte(value), ctypes.c_size_t(BYTES)))
+
+    def bytes(self):
+        found = ctypes.create_string_buffer(BYTES)
+        with device(self.device):
+            driver_says(driver.cuMemcpyDtoH_v2(found, self.address, ctypes.c_size_t(BYTES)))
+        return found.raw
+
+    def data_ptr(self):
+        return self.address.value
+
+    def element_size(self):
+        return 1
+
+    def numel(self):
+        return BYTES
+
+    def size(self):
+        return (BYTES,)
+
+    def stride(self):
+        return (1,)
+
+
+def install():
+    """Has `import torch` give this."""
+    enter(0)
+    cuda = types.SimpleNamespace(
+        init=lambda: None, is_available=lambda: True, device_count=lambda: 2, current_device=current_device, device=device,
+        memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator), MemPool=MemPool, use_mem_pool=use_mem_pool)
+    sys.modules["torch"] = types.SimpleNamespace(
+        cuda=cuda, _C=types.SimpleNamespace(_cuda_hasPrimaryContext=lambda number: number in contexts))
