@@ -146,7 +146,7 @@ def _file_of(command: str) -> str:
         places.append(_installed.COMMANDS)
     agent = _agent.loaded_file()
     if agent is not None:  # in lib, or in lib/x86_64-linux-gnu
-        places += [above / "bin" for above in agent.parents[1:3]]
+        places += [above / "bin" for above in list(agent.parents)[1:3]]
     for place in places:
         if (place / command).is_file():
             return str(place / command)
