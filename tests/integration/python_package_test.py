@@ -8,6 +8,7 @@ Usage: python_package_test.py BUILD
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -95,6 +96,14 @@ class Package(unittest.TestCase):
 
     def check(self, done):
         self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_knows_the_codes(self):
+        tree = HERE.parents[1]
+        numbers = re.findall(r"GPU_SLEEP_ERROR_\w+ = (\d+)", (tree / "include/gpu_sleep/gpu_sleep.h").read_text())
+        self.assertEqual({1, *gpu_sleep.errors._CODES}, set(map(int, numbers)))
+        words = (tree / "cli/man/gpu-ps.1").read_text().partition(".SS Words of error.code")[2]
+        self.assertLessEqual({*gpu_sleep.errors._CODES.values(), *gpu_sleep.errors._CLASSES},
+                             set(re.findall(r"^\.B (\w+)$", words, re.MULTILINE)))
 
     def test_under_gpu_run(self):
         signal.alarm(SECONDS * 5)
