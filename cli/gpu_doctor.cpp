@@ -16,6 +16,8 @@ using namespace gpu_sleep;
 
 namespace {
 
+namespace usage = cli::usage;
+
 constexpr const char* k_program = "gpu-doctor";
 constexpr const char* k_examples =
     "  gpu-doctor                     can processes of this machine be put to sleep?\n"
@@ -23,9 +25,9 @@ constexpr const char* k_examples =
     "  gpu-doctor --measure           also how fast the link to each GPU is\n"
     "  gpu-doctor --dir /data/sleep   also whether files can go there\n";
 constexpr const char* k_statuses =
-    "\nExit status: 0 processes, or this one, can be put to sleep, 1 they cannot, 2 wrong usage,\n"
-    "3 no such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged,\n"
-    "7 asleep and lost, 8 not enough host memory or disk space. That of the first line that is bad.";
+    "that of the first line that is bad: 0 processes, or this one, can be put to sleep, 1 they cannot, 2 "
+    "wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged, 7 asleep and "
+    "lost, 8 not enough host memory or disk space.";
 
 struct Options {
     std::string target;
@@ -33,6 +35,27 @@ struct Options {
     cli::OutputOptions output;
     cli::doctor::MachineQuestions questions;
 };
+
+usage::Table table_of(Options& options) {
+    return {
+        k_program,
+        "Says what prevents sleeps on this machine, or of a process, and what to do about it. Changes "
+        "nothing.",
+        {"[OPTION]... [PID]"},
+        {{"Options",
+          {cli::target_row(options.target),
+           usage::brief({"--dir", usage::path("DIR", options.questions.directory),
+                         "Also check this directory for files, and its room"}),
+           usage::brief({"--measure", usage::flag(options.questions.measures),
+                         "Also measure the link to each GPU, which takes half a GiB of it for some seconds"}),
+           usage::brief({"--timeout", usage::duration(options.questions.timeout),
+                         fmt::format("How long each check may take (default: {} s)",
+                                     options.questions.timeout.count() / 1000)}),
+           usage::brief(cli::user_row(options.user)), usage::brief(cli::json_row(options.output.json)),
+           usage::brief({"-q,--quiet", usage::flag(options.output.quiet), "Print only what is bad"})}}},
+        k_examples,
+        k_statuses};
+}
 
 /// The processes that `options` names, each with its agent's status or why there is none.
 Result<std::vector<cli::Outcome>> ask(const Options& options, cli::Finder& finder) {
@@ -72,19 +95,9 @@ int examine(const Options& options) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app("Says what this machine, its driver and a process can and cannot do, and what to do about "
-                 "it. Changes nothing.",
-                 k_program);
+    CLI::App app;
     Options options;
-    cli::add_basics(app, k_examples, k_statuses);
-    cli::add_target(app, options.target);
-    cli::add_user(app, options.user);
-    cli::add_path(app, "--dir", "DIR", options.questions.directory,
-                  "Also check the directory for files, and its room");
-    cli::add_flag(app, "--measure", options.questions.measures,
-                  "Also measure the link to each GPU, by a context that takes half a GiB for some seconds");
-    cli::add_duration(app, "--timeout", options.questions.timeout, "How long each check may take");
-    cli::add_output(app, options.output);
+    usage::add(app, table_of(options));
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     return examine(options);
 }

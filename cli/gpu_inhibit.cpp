@@ -20,15 +20,16 @@ using namespace gpu_sleep;
 
 namespace {
 
+namespace usage = cli::usage;
+
 constexpr const char* k_examples =
     "  gpu-inhibit 4242                       refuses sleeps until it is released\n"
     "  gpu-inhibit --for 4h llama             for four hours\n"
     "  gpu-inhibit --release 4242             no longer\n"
     "  gpu-inhibit -- gpu-run -- ./train      while the command runs\n";
 constexpr const char* k_statuses =
-    "\nExit status: 0 done, 2 wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not "
-    "permitted.\n"
-    "With COMMAND: that of COMMAND, 126 if it cannot be executed, 127 if there is no such command.";
+    "0 done, 2 wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not permitted. With COMMAND: "
+    "that of COMMAND, 126 if it cannot be executed, 127 if there is no such command.";
 
 struct Options {
     std::vector<std::string> targets; ///< none: all, if takes_all
@@ -37,6 +38,22 @@ struct Options {
     model::InhibitRequest request;
     cli::OutputOptions output;
 };
+
+usage::Table table_of(Options& options) {
+    return {
+        "gpu-inhibit",
+        "Has a GPU process refuse to be put to sleep by others: for a time, or while COMMAND runs.",
+        {"[OPTION]... PID...", "[--for DURATION] -- COMMAND [ARGUMENT]..."},
+        {{"Options",
+          {cli::targets_row(options.targets), usage::brief(cli::all_row(options.takes_all)),
+           usage::brief(
+               {"--for", usage::duration(options.request.time), "For this time (default: until --release)"}),
+           usage::brief({"--release", usage::flag(options.request.release), "Let it be put to sleep again"}),
+           usage::brief(cli::user_row(options.user)), usage::brief(cli::json_row(options.output.json)),
+           usage::brief(cli::quiet_row(options.output.quiet))}}},
+        k_examples,
+        k_statuses};
+}
 
 /// What is wrong with options that are good one by one, or nothing.
 std::string problem(const Options& options, bool has_command) {
@@ -77,17 +94,9 @@ int ask(const Options& options) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app("Has a GPU process refuse to be put to sleep by others: for a time, or while COMMAND runs.\n"
-                 "COMMAND and its arguments stand after --.",
-                 "gpu-inhibit");
+    CLI::App app;
     Options options;
-    cli::add_basics(app, k_examples, k_statuses);
-    cli::add_targets(app, options.targets, options.takes_all);
-    cli::add_user(app, options.user);
-    cli::add_limit(app, "--for", options.request.time,
-                   "For so long (default: until it is released, or ends)");
-    cli::add_flag(app, "--release", options.request.release, "Let it be put to sleep again");
-    cli::add_output(app, options.output);
+    usage::add(app, table_of(options));
     char** const end = argv + argc;
     char** const marker =
         std::find_if(argv, end, [](const char* word) { return std::string_view(word) == "--"; });

@@ -25,13 +25,13 @@ using namespace gpu_sleep;
 
 namespace {
 
+namespace usage = cli::usage;
+
 constexpr const char* k_examples =
-    "  gpu-ps                   all processes that this user may put to sleep, one a line\n"
-    "  gpu-ps --long            the same with their tags and devices\n"
-    "  gpu-ps 4242 --json       one of them, for a program to read\n"
-    "  gpu-ps --watch=5s        again every five seconds\n"
-    "  gpu-ps llama --watch --await   the same of one, also before it has started\n"
-    "  gpu-ps --prometheus=/var/lib/prometheus/node-exporter/gpu_sleep.prom   metrics, for a collector\n";
+    "  gpu-ps                         all processes that this user may put to sleep\n"
+    "  gpu-ps --long                  the same with their tags and devices\n"
+    "  gpu-ps 4242 --json             one of them, for a program to read\n"
+    "  gpu-ps llama --watch --await   one of them, also before it has started\n";
 
 constexpr const char* k_nobody = "no process that can sleep; start one by: gpu-run -- COMMAND\n";
 
@@ -46,6 +46,33 @@ struct Options {
     std::optional<cli::Order> order;
     std::string metrics; ///< the file for metrics, or "-"; empty to list
 };
+
+usage::Table table_of(Options& options) {
+    const auto set_order = [&options](const std::string& word) { options.order = cli::parse_order(word); };
+    return {"gpu-ps",
+            "Lists the processes that gpu-sleep can put to sleep, and where their memory is.",
+            {"[OPTION]... [PID]"},
+            {{"Which processes",
+              {cli::target_row(options.target),
+               cli::user_row(options.user),
+               {"--timeout", usage::duration(options.timeout),
+                fmt::format("How long a process may take to answer (default: {} s)",
+                            options.timeout.count() / 1000)}}},
+             {"How they are shown",
+              {usage::brief({"--sort", usage::choice(std::string(cli::k_order_words), set_order),
+                             "By GPU or host memory, idle time, pid or name (default: pid)"}),
+               usage::brief(
+                   {"-l,--long", usage::flag(options.is_long), "Show the tags and devices of all processes"}),
+               usage::brief({"--watch", usage::with_default("INTERVAL", "2s", options.watch),
+                             "List again every two seconds, or as --watch=500ms says"}),
+               usage::brief({"--await", usage::flag(options.awaits),
+                             "With --watch and PID: continue while there is no such process"}),
+               usage::brief(cli::json_row(options.output.json)),
+               usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
+                             "Write metrics for Prometheus, to a file if one is given"})}}},
+            k_examples,
+            cli::k_exit_statuses};
+}
 
 std::vector<std::string> errors_in(const std::vector<cli::Outcome>& outcomes) {
     std::vector<std::string> errors;
@@ -217,29 +244,9 @@ int watch(const Options& options, Milliseconds interval) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app(
-        "Lists the processes that gpu-sleep can put to sleep: their tags, where the bytes are, and policies.",
-        "gpu-ps");
+    CLI::App app;
     Options options;
-    cli::add_basics(app, k_examples);
-    cli::add_target(app, options.target);
-    cli::add_user(app, options.user);
-    app.add_flag("--watch{2s}", options.watch, "Repeat every two seconds, or as given: --watch=500ms")
-        ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
-    cli::add_choice(
-        app, "--sort", std::string(cli::k_order_words),
-        [&options](const std::string& word) { options.order = cli::parse_order(word); },
-        "Sort by memory, most first, by idle time, longest first, by pid or by name\n"
-        "(default: pid; with --watch on a terminal: gpu)");
-    cli::add_flag(app, "--long,-l", options.is_long,
-                  "Show the tags and devices of all processes, as of one that is named");
-    cli::add_flag(app, "--await", options.awaits,
-                  "With --watch and PID: continue while there is no such process");
-    app.add_flag("--prometheus{-}", options.metrics,
-                 "Write metrics for Prometheus to standard output, or to a file: --prometheus=FILE")
-        ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
-    cli::add_duration(app, "--timeout", options.timeout, "How long a process may take to answer");
-    cli::add_output(app, options.output, false);
+    usage::add(app, table_of(options));
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     cli::raise_descriptor_limit();
     const auto refuse = [&](const std::string& problem) {

@@ -22,22 +22,19 @@ using namespace gpu_sleep;
 
 namespace {
 
+namespace usage = cli::usage;
+
 constexpr const char* k_examples =
-    "  gpu-reclaim --idle 15m               what has been idle for 15 minutes sleeps until it is used again\n"
-    "  gpu-reclaim                          as /etc/gpu-sleep.toml and ~/.config/gpu-sleep.toml say\n"
-    "  gpu-reclaim --show-config            what they say of each process, and what would be done now\n"
-    "  gpu-reclaim --idle 15m:host --idle 4h:file --dir /var/tmp/sleep      further down what stays idle\n"
-    "  gpu-reclaim --idle 15m --dry-run     what would sleep\n"
-    "  gpu-reclaim llama --idle 1m          one of them, and why not if it does not sleep\n"
-    "  gpu-reclaim --why llama              when it worked last, what would be freed, what stands against "
-    "it\n"
-    "  gpu-reclaim --idle 15m --quiet       for cron: says nothing, but for errors\n"
-    "  gpu-reclaim --need 40GiB             until so much is free, the least recently used sleep\n";
+    "  gpu-reclaim --idle 15m      what is unused for 15 minutes sleeps until used\n"
+    "  gpu-reclaim                 as /etc/gpu-sleep.toml and the user's file say\n"
+    "  gpu-reclaim --why llama     why it sleeps, or why not\n"
+    "  gpu-reclaim --idle 15m:host --idle 4h:file --dir /var/tmp/sleep\n"
+    "                              and its contents move to files after four hours\n";
 
 constexpr const char* k_statuses =
-    "\nExit status: 0 done, or nothing had to be done; else that of the first process that failed:\n"
-    "1 failed and awake, 2 wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not permitted,\n"
-    "6 damaged, 7 failed and asleep, 8 not enough host memory or disk space, 9 not known how it ended.";
+    "0 done, or nothing had to be done; else that of the first process that failed: 1 failed and awake, 2 "
+    "wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged, 7 failed and "
+    "asleep, 8 not enough host memory or disk space, 9 not known how it ended.";
 
 constexpr const char* k_program = "gpu-reclaim";
 
@@ -54,7 +51,7 @@ model::SleepRequest rehearsal(model::SleepRequest request, Milliseconds patience
     return request;
 }
 
-/// Asks what stands against a sleep, and then what it would free whatever stands against it. Changes nothing.
+/// Asks what prevents a sleep, and then what it would free if nothing did. Changes nothing.
 int explain(const cli::CommandRun& operation) {
     constexpr Milliseconds k_patience{10'000};
     const auto& asked = std::get<model::SleepRequest>(operation.request);
@@ -108,13 +105,8 @@ struct Typed {
     [[nodiscard]] bool is_by_policies() const { return !why && !need && !policy.is_plain(); }
 };
 
-void add_options(CLI::App& app, Typed& typed) {
+usage::Table table_of(Typed& typed) {
     auto& request = typed.request;
-    cli::add_basics(app, k_examples, k_statuses);
-    cli::policy::add_policy(app, typed.policy);
-    cli::add_size(
-        app, "--need", typed.need,
-        "Put the least recently used to sleep, no more than needed, until so much of a GPU is free");
     const auto read_gpu = [&typed](const std::string& name) {
         constexpr std::size_t k_longest = 64;
         constexpr const char* k_letters = "0123456789-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -123,26 +115,33 @@ void add_options(CLI::App& app, Typed& typed) {
                              name.find_first_not_of(k_letters) == std::string::npos;
         return is_name ? std::string() : fmt::format("'{}' is no number or UUID of a GPU", name);
     };
-    cli::add_value(
-        app, "--gpu", "GPU", read_gpu,
-        "With --need: which one, by its number or UUID as nvidia-smi has it (default: the only one)");
-    cli::add_min_awake(app, typed.min_awake);
-    cli::add_flag(
-        app, "--why", typed.why,
-        "Change nothing; say of PID when it worked last, what a sleep would free, what stands against\n"
-        "it, and how long waking would take");
-    cli::add_target(app, typed.target);
-    cli::add_user(app, typed.user);
-    cli::add_level(app, request.level);
-    cli::add_tags(app, "--tags", request.tags, "Only these tags (default: all)");
-    cli::add_stores(app, typed.stores);
-    cli::add_flag(app, "--dry-run", request.dry_run,
-                  "Change nothing; say what would be freed, kept and dropped");
-    cli::add_limit(
-        app, "--timeout", typed.timeout,
-        "Time limit for each process until GPU memory is released (default: 30 s for the program's\n"
-        "callbacks, and no limit for copying that advances)");
-    cli::add_output(app, typed.output);
+    return {
+        k_program,
+        "Puts idle GPU processes to sleep until they are used again; for cron or a timer.",
+        {"[OPTION]... [PID]", "--need SIZE [OPTION]... [PID]", "--why [OPTION]... PID"},
+        {cli::policy::policy_rows(typed.policy),
+         {"Room on a GPU",
+          {usage::brief(
+               {"--need", usage::size(typed.need), "Put processes to sleep until this much is free"}),
+           {"--gpu", usage::text("GPU", read_gpu),
+            "With --need: the GPU's number or UUID of nvidia-smi (default: the only GPU)"},
+           cli::min_awake_row(typed.min_awake, "--need")}},
+         {"Which processes", {cli::target_row(typed.target), cli::user_row(typed.user)}},
+         {"What sleeps, and where contents go",
+          {cli::level_row(request.level),
+           {"--tags", cli::tags(request.tags), "Only these tags (default: all)"},
+           cli::store_row(typed.stores),
+           usage::brief(cli::dir_row(typed.stores))}},
+         {"How they go to sleep",
+          {usage::brief(cli::dry_run_row(request.dry_run)),
+           usage::brief(
+               {"--why", usage::flag(typed.why), "Say when PID worked last, and what prevents a sleep"}),
+           {"--timeout", usage::duration(typed.timeout),
+            "Time limit for each process until GPU memory is released (default: 30 s for callbacks, none for "
+            "copying that advances)"}}},
+         {"Output", {cli::json_row(typed.output.json), usage::brief(cli::quiet_row(typed.output.quiet))}}},
+        k_examples,
+        k_statuses};
 }
 
 /// What is wrong with options that are good one by one, or nothing.
@@ -154,8 +153,7 @@ std::string problem(const Typed& typed) {
     if (typed.need && (typed.why || !typed.request.tags.empty() || is_policy || policy.host_budget ||
                        policy.shows || policy.otherwise))
         return "--why, --tags, --config, --default-idle, --host-budget, --show-config and --idle with a "
-               "place "
-               "are not for --need";
+               "place are not for --need";
     return {};
 }
 
@@ -184,12 +182,10 @@ int run(Typed typed, cli::policy::Sources sources) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app("Puts to sleep every GPU process that has been idle, until it uses the GPU again: one pass, "
-                 "for cron or a timer.",
-                 k_program);
+    CLI::App app;
     Typed typed;
     typed.request.on_touch = model::OnTouch::wake;
-    add_options(app, typed);
+    usage::add(app, table_of(typed));
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     cli::policy::Sources sources;
     auto text = cli::policy::read_policy(typed.policy, sources);

@@ -28,18 +28,18 @@ using namespace gpu_sleep;
 namespace {
 
 namespace environment = model::environment;
+namespace usage = cli::usage;
 
 constexpr const char* k_examples =
-    "  gpu-run -- python3 serve.py                     gpu-sleep can then put it to sleep\n"
-    "  gpu-run --name llama -- python3 serve.py        by name: gpu-sleep llama\n"
-    "  gpu-run --on-touch wake -- python3 serve.py     asleep until it uses the GPU again\n"
-    "  gpu-run --idle 15m -- python3 serve.py          asleep after 15 minutes unused, until it is used\n"
-    "  gpu-run --rules rules.json -- ./train           which allocations are intercepted, their tags\n"
-    "  gpu-run --enable-for user                       all that you start after your next login\n";
+    "  gpu-run --name llama -- python3 serve.py  then: gpu-sleep llama\n"
+    "  gpu-run --on-touch wake -- ./serve        asleep until it uses the GPU again\n"
+    "  gpu-run --idle 15m -- python3 serve.py    asleep after 15 minutes unused\n"
+    "  gpu-run --enable-for user                 what you start after a new login\n";
 constexpr const char* k_exit_statuses =
-    "\nExit status: that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage,\n"
-    "rules, or if the agent cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there\n"
-    "is no such command.";
+    "that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage, rules, or if the "
+    "agent cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such "
+    "command.";
+constexpr const char* k_login = "The agent in every login, in place of COMMAND";
 
 /// What was typed before the command.
 struct Options {
@@ -66,91 +66,101 @@ struct LoginOptions {
 };
 
 /// Takes a text into `value` unless `problem` has something against it, which is returned.
-cli::ReadText reader(std::optional<std::string>& value, std::string (*problem)(const std::string&)) {
+usage::ReadText reader(std::optional<std::string>& value, std::string (*problem)(const std::string&)) {
     return [&value, problem](const std::string& text) {
         value = text;
         return problem(text);
     };
 }
 
-void add_options(CLI::App& app, Options& options) {
-    cli::add_value(app, "--name", "NAME", reader(options.name, cli::name_problem),
-                   "Name by which gpu-sleep, gpu-wake and gpu-ps find the process");
-    cli::add_value(app, "--group", "NAME", reader(options.group, cli::name_problem),
-                   "Group of processes that gpu-sleep --group NAME puts to sleep together");
-    auto* tag = cli::add_value(app, "--tag", "TAG", reader(options.tag, cli::tag_problem),
-                               "Tag of all intercepted allocations (default: default)");
-    auto* min_size =
-        cli::add_size(app, "--min-size", options.min_size, "Leave smaller allocations to the driver");
-    auto* rules = cli::add_path(
-        app, "--rules", "FILE", options.rules_file,
-        "JSON file that says which allocations are intercepted, and their tags; see the manual page");
-    cli::add_gate(app, options.on_touch, options.gate, options.touch_limit, "default: wait");
-    cli::add_flag(app, "--share", options.share,
-                  "--make-room --on-touch wake: programs that do not fit together take turns");
-    cli::add_flag(app, "--make-room", options.make_room,
-                  "Where a touch that wakes finds GPU memory short, put others of this user to sleep, the\n"
-                  "least recently used first; they take turns then");
-    cli::add_size(
-        app, "--need", options.need,
-        "Before COMMAND starts, put the least recently used to sleep until so much is free of each GPU\n"
-        "that it will see; if that cannot be, COMMAND is not started");
-    cli::add_min_awake(app, options.min_awake);
-    cli::add_size(app, "--retain", options.retain,
-                  "Host memory that may keep contents while awake, so that the next sleep copies only what\n"
-                  "changed; 0 for none (default: what the host has room for)");
-    cli::add_size(app, "--host-budget", options.host_budget,
-                  "Host memory that all processes of this user may hold together for contents: this one\n"
-                  "takes no more (default: any amount)");
-    cli::add_choice(
-        app, "--on-stop", "stop|sleep", [&options](const std::string& word) { options.on_stop = word; },
-        "What SIGTSTP does: the process stops (the default), or sleeps first and wakes when it is continued");
-    cli::add_limit(app, "--stop-grace", options.stop_grace,
-                   "With --on-stop sleep: by how long a sleep may put the stop off (default: 5s)");
-    auto* idle = cli::add_limit(
-        app, "--idle", options.idle,
-        "Put the process to sleep after so long without work on the GPU, until it is used again");
-    cli::add_flag(app, "--deep", options.deep,
-                  "With --idle: also take from the GPU what the driver holds for the process, where it can")
-        ->needs(idle);
-    cli::add_stores(app, options.stores);
-    for (const auto* each : {"--store", "--dir"}) app.get_option(each)->needs(idle);
-    cli::add_flag(app, "--prepare", options.prepare,
-                  "Make host memory ready for the first sleep once the program's memory has not changed for\n"
-                  "10 s; for hosts on which a first sleep takes long");
-    auto* release =
-        cli::add_flag(app, "--release-gil", options.release_gil, "The default")->group(""); // until 0.2
-    cli::add_flag(app, "--keep-gil", options.keep_gil,
-                  "A Python thread that waits to launch or copy keeps Python's lock")
-        ->excludes(release);
-    cli::add_flag(app, "--no-capture", options.no_capture,
-                  "Load the agent, but leave all of the program's own allocations to the driver")
-        ->excludes(tag)
-        ->excludes(min_size)
-        ->excludes(rules)
-        ->excludes(idle); // which cannot be known then
-    cli::add_flag(app, "--audit", options.audit,
-                  "Also intercept libraries that preloading does not reach; see the manual page");
-}
-
-void add_login_options(CLI::App& app, LoginOptions& options) {
-    const auto reader = [&options](LoginOptions::Action action) {
-        return [&options, action](const std::string& word) {
-            options.action = action;
-            options.scope.is_machine = word == "machine";
+usage::Table table_of(Options& options, LoginOptions& login) {
+    const auto set_on_stop = [&options](const std::string& word) { options.on_stop = word; };
+    const auto login_reader = [&login](LoginOptions::Action action) {
+        return [&login, action](const std::string& word) {
+            login.action = action;
+            login.scope.is_machine = word == "machine";
         };
     };
-    auto* enable =
-        cli::add_choice(app, "--enable-for", "user|machine", reader(LoginOptions::Action::enable),
-                        "Start nothing. Load the agent into all programs of later logins, of this\n"
-                        "user or of all");
-    auto* disable = cli::add_choice(app, "--disable-for", "user|machine",
-                                    reader(LoginOptions::Action::disable), "Take that back");
-    auto* show = cli::add_flag(app, "--show-enabled", options.shows, "Start nothing. Show for whom it is so");
-    cli::add_path(app, "--root", "DIR", options.root,
-                  "The machine's files lie below DIR, as in an image of a system");
-    enable->excludes(disable)->excludes(show);
-    disable->excludes(show);
+    return {
+        "gpu-run",
+        "Starts COMMAND so that gpu-sleep can put it to sleep. Nothing else changes.",
+        {"[OPTION]... [--] COMMAND [ARGUMENT]...", "--enable-for|--disable-for user|machine [--root DIR]",
+         "--show-enabled [--root DIR]"},
+        {{"The command and its name",
+          {{"COMMAND", {}, "The command and its arguments, after -- or after the last option"},
+           usage::brief({"--name", usage::text("NAME", reader(options.name, cli::name_problem)),
+                         "Name for gpu-sleep, gpu-wake and gpu-ps"}),
+           usage::brief({"--group", usage::text("NAME", reader(options.group, cli::name_problem)),
+                         "Group that gpu-sleep --group acts on as one"})}},
+         {"When it sleeps and wakes",
+          {usage::brief(cli::on_touch_row(options.on_touch, " (default: wait)")),
+           cli::gate_row(options.gate),
+           cli::touch_limit_row(options.touch_limit),
+           usage::brief({"--idle", usage::duration(options.idle),
+                         "Sleep after this time without GPU work, until used"}),
+           {"--deep", usage::flag(options.deep),
+            "With --idle: also free what the CUDA driver holds for the process"},
+           {"--store", cli::store_row(options.stores).value,
+            "With --idle: where contents are kept, host (memory, the default) or file; or for some tags, as "
+            "in weights=file"},
+           {"--dir", cli::dir_row(options.stores).value,
+            "With --idle: keep contents in compressed files in DIR"},
+           {"--on-stop", usage::choice("stop|sleep", set_on_stop),
+            "What SIGTSTP (Ctrl-Z) does: the process stops (the default), or sleeps first and wakes when it "
+            "is continued"},
+           {"--stop-grace", usage::duration(options.stop_grace),
+            "With --on-stop sleep: how long a sleep may delay the stop (default: 5 s)"}}},
+         {"Sharing a GPU",
+          {usage::brief(
+               {"--share", usage::flag(options.share), "Take turns with programs that do not fit beside it"}),
+           {"--make-room", usage::flag(options.make_room),
+            "If waking needs GPU memory that others hold, put others of this user to sleep, the least "
+            "recently used first"},
+           usage::brief(
+               {"--need", usage::size(options.need), "First put others to sleep until this much is free"}),
+           cli::min_awake_row(options.min_awake, "--make-room and --need")}},
+         {"Host memory",
+          {{"--retain", usage::size(options.retain),
+            "Host memory that may keep contents while awake, for a quicker next sleep; 0 for none (default: "
+            "what the host has room for)"},
+           {"--host-budget", usage::size(options.host_budget),
+            "Host memory that all processes of this user may hold for contents (default: any amount)"},
+           {"--prepare", usage::flag(options.prepare),
+            "Make host memory ready for the first sleep, where a first sleep takes long"}}},
+         {"What is intercepted",
+          {usage::brief({"--tag", usage::text("TAG", reader(options.tag, cli::tag_problem)),
+                         "Tag of its allocations (default: default)"}),
+           {"--min-size", usage::size(options.min_size), "Leave smaller allocations to the driver"},
+           usage::brief({"--rules", usage::path("FILE", options.rules_file),
+                         "JSON file: what is intercepted, and its tags"}),
+           {"--no-capture", usage::flag(options.no_capture),
+            "Load the agent, but leave all of the program's own allocations to the driver"},
+           {"--audit", usage::flag(options.audit), "Also intercept libraries that preloading does not reach"},
+           {"--keep-gil", usage::flag(options.keep_gil),
+            "A Python thread that waits to launch or copy does not release Python's lock (the GIL)"},
+           {"--release-gil", usage::flag(options.release_gil), "The default",
+            usage::Shown::never}}}, // until 0.2
+         {k_login,
+          {{"--enable-for", usage::choice("user|machine", login_reader(LoginOptions::Action::enable)),
+            "Load the agent into all programs of later logins, of this user or of all users"},
+           {"--disable-for", usage::choice("user|machine", login_reader(LoginOptions::Action::disable)),
+            "Undo --enable-for"},
+           {"--show-enabled", usage::flag(login.shows), "List the files by which it is enabled"},
+           {"--root", usage::path("DIR", login.root),
+            "The machine's files lie below this directory, as in the image of a system"}}}},
+        k_examples,
+        k_exit_statuses};
+}
+
+/// Says which options need or exclude one another.
+void relate_options(CLI::App& app) {
+    const auto option = [&app](const char* name) { return app.get_option(name); };
+    for (const auto* each : {"--deep", "--store", "--dir"}) option(each)->needs(option("--idle"));
+    option("--keep-gil")->excludes(option("--release-gil"));
+    for (const auto* each : {"--tag", "--min-size", "--rules", "--idle"}) // which cannot be known then
+        option("--no-capture")->excludes(option(each));
+    option("--enable-for")->excludes(option("--disable-for"))->excludes(option("--show-enabled"));
+    option("--disable-for")->excludes(option("--show-enabled"));
 }
 
 /// The index in `words` at which the command begins: after "--", or at the first word that is neither an
@@ -300,38 +310,31 @@ int change_login(LoginOptions options) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app("Starts COMMAND so that gpu-sleep can put it to sleep: with the agent inside, which\n"
-                 "intercepts its GPU allocations. Nothing else about it changes.",
-                 "gpu-run");
+    CLI::App app;
     Options options;
     LoginOptions login;
-    cli::add_basics(app, k_examples, k_exit_statuses);
-    add_options(app, options);
-    const auto of_commands = app.get_options();
-    add_login_options(app, login);
-    std::vector<std::string> command; // never parsed by CLI11: whatever follows belongs to the command
-    app.add_option("COMMAND", command, "The command and its arguments, after -- or after the last option")
-        ->type_name("");
+    usage::add(app, table_of(options, login));
+    relate_options(app);
 
     const std::vector<std::string> words(argv, argv + argc);
     const auto begin = find_command(app, words);
     const bool has_marker = begin > 1 && begin <= words.size() && words[begin - 1] == "--";
     const auto own = static_cast<int>(std::min(begin, words.size())) - (has_marker ? 1 : 0);
     if (const auto status = cli::parse(app, own, argv)) return *status;
-    command.assign(words.begin() + static_cast<std::ptrdiff_t>(std::min(begin, words.size())), words.end());
+    std::vector<std::string> command(
+        words.begin() + static_cast<std::ptrdiff_t>(std::min(begin, words.size())), words.end());
     const bool is_for_login = login.shows || login.action != LoginOptions::Action::none;
     if (is_for_login && !command.empty())
         return cli::usage_error("gpu-run", "--enable-for, --disable-for and --show-enabled take no COMMAND",
                                 false);
     if (is_for_login) {
-        const auto given = std::find_if(of_commands.begin(), of_commands.end(),
-                                        [](const auto* option) { return option->count() > 0; });
-        if (given != of_commands.end())
-            return cli::usage_error(
-                "gpu-run",
-                (*given)->get_name() +
-                    " is for a COMMAND: what a login starts has the agent with its defaults",
-                false);
+        for (const auto* option : app.get_options())
+            if (option->count() > 0 && option->get_group() != k_login)
+                return cli::usage_error(
+                    "gpu-run",
+                    option->get_name() +
+                        " is for a COMMAND: what a login starts has the agent with its defaults",
+                    false);
         return change_login(std::move(login));
     }
     if (!login.root.empty())

@@ -11,56 +11,79 @@ using namespace gpu_sleep;
 
 namespace {
 
-constexpr const char* k_examples =
-    "  gpu-sleep 4242                               keep contents in host memory\n"
-    "  gpu-sleep 4242 --level 2 --keep weights      drop everything but one tag\n"
-    "  gpu-sleep 4242 --tags kv_cache               a part of it\n"
-    "  gpu-sleep 4242 --on-touch wake               until it uses the GPU again\n"
-    "  gpu-sleep 4242 --dir /var/tmp/sleep          keep contents in compressed files\n"
-    "  gpu-sleep 4242 --dry-run                     what would be freed, kept, dropped\n"
-    "  gpu-sleep 4711 4712 train.py                 several, each by its pid or its name\n"
-    "  gpu-sleep 4242 --tree                        a server of several processes, all or none of them\n"
-    "  gpu-sleep 4242 --engine driver               a process that has no agent\n";
+namespace usage = cli::usage;
 
-void add_request(CLI::App& app, model::SleepRequest& request, std::optional<Milliseconds>& timeout,
-                 cli::TypedStores& stores, cli::Engine& engine) {
-    cli::add_level(app, request.level);
-    cli::add_tags(app, "--tags", request.tags, "Only these tags (default: all)");
-    cli::add_tags(app, "--keep", request.keep, "Keep the contents of these tags, whatever their policy");
-    cli::add_tags(app, "--discard", request.discard,
-                  "Drop the contents of these tags, whatever their policy");
-    cli::add_flag(app, "--require-refill", request.require_refill,
-                  "Fail instead of dropping a tag that the program cannot refill");
-    cli::add_flag(app, "--dry-run", request.dry_run,
-                  "Change nothing; say what would be freed, kept and dropped");
-    cli::add_limit(app, "--timeout", timeout,
-                   "Time limit until GPU memory is released (default: 30 s for the program's callbacks and\n"
-                   "running GPU work, and no limit for copying that advances)");
-    cli::add_stores(app, stores);
-    cli::add_path(app, "--spill", "DIR", stores.spill, "Use files in DIR if host memory is too small");
-    cli::add_flag(app, "--keep-files", request.keep_files, "Leave the files when the process wakes or ends");
-    cli::add_flag(app, "--copy-all", request.copy_all,
-                  "Copy everything that is kept, also what has not changed since the last sleep");
-    cli::add_flag(app, "--check", request.check_copies,
-                  "Read what is kept in host memory, and compare it with the GPU's, before GPU memory is\n"
-                  "released");
-    cli::add_flag(app, "--release-retained", request.release_retained,
-                  "Put nothing to sleep; give back the host memory that the last sleep left for the next");
-    cli::add_gate(app, request.on_touch, request.gate, request.touch_limit,
-                  "default: as the process was started");
-    cli::add_flag(app, "--deep", request.deep,
-                  "When it sleeps, have the CUDA driver take the rest from the GPU, too: contexts, modules,\n"
-                  "memory that the agent does not own");
-    cli::add_choice(
-        app, "--engine", "agent|driver|auto",
-        [&engine](const std::string& word) { engine = cli::engine_of(word); },
-        "agent: as described here; driver: the CUDA driver's checkpoint, for a process that has no agent, "
-        "to\n"
-        "host memory and as a whole; auto: the agent if there is one (default: agent)");
-    cli::add_flag(app, "--ignore-inhibitors", request.ignore_inhibitors,
-                  "Sleep even if gpu-inhibit, or the program, has sleeps refused");
-    cli::add_flag(app, "--force", request.force,
-                  "Sleep even if the process uses the GPU in a way that the agent cannot see");
+constexpr const char* k_examples =
+    "  gpu-sleep 4242                            keep contents in host memory\n"
+    "  gpu-sleep 4711 4712 train.py              several, by pid or name\n"
+    "  gpu-sleep 4242 --on-touch wake            until it uses the GPU again\n"
+    "  gpu-sleep 4242 --engine driver            a process without an agent\n";
+
+/// What was typed, as far as it is not read into a request at once.
+struct Typed {
+    cli::CommandRun operation{"gpu-sleep", {}, {}, {}, {}};
+    model::SleepRequest request;
+    std::optional<Milliseconds> timeout;
+    cli::TypedStores stores;
+    cli::Engine engine = cli::Engine::agent;
+};
+
+usage::Table table_of(Typed& typed) {
+    auto& operation = typed.operation;
+    auto& request = typed.request;
+    const auto set_engine = [&typed](const std::string& word) { typed.engine = cli::engine_of(word); };
+    return {
+        "gpu-sleep",
+        "Frees the GPU memory of a process that keeps running; gpu-wake brings it back.",
+        {"[OPTION]... PID...", "[OPTION]... --all|--group GROUP"},
+        {{"Which processes",
+          {cli::targets_row(operation.targets), cli::all_row(operation.takes_several),
+           usage::brief(cli::tree_row(operation.selection)), cli::group_row(operation.selection),
+           cli::user_row(operation.user)}},
+         {"What sleeps",
+          {usage::brief({"--tags", cli::tags(request.tags),
+                         "Only these tags. The program waits when it next uses the GPU; --gate checked "
+                         "lets work pass that does not name them"}),
+           usage::brief(cli::level_row(request.level)),
+           {"--keep", cli::tags(request.keep), "Keep the contents of these tags, whatever their policy"},
+           {"--discard", cli::tags(request.discard),
+            "Drop the contents of these tags, whatever their policy"},
+           {"--require-refill", usage::flag(request.require_refill),
+            "Fail, and change nothing, if a tag would be dropped that the program cannot refill"},
+           {"--yes", usage::flag(operation.accepts_losses),
+            "Drop what the program cannot refill without asking or warning first"},
+           usage::brief({"--deep", usage::flag(request.deep), "Also free what the CUDA driver holds for it"}),
+           usage::brief({"--engine", usage::choice("agent|driver|auto", set_engine),
+                         "driver puts a process without an agent to sleep"})}},
+         {"Where contents go",
+          {cli::store_row(typed.stores),
+           usage::brief(cli::dir_row(typed.stores)),
+           {"--spill", usage::path("DIR", typed.stores.spill),
+            "Use files in this directory if host memory is too small"},
+           {"--keep-files", usage::flag(request.keep_files),
+            "Leave the files when the process wakes or ends"}}},
+         {"While it sleeps",
+          {usage::brief(cli::on_touch_row(request.on_touch, "")), cli::gate_row(request.gate),
+           cli::touch_limit_row(request.touch_limit)}},
+         {"How it goes to sleep",
+          {usage::brief(cli::dry_run_row(request.dry_run)),
+           {"--timeout", usage::duration(typed.timeout),
+            "Time limit until GPU memory is released (default: 30 s for callbacks and running GPU work, "
+            "none for copying that advances)"},
+           {"--ignore-inhibitors", usage::flag(request.ignore_inhibitors),
+            "Sleep even if gpu-inhibit or the program has sleeps refused"},
+           {"--force", usage::flag(request.force),
+            "Sleep even if the process uses the GPU in a way that the agent cannot see"}}},
+         {"Output", {cli::json_row(operation.output.json), cli::quiet_row(operation.output.quiet)}},
+         {"For tests and repair",
+          {{"--copy-all", usage::flag(request.copy_all),
+            "Also copy what has not changed since the last sleep"},
+           {"--check", usage::flag(request.check_copies),
+            "Compare what is kept in host memory with the GPU's before GPU memory is released"},
+           {"--release-retained", usage::flag(request.release_retained),
+            "Put nothing to sleep; give back the host memory that the last sleep left for the next"}}}},
+        k_examples,
+        cli::k_exit_statuses};
 }
 
 /// The first tag that is to be both kept and dropped, or null.
@@ -85,12 +108,10 @@ std::string problem(const model::SleepRequest& request, cli::Engine engine) {
         return fmt::format("--keep and --discard: the tag '{}' cannot be both kept and discarded", *tag);
     if (engine != cli::Engine::agent && (asks_for_more(request) || request.release_retained))
         return "--engine driver and --engine auto put all of a process to sleep, to host memory, and go with "
-               "none of the "
-               "options that ask for anything else";
+               "none of the options that ask for anything else";
     if (request.deep && (!request.tags.empty() || request.gate == model::GateMode::checked))
         return "--deep puts all of a process to sleep, and lets none of its work pass: neither --tags nor "
-               "--gate checked "
-               "goes with it";
+               "--gate checked goes with it";
     if (request.release_retained && asks_for_more(request))
         return "--release-retained puts nothing to sleep, and goes with none of the options of a sleep";
     return cli::touch_problem(request.on_touch, request.touch_limit);
@@ -99,22 +120,10 @@ std::string problem(const model::SleepRequest& request, cli::Engine engine) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app(
-        "Puts a GPU process to sleep: frees its GPU memory and keeps the process. gpu-wake brings it back.",
-        "gpu-sleep");
-    cli::CommandRun operation{"gpu-sleep", {}, {}, {}, {}};
-    model::SleepRequest request;
-    std::optional<Milliseconds> timeout;
-    cli::TypedStores stores;
-    cli::add_basics(app, k_examples);
-    cli::add_targets(app, operation.targets, operation.takes_several);
-    cli::add_selection(app, operation.selection);
-    cli::add_user(app, operation.user);
-    cli::add_flag(app, "--yes", operation.accepts_losses,
-                  "Drop what the program has not declared refillable without asking, or warning, before");
-    auto engine = cli::Engine::agent;
-    add_request(app, request, timeout, stores, engine);
-    cli::add_output(app, operation.output);
+    CLI::App app;
+    Typed typed;
+    usage::add(app, table_of(typed));
+    auto& [operation, request, timeout, stores, engine] = typed;
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     auto text = cli::selection_problem(operation.selection, operation.targets, operation.takes_several);
     if (text.empty()) text = cli::read_stores(stores, request);

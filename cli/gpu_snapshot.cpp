@@ -23,15 +23,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+namespace usage = cli::usage;
+
 constexpr const char* k_program = "gpu-snapshot";
 constexpr const char* k_examples = "  gpu-snapshot ls /var/cache/gpu-sleep      all snapshots there\n"
                                    "  gpu-snapshot ls FILE                      what one of them holds\n"
                                    "  gpu-snapshot verify FILE                  read and check every byte\n"
                                    "  gpu-snapshot extract FILE --extent 3 --output weights.bin\n";
 /// Not that of the commands that ask processes.
-constexpr const char* k_exit_statuses =
-    "\nExit status: 0 done, 1 failed, 2 wrong usage or no such extent, 5 not permitted, 6 a snapshot is "
-    "damaged,\n8 not enough host memory or disk space.";
+constexpr const char* k_exit_statuses = "0 done, 1 failed, 2 wrong usage or no such extent, 5 not permitted, "
+                                        "6 a snapshot is damaged, 8 not enough host memory or disk space.";
 
 struct Options {
     std::string path;
@@ -231,50 +232,60 @@ std::string read_extent(const std::string& text, Options& options) {
     return {};
 }
 
-void add_path(CLI::App& command, Options& options) {
-    cli::add_word(command, "PATH", options.path, "a snapshot, or a directory of them",
-                  "A snapshot, or a directory of them")
-        ->required();
+usage::Row path_row(Options& options) {
+    return usage::word_row("PATH", options.path, "a snapshot, or a directory of them",
+                           "A snapshot, or a directory of them");
 }
 
-void add_json(CLI::App& command, Options& options) {
-    cli::add_flag(command, "--json", options.json, "Print JSON, sizes in bytes");
+usage::Row json_row(Options& options) {
+    return usage::brief({"--json", usage::flag(options.json), "Print JSON, sizes in bytes"});
 }
 
-void add_keep_leftovers(CLI::App& command, Options& options) {
-    cli::add_flag(command, "--keep-leftovers", options.keep_leftovers,
-                  "Do not remove the files that ended processes have left in the directory");
+usage::Row keep_leftovers_row(Options& options) {
+    return usage::brief({"--keep-leftovers", usage::flag(options.keep_leftovers),
+                         "Do not remove the files that ended processes have left in the directory"});
+}
+
+usage::Table table_of(Options& options) {
+    const auto read = [&options](const std::string& text) { return read_extent(text, options); };
+    return {
+        k_program,
+        "Looks at snapshots: the files that hold contents of processes that gpu-sleep has put to sleep.",
+        {"ls [OPTION]... PATH", "verify [OPTION]... PATH",
+         "extract --extent N --output FILE [--json] SNAPSHOT"},
+        {},
+        k_examples,
+        k_exit_statuses,
+        {{"gpu-snapshot ls",
+          "List the snapshots of a directory, or what one of them holds",
+          {"[OPTION]... PATH"},
+          {{"Options", {path_row(options), keep_leftovers_row(options), json_row(options)}}}},
+         {"gpu-snapshot verify",
+          "Read a snapshot, or all of a directory, and check every byte",
+          {"[OPTION]... PATH"},
+          {{"Options", {path_row(options), keep_leftovers_row(options), json_row(options)}}}},
+         {"gpu-snapshot extract",
+          "Write the contents of one extent to a new file",
+          {"--extent N --output FILE [--json] SNAPSHOT"},
+          {{"Options",
+            {usage::word_row("SNAPSHOT", options.path, "a snapshot", "A snapshot"),
+             usage::brief({"--extent", usage::text("N", read), "The number of the extent, as ls shows it"}),
+             usage::brief({"-o,--output", usage::path("FILE", options.output),
+                           "The file, which must not exist; - for standard output"}),
+             json_row(options)}}}}}};
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app("Looks at snapshots: the files that hold contents of processes that gpu-sleep has put to "
-                 "sleep.",
-                 k_program);
+    CLI::App app;
     Options options;
-    cli::add_basics(app, k_examples, k_exit_statuses);
+    usage::add(app, table_of(options));
     app.require_subcommand(1);
-    auto* const ls = app.add_subcommand("ls", "List the snapshots of a directory, or what one of them holds");
-    add_path(*ls, options);
-    add_keep_leftovers(*ls, options);
-    add_json(*ls, options);
-    auto* const check =
-        app.add_subcommand("verify", "Read a snapshot, or all of a directory, and check every byte");
-    add_path(*check, options);
-    add_keep_leftovers(*check, options);
-    add_json(*check, options);
-    auto* const pull = app.add_subcommand("extract", "Write the contents of one extent to a new file");
-    cli::add_word(*pull, "FILE", options.path, "a snapshot", "A snapshot")->required();
-    cli::add_value(
-        *pull, "--extent", "N", [&options](const std::string& text) { return read_extent(text, options); },
-        "Its number, as ls shows it")
-        ->required();
-    cli::add_path(*pull, "--output,-o", "FILE", options.output,
-                  "The file, which must not exist; - for standard output")
-        ->required();
-    add_json(*pull, options);
+    auto* const pull = app.get_subcommand("extract");
+    for (const auto* each : {"SNAPSHOT", "--extent", "--output"}) pull->get_option(each)->required();
+    for (const auto* each : {"ls", "verify"}) app.get_subcommand(each)->get_option("PATH")->required();
     if (const auto status = cli::parse(app, argc, argv)) return *status;
-    if (ls->parsed()) return list(options);
-    return check->parsed() ? verify(options) : extract(options);
+    if (pull->parsed()) return extract(options);
+    return app.got_subcommand("ls") ? list(options) : verify(options);
 }

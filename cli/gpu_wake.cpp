@@ -8,52 +8,68 @@ using namespace gpu_sleep;
 
 namespace {
 
+namespace usage = cli::usage;
+
 constexpr const char* k_examples = "  gpu-wake 4242                  everything back, at the same addresses\n"
-                                   "  gpu-wake 4242 --tree           a server of several processes\n"
-                                   "  gpu-wake 4242 --tags weights   the rest stays asleep\n"
                                    "  gpu-wake 4242 --order weights  the weights first, then the rest\n"
                                    "  gpu-wake 4242 --wait 60s       try again while GPU memory is short\n"
-                                   "  gpu-wake 4242 --make-room      others of its user sleep if it is\n"
                                    "  gpu-wake 4242 --gpu 0=1        from a deep sleep: on another GPU\n";
+
+/// What was typed, as far as it is not read into a request at once.
+struct Typed {
+    cli::CommandRun operation{"gpu-wake", {}, {}, {}, {}};
+    model::WakeRequest request;
+    std::optional<Milliseconds> timeout, wait, min_awake;
+    std::vector<std::string> moves;
+};
+
+usage::Table table_of(Typed& typed) {
+    auto& operation = typed.operation;
+    auto& request = typed.request;
+    return {"gpu-wake",
+            "Wakes a process that gpu-sleep has put to sleep: its GPU memory returns.",
+            {"[OPTION]... PID...", "[OPTION]... --all|--group GROUP"},
+            {{"Which processes",
+              {cli::targets_row(operation.targets), cli::all_row(operation.takes_several),
+               usage::brief(cli::tree_row(operation.selection)), cli::group_row(operation.selection),
+               cli::user_row(operation.user)}},
+             {"What wakes, and where",
+              {usage::brief(
+                   {"--tags", cli::tags(request.tags),
+                    "Only these tags. The program still waits when it uses the GPU, unless gpu-sleep was "
+                    "given --gate checked"}),
+               usage::brief({"--order", cli::tags(request.order),
+                             "These tags first, one after another, then the rest"}),
+               usage::brief({"--gpu", usage::list("FROM=TO,...", typed.moves),
+                             "Move to another GPU of its kind (from a deep sleep)"})}},
+             {"When GPU memory is short",
+              {usage::brief(
+                   {"--wait", usage::duration(typed.wait),
+                    "How long to try again while GPU memory is short (default: 0 s; 10 s with --make-room)"}),
+               usage::brief({"--make-room", usage::flag(request.make_room),
+                             "If GPU memory is short, put others of the same user to sleep, the least "
+                             "recently used first"}),
+               cli::min_awake_row(typed.min_awake, "--make-room"),
+               {"--force", usage::flag(operation.force),
+                "Of a process without an agent: restore it even if it is not known whether there is room"}}},
+             {"How it wakes",
+              {usage::brief({"--dry-run", usage::flag(request.dry_run),
+                             "Only say what would be taken and brought back"}),
+               {"--timeout", usage::duration(typed.timeout),
+                "Time limit, without --wait, until memory is back, and then once more for callbacks "
+                "(default: 30 s for callbacks, none for copying that advances)"}}},
+             {"Output", {cli::json_row(operation.output.json), cli::quiet_row(operation.output.quiet)}}},
+            k_examples,
+            cli::k_exit_statuses};
+}
 
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app(
-        "Wakes a GPU process that gpu-sleep has put to sleep: its memory returns, at the same addresses.",
-        "gpu-wake");
-    cli::CommandRun operation{"gpu-wake", {}, {}, {}, {}};
-    std::vector<std::string> moves;
-    model::WakeRequest request;
-    cli::add_basics(app, k_examples);
-    std::optional<Milliseconds> timeout;
-    cli::add_targets(app, operation.targets, operation.takes_several);
-    cli::add_selection(app, operation.selection);
-    cli::add_user(app, operation.user);
-    cli::add_tags(app, "--tags", request.tags, "Only these tags (default: all)");
-    cli::add_tags(app, "--order", request.order,
-                  "These tags first, one after another, then the rest; each is awake before the next begins");
-    std::optional<Milliseconds> wait;
-    std::optional<Milliseconds> min_awake;
-    cli::add_limit(app, "--wait", wait,
-                   "How long to try again while GPU memory is short (default: 0 s; 10 s with --make-room)");
-    cli::add_flag(app, "--make-room", request.make_room,
-                  "Where it is short, put others of the same user to sleep, the least recently used first");
-    cli::add_min_awake(app, min_awake);
-    cli::add_limit(app, "--timeout", timeout,
-                   "Time limit, without --wait, until memory is back, and then once more for callbacks\n"
-                   "(default: 30 s for callbacks, and no limit for copying that advances)");
-    cli::add_flag(app, "--dry-run", request.dry_run,
-                  "Change nothing; say what would be taken and brought back");
-    cli::add_flag(app, "--force", operation.force,
-                  "Of what the driver put to sleep: restore it though it is not known whether there is room");
-    app.add_option("--gpu", moves,
-                   "Wake on other GPUs of the same kind, from a deep sleep or what the driver put to sleep;\n"
-                   "each is a number of nvidia-smi's or a uuid")
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->type_name("FROM=TO,...");
-    cli::add_output(app, operation.output);
+    CLI::App app;
+    Typed typed;
+    usage::add(app, table_of(typed));
+    auto& [operation, request, timeout, wait, min_awake, moves] = typed;
     if (const auto status = cli::parse(app, argc, argv)) return *status;
     auto text = cli::selection_problem(operation.selection, operation.targets, operation.takes_several);
     for (const auto& word : moves) {

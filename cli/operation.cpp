@@ -194,8 +194,9 @@ Result<Process> choose_driver(const CommandRun& operation, const std::string& wo
         return process;
     }
     auto error = found.error();
-    error.message +=
-        "; or have the driver put it to sleep, slowly and as a whole, by gpu-sleep --engine driver";
+    error.message += fmt::format(
+        "; or have the driver put it to sleep, slowly and as a whole: gpu-sleep {} --engine driver",
+        process->pid);
     return error;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Shared options.
+// Shared rows, and what is wrong with a command line.
 
 #include "cli/options.hpp"
 
@@ -18,30 +18,6 @@
 
 namespace gpu_sleep::cli {
 namespace {
-
-/// Whether `word` is one of those that `words` separates by '|'.
-bool is_one_of(std::string_view word, std::string_view words) {
-    while (!words.empty()) {
-        const auto end = std::min(words.find('|'), words.size());
-        if (words.substr(0, end) == word) return true;
-        words.remove_prefix(std::min(end + 1, words.size()));
-    }
-    return false;
-}
-
-/// "--output" of "--output,-o".
-std::string long_name(const std::string& names) {
-    return names.substr(0, names.find(','));
-}
-
-/// Reads `text` by `parse`, which gives a Result, into `value`.
-template <class Parse, class Value>
-std::string read_into(Value& value, const std::string& text, Parse&& parse) {
-    const auto read = parse(text);
-    if (!read) return read.error().message;
-    value = *read;
-    return {};
-}
 
 // ---- What is wrong with a command line, in our words whatever the version of CLI11
 // ----------------------------------------------------------------------------------------------------
@@ -162,77 +138,35 @@ bool wants_json(const CLI::App& app, int argc, const char* const* argv) {
 
 } // namespace
 
-void add_basics(CLI::App& app, const std::string& examples, const std::string& exit_statuses) {
-    app.set_version_flag("--version", app.get_name() + " " GPU_SLEEP_VERSION, "Print the version and exit")
-        ->disable_flag_override();
-    app.footer("Examples:\n" + examples + exit_statuses);
+usage::Row target_row(std::string& target) {
+    return usage::word_row("PID", target, "a process id, or the name that a process has",
+                           "Process id, or name of a process");
 }
 
-CLI::Option* add_value(CLI::App& app, const std::string& name, const std::string& type, const ReadText& read,
-                       const std::string& help) {
-    const auto take = [read, name](const std::string& text) {
-        const auto problem = read(text);
-        if (!problem.empty()) throw CLI::ValidationError(fmt::format("{}: {}", long_name(name), problem));
+usage::Row targets_row(std::vector<std::string>& targets) {
+    const auto read = [&targets](const std::string& word) {
+        targets.push_back(word);
+        return std::string(word.empty() ? "it is empty, and should be a process id, or a name" : "");
     };
-    return app.add_option_function<std::string>(name, take, help)->type_name(type);
+    return usage::brief(
+        {"PID", {.name = {}, .read = read, .may_repeat = true}, "Process ids, or names of processes"});
 }
 
-CLI::Option* add_path(CLI::App& app, const std::string& name, const std::string& type, std::string& path,
-                      const std::string& help) {
-    const auto read = [&path](const std::string& text) {
-        path = text;
-        return std::string();
-    };
-    return add_value(app, name, type, read, help);
+usage::Row all_row(bool& takes_all) {
+    return {"--all", usage::flag(takes_all),
+            "In place of PID: all processes with an agent; beside a name: all that have it"};
 }
 
-CLI::Option* add_word(CLI::App& app, const std::string& name, std::string& word, const std::string& wanted,
-                      const std::string& help) {
-    const auto take = [&word, name, wanted](const std::string& text) {
-        if (text.empty())
-            throw CLI::ValidationError(fmt::format("{} is empty; it should be {}", name, wanted));
-        word = text;
-    };
-    return app.add_option_function<std::string>(name, take, help)->type_name("");
+usage::Row tree_row(Selection& selection) {
+    return {"--tree", usage::flag(selection.tree), "PID and its descendants, all of them or none"};
 }
 
-CLI::Option* add_flag(CLI::App& app, const std::string& name, bool& value, const std::string& help) {
-    return app.add_flag(name, value, help)->disable_flag_override();
-}
-
-CLI::Option* add_target(CLI::App& app, std::string& target) {
-    return add_word(app, "PID", target, "a process id, or the name that a process has",
-                    "Process id, or the name of the program; the id of a parent without an agent selects\n"
-                    "its descendants that have one");
-}
-
-void add_targets(CLI::App& app, std::vector<std::string>& targets, bool& takes_all) {
-    const auto take = [&targets](const std::vector<std::string>& words) {
-        if (std::find(words.begin(), words.end(), std::string()) != words.end())
-            throw CLI::ValidationError(
-                "PID is empty; it should be a process id, or the name that a process has");
-        targets = words;
-    };
-    app.add_option_function<std::vector<std::string>>(
-           "PID", take,
-           "Process ids, or the names of programs; the id of a parent without an agent selects its\n"
-           "descendants that have one")
-        ->type_name("...");
-    add_flag(app, "--all", takes_all,
-             "Without PID, all processes with an agent that the caller may ask; with the name of a program,\n"
-             "all that run it");
-}
-
-void add_selection(CLI::App& app, Selection& selection) {
-    add_flag(app, "--tree", selection.tree,
-             "PID and its descendants, together: all prepare before any goes on, and all go back if one\n"
-             "cannot");
+usage::Row group_row(Selection& selection) {
     const auto read = [&selection](const std::string& name) {
-        selection.group = name;
-        return name_problem(name);
+        return selection.group = name, name_problem(name);
     };
-    add_value(app, "--group", "NAME", read,
-              "Together, in place of PID: the processes that gpu-run --group NAME has started");
+    return {"--group", usage::text("GROUP", read),
+            "In place of PID: the processes of this group, all or none"};
 }
 
 std::string selection_problem(const Selection& selection, const std::vector<std::string>& targets,
@@ -249,86 +183,39 @@ std::string name_problem(const std::string& name) {
     return fmt::format("'{}' is not {}", name, model::k_name_rule);
 }
 
+usage::Row user_row(std::optional<uid_t>& user) {
+    return {"--user", usage::parsed("NAME|UID", parse_user, user),
+            "Only processes of this user (default: all)"};
+}
+
 std::string tag_problem(const std::string& tag) {
     if (model::is_valid_tag(tag)) return {};
     return fmt::format("'{}' is not a tag: 1 to {} letters, digits, '_', '-', '.' and ':'", tag,
                        model::k_max_tag_length);
 }
 
-void add_user(CLI::App& app, std::optional<uid_t>& user) {
-    const auto read = [&user](const std::string& text) { return read_into(user, text, parse_user); };
-    add_value(app, "--user", "NAME|UID", read, "Only processes of this user (default: all)");
+usage::Value tags(std::vector<std::string>& tags) {
+    const auto read = [&tags](const std::string& word) { return tags.push_back(word), tag_problem(word); };
+    return {.name = "TAG[,TAG...]", .read = read, .may_repeat = true, .separator = ','};
 }
 
-void add_tags(CLI::App& app, const std::string& name, std::vector<std::string>& tags,
-              const std::string& help) {
-    app.add_option(name, tags, help)
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->type_name("TAG[,TAG...]")
-        ->check(tag_problem);
+usage::Row on_touch_row(std::optional<model::OnTouch>& on_touch, const std::string& default_words) {
+    const auto assign = [&on_touch](const std::string& word) { on_touch = model::parse_on_touch(word); };
+    return {"--on-touch", usage::choice("wait|wake|fail", assign),
+            "What GPU work does while the process sleeps" + default_words};
 }
 
-void warn_of_unit(const CLI::App& app, std::string_view name, std::string_view text) {
-    if (const auto warning = unit_warning(text); !warning.empty())
-        print_error(fmt::format("{}: {}: {}\n", app.get_name(), name, warning));
+usage::Row gate_row(std::optional<model::GateMode>& gate) {
+    const auto assign = [&gate](const std::string& word) { gate = model::parse_gate_mode(word); };
+    return {"--gate", usage::choice("shut|checked", assign),
+            "While a part sleeps, hold all GPU work (shut), or only work that names a sleeping address "
+            "(checked)"};
 }
 
-void add_duration(CLI::App& app, const std::string& name, Milliseconds& value, const std::string& help) {
-    const auto read = [&app, &value, name](const std::string& text) {
-        auto problem = read_into(value, text, parse_duration);
-        if (problem.empty()) warn_of_unit(app, name, text);
-        return problem;
-    };
-    const auto shown = format_seconds(std::chrono::duration<double>(value).count());
-    add_value(app, name, "DURATION", read, fmt::format("{} (default: {})", help, shown));
-}
-
-CLI::Option* add_limit(CLI::App& app, const std::string& name, std::optional<Milliseconds>& value,
-                       const std::string& help) {
-    const auto read = [&app, &value, name](const std::string& text) {
-        auto problem = read_into(value, text, parse_duration);
-        if (problem.empty()) warn_of_unit(app, name, text);
-        return problem;
-    };
-    return add_value(app, name, "DURATION", read, help);
-}
-
-CLI::Option* add_size(CLI::App& app, const std::string& name, std::optional<Bytes>& value,
-                      const std::string& help) {
-    const auto read = [&value](const std::string& text) { return read_into(value, text, parse_bytes); };
-    return add_value(app, name, "SIZE", read, help);
-}
-
-CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::string& words,
-                        const std::function<void(const std::string&)>& assign, const std::string& help) {
-    const auto read = [words, assign](const std::string& word) {
-        if (!is_one_of(word, words)) return fmt::format("'{}' is not one of {}", word, words);
-        assign(word);
-        return std::string();
-    };
-    return add_value(app, name, words, read, help);
-}
-
-void add_gate(CLI::App& app, std::optional<model::OnTouch>& on_touch, std::optional<model::GateMode>& gate,
-              std::optional<Milliseconds>& touch_limit, const std::string& default_words) {
-    add_choice(
-        app, "--on-touch", "wait|wake|fail",
-        [&on_touch](const std::string& word) { on_touch = model::parse_on_touch(word); },
-        fmt::format("GPU work while the process is asleep waits, wakes the process, or fails ({})",
-                    default_words));
-    add_choice(
-        app, "--gate", "shut|checked",
-        [&gate](const std::string& word) { gate = model::parse_gate_mode(word); },
-        "While a part is asleep, hold all work (shut), or only work that names a sleeping address\n"
-        "(checked; default: shut, unless the program has declared the part separable)");
-    add_limit(app, "--touch-limit", touch_limit,
-              "How long work that wakes the process may wait for GPU memory (default: no limit)");
-}
-
-void add_min_awake(CLI::App& app, std::optional<Milliseconds>& min_awake) {
-    add_limit(app, "--min-awake", min_awake,
-              "Leave alone what was woken less than so long ago (default: 30 s)");
+usage::Row touch_limit_row(std::optional<Milliseconds>& limit) {
+    return {"--touch-limit", usage::duration(limit),
+            "How long GPU work that wakes the process may wait for GPU memory before it fails (default: no "
+            "limit)"};
 }
 
 std::string touch_problem(std::optional<model::OnTouch> on_touch, std::optional<Milliseconds> touch_limit) {
@@ -336,10 +223,22 @@ std::string touch_problem(std::optional<model::OnTouch> on_touch, std::optional<
     return "--touch-limit is for work that wakes the process: --on-touch wake";
 }
 
-void add_output(CLI::App& app, OutputOptions& output, bool quiet_too) {
-    add_flag(app, "--json", output.json, "Print the result as JSON, sizes in bytes, times in seconds");
-    if (quiet_too)
-        add_flag(app, "--quiet,-q", output.quiet, "Print neither progress nor result, only errors");
+usage::Row min_awake_row(std::optional<Milliseconds>& min_awake, const std::string& options) {
+    return {"--min-awake", usage::duration(min_awake),
+            fmt::format("With {}: leave processes alone that woke less than this time ago (default: 30 s)",
+                        options)};
+}
+
+usage::Row dry_run_row(bool& dry_run) {
+    return {"--dry-run", usage::flag(dry_run), "Only say what would be freed, kept and dropped"};
+}
+
+usage::Row json_row(bool& json) {
+    return {"--json", usage::flag(json), "Print the result as JSON, sizes in bytes, times in seconds"};
+}
+
+usage::Row quiet_row(bool& quiet) {
+    return {"-q,--quiet", usage::flag(quiet), "Print only errors, no progress and no result"};
 }
 
 int usage_error(std::string_view program, const std::string& problem, bool json) {
@@ -365,8 +264,6 @@ void keep_standard_descriptors() {
 
 std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
     keep_standard_descriptors();
-    for (auto* each : all_of(app))
-        if (auto* help = each->get_option_no_throw("--help")) help->disable_flag_override();
     auto problem = problem_with_values(app, argc, argv);
     try {
         if (problem.empty()) app.parse(argc, argv);

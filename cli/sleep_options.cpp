@@ -34,22 +34,22 @@ std::string read_directory(const TypedStores& typed, model::SleepRequest& reques
 
 } // namespace
 
-void add_level(CLI::App& app, model::Level& level) {
-    add_choice(
-        app, "--level", "1|2",
-        [&level](const std::string& word) { level = word == "1" ? model::Level::keep : model::Level::drop; },
-        "1 keeps contents in host memory; 2 drops what no policy or span preserves (default: 1)");
+usage::Row level_row(model::Level& level) {
+    const auto assign = [&level](const std::string& word) {
+        level = word == "1" ? model::Level::keep : model::Level::drop;
+    };
+    return {"--level", usage::choice("1|2", assign),
+            "1 keeps contents (default), 2 drops them unless a tag's policy preserves them"};
 }
 
-void add_stores(CLI::App& app, TypedStores& typed) {
-    app.add_option(
-           "--store", typed.stores,
-           "Where contents go, also those of what sleeps already: host or file, or for some tags, as in\n"
-           "weights=file,kv_cache=host")
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->type_name("STORE|TAG=STORE,...");
-    add_path(app, "--dir", "DIR", typed.directory, "The directory for files, private to the process's user");
+usage::Row store_row(TypedStores& typed) {
+    return {"--store", usage::list("STORE|TAG=STORE,...", typed.stores),
+            "Where contents are kept: host (memory, the default) or file; or for some tags, as in "
+            "weights=file,kv_cache=host"};
+}
+
+usage::Row dir_row(TypedStores& typed) {
+    return {"--dir", usage::path("DIR", typed.directory), "Keep contents in compressed files in DIR"};
 }
 
 std::string read_stores(const TypedStores& typed, model::SleepRequest& request) {

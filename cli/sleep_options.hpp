@@ -19,11 +19,9 @@ struct TypedStores {
     std::string spill; ///< of gpu-sleep alone
 };
 
-/// --level.
-void add_level(CLI::App& app, model::Level& level);
-
-/// --store and --dir.
-void add_stores(CLI::App& app, TypedStores& typed);
+[[nodiscard]] usage::Row level_row(model::Level& level);
+[[nodiscard]] usage::Row store_row(TypedStores& typed);
+[[nodiscard]] usage::Row dir_row(TypedStores& typed);
 
 /// Puts what was typed into the request. Returns what is wrong with it, or nothing.
 [[nodiscard]] std::string read_stores(const TypedStores& typed, model::SleepRequest& request);

@@ -12,21 +12,20 @@
 
 namespace gpu_sleep::cli::policy {
 
-void add_policy(CLI::App& app, TypedPolicy& typed) {
-    app.add_option("--idle", typed.idle,
-                   "Processes whose GPU has had no work for so long, as gpu-ps shows; with PLACE, which is\n"
-                   "host, file or deep, several times: what stays idle moves further down (default: as the\n"
-                   "configuration says)")
-        ->allow_extra_args(false)
-        ->type_name("DURATION[:PLACE]");
-    add_path(app, "--config", "FILE", typed.config,
-             "The administrator's configuration, in place of /etc/gpu-sleep.toml");
-    add_limit(app, "--default-idle", typed.otherwise,
-              "--idle for those of whom no configuration says anything");
-    add_size(app, "--host-budget", typed.host_budget,
-             "The host memory that all of them may hold: beyond it, what is retained is given back, and\n"
-             "then what has slept for longest moves to files");
-    add_flag(app, "--show-config", typed.shows, "Change nothing; say which policy holds for each process");
+usage::Group policy_rows(TypedPolicy& typed) {
+    return {"When processes sleep",
+            {usage::brief({"--idle", usage::list("DURATION[:PLACE]", typed.idle, '\0'),
+                           "What has had no GPU work for this time; PLACE, which is host, file or deep, says "
+                           "where it goes"}),
+             {"--config", usage::path("FILE", typed.config),
+              "The administrator's configuration, in place of /etc/gpu-sleep.toml"},
+             {"--default-idle", usage::duration(typed.otherwise),
+              "--idle for processes of which no configuration says when they sleep"},
+             {"--host-budget", usage::size(typed.host_budget),
+              "Host memory that all of them may hold; beyond it, retained memory is given back, then what "
+              "has slept longest moves to files"},
+             usage::brief({"--show-config", usage::flag(typed.shows),
+                           "Only say which policy holds for each process"})}};
 }
 
 std::string read_policy(const TypedPolicy& typed, Sources& sources) {

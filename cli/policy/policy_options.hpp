@@ -29,7 +29,7 @@ struct TypedPolicy {
 };
 
 /// --idle, --config, --default-idle, --host-budget and --show-config.
-void add_policy(CLI::App& app, TypedPolicy& typed);
+[[nodiscard]] usage::Group policy_rows(TypedPolicy& typed);
 
 /// Puts what was typed into `sources`. Returns what is wrong with it, or nothing.
 [[nodiscard]] std::string read_policy(const TypedPolicy& typed, Sources& sources);

@@ -216,7 +216,7 @@ class Bench:
         """Why a way is left out, or nothing."""
         if self.options.budget and time.monotonic() - self.began > self.options.budget:
             return "the time is over"
-        if way == "deep" and "--deep" not in self.command("gpu-sleep", "--help"):
+        if way == "deep" and "--deep" not in self.command("gpu-sleep", "--help-all"):
             return "gpu-sleep has no --deep"
         if way in IN_FILES:
             needed = sum(directory_bytes(path) for path in self.weights.values())

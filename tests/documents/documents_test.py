@@ -33,7 +33,7 @@ def shown_in(text):
 
 def options_of(command):
     """The options that the command's manual page describes."""
-    page = text_of(TREE / "cli" / "man" / f"{command}.1").replace("\\-", "-").replace("\\fI", "").replace("\\fR", "")
+    page = re.sub(r"\\f[BIRP]", "", text_of(TREE / "cli" / "man" / f"{command}.1").replace("\\-", "-"))
     return set(re.findall(r"(?<![\w-])(--?[a-z][a-z-]*)", page))
 
 

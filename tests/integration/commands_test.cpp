@@ -277,7 +277,9 @@ TEST_CASE("Commands: each says its version, and how it is used", "[commands]") {
     CHECK(version.out == name + " " GPU_SLEEP_VERSION "\n");
     const auto help = run({{command_file(name), "--help"}});
     CHECK(help.status == 0);
-    CHECK_THAT(help.out, mentions("Examples:") && mentions("Exit status:") && mentions("--json"));
+    CHECK_THAT(help.out, mentions("Examples:") && mentions("Usage: " + name));
+    const auto full_help = run({{command_file(name), "--help-all"}});
+    CHECK_THAT(full_help.out, mentions("Exit status: 0 done") && mentions("--json"));
 }
 
 TEST_CASE("Commands: without a process or an agent they end with 3", "[commands]") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Every option of every command, as --help lists them, with every kind of value that it cannot take, and some
-// that it can.
+// Every option of every command, as --help-all lists them, with every kind of value that it cannot take, and
+// some that it can.
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
@@ -75,11 +75,13 @@ Kind directory(Arguments needs) {
     return {{"/nonexistent", "here", std::string(300, 'd')}, {}, false, std::move(needs)};
 }
 
-/// The options that --help may list, of all commands; a name that is said for a command alone comes first.
+/// The options that --help-all may list, of all commands; a name that is said for a command alone comes
+/// first.
 const std::map<std::string, Kind>& kinds() {
     static const std::map<std::string, Kind> s_kinds = {
         {"--version", flag()},
         {"--help", flag()},
+        {"--help-all", flag()},
         {"--json", flag()},
         {"--long", flag()},
         {"--quiet", flag()},
@@ -209,13 +211,18 @@ std::vector<Command> all_commands(const std::string& place) {
             {{"gpu-snapshot", "extract"}, {place + "/none"}, 1}};
 }
 
-/// The long options in the help of a command.
-std::set<std::string> options_of(const Command& command) {
+/// What a command prints for `option`, such as its help.
+std::string printed(const Command& command, const std::string& option) {
     Launch launch{{command_file(command.words.front())}};
     launch.command.insert(launch.command.end(), command.words.begin() + 1, command.words.end());
-    launch.command.emplace_back("--help");
-    std::istringstream help(run(launch).out);
-    const std::regex option("^  (-[a-z],)?(--[a-z-]+).*");
+    launch.command.push_back(option);
+    return run(launch).out;
+}
+
+/// The long options in the help of a command.
+std::set<std::string> options_of(const Command& command, const std::string& help_option = "--help-all") {
+    std::istringstream help(printed(command, help_option));
+    const std::regex option("^  (-[a-z], )?(--[a-z-]+).*");
     std::set<std::string> names;
     std::smatch match;
     for (std::string line; std::getline(help, line);)
@@ -320,13 +327,35 @@ TEST_CASE("Options: each takes what it should, and refuses anything else in one 
             const auto needs = needs_of(command, option);
             const auto& kind = kind_of(command, option);
             const std::map<std::string, int> ends{
-                {"--help", 0}, {"--version", 0}, {"--await", 2}, {"--show-enabled", 2}};
+                {"--help", 0}, {"--help-all", 0}, {"--version", 0}, {"--await", 2}, {"--show-enabled", 2}};
             const int status = ends.contains(option) ? ends.at(option) : command.status;
             if (kind.good.empty() && kind.bad.empty())
                 check_flag(command, option, needs, status);
             else
                 check_values(in_place_of_pid(command, option), option, needs);
         }
+    }
+}
+
+TEST_CASE("Options: a help fits a terminal, and the short one shows the few that people use", "[options]") {
+    constexpr std::size_t k_columns = 80, k_options = 8;
+    constexpr std::ptrdiff_t k_lines = 25;
+    auto commands = all_commands("");
+    commands.push_back({{"gpu-snapshot"}, {}});
+    for (const auto& command : commands) {
+        INFO(command.words.front() << ' ' << command.words.back());
+        const auto help = printed(command, "--help");
+        CHECK(std::count(help.begin(), help.end(), '\n') <= k_lines);
+        CHECK_THAT(help, mentions("Usage: " + command.words.front()) && mentions(" --help-all"));
+        std::istringstream lines(help + printed(command, "--help-all"));
+        for (std::string line; std::getline(lines, line);) {
+            INFO(line);
+            CHECK(line.size() <= k_columns);
+        }
+        const auto few = options_of(command, "--help");
+        const auto all = options_of(command);
+        CHECK(few.size() <= k_options);
+        CHECK(std::includes(all.begin(), all.end(), few.begin(), few.end()));
     }
 }
 
@@ -363,7 +392,7 @@ TEST_CASE("Options: what is not there, too much or too little is named", "[optio
                 check_refused(changed.run_with(needs), command, "'surplus'");
             changed.rest = {""};
             const auto* const word = command.words.front() != "gpu-snapshot" ? "PID"
-                                     : extracts                              ? "FILE"
+                                     : extracts                              ? "SNAPSHOT"
                                                                              : "PATH";
             check_refused(changed.run_with(needs), command, word);
         }

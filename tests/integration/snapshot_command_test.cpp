@@ -169,7 +169,7 @@ TEST_CASE("gpu-snapshot: wrong usage", "[snapshot]") {
     for (const auto* arguments : {"", "ls", "remove x", "extract x", "ls x y", "verify --quiet x"})
         CHECK(run(arguments).status == exit_status::usage);
     CHECK(run("--version").status == exit_status::done);
-    const auto help = run("--help");
+    const auto help = run("--help-all");
     CHECK(has(help, "verify"));
     CHECK(has(help, "1 failed,"));
     CHECK_FALSE(has(help, "asleep,")); // as the commands say that ask processes

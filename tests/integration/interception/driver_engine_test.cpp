@@ -77,7 +77,8 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
     Machine machine;
     const auto plain = machine.command("gpu-sleep");
     CHECK(plain.status == 3);
-    CHECK_THAT(plain.err, mentions("no agent") && mentions("--engine driver"));
+    CHECK_THAT(plain.err,
+               mentions("no agent") && mentions(" --engine driver") && mentions("whole: gpu-sleep "));
     REQUIRE(machine.command("gpu-sleep", {"--engine", "auto"}).status == 0);
     CHECK(machine.command("gpu-wake", {"--tags", "weights"}).status == 2);
     CHECK(machine.command("gpu-wake", {"--order", "weights"}).status == 2);
