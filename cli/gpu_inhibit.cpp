@@ -42,7 +42,7 @@ struct Options {
 usage::Table table_of(Options& options) {
     return {
         "gpu-inhibit",
-        "Has a GPU process refuse to be put to sleep by others: for a time, or while COMMAND runs.",
+        "Keeps others from putting a GPU process to sleep: for a time, or while COMMAND runs.",
         {"[OPTION]... PID...", "[--for DURATION] -- COMMAND [ARGUMENT]..."},
         {{"Options",
           {cli::targets_row(options.targets), usage::brief(cli::all_row(options.takes_all)),
@@ -60,7 +60,7 @@ std::string problem(const Options& options, bool has_command) {
     if (options.request.release && options.request.time) return "--release and --for exclude each other";
     const bool has_target = !options.targets.empty() || options.takes_all;
     if (!has_command) return has_target ? "" : "PID or COMMAND is missing";
-    if (has_target) return "PID and COMMAND exclude each other";
+    if (has_target) return "PID or --all, and COMMAND exclude each other";
     if (options.request.release) return "--release is for PID";
     if (options.user) return "--user is for PID";
     return options.output.json ? "--json is for PID" : "";

@@ -32,7 +32,7 @@ constexpr const char* k_examples =
     "                              and its contents move to files after four hours\n";
 
 constexpr const char* k_statuses =
-    "0 done, or nothing had to be done; else that of the first process that failed: 1 failed and awake, 2 "
+    "0 done, or nothing had to be done; else that of the process that is worst off: 1 failed and awake, 2 "
     "wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged, 7 failed and "
     "asleep, 8 not enough host memory or disk space, 9 not known how it ended.";
 

@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // gpu-run: starts a command with the agent inside, by preloading it, or has every login do so.
 
+#include "base/agent_directory.hpp"
 #include "base/text.hpp"
 #include "cli/login_environment.hpp"
 #include "cli/need.hpp"
@@ -14,6 +15,7 @@
 #include "model/environment.hpp"
 #include "model/model.hpp"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -83,7 +85,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
     };
     return {
         "gpu-run",
-        "Starts COMMAND so that gpu-sleep can put it to sleep. Nothing else changes.",
+        "Starts COMMAND so that gpu-sleep can put it to sleep.",
         {"[OPTION]... [--] COMMAND [ARGUMENT]...", "--enable-for|--disable-for user|machine [--root DIR]",
          "--show-enabled [--root DIR]"},
         {{"The command and its name",
@@ -97,7 +99,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            cli::gate_row(options.gate),
            cli::touch_limit_row(options.touch_limit),
            usage::brief({"--idle", usage::duration(options.idle),
-                         "Sleep after this time without GPU work, until used"}),
+                         "Go to sleep after so long without GPU work, and wake when used"}),
            {"--deep", usage::flag(options.deep),
             "With --idle: also free what the CUDA driver holds for the process"},
            {"--store", cli::store_row(options.stores).value,
@@ -341,6 +343,11 @@ int main(int argc, char** argv) {
         return cli::usage_error("gpu-run", "--root needs --enable-for, --disable-for or --show-enabled",
                                 false);
     if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
+    if (options.share && options.on_touch.value_or(model::OnTouch::wake) != model::OnTouch::wake)
+        return cli::usage_error("gpu-run",
+                                "--share has what sleeps wake when it is used: it goes with no other "
+                                "--on-touch",
+                                false);
     options.make_room |= options.share;
     if (options.share && !options.on_touch) options.on_touch = model::OnTouch::wake;
     if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
@@ -355,6 +362,10 @@ int main(int argc, char** argv) {
         return cli::usage_error("gpu-run", problem, false);
     if (options.stores.stores.empty() && request.store_is_named) options.stores.stores = {"file"};
     options.stores.directory = request.directory; // absolute
+    if (const auto opened = open_private_directory(AT_FDCWD, request.directory, ::geteuid());
+        !request.directory.empty() && !opened && errno == EPERM)
+        return cli::usage_error(
+            "gpu-run", "--dir: " + request.directory + " is not a directory that you alone can enter", false);
     if (options.stop_grace && options.on_stop != "sleep")
         return cli::usage_error("gpu-run", "--stop-grace needs --on-stop sleep", false);
     return run(options, std::move(command));

@@ -54,7 +54,7 @@ usage::Table table_of(Typed& typed) {
             "Drop what the program cannot refill without asking or warning first"},
            usage::brief({"--deep", usage::flag(request.deep), "Also free what the CUDA driver holds for it"}),
            usage::brief({"--engine", usage::choice("agent|driver|auto", set_engine),
-                         "driver puts a process without an agent to sleep"})}},
+                         "driver: for a process without an agent; slower"})}},
          {"Where contents go",
           {cli::store_row(typed.stores),
            usage::brief(cli::dir_row(typed.stores)),

@@ -194,7 +194,7 @@ std::string render_live(const std::vector<Outcome>& outcomes, std::size_t column
     Widths widths{k_most, k_most};
     auto table = table_of(outcomes, rows, widths).text();
     for (const auto& [width, text] :
-         {std::pair(&Widths::name, &Row::name), std::pair(&Widths::origin, &Row::origin)}) {
+         {std::pair(&Widths::origin, &Row::origin), std::pair(&Widths::name, &Row::name)}) {
         const auto all = width_of_lines(table);
         if (all <= columns) break;
         std::size_t longest = 0;

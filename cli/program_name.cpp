@@ -14,14 +14,15 @@ namespace {
 /// How an interpreter's short options are read. Sources: python(1), perlrun(1), ruby(1), bash(1), dash(1),
 /// zsh(1), node(1), julia(1).
 struct Interpreter {
-    std::string_view name;   ///< without a version
-    std::string_view code;   ///< the options whose value is the program
-    std::string_view module; ///< the option whose value is a module
-    std::string_view valued; ///< other options with a value, in the same word or the next
+    std::string_view name;          ///< without a version
+    std::string_view code;          ///< the options whose value is the program
+    std::string_view module;        ///< the option whose value is a module
+    std::string_view valued;        ///< other options with a value, in the same word or the next
+    std::string_view attached = {}; ///< those whose value, if any, is the rest of the word
 };
 
 constexpr Interpreter k_interpreters[] = {
-    {"python", "c", "m", "QWX"}, {"pypy", "c", "m", "QWX"},     {"perl", "eE", "", "FIMm"},
+    {"python", "c", "m", "QWX"}, {"pypy", "c", "m", "QWX"},     {"perl", "eE", "", "FIMm", "i"},
     {"ruby", "e", "", "CEIr"},   {"bash", "c", "", "oO"},       {"sh", "c", "", "o"},
     {"dash", "c", "", "o"},      {"zsh", "c", "", "o"},         {"ksh", "c", "", "o"},
     {"node", "ep", "", "r"},     {"julia", "eE", "", "CHJLpt"},
@@ -47,22 +48,34 @@ std::string program_of(std::string_view word) {
     return word.find(' ') < word.find('/') ? std::string(word) : file_name(word);
 }
 
+/// Whether a long option's value is the next word.
+bool takes_next_word(std::string_view option) {
+    constexpr std::string_view k_options[] = {
+        "--check-hash-based-pycs", "--import", "--loader", "--procs", "--require", "--sysimage", "--threads"};
+    return std::find(std::begin(k_options), std::end(k_options), option) != std::end(k_options);
+}
+
 /// Sets what `interpreter` runs, given the arguments behind its name.
 void read_script(const Interpreter& interpreter, const std::vector<std::string>& arguments,
                  ProgramName& name) {
     for (std::size_t i = 1; i < arguments.size(); ++i) {
         std::string_view word = arguments[i];
         const bool is_end = word == "--";
+        if (word.size() > 1 && word.front() == '+' && !interpreter.code.empty()) continue; // a shell's +x
         if (is_end || !word.starts_with('-')) {
             if (i + is_end < arguments.size()) name.script = file_name(arguments[i + is_end]);
             return;
         }
         if (word == "-") return; // from standard input
-        if (word.starts_with("--")) continue;
+        if (word.starts_with("--")) {
+            i += takes_next_word(word);
+            continue;
+        }
         for (word.remove_prefix(1); !word.empty();) {
             const char letter = word.front();
             word.remove_prefix(1);
             if (interpreter.code.find(letter) != word.npos) return;
+            if (interpreter.attached.find(letter) != word.npos) break;
             const bool is_module = interpreter.module.find(letter) != word.npos;
             if (!is_module && interpreter.valued.find(letter) == word.npos) continue;
             if (word.empty() && ++i < arguments.size()) word = arguments[i];

@@ -194,12 +194,17 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
         } else if (was_named(finder, outcome.process, model::environment::k_name, name))
             named.push_back(std::move(outcome.process));
     }
-    if (!search.takes_several) GPU_SLEEP_TRY(check_of_one_user(name, named));
-    if (named.empty()) {
-        if (!search.takes_several) GPU_SLEEP_TRY(check_only_one(name, called));
+    const bool is_given = !named.empty(); // and goes before what a program is called
+    for (auto& process : called)
+        if (std::none_of(named.begin(), named.end(),
+                         [&](const auto& each) { return each.pid == process.pid; }))
+            named.push_back(process);
+    if (!search.takes_several)
+        GPU_SLEEP_TRY(is_given ? check_of_one_user(name, named) : check_only_one(name, named));
+    if (is_given && !search.takes_several)
+        std::erase_if(named, [&](const Process& each) { return each.name != name; });
+    else
         remove(doubtful, called);
-        named = std::move(called);
-    }
     auto targets = connect_to_those_with_agents(finder, std::move(named));
     if (!targets) return targets;
     std::move(doubtful.begin(), doubtful.end(), std::back_inserter(targets->unreached));
@@ -338,7 +343,9 @@ Result<void> add_found(Finder& finder, const std::vector<std::string>& words, st
     if (!found) {
         if (words.size() == 1 || !model::is_number(word)) return std::move(found).error();
         Process process;
-        static_cast<void>(std::from_chars(word.data(), word.data() + word.size(), process.pid));
+        const auto* const end = word.data() + word.size();
+        if (std::from_chars(word.data(), end, process.pid).ec != std::errc{})
+            return make_error(ErrorCode::invalid_argument, "'{}' is no process id", word);
         if (auto known = finder.proc().read(process.pid)) process = *std::move(known);
         auto error = std::move(found).error();
         found = Targets{};
@@ -378,10 +385,15 @@ Result<Targets> find_each(Finder& finder, const std::vector<std::string>& words,
 
 void identify(const ProcFs& proc, Process& process) {
     process.name = given_name(proc, process.pid);
-    process.origin.notebook = proc.variable(process.pid, "JPY_SESSION_NAME").value_or("");
-    process.origin.kernel = kernel_in(process.command);
-    process.origin.job = proc.variable(process.pid, "SLURM_JOB_ID").value_or("");
-    process.origin.unit = unit_in(proc.control_groups(process.pid));
+    // Whose process it is may have written what it likes.
+    const auto bounded = [](std::string text) {
+        constexpr std::size_t k_longest = 120;
+        return text.size() > k_longest ? text.substr(0, k_longest) + "..." : text;
+    };
+    process.origin.notebook = bounded(proc.variable(process.pid, "JPY_SESSION_NAME").value_or(""));
+    process.origin.kernel = bounded(kernel_in(process.command));
+    process.origin.job = bounded(proc.variable(process.pid, "SLURM_JOB_ID").value_or(""));
+    process.origin.unit = bounded(unit_in(proc.control_groups(process.pid)));
 }
 
 Result<Process> find_process(const Finder& finder, std::string_view text, std::optional<uid_t> user) {

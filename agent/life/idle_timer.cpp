@@ -54,6 +54,8 @@ model::SleepRequest request_of_environment() {
     };
     if (auto directory = parsed_setting(environment::k_idle_directory, "an absolute path", parse_directory))
         request.directory = *std::move(directory);
+    if (!request.directory.empty() && setting(environment::k_idle_store).empty())
+        request.store = model::Store::file; // who names a directory means files
     request.deep = parsed_setting(environment::k_idle_deep, "1 or 0", parse_switch).value_or(false);
     // It sleeps until it is used again, unless it was said what its touches do.
     if (setting(environment::k_on_touch).empty()) request.on_touch = model::OnTouch::wake;
@@ -94,14 +96,15 @@ void IdleTimer::note_end(const server::Outcome& outcome) {
     const bool has_slept = !failed && std::get<model::Report>(outcome).changed;
     MutexLock lock(mutex_);
     // One that is refused for being deep is tried again at once, without that.
-    goes_less_deep_ = failed && was_deep_try_ && failed->state == model::State::awake;
+    goes_less_deep_ = failed && was_deep_try_ && failed->state == model::State::awake &&
+                      failed->error.code == ErrorCode::driver_failed;
     next_try_ = has_slept || goes_less_deep_ ? Clock::time_point()
                                              : Clock::now() + std::clamp(*after_, k_second, 60 * k_second);
-    const bool is_new = trouble_ != trouble;
     trouble_ = trouble;
+    if (!failed || told_ == trouble) return;
+    told_ = trouble;
     lock.unlock();
-    if (failed && is_new)
-        log::warning("idle for {}, but not all of it could sleep: {}", words_of(*after_), trouble);
+    log::warning("idle for {}, but it could not sleep as it should: {}", words_of(*after_), trouble);
 }
 
 std::string IdleTimer::note(bool knows_idleness) const {
@@ -109,7 +112,7 @@ std::string IdleTimer::note(bool knows_idleness) const {
     auto words = fmt::format("it sleeps after {} without work on the GPU (--idle)", words_of(*after_));
     if (!knows_idleness) words += ", which cannot be known of it now";
     const MutexLock lock(mutex_);
-    if (!trouble_.empty()) words += "; the last time, not all of it could: " + trouble_;
+    if (!trouble_.empty()) words += "; the last time it could not as it should: " + trouble_;
     return words;
 }
 

@@ -40,6 +40,7 @@ private:
 
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::string trouble_ GPU_SLEEP_GUARDED_BY(mutex_);         ///< why the last try failed; empty: it did not
+    std::string told_ GPU_SLEEP_GUARDED_BY(mutex_);            ///< of these, what was logged last
     bool goes_less_deep_ GPU_SLEEP_GUARDED_BY(mutex_) = false; ///< the last try was refused for being deep
     bool was_deep_try_ GPU_SLEEP_GUARDED_BY(mutex_) = false;   ///< the last one
     Clock::time_point next_try_ GPU_SLEEP_GUARDED_BY(mutex_){}; ///< after one that came to nothing

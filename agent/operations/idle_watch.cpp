@@ -58,7 +58,7 @@ void IdleWatch::ask(const driver::Api& api) {
 
 void IdleWatch::note_wake() noexcept {
     const MutexLock lock(mutex_);
-    since_.reset();
+    since_ = Clock::now(); // work that comes from here on is counted as it passes the gate
 }
 
 void IdleWatch::note_sleep() noexcept {

@@ -25,7 +25,7 @@ public:
     /// may be called. May throw for want of memory.
     void ask(const driver::Api& api);
 
-    /// All memory is back: idleness begins anew.
+    /// Memory is back, all or a part: idleness begins anew.
     void note_wake() noexcept;
     /// The gate was shut, the GPU was drained, and memory sleeps.
     void note_sleep() noexcept;

@@ -6,7 +6,6 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/process.hpp"
 #include "base/quiet_thread.hpp"
 #include "base/thread_safety.hpp"
 
@@ -185,8 +184,16 @@ void Server::operate(Line::Place& place) {
     const bool makes_room = line_.makes_room();
     lock.unlock();
     leave_line_unless(makes_room);
-    ::pthread_setname_np(::pthread_self(), operations_.work_thread_name());
+    show_state();
     answer(done, std::move(outcome));
+}
+
+void Server::show_state() noexcept {
+    const auto* const name = operations_.work_thread_name();
+    if (name == std::exchange(work_thread_name_, name)) return;
+    ignoring_errors([&] { // a filter might end the process for it
+        if (!has_call_filter()) ::pthread_setname_np(::pthread_self(), name);
+    });
 }
 
 Outcome Server::outcome_of(Line::Place& place) noexcept {

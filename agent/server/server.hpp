@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "base/process.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "connection.hpp"
@@ -107,6 +108,8 @@ private:
     void listen_once(Clock::time_point& next_look);
     void operate_for_ever();
     void operate(Line::Place& place);
+    /// By the operations thread's name, for who cannot ask. On that thread.
+    void show_state() noexcept;
     [[nodiscard]] Outcome outcome_of(Line::Place& place) noexcept;
     /// What the agent says of the process, and the wakes that wait.
     [[nodiscard]] model::Report status();
@@ -137,6 +140,8 @@ private:
     std::atomic<bool> is_rooted_{false}; ///< the listening thread has its own root, or does without
     std::atomic<bool> is_ending_{false}; ///< the process
     std::vector<std::unique_ptr<Connection>> connections_; ///< used by the listening thread alone
+
+    const char* work_thread_name_ = k_work_thread; ///< used by the operations thread alone
 
     Mutex thread_mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::optional<pthread_t> listener_ GPU_SLEEP_GUARDED_BY(thread_mutex_);

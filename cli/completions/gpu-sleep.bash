@@ -58,13 +58,17 @@ _gpu_sleep_offer() {
     mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
 }
 
+# Leaves in `kind` of what kind the value is that stands there. bash takes an equals sign for a word of its own.
+_gpu_sleep_join() {
+    if [[ $current == = ]]; then previous+='='; elif [[ $previous == = ]]; then previous=${COMP_WORDS[COMP_CWORD - 2]}=; fi
+    kind=${kinds[$previous]:-${kinds[${previous%=}]:-}}
+}
+
 _gpu_sleep() {
     local current=$2 previous=$3 kind words options=() subcommands=()
     local -A kinds=()
     _gpu_sleep_ask "$1"
-    # bash takes an equals sign for a word of its own.
-    if [[ $current == = ]]; then previous+='='; elif [[ $previous == = ]]; then previous=${COMP_WORDS[COMP_CWORD - 2]}=; fi
-    kind=${kinds[$previous]:-${kinds[${previous%=}]:-}}
+    _gpu_sleep_join
     if [[ $kind ]]; then
         _gpu_sleep_offer "$kind" "${current#=}"
         return
@@ -78,21 +82,28 @@ _gpu_sleep() {
 
 # gpu-run: its own options, then whatever the command that it starts has.
 _gpu_run() {
-    local current=$2 i options=() subcommands=()
+    local current=$2 previous=$3 kind i options=() subcommands=()
     local -A kinds=()
     _gpu_sleep_ask "$1"
+    _gpu_sleep_join
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
         --) ((i += 1)); break ;;
-        -*) [[ ${kinds[${COMP_WORDS[i]}]:-} ]] && ((i += 1)) ;;
+        -*)
+            if [[ ${COMP_WORDS[i + 1]:-} == '=' ]]; then
+                ((i += 2))
+            elif [[ ${kinds[${COMP_WORDS[i]}]:-} ]]; then
+                ((i += 1))
+            fi
+            ;;
         *) break ;;
         esac
     done
     if ((i < COMP_CWORD)) && declare -F _command_offset >/dev/null; then
         _command_offset "$i"
-    elif [[ ${kinds[$3]:-} ]]; then
-        _gpu_sleep_offer "${kinds[$3]}" "$current"
-    elif [[ $current == -* && $3 != -- ]]; then
+    elif [[ $kind ]]; then
+        _gpu_sleep_offer "$kind" "${current#=}"
+    elif [[ $current == -* && $previous != -- ]]; then
         mapfile -t COMPREPLY < <(compgen -W "${options[*]} --" -- "$current")
     else
         mapfile -t COMPREPLY < <(compgen -c -- "$current")

@@ -4,6 +4,7 @@
 
 #include "cli/policy/policies.hpp"
 
+#include "base/text.hpp"
 #include "cli/output.hpp"
 
 #include <unistd.h>
@@ -26,7 +27,8 @@ Result<std::optional<Configuration>> read_file(const std::filesystem::path& path
                                                uid_t owner) {
     auto read = read_configuration(path, author, owner);
     if (read && *read)
-        for (const auto& warning : (*read)->warnings) print_error(fmt::format("gpu-reclaim: {}\n", warning));
+        for (const auto& warning : (*read)->warnings)
+            print_error(fmt::format("gpu-reclaim: {}\n", printable(warning)));
     return read;
 }
 

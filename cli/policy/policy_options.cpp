@@ -15,8 +15,8 @@ namespace gpu_sleep::cli::policy {
 usage::Group policy_rows(TypedPolicy& typed) {
     return {"When processes sleep",
             {usage::brief({"--idle", usage::list("DURATION[:PLACE]", typed.idle, '\0'),
-                           "What has had no GPU work for this time; PLACE, which is host, file or deep, says "
-                           "where it goes"}),
+                           "Put to sleep what has had no GPU work for so long. PLACE says where contents "
+                           "go: host, file or deep"}),
              {"--config", usage::path("FILE", typed.config),
               "The administrator's configuration, in place of /etc/gpu-sleep.toml"},
              {"--default-idle", usage::duration(typed.otherwise),

@@ -57,7 +57,8 @@ Result<Milliseconds> parse_duration(std::string_view text) {
 }
 
 std::string unit_warning(std::string_view text) {
-    const auto number = text.substr(0, text.find(':'));
+    auto number = text.substr(0, text.find(':'));
+    while (number.ends_with(' ') || number.ends_with('.')) number.remove_suffix(1);
     const bool has_unit = number.find_first_not_of("0123456789.") != std::string_view::npos;
     const bool is_zero = number.find_first_not_of("0.") == std::string_view::npos;
     if (has_unit || is_zero) return {};

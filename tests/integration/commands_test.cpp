@@ -339,6 +339,8 @@ TEST_CASE("Commands: a process is found by its program's name, if it is the only
     other.tell("name " + name);
     CHECK(run({{command_file("gpu-sleep"), name}}).status == 0);
     CHECK(other.state() == "asleep"); // and the other, which is asleep already, was not asked
+    CHECK(run({{command_file("gpu-wake"), name, "--all"}}).status == 0);
+    for (const auto* host : {&one, &other}) CHECK(host->state() == "awake"); // named so, or called so
 }
 
 TEST_CASE("Commands: several processes are asked at once, and the status is the worst", "[quick][commands]") {

@@ -46,13 +46,26 @@ TEST_CASE("Idle timer: a process sleeps once it has been idle for so long, until
         const auto asked = seconds_since(used);
         const auto slept = asked - std::stod(value_of(host, "state_seconds"));
         CHECK(asked >= k_after);
-        CHECK(slept < 4 * k_after); // one second late at most; the rest is for a busy machine
+        CHECK(slept < 10 * k_after); // one second late at most; the rest is for a busy machine
         CHECK(value_of(host, "gate/on_touch") == "wake");
         host.tell("spin 1");
         CHECK(value_of(host, "woken_bytes") == "4194304");
     }
     host.tell("check_all");
     CHECK(host.tell("faults") == "0");
+}
+
+TEST_CASE("Idle timer: what is woken of a process that sleeps on has its time again, and sleeps too",
+          "[idle_timer]") {
+    Host host(timed());
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc cache 4194304 0");
+    REQUIRE(falls_asleep(host));
+    REQUIRE(host.command("gpu-wake", {"--tags", "weights"}).status == 0);
+    CHECK(value_of(host, "woken_bytes") == "4194304");
+    CHECK(falls_asleep(host));
+    host.tell("spin 1");
+    host.tell("check_all");
 }
 
 TEST_CASE("Idle timer: who works stays awake", "[idle_timer]") {
@@ -96,13 +109,13 @@ TEST_CASE("Idle timer: contents go where they are to go, and a sleep that fails 
     host.tell("alloc weights 4194304 0");
     host.tell("alloc cache 4194304 0");
     CHECK(becomes_true(
-        [&] { return host.command("gpu-ps").out.find("not all of it could") != std::string::npos; }));
+        [&] { return host.command("gpu-ps").out.find("the last time it could not") != std::string::npos; }));
     CHECK(host.state() == "awake");
     std::filesystem::permissions(place.path(), std::filesystem::perms::owner_all);
     REQUIRE(falls_asleep(host));
     CHECK(value_of(host, "file_bytes") != "0");
     CHECK(value_of(host, "host_bytes") != "0");
-    CHECK(host.command("gpu-ps").out.find("not all of it could") == std::string::npos);
+    CHECK(host.command("gpu-ps").out.find("the last time it could not") == std::string::npos);
     host.tell("spin 1");
     host.tell("check_all");
 }

@@ -21,6 +21,7 @@ TEST_CASE("Units: durations are read with their units", "[units]") {
     CHECK(*parse_duration("1.5h") == 90min);
     CHECK(unit_warning("30").find("write 30s") != std::string::npos);
     CHECK(unit_warning("1.5:host").find("write 1.5s") != std::string::npos);
+    CHECK(unit_warning("5. ").find("write 5s") != std::string::npos);
     for (const auto* good : {"0", "30s", "1.5h:host", "x"}) CHECK(unit_warning(good).empty());
     for (const auto* bad : {"", "m", "-1s", "1x", "1s2", "nan", "inf", "1e300h", "s1", "1  s"})
         CHECK_FALSE(parse_duration(bad));

@@ -167,8 +167,9 @@ TEST_CASE("Deep: a process whose timer finds the driver unwilling is asleep as w
           "[deep]") {
     DeepMachine machine(
         {"GPU_SLEEP_IDLE=1000", "GPU_SLEEP_IDLE_DEEP=1", "GPU_SLEEP_SIM_FAIL=cuCheckpointProcessLock:1:999"});
-    REQUIRE(becomes_true(
-        [&] { return machine.command("gpu-ps").out.find("not all of it could") != std::string::npos; }));
+    REQUIRE(becomes_true([&] {
+        return machine.command("gpu-ps").out.find("the last time it could not") != std::string::npos;
+    }));
     CHECK(machine.command("gpu-inhibit").status == 0); // awake, it stays so
     expect_plain(machine);
 }
