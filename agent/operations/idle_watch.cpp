@@ -31,7 +31,12 @@ bool sees_all() {
 } // namespace
 
 bool IdleWatch::look() noexcept {
-    if (!intercepts() || is_shut()) return false;
+    if (!intercepts()) return false;
+    if (is_shut()) { // also after a part of it was woken, whose work waits for the rest
+        const MutexLock lock(mutex_);
+        if (!since_) since_ = Clock::now();
+        return false;
+    }
     const auto now = Gate::instance().activity();
     const bool captures = intercepted::captures_open() != 0;
     const MutexLock lock(mutex_);
@@ -58,7 +63,7 @@ void IdleWatch::ask(const driver::Api& api) {
 
 void IdleWatch::note_wake() noexcept {
     const MutexLock lock(mutex_);
-    since_ = Clock::now(); // work that comes from here on is counted as it passes the gate
+    since_.reset();
 }
 
 void IdleWatch::note_sleep() noexcept {
