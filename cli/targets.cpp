@@ -32,14 +32,16 @@ bool is_empty(const Targets& targets) {
 Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process> processes) {
     Targets targets;
     for (auto& process : processes) {
-        if (process.name.empty()) identify(finder.proc(), process);
         auto socket = finder.connect(process);
+        if (!socket && lacks_descriptors(socket.error().driver_status))
+            return std::move(socket).error(); // rather none than some, and nobody the wiser
+        if (!socket && socket.error().code != ErrorCode::timed_out &&
+            socket.error().code != ErrorCode::agent_unreachable)
+            continue; // as most of a machine's processes
+        if (process.name.empty()) identify(finder.proc(), process);
         if (socket)
             targets.reached.push_back({std::move(process), *std::move(socket)});
-        else if (lacks_descriptors(socket.error().driver_status))
-            return std::move(socket).error(); // rather none than some, and nobody the wiser
-        else if (socket.error().code == ErrorCode::timed_out ||
-                 socket.error().code == ErrorCode::agent_unreachable)
+        else
             targets.unreached.push_back({std::move(process), std::move(socket).error()});
     }
     return targets;
@@ -194,17 +196,17 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
         } else if (was_named(finder, outcome.process, model::environment::k_name, name))
             named.push_back(std::move(outcome.process));
     }
-    const bool is_given = !named.empty(); // and goes before what a program is called
-    for (auto& process : called)
+    auto either = named;
+    for (const auto& process : called)
         if (std::none_of(named.begin(), named.end(),
                          [&](const auto& each) { return each.pid == process.pid; }))
-            named.push_back(process);
+            either.push_back(process);
     if (!search.takes_several)
-        GPU_SLEEP_TRY(is_given ? check_of_one_user(name, named) : check_only_one(name, named));
-    if (is_given && !search.takes_several)
-        std::erase_if(named, [&](const Process& each) { return each.name != name; });
-    else
+        GPU_SLEEP_TRY(named.empty() ? check_only_one(name, either) : check_of_one_user(name, either));
+    if (search.takes_several || named.empty()) { // else a name that was given goes before a program's
         remove(doubtful, called);
+        named = std::move(either);
+    }
     auto targets = connect_to_those_with_agents(finder, std::move(named));
     if (!targets) return targets;
     std::move(doubtful.begin(), doubtful.end(), std::back_inserter(targets->unreached));

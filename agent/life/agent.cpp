@@ -347,12 +347,16 @@ void Agent::look() noexcept {
 }
 
 void Agent::sleep_if_due() {
+    if (!idle_timer_.is_due(parts_.idle.seconds().value_or(0))) return;
     const auto state = parts_.status.state();
     const bool may_sleep = (state == model::State::awake || state == model::State::partial) &&
                            !parts_.inhibitors.now() && !parts_.turnstile.is_held();
-    if (!may_sleep || !idle_timer_.is_due(parts_.idle.seconds().value_or(0))) return;
-    server_.submit_if_free(idle_timer_.request(parts_.status.report().deep_refusal),
-                           [this](const server::Outcome& outcome) { idle_timer_.note_end(outcome); });
+    if (!may_sleep) return;
+    auto request = idle_timer_.request();
+    const bool is_deep = request.deep;
+    server_.submit_if_free(std::move(request), [this, is_deep](const server::Outcome& outcome) {
+        idle_timer_.note_end(outcome, is_deep);
+    });
 }
 
 bool Agent::tidy() {

@@ -82,21 +82,20 @@ bool IdleTimer::is_due(double idle_seconds) const noexcept {
     return Clock::now() >= next_try_;
 }
 
-model::SleepRequest IdleTimer::request(const std::string& deep_refusal) {
+model::SleepRequest IdleTimer::request() const {
     auto request = wanted_;
     const MutexLock lock(mutex_);
-    request.deep = wanted_.deep && deep_refusal.empty() && !goes_less_deep_;
-    was_deep_try_ = request.deep;
+    request.deep &= !goes_less_deep_;
     return request;
 }
 
-void IdleTimer::note_end(const server::Outcome& outcome) {
+void IdleTimer::note_end(const server::Outcome& outcome, bool was_deep) {
     const auto* const failed = std::get_if<model::Failure>(&outcome);
     const auto trouble = failed ? failed->error.message : std::string();
     const bool has_slept = !failed && std::get<model::Report>(outcome).changed;
     MutexLock lock(mutex_);
     // One that is refused for being deep is tried again at once, without that.
-    goes_less_deep_ = failed && was_deep_try_ && failed->state == model::State::awake &&
+    goes_less_deep_ = failed && was_deep && failed->state == model::State::awake &&
                       failed->error.code == ErrorCode::driver_failed;
     next_try_ = has_slept || goes_less_deep_ ? Clock::time_point()
                                              : Clock::now() + std::clamp(*after_, k_second, 60 * k_second);

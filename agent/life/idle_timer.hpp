@@ -26,10 +26,10 @@ public:
     [[nodiscard]] Milliseconds pause_between_looks() const noexcept;
     /// Whether it is time: the process is awake, at least in part, and has been idle for so long.
     [[nodiscard]] bool is_due(double idle_seconds) const noexcept;
-    /// The request, where `deep_refusal` says why it would not sleep deeply, if so.
-    [[nodiscard]] model::SleepRequest request(const std::string& deep_refusal);
-    /// How that ended.
-    void note_end(const server::Outcome& outcome);
+    /// The request: deep if that is wanted, and the last try was not refused for it.
+    [[nodiscard]] model::SleepRequest request() const;
+    /// How it ended, and whether it was to be deep.
+    void note_end(const server::Outcome& outcome, bool was_deep);
 
     /// A sentence for a person: when it sleeps, and why it could not. Empty where it is not set.
     [[nodiscard]] std::string note(bool knows_idleness) const;
@@ -42,7 +42,6 @@ private:
     std::string trouble_ GPU_SLEEP_GUARDED_BY(mutex_);         ///< why the last try failed; empty: it did not
     std::string told_ GPU_SLEEP_GUARDED_BY(mutex_);            ///< of these, what was logged last
     bool goes_less_deep_ GPU_SLEEP_GUARDED_BY(mutex_) = false; ///< the last try was refused for being deep
-    bool was_deep_try_ GPU_SLEEP_GUARDED_BY(mutex_) = false;   ///< the last one
     Clock::time_point next_try_ GPU_SLEEP_GUARDED_BY(mutex_){}; ///< after one that came to nothing
 };
 
