@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""The Python package with PyTorch itself, under gpu-run and with an agent that the package loads.
+
+Usage: python_package.py --build DIR. Exit status: 0 when all is as it must be.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import unittest
+
+TREE = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TREE / "agent/python"))
+import gpu_sleep  # noqa: E402
+
+MIB = 1 << 20
+
+
+class Regions(unittest.TestCase):
+    def tag(self, name):
+        return next((each for each in gpu_sleep.status().tags if each.tag == name), None)
+
+    def setUp(self):
+        import torch
+
+        self.torch = torch
+        self.addCleanup(gpu_sleep.wake)
+
+    def tensor(self, value, mib=64):
+        return self.torch.full((mib * MIB // 4,), value, dtype=self.torch.int32, device="cuda")
+
+    def test_memory_sleeps_by_tag(self):
+        with gpu_sleep.tag("weights"):
+            weights = self.tensor(1)
+            with gpu_sleep.tag("cache"):
+                cache = self.tensor(2)
+        other = self.tensor(3)
+        self.torch.cuda.synchronize()
+        free = self.torch.cuda.mem_get_info()[0]
+        gpu_sleep.sleep(tags=["weights", "cache"])
+        self.assertGreaterEqual(self.torch.cuda.mem_get_info()[0] - free, 128 * MIB)
+        self.assertGreaterEqual(self.tag("weights").kept_bytes, 64 * MIB)
+        gpu_sleep.wake(["weights"])
+        gpu_sleep.wake()
+        for tensor, value in ((weights, 1), (cache, 2), (other, 3)):
+            self.assertTrue(bool((tensor == value).all()))
+
+    def test_freed_memory_goes_back(self):
+        region = gpu_sleep.tag("again")
+        with region:
+            first = self.tensor(1)
+        address = first.data_ptr()
+        del first
+        outside = self.tensor(2)
+        self.assertNotEqual(outside.data_ptr(), address)
+        with region:
+            self.assertEqual(self.tensor(3).data_ptr(), address)
+
+    def test_threads(self):
+        tensors = {}
+
+        def work(name):
+            with gpu_sleep.tag(name):
+                tensors[name] = self.tensor(len(tensors))
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in ("left", "right", "left")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertGreaterEqual(self.tag("left").allocated_bytes, 64 * MIB)
+        self.assertGreaterEqual(self.tag("right").allocated_bytes, 64 * MIB)
+
+    def test_trains_with_its_weights_in_a_region(self):
+        torch = self.torch
+        torch.manual_seed(1)
+        with gpu_sleep.tag("model"):
+            model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)]).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        inputs = torch.randn(64, 1024, device="cuda")
+        before = [each.clone() for each in model.parameters()]
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            trained = [each.detach().clone() for each in model.parameters()]
+            gpu_sleep.sleep(tags=["model"])
+            gpu_sleep.wake()
+            self.assertTrue(all(map(torch.equal, trained, model.parameters())))
+        self.assertFalse(any(map(torch.equal, before, trained)))
+
+    def test_graph_is_replayed_after_a_wake(self):
+        torch = self.torch
+        with gpu_sleep.tag("graph"):
+            held = self.tensor(1)
+        graph = torch.cuda.CUDAGraph()
+        with gpu_sleep.hold(), torch.cuda.graph(graph):
+            held.add_(1)
+        graph.replay()
+        gpu_sleep.sleep(tags=["graph"])
+        gpu_sleep.wake()
+        graph.replay()
+        self.assertTrue(bool((held == 3).all()))
+
+    def test_callbacks(self):
+        heard = []
+        allowed = [False]
+
+        @gpu_sleep.on_sleep
+        def asleep(event):
+            heard.append("sleep")
+            if not allowed[0]:
+                raise ValueError("not now")
+
+        @gpu_sleep.on_wake
+        def awake(event):
+            heard.append("wake")
+            held.fill_(5)
+            self.torch.cuda.synchronize()
+
+        self.addCleanup(gpu_sleep.remove_callback, asleep)
+        self.addCleanup(gpu_sleep.remove_callback, awake)
+        with gpu_sleep.tag("callbacks"):
+            held = self.tensor(4)
+        with self.assertRaises(gpu_sleep.Refused):
+            gpu_sleep.sleep(tags=["callbacks"])
+        self.assertTrue(bool((held == 4).all()))
+        allowed[0] = True
+        gpu_sleep.sleep(2, tags=["callbacks"])
+        gpu_sleep.wake()
+        self.assertTrue(bool((held == 5).all()))
+        self.assertEqual(heard, ["sleep", "sleep", "wake"])
+
+    def test_example_of_the_manual(self):
+        torch = self.torch
+        page = (TREE / "cli/man/gpu-sleep.7").read_text(encoding="utf-8")
+        example = re.search(r"^\.SH PYTORCH$.*?^\.nf$\n(.*?)^\.fi$", page, re.MULTILINE | re.DOTALL).group(1)
+        names = {"build_model": lambda: torch.nn.Linear(4096, 4096),
+                 "build_cache": lambda model: torch.ones(16 * MIB, device="cuda")}
+        torch.manual_seed(7)
+        exec(compile(example.replace("\\", ""), "the example of gpu-sleep(7)", "exec"), names)
+        torch.manual_seed(7)
+        self.assertTrue(torch.equal(names["model"].weight.cpu(), torch.nn.Linear(4096, 4096).weight))
+        self.assertFalse(bool(names["cache"].any()))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        return unittest.main(argv=[sys.argv[0], "-v"])
+    build = os.path.abspath(options.build)
+    command = [sys.executable, os.path.abspath(__file__), "--inside"]
+    gpu_run = [os.path.join(build, "bin", "gpu-run"), "--"]
+    loads = dict(os.environ, GPU_SLEEP_AGENT=os.path.join(build, "lib", "libgpu-sleep-agent.so.0"),
+                 PATH=os.path.join(build, "bin") + ":" + os.environ["PATH"])
+    results = []
+    for way, words, environment in (("under gpu-run", gpu_run + command, None), ("loaded by the package", command, loads)):
+        print(f"== {way}", flush=True)
+        results.append(subprocess.run(words, env=environment, check=False).returncode)
+    return int(any(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
