@@ -3,6 +3,7 @@
 """Processes, each on a GPU of its own, that exchange by NCCL without a rest: all-reduce, a pipeline's sends and receives,
 and all-to-all, each computed upon what the one before has brought.
 
+--only all_reduce, pipeline or all_to_all leaves out the other two.
 --timeout is the process group's own: work of NCCL that takes longer ends the program. --ranks 1 is for one GPU: NCCL and
 what watches over its work are there, and nobody to exchange with.
 """
@@ -45,14 +46,18 @@ def exchange(rank, arguments):
     values = torch.randn(count, device="cuda", generator=generator)
     others = torch.empty_like(values)
     digest = program.Digest()
+    does = {kind: arguments.only in ("", kind) for kind in ("all_reduce", "pipeline", "all_to_all")}
     for _ in program.paced(arguments):
         for _ in range(ROUNDS):
-            dist.all_reduce(values[:1 << 20])
-            values[:1 << 20].mul_(1 / ranks)
+            if does["all_reduce"]:
+                dist.all_reduce(values[:1 << 20])
+                values[:1 << 20].mul_(1 / ranks)
             values.add_(rank + 0.5).remainder_(4.0) # each word changes, and none becomes zero for good
-            pass_on(values[:1 << 18], rank, ranks)
-            dist.all_to_all_single(others, values)
-            values, others = others, values
+            if does["pipeline"]:
+                pass_on(values[:1 << 18], rank, ranks)
+            if does["all_to_all"]:
+                dist.all_to_all_single(others, values)
+                values, others = others, values
         digest.add(values[::4099].cpu().numpy())
     add_tensors(digest, [values])
     finish_ranks(digest, rank, ranks, gloo)
@@ -60,7 +65,7 @@ def exchange(rank, arguments):
 
 def main():
     arguments = program.options(__doc__, steps=40,
-                                extra=[("--gib", 1.0), ("--port", 29612), ("--ranks", 2), ("--timeout", 600.0)])
+                                extra=[("--gib", 1.0), ("--port", 29612), ("--ranks", 2), ("--timeout", 600.0), ("--only", "")])
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(arguments.port))
     multiprocessing.spawn(exchange, args=(arguments,), nprocs=arguments.ranks)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""Distributed training: two processes that have a GPU each, and all-reduce by NCCL. Says "quiet" when no collective is
-under way. With --gpus 1 both are on one GPU, and all-reduce by Gloo.
+"""Distributed training: processes that have a GPU each, two by default, and all-reduce by NCCL. Says "quiet" when no
+collective is under way. With --gpus 1 all are on one GPU, and all-reduce by Gloo.
 
 Every few steps all ranks finish their work, meet on the CPU, and rest for a while; rank 0 then writes "quiet N" to
 standard error. What is done to the ranks meanwhile is no business of theirs.
@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-RANKS = 2
 WIDTH = 2048
 QUIET_EVERY = 4
 QUIET_SECONDS = 0.5
@@ -36,10 +35,11 @@ def rest(arguments, rank, gloo, number):
 def train(rank, arguments):
     device = rank % arguments.gpus
     torch.cuda.set_device(device)
-    if arguments.gpus == RANKS:
-        dist.init_process_group("nccl", rank=rank, world_size=RANKS, device_id=torch.device("cuda", device))
+    ranks = arguments.ranks
+    if arguments.gpus == ranks:
+        dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", device))
     else: # NCCL takes one process on a GPU
-        dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+        dist.init_process_group("gloo", rank=rank, world_size=ranks)
     gloo = dist.new_group(backend="gloo")
     make_deterministic()
     layers = max(1, round(arguments.gib * arguments.scale * GIB / (WIDTH * WIDTH * 20)))
@@ -60,13 +60,13 @@ def train(rank, arguments):
         if step % QUIET_EVERY == QUIET_EVERY - 1:
             rest(arguments, rank, gloo, step // QUIET_EVERY)
     add_tensors(digest, model.parameters())
-    finish_ranks(digest, rank, RANKS, gloo)
+    finish_ranks(digest, rank, ranks, gloo)
 
 
 def main():
-    arguments = program.options(__doc__, steps=40, extra=[("--gib", 2.0), ("--port", 29611), ("--gpus", RANKS)])
+    arguments = program.options(__doc__, steps=40, extra=[("--gib", 2.0), ("--port", 29611), ("--ranks", 2), ("--gpus", 2)])
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(arguments.port))
-    multiprocessing.spawn(train, args=(arguments,), nprocs=RANKS)
+    multiprocessing.spawn(train, args=(arguments,), nprocs=arguments.ranks)
 
 
 if __name__ == "__main__":
