@@ -21,12 +21,12 @@ bool Joint::wants_one_through() {
     for (;;) {
         const auto said = directives_(Milliseconds(0));
         if (!said || !said->has_value()) return false;
-        if (**said == Kind::let_one_through) return true;
+        if ((*said)->kind == Kind::let_through) return true;
     }
 }
 
-Result<model::Directive::Kind> Joint::wait(model::Progress::Phase phase, Milliseconds look,
-                                           const std::function<std::uint64_t()>& held) {
+Result<model::Directive> Joint::wait(model::Progress::Phase phase, Milliseconds look,
+                                     const std::function<std::uint64_t()>& held) {
     auto last_heard = Clock::now();
     std::optional<bool> told; // whether anything is held
     for (;;) {
@@ -36,7 +36,7 @@ Result<model::Directive::Kind> Joint::wait(model::Progress::Phase phase, Millise
         const auto said = directives_(look);
         if (!said) return withdrawn();
         if (said->has_value()) {
-            if (**said != Kind::hold_on) return **said;
+            if ((*said)->kind != Kind::hold_on) return **said;
             last_heard = Clock::now();
         } else if (Clock::now() - last_heard >= k_patience) {
             return make_error(ErrorCode::timed_out,
@@ -46,11 +46,11 @@ Result<model::Directive::Kind> Joint::wait(model::Progress::Phase phase, Millise
     }
 }
 
-Result<model::Directive::Kind> Joint::wait_drained(const std::function<std::uint64_t()>& held) {
+Result<model::Directive> Joint::wait_drained(const std::function<std::uint64_t()>& held) {
     constexpr Milliseconds k_look{5};
     for (;;) {
         auto said = wait(model::Progress::Phase::drained, k_look, held);
-        if (!said || *said != Kind::commit) return said; // which is too early
+        if (!said || said->kind != Kind::commit) return said; // which is too early
     }
 }
 
@@ -60,7 +60,7 @@ Result<bool> Joint::wait_ready() {
     for (;;) {
         const auto said = wait(model::Progress::Phase::ready, k_look, [] { return 0; });
         if (!said) return said.error();
-        if (*said == Kind::commit) return true;
+        if (said->kind == Kind::commit) return true;
     }
 }
 

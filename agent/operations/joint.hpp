@@ -36,13 +36,13 @@ public:
     /// Says that the operation has begun: the command asks the next process then. Errors: cancelled.
     [[nodiscard]] Result<void> announce();
 
-    /// Whether the command has said, since the last call, that one submission is to be let through. Does not
+    /// Whether the command has said, since the last call, that a submission is to be let through. Does not
     /// wait. Who has withdrawn is not noticed here.
     [[nodiscard]] bool wants_one_through();
 
-    /// The device is drained: waits for `let_one_through` or `prepare`. Tells the command whether `held`, the
-    /// number of submissions that could be let through, is zero. Errors: cancelled, timed_out.
-    [[nodiscard]] Result<model::Directive::Kind> wait_drained(const std::function<std::uint64_t()>& held);
+    /// The device is drained: waits for `let_through` or `prepare`, and returns it. Tells the command whether
+    /// `held`, the number of submissions that could be let through, is zero. Errors: cancelled, timed_out.
+    [[nodiscard]] Result<model::Directive> wait_drained(const std::function<std::uint64_t()>& held);
 
     /// All is ready: waits for `commit`. False, at once, where the request is not joint. Errors: cancelled,
     /// timed_out.
@@ -51,8 +51,8 @@ public:
 private:
     using Kind = model::Directive::Kind;
     /// Waits for anything but `hold_on`, with `held` looked at every `look`.
-    [[nodiscard]] Result<Kind> wait(model::Progress::Phase phase, Milliseconds look,
-                                    const std::function<std::uint64_t()>& held);
+    [[nodiscard]] Result<model::Directive> wait(model::Progress::Phase phase, Milliseconds look,
+                                                const std::function<std::uint64_t()>& held);
 
     const bool is_joint_;
     const server::ProgressSink& progress_;

@@ -95,6 +95,7 @@ Result<bool> Quiesce::run(Callbacks::Jobs& owed) {
     GPU_SLEEP_TRY(check_late_calls());
     GPU_SLEEP_TRY(drain());
     GPU_SLEEP_TRY(await_others());
+    if (intercepts()) intercepted::trim();
     report_.times.drain = seconds_since(start);
     return true;
 }
@@ -178,26 +179,42 @@ Result<void> Quiesce::drain() {
         if (has_released)
             GPU_SLEEP_TRY(gate::Gate::instance().wait_empty(deadline_, keeps_coaxing(has_released)));
     }
-    if (intercepts()) intercepted::trim();
     return {};
 }
 
 Result<void> Quiesce::await_others() {
     if (!joint_.is_joint()) return {};
-    auto& gate = gate::Gate::instance();
-    const auto held = [&] {
+    const auto held = [this] {
         give_way_while_waiting(parts_);
-        return intercepts() ? gate.releasable() : 0;
+        return intercepts() ? gate::Gate::instance().releasable() : 0;
     };
     for (;;) {
         const auto said = joint_.wait_drained(held);
         if (!said) return said.error();
-        if (*said == model::Directive::Kind::prepare) return {};
+        if (said->kind == model::Directive::Kind::prepare) return {};
+        GPU_SLEEP_TRY(let_through(said->count));
+    }
+}
+
+Result<void> Quiesce::let_through(std::uint32_t count) {
+    constexpr Milliseconds k_arrives_within{2}; // after the call before it has returned
+    constexpr Milliseconds k_waits_for_others{2};
+    constexpr std::chrono::microseconds k_look{50};
+    auto& gate = gate::Gate::instance();
+    for (; count > 0; --count) {
+        const auto start = Clock::now();
         bool has_released = gate.release_oldest();
-        if (!has_released) continue;
+        while (!has_released && Clock::now() - start < k_arrives_within) {
+            std::this_thread::sleep_for(k_look);
+            has_released = gate.release_oldest();
+        }
+        if (!has_released) return {};
+        const auto released = Clock::now();
         GPU_SLEEP_TRY(gate.wait_empty(deadline_, keeps_coaxing(has_released)));
         GPU_SLEEP_TRY(drain());
+        if (Clock::now() - released > k_waits_for_others) return {};
     }
+    return {};
 }
 
 Result<void> shut_gate_to_wake(const server::ProgressSink& progress, Clock::time_point deadline) {

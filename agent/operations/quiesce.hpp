@@ -55,9 +55,11 @@ private:
     /// Errors: capture_in_progress, if a capture waits for what sleeps already, and so for no sleep's end.
     [[nodiscard]] Result<void> check_captures_may_end() const;
     [[nodiscard]] Result<void> drain();
-    /// Where others sleep together with this one, waits until they are drained, too. Meanwhile lets through,
-    /// one by one, what they wait for.
+    /// Where others sleep together with this one, waits until they are drained, too. Meanwhile lets through
+    /// what they may wait for.
     [[nodiscard]] Result<void> await_others();
+    /// One submission after the other, as many as the gate holds, or come at once, until the device waits.
+    [[nodiscard]] Result<void> let_through(std::uint32_t count);
     [[nodiscard]] bool keeps_going() const;
     /// keeps_going(), which also lets held touches through that the device seems to wait for: each at once
     /// when the command says so, where others sleep together with this one; else at its own judgement. Notes

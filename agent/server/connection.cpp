@@ -132,21 +132,20 @@ bool Connection::tell(const model::Progress& progress) {
     return static_cast<std::size_t>(count) == bytes->size();
 }
 
-Result<std::optional<model::Directive::Kind>> Connection::hear(Milliseconds patience) {
+Result<std::optional<model::Directive>> Connection::hear(Milliseconds patience) {
     const auto deadline = Clock::now() + patience;
     for (;;) {
         const auto request = next();
         if (!request) return request.error();
         if (request->has_value()) {
-            if (const auto* said = std::get_if<model::Directive>(&**request))
-                return std::optional(said->kind);
+            if (const auto* said = std::get_if<model::Directive>(&**request)) return std::optional(*said);
             return make_error(ErrorCode::invalid_argument, "a second request came on one connection");
         }
         pollfd peer{fd(), POLLIN, 0};
         if (peer.fd < 0) return make_error(ErrorCode::connection_lost, "the program closed the connection");
         const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
         const int ready = ::poll(&peer, 1, static_cast<int>(std::max(left, Milliseconds(0)).count()));
-        if (ready == 0) return std::optional<model::Directive::Kind>();
+        if (ready == 0) return std::optional<model::Directive>();
         if (ready > 0) GPU_SLEEP_TRY(receive());
     }
 }

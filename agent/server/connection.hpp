@@ -46,7 +46,7 @@ public:
     /// What the peer says of the operation that it has asked for: waits for that, for `patience` at most.
     /// Nothing: it has said nothing. Errors: connection_lost (it has withdrawn), protocol_mismatch,
     /// invalid_argument (also something that is no directive).
-    [[nodiscard]] Result<std::optional<model::Directive::Kind>> hear(Milliseconds patience);
+    [[nodiscard]] Result<std::optional<model::Directive>> hear(Milliseconds patience);
 
 private:
     Connection(UniqueFd socket, pid_t peer) noexcept : socket_(std::move(socket)), peer_(peer) {}

@@ -26,7 +26,7 @@ using ProgressSink = std::function<bool(const model::Progress&)>;
 
 /// What the asker of a joint request has said since: waits for it, for so long at most. Nothing: not a word.
 /// Errors: connection_lost (it has withdrawn, or has gone), protocol_mismatch, invalid_argument.
-using DirectiveSource = std::function<Result<std::optional<model::Directive::Kind>>(Milliseconds patience)>;
+using DirectiveSource = std::function<Result<std::optional<model::Directive>>(Milliseconds patience)>;
 
 /// Who asks for an operation. All but a command are the process itself: no descriptor tells of them.
 enum class Asker {

@@ -176,12 +176,16 @@ struct WakeRequest {
 /// What a command says, while the operation runs, to a process whose request is joint.
 struct Directive {
     enum class Kind : std::uint8_t {
-        hold_on = 0,         ///< others are not as far yet; said again and again, as a sign of life
-        let_one_through = 1, ///< one submission that the gate holds: other processes wait for it
-        prepare = 2,         ///< all are drained: prepare the sleep
-        commit = 3,          ///< all are ready: pass the point of no return
+        hold_on = 0,     ///< others are not as far yet; said again and again, as a sign of life
+        let_through = 1, ///< submissions that the gate holds: other processes may wait for them
+        prepare = 2,     ///< all are drained: prepare the sleep
+        commit = 3,      ///< all are ready: pass the point of no return
     };
     Kind kind = Kind::hold_on;
+    /// Of let_through: how many at most; it ends before, once the device has to wait. One of a member that
+    /// is not drained.
+    std::uint32_t count = 1;
+    friend bool operator==(const Directive&, const Directive&) = default;
 };
 
 struct StatusRequest {};

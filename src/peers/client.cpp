@@ -120,14 +120,15 @@ private:
             all_[*next].conversation.begin();
             note_end(*next);
         }
-        for (const auto& [member, kind] : together_->due(Clock::now())) all_[member].conversation.say(kind);
+        for (const auto& [member, directive] : together_->due(Clock::now()))
+            all_[member].conversation.say(directive);
         if (const auto why = together_->why_not(Clock::now())) return go_back(*why);
         if (!together_->all_are_ready()) return;
         if (auto consent = joint_->consent(); !consent) return go_back(consent.error());
         // The looking may have taken its time.
         if (const auto why = together_->why_not(Clock::now())) return go_back(*why);
         for (const auto member : together_->commit())
-            all_[member].conversation.say(model::Directive::Kind::commit);
+            all_[member].conversation.say({model::Directive::Kind::commit});
     }
 
     void note_end(std::size_t member) {

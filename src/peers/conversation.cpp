@@ -76,15 +76,15 @@ void Conversation::advance(const OnProgress& on_progress) {
     if (!is_over()) static_cast<void>(receive(on_progress));
 }
 
-void Conversation::say(model::Directive::Kind kind) {
+void Conversation::say(model::Directive directive) {
     if (is_over()) return;
-    const auto bytes = protocol::encode(protocol::Request(model::Directive{kind}));
+    const auto bytes = protocol::encode(protocol::Request(directive));
     if (!bytes) return; // it is a few bytes long
     unsent_.insert(unsent_.end(), bytes->begin(), bytes->end());
     using Kind = model::Directive::Kind;
-    if (kind == Kind::commit)
+    if (directive.kind == Kind::commit)
         timeout_.send_past_return(Clock::now());
-    else if (kind != Kind::hold_on)
+    else if (directive.kind != Kind::hold_on)
         timeout_.resume(Clock::now());
     send();
 }

@@ -41,7 +41,7 @@ public:
     void advance(const OnProgress& on_progress);
 
     /// Says it to an agent whose request is joint.
-    void say(model::Directive::Kind kind);
+    void say(model::Directive directive);
 
     /// Withdraws the request, unless that is too late. `why` stands for its being withdrawn in the answer.
     void withdraw(std::optional<Error> why = {});

@@ -10,6 +10,11 @@ namespace gpu_sleep::peers {
 
 using Phase = model::Progress::Phase;
 
+void Together::Member::enter(State entered) noexcept {
+    state = entered;
+    holds = drains = false;
+}
+
 bool Together::any(State state) const noexcept {
     return std::any_of(members_.begin(), members_.end(),
                        [=](const Member& each) { return each.state == state; });
@@ -31,9 +36,11 @@ void Together::hear(std::size_t member, const model::Progress& progress, Clock::
     case Phase::drained:
         changed_ = now;
         rounds_of_undrained_ = 0;
-        each = {State::drained, progress.held > 0, false};
+        each.is_freed |= each.state == State::begun && member != turn_;
+        each.enter(State::drained);
+        each.holds = progress.held > 0;
         return;
-    case Phase::ready: each = {State::ready, false, false}; return;
+    case Phase::ready: each.enter(State::ready); return;
     default:
         if (each.state == State::asked) each.state = State::begun;
         if (each.state != State::begun) return;
@@ -44,7 +51,7 @@ void Together::hear(std::size_t member, const model::Progress& progress, Clock::
 }
 
 void Together::end(std::size_t member, bool has_failed) noexcept {
-    members_[member] = {has_failed ? State::failed : State::done, false, false};
+    members_[member].enter(has_failed ? State::failed : State::done);
 }
 
 std::vector<Together::Word> Together::due(Clock::time_point now) {
@@ -54,7 +61,7 @@ std::vector<Together::Word> Together::due(Clock::time_point now) {
     if (!is_behind)
         for (std::size_t i = 0; i < members_.size(); ++i)
             if (members_[i].state == State::drained) {
-                words.push_back({i, Kind::prepare});
+                words.push_back({i, {Kind::prepare}});
                 members_[i].state = State::preparing;
             }
     if (is_behind) add_releases(words, now);
@@ -66,19 +73,18 @@ std::vector<Together::Word> Together::due(Clock::time_point now) {
         last_sign_ = now;
         for (std::size_t i = 0; i < members_.size(); ++i)
             if (members_[i].state == State::drained || members_[i].state == State::ready)
-                words.push_back({i, Kind::hold_on});
+                words.push_back({i, {Kind::hold_on}});
     }
     return words;
 }
 
 Together::Source Together::source() const noexcept {
     if (!is_sleep_) return Source::nobody;
-    const auto holds = [](const Member& each) { return each.state == State::drained && each.holds; };
     const auto is_stuck = [](const Member& each) {
         return (each.state == State::begun && each.drains) || each.state == State::drained ||
                each.state == State::ready || each.state == State::done;
     };
-    if (std::any_of(members_.begin(), members_.end(), holds)) return Source::drained;
+    if (longest_waiting(false)) return Source::drained;
     const bool is_behind = any(State::begun);
     return is_behind && std::all_of(members_.begin(), members_.end(), is_stuck) ? Source::undrained
                                                                                 : Source::nobody;
@@ -86,31 +92,62 @@ Together::Source Together::source() const noexcept {
 
 Milliseconds Together::rest() const noexcept {
     const auto doubled = [](Milliseconds time, unsigned times) {
-        constexpr unsigned k_most_doublings = 10;
-        return time * (1U << std::min(times, k_most_doublings));
+        constexpr unsigned k_most = 10;
+        return time * (1U << std::min(times, k_most));
     };
     if (source() == Source::drained)
-        return std::min(doubled(k_rest, rounds_ / k_rounds_at_a_pace), k_longest_rest);
+        return std::min(doubled(k_rest, static_cast<unsigned>(turns_ / k_turns_at_a_pace)), k_longest_rest);
     if (any(State::drained)) return doubled(k_rest_beside_drained, rounds_beside_drained_);
     if (rounds_of_undrained_ == 0) return k_rest_of_undrained;
     return std::min(doubled(k_rest, rounds_of_undrained_ / k_rounds_at_a_pace), k_longest_rest);
 }
 
+bool Together::can_let_through(std::size_t member) const noexcept {
+    return members_[member].state == State::drained && members_[member].holds;
+}
+
+std::optional<std::size_t> Together::longest_waiting(bool freed) const noexcept {
+    std::optional<std::size_t> longest;
+    for (std::size_t i = 0; i < members_.size(); ++i)
+        if (can_let_through(i) && (!freed || members_[i].is_freed) &&
+            (!longest || members_[i].last_turn < members_[*longest].last_turn))
+            longest = i;
+    return longest;
+}
+
+Together::Word Together::next_in_turn() noexcept {
+    const auto times_all = std::min<std::uint64_t>(turns_ / members_.size(), k_most_doublings);
+    const bool may_go_on = can_let_through(turn_) && let_through_ < k_turn << times_all;
+    auto next = longest_waiting(true);
+    if (!next) next = may_go_on ? turn_ : longest_waiting(false);
+    if (*next != turn_ || !may_go_on) {
+        turn_ = *next;
+        rounds_in_turn_ = 0;
+        let_through_ = 0;
+        ++turns_;
+    }
+    const auto doublings = std::max(rounds_in_turn_, k_rounds_of_one) - k_rounds_of_one;
+    const auto count = std::uint32_t{1} << std::min(doublings, k_most_doublings);
+    ++rounds_in_turn_;
+    let_through_ += count;
+    members_[turn_].is_freed = false;
+    members_[turn_].last_turn = turns_;
+    return {turn_, {Kind::let_through, count}};
+}
+
 void Together::add_releases(std::vector<Word>& words, Clock::time_point now) {
     const auto from = source();
     if (from == Source::nobody || now - changed_ < rest()) return;
-    ++(from == Source::drained ? rounds_
-       : any(State::drained)   ? rounds_beside_drained_
-                               : rounds_of_undrained_);
     changed_ = now;
-    for (std::size_t i = 0; i < members_.size(); ++i) {
-        auto& each = members_[i];
-        const bool lets =
-            from == Source::drained ? each.state == State::drained && each.holds : each.state == State::begun;
-        if (!lets) continue;
-        words.push_back({i, Kind::let_one_through});
-        each = {State::begun, false, true};
-    }
+    const auto let_through = [&](Word word) {
+        words.push_back(word);
+        members_[word.member].enter(State::begun);
+        members_[word.member].drains = true;
+    };
+    if (from == Source::drained) return let_through(next_in_turn());
+    ++(any(State::drained) ? rounds_beside_drained_ : rounds_of_undrained_);
+    for (std::size_t i = 0; i < members_.size(); ++i)
+        if (members_[i].state == State::begun) let_through({i, {Kind::let_through}});
 }
 
 Clock::time_point Together::next_time(Clock::time_point now) const noexcept {

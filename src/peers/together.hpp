@@ -20,19 +20,29 @@ namespace gpu_sleep::peers {
 ///
 /// A member is drained only when what it has submitted is done, and that may wait for work that another
 /// member's gate holds, as of a collective. So while some member is not drained, those that are let what they
-/// hold through, one submission at a time each; the others none, or they would run ahead for ever. Where
-/// nobody who is drained holds anything, the work may wait for more of its own process: then the others let
-/// through, more and more rarely.
+/// hold through, one member at a time, which keeps its turn until its device has to wait, too. Whoever is
+/// drained by that comes next, then who has waited longest for a turn: if members went on that nobody waits
+/// for, such as the stages of a pipeline that have passed theirs on, the members would wait for each other in
+/// a circle for ever. In a long turn more and more go through at a time, for a member may be hundreds of
+/// submissions behind.
+/// Where nobody who is drained holds anything, the work may wait for more of its own process: then the others
+/// let through, more and more rarely.
 class Together {
 public:
     using Kind = model::Directive::Kind;
 
     /// How long all must have stayed as they are before something is let through: what was let through last
     /// may be about to end everywhere.
-    static constexpr Milliseconds k_rest{5};
-    /// After so many times the rest becomes longer, up to k_longest_rest, for processes that are slow to say
-    /// that they are drained.
+    static constexpr Milliseconds k_rest{3};
+    /// After so many turns, or rounds, the rest becomes twice as long, up to k_longest_rest, for processes
+    /// that are slow to say that they are drained.
+    static constexpr unsigned k_turns_at_a_pace = 128;
     static constexpr unsigned k_rounds_at_a_pace = 32;
+    /// In a turn so many rounds let one through each, and each after them twice as many as the one before.
+    static constexpr unsigned k_rounds_of_one = 8;
+    static constexpr unsigned k_most_doublings = 6;
+    /// What a turn lets through at most; twice as much each time that all may have had one.
+    static constexpr std::uint32_t k_turn = 32;
     static constexpr Milliseconds k_longest_rest{80};
     /// How long before the first round where nobody is drained, and all wait for their devices.
     static constexpr Milliseconds k_rest_of_undrained{50};
@@ -57,7 +67,7 @@ public:
 
     struct Word {
         std::size_t member;
-        Kind kind;
+        model::Directive directive;
         friend bool operator==(const Word&, const Word&) = default;
     };
     /// What is to be said now.
@@ -90,13 +100,21 @@ private:
     };
     struct Member {
         State state = State::unasked;
-        bool holds = false;  ///< submissions that it could let through; of one that is drained
-        bool drains = false; ///< begun, and waits for its device
+        bool holds = false;          ///< submissions that it could let through; of one that is drained
+        bool drains = false;         ///< begun, and waits for its device
+        bool is_freed = false;       ///< it was drained in another's turn, and has had none since
+        std::uint64_t last_turn = 0; ///< when it let something through last; 0: never
+        void enter(State entered) noexcept;
     };
 
     [[nodiscard]] bool any(State state) const noexcept;
     [[nodiscard]] bool anyone_waits() const noexcept { return any(State::drained) || any(State::ready); }
     void add_releases(std::vector<Word>& words, Clock::time_point now);
+    [[nodiscard]] bool can_let_through(std::size_t member) const noexcept;
+    /// The one that has waited longest, of all that hold something, or of those that are freed.
+    [[nodiscard]] std::optional<std::size_t> longest_waiting(bool freed) const noexcept;
+    /// Whose turn it is, of whoever is drained and holds something, and how many it lets through.
+    [[nodiscard]] Word next_in_turn() noexcept;
     /// Whose held work is let through next.
     enum class Source { nobody, drained, undrained };
     [[nodiscard]] Source source() const noexcept;
@@ -107,7 +125,10 @@ private:
     const bool is_sleep_;
     Clock::time_point end_;
     bool has_committed_ = false;
-    unsigned rounds_ = 0;              ///< of letting through what drained members hold
+    std::size_t turn_ = 0; ///< of this member
+    unsigned rounds_in_turn_ = 0;
+    std::uint32_t let_through_ = 0; ///< in this turn
+    std::uint64_t turns_ = 0;
     unsigned rounds_of_undrained_ = 0; ///< of letting through what the others hold, since one was drained
     unsigned rounds_beside_drained_ = 0;
     Clock::time_point changed_{}; ///< when a member last began to drain, was drained, or let one through

@@ -120,7 +120,7 @@ auto fields(Is<model::WakeRequest> auto& r) {
                     r.joint, r.gpus);
 }
 auto fields(Is<model::Directive> auto& d) {
-    return std::tie(d.kind);
+    return std::tie(d.kind, d.count);
 }
 auto fields(Is<model::InhibitRequest> auto& r) {
     return std::tie(r.release, r.time);

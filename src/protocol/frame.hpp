@@ -16,7 +16,7 @@
 namespace gpu_sleep::protocol {
 
 /// Rises whenever a message changes; both sides refuse another number with `protocol_mismatch`.
-inline constexpr std::uint16_t k_version = 6;
+inline constexpr std::uint16_t k_version = 7;
 
 /// No frame's payload is longer; a peer that announces more is cut off before anything is allocated for it.
 inline constexpr std::uint32_t k_max_payload_bytes = 1U << 20;

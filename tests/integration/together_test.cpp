@@ -93,7 +93,7 @@ public:
         send(request);
     }
 
-    void say(Say kind) { send(protocol::Request(model::Directive{kind})); }
+    void say(Say kind, std::uint32_t count = 1) { send(protocol::Request(model::Directive{kind, count})); }
     /// Reads on until the process says that, and whether it does.
     [[nodiscard]] bool hears(Phase phase) {
         for (auto reply = next(); reply; reply = next()) {
@@ -351,7 +351,7 @@ TEST_CASE("Together: a word that comes too early, or is none, does no harm", "[t
     asker.say(Say::hold_on);
     REQUIRE(asker.hears(Phase::drained));
     asker.say(Say::commit);
-    asker.say(Say::let_one_through);
+    asker.say(Say::let_through);
     REQUIRE(asker.hears(Phase::drained)); // it holds nothing, and says how it is again
     asker.say(Say::prepare);
     REQUIRE(asker.hears(Phase::ready));

@@ -196,7 +196,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                 "0c0b000000000000"
                 "01"
                 "0100000001000000660100000074");
-    check_bytes(Directive{Directive::Kind::prepare}, "06:02");
+    check_bytes(Directive{Directive::Kind::let_through, 8}, "06:0108000000");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
                                                             "01"
                                                             "011009000000000000");

@@ -172,7 +172,7 @@ TEST_CASE("Protocol: another version, another protocol and unknown types are mis
 
     FrameReader reader;
     reader.append(frame_of(1, {}, 9));
-    CHECK(reader.next().error().message == "the peer speaks version 9 of the protocol, this is version 6");
+    CHECK(reader.next().error().message == "the peer speaks version 9 of the protocol, this is version 7");
 }
 
 TEST_CASE("Protocol: values out of range are refused", "[protocol]") {
@@ -259,10 +259,10 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
     std::string text;
     for (const auto byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
     CHECK(text == "47534c50"
-                  "0600"
+                  "0700"
                   "0200"
                   "3d000000"
-                  "518ef2c5"
+                  "ff75846c"
                   "02"
                   "01000000"
                   "08000000"

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <ostream>
 #include <random>
+#include <utility>
+#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::peers;
@@ -17,7 +19,7 @@ using Words = std::vector<Together::Word>;
 
 namespace gpu_sleep::peers {
 std::ostream& operator<<(std::ostream& out, const Together::Word& word) {
-    return out << word.member << ":" << static_cast<int>(word.kind);
+    return out << word.member << ":" << static_cast<int>(word.directive.kind);
 }
 } // namespace gpu_sleep::peers
 
@@ -50,7 +52,7 @@ struct Scene {
 
 Words to_all(std::size_t members, Kind kind) {
     Words words;
-    for (std::size_t i = 0; i < members; ++i) words.push_back({i, kind});
+    for (std::size_t i = 0; i < members; ++i) words.push_back({i, {kind}});
     return words;
 }
 
@@ -102,7 +104,7 @@ TEST_CASE("Together: a member with nothing to do keeps nobody waiting", "[togeth
     scene.together.end(0, false); // awake already, say
     scene.say(1, Phase::ready);   // nothing to drain
     scene.say(2, Phase::drained);
-    CHECK(scene.due() == Words{{2, Kind::prepare}});
+    CHECK(scene.due() == Words{{2, {Kind::prepare}}});
     scene.say(2, Phase::ready);
     REQUIRE(scene.together.all_are_ready());
     CHECK(scene.together.commit() == std::vector<std::size_t>{1, 2});
@@ -123,7 +125,7 @@ TEST_CASE("Together: drained members let one through, and only while another is 
     scene.say(1, Phase::drained, 2);
     scene.say(2, Phase::drained, 0);
     CHECK(scene.due().empty());
-    CHECK(scene.after(Together::k_rest) == Words{{1, Kind::let_one_through}});
+    CHECK(scene.after(Together::k_rest) == Words{{1, {Kind::let_through}}});
     CHECK(scene.after(Together::k_rest).empty()); // it drains again
     scene.say(1, Phase::drained, 1);
     scene.say(0, Phase::drained, 4);
@@ -137,24 +139,24 @@ TEST_CASE("Together: nothing is let through while members come and go", "[togeth
         scene.say(1, Phase::drained, 1);
         CHECK(scene.after(Together::k_rest - Milliseconds(1)).empty());
     }
-    CHECK(scene.after(Milliseconds(1)) == Words{{1, Kind::let_one_through}});
+    CHECK(scene.after(Milliseconds(1)) == Words{{1, {Kind::let_through}}});
 }
 
 TEST_CASE("Together: members that are not drained let through only when nobody drained could", "[together]") {
     Scene scene(2);
     scene.begin(2);
     CHECK(scene.after(Together::k_rest_of_undrained - Milliseconds(1)).empty());
-    CHECK(scene.after(Milliseconds(1)) == to_all(2, Kind::let_one_through));
-    CHECK(scene.after(Together::k_rest) == to_all(2, Kind::let_one_through));
+    CHECK(scene.after(Milliseconds(1)) == to_all(2, Kind::let_through));
+    CHECK(scene.after(Together::k_rest) == to_all(2, Kind::let_through));
     scene.say(1, Phase::drained, 0); // its next submission is on its way
     CHECK(scene.after(Together::k_rest_of_undrained).empty());
     scene.say(1, Phase::drained, 1);
-    CHECK(scene.after(Together::k_rest) == Words{{1, Kind::let_one_through}});
+    CHECK(scene.after(Together::k_rest) == Words{{1, {Kind::let_through}}});
     scene.say(1, Phase::drained, 0);
-    CHECK(scene.after(Together::k_rest_beside_drained) == Words{{0, Kind::let_one_through}});
-    CHECK(scene.after(Together::k_rest_beside_drained) == Words{{1, Kind::hold_on}}); // more rarely
+    CHECK(scene.after(Together::k_rest_beside_drained) == Words{{0, {Kind::let_through}}});
+    CHECK(scene.after(Together::k_rest_beside_drained) == Words{{1, {Kind::hold_on}}}); // more rarely
     CHECK(scene.after(Together::k_rest_beside_drained) ==
-          Words{{0, Kind::let_one_through}, {1, Kind::hold_on}});
+          Words{{0, {Kind::let_through}}, {1, {Kind::hold_on}}});
 }
 
 TEST_CASE("Together: nothing is let through for a member that does not wait for its device", "[together]") {
@@ -174,7 +176,7 @@ TEST_CASE("Together: those that wait hear that the command lives", "[together]")
     scene.say(0, Phase::ready);
     scene.say(1, Phase::callbacks);
     CHECK(scene.due().empty());
-    for (int i = 0; i < 100; ++i) CHECK(scene.after(Together::k_sign_of_life) == Words{{0, Kind::hold_on}});
+    for (int i = 0; i < 100; ++i) CHECK(scene.after(Together::k_sign_of_life) == Words{{0, {Kind::hold_on}}});
 }
 
 TEST_CASE("Together: all go back when the command was stopped for too long", "[together]") {
@@ -203,38 +205,114 @@ TEST_CASE("Together: all go back when some are not ready in time", "[together]")
 
 namespace {
 
-/// Ranks of a job whose every submission is a collective: it ends when all ranks have made it. A rank's
-/// device is drained when all that it has submitted has ended.
-struct Ranks {
-    std::vector<int> submitted;
-    [[nodiscard]] bool is_drained(std::size_t rank) const {
-        return submitted[rank] <= *std::min_element(submitted.begin(), submitted.end());
+/// Ranks of a job, each with the same steps of twenty rounds: submissions that end at once, and such as end
+/// only together with that of another rank, or of all others. At the end of a step the program waits for its
+/// device.
+class RankedJob {
+public:
+    enum class Kind : std::uint8_t { all_reduce, pipeline };
+
+    RankedJob(Kind kind, std::size_t ranks) : ranks_(ranks) {
+        for (std::size_t rank = 0; rank < ranks; ++rank)
+            for (int step = 0; step < k_steps; ++step) add_step(kind, rank, step);
     }
+
+    /// Whether the rank's device is done with all that it was given.
+    [[nodiscard]] bool is_drained(std::size_t rank) const { return ranks_[rank].done == ranks_[rank].given; }
+    /// Whether a submission of it would come to the gate.
+    [[nodiscard]] bool holds(std::size_t rank) const {
+        const auto& [program, given, done] = ranks_[rank];
+        const bool waits = given > 0 && program[given - 1].what == What::wait && !is_drained(rank);
+        return given < program.size() && !waits;
+    }
+    void submit(std::size_t rank) {
+        ++ranks_[rank].given;
+        for (bool has_changed = true; std::exchange(has_changed, false);)
+            for (std::size_t i = 0; i < ranks_.size(); ++i)
+                for (; !is_drained(i) && can_end(i); has_changed = true) ++ranks_[i].done;
+    }
+    [[nodiscard]] std::size_t least_given() const {
+        return std::min_element(ranks_.begin(), ranks_.end(),
+                                [](const auto& one, const auto& other) { return one.given < other.given; })
+            ->given;
+    }
+
+private:
+    static constexpr int k_steps = 30, k_rounds = 20;
+    enum class What : std::uint8_t { alone, reduce, send, receive, wait };
+    struct Submission {
+        What what;
+        std::size_t peer = 0;
+        int round = 0;
+    };
+    struct Rank {
+        std::vector<Submission> program;
+        std::size_t given = 0, done = 0;
+    };
+
+    void add_step(Kind kind, std::size_t rank, int step) {
+        auto& program = ranks_[rank].program;
+        const auto before = (rank + ranks_.size() - 1) % ranks_.size();
+        for (int round = step * k_rounds; round < (step + 1) * k_rounds; ++round) {
+            program.insert(program.end(), 2, {What::alone});
+            if (kind == Kind::all_reduce) program.push_back({What::reduce, 0, round});
+            if (kind != Kind::pipeline) continue;
+            if (rank > 0) program.push_back({What::receive, before, round});
+            program.insert(program.end(), 2, {What::alone});
+            program.push_back({What::send, (rank + 1) % ranks_.size(), round});
+            if (rank == 0) program.push_back({What::receive, before, round});
+        }
+        program.push_back({What::wait});
+    }
+    /// Whether the rank has come to its part, or is past it.
+    [[nodiscard]] bool is_at(std::size_t rank, What what, std::size_t peer, int round) const {
+        const auto& [program, given, done] = ranks_[rank];
+        const auto end = program.begin() + static_cast<std::ptrdiff_t>(std::min(done + 1, given));
+        return std::any_of(program.begin(), end, [&](const Submission& each) {
+            return each.what == what && each.round == round && (what == What::reduce || each.peer == peer);
+        });
+    }
+    [[nodiscard]] bool can_end(std::size_t rank) const {
+        const auto [what, peer, round] = ranks_[rank].program[ranks_[rank].done];
+        if (what == What::send) return is_at(peer, What::receive, rank, round);
+        if (what == What::receive) return is_at(peer, What::send, rank, round);
+        for (std::size_t i = 0; what == What::reduce && i < ranks_.size(); ++i)
+            if (!is_at(i, what, 0, round)) return false;
+        return true;
+    }
+
+    std::vector<Rank> ranks_;
 };
 
 } // namespace
 
-TEST_CASE("Together: ranks that were stopped anywhere come to a common point", "[together]") {
-    std::mt19937 random(GENERATE(1U, 2U, 3U, 4U));
-    constexpr std::size_t k_ranks = 8;
-    Ranks ranks{{}};
-    for (std::size_t i = 0; i < k_ranks; ++i) ranks.submitted.push_back(static_cast<int>(random() % 20));
-    Scene scene(k_ranks);
-    scene.begin(k_ranks);
-    std::vector<bool> told(k_ranks, false); // that it is drained
-    int most = *std::max_element(ranks.submitted.begin(), ranks.submitted.end());
-    bool all = false;
-    for (int step = 0; step < 2'000 && !all; ++step) {
-        for (std::size_t i = 0; i < k_ranks; ++i)
-            if (!told[i] && ranks.is_drained(i)) scene.say(i, Phase::drained, 1), told[i] = true;
-        for (const auto& word : scene.after(Milliseconds(1))) {
-            all = all || word.kind == Kind::prepare;
-            if (word.kind != Kind::let_one_through) continue;
-            CHECK(ranks.is_drained(word.member));
-            ++ranks.submitted[word.member];
-            told[word.member] = false;
+TEST_CASE("Together: ranks that were stopped anywhere come to a common point, and soon", "[together]") {
+    const auto kind = GENERATE(RankedJob::Kind::all_reduce, RankedJob::Kind::pipeline);
+    const std::size_t ranks = GENERATE(2U, 4U, 8U);
+    std::mt19937 random(GENERATE(1U, 2U, 3U, 4U, 5U, 6U));
+    RankedJob job(kind, ranks);
+    for (const auto least = 100 + random() % 1'000; job.least_given() < least;) {
+        const auto rank = random() % ranks; // runs ahead
+        for (auto count = random() % 150; count > 0 && job.holds(rank); --count) job.submit(rank);
+    }
+    Scene scene(ranks);
+    scene.begin(ranks);
+    const auto start = scene.now;
+    std::vector<bool> told(ranks, false); // that it is drained
+    for (bool all = false; !all;) {
+        REQUIRE(scene.now - start < Milliseconds(4'000)); // a request's usual limit is thirty seconds
+        for (std::size_t i = 0; i < ranks; ++i)
+            if (!told[i] && job.is_drained(i)) scene.say(i, Phase::drained, job.holds(i)), told[i] = true;
+        for (const auto& [member, directive] : scene.after(Milliseconds(1))) {
+            all = all || directive.kind == Kind::prepare;
+            if (directive.kind != Kind::let_through) continue;
+            const bool was_drained = job.is_drained(member); // then it ends once its device waits
+            for (auto left = directive.count; left > 0 && job.holds(member); --left) {
+                job.submit(member);
+                if (was_drained && !job.is_drained(member)) break;
+            }
+            told[member] = false;
         }
     }
-    REQUIRE(all);
-    for (const auto count : ranks.submitted) CHECK(count == most); // nobody went further than the first
+    for (std::size_t i = 0; i < ranks; ++i) CHECK(job.is_drained(i));
 }
