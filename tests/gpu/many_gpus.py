@@ -29,6 +29,7 @@ import real_programs
 from real_programs import GIB, WITHOUT_PEERS, torch_program
 
 PARTS = ("exchange", "server", "move", "room")
+EXCHANGES = ("all_reduce", "pipeline", "all_to_all", "ddp")
 WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0"}
 CYCLE_SECONDS, DEEP_CYCLE_SECONDS = 1, 5 # at most, so that all cycles fall into a program's life
 PIECE = 64 << 20
@@ -166,7 +167,7 @@ def exchange(options):
         way = "deep" if is_deep else "plain"
         programs = [torch_program(f"{kind}_{way}", "torch_collectives.py", environment=environment,
                                   arguments=("--ranks", str(gpus), "--only", kind), **ranks)
-                    for kind in ("all_reduce", "pipeline", "all_to_all")]
+                    for kind in EXCHANGES[:3]]
         programs.append(torch_program(f"ddp_{way}", "torch_ddp.py", environment=environment,
                                       arguments=("--ranks", str(gpus), "--gpus", str(gpus)), **ranks))
         settings = argparse.Namespace(build=options.build, scale=options.scale, seconds=cycles * pause, deep=is_deep,
@@ -174,9 +175,10 @@ def exchange(options):
                                       timeout="10s", gpus=gpus, seed=1, run_option=[])
         with tempfile.TemporaryDirectory() as scratch:
             bench = real_programs.Bench(settings, scratch)
-            for program in programs if cycles else []:
+            for program in [each for each in programs if cycles and each.name.rpartition("_")[0] in options.exchanges]:
                 results.append(bench.run(program))
-                print(f"{program.name}: {results[-1].verdict}, {results[-1].cycles} cycles", flush=True)
+                print(f"{program.name}: {results[-1].verdict}, {results[-1].cycles} cycles", *results[-1].problems,
+                      sep="\n  ", flush=True)
     print(real_programs.markdown(results), flush=True)
     for result in results:
         expect(result.verdict == "right", f"{result.program}: {result.verdict}")
@@ -264,6 +266,7 @@ def main():
     parser.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
     parser.add_argument("--gpus", type=int, default=real_programs.count_gpus())
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--exchanges", default=",".join(EXCHANGES))
     parser.add_argument("--cycles", type=int, default=50, help="of each program that exchanges; 0: none")
     parser.add_argument("--deep-cycles", type=int, default=50)
     parser.add_argument("--gib", type=float, default=8, help="that each rank of the server holds")
@@ -272,9 +275,10 @@ def main():
     options = parser.parse_args()
     if options.hold:
         return hold(*map(int, options.hold.split(",")))
-    unknown = set(options.parts.split(",")) - set(PARTS)
+    options.exchanges = options.exchanges.split(",")
+    unknown = (set(options.parts.split(",")) - set(PARTS)) | (set(options.exchanges) - set(EXCHANGES))
     if unknown or options.gpus < 1:
-        parser.error(f"no part {', '.join(unknown)}" if unknown else "no GPU was found")
+        parser.error(f"there is no {', '.join(unknown)}" if unknown else "no GPU was found")
     for part in options.parts.split(","):
         start = time.monotonic()
         print(f"== {part}, {options.gpus} GPUs", flush=True)
