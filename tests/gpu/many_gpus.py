@@ -169,7 +169,8 @@ def exchange(options):
                                   arguments=("--ranks", str(gpus), "--only", kind), **ranks)
                     for kind in EXCHANGES[:3]]
         programs.append(torch_program(f"ddp_{way}", "torch_ddp.py", environment=environment,
-                                      arguments=("--ranks", str(gpus), "--gpus", str(gpus)), **ranks))
+                                      arguments=("--ranks", str(gpus), "--gpus", str(gpus), "--steps", str(2 * cycles)),
+                                      **ranks))
         settings = argparse.Namespace(build=options.build, scale=options.scale, seconds=cycles * pause, deep=is_deep,
                                       limit=cycles * pause * 2 + 90, least_cycles=cycles, most=cycles, least=1 << 20,
                                       timeout="10s", gpus=gpus, seed=1, run_option=[])
@@ -192,15 +193,19 @@ def server(options):
         size = int(options.gib * GIB)
         before = used_mib()
         with holders(options, range(count), size, "server") as (group, running):
-            def timed(name, *words):
-                seconds = command(options, name, "--group", group, *words)[1]
-                return f"{count * size / 1e9 / seconds:.1f}"
+            def timed(name):
+                """Of the whole command, and of the transfer alone of whoever took longest."""
+                answer, seconds = command(options, name, "--group", group)
+                transfer = max(process["report"]["times"]["transfer_seconds"] for process in answer["processes"])
+                return " / ".join(f"{count * size / 1e9 / each:.1f}" for each in (seconds, transfer))
 
-            first, woken = timed("gpu-sleep"), timed("gpu-wake")
-            check_bytes(running, "change")
-            changed = timed("gpu-sleep")
-            left = [now - then for now, then in zip(used_mib(), before)][:count]
-            again = timed("gpu-wake")
+            speeds = []
+            for number in range(3): # the first two pin what they copy to
+                if number > 0:
+                    check_bytes(running, "change")
+                speeds = speeds[:2] + [timed("gpu-sleep")]
+                left = [now - then for now, then in zip(used_mib(), before)][:count]
+                speeds.append(timed("gpu-wake"))
             check_bytes(running)
             unchanged = command(options, "gpu-sleep", "--group", group)[1]
             command(options, "gpu-wake", "--group", group)
@@ -210,10 +215,10 @@ def server(options):
             restored = command(options, "gpu-wake", "--group", group)[1]
             check_bytes(running)
             starts = max(each.started for each in running)
-        rows.append((count, first, changed, woken, again, f"{unchanged:.3f}", max(left, default="-"), f"{deep:.2f}",
+        rows.append((count, *speeds, f"{unchanged:.3f}", max(left, default="-"), f"{deep:.2f}",
                      f"{restored:.2f}", max(left_deep, default="-"), f"{listed:.3f}", f"{starts:.2f}"))
-    print(f"{options.gib} GiB a rank, GB/s over all ranks, by the seconds of the whole command")
-    table(("ranks", "first sleep", "sleep, all changed", "first wake", "wake", "sleep, unchanged s", "left, MiB a GPU",
+    print(f"{options.gib} GiB a rank; GB/s over all ranks, by the seconds of the whole command / of the transfer alone")
+    table(("ranks", "first sleep", "first wake", "sleep, all changed", "wake", "sleep, unchanged s", "left, MiB a GPU",
            "deep sleep s", "deep wake s", "left, MiB", "gpu-ps s", "CUDA's start s"), rows)
 
 
