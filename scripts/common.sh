@@ -8,8 +8,8 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 jobs=$(nproc)
 
-# What is compiled in one clone is found by the others: ccache compares relative paths.
-export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+# What is compiled in one clone is found by the others, whatever the language: ccache compares relative paths.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=locale
 
 # Progress goes to standard error: what a script prints on standard output is its result.
 say() { printf '==> %s\n' "$*" >&2; }
