@@ -12,6 +12,7 @@ from .errors import InvalidArgument, NoAgent, of_code, of_status
 
 # The loader finds a loaded library by this name, whatever its file is called and wherever it was.
 SONAME = "libgpu-sleep-agent.so.0"
+_FILE = "libgpu-sleep-agent.so"  # where it is installed
 VARIABLE = "GPU_SLEEP_AGENT"
 _NEEDED_API_VERSION = 6
 
@@ -75,7 +76,7 @@ def loaded_file() -> Optional[pathlib.Path]:
 
 def _load() -> ctypes.CDLL:
     named = os.environ.get(VARIABLE)
-    path = named or (str(_installed.LIBRARIES / SONAME) if _installed.LIBRARIES else None)
+    path = named or (str(_installed.LIBRARIES / _FILE) if _installed.LIBRARIES else None)
     if path is None:
         raise NoAgent(f"no gpu-sleep agent is loaded: start this program by gpu-run, or name the library in {VARIABLE}")
     try:
