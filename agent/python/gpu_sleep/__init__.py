@@ -15,6 +15,9 @@ Sizes are in bytes, times in seconds, devices are CUDA ordinals. Every function 
 needs no GPU, no driver, no agent and no PyTorch.
 """
 
+import importlib
+from typing import Any
+
 from ._calls import asleep_bytes, hold, inhibit, mark_refilled, policy, preserve, sleep, wake
 from ._callbacks import Event, on_sleep, on_wake, remove_callback
 from ._processes import Device, Gate, Process, Residual, Status, TagStatus, processes, status
@@ -47,3 +50,10 @@ __all__ = [
     "asleep_bytes", "hold", "inhibit", "mark_refilled", "on_sleep", "on_wake", "policy", "preserve", "processes",
     "remove_callback", "sleep", "status", "tag", "wake",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """gpu_sleep.torch, which needs PyTorch once it is called."""
+    if name == "torch":
+        return importlib.import_module(".torch", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
