@@ -3,6 +3,7 @@
 """The Python package inside of a program with an agent; python_package_test.py runs it with each way to have one."""
 
 import contextlib
+import io
 import os
 import pathlib
 import sys
@@ -331,6 +332,50 @@ class Callbacks(Case):
         with self.assertLogs("gpu_sleep"):
             gpu_sleep.wake()
         self.assertTrue(tagged("dropped").needs_refill)
+
+
+class Shell:
+    """IPython's, as far as magics go."""
+
+    def __init__(self):
+        self.magics = {}
+
+    def register_magic_function(self, function, magic_kind="line", magic_name=None):
+        self.magics[magic_name] = function
+
+    def run(self, name, line=""):
+        """What the magic prints."""
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.magics[name](line)
+        return printed.getvalue()
+
+
+class Notebook(Case):
+    def test_shows_sleeps_and_wakes(self):
+        list(self.tensors_of("weights", "cache"))
+        shell = Shell()
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            gpu_sleep.load_ipython_extension(shell)
+        self.assertIn("cache on device 0: awake, 4 MiB of 4 MiB on the GPU, 0 MiB kept", printed.getvalue())
+        self.assertIn("cache on device 0: asleep, 0 MiB of 4 MiB on the GPU, 0 MiB kept", shell.run("gpu_sleep", "2 cache"))
+        self.assertIn("weights on device 0: asleep, 0 MiB of 4 MiB on the GPU, 4 MiB kept", shell.run("gpu_sleep"))
+        self.assertIn("partial", shell.run("gpu_wake", "weights"))
+        self.assertEqual(shell.run("gpu_wake"), shell.run("gpu_state"))
+        self.assertEqual(gpu_sleep.asleep_bytes(), 0)
+        with self.assertRaises(gpu_sleep.UnknownTag):
+            shell.run("gpu_sleep", "nobody")
+
+    def test_says_what_it_cannot_move(self):
+        list(self.tensors_of("weights"))
+        self.assertNotIn("cannot move", gpu_sleep._notebook.state())
+        gpu_sleep.sleep()
+        self.assertNotIn("cannot move", gpu_sleep._notebook.state())
+        gpu_sleep.wake()
+        self.tensor()
+        if gpu_sleep.status().captures:
+            self.assertNotIn("cannot move", gpu_sleep._notebook.state())
+        else:
+            self.assertIn(f"cannot move {BYTES:,} bytes (4 MiB) of this kernel", gpu_sleep._notebook.state())
 
 
 torch_stand_in.install()

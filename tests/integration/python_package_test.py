@@ -136,6 +136,19 @@ class Package(unittest.TestCase):
         for named in ("", "/nowhere", "libc.so.6"):
             self.check(run(["-c", textwrap.dedent(program)], GPU_SLEEP_AGENT=named, LD_LIBRARY_PATH=""))
 
+    def test_a_notebook_without_an_agent(self):
+        program = """
+            import types
+            import gpu_sleep, torch_stand_in
+            torch_stand_in.install()
+            tensors = [torch_stand_in.Tensor() for _ in range(3)]
+            gpu_sleep.load_ipython_extension(types.SimpleNamespace(register_magic_function=lambda *its: print(its[2])))
+        """
+        done = run(["-c", textwrap.dedent(program)], GPU_SLEEP_AGENT="")
+        self.check(done)
+        for part in ("gpu_state", "gpu_sleep", "gpu_wake", "cannot move 12,582,912 bytes (12 MiB)", "gpu-run --enable-for user"):
+            self.assertIn(part, done.stdout)
+
     def test_with_an_agent_that_is_too_old(self):
         program = """
             import sys, gpu_sleep._agent
