@@ -309,6 +309,7 @@ class Callbacks(Case):
                     gpu_sleep.sleep()
                 gpu_sleep.remove_callback(refuse)
                 self.assertIs(caught.exception.__cause__, reason)
+                self.assertIn(f"refused: {type(reason).__name__}: not now", str(caught.exception))
                 self.assertEqual(told, ["asked", *called_off])
                 self.assertEqual(gpu_sleep.asleep_bytes(), 0)
             self.callback(gpu_sleep.on_sleep, lambda event: None)  # one that ran is told
@@ -330,7 +331,8 @@ class Callbacks(Case):
         self.callback(gpu_sleep.on_wake, fail)
         gpu_sleep.sleep(2)
         with self.assertLogs("gpu_sleep"):
-            gpu_sleep.wake()
+            (woken,) = gpu_sleep.Process(os.getpid()).wake()
+        self.assertIn("failed: ValueError: no file", "\n".join(woken.notes))
         self.assertTrue(tagged("dropped").needs_refill)
 
 

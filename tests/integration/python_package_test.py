@@ -209,7 +209,7 @@ class Package(unittest.TestCase):
                 process.sleep()
             self.assertEqual(process.wake(["cache"], wait=1)[0].state, "awake")
             program.tell("gpu_sleep.on_sleep(lambda event: 1 / 0)")
-            with self.assertRaises(gpu_sleep.Refused):
+            with self.assertRaisesRegex(gpu_sleep.Refused, "ZeroDivisionError: division by zero"):
                 process.sleep()
             with self.assertRaises(gpu_sleep.UnknownTag):
                 process.sleep(tags="nobody")

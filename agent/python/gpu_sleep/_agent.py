@@ -116,6 +116,13 @@ def call(name: str, *arguments: Any) -> None:
         raise of_status(status, library.gpu_sleep_last_error().decode(errors="replace"))
 
 
+def explain(why: str) -> None:
+    """In a callback: whoever asked is told why it is going to refuse or fail. Agents before version 7 cannot."""
+    function = getattr(agent(), "gpu_sleep_explain", None)
+    if function is not None:
+        function(why.replace("\0", "").encode(errors="replace"))
+
+
 def c_text(text: str, what: str) -> bytes:
     """A text for the C API. Errors: TypeError, InvalidArgument."""
     if not isinstance(text, str):
