@@ -56,8 +56,12 @@ class Allocator:
 
 
 class MemPool:
+    made = []
+
     def __init__(self, allocator):
         self.allocator, self.device = allocator, current_device()
+        self.made.append(self)
+        self.id = (0, len(self.made))
 
 
 @contextlib.contextmanager
@@ -72,6 +76,18 @@ def use_mem_pool(pool, device=None):
         yield
     finally:
         in_use.remove(entry)
+
+
+class CUDAGraph:
+    def pool(self):
+        return self.its_pool
+
+
+@contextlib.contextmanager
+def graph(graph, pool=None, stream=None, capture_error_mode="global"):
+    graph.its_pool = pool
+    with use_mem_pool(next(each for each in MemPool.made if each.id == pool)):
+        yield
 
 
 class Tensor:
@@ -131,6 +147,6 @@ def install():
     enter(0)
     cuda = types.SimpleNamespace(
         init=lambda: None, is_available=lambda: True, is_initialized=lambda: True, memory_reserved=reserved.__getitem__, device_count=lambda: 2, current_device=current_device, device=device,
-        memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator), MemPool=MemPool, use_mem_pool=use_mem_pool)
+        memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator), MemPool=MemPool, use_mem_pool=use_mem_pool, graph=graph)
     sys.modules["torch"] = types.SimpleNamespace(
         cuda=cuda, _C=types.SimpleNamespace(_cuda_hasPrimaryContext=lambda number: number in contexts))

@@ -20,6 +20,7 @@ from typing import Any
 
 from ._calls import asleep_bytes, hold, inhibit, mark_refilled, policy, preserve, sleep, wake
 from ._callbacks import Event, on_sleep, on_wake, remove_callback
+from ._graphs import cuda_graph
 from ._notebook import load_ipython_extension
 from ._processes import Device, Gate, Process, Residual, Status, TagStatus, processes, status
 from ._regions import Region, tag
@@ -45,11 +46,12 @@ from .errors import (
 )
 
 __all__ = [
-    "CaptureInProgress", "ContextLost", "Damaged", "Device", "Error", "Event", "Gate", "Inhibited", "InvalidArgument", "NoAgent",
-    "NoDriver", "NoProcess", "NotOwned", "NotPermitted", "OutOfDeviceMemory", "OutOfDisk", "OutOfHostMemory",
-    "OutcomeUnknown", "Process", "Refused", "Region", "Residual", "Status", "TagStatus", "TimedOut", "UnknownTag",
-    "asleep_bytes", "hold", "inhibit", "load_ipython_extension", "mark_refilled", "on_sleep", "on_wake", "policy", "preserve", "processes",
-    "remove_callback", "sleep", "status", "tag", "wake",
+    "CaptureInProgress", "ContextLost", "Damaged", "Device", "Error", "Event", "Gate", "Inhibited", "InvalidArgument",
+    "NoAgent", "NoDriver", "NoProcess", "NotOwned", "NotPermitted", "OutOfDeviceMemory", "OutOfDisk",
+    "OutOfHostMemory", "OutcomeUnknown", "Process", "Refused", "Region", "Residual", "Status", "TagStatus",
+    "TimedOut", "UnknownTag", "asleep_bytes", "cuda_graph", "hold", "inhibit", "load_ipython_extension",
+    "mark_refilled", "on_sleep", "on_wake", "policy", "preserve", "processes", "remove_callback", "sleep", "status",
+    "tag", "wake",
 ]
 
 
