@@ -6,6 +6,7 @@ that has none, and in one that commands other processes.
 Usage: python_package_test.py BUILD
 """
 
+import importlib
 import os
 import pathlib
 import re
@@ -135,6 +136,15 @@ class Package(unittest.TestCase):
         """
         for named in ("", "/nowhere", "libc.so.6"):
             self.check(run(["-c", textwrap.dedent(program)], GPU_SLEEP_AGENT=named, LD_LIBRARY_PATH=""))
+
+    def test_runs_commands(self):
+        names = {path.stem[4:] for path in (HERE.parents[1] / "cli/man").glob("gpu-*.1")}
+        self.assertEqual(set(importlib.import_module("gpu_sleep.__main__").COMMANDS), names)
+        for arguments, status, said in (([], 0, "gpu-COMMAND"), (["--help"], 0, "gpu-COMMAND"), (["ps", "--version"], 0, "0.1"),
+                                        (["ps", "--no-such"], 2, "--no-such"), (["nothing"], 2, "'nothing' is none of run")):
+            done = run(["-m", "gpu_sleep", *arguments], PATH=os.environ["PATH"])
+            self.assertEqual((done.returncode, said in done.stdout), (status, True), done.stdout)
+        self.assertEqual(run(["-m", "gpu_sleep", "ps"], PATH="/nowhere").returncode, 1)
 
     def test_a_notebook_without_an_agent(self):
         program = """

@@ -7,6 +7,9 @@
     gpu_sleep.sleep(tags=["weights"])
     gpu_sleep.wake()
 
+torch.reload() fills weights again that a sleep has dropped, cuda_graph() captures graphs whose memory has a tag, and
+Process() and processes() are about other programs. "python -m gpu_sleep run" is gpu-run, and likewise the others.
+
 Works on the agent that gpu-run has loaded. In a program that was started without gpu-run, the first call that needs the
 agent loads that of the environment variable GPU_SLEEP_AGENT (the path of libgpu-sleep-agent.so.0), or else that which
 is installed with this package; then only memory of tags sleeps. Where there is none, that call raises NoAgent.

@@ -6,6 +6,7 @@ import collections
 import concurrent.futures
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import pathlib
@@ -74,8 +75,7 @@ def _files_of(path: Union[Path, Sequence[Path]]) -> List[pathlib.Path]:
 
 def _stored_in(file: pathlib.Path) -> Dict[str, _Stored]:
     """The tensors in a file. The format's own reader judges the header, which then holds what it says."""
-    import safetensors
-
+    safetensors: Any = importlib.import_module("safetensors")
     with file.open("rb") as opened:
         try:
             with safetensors.safe_open(str(file), framework="pt"):
@@ -206,7 +206,7 @@ def _move(torch: Any, pieces: Iterable[_Piece], pinned: bool) -> None:
         for piece in pieces:
             if piece.file not in descriptors:
                 descriptors[piece.file] = os.open(piece.file, os.O_RDONLY | os.O_CLOEXEC)
-            if len(reading) == readers:
+            while reading and (len(reading) == readers or reading[0][2].done()):
                 copy_first()
             if len(copying) > _COPIES:
                 idle.append(copying.popleft())
@@ -239,8 +239,7 @@ def reload(model: Any, path: Union[Path, Sequence[Path]], strict: bool = True, t
     Errors, before anything is read: InvalidArgument (names, shapes or types differ), TypeError, OSError, Error
     (io_failed: not in the format). OSError or Error (io_failed) while it is read: the model is refilled in part.
     """
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     names = tag_list(tags or None)
     tensors, stored = _tensors_of(torch, model), _stored(path)
     if strict:
