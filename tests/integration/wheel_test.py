@@ -81,7 +81,16 @@ class Wheel(unittest.TestCase):
                     self.assertIn("0.1.0", environment.run(command.name, "--version"))
                     self.assertIn("0.1.0", environment.run("python", "-m", "gpu_sleep", command.name[4:], "--version"))
                     self.assertTrue((environment.directory / f"share/man/man1/{command.name}.1").is_file())
-            self.assertTrue(os.access(environment.directory / "lib/gpu-sleep-outside", os.X_OK))
+            self.assertTrue(os.access(environment.directory / "libexec/gpu-sleep/gpu-sleep-outside", os.X_OK))
+
+    def test_installs_into_any_directory(self):
+        first = self.environments[0]
+        directory = self.scratch / "any"
+        first.run("pip", "install", "--no-index", "--target", directory, next(self.scratch.glob("gpu_sleep-0*.whl")))
+        command = [directory / "bin/gpu-run", "--", first.directory / "bin/python", "-c", FOUND]
+        for prefix in (command[:2], []):
+            found = run(*prefix, *command[2:], env={**os.environ, "PYTHONPATH": str(directory)})
+            self.assertIn(str(directory), found)
 
     def test_two_versions_know_each_other(self):
         first, second = self.environments
@@ -93,8 +102,8 @@ class Wheel(unittest.TestCase):
         try:
             self.assertEqual(sleeper.stdout.readline(), "1\n")
             maps = pathlib.Path(f"/proc/{sleeper.pid}/maps").read_text()
-            self.assertIn(f"{second.directory}/lib/libgpu-sleep-agent.so", maps)
-            self.assertNotIn(f"{first.directory}/lib/libgpu-sleep-agent.so", maps)
+            self.assertIn(f"{second.directory}/libexec/gpu-sleep/libgpu-sleep-agent.so", maps)
+            self.assertNotIn(f"{first.directory}/libexec/gpu-sleep/libgpu-sleep-agent.so", maps)
             for environment, command, state in ((first, "gpu-sleep", "asleep"), (second, "gpu-wake", "awake")):
                 answer = json.loads(environment.run(command, "--json", str(sleeper.pid)))
                 self.assertEqual(answer["processes"][0]["state"], state)
