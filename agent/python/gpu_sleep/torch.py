@@ -18,7 +18,7 @@ from .errors import InvalidArgument, of_code
 
 Path = Union[str, "os.PathLike[str]"]
 
-# tests/gpu/torch_reload.py measures them. One reader has 4 to 10 GB/s from the page cache; a link has up to 55.
+# tests/gpu/torch_reload.py measures with them, and with others (--readers, --piece-mib).
 _READERS = 12
 _COPIES = 3  # pieces that are on their way to a GPU
 _PIECE = 16 << 20
@@ -134,6 +134,11 @@ def _check_kind(torch: Any, name: str, tensor: Any, stored: _Stored) -> None:
         raise InvalidArgument(f"'{name}' has no memory: it is on the device 'meta'")
 
 
+def _straight(torch: Any, tensor: Any) -> Any:
+    """The tensor, or memory for what is to go into one whose elements do not lie one after another."""
+    return tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
 def _pieces(torch: Any, tensors: List[Tuple[_Stored, Any]]) -> Iterator[_Piece]:
     """Reads of at most _PIECE bytes, each of neighbours in a file."""
     piece = _Piece(pathlib.Path(), 0, 0, [])
@@ -232,8 +237,8 @@ def reload(model: Any, path: Union[Path, Sequence[Path]], strict: bool = True, t
     one in the files suffices. With `strict=False` what only one side has is left alone. `tags` are those that this
     refills: on success they are marked so, as by mark_refilled().
 
-    It reads by several threads, through 256 MB of pinned memory, which PyTorch keeps, and copies on the current stream
-    of each device; on return all is copied. It may be called in a function of on_wake(). Where an agent is loaded,
+    It reads by several threads, through at most 256 MiB of pinned memory, which PyTorch keeps, and copies on the current
+    stream of each device; on return all is copied. It may be called in a function of on_wake(). Where an agent is loaded,
     sleeps wait for its end. Needs the package safetensors (ImportError).
 
     Errors, before anything is read: InvalidArgument (names, shapes or types differ), TypeError, OSError, Error
@@ -249,9 +254,7 @@ def reload(model: Any, path: Union[Path, Sequence[Path]], strict: bool = True, t
         if name in stored:
             _check_kind(torch, name, tensor, stored[name])
     with contextlib.nullcontext() if _agent.loaded() is None else hold(), torch.no_grad():
-        # What does not lie in one piece gets its bytes by way of memory that does.
-        straight = [(its, tensor if tensor.is_contiguous() else torch.empty(its.shape, dtype=tensor.dtype,
-                                                                          device=tensor.device)) for its, tensor in wanted]
+        straight = [(its, _straight(torch, tensor)) for its, tensor in wanted]
         _move(torch, _pieces(torch, straight), any(tensor.device.type == "cuda" for _, tensor in wanted))
         for (_, tensor), (_, source) in zip(wanted, straight):
             if source is not tensor:
