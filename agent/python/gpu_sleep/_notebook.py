@@ -4,7 +4,7 @@
 
 import os
 import sys
-from typing import Any, Optional
+from typing import Any, List, Optional
 
 from ._calls import sleep, wake
 from ._processes import Status, processes, status
@@ -39,18 +39,25 @@ def _out_of_reach(own: Optional[Status]) -> Optional[int]:
     return sum(device.moved_bytes for each in known for device in each.devices) if known else None
 
 
+def _warning(own: Optional[Status]) -> List[str]:
+    """What is to be said where the agent is not in all of the process's GPU work."""
+    if own is not None and own.captures:
+        return []
+    size = _out_of_reach(own)
+    if size:
+        return [f"CUDA began without the agent, which cannot move {size:,} bytes ({_mib(size)}) of this kernel. {_ADVICE}"]
+    if own is None and "libgpu-sleep-" in os.environ.get("LD_PRELOAD", ""):
+        return ["It starts when CUDA is first used."]
+    return [f"Memory that is allocated without the agent cannot be moved. {_ADVICE}"] if size is None else []
+
+
 def state() -> str:
     """The memory of this process in words, a line for each tag, and what cannot be moved."""
     own = _own()
     lines = [f"{own.state}, {_mib(own.host_bytes)} of host memory"] if own else ["no agent has started in this process"]
     lines += [f"  {tag.tag} on device {tag.device}: {tag.state}, {_mib(tag.resident_bytes)} of {_mib(tag.bytes)} on the GPU, "
               f"{_mib(tag.kept_bytes)} kept" for tag in (own.tags if own else ())]
-    if own is None or not own.captures:
-        size = _out_of_reach(own)
-        if size != 0:
-            amount = "memory" if size is None else f"{size:,} bytes ({_mib(size)})"
-            lines.append(f"CUDA began without the agent, which cannot move {amount} of this kernel. {_ADVICE}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_warning(own)])
 
 
 def load_ipython_extension(shell: Any) -> None:
