@@ -236,6 +236,13 @@ gpu_sleep_status gpu_sleep_remove_callback(int id) {
     return finish([&] { return Agent::instance().callbacks().remove(id); });
 }
 
+gpu_sleep_status gpu_sleep_explain(const char* why) {
+    return finish([&]() -> Result<void> {
+        if (!why) return invalid("the reason is NULL");
+        return Agent::instance().callbacks().explain(why);
+    });
+}
+
 gpu_sleep_status gpu_sleep_enlist(const gpu_sleep_event* event) {
     return finish([&] { return Agent::instance().callbacks().enlist(event); });
 }

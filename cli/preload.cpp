@@ -16,8 +16,8 @@ namespace fs = std::filesystem;
 constexpr std::string_view k_agent = "libgpu-sleep-agent.so";
 constexpr std::string_view k_audit = "libgpu-sleep-audit.so";
 constexpr std::string_view k_login = "libgpu-sleep-login.so";
-/// From the directory of the commands: as installed, and as built.
-constexpr std::array k_places = {GPU_SLEEP_LIBRARIES_FROM_COMMANDS, "../lib"};
+/// From the directory of the commands: as installed, as built, and as pip installs it.
+constexpr std::array k_places = {GPU_SLEEP_LIBRARIES_FROM_COMMANDS, "../lib", "../libexec/gpu-sleep"};
 
 bool is_library(std::string_view file, std::string_view library) {
     const auto slash = file.rfind('/');

@@ -7,6 +7,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
+#include "base/text.hpp"
 #include "base/thread_safety.hpp"
 #include "common/park.h"
 
@@ -14,6 +15,8 @@
 
 namespace gpu_sleep::agent {
 namespace {
+
+constexpr std::size_t k_most_of_a_reason = 1000;
 
 std::vector<const char*> pointers_of(const std::vector<std::string>& names) {
     std::vector<const char*> pointers;
@@ -27,6 +30,16 @@ std::vector<const char*> pointers_of(const std::vector<std::string>& names) {
 bool Callbacks::works_for_callback() noexcept {
     auto& gate = gate::Gate::instance();
     return gate.has_pass(gate::Seats::own());
+}
+
+Result<void> Callbacks::explain(std::string_view why) {
+    std::string shown(std::min(why.size(), k_most_of_a_reason), '\0');
+    shown.resize(print_into(shown, why));
+    const bool may = works_for_callback();
+    const MutexLock lock(mutex_);
+    if (!may || !event_) return make_error(ErrorCode::invalid_argument, "this thread works for no callback");
+    why_ = std::move(shown);
+    return {};
 }
 
 Result<void> Callbacks::enlist(const gpu_sleep_event* event) {
@@ -86,8 +99,8 @@ Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point d
                 return std::move(answer).error();
             }
             if (*answer != 0)
-                return make_error(ErrorCode::refused,
-                                  "a before-sleep callback of the program refused (it returned {})", *answer);
+                return make_error(ErrorCode::refused, "a before-sleep callback of the program {}",
+                                  described("refused", *job));
         }
         owed.splice(owed.end(), its);
     }
@@ -115,7 +128,7 @@ std::vector<std::string> Callbacks::run_after_wake(const Jobs& jobs,
                 failures.push_back(std::move(answer).error().message);
             else if (*answer != 0)
                 failures.push_back(
-                    fmt::format("an after-wake callback of the program failed (it returned {})", *answer));
+                    fmt::format("an after-wake callback of the program {}", described("failed", *job)));
         });
     }
     return failures;
@@ -165,6 +178,11 @@ bool Callbacks::is_registered(int id) const noexcept {
     return std::any_of(entries_.begin(), entries_.end(), [=](const Entry& e) { return e.id == id; });
 }
 
+std::string Callbacks::described(std::string_view verb, const Job& job) {
+    return job.why.empty() ? fmt::format("{} (it returned {})", verb, job.result)
+                           : fmt::format("{}: {}", verb, job.why);
+}
+
 void Callbacks::take_owed() {
     while (!job_ && !owed_.empty()) {
         if (is_registered(owed_.front()->entry.id)) job_ = std::move(owed_.front());
@@ -211,6 +229,7 @@ int Callbacks::call(const Job& job) {
         const MutexLock lock(mutex_);
         event_ = &event;
         pass_ = pass.number();
+        why_.clear();
     }
     Invocation invocation{*this, job, event, pass};
     gpu_sleep_call_or_park(invoke, &invocation, [](void* lost) {
@@ -252,6 +271,7 @@ void Callbacks::serve() {
             log::warning("an after-wake callback of the program failed (it returned {})", value);
         lock.lock();
         event_ = nullptr;
+        job->why = std::move(why_);
         job->result = value;
         job->done = true;
         job_.reset();

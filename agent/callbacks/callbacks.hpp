@@ -18,6 +18,7 @@
 #include <list>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -67,6 +68,9 @@ public:
     /// bound only how long this waits for them.
     void call_off(Jobs owed, Clock::time_point deadline) noexcept;
 
+    /// Keeps why the callback that the calling thread works for is going to refuse or fail. Errors:
+    /// invalid_argument (it works for none).
+    [[nodiscard]] Result<void> explain(std::string_view why);
     /// Lets the calling thread work for the callback that was given `event`, until it is discharged or that
     /// callback returns. Errors: invalid_argument (no such callback runs).
     [[nodiscard]] Result<void> enlist(const gpu_sleep_event* event);
@@ -90,11 +94,14 @@ private:
         int result = 0;
         bool done = false;
         bool is_owed = false; ///< nobody waits for its result
+        std::string why{};    ///< in its own words, of a result other than 0; may be empty
     };
 
     [[nodiscard]] std::vector<Entry> snapshot();
     [[nodiscard]] bool is_idle() const noexcept GPU_SLEEP_REQUIRES(mutex_) { return !job_ && owed_.empty(); }
     [[nodiscard]] bool is_registered(int id) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+    /// What `job`, which is done, did: `verb`, and why.
+    [[nodiscard]] static std::string described(std::string_view verb, const Job& job);
     void take_owed() GPU_SLEEP_REQUIRES(mutex_);
     /// Returns whether `is_over` was true by the deadline.
     bool wait_until(Clock::time_point deadline, const std::function<bool()>& is_over)
@@ -128,6 +135,7 @@ private:
     const gpu_sleep_event*
         event_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr;    ///< that of the callback that runs; null for none
     std::uint64_t pass_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< and its number
+    std::string why_ GPU_SLEEP_GUARDED_BY(mutex_);        ///< what it has explained
     bool has_thread_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
     int next_id_ GPU_SLEEP_GUARDED_BY(mutex_) = 1;
 };

@@ -33,7 +33,7 @@ extern "C" {
 #define GPU_SLEEP_API __attribute__((visibility("default")))
 
 /** Version of this API: rises by one whenever a declaration is added; none is ever changed or removed. */
-#define GPU_SLEEP_API_VERSION 6
+#define GPU_SLEEP_API_VERSION 7
 
 /** The result of a call. Zero is success; the others are kinds of failure. */
 typedef enum gpu_sleep_status {
@@ -198,6 +198,13 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_add_callback(gpu_sleep_callback before_
 /** Removes callbacks. When it returns they are not running and will not run again, unless it is called from a
  *  callback. Errors: INVALID_ARGUMENT (no such id). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_remove_callback(int id);
+
+/** Says why the callback that runs is going to refuse the sleep, or to fail after the wake: whoever asked for
+ * it is told `why` instead of the callback's value. It counts if that is not 0, and the last one counts.
+ * Characters that a terminal cannot show become '?', and what exceeds 1,000 bytes is left out. Call it in the
+ * callback, or on a thread that is enlisted for it. Since version 7. Errors: INVALID_ARGUMENT (`why` is NULL,
+ * or this thread works for no callback). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_explain(const char* why);
 
 /** Lets the calling thread work for the callback that was given `event`, until gpu_sleep_discharge() or until
  * that callback returns, whichever comes first: its GPU work is not held back, and calls of this header are

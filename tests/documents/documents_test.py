@@ -87,7 +87,7 @@ class Documents(unittest.TestCase):
     def test_scripts_shown_exist(self):
         for document in DOCUMENTS:
             for line in shown_in(text_of(document)):
-                if match := re.match(r"scripts/([\w-]+)", line):
+                if match := re.match(r"scripts/([\w/-]+)", line):
                     with self.subTest(document=str(document.relative_to(TREE)), line=line):
                         self.assertTrue((TREE / "scripts" / match.group(1)).is_file())
 

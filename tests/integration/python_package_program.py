@@ -3,6 +3,7 @@
 """The Python package inside of a program with an agent; python_package_test.py runs it with each way to have one."""
 
 import contextlib
+import io
 import os
 import pathlib
 import sys
@@ -308,6 +309,7 @@ class Callbacks(Case):
                     gpu_sleep.sleep()
                 gpu_sleep.remove_callback(refuse)
                 self.assertIs(caught.exception.__cause__, reason)
+                self.assertIn(f"refused: {type(reason).__name__}: not now", str(caught.exception))
                 self.assertEqual(told, ["asked", *called_off])
                 self.assertEqual(gpu_sleep.asleep_bytes(), 0)
             self.callback(gpu_sleep.on_sleep, lambda event: None)  # one that ran is told
@@ -329,8 +331,116 @@ class Callbacks(Case):
         self.callback(gpu_sleep.on_wake, fail)
         gpu_sleep.sleep(2)
         with self.assertLogs("gpu_sleep"):
-            gpu_sleep.wake()
+            (woken,) = gpu_sleep.Process(os.getpid()).wake()
+        self.assertIn("failed: ValueError: no file", "\n".join(woken.notes))
         self.assertTrue(tagged("dropped").needs_refill)
+
+
+class Graphs(Case):
+    def captured(self, *arguments, **more):
+        """A graph, and the pool of what is allocated in its capture."""
+        graph = torch_stand_in.CUDAGraph()
+        with gpu_sleep.cuda_graph(graph, *arguments, **more):
+            return graph, self.tensor().pool
+
+    def test_have_a_pool_of_their_own_and_the_tag_of_the_region(self):
+        with gpu_sleep.tag("outer"), gpu_sleep.tag("graphs"):
+            before = self.tensor()
+            graph, pool = self.captured()
+            other, others = self.captured()
+            after = self.tensor()
+        self.assertEqual(before.pool, after.pool)
+        self.assertEqual(len({before.pool, pool, others}), 3)
+        self.assertEqual(tagged("graphs").allocated_bytes, 4 * BYTES)
+        self.assertFalse(torch_stand_in.in_use)
+        self.assertEqual(self.captured(tag="graphs", pool=graph.pool())[1], pool)
+
+    def test_leave_their_pool_to_later_ones(self):
+        graph, pool = self.captured(tag="passing")
+        sharing, _ = self.captured(tag="passing", pool=graph.pool())
+        del graph
+        self.assertNotEqual(self.captured(tag="passing")[1], pool)
+        del sharing
+        with gpu_sleep.tag("passing"):
+            self.assertNotEqual(self.tensor().pool, pool)
+        self.assertIn(pool, [self.captured(tag="passing")[1] for _ in range(2)])
+        self.assertNotEqual(self.captured(tag="another")[1], pool)
+
+    def test_have_a_tag_in_any_case(self):
+        self.captured()
+        self.assertEqual(tagged("default").allocated_bytes, BYTES)
+
+    def test_hold_sleeps_back(self):
+        with gpu_sleep.cuda_graph(torch_stand_in.CUDAGraph()), self.assertRaises(gpu_sleep.TimedOut):
+            gpu_sleep.sleep(timeout=0.2)
+
+    def test_are_of_one_tag(self):
+        with gpu_sleep.cuda_graph(torch_stand_in.CUDAGraph(), tag="one"):
+            with gpu_sleep.tag("one"):
+                self.tensor()
+            with self.assertRaisesRegex(gpu_sleep.InvalidArgument, "'one' is captured"), gpu_sleep.tag("two"):
+                pass
+            with self.assertRaises(gpu_sleep.InvalidArgument):
+                self.captured()
+            self.tensor()
+        self.assertEqual(tagged("one").allocated_bytes, 2 * BYTES)
+
+    def test_end_as_they_began(self):
+        graph, _ = self.captured(tag="one")
+        for wrong in (dict(tag="two", pool=graph.pool()), dict(tag="one", pool=(7, 0)), dict(tag="no tag")):
+            with self.assertRaises(gpu_sleep.InvalidArgument):
+                self.captured(**wrong)
+        with self.assertRaises(ZeroDivisionError), gpu_sleep.tag("left"):
+            with gpu_sleep.cuda_graph(torch_stand_in.CUDAGraph()):
+                1 / 0
+        self.assertFalse(torch_stand_in.in_use)
+        with self.assertRaises(gpu_sleep.InvalidArgument):  # no tag of the agent's is left
+            gpu_sleep._agent.call("gpu_sleep_pop_tag")
+        gpu_sleep.sleep()  # nor a hold
+
+
+class Shell:
+    """IPython's, as far as magics go."""
+
+    def __init__(self):
+        self.magics = {}
+
+    def register_magic_function(self, function, magic_kind="line", magic_name=None):
+        self.magics[magic_name] = function
+
+    def run(self, name, line=""):
+        """What the magic prints."""
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.magics[name](line)
+        return printed.getvalue()
+
+
+class Notebook(Case):
+    def test_shows_sleeps_and_wakes(self):
+        list(self.tensors_of("weights", "cache"))
+        shell = Shell()
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            gpu_sleep.load_ipython_extension(shell)
+        self.assertIn("cache on device 0: awake, 4 MiB of 4 MiB on the GPU, 0 MiB kept", printed.getvalue())
+        self.assertIn("cache on device 0: asleep, 0 MiB of 4 MiB on the GPU, 0 MiB kept", shell.run("gpu_sleep", "2 cache"))
+        self.assertIn("weights on device 0: asleep, 0 MiB of 4 MiB on the GPU, 4 MiB kept", shell.run("gpu_sleep"))
+        self.assertIn("partial", shell.run("gpu_wake", "weights"))
+        self.assertEqual(shell.run("gpu_wake"), shell.run("gpu_state"))
+        self.assertEqual(gpu_sleep.asleep_bytes(), 0)
+        with self.assertRaises(gpu_sleep.UnknownTag):
+            shell.run("gpu_sleep", "nobody")
+
+    def test_says_what_it_cannot_move(self):
+        list(self.tensors_of("weights"))
+        self.assertNotIn("cannot move", gpu_sleep._notebook.state())
+        gpu_sleep.sleep()
+        self.assertNotIn("cannot move", gpu_sleep._notebook.state())
+        gpu_sleep.wake()
+        self.tensor()
+        if gpu_sleep.status().captures:
+            self.assertNotIn("cannot move", gpu_sleep._notebook.state())
+        else:
+            self.assertIn(f"cannot move {BYTES:,} bytes (4 MiB) of this kernel", gpu_sleep._notebook.state())
 
 
 torch_stand_in.install()

@@ -6,6 +6,7 @@ that has none, and in one that commands other processes.
 Usage: python_package_test.py BUILD
 """
 
+import importlib
 import os
 import pathlib
 import re
@@ -136,6 +137,33 @@ class Package(unittest.TestCase):
         for named in ("", "/nowhere", "libc.so.6"):
             self.check(run(["-c", textwrap.dedent(program)], GPU_SLEEP_AGENT=named, LD_LIBRARY_PATH=""))
 
+    def test_runs_commands(self):
+        names = {path.stem[4:] for path in (HERE.parents[1] / "cli/man").glob("gpu-*.1")}
+        self.assertEqual(set(importlib.import_module("gpu_sleep.__main__").COMMANDS), names)
+        for arguments, status, said in (([], 0, "gpu-COMMAND"), (["--help"], 0, "gpu-COMMAND"), (["ps", "--version"], 0, "0.1"),
+                                        (["ps", "--no-such"], 2, "--no-such"), (["nothing"], 2, "'nothing' is none of run")):
+            done = run(["-m", "gpu_sleep", *arguments], PATH=os.environ["PATH"])
+            self.assertEqual((done.returncode, said in done.stdout), (status, True), done.stdout)
+        self.assertEqual(run(["-m", "gpu_sleep", "ps"], PATH="/nowhere").returncode, 1)
+
+    def test_a_notebook_without_an_agent(self):
+        program = """
+            import types
+            import gpu_sleep, torch_stand_in
+            torch_stand_in.install()
+            tensors = [torch_stand_in.Tensor() for _ in range(3)]
+            gpu_sleep.load_ipython_extension(types.SimpleNamespace(register_magic_function=lambda *its: print(its[2])))
+        """
+        done = run(["-c", textwrap.dedent(program)], GPU_SLEEP_AGENT="")
+        self.check(done)
+        for part in ("gpu_state", "gpu_sleep", "gpu_wake", "cannot move 12,582,912 bytes (12 MiB)", "gpu-run --enable-for user"):
+            self.assertIn(part, done.stdout)
+
+    def test_a_notebook_before_it_uses_the_gpu(self):
+        program = "import gpu_sleep; print(gpu_sleep._notebook.state())"
+        self.assertIn("starts when CUDA is first used", run(["-c", program], UNDER_GPU_RUN).stdout)
+        self.assertIn("gpu-run --enable-for user", run(["-c", program], GPU_SLEEP_AGENT="").stdout)
+
     def test_with_an_agent_that_is_too_old(self):
         program = """
             import sys, gpu_sleep._agent
@@ -196,7 +224,7 @@ class Package(unittest.TestCase):
                 process.sleep()
             self.assertEqual(process.wake(["cache"], wait=1)[0].state, "awake")
             program.tell("gpu_sleep.on_sleep(lambda event: 1 / 0)")
-            with self.assertRaises(gpu_sleep.Refused):
+            with self.assertRaisesRegex(gpu_sleep.Refused, "ZeroDivisionError: division by zero"):
                 process.sleep()
             with self.assertRaises(gpu_sleep.UnknownTag):
                 process.sleep(tags="nobody")

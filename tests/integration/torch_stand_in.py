@@ -3,6 +3,7 @@
 """What tags need of PyTorch, on the driver that there is. Memory pools keep PyTorch's rules: one that is in use cannot
 be used again, and of several that a thread uses for a device the first counts."""
 
+import collections
 import contextlib
 import ctypes
 import sys
@@ -13,6 +14,7 @@ BYTES = 4 << 20  # of each tensor
 
 driver = ctypes.CDLL("libcuda.so.1")
 contexts = {}  # by device
+reserved = collections.Counter()  # bytes, by device
 in_use = []  # pools: (device, thread, pool)
 thread = threading.local()
 
@@ -54,8 +56,12 @@ class Allocator:
 
 
 class MemPool:
+    made = []
+
     def __init__(self, allocator):
         self.allocator, self.device = allocator, current_device()
+        self.made.append(self)
+        self.id = (0, len(self.made))
 
 
 @contextlib.contextmanager
@@ -70,6 +76,18 @@ def use_mem_pool(pool, device=None):
         yield
     finally:
         in_use.remove(entry)
+
+
+class CUDAGraph:
+    def pool(self):
+        return self.its_pool
+
+
+@contextlib.contextmanager
+def graph(graph, pool=None, stream=None, capture_error_mode="global"):
+    graph.its_pool = pool
+    with use_mem_pool(next(each for each in MemPool.made if each.id == pool)):
+        yield
 
 
 class Tensor:
@@ -88,9 +106,11 @@ class Tensor:
             else:
                 self.address = ctypes.c_uint64()
                 driver_says(driver.cuMemAlloc_v2(ctypes.byref(self.address), ctypes.c_size_t(BYTES)))
+        reserved[self.device] += BYTES
         self.fill_(7)
 
     def free(self):
+        reserved[self.device] -= BYTES
         if self.pool:
             self.pool.allocator.free(ctypes.c_void_p(self.address.value), ctypes.c_ssize_t(BYTES), self.device, None)
         else:
@@ -126,7 +146,7 @@ def install():
     """Has `import torch` give this."""
     enter(0)
     cuda = types.SimpleNamespace(
-        init=lambda: None, is_available=lambda: True, device_count=lambda: 2, current_device=current_device, device=device,
-        memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator), MemPool=MemPool, use_mem_pool=use_mem_pool)
+        init=lambda: None, is_available=lambda: True, is_initialized=lambda: True, memory_reserved=reserved.__getitem__, device_count=lambda: 2, current_device=current_device, device=device,
+        memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator), MemPool=MemPool, use_mem_pool=use_mem_pool, graph=graph)
     sys.modules["torch"] = types.SimpleNamespace(
         cuda=cuda, _C=types.SimpleNamespace(_cuda_hasPrimaryContext=lambda number: number in contexts))

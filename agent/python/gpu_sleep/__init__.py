@@ -7,6 +7,9 @@
     gpu_sleep.sleep(tags=["weights"])
     gpu_sleep.wake()
 
+torch.reload() fills weights again that a sleep has dropped, cuda_graph() captures graphs whose memory has a tag, and
+Process() and processes() are about other programs. "python -m gpu_sleep run" is gpu-run, and likewise the others.
+
 Works on the agent that gpu-run has loaded. In a program that was started without gpu-run, the first call that needs the
 agent loads that of the environment variable GPU_SLEEP_AGENT (the path of libgpu-sleep-agent.so.0), or else that which
 is installed with this package; then only memory of tags sleeps. Where there is none, that call raises NoAgent.
@@ -15,8 +18,13 @@ Sizes are in bytes, times in seconds, devices are CUDA ordinals. Every function 
 needs no GPU, no driver, no agent and no PyTorch.
 """
 
+import importlib
+from typing import Any
+
 from ._calls import asleep_bytes, hold, inhibit, mark_refilled, policy, preserve, sleep, wake
 from ._callbacks import Event, on_sleep, on_wake, remove_callback
+from ._graphs import cuda_graph
+from ._notebook import load_ipython_extension
 from ._processes import Device, Gate, Process, Residual, Status, TagStatus, processes, status
 from ._regions import Region, tag
 from .errors import (
@@ -41,9 +49,17 @@ from .errors import (
 )
 
 __all__ = [
-    "CaptureInProgress", "ContextLost", "Damaged", "Device", "Error", "Event", "Gate", "Inhibited", "InvalidArgument", "NoAgent",
-    "NoDriver", "NoProcess", "NotOwned", "NotPermitted", "OutOfDeviceMemory", "OutOfDisk", "OutOfHostMemory",
-    "OutcomeUnknown", "Process", "Refused", "Region", "Residual", "Status", "TagStatus", "TimedOut", "UnknownTag",
-    "asleep_bytes", "hold", "inhibit", "mark_refilled", "on_sleep", "on_wake", "policy", "preserve", "processes",
-    "remove_callback", "sleep", "status", "tag", "wake",
+    "CaptureInProgress", "ContextLost", "Damaged", "Device", "Error", "Event", "Gate", "Inhibited", "InvalidArgument",
+    "NoAgent", "NoDriver", "NoProcess", "NotOwned", "NotPermitted", "OutOfDeviceMemory", "OutOfDisk",
+    "OutOfHostMemory", "OutcomeUnknown", "Process", "Refused", "Region", "Residual", "Status", "TagStatus",
+    "TimedOut", "UnknownTag", "asleep_bytes", "cuda_graph", "hold", "inhibit", "load_ipython_extension",
+    "mark_refilled", "on_sleep", "on_wake", "policy", "preserve", "processes", "remove_callback", "sleep", "status",
+    "tag", "wake",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """gpu_sleep.torch, which needs PyTorch once it is called."""
+    if name == "torch":
+        return importlib.import_module(".torch", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

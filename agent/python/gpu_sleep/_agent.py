@@ -12,6 +12,7 @@ from .errors import InvalidArgument, NoAgent, of_code, of_status
 
 # The loader finds a loaded library by this name, whatever its file is called and wherever it was.
 SONAME = "libgpu-sleep-agent.so.0"
+_FILE = "libgpu-sleep-agent.so"  # where it is installed
 VARIABLE = "GPU_SLEEP_AGENT"
 _NEEDED_API_VERSION = 6
 
@@ -75,7 +76,7 @@ def loaded_file() -> Optional[pathlib.Path]:
 
 def _load() -> ctypes.CDLL:
     named = os.environ.get(VARIABLE)
-    path = named or (str(_installed.LIBRARIES / SONAME) if _installed.LIBRARIES else None)
+    path = named or (str(_installed.LIBRARIES / _FILE) if _installed.LIBRARIES else None)
     if path is None:
         raise NoAgent(f"no gpu-sleep agent is loaded: start this program by gpu-run, or name the library in {VARIABLE}")
     try:
@@ -113,6 +114,13 @@ def call(name: str, *arguments: Any) -> None:
     status = getattr(library, name)(*arguments)
     if status != 0:
         raise of_status(status, library.gpu_sleep_last_error().decode(errors="replace"))
+
+
+def explain(why: str) -> None:
+    """In a callback: whoever asked is told why it is going to refuse or fail. Agents before version 7 cannot."""
+    function = getattr(agent(), "gpu_sleep_explain", None)
+    if function is not None:
+        function(why.replace("\0", "").encode(errors="replace"))
 
 
 def c_text(text: str, what: str) -> bytes:

@@ -69,6 +69,13 @@ def _event_of(pointer: Any) -> Event:
     )
 
 
+def _words_of(exception: BaseException) -> str:
+    try:
+        return f"{type(exception).__name__}: {exception}"
+    except Exception:  # it cannot be put into words
+        return type(exception).__name__
+
+
 def _run_on_wake(event: Event) -> int:
     global _is_owed
     _is_owed = False
@@ -76,8 +83,9 @@ def _run_on_wake(event: Event) -> int:
     for function in list(_on_wake):
         try:
             function(event)
-        except BaseException:  # also SystemExit: there is nobody above
+        except BaseException as exception:  # also SystemExit: there is nobody above
             failed = 1
+            _agent.explain(_words_of(exception))
             _log.warning("%r failed after a wake", function, exc_info=True)
     return failed
 
@@ -95,6 +103,7 @@ def _before_sleep(pointer: Any, user: Any) -> int:
             _log.warning("%r refuses a sleep", function, exc_info=True)
             if _is_owed:
                 _run_on_wake(Event(0, (), (), False))
+            _agent.explain(_words_of(exception))
             return 1
         _is_owed = True
     return 0
@@ -125,10 +134,11 @@ def _register() -> None:
 def on_sleep(function: Function) -> Function:
     """A decorator: `function` is called with an Event before each sleep, while all memory is still there.
 
-    If it raises, the sleep is refused (Refused) and nothing changes; the exception is logged. It runs on another
-    thread, with Python's lock, and may call everything of this package but sleep() and wake(). What it has done is
-    undone by the functions of on_wake(), which are called with no tags if the sleep does not come. If it takes longer
-    than the sleep's time limit, or does not get Python's lock in that time, the sleep fails (TimedOut) with no change.
+    If it raises, the sleep is refused (Refused) and nothing changes; whoever asked is told the exception, which is
+    also logged. It runs on another thread, with Python's lock, and may call everything of this package but sleep() and
+    wake(). What it has done is undone by the functions of on_wake(), which are called with no tags if the sleep does
+    not come. If it takes longer than the sleep's time limit, or does not get Python's lock in that time, the sleep
+    fails (TimedOut) with no change.
 
     Functions are called in the order in which they were given. Errors: NoAgent.
     """

@@ -77,7 +77,7 @@ def sleep(level: int = 1, tags: Tags = None, deep: bool = False, timeout: Option
         except Refused as refused:
             if refusal.exception is None:
                 raise
-            raise Refused(f"{refused}: {refusal.exception}") from refusal.exception
+            raise refused from refusal.exception
 
 
 def wake(tags: Tags = None, wait: float = 0) -> None:

@@ -140,7 +140,8 @@ def _status_of(process: Dict[str, Any]) -> Status:
     return _read(Status, members)
 
 
-def _file_of(command: str) -> str:
+def command_file(command: str) -> str:
+    """The file of a command: of this installation, or else of the loaded agent's, or on PATH. Errors: Error (io_failed)."""
     places: List[pathlib.Path] = []
     if _installed.COMMANDS is not None:
         places.append(_installed.COMMANDS)
@@ -158,7 +159,7 @@ def _file_of(command: str) -> str:
 
 def _run(command: str, *arguments: str) -> List[Status]:
     """What a command answers of each process. Errors: those of the usage, and NoProcess, NoAgent."""
-    done = subprocess.run([_file_of(command), "--json", *arguments], stdin=subprocess.DEVNULL, capture_output=True,
+    done = subprocess.run([command_file(command), "--json", *arguments], stdin=subprocess.DEVNULL, capture_output=True,
                           check=False)
     try:
         answer = json.loads(done.stdout)

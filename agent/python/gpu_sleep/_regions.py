@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import threading
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple, Union
 
 from . import _agent
 from .errors import Error, InvalidArgument
@@ -35,10 +35,17 @@ class _Diversion:
         self._use.__exit__(None, None, None)
 
 
+class _Capture:
+    """In the place of a diversion: a graph is captured, which has a pool of its own."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+
+
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.entered: List[Tuple["Region", contextlib.ExitStack]] = []
-        self.diversions: Dict[int, _Diversion] = {}  # by device
+        self.diversions: Dict[int, Union[_Diversion, _Capture]] = {}  # by device
 
 
 _thread = _Thread()
@@ -52,7 +59,7 @@ def _keep_for_ever(thing: Any) -> Any:
     return thing
 
 
-def _torch_with_cuda() -> Any:
+def torch_with_cuda() -> Any:
     """PyTorch, if the program has imported it and it can use a GPU. Errors: Error, InvalidArgument."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
@@ -73,7 +80,7 @@ def _current_devices(torch: Any) -> Set[int]:
     return {torch.cuda.current_device()} | set(filter(has_context, range(torch.cuda.device_count())))
 
 
-def _new_pool(torch: Any, device: int) -> Any:
+def new_pool(torch: Any, device: int) -> Any:
     global _allocator
     torch.cuda.init()
     if _allocator is None:
@@ -90,11 +97,13 @@ def _diverted(torch: Any, name: bytes, device: int) -> Iterator[None]:
     if outer is not None and outer.name == name:
         yield
         return
+    if isinstance(outer, _Capture):
+        raise InvalidArgument(f"a graph of the tag '{outer.name.decode()}' is captured, whose memory has that tag alone")
     idle = _idle_pools.setdefault((name, device), [])
     try:
         pool = idle.pop()
     except IndexError:
-        pool = _new_pool(torch, device)
+        pool = new_pool(torch, device)
     own = _Diversion(torch, name, device, pool)
     if outer is not None:
         outer.end()
@@ -113,22 +122,45 @@ def _diverted(torch: Any, name: bytes, device: int) -> Iterator[None]:
         idle.append(pool)
 
 
+@contextlib.contextmanager
+def interrupted(name: bytes, device: int) -> Iterator[None]:
+    """The calling thread's allocations on a device come from no pool of a region, while a graph is captured there."""
+    outer = _thread.diversions.get(device)
+    if isinstance(outer, _Capture):
+        raise InvalidArgument("a graph is captured already")
+    if outer is not None:
+        outer.end()
+    _thread.diversions[device] = _Capture(name)
+    try:
+        yield
+    finally:
+        del _thread.diversions[device]
+        if outer is not None:
+            outer.begin()
+            _thread.diversions[device] = outer
+
+
+def current_tag() -> bytes:
+    """That of the calling thread's innermost region."""
+    return _thread.entered[-1][0].name if _thread.entered else b"default"
+
+
 class Region(contextlib.ContextDecorator):
     """What tag() returns. May be entered again, also while it is entered, and on several threads at a time."""
 
     def __init__(self, name: str, devices: Optional[Iterable[int]]) -> None:
-        self._name = _agent.c_text(name, "a tag")
+        self.name = _agent.c_text(name, "a tag")
         self._devices = None if devices is None else {operator.index(device) for device in devices}
 
     def __enter__(self) -> None:
         with contextlib.ExitStack() as undo:
-            _agent.call("gpu_sleep_push_tag", self._name)
+            _agent.call("gpu_sleep_push_tag", self.name)
             undo.callback(_agent.call, "gpu_sleep_pop_tag")
-            torch = _torch_with_cuda()
+            torch = torch_with_cuda()
             if torch is not None:
                 devices = _current_devices(torch) if self._devices is None else self._devices
                 for device in devices | _thread.diversions.keys():  # the pool of another tag must not grow by this one
-                    undo.enter_context(_diverted(torch, self._name, device))
+                    undo.enter_context(_diverted(torch, self.name, device))
             _thread.entered.append((self, undo.pop_all()))
 
     def __exit__(self, *error: object) -> None:
@@ -150,6 +182,6 @@ def tag(name: str, devices: Optional[Iterable[int]] = None) -> Region:
     the first time.
 
     Errors, on entering: NoAgent, InvalidArgument (bad tag; PyTorch's expandable segments), Error (PyTorch has no
-    MemPool). Do not leave a region on another thread than entered it, nor await inside.
+    MemPool). Do not leave a region on another thread than entered it, nor await inside. Capture graphs by cuda_graph().
     """
     return Region(name, devices)

@@ -65,6 +65,67 @@ TEST_CASE("Callbacks: they run in the order of registration", "[api]") {
     CHECK(before == std::vector{0, 2, 3, 4});
 }
 
+TEST_CASE("Callbacks: one that refuses says why, here and outside", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    std::string why = "the trainer\nis in a step";
+    bool is_enlisted = false;
+    const auto explain = [&](const gpu_sleep_event* event) {
+        if (is_enlisted) gpu_sleep_enlist(event);
+        gpu_sleep_explain("an earlier reason");
+        gpu_sleep_explain(why.c_str());
+    };
+    const Callbacks callbacks([&](const gpu_sleep_event* event) {
+        if (is_enlisted)
+            std::thread(explain, event).join();
+        else if (!why.empty())
+            explain(event);
+        return 7;
+    });
+    const auto told = [] {
+        CHECK(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_ERROR_REFUSED);
+        return std::string(gpu_sleep_last_error());
+    };
+    CHECK(told().ends_with("refused: the trainer?is in a step"));
+    const auto command = run({{command_file("gpu-sleep"), std::to_string(::getpid())}});
+    CHECK(command.status == 1);
+    CHECK(command.err.find("refused: the trainer?is in a step") != std::string::npos);
+    is_enlisted = true;
+    CHECK(told().ends_with("refused: the trainer?is in a step"));
+    is_enlisted = false;
+    why = std::string(999, 'x') + "\u00e4";
+    CHECK(told().ends_with("refused: " + std::string(999, 'x')));
+    why.clear(); // that of an earlier call does not stay
+    CHECK(told().ends_with("refused (it returned 7)"));
+    CHECK(gpu_sleep_asleep_bytes() == 0);
+}
+
+TEST_CASE("Callbacks: one that fails after a wake says why", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    const Callbacks callbacks({}, [](const gpu_sleep_event*) {
+        gpu_sleep_explain("the file is gone");
+        return 1;
+    });
+    sleep();
+    CHECK(woken_by_command().find("failed: the file is gone") != std::string::npos);
+}
+
+TEST_CASE("Callbacks: nobody else gives their reasons", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    CHECK(gpu_sleep_explain("nobody asked") == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
+    auto null = GPU_SLEEP_OK;
+    auto stranger = GPU_SLEEP_OK;
+    const Callbacks callbacks([&](const gpu_sleep_event*) {
+        null = gpu_sleep_explain(nullptr);
+        std::thread([&] { stranger = gpu_sleep_explain("not mine"); }).join();
+        gpu_sleep_explain("which does not matter");
+        return 0;
+    });
+    sleep();
+    CHECK(null == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
+    CHECK(stranger == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
+    wake();
+}
+
 TEST_CASE("Callbacks: a wake waits for a late one no longer than its deadline, and says so", "[api]") {
     const TaggedMemory memory("weights", 4 * k_mib);
     std::promise<void> may_go;

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""Capturing CUDA graphs by PyTorch, whose memory has a tag.
+
+A graph writes to memory that was free at the end of its capture, so nothing else may come from its pool while it lives:
+it has one of its own, which a later capture takes over. Captures wait for the device first, and so for its last replay.
+"""
+
+import contextlib
+import weakref
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+
+from . import _agent, _regions
+from ._calls import hold
+from .errors import Error, InvalidArgument
+
+
+class _Pool:
+    """A pool of PyTorch's for graphs of a tag on a device."""
+
+    def __init__(self, torch: Any, key: Tuple[bytes, int]) -> None:
+        self.key, self.pool = key, _regions.new_pool(torch, key[1])
+        self._graphs: Set[object] = set()
+
+    def keep_for(self, graph: Any) -> None:
+        """Until this graph, and every other that it is kept for, has ended."""
+        its = object()
+        self._graphs.add(its)
+        _used[self.pool.id] = self
+        weakref.finalize(graph, self._leave, its).atexit = False
+
+    def _leave(self, its: object) -> None:
+        self._graphs.discard(its)
+        if not self._graphs and _used.pop(self.pool.id, None) is not None:
+            _idle.setdefault(self.key, []).append(self)
+
+
+_used: Dict[Tuple[int, int], _Pool] = {}  # by PyTorch's id
+_idle: Dict[Tuple[bytes, int], List[_Pool]] = {}
+
+
+def _pool_for(torch: Any, key: Tuple[bytes, int], shared: Any) -> _Pool:
+    if shared is None:
+        try:
+            return _idle.setdefault(key, []).pop()
+        except IndexError:
+            return _Pool(torch, key)
+    found = _used.get(tuple(getattr(shared, "id", shared)))
+    if found is None or found.key != key:
+        raise InvalidArgument("a pool is that of an earlier graph of the same tag and device: give its pool()")
+    return found
+
+
+@contextlib.contextmanager
+def cuda_graph(graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global",
+               tag: Optional[str] = None) -> Iterator[None]:
+    """For `with`: captures into `graph` as torch.cuda.graph() does, with memory of a tag, and sleeps wait for its end.
+
+    The tag is `tag`, or else that of the innermost region of tag() in which the thread is, or else "default". Each graph
+    has a memory pool of its own, but with `pool`, that of an earlier graph (its pool()), whose memory it then may
+    overwrite: see PyTorch on sharing. In torch.cuda.graph() itself, inside of a region, later tensors of the region could
+    get the graph's memory. Regions inside of the capture are of the same tag.
+
+    Errors, on entering: NoAgent, InvalidArgument (bad tag or pool, a capture inside of one, expandable segments), Error
+    (no PyTorch with a GPU, or it has no MemPool), and PyTorch's.
+    """
+    torch = _regions.torch_with_cuda()
+    if torch is None:
+        raise Error("graphs are captured by PyTorch, which is not imported or has no GPU")
+    name = _regions.current_tag() if tag is None else _agent.c_text(tag, "a tag")
+    device = torch.cuda.current_device() if stream is None else stream.device.index
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(hold())
+        _agent.call("gpu_sleep_push_tag", name)
+        undo.callback(_agent.call, "gpu_sleep_pop_tag")
+        undo.enter_context(_regions.interrupted(name, device))
+        own = _pool_for(torch, (name, device), pool)
+        own.keep_for(graph)
+        context = getattr(torch.cuda.memory, "MemPoolContext", None)
+        if context is not None:  # before PyTorch 2.8 a pool's allocator is asked only while this exists
+            undo.callback([context(own.pool)].clear)
+        undo.enter_context(torch.cuda.graph(graph, pool=own.pool.id, stream=stream, capture_error_mode=capture_error_mode))
+        yield

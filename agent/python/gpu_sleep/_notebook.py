@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""What %load_ext gpu_sleep adds to a notebook: %gpu_state, %gpu_sleep [LEVEL] [TAG...] and %gpu_wake [TAG...]."""
+
+import os
+import sys
+from typing import Any, List, Optional
+
+from ._calls import sleep, wake
+from ._processes import Status, processes, status
+from .errors import Error, NoAgent
+
+_ADVICE = ("gpu_sleep moves what is allocated inside of `with gpu_sleep.tag(NAME):` from now on. To move all of it, let "
+           "`gpu-run --enable-for user` put the agent into new kernels, and restart this one from a new login; or start "
+           "Jupyter by gpu-run.")
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MiB"
+
+
+def _own() -> Optional[Status]:
+    try:
+        return status()
+    except NoAgent:
+        return None
+
+
+def _out_of_reach(own: Optional[Status]) -> Optional[int]:
+    """How many bytes of GPU memory this process has that its agent, if any, cannot move. None: nobody knows."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        reserved = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
+        return max(0, reserved - sum(tag.bytes for tag in own.tags)) if own else reserved
+    try:
+        known = [] if own else processes(os.getpid())
+    except Error:
+        known = []
+    return sum(device.moved_bytes for each in known for device in each.devices) if known else None
+
+
+def _warning(own: Optional[Status]) -> List[str]:
+    """What is to be said where the agent is not in all of the process's GPU work."""
+    if own is not None and own.captures:
+        return []
+    size = _out_of_reach(own)
+    if size:
+        return [f"CUDA began without the agent, which cannot move {size:,} bytes ({_mib(size)}) of this kernel. {_ADVICE}"]
+    if own is None and "libgpu-sleep-" in os.environ.get("LD_PRELOAD", ""):
+        return ["It starts when CUDA is first used."]
+    return [f"Memory that is allocated without the agent cannot be moved. {_ADVICE}"] if size is None else []
+
+
+def state() -> str:
+    """The memory of this process in words, a line for each tag, and what cannot be moved."""
+    own = _own()
+    lines = [f"{own.state}, {_mib(own.host_bytes)} of host memory"] if own else ["no agent has started in this process"]
+    lines += [f"  {tag.tag} on device {tag.device}: {tag.state}, {_mib(tag.resident_bytes)} of {_mib(tag.bytes)} on the GPU, "
+              f"{_mib(tag.kept_bytes)} kept" for tag in (own.tags if own else ())]
+    return "\n".join([*lines, *_warning(own)])
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Called by %load_ext gpu_sleep."""
+
+    def show(line: str = "") -> None:
+        """The GPU memory of this kernel, and what of it cannot be moved."""
+        print(state())
+
+    def put_to_sleep(line: str) -> None:
+        """%gpu_sleep [LEVEL] [TAG...]: puts the memory of this kernel, or that of tags, to sleep."""
+        words = line.split()
+        level = int(words.pop(0)) if words and words[0].isdigit() else 1
+        sleep(level, words or None)
+        print(state())
+
+    def wake_up(line: str) -> None:
+        """%gpu_wake [TAG...]: wakes the memory of this kernel, or that of tags."""
+        wake(line.split() or None)
+        print(state())
+
+    for name, function in (("gpu_state", show), ("gpu_sleep", put_to_sleep), ("gpu_wake", wake_up)):
+        shell.register_magic_function(function, "line", name)
+    print(state())

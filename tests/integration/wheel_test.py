@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""The wheel, made of a build folder: installed by pip into a fresh environment without a network, used on the simulated
+driver, beside another version in another environment, and taken away again.
+
+Usage: wheel_test.py BUILD
+"""
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BUILD = pathlib.Path(sys.argv.pop())
+TREE = pathlib.Path(__file__).resolve().parents[2]
+SECONDS = 120
+VERSIONS = ("0.1.0", "99.0")
+FOUND = "import gpu_sleep; assert gpu_sleep.asleep_bytes() == 0; gpu_sleep.processes(); print(gpu_sleep.__file__)"
+
+
+def run(*arguments, **more):
+    """What it prints, as it must succeed."""
+    done = subprocess.run([str(each) for each in arguments], text=True, timeout=SECONDS, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, cwd="/", **more)
+    assert done.returncode == 0, f"{arguments} ended with {done.returncode}: {done.stdout}"
+    return done.stdout
+
+
+def missing():
+    """Why this cannot run here."""
+    for module in ("ctypes", "venv", "ensurepip"):
+        if subprocess.run([sys.executable, "-c", f"import {module}"], stderr=subprocess.DEVNULL).returncode != 0:
+            return f"this Python has no {module}"
+    return next((f"{tool} is missing" for tool in ("cmake", "readelf", "strip") if not shutil.which(tool)), None)
+
+
+class Environment:
+    """A virtual environment, and what is run in it as after its activation."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        run(sys.executable, "-m", "venv", directory)
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            "PATH": f"{directory / 'bin'}:{os.environ['PATH']}", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "HOME": f"{directory}.home"}
+        self.before = self.files()
+
+    def files(self):
+        return {path for path in self.directory.rglob("*") if not path.is_dir() and "__pycache__" not in path.parts}
+
+    def run(self, program, *arguments):
+        return run(shutil.which(program, path=str(self.directory / "bin")), *arguments, env=self.environment)
+
+
+class Wheel(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(directory.cleanup)
+        cls.scratch = pathlib.Path(directory.name)
+        cls.environments = []
+        for version in VERSIONS:
+            wheel = run(TREE / "scripts/packaging/wheel", cls.scratch, "--build", BUILD, "--version", version).strip()
+            cls.environments.append(Environment(cls.scratch / version))
+            cls.environments[-1].run("pip", "install", "--no-index", wheel)
+
+    def test_runs_commands_and_package(self):
+        for environment in self.environments:
+            for prefix in (["gpu-run", "--"], ["python", "-m", "gpu_sleep", "run", "--"], []):
+                with self.subTest(environment=environment.directory.name, prefix=prefix):
+                    command, *arguments = [*prefix, "python", "-c", FOUND]
+                    self.assertIn(str(environment.directory), environment.run(command, *arguments))
+            for command in (BUILD / "bin").glob("gpu-*"):
+                if (TREE / f"cli/man/{command.name}.1").exists():
+                    self.assertIn("0.1.0", environment.run(command.name, "--version"))
+                    self.assertIn("0.1.0", environment.run("python", "-m", "gpu_sleep", command.name[4:], "--version"))
+                    self.assertTrue((environment.directory / f"share/man/man1/{command.name}.1").is_file())
+            self.assertTrue(os.access(environment.directory / "libexec/gpu-sleep/gpu-sleep-outside", os.X_OK))
+
+    def test_installs_into_any_directory(self):
+        first = self.environments[0]
+        directory = self.scratch / "any"
+        first.run("pip", "install", "--no-index", "--target", directory, next(self.scratch.glob("gpu_sleep-0*.whl")))
+        command = [directory / "bin/gpu-run", "--", first.directory / "bin/python", "-c", FOUND]
+        for prefix in (command[:2], []):
+            found = run(*prefix, *command[2:], env={**os.environ, "PYTHONPATH": str(directory)})
+            self.assertIn(str(directory), found)
+
+    def test_two_versions_know_each_other(self):
+        first, second = self.environments
+        program = "import gpu_sleep, sys, torch_stand_in as s; s.install(); t = s.Tensor(); print(1, flush=True); sys.stdin.read()"
+        inner = [second.directory / "bin/gpu-run", "--", second.directory / "bin/python", "-c", program]
+        sleeper = subprocess.Popen(  # under the agents of both, of which the inner one counts
+            [first.directory / "bin/gpu-run", "--", *inner], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**first.environment, "PYTHONPATH": str(TREE / "tests/integration")})
+        try:
+            self.assertEqual(sleeper.stdout.readline(), "1\n")
+            maps = pathlib.Path(f"/proc/{sleeper.pid}/maps").read_text()
+            self.assertIn(f"{second.directory}/libexec/gpu-sleep/libgpu-sleep-agent.so", maps)
+            self.assertNotIn(f"{first.directory}/libexec/gpu-sleep/libgpu-sleep-agent.so", maps)
+            for environment, command, state in ((first, "gpu-sleep", "asleep"), (second, "gpu-wake", "awake")):
+                answer = json.loads(environment.run(command, "--json", str(sleeper.pid)))
+                self.assertEqual(answer["processes"][0]["state"], state)
+        finally:
+            sleeper.communicate(timeout=SECONDS)
+        self.assertEqual(sleeper.returncode, 0)
+
+    def test_refuses_what_would_not_run_elsewhere(self):
+        loader = importlib.machinery.SourceFileLoader("wheel", str(TREE / "scripts/packaging/wheel"))
+        wheel = importlib.util.module_from_spec(importlib.util.spec_from_loader("wheel", loader))
+        loader.exec_module(wheel)
+        file = self.environments[0].directory / "bin/gpu-run"
+        self.assertEqual(list(wheel.faults(file)), [])
+        wheel.LIBRARIES.remove("libc.so.6")
+        wheel.GLIBC = (2, 2)
+        found = list(wheel.faults(file))
+        self.assertIn("links libc.so.6", found)
+        self.assertRegex("\n".join(found), r"asks for symbols of GLIBC_2\.25: .*\bgetrandom\b")
+
+    def test_vanishes_without_leftovers(self):  # the last, by its name
+        for environment in self.environments:
+            environment.run("pip", "uninstall", "--yes", "gpu-sleep")
+            self.assertEqual(environment.files() - environment.before, set())
+
+
+if __name__ == "__main__":
+    reason = missing()
+    if reason:
+        print(f"skipped: {reason}")
+        sys.exit(77)
+    unittest.main()
