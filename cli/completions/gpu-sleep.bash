@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-# Completion for gpu-run, gpu-sleep, gpu-wake, gpu-reclaim, gpu-inhibit, gpu-ps, gpu-doctor and gpu-snapshot in bash. Each
+# Completion for gpu-run, gpu-enable, gpu-sleep, gpu-wake, gpu-reclaim, gpu-inhibit, gpu-ps, gpu-doctor and gpu-snapshot in bash. Each
 # command says by --describe what options it has and what they take; what there is to choose from stands here: processes
 # and tags that gpu-ps lists, files, GPUs.
 # shellcheck shell=bash
@@ -12,12 +12,13 @@ _gpu_sleep_values() {
         LC_ALL=C sed -n "s/^ *\"$1\": \"\{0,1\}\([A-Za-z0-9_.:@%+=][A-Za-z0-9_.:@%+=-]*\)\"\{0,1\},\{0,1\}$/\1/p" | sort -u
 }
 
-# Reads what a command, or a subcommand, says of itself into the caller's arrays: its options, its subcommands, and of what
-# kind the value of an option is, such as DIR or shut|checked. Forks nothing else: this has to be quick.
+# Reads what a command, or a subcommand, says of itself into the caller's variables: its options, its subcommands, the choices
+# that its word has, and of what kind the value of an option is, such as DIR or shut|checked. Forks nothing else: this has to be quick.
 _gpu_sleep_ask() {
     local line name
     while IFS= read -r line; do
         [[ $line =~ ^[a-z]+$ ]] && subcommands+=("$line")
+        [[ $line =~ ^[a-z]+(\|[a-z]+)+$ ]] && choices=${line//|/ }
         [[ $line =~ ^((-.),\ )?(--[a-z-]+)((\ |\[=)(.*))?$ ]] || continue
         name=${BASH_REMATCH[3]}
         options+=("$name")
@@ -65,7 +66,7 @@ _gpu_sleep_join() {
 }
 
 _gpu_sleep() {
-    local current=$2 previous=$3 kind words options=() subcommands=()
+    local current=$2 previous=$3 kind words choices='' options=() subcommands=()
     local -A kinds=()
     _gpu_sleep_ask "$1"
     _gpu_sleep_join
@@ -74,6 +75,8 @@ _gpu_sleep() {
         return
     elif [[ $current == -* ]]; then
         words=${options[*]}
+    elif [[ $choices ]]; then
+        words=$choices
     else
         words="$(_gpu_sleep_values pid) $(_gpu_sleep_values name)"
     fi
@@ -82,7 +85,7 @@ _gpu_sleep() {
 
 # gpu-run: its own options, then whatever the command that it starts has.
 _gpu_run() {
-    local current=$2 previous=$3 kind i options=() subcommands=()
+    local current=$2 previous=$3 kind i choices='' options=() subcommands=()
     local -A kinds=()
     _gpu_sleep_ask "$1"
     _gpu_sleep_join
@@ -112,7 +115,7 @@ _gpu_run() {
 
 # gpu-snapshot: a subcommand, then its options and a file; extents are those of the file.
 _gpu_snapshot() {
-    local current=$2 command='' file='' word words options=() subcommands=()
+    local current=$2 command='' file='' word words choices='' options=() subcommands=()
     local -A kinds=()
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         [[ $word == -* ]] && continue
@@ -134,5 +137,5 @@ _gpu_snapshot() {
 }
 
 complete -F _gpu_run gpu-run
-complete -F _gpu_sleep gpu-sleep gpu-wake gpu-reclaim gpu-inhibit gpu-ps gpu-doctor
+complete -F _gpu_sleep gpu-enable gpu-sleep gpu-wake gpu-reclaim gpu-inhibit gpu-ps gpu-doctor
 complete -o filenames -F _gpu_snapshot gpu-snapshot
