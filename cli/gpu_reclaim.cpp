@@ -27,9 +27,8 @@ namespace usage = cli::usage;
 constexpr const char* k_examples =
     "  gpu-reclaim --idle 15m      what is unused for 15 minutes sleeps until used\n"
     "  gpu-reclaim                 as /etc/gpu-sleep.toml and the user's file say\n"
-    "  gpu-reclaim --why llama     why it sleeps, or why not\n"
-    "  gpu-reclaim --idle 15m:host --idle 4h:file --dir /var/tmp/sleep\n"
-    "                              and its contents move to files after four hours\n";
+    "  gpu-reclaim --need 40GiB    the least recently used make room for so much\n"
+    "  gpu-reclaim --why llama     why it sleeps, or why not\n";
 
 constexpr const char* k_statuses =
     "0 done, or nothing had to be done; else that of the process that is worst off: 1 failed and awake, 2 "
@@ -128,10 +127,8 @@ usage::Table table_of(Typed& typed) {
            cli::min_awake_row(typed.min_awake, "--need")}},
          {"Which processes", {cli::target_row(typed.target), cli::user_row(typed.user)}},
          {"What sleeps, and where contents go",
-          {cli::level_row(request.level),
-           {"--tags", cli::tags(request.tags), "Only these tags (default: all)"},
-           cli::store_row(typed.stores),
-           usage::brief(cli::dir_row(typed.stores))}},
+          {cli::level_row(request.level), usage::old({"--tags", cli::tags(request.tags), {}}),
+           usage::old(cli::store_row(typed.stores)), cli::dir_row(typed.stores)}},
          {"How they go to sleep",
           {usage::brief(cli::dry_run_row(request.dry_run)),
            usage::brief(

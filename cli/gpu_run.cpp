@@ -40,7 +40,7 @@ constexpr const char* k_exit_statuses =
     "that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage, rules, or if the "
     "agent cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such "
     "command.";
-constexpr const char* k_login = "What gpu-enable does"; // until 0.2
+constexpr const char* k_login = "What gpu-enable does";
 
 /// What was typed before the command.
 struct Options {
@@ -74,9 +74,6 @@ usage::ReadText reader(std::optional<std::string>& value, std::string (*problem)
 
 usage::Table table_of(Options& options, LoginOptions& login) {
     const auto set_on_stop = [&options](const std::string& word) { options.on_stop = word; };
-    const auto old = [](const std::string& names, usage::Value value) {
-        return usage::Row{names, std::move(value), {}, usage::Shown::never};
-    };
     const auto into = [](std::string& word) { return [&word](const std::string& text) { word = text; }; };
     return {
         "gpu-run",
@@ -134,12 +131,12 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            {"--audit", usage::flag(options.audit), "Also intercept libraries that preloading does not reach"},
            {"--keep-gil", usage::flag(options.keep_gil),
             "A Python thread that waits to launch or copy does not release Python's lock (the GIL)"},
-           {"--release-gil", usage::flag(options.release_gil), "The default",
-            usage::Shown::never}}}, // until 0.2
+           usage::old({"--release-gil", usage::flag(options.release_gil), {}})}},
          {k_login,
-          {old("--enable-for", usage::choice("user|machine", into(login.enable_for))),
-           old("--disable-for", usage::choice("user|machine", into(login.disable_for))),
-           old("--show-enabled", usage::flag(login.shows)), old("--root", usage::path("DIR", login.root))}}},
+          {usage::old({"--enable-for", usage::choice("user|machine", into(login.enable_for)), {}}),
+           usage::old({"--disable-for", usage::choice("user|machine", into(login.disable_for)), {}}),
+           usage::old({"--show-enabled", usage::flag(login.shows), {}}),
+           usage::old({"--root", usage::path("DIR", login.root), {}})}}},
         k_examples,
         k_exit_statuses};
 }

@@ -177,6 +177,11 @@ Row brief(Row row) {
     return row;
 }
 
+Row old(Row row) {
+    row.shown = Shown::never;
+    return row;
+}
+
 Value flag(bool& value) {
     return {.name = {}, .flag = &value};
 }

@@ -66,6 +66,8 @@ void add(CLI::App& app, Table table);
 
 /// `row`, in --help too.
 [[nodiscard]] Row brief(Row row);
+/// `row`, which goes on working until 0.2, and is shown nowhere.
+[[nodiscard]] Row old(Row row);
 
 [[nodiscard]] Value flag(bool& value);
 /// One text of the kind `name`.

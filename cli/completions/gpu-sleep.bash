@@ -51,7 +51,6 @@ _gpu_sleep_offer() {
     GROUP) words=$(_gpu_sleep_values group) ;;
     GPU | FROM=TO*) words=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null) ;;
     STORE*) words='host file' ;;
-    *:PLACE*) words='15m 15m:host 4h:file 1d:deep' ;;
     DURATION) words='10s 60s 5m 15m 1h 4h' ;;
     SIZE) words='1GiB 10GiB 20GiB 40GiB 80GiB' ;;
     *'|'*) words=${kind//|/ } ;;

@@ -14,16 +14,13 @@ namespace gpu_sleep::cli::policy {
 
 usage::Group policy_rows(TypedPolicy& typed) {
     return {"When processes sleep",
-            {usage::brief({"--idle", usage::list("DURATION[:PLACE]", typed.idle, '\0'),
-                           "Put to sleep what has had no GPU work for so long. PLACE says where contents "
-                           "go: host, file or deep"}),
+            {usage::brief({"--idle", usage::list("DURATION", typed.idle, '\0'),
+                           "Put to sleep what has had no GPU work for so long"}),
              {"--config", usage::path("FILE", typed.config),
               "The administrator's configuration, in place of /etc/gpu-sleep.toml"},
              {"--default-idle", usage::duration(typed.otherwise),
               "--idle for processes of which no configuration says when they sleep"},
-             {"--host-budget", usage::size(typed.host_budget),
-              "Host memory that all of them may hold; beyond it, retained memory is given back, then what "
-              "has slept longest moves to files"},
+             usage::old({"--host-budget", usage::size(typed.host_budget), {}}),
              usage::brief({"--show-config", usage::flag(typed.shows),
                            "Only say which policy holds for each process"})}};
 }

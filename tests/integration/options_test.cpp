@@ -404,6 +404,26 @@ TEST_CASE("Options: what is not there, too much or too little is named", "[optio
     }
 }
 
+TEST_CASE("Options: spellings of the release before work, and are shown nowhere", "[options]") {
+    const auto all = all_commands("");
+    const auto named = [&](const std::string& name) {
+        return *std::find_if(all.begin(), all.end(),
+                             [&](const auto& each) { return each.words.front() == name; });
+    };
+    for (const auto& [name, option] : std::vector<std::pair<std::string, Arguments>>{
+             {"gpu-reclaim", {"--idle", "1h", "--tags", "a"}},
+             {"gpu-reclaim", {"--idle", "1h", "--store", "a=host"}},
+             {"gpu-reclaim", {"--host-budget", "1GiB"}},
+             {"gpu-reclaim", {"--idle", "15m:host"}},
+             {"gpu-run", {"--release-gil"}}}) {
+        const auto command = named(name);
+        INFO(name << ' ' << option.back());
+        check_done(command.run_with(option), command.status);
+        if (option.back() != "15m:host")
+            CHECK_FALSE(options_of(command).contains(option[option.size() > 1 ? option.size() - 2 : 0]));
+    }
+}
+
 TEST_CASE("Options: a number that is no pid is nobody's", "[options]") {
     for (const auto* const command : {"gpu-ps", "gpu-sleep", "gpu-wake", "gpu-reclaim", "gpu-doctor"})
         for (const auto& word : {std::string("0"), std::string("-1"), k_beyond_64_bits, k_beyond_all,
