@@ -170,7 +170,7 @@ Findings judge_module(const MachineFacts& machine) {
     if (kernel.control_device == Access::absent && !machine.capabilities)
         return {bad(fmt::format("{}, but there is no /dev/nvidiactl", *kernel.module_version),
                     "nvidia-modprobe makes it; give a container its GPUs (--gpus all)")};
-    return {ok(*kernel.module_version)};
+    return {};
 }
 
 Findings judge_management(const MachineFacts& machine) {
@@ -219,7 +219,7 @@ Findings judge_checkpoint(const MachineFacts& machine) {
 Findings judge_persistence(const MachineFacts& machine) {
     if (!machine.setup || machine.setup->gpus.empty()) return {};
     const auto without = list_of(*machine.setup, [](const auto& gpu) { return !gpu.is_persistent; });
-    if (without.empty()) return {ok("on")};
+    if (without.empty()) return {};
     return {warn("off for " + without, "the driver starts anew for each first program, which takes seconds: "
                                        "nvidia-smi -pm 1, or run nvidia-persistenced")};
 }
@@ -236,14 +236,13 @@ Findings judge_modes(const MachineFacts& machine) {
                      "a sleeping process keeps its context, so nobody else gets in: nvidia-smi "
                      "-c DEFAULT, as root"));
     }
-    if (findings.empty() && !machine.setup->gpus.empty()) findings.push_back(ok("default"));
     return findings;
 }
 
 Findings judge_mig(const MachineFacts& machine) {
     if (!machine.setup || machine.setup->gpus.empty()) return {};
     const auto divided = list_of(*machine.setup, [](const auto& gpu) { return gpu.is_divided; });
-    if (divided.empty()) return {ok("off")};
+    if (divided.empty()) return {};
     return {warn(divided + " divided into instances",
                  "the driver does not checkpoint processes there, and gpu-sleep was not tried there: try a "
                  "sleep with --check first")};
@@ -260,8 +259,7 @@ Findings judge_mps(const MachineFacts& machine) {
         return {warn("programs share their contexts by the multi-process service", std::string(k_advice))};
     if (machine.kernel.has_mps_daemon)
         return {warn("the daemon of the multi-process service seems to run", std::string(k_advice))};
-    if (!machine.capabilities) return {};
-    return {ok("not used")};
+    return {};
 }
 
 Findings judge_link(const MachineFacts& machine) {

@@ -17,13 +17,12 @@ Findings judge_ptrace(const MachineFacts& machine) {
     constexpr int k_descendants = 1;
     constexpr int k_privileged = 2;
     const auto& kernel = machine.kernel;
-    if (!kernel.ptrace_scope || *kernel.ptrace_scope == 0)
-        return {ok("the driver may checkpoint processes of the same user")};
+    if (!kernel.ptrace_scope || *kernel.ptrace_scope == 0) return {};
     const auto scope = fmt::format("Yama's ptrace_scope is {}", *kernel.ptrace_scope);
     if (*kernel.ptrace_scope > k_privileged)
         return {warn(scope + ", so that nobody's checkpoint is allowed",
                      "without an agent nothing sleeps; it takes a restart with a lower scope")};
-    if (kernel.may_trace) return {ok(scope + ", and this command may trace all the same")};
+    if (kernel.may_trace) return {};
     if (*kernel.ptrace_scope == k_descendants)
         return {warn(scope + ": the driver may checkpoint only what lets it",
                      "processes without an agent sleep for root alone; sysctl kernel.yama.ptrace_scope=0 "
@@ -40,8 +39,6 @@ Findings judge_huge_pages(const MachineFacts& machine) {
         findings.push_back(warn("never used for programs' memory",
                                 "first sleeps take longer; echo madvise > "
                                 "/sys/kernel/mm/transparent_hugepage/enabled, as root"));
-    else if (!kernel.huge_pages.empty())
-        findings.push_back(ok("transparent: " + kernel.huge_pages));
     if (kernel.reserved_huge_pages > kernel.host_total / k_large_part)
         findings.push_back(warn(format_bytes(kernel.reserved_huge_pages) +
                                     " of host memory are reserved for hugetlb and unused",
@@ -52,12 +49,9 @@ Findings judge_huge_pages(const MachineFacts& machine) {
 Findings judge_mapping_limit(const MachineFacts& machine) {
     constexpr std::uint64_t k_usual = 65'530;
     const auto& limit = machine.kernel.max_mappings;
-    if (!limit) return {};
-    auto text = fmt::format("a process may have {}", *limit);
-    if (*limit < k_usual)
-        return {warn(std::move(text), "programs with many allocations may run out: sysctl "
-                                      "vm.max_map_count=262144, as root")};
-    return {ok(std::move(text))};
+    if (!limit || *limit >= k_usual) return {};
+    return {warn(fmt::format("a process may have {}", *limit),
+                 "programs with many allocations may run out: sysctl vm.max_map_count=262144, as root")};
 }
 
 Findings judge_memory(const MachineFacts& machine) {

@@ -119,7 +119,6 @@ Findings judge_residual(const MachineFacts&, const ProcessFacts& process) {
     if (others != 0)
         findings.push_back(
             ok(fmt::format("{} stay on the GPU ({}); gpu-ps says why", format_bytes(others), kinds)));
-    if (findings.empty()) findings.push_back(ok("nothing but contexts and modules stays on the GPU"));
     return findings;
 }
 
@@ -173,13 +172,6 @@ Findings judge_sleep(const MachineFacts& machine, const ProcessFacts& process) {
     return {ok(text + copying_words(machine, sums.kept, status->retained_bytes))};
 }
 
-Findings judge_wake(const MachineFacts&, const ProcessFacts& process) {
-    const auto* const status = status_of(process);
-    if (!status || status->woken_bytes == 0 || status->woken_seconds <= 0) return {};
-    return {ok(fmt::format("the last one brought {} back in {}", format_bytes(status->woken_bytes),
-                           format_seconds(status->woken_seconds)))};
-}
-
 /// Whether what a sleep keeps has room in host memory, and in the directory that was named.
 Findings judge_room(const MachineFacts& machine, const ProcessFacts& process) {
     const auto* const rehearsal = rehearsal_of(process);
@@ -214,17 +206,9 @@ Findings judge_mappings(const MachineFacts& machine, const ProcessFacts& process
     const auto& used = process.kernel.mappings;
     const auto& limit = machine.kernel.max_mappings;
     if (!used || !limit) return {};
-    auto text = fmt::format("{} of {}", *used, *limit);
-    if (*used * 100 >= *limit * k_nearly)
-        return {warn(std::move(text), "a sleep takes some more: sysctl vm.max_map_count=262144, as root")};
-    return {ok(std::move(text))};
-}
-
-Findings judge_locked_limit(const MachineFacts&, const ProcessFacts& process) {
-    if (!status_of(process)) return {};
-    if (!process.kernel.max_locked) return {ok("no limit")};
-    return {ok(fmt::format("{}, which does not limit what the driver pins",
-                           format_bytes(*process.kernel.max_locked)))};
+    if (*used * 100 < *limit * k_nearly) return {};
+    return {warn(fmt::format("{} of {}", *used, *limit),
+                 "a sleep takes some more: sysctl vm.max_map_count=262144, as root")};
 }
 
 constexpr std::array k_process_checks = {
@@ -233,12 +217,10 @@ constexpr std::array k_process_checks = {
     ProcessCheck{"reach", "reach", judge_reach},
     ProcessCheck{"inhibitors", "inhibitors", judge_inhibitors},
     ProcessCheck{"sleep", "sleep", judge_sleep},
-    ProcessCheck{"wake", "wake", judge_wake},
     ProcessCheck{"room", "room", judge_room},
     ProcessCheck{"residual", "what stays", judge_residual},
     ProcessCheck{"deep", "deep sleep", judge_deep},
     ProcessCheck{"mappings", "mappings", judge_mappings},
-    ProcessCheck{"locked_memory", "locked memory", judge_locked_limit},
 };
 
 } // namespace

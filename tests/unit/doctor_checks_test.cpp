@@ -138,6 +138,9 @@ TEST_CASE("Doctor: a good machine and a good process have nothing but ok", "[doc
             CHECK_FALSE(finding.text.empty());
         }
     }
+    // Nothing is said of what is usual, and nothing to anybody's use.
+    for (const auto* id : {"module", "mig", "mps", "persistence", "huge_pages", "mapping_limit"})
+        CHECK(said(judge(machine), id, Level::ok).empty());
 }
 
 TEST_CASE("Doctor: the main job's status follows from what is bad, and from that alone", "[doctor]") {
@@ -348,9 +351,6 @@ TEST_CASE("Doctor: says what a sleep would take", "[doctor]") {
     CHECK(has(text, "at most 0.21 s"));
     CHECK(has(text, "less for what has not changed"));
     CHECK(has(said(judge(machine, process), "room", Level::ok), "0 B needed"));
-    status_of(process).woken_bytes = k_gib;
-    status_of(process).woken_seconds = 0.5;
-    CHECK(has(said(judge(machine, process), "wake", Level::ok), "1.00 GiB back in 0.50 s"));
     status_of(process).state = model::State::asleep;
     CHECK(has(said(judge(machine, process), "sleep", Level::ok), "it sleeps"));
 }
