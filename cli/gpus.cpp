@@ -190,7 +190,7 @@ std::string holders_beside(const Process& process, bool others_alone, const std:
             for (const auto& device : report->devices) gpus[place_of(device.uuid, moves)] = 0;
         else {
             holders.push_back({title(outcome.process), *report, {}});
-            candidates.push_back(peers::candidate_of(*report, Milliseconds(0)));
+            candidates.push_back(peers::candidate_of(*report, model::WakeRequest().min_awake));
         }
     }
     std::vector<std::string> lines;

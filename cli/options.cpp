@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <sstream>
 #include <string_view>
 
@@ -270,7 +271,9 @@ std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
     } catch (const CLI::Success& request) {
         std::ostringstream text;
         app.exit(request, text);
-        return print_result(app.get_name(), text.str());
+        const auto written = write_result(text.str());
+        const bool is_read = !written && written.error().driver_status == EPIPE; // as far as it was wanted
+        return written || is_read ? exit_status::done : print_result(app.get_name(), text.str());
     } catch (const CLI::Error& error) {
         problem = words_for(app, error);
     }

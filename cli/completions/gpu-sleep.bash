@@ -37,9 +37,10 @@ _gpu_sleep_target() {
     done
 }
 
-# Offers values of a kind.
+# Offers values of a kind; of a list, such as "a,b" or "weights=file,b", what its last part may be.
 _gpu_sleep_offer() {
-    local kind=$1 current=$2 target words=''
+    local kind=$1 part=${2##*,} current=${2##*=} target words='' before='' # bash replaces what follows the last equals sign
+    [[ $kind == *,* ]] && before=${current%"${current##*,}"} current=${current##*,}
     case $kind in
     FILE*) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     DIR) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
@@ -50,17 +51,29 @@ _gpu_sleep_offer() {
         ;;
     GROUP) words=$(_gpu_sleep_values group) ;;
     GPU | FROM=TO*) words=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null) ;;
-    STORE*) words='host file' ;;
+    STORE*)
+        words='host file'
+        [[ $part == *=* ]] || words+=" $(_gpu_sleep_values tag | sed 's/$/=/')"
+        compopt -o nospace 2>/dev/null || : # a store follows the equals sign
+        ;;
     DURATION) words='10s 60s 5m 15m 1h 4h' ;;
     SIZE) words='1GiB 10GiB 20GiB 40GiB 80GiB' ;;
     *'|'*) words=${kind//|/ } ;;
     esac
-    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+    mapfile -t COMPREPLY < <(compgen -P "$before" -W "$words" -- "$current")
 }
 
-# Leaves in `kind` of what kind the value is that stands there. bash takes an equals sign for a word of its own.
+# Leaves in `kind` of what kind the value is that stands there, and all of that value in `current`. bash takes an equals sign
+# for a word of its own.
 _gpu_sleep_join() {
-    if [[ $current == = ]]; then previous+='='; elif [[ $previous == = ]]; then previous=${COMP_WORDS[COMP_CWORD - 2]}=; fi
+    local i=$COMP_CWORD
+    current=${COMP_WORDS[i]}
+    while ((i > 1)) && [[ ${COMP_WORDS[i]} == '=' || ${COMP_WORDS[i - 1]} == '=' ]]; do
+        ((i -= 1))
+        current=${COMP_WORDS[i]}$current
+    done
+    previous=${COMP_WORDS[i - 1]}
+    [[ $current == -*=* ]] && previous=${current%%=*}= current=${current#*=}
     kind=${kinds[$previous]:-${kinds[${previous%=}]:-}}
 }
 
@@ -70,7 +83,7 @@ _gpu_sleep() {
     _gpu_sleep_ask "$1"
     _gpu_sleep_join
     if [[ $kind ]]; then
-        _gpu_sleep_offer "$kind" "${current#=}"
+        _gpu_sleep_offer "$kind" "$current"
         return
     elif [[ $current == -* ]]; then
         words=${options[*]}
@@ -104,7 +117,7 @@ _gpu_run() {
     if ((i < COMP_CWORD)) && declare -F _command_offset >/dev/null; then
         _command_offset "$i"
     elif [[ $kind ]]; then
-        _gpu_sleep_offer "$kind" "${current#=}"
+        _gpu_sleep_offer "$kind" "$current"
     elif [[ $current == -* && $previous != -- ]]; then
         mapfile -t COMPREPLY < <(compgen -W "${options[*]} --" -- "$current")
     else

@@ -89,10 +89,14 @@ exempt = true
 TEST_CASE("Configuration: times without a unit are taken still, with a warning each", "[config_file]") {
     if (!can_read()) return;
     const auto file = parse_configuration("[reclaim]\nidle = [\"900\", \"4h:file\"]\nmin-awake = \"60\"\n",
-                                          "c.toml", Author::user);
+                                          "c.toml", Author::user, true);
     REQUIRE(file);
     CHECK(file->reclaim.min_awake == 1min);
     REQUIRE(file->warnings.size() == 2);
+    const auto sizes = parse_configuration("[host]\nper-user = \"4096\"\n", "c.toml", Author::user);
+    REQUIRE(sizes);
+    REQUIRE(sizes->warnings.size() == 1);
+    CHECK(sizes->warnings.front().starts_with("c.toml:2: host.per-user: '4096' has no unit; write 4096B"));
     CHECK(file->warnings.front().starts_with("c.toml:2: reclaim.idle: '900' has no unit; write 900s"));
 }
 
@@ -174,6 +178,23 @@ TEST_CASE("Configuration: keys and values nested deeply are refused, and overflo
     const auto within = "a." + repeated("a.", 60) + "a = {";
     CHECK(complaint_about_toml(repeated(within, 200) + repeated("}", 200)).starts_with("c.toml:1: "));
     CHECK(complaint_about_toml("# " + repeated(".", k_many) + "\n[reclaim]\n") == "none");
+}
+
+TEST_CASE("Configuration: a ladder that leads to files needs a directory that holds for it",
+          "[config_file]") {
+    if (!can_read()) return;
+    const std::string ladder = "idle = [\"15m\", \"4h:file\"]\n";
+    const std::string directory = "directory = \"/data\"\n";
+    const auto complaint = complaint_about_toml("[reclaim]\n" + ladder + "[user.ann]\n" + directory);
+    CHECK(complaint.starts_with("c.toml:2: reclaim.idle: it leads to files, and no directory"));
+    CHECK(complaint.find("write, for example, directory = \"/") != std::string::npos);
+    CHECK(complaint_about_toml("[command.x]\n" + ladder).starts_with("c.toml:2: command.x.idle: it leads"));
+    CHECK(complaint_about_toml("[user.ann]\n" + ladder).starts_with("c.toml:2: user.ann.idle: it leads"));
+    CHECK(complaint_about_toml("[reclaim]\n" + directory + "[command.x]\n" + ladder) == "none");
+    CHECK(complaint_about_toml("[user.ann]\n" + directory + "[command.x]\n" + ladder) == "none");
+    CHECK(complaint_about_toml("[user.ann]\n" + ladder + directory) == "none");
+    CHECK(complaint_about_toml("[reclaim]\nidle = [\"15m\", \"4h:deep\"]\n") == "none");
+    CHECK(parse_configuration("[reclaim]\n" + ladder, "c.toml", Author::user, true));
 }
 
 TEST_CASE("Configuration: what is the administrator's to say is refused in a user's file", "[config_file]") {

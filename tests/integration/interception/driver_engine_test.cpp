@@ -92,6 +92,10 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
     const auto refused = with_agent.command("gpu-sleep", {"--engine", "driver"});
     CHECK(refused.status == 2);
     CHECK_THAT(refused.err, mentions("has an agent"));
+    const auto name = std::filesystem::path(command_file("integration_host")).filename().string();
+    const auto by_name = run({{command_file("gpu-sleep"), name, "--engine", "driver"}});
+    CHECK(by_name.status == 2);
+    CHECK_THAT(by_name.err, mentions("has an agent") && mentions("leave out --engine driver"));
     const auto automatic = with_agent.command("gpu-sleep", {"--engine", "auto", "--json"});
     CHECK(automatic.status == 0);
     CHECK(automatic.json("/processes/0/engine") == "agent");
