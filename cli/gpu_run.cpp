@@ -90,7 +90,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            cli::gate_row(options.gate),
            cli::touch_limit_row(options.touch_limit),
            usage::brief({"--idle", usage::duration(options.idle),
-                         "Go to sleep after so long without GPU work, and wake when used"}),
+                         "Go to sleep after this long without GPU work, and wake when used"}),
            {"--deep", usage::flag(options.deep),
             "With --idle: also free what the CUDA driver holds for the process"},
            {"--store", cli::store_row(options.stores).value,
@@ -104,8 +104,8 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            {"--stop-grace", usage::duration(options.stop_grace),
             "With --on-stop sleep: how long a sleep may delay the stop (default: 5 s)"}}},
          {"Sharing a GPU",
-          {usage::brief(
-               {"--share", usage::flag(options.share), "Take turns with programs that do not fit beside it"}),
+          {usage::brief({"--share", usage::flag(options.share),
+                         "Take turns with programs that do not fit on the GPU beside it"}),
            {"--make-room", usage::flag(options.make_room),
             "If waking needs GPU memory that others hold, put others of this user to sleep, the least "
             "recently used first"},
@@ -119,7 +119,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            {"--host-budget", usage::size(options.host_budget),
             "Host memory that all processes of this user may hold for contents (default: any amount)"},
            {"--prepare", usage::flag(options.prepare),
-            "Make host memory ready for the first sleep, where a first sleep takes long"}}},
+            "Prepare host memory for the first sleep, where that would take long"}}},
          {"What is intercepted",
           {usage::brief({"--tag", usage::text("TAG", reader(options.tag, cli::tag_problem)),
                          "Tag of its allocations (default: default)"}),
@@ -130,7 +130,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
             "Load the agent, but leave all of the program's own allocations to the driver"},
            {"--audit", usage::flag(options.audit), "Also intercept libraries that preloading does not reach"},
            {"--keep-gil", usage::flag(options.keep_gil),
-            "A Python thread that waits to launch or copy does not release Python's lock (the GIL)"},
+            "Hold Python's lock (the GIL) while a Python thread waits to launch or copy"},
            usage::old({"--release-gil", usage::flag(options.release_gil), {}})}},
          {k_login,
           {usage::old({"--enable-for", usage::choice("user|machine", into(login.enable_for)), {}}),
@@ -287,18 +287,16 @@ int main(int argc, char** argv) {
             if (option->count() > 0 && option->get_group() != k_login)
                 return cli::usage_error(
                     "gpu-run",
-                    option->get_name() +
-                        " is for a COMMAND: what a login starts has the agent with its defaults",
+                    option->get_name() + " is for a COMMAND: programs of a login have the agent's defaults",
                     false);
         return run_gpu_enable(login);
     }
     if (!login.root.empty()) return cli::usage_error("gpu-run", "--root is for gpu-enable", false);
     if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
     if (options.share && options.on_touch.value_or(model::OnTouch::wake) != model::OnTouch::wake)
-        return cli::usage_error("gpu-run",
-                                "--share has what sleeps wake when it is used: it goes with no other "
-                                "--on-touch",
-                                false);
+        return cli::usage_error(
+            "gpu-run", "--share wakes what sleeps when it is used: it cannot be used with another --on-touch",
+            false);
     options.make_room |= options.share;
     if (options.share && !options.on_touch) options.on_touch = model::OnTouch::wake;
     if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
@@ -316,7 +314,7 @@ int main(int argc, char** argv) {
     if (const auto opened = open_private_directory(AT_FDCWD, request.directory, ::geteuid());
         !request.directory.empty() && !opened && errno == EPERM)
         return cli::usage_error(
-            "gpu-run", "--dir: " + request.directory + " is not a directory that you alone can enter", false);
+            "gpu-run", "--dir: " + request.directory + " is not a directory that only you can enter", false);
     if (options.stop_grace && options.on_stop != "sleep")
         return cli::usage_error("gpu-run", "--stop-grace needs --on-stop sleep", false);
     return run(options, std::move(command));

@@ -287,7 +287,7 @@ Result<Targets> plan_moves(CommandRun& operation, Finder& finder, Targets target
     if (const auto* const error = error_of(asked.front())) return *error;
     const auto gpus = driver::look_at_gpus();
     if (!gpus)
-        return make_error(gpus.error().code, "which GPUs there are cannot be asked ({})",
+        return make_error(gpus.error().code, "cannot find out which GPUs there are ({})",
                           gpus.error().message);
     std::vector<GpuNeed> needs;
     for (const auto& device : std::get<model::Report>(asked.front().answer).devices)
@@ -353,7 +353,7 @@ void run_by_driver(const CommandRun& operation, std::vector<Process> processes, 
     bool is_over = false;
     for (auto& process : processes) {
         outcomes.push_back(is_over ? outcome_of(operation, std::move(process),
-                                                make_error(ErrorCode::cancelled, "it was not begun with"))
+                                                make_error(ErrorCode::cancelled, "it was not started"))
                                    : run_by_driver(process, driver_request(operation), interruptions));
         teller.tell(outcomes.back());
         is_over = is_over || is_withdrawn(outcomes.back());

@@ -59,7 +59,8 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
     if (socket.error().code != ErrorCode::no_agent) return std::move(socket).error();
     if (process->inner_pid == 1) {
         auto error = std::move(socket).error();
-        error.message += "; as the first of its pid namespace it stands for nobody else without --tree";
+        error.message +=
+            "; as the first process of its pid namespace it stands only for itself without --tree";
         return error;
     }
     const auto processes = finder.proc().list();
@@ -348,7 +349,7 @@ Result<void> add_found(Finder& finder, const std::vector<std::string>& words, st
         Process process;
         const auto* const end = word.data() + word.size();
         if (std::from_chars(word.data(), end, process.pid).ec != std::errc{})
-            return make_error(ErrorCode::invalid_argument, "'{}' is no process id", word);
+            return make_error(ErrorCode::invalid_argument, "'{}' is not a process id", word);
         if (auto known = finder.proc().read(process.pid)) process = *std::move(known);
         auto error = std::move(found).error();
         found = Targets{};

@@ -20,14 +20,14 @@ Findings judge_ptrace(const MachineFacts& machine) {
     if (!kernel.ptrace_scope || *kernel.ptrace_scope == 0) return {};
     const auto scope = fmt::format("Yama's ptrace_scope is {}", *kernel.ptrace_scope);
     if (*kernel.ptrace_scope > k_privileged)
-        return {warn(scope + ", so that nobody's checkpoint is allowed",
-                     "without an agent nothing sleeps; it takes a restart with a lower scope")};
+        return {warn(scope + ", so no process may be checkpointed",
+                     "processes without an agent cannot sleep; a lower scope needs a reboot")};
     if (kernel.may_trace) return {};
     if (*kernel.ptrace_scope == k_descendants)
-        return {warn(scope + ": the driver may checkpoint only what lets it",
-                     "processes without an agent sleep for root alone; sysctl kernel.yama.ptrace_scope=0 "
-                     "allows it to their users")};
-    return {warn(scope + ": the driver may checkpoint for root alone",
+        return {warn(scope + ": the driver may checkpoint only processes that allow it",
+                     "only root can put processes without an agent to sleep; sysctl "
+                     "kernel.yama.ptrace_scope=0 lets their users do so")};
+    return {warn(scope + ": the driver may checkpoint only for root",
                  "use gpu-sleep --engine driver as root, or set kernel.yama.ptrace_scope to 0")};
 }
 
@@ -60,13 +60,14 @@ Findings judge_memory(const MachineFacts& machine) {
     Bytes largest = 0;
     if (machine.capabilities)
         for (const auto& gpu : machine.capabilities->devices) largest = std::max(largest, gpu.total);
-    auto text = fmt::format("{} can still be taken of {}, limited by {}", format_bytes(kernel.headroom.bytes),
+    auto text = fmt::format("{} of {} still available, limited by {}", format_bytes(kernel.headroom.bytes),
                             format_bytes(kernel.host_total), kernel.headroom.limited_by);
     if (kernel.headroom.bytes < largest)
-        return {warn(std::move(text),
-                     fmt::format("less than a GPU has ({}): what does not fit needs --spill, --store file or "
-                                 "--level 2",
-                                 format_bytes(largest)))};
+        return {
+            warn(std::move(text),
+                 fmt::format(
+                     "less than one GPU has ({}): what does not fit needs --spill, --store file or --level 2",
+                     format_bytes(largest)))};
     return {ok(std::move(text))};
 }
 
@@ -74,10 +75,10 @@ Findings judge_directory(const MachineFacts& machine) {
     if (!machine.directory) return {};
     const auto& [path, space] = *machine.directory;
     if (!space)
-        return {bad(space.error().message, "name a directory with --dir that the user alone may enter",
+        return {bad(space.error().message, "with --dir, name a directory that only this user may enter",
                     traits(space.error().code).exit_status)};
     auto text = fmt::format("{} has {} free", path, format_bytes(space->bytes));
-    if (space->in_memory) return {warn(text + ", and lies in host memory", "name a directory on a disk")};
+    if (space->in_memory) return {warn(text + ", but is in host memory", "name a directory on a disk")};
     return {ok(std::move(text))};
 }
 

@@ -55,7 +55,7 @@ Value value_of(const toml::node& node) {
         std::vector<std::string> texts;
         for (const auto& each : *list) {
             const auto* const text = each.as_string();
-            if (text == nullptr) return OtherValue{"a list of something else than texts"};
+            if (text == nullptr) return OtherValue{"a list of something other than strings"};
             texts.push_back(text->get());
         }
         return texts;
@@ -106,7 +106,7 @@ std::string_view make_plain(std::string& text, std::size_t begin, std::size_t en
         if ((each < k_blank && each != '\t' && each != '\r') || each == k_delete)
             return "there is a control character";
         if (each > k_delete && !is_comment)
-            return "there is a character beyond ASCII: write it in a text such as \"gr\\u00FC\\u00DF\"";
+            return "there is a non-ASCII character: write it in a string such as \"gr\\u00FC\\u00DF\"";
         if (each > k_delete) text[i] = '?';
     }
     if (is_deep({text.data() + begin, end - begin})) return "there are too many dots in one line";
@@ -240,7 +240,7 @@ std::string ladder_problem(const Configuration& file, const Entry& entry) {
     if (!ladder || std::none_of(ladder->begin(), ladder->end(), leads_to_files)) return {};
     if (std::any_of(sections.begin(), sections.end(), [](const auto* each) { return each->directory; }))
         return {};
-    return "it leads to files, and no directory is named for them: write, for example, directory = "
+    return "it leads to files, and no directory is set for them: write, for example, directory = "
            "\"/var/tmp/gpu-sleep-{user}\" below it";
 }
 
@@ -255,11 +255,11 @@ Result<UniqueFd> open_trusted(const std::filesystem::path& path, uid_t owner) {
     struct stat status {};
     if (!place || ::fstat(place.get(), &status) != 0)
         return errno_error(ErrorCode::io_failed, errno, "open", path.string());
-    if (!S_ISREG(status.st_mode)) return refusal(path, "it is no plain file");
+    if (!S_ISREG(status.st_mode)) return refusal(path, "it is not a regular file");
     const bool may_be_roots = status.st_uid == 0 && owner == ::geteuid();
     if (status.st_uid != owner && !may_be_roots) return refusal(path, "it belongs to somebody else");
     if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-        return refusal(path, "others than its owner may write to it (chmod go-w)");
+        return refusal(path, "users other than its owner may write to it (chmod go-w)");
     UniqueFd file(::open(fmt::format("/proc/self/fd/{}", place.get()).c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) return errno_error(ErrorCode::io_failed, errno, "open", path.string());
     return file;

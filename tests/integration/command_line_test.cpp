@@ -114,7 +114,7 @@ TEST_CASE("Command line: a directory cannot be named from one that is gone", "[c
     const auto output = run(Launch{{"sh", "-c", k_lost, "sh", command_file("gpu-sleep"),
                                     std::to_string(::getpid()), "--store", "file", "--dir", "here"}});
     CHECK(output.status == 2);
-    CHECK_THAT(output.err, mentions("'here' lies in a working directory that is gone"));
+    CHECK_THAT(output.err, mentions("'here' is relative to a working directory that is gone"));
 }
 
 TEST_CASE("Command line: wrong usage is said in JSON where that was asked for", "[command_line]") {

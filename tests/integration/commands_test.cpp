@@ -192,11 +192,11 @@ TEST_CASE("Commands: what is done already succeeds and says so", "[commands]") {
     allocate_three_tags(host);
     const auto woken = host.command("gpu-wake");
     CHECK(woken.status == 0);
-    CHECK_THAT(woken.out, mentions("awake already"));
+    CHECK_THAT(woken.out, mentions("already awake"));
     REQUIRE(host.command("gpu-sleep").status == 0);
     const auto again = host.command("gpu-sleep");
     CHECK(again.status == 0);
-    CHECK_THAT(again.out, mentions("asleep already"));
+    CHECK_THAT(again.out, mentions("already asleep"));
     CHECK(host.command("gpu-sleep", {"--json"}).json("/processes/0/report/changed") == "false");
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check_all") == "intact");

@@ -368,7 +368,7 @@ TEST_CASE("Login: what is not ours is neither overwritten nor removed", "[login]
     write(file, "echo mine\n");
     const auto refused = home.command({"gpu-enable", "user"});
     CHECK(refused.status == 2);
-    CHECK_THAT(refused.err, mentions("is not of gpu-sleep"));
+    CHECK_THAT(refused.err, mentions("gpu-sleep did not write it"));
     CHECK(home.command({"gpu-enable", "user", "--off"}).status == 0);
     CHECK(content_of(file) == "echo mine\n");
     if (::geteuid() != 0) return skip_without_right("act as root");
