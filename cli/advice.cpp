@@ -12,14 +12,14 @@ std::string_view advice_from(std::string_view program, ErrorCode code, bool has_
     if ((program == "gpu-sleep" || program == "gpu-reclaim") && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, and try again"; // which the copying takes a little of
     if (program == "gpu-run" && code == ErrorCode::out_of_device_memory)
-        return "end what holds it, or say a smaller --need";
+        return "end what holds it, or ask for less with --need";
     if (program == "gpu-run" && code == ErrorCode::timed_out) return "try again"; // it has no --timeout
     if (program == "gpu-run" && code == ErrorCode::out_of_host_memory)
         return "free host memory"; // nor a --level
     const bool lacks_host_memory = code == ErrorCode::out_of_host_memory;
     // Do not advise to drop what is asleep because there is too little memory to wake it.
     if (program == "gpu-wake" && lacks_host_memory)
-        return "free host memory, or raise the limit on that of the process, and wake it again";
+        return "free host memory, or raise the process's limit, and wake it again";
     const bool takes_all = program == "gpu-sleep" || program == "gpu-wake" || program == "gpu-inhibit";
     if (takes_all && code == ErrorCode::ambiguous_name)
         return "name one by its pid, a user's by --user, or all of them by --all";

@@ -140,7 +140,7 @@ Result<std::optional<std::string>> read_carefully(const fs::path& file) {
     struct stat status = {};
     if (!fd || ::fstat(fd.get(), &status) != 0) return file_error(errno, "open", file);
     if (!S_ISREG(status.st_mode))
-        return make_error(ErrorCode::invalid_argument, "{} is no regular file", file.native());
+        return make_error(ErrorCode::invalid_argument, "{} is not a regular file", file.native());
     std::string contents(k_max_careful_file_bytes + 1, '\0');
     std::size_t length = 0;
     while (length < contents.size()) {
@@ -162,7 +162,7 @@ Result<void> write_carefully(const fs::path& file, std::string_view contents, mo
     const bool is_there =
         ::fstatat(place->directory.get(), place->name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0;
     if (is_there && !S_ISREG(status.st_mode))
-        return make_error(ErrorCode::invalid_argument, "{} is no regular file", file.native());
+        return make_error(ErrorCode::invalid_argument, "{} is not a regular file", file.native());
     Replacement replacement(*place);
     if (!replacement.write(contents, is_there ? &status : nullptr, mode) || !replacement.take_place())
         return file_error(errno, "write", file);

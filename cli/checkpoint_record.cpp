@@ -118,7 +118,7 @@ Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Millisec
         auto file = open_private_file(directory.get(), name);
         if (!file) return std::move(file).error();
         const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
-        if (auto locked = lock(file->get(), left, "another command is at work with it"); !locked)
+        if (auto locked = lock(file->get(), left, "another command is working on it"); !locked)
             return std::move(locked).error();
         struct stat status {};
         const bool is_removed = ::fstat(file->get(), &status) == 0 && status.st_nlink == 0;

@@ -141,7 +141,7 @@ private:
         const auto needs = needs_of(used, before, after);
         std::string note;
         if (auto written = record_->write(needs); !written && !needs.empty())
-            note = "what it needs to wake could not be noted: " + written.error().message;
+            note = "what it needs to wake could not be recorded: " + written.error().message;
         auto answer = report(State::asleep, true, needs, before, after);
         if (!note.empty()) std::get<model::Report>(answer).notes.push_back(note);
         return answer;
@@ -150,7 +150,7 @@ private:
     Result<void> lock() {
         auto locked = checkpoint_->lock(process_.pid, request_.timeout);
         if (!locked && locked.error().code == ErrorCode::timed_out)
-            locked.error().message = fmt::format("its work on the GPU was not done in {} ms ({})",
+            locked.error().message = fmt::format("its GPU work did not finish within {} ms ({})",
                                                  request_.timeout.count(), locked.error().message);
         return locked;
     }
@@ -196,8 +196,7 @@ private:
                              before, Look());
         if (!restores)
             std::get<model::Report>(answer).notes.emplace_back(
-                "it was locked, as a command that ended too early leaves it, and all of its memory was on "
-                "the GPU");
+                "a command that ended too early had left it locked, with all of its memory on the GPU");
         return answer;
     }
 
@@ -206,11 +205,10 @@ private:
                                             const Look& look) {
         if (request_.moves.empty()) return std::vector<GpuPair>{};
         if (!restores)
-            return make_error(ErrorCode::invalid_argument,
-                              "it is locked and not checkpointed, so that nothing of it can move: gpu-wake "
-                              "without --gpu unlocks it");
+            return make_error(ErrorCode::invalid_argument, "it is locked but not checkpointed, so nothing of "
+                                                           "it can move: gpu-wake without --gpu unlocks it");
         if (!look.why_not.empty())
-            return make_error(ErrorCode::driver_failed, "which GPUs there are cannot be asked ({})",
+            return make_error(ErrorCode::driver_failed, "cannot find out which GPUs there are ({})",
                               look.why_not);
         return plan_gpu_moves(request_.moves, look.gpus, needs);
     }
@@ -246,7 +244,7 @@ private:
             return make_error(
                 ErrorCode::driver_failed,
                 "how much GPU memory it needs is not known, and a restore that finds too little cannot be "
-                "undone; see that there is enough, then use gpu-wake --force");
+                "undone; make sure that there is enough, then use gpu-wake --force");
         constexpr Milliseconds k_look_again{100};
         const auto deadline = Clock::now() + request_.wait;
         for (;;) {
@@ -262,26 +260,26 @@ private:
 
     static std::optional<Error> is_taken() {
         return make_error(ErrorCode::out_of_device_memory,
-                          "another process comes back on the same GPU, and has not had its room in time");
+                          "another process is waking on the same GPU, and was not done in time");
     }
 
     static std::optional<Error> find_shortage(const std::vector<GpuNeed>& needs) {
         const Look look;
         if (!look.why_not.empty())
-            return make_error(
-                ErrorCode::driver_failed,
-                "whether there is room on the GPU cannot be asked ({}); see that there is enough, then use "
-                "gpu-wake --force",
-                look.why_not);
+            return make_error(ErrorCode::driver_failed,
+                              "cannot find out whether the GPU has room ({}); make sure that there is "
+                              "enough, then use gpu-wake --force",
+                              look.why_not);
         for (const auto& need : needs) {
             const auto* const gpu = look.find(need.uuid);
             if (!gpu)
                 return make_error(ErrorCode::driver_failed, "the GPU that it was on, {}, is not there",
                                   need.uuid);
             if (gpu->free < need.bytes)
-                return make_error(ErrorCode::out_of_device_memory,
-                                  "it needs {} on GPU {}, {} free; gpu-wake --force tries, and may lose it",
-                                  format_bytes(need.bytes), gpu->index, format_bytes(gpu->free));
+                return make_error(
+                    ErrorCode::out_of_device_memory,
+                    "it needs {} on GPU {}, {} free; gpu-wake --force tries anyway, and may lose it",
+                    format_bytes(need.bytes), gpu->index, format_bytes(gpu->free));
         }
         return {};
     }
@@ -298,7 +296,7 @@ private:
 
     static Error is_failed() {
         return make_error(ErrorCode::context_lost,
-                          "the driver could not go on with it: its calls of the driver never return; end it");
+                          "the driver failed partway: its calls to the driver never return; end it");
     }
 
     static Error is_lost(std::string_view why) {
@@ -343,7 +341,7 @@ private:
             report.host_bytes += state == State::asleep ? bytes : 0;
         }
         if (changed && !after.why_not.empty())
-            report.notes.push_back("how much memory it is about is not known: " + after.why_not);
+            report.notes.push_back("how much memory this concerns is not known: " + after.why_not);
         return report;
     }
 

@@ -196,14 +196,14 @@ Error Finder::unreached(const Process& process, const std::optional<std::string>
         return make_error(ErrorCode::no_agent, "the agent in process {} has not started", who);
     if (!listener)
         return make_error(ErrorCode::no_agent,
-                          "there is no agent in process {}: start the program by gpu-run", who);
+                          "there is no agent in process {}: start the program with gpu-run", who);
     // Who ends takes its socket away first.
     const auto now = proc_.find_thread(process.pid, k_control_thread);
     if (!now || now->second == k_control_thread_ending || !proc_.is_running(process))
         return has_ended(process);
     return make_error(ErrorCode::agent_unreachable,
-                      "the agent in process {} cannot be reached: {}, and it makes that again within "
-                      "seconds, or says on the program's standard error why it cannot",
+                      "the agent in process {} cannot be reached: {}; within seconds it makes a new one, or "
+                      "says on the program's standard error why it cannot",
                       who, reason);
 }
 

@@ -39,15 +39,15 @@ struct Options {
 usage::Table table_of(Options& options) {
     return {
         k_program,
-        "Says what prevents sleeps on this machine, or of a process, and what to do about it. Changes "
+        "Says what prevents sleep on this machine, or of a process, and what to do about it. Changes "
         "nothing.",
         {"[OPTION]... [PID]"},
         {{"Options",
           {cli::target_row(options.target),
            usage::brief({"--dir", usage::path("DIR", options.questions.directory),
-                         "Also check this directory for files, and its room"}),
+                         "Also check this directory for files, and its free space"}),
            usage::brief({"--measure", usage::flag(options.questions.measures),
-                         "Also measure the link to each GPU, which takes half a GiB of it for some seconds"}),
+                         "Also measure the link to each GPU, which uses half a GiB there for some seconds"}),
            usage::brief({"--timeout", usage::duration(options.questions.timeout),
                          fmt::format("How long each check may take (default: {} s)",
                                      options.questions.timeout.count() / 1000)}),

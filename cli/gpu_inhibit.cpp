@@ -57,10 +57,10 @@ usage::Table table_of(Options& options) {
 
 /// What is wrong with options that are good one by one, or nothing.
 std::string problem(const Options& options, bool has_command) {
-    if (options.request.release && options.request.time) return "--release and --for exclude each other";
+    if (options.request.release && options.request.time) return "--release and --for cannot be used together";
     const bool has_target = !options.targets.empty() || options.takes_all;
     if (!has_command) return has_target ? "" : "PID or COMMAND is missing";
-    if (has_target) return "PID or --all, and COMMAND exclude each other";
+    if (has_target) return "COMMAND cannot be used together with PID or --all";
     if (options.request.release) return "--release is for PID";
     if (options.user) return "--user is for PID";
     return options.output.json ? "--json is for PID" : "";

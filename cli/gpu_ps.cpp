@@ -33,7 +33,7 @@ constexpr const char* k_examples =
     "  gpu-ps 4242 --json             one of them, for a program to read\n"
     "  gpu-ps llama --watch --await   one of them, also before it has started\n";
 
-constexpr const char* k_nobody = "no process that can sleep; start one by: gpu-run -- COMMAND\n";
+constexpr const char* k_nobody = "no process that can sleep; start one with: gpu-run -- COMMAND\n";
 
 struct Options {
     std::string target;
@@ -58,13 +58,13 @@ usage::Table table_of(Options& options) {
                {"--timeout", usage::duration(options.timeout),
                 fmt::format("How long a process may take to answer (default: {} s)",
                             options.timeout.count() / 1000)}}},
-             {"How they are shown",
+             {"Display",
               {usage::brief({"--sort", usage::choice(std::string(cli::k_order_words), set_order),
                              "By GPU or host memory, idle time, pid or name (default: pid)"}),
                usage::brief(
                    {"-l,--long", usage::flag(options.is_long), "Show the tags and devices of all processes"}),
                usage::brief({"--watch", usage::with_default("INTERVAL", "2s", options.watch),
-                             "List again every two seconds, or as --watch=500ms says"}),
+                             "Refresh every two seconds, or at the interval of --watch=500ms"}),
                usage::brief({"--await", usage::flag(options.awaits),
                              "With --watch and PID: continue while there is no such process"}),
                usage::brief(cli::json_row(options.output.json)),
@@ -255,7 +255,7 @@ int main(int argc, char** argv) {
     if (options.awaits && (options.watch.empty() || options.target.empty()))
         return refuse("--await is for --watch and PID");
     if (!options.metrics.empty() && (options.output.json || !options.watch.empty()))
-        return refuse("--prometheus excludes --json and --watch");
+        return refuse("--prometheus cannot be used together with --json or --watch");
     if (!options.metrics.empty()) return write_metrics(options);
     if (options.watch.empty()) return list(options).status;
     const auto interval = parse_duration(options.watch);

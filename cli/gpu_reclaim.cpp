@@ -27,14 +27,13 @@ namespace usage = cli::usage;
 constexpr const char* k_examples =
     "  gpu-reclaim --idle 15m      what is unused for 15 minutes sleeps until used\n"
     "  gpu-reclaim                 as /etc/gpu-sleep.toml and the user's file say\n"
-    "  gpu-reclaim --why llama     why it sleeps, or why not\n"
-    "  gpu-reclaim --idle 15m:host --idle 4h:file --dir /var/tmp/sleep\n"
-    "                              and its contents move to files after four hours\n";
+    "  gpu-reclaim --need 40GiB    the least recently used make room for so much\n"
+    "  gpu-reclaim --why llama     why it sleeps, or why not\n";
 
 constexpr const char* k_statuses =
-    "0 done, or nothing had to be done; else that of the process that is worst off: 1 failed and awake, 2 "
-    "wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged, 7 failed and "
-    "asleep, 8 not enough host memory or disk space, 9 not known how it ended.";
+    "0 done, or nothing to do; otherwise the worst of the processes: 1 failed and awake, 2 wrong usage, 3 no "
+    "such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged, 7 failed and asleep, 8 not "
+    "enough host memory or disk space, 9 not known how it ended.";
 
 constexpr const char* k_program = "gpu-reclaim";
 
@@ -113,7 +112,7 @@ usage::Table table_of(Typed& typed) {
         typed.gpu = name;
         const bool is_name = !name.empty() && name.size() <= k_longest && name.front() != '-' &&
                              name.find_first_not_of(k_letters) == std::string::npos;
-        return is_name ? std::string() : fmt::format("'{}' is no number or UUID of a GPU", name);
+        return is_name ? std::string() : fmt::format("'{}' is not the number or UUID of a GPU", name);
     };
     return {
         k_program,
@@ -128,14 +127,12 @@ usage::Table table_of(Typed& typed) {
            cli::min_awake_row(typed.min_awake, "--need")}},
          {"Which processes", {cli::target_row(typed.target), cli::user_row(typed.user)}},
          {"What sleeps, and where contents go",
-          {cli::level_row(request.level),
-           {"--tags", cli::tags(request.tags), "Only these tags (default: all)"},
-           cli::store_row(typed.stores),
-           usage::brief(cli::dir_row(typed.stores))}},
+          {cli::level_row(request.level), usage::old({"--tags", cli::tags(request.tags), {}}),
+           usage::old(cli::store_row(typed.stores)), cli::dir_row(typed.stores)}},
          {"How they go to sleep",
           {usage::brief(cli::dry_run_row(request.dry_run)),
            usage::brief(
-               {"--why", usage::flag(typed.why), "Say when PID worked last, and what prevents a sleep"}),
+               {"--why", usage::flag(typed.why), "Say when PID last worked, and what prevents a sleep"}),
            {"--timeout", usage::duration(typed.timeout),
             "Time limit for each process until GPU memory is released (default: 30 s for callbacks, none for "
             "copying that advances)"}}},
@@ -146,7 +143,7 @@ usage::Table table_of(Typed& typed) {
 
 /// What is wrong with options that are good one by one, or nothing.
 std::string problem(const Typed& typed) {
-    if (typed.why && typed.target.empty()) return "PID is missing, which --why is for";
+    if (typed.why && typed.target.empty()) return "PID is missing: --why needs it";
     if (!typed.need && (!typed.gpu.empty() || typed.min_awake)) return "--gpu and --min-awake are for --need";
     const auto& policy = typed.policy;
     const bool is_policy = !(policy.idle.empty() && policy.config.empty()) && !policy.is_plain();

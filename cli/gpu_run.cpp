@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// gpu-run: starts a command with the agent inside, by preloading it, or has every login do so.
+// gpu-run: starts a command with the agent inside, by preloading it.
 
 #include "base/agent_directory.hpp"
 #include "base/text.hpp"
-#include "cli/login_environment.hpp"
 #include "cli/need.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
@@ -36,12 +35,12 @@ constexpr const char* k_examples =
     "  gpu-run --name llama -- python3 serve.py  then: gpu-sleep llama\n"
     "  gpu-run --on-touch wake -- ./serve        asleep until it uses the GPU again\n"
     "  gpu-run --idle 15m -- python3 serve.py    asleep after 15 minutes unused\n"
-    "  gpu-run --enable-for user                 what you start after a new login\n";
+    "  gpu-enable user                           the same for all that you start\n";
 constexpr const char* k_exit_statuses =
     "that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage, rules, or if the "
     "agent cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such "
     "command.";
-constexpr const char* k_login = "The agent in every login, in place of COMMAND";
+constexpr const char* k_login = "What gpu-enable does";
 
 /// What was typed before the command.
 struct Options {
@@ -58,13 +57,11 @@ struct Options {
     bool prepare = false, release_gil = false, keep_gil = false, no_capture = false, audit = false;
 };
 
-/// What is to be done to the login environment instead of starting a command.
+/// What is asked of gpu-enable, in the spelling before it.
 struct LoginOptions {
-    enum class Action { none, enable, disable };
-    Action action = Action::none;
-    cli::LoginScope scope;
-    std::string root; ///< empty for that of the machine
+    std::string enable_for, disable_for, root;
     bool shows = false;
+    [[nodiscard]] bool is_given() const { return shows || !enable_for.empty() || !disable_for.empty(); }
 };
 
 /// Takes a text into `value` unless `problem` has something against it, which is returned.
@@ -77,17 +74,11 @@ usage::ReadText reader(std::optional<std::string>& value, std::string (*problem)
 
 usage::Table table_of(Options& options, LoginOptions& login) {
     const auto set_on_stop = [&options](const std::string& word) { options.on_stop = word; };
-    const auto login_reader = [&login](LoginOptions::Action action) {
-        return [&login, action](const std::string& word) {
-            login.action = action;
-            login.scope.is_machine = word == "machine";
-        };
-    };
+    const auto into = [](std::string& word) { return [&word](const std::string& text) { word = text; }; };
     return {
         "gpu-run",
         "Starts COMMAND so that gpu-sleep can put it to sleep.",
-        {"[OPTION]... [--] COMMAND [ARGUMENT]...", "--enable-for|--disable-for user|machine [--root DIR]",
-         "--show-enabled [--root DIR]"},
+        {"[OPTION]... [--] COMMAND [ARGUMENT]..."},
         {{"The command and its name",
           {{"COMMAND", {}, "The command and its arguments, after -- or after the last option"},
            usage::brief({"--name", usage::text("NAME", reader(options.name, cli::name_problem)),
@@ -99,7 +90,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            cli::gate_row(options.gate),
            cli::touch_limit_row(options.touch_limit),
            usage::brief({"--idle", usage::duration(options.idle),
-                         "Go to sleep after so long without GPU work, and wake when used"}),
+                         "Go to sleep after this long without GPU work, and wake when used"}),
            {"--deep", usage::flag(options.deep),
             "With --idle: also free what the CUDA driver holds for the process"},
            {"--store", cli::store_row(options.stores).value,
@@ -113,8 +104,8 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            {"--stop-grace", usage::duration(options.stop_grace),
             "With --on-stop sleep: how long a sleep may delay the stop (default: 5 s)"}}},
          {"Sharing a GPU",
-          {usage::brief(
-               {"--share", usage::flag(options.share), "Take turns with programs that do not fit beside it"}),
+          {usage::brief({"--share", usage::flag(options.share),
+                         "Take turns with programs that do not fit on the GPU beside it"}),
            {"--make-room", usage::flag(options.make_room),
             "If waking needs GPU memory that others hold, put others of this user to sleep, the least "
             "recently used first"},
@@ -128,7 +119,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            {"--host-budget", usage::size(options.host_budget),
             "Host memory that all processes of this user may hold for contents (default: any amount)"},
            {"--prepare", usage::flag(options.prepare),
-            "Make host memory ready for the first sleep, where a first sleep takes long"}}},
+            "Prepare host memory for the first sleep, where that would take long"}}},
          {"What is intercepted",
           {usage::brief({"--tag", usage::text("TAG", reader(options.tag, cli::tag_problem)),
                          "Tag of its allocations (default: default)"}),
@@ -139,17 +130,13 @@ usage::Table table_of(Options& options, LoginOptions& login) {
             "Load the agent, but leave all of the program's own allocations to the driver"},
            {"--audit", usage::flag(options.audit), "Also intercept libraries that preloading does not reach"},
            {"--keep-gil", usage::flag(options.keep_gil),
-            "A Python thread that waits to launch or copy does not release Python's lock (the GIL)"},
-           {"--release-gil", usage::flag(options.release_gil), "The default",
-            usage::Shown::never}}}, // until 0.2
+            "Hold Python's lock (the GIL) while a Python thread waits to launch or copy"},
+           usage::old({"--release-gil", usage::flag(options.release_gil), {}})}},
          {k_login,
-          {{"--enable-for", usage::choice("user|machine", login_reader(LoginOptions::Action::enable)),
-            "Load the agent into all programs of later logins, of this user or of all users"},
-           {"--disable-for", usage::choice("user|machine", login_reader(LoginOptions::Action::disable)),
-            "Undo --enable-for"},
-           {"--show-enabled", usage::flag(login.shows), "List the files by which it is enabled"},
-           {"--root", usage::path("DIR", login.root),
-            "The machine's files lie below this directory, as in the image of a system"}}}},
+          {usage::old({"--enable-for", usage::choice("user|machine", into(login.enable_for)), {}}),
+           usage::old({"--disable-for", usage::choice("user|machine", into(login.disable_for)), {}}),
+           usage::old({"--show-enabled", usage::flag(login.shows), {}}),
+           usage::old({"--root", usage::path("DIR", login.root), {}})}}},
         k_examples,
         k_exit_statuses};
 }
@@ -263,50 +250,17 @@ int run(const Options& options, std::vector<std::string> command) {
     return execute(file, std::move(command));
 }
 
-int print_failure(const Error& error) {
-    return print_error(error.message, model::exit_status_of({error, model::State::awake}));
-}
-
-int enable(const cli::LoginScope& scope) {
+/// Becomes gpu-enable. Returns the exit status if that fails.
+int run_gpu_enable(const LoginOptions& login) {
     std::error_code failure;
-    const auto self = std::filesystem::read_symlink("/proc/self/exe", failure);
-    const auto library = cli::find_login(self.parent_path().native());
-    if (!library) return print_failure(library.error());
-    if (scope.is_machine && scope.root == "/") { // in an image the library is not this one
-        if (const auto open = cli::check_open_to_all(*library); !open) return print_failure(open.error());
-    }
-    const auto files = cli::enable_login(scope, *library);
-    if (!files) return print_failure(files.error());
-    std::string text = "enabled from the next login on, by\n";
-    for (const auto& file : *files) text += "  " + file.native() + '\n';
-    return cli::print_result("gpu-run", text);
-}
-
-int show(const std::string& root) {
-    std::string text;
-    for (const bool is_machine : {false, true}) {
-        const auto files = cli::login_files({is_machine, root});
-        text += is_machine ? "machine: " : "user: ";
-        text += !files           ? "not known: " + files.error().message
-                : files->empty() ? "not enabled"
-                                 : "enabled, by";
-        text += '\n';
-        if (files)
-            for (const auto& file : *files) text += "  " + file.native() + '\n';
-    }
-    return cli::print_result("gpu-run", text);
-}
-
-/// Does what is asked of the login environment. Returns the exit status.
-int change_login(LoginOptions options) {
-    const bool is_user = !options.shows && !options.scope.is_machine;
-    if (is_user && !options.root.empty())
-        return cli::usage_error("gpu-run", "--root is for the machine's files", false);
-    if (!options.root.empty()) options.scope.root = std::filesystem::absolute(options.root);
-    if (options.shows) return show(options.scope.root.native());
-    if (options.action == LoginOptions::Action::enable) return enable(options.scope);
-    const auto disabled = cli::disable_login(options.scope);
-    return disabled ? 0 : print_failure(disabled.error());
+    auto command = std::filesystem::read_symlink("/proc/self/exe", failure);
+    command.replace_filename("gpu-enable");
+    std::vector<std::string> words{command.native()};
+    if (!login.shows) words.push_back(login.enable_for + login.disable_for);
+    if (login.shows) words.emplace_back("--show");
+    if (!login.disable_for.empty()) words.emplace_back("--off");
+    if (!login.root.empty()) words.insert(words.end(), {"--root", login.root});
+    return execute(command.native(), words);
 }
 
 } // namespace
@@ -325,29 +279,24 @@ int main(int argc, char** argv) {
     if (const auto status = cli::parse(app, own, argv)) return *status;
     std::vector<std::string> command(
         words.begin() + static_cast<std::ptrdiff_t>(std::min(begin, words.size())), words.end());
-    const bool is_for_login = login.shows || login.action != LoginOptions::Action::none;
-    if (is_for_login && !command.empty())
+    if (login.is_given() && !command.empty())
         return cli::usage_error("gpu-run", "--enable-for, --disable-for and --show-enabled take no COMMAND",
                                 false);
-    if (is_for_login) {
+    if (login.is_given()) {
         for (const auto* option : app.get_options())
             if (option->count() > 0 && option->get_group() != k_login)
                 return cli::usage_error(
                     "gpu-run",
-                    option->get_name() +
-                        " is for a COMMAND: what a login starts has the agent with its defaults",
+                    option->get_name() + " is for a COMMAND: programs of a login have the agent's defaults",
                     false);
-        return change_login(std::move(login));
+        return run_gpu_enable(login);
     }
-    if (!login.root.empty())
-        return cli::usage_error("gpu-run", "--root needs --enable-for, --disable-for or --show-enabled",
-                                false);
+    if (!login.root.empty()) return cli::usage_error("gpu-run", "--root is for gpu-enable", false);
     if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
     if (options.share && options.on_touch.value_or(model::OnTouch::wake) != model::OnTouch::wake)
-        return cli::usage_error("gpu-run",
-                                "--share has what sleeps wake when it is used: it goes with no other "
-                                "--on-touch",
-                                false);
+        return cli::usage_error(
+            "gpu-run", "--share wakes what sleeps when it is used: it cannot be used with another --on-touch",
+            false);
     options.make_room |= options.share;
     if (options.share && !options.on_touch) options.on_touch = model::OnTouch::wake;
     if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
@@ -365,7 +314,7 @@ int main(int argc, char** argv) {
     if (const auto opened = open_private_directory(AT_FDCWD, request.directory, ::geteuid());
         !request.directory.empty() && !opened && errno == EPERM)
         return cli::usage_error(
-            "gpu-run", "--dir: " + request.directory + " is not a directory that you alone can enter", false);
+            "gpu-run", "--dir: " + request.directory + " is not a directory that only you can enter", false);
     if (options.stop_grace && options.on_stop != "sleep")
         return cli::usage_error("gpu-run", "--stop-grace needs --on-stop sleep", false);
     return run(options, std::move(command));

@@ -51,7 +51,7 @@ usage::Table table_of(Typed& typed) {
            {"--require-refill", usage::flag(request.require_refill),
             "Fail, and change nothing, if a tag would be dropped that the program cannot refill"},
            {"--yes", usage::flag(operation.accepts_losses),
-            "Drop what the program cannot refill without asking or warning first"},
+            "Do not ask or warn before dropping what the program cannot refill"},
            usage::brief({"--deep", usage::flag(request.deep), "Also free what the CUDA driver holds for it"}),
            usage::brief({"--engine", usage::choice("agent|driver|auto", set_engine),
                          "driver: for a process without an agent; slower"})}},
@@ -71,7 +71,7 @@ usage::Table table_of(Typed& typed) {
             "Time limit until GPU memory is released (default: 30 s for callbacks and running GPU work, "
             "none for copying that advances)"},
            {"--ignore-inhibitors", usage::flag(request.ignore_inhibitors),
-            "Sleep even if gpu-inhibit or the program has sleeps refused"},
+            "Sleep even if gpu-inhibit or the program refuses sleeps"},
            {"--force", usage::flag(request.force),
             "Sleep even if the process uses the GPU in a way that the agent cannot see"}}},
          {"Output", {cli::json_row(operation.output.json), cli::quiet_row(operation.output.quiet)}},
@@ -107,13 +107,13 @@ std::string problem(const model::SleepRequest& request, cli::Engine engine) {
     if (const auto* tag = contradiction(request))
         return fmt::format("--keep and --discard: the tag '{}' cannot be both kept and discarded", *tag);
     if (engine != cli::Engine::agent && (asks_for_more(request) || request.release_retained))
-        return "--engine driver and --engine auto put all of a process to sleep, to host memory, and go with "
-               "none of the options that ask for anything else";
+        return "--engine driver and --engine auto put all of a process to sleep, in host memory, and cannot "
+               "be used with options that ask for anything else";
     if (request.deep && (!request.tags.empty() || request.gate == model::GateMode::checked))
-        return "--deep puts all of a process to sleep, and lets none of its work pass: neither --tags nor "
-               "--gate checked goes with it";
+        return "--deep puts all of a process to sleep, and lets none of its work pass: it cannot be used "
+               "with --tags or --gate checked";
     if (request.release_retained && asks_for_more(request))
-        return "--release-retained puts nothing to sleep, and goes with none of the options of a sleep";
+        return "--release-retained puts nothing to sleep, and cannot be used with the options of a sleep";
     return cli::touch_problem(request.on_touch, request.touch_limit);
 }
 
@@ -129,9 +129,9 @@ int main(int argc, char** argv) {
     if (text.empty()) text = cli::read_stores(stores, request);
     if (text.empty()) text = problem(request, engine);
     if (text.empty() && engine != cli::Engine::agent && operation.selection.is_joint())
-        text = "--engine driver and --engine auto are for processes by themselves, without --tree or --group";
+        text = "--engine driver and --engine auto are for single processes, without --tree or --group";
     if (text.empty() && engine != cli::Engine::agent && operation.targets.empty())
-        text = "PID is missing, which --engine driver and --engine auto are for";
+        text = "PID is missing: --engine driver and --engine auto need it";
     if (!text.empty()) return cli::usage_error("gpu-sleep", text, operation.output.json);
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);

@@ -243,7 +243,7 @@ usage::Row json_row(Options& options) {
 
 usage::Row keep_leftovers_row(Options& options) {
     return usage::brief({"--keep-leftovers", usage::flag(options.keep_leftovers),
-                         "Do not remove the files that ended processes have left in the directory"});
+                         "Do not remove files that processes left in the directory when they ended"});
 }
 
 usage::Table table_of(Options& options) {

@@ -51,7 +51,7 @@ usage::Table table_of(Typed& typed) {
                              "recently used first"}),
                cli::min_awake_row(typed.min_awake, "--make-room"),
                {"--force", usage::flag(operation.force),
-                "Of a process without an agent: restore it even if it is not known whether there is room"}}},
+                "Restore a process without an agent even if it is not known whether there is room"}}},
              {"How it wakes",
               {usage::brief({"--dry-run", usage::flag(request.dry_run),
                              "Only say what would be taken and brought back"}),

@@ -55,7 +55,7 @@ std::vector<driver::Gpu> gpus_of(const std::vector<Outcome>& processes) {
 }
 
 Error nobody_knows() {
-    return make_error(ErrorCode::no_driver, "nobody knows of a GPU: NVML is missing, and so are agents");
+    return make_error(ErrorCode::no_driver, "no GPU is known: NVML is missing, and no agent answers");
 }
 
 bool is_meant(const driver::Gpu& gpu, const std::string& text) {
@@ -124,7 +124,7 @@ Result<driver::Gpu> Gpus::ask_agent(const std::string& uuid) const {
             return gpu;
         }
     }
-    return make_error(ErrorCode::no_driver, "nobody says how much of GPU {} is free: NVML is missing", uuid);
+    return make_error(ErrorCode::no_driver, "how much of GPU {} is free is not known: NVML is missing", uuid);
 }
 
 Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all, bool are_numbered,
@@ -149,7 +149,7 @@ Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all,
                           "CUDA_VISIBLE_DEVICES={} names no whole GPU that is known here", names);
     if (is_by_number && !are_numbered)
         return make_error(ErrorCode::invalid_argument,
-                          "NVML is missing, which numbers the GPUs: give UUIDs in CUDA_VISIBLE_DEVICES");
+                          "NVML, which numbers the GPUs, is missing: give UUIDs in CUDA_VISIBLE_DEVICES");
     const bool are_alike =
         std::all_of(all.begin(), all.end(), [&](const auto& gpu) { return gpu.name == all.front().name; });
     if (is_by_number && !are_alike && std::string_view(order ? order : "") != "PCI_BUS_ID")
@@ -168,7 +168,7 @@ std::vector<std::string> holders_without_agent(const Finder& finder, const drive
         });
         if (is_known) continue;
         const auto process = finder.proc().read(holder.pid);
-        lines.push_back(fmt::format("{} has {}: no agent of it answers",
+        lines.push_back(fmt::format("{} has {}: it has no agent that answers",
                                     process ? title(*process) : std::to_string(holder.pid),
                                     holder.bytes ? format_bytes(*holder.bytes) : "memory"));
     }
@@ -190,7 +190,7 @@ std::string holders_beside(const Process& process, bool others_alone, const std:
             for (const auto& device : report->devices) gpus[place_of(device.uuid, moves)] = 0;
         else {
             holders.push_back({title(outcome.process), *report, {}});
-            candidates.push_back(peers::candidate_of(*report, Milliseconds(0)));
+            candidates.push_back(peers::candidate_of(*report, model::WakeRequest().min_awake));
         }
     }
     std::vector<std::string> lines;

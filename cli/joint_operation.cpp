@@ -37,9 +37,10 @@ Result<void> check_members(const CommandRun& operation, const std::vector<Target
     const auto newcomer = find_newcomer(finder, membership, known);
     if (!newcomer) return newcomer.error();
     if (!newcomer->has_value()) return {};
-    return make_error(ErrorCode::cancelled,
-                      "process {} belongs to them too, and has begun to use the GPU meanwhile; try again",
-                      title(**newcomer));
+    return make_error(
+        ErrorCode::cancelled,
+        "process {} belongs to them too, and has started to use the GPU in the meantime; try again",
+        title(**newcomer));
 }
 
 /// "3 processes are", "1 process is".
@@ -101,7 +102,7 @@ std::vector<Outcome> refuse_all(Targets found, model::Operation asked) {
     for (auto& target : found.reached)
         outcomes.push_back(
             {std::move(target.process),
-             make_error(ErrorCode::cancelled, "it was not asked, for another cannot be reached"), asked});
+             make_error(ErrorCode::cancelled, "it was not asked, because another cannot be reached"), asked});
     return outcomes;
 }
 
@@ -121,12 +122,12 @@ std::string render_together(const std::vector<Outcome>& outcomes, bool goes_deep
                                                    : "asleep",
                            size, sleeps ? "freed" : "taken");
     if (goes_deep && sum.asleep == sum.count)
-        return fmt::format("{} asleep, {} of them deep; the same command again goes on from there\n", all,
+        return fmt::format("{} asleep, {} of them deep; the same command continues from there\n", all,
                            sum.deep);
     if (!sum.has_changed && sum.is_known)
         return fmt::format("none of {} {}\n", subject(sum.count, "was", "was"),
                            sleeps ? "put to sleep" : "woken");
-    return fmt::format("{} of {} {}; the same command again completes it\n", sleeps ? sum.asleep : sum.done,
+    return fmt::format("{} of {} {}; the same command completes it\n", sleeps ? sum.asleep : sum.done,
                        subject(sum.count, "is known to be", "are known to be"), sleeps ? "asleep" : "awake");
 }
 

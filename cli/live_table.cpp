@@ -34,7 +34,7 @@ struct Row {
 std::string short_state(const Report& report) {
     if (!report.wakes_waiting.empty()) return "waits"; // for room to wake
     switch (report.state) {
-    case State::awake: return "awake";
+    case State::awake: return report.inhibited ? "inhibited" : "awake";
     case State::asleep: return report.deep ? "deep" : "asleep";
     case State::partial: return "partly";
     case State::damaged: return "damaged";

@@ -121,7 +121,7 @@ Result<Layout> layout_of_user() {
     add_profiles(layout, home);
     layout.kernel_directories = kernel_directories_of_user(home);
     if (layout.script.native().find_first_of("'\n") != std::string::npos)
-        return make_error(ErrorCode::invalid_argument, "there is a quotation mark or a line's end in {}",
+        return make_error(ErrorCode::invalid_argument, "there is a quotation mark or a line break in {}",
                           layout.script.native());
     return layout;
 }
@@ -150,7 +150,7 @@ Paths kernels_in(const Paths& directories) {
 Result<std::optional<std::string>> read_own(const fs::path& file) {
     auto contents = read_carefully(file);
     if (contents && *contents && !is_login_file(**contents))
-        return make_error(ErrorCode::invalid_argument, "{} is there already, and is not of gpu-sleep",
+        return make_error(ErrorCode::invalid_argument, "{} already exists, and gpu-sleep did not write it",
                           file.native());
     return contents;
 }

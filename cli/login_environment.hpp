@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The agent in the login environment: which files say so, written and taken back. gpu-run(1) lists them.
+// The agent in the login environment: which files say so, written and taken back. gpu-enable(1) lists them.
 
 #pragma once
 

@@ -14,11 +14,12 @@ namespace {
 
 constexpr std::string_view k_begin = "# gpu-sleep: the agent in the login environment.";
 constexpr std::string_view k_head =
-    "# gpu-sleep: the agent in the login environment. gpu-run --enable-for wrote this file, and\n"
-    "# gpu-run --disable-for removes it.\n";
+    "# gpu-sleep: the agent in the login environment. gpu-enable wrote this file, and\n"
+    "# gpu-enable --off removes it.\n";
 constexpr std::string_view k_made = "# made: ";
 constexpr std::string_view k_changed = "# changed: ";
-constexpr std::string_view k_line_end = " # gpu-sleep: gpu-run --enable-for user wrote this line";
+constexpr std::string_view k_line_end = " # gpu-sleep: gpu-enable user wrote this line";
+constexpr std::string_view k_old_line_end = " # gpu-sleep: gpu-run --enable-for user wrote this line";
 
 } // namespace
 
@@ -91,7 +92,8 @@ std::string without_login_line(std::string_view profile) {
     while (!profile.empty()) {
         const auto rest = profile;
         const auto line = take_line(profile);
-        if (!line->ends_with(k_line_end)) kept += rest.substr(0, rest.size() - profile.size());
+        if (!line->ends_with(k_line_end) && !line->ends_with(k_old_line_end))
+            kept += rest.substr(0, rest.size() - profile.size());
     }
     return kept;
 }

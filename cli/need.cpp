@@ -59,7 +59,7 @@ private:
         for (auto& line : lines_)
             while (!line.lock()) {
                 if (Clock::now() >= deadline)
-                    return make_error(ErrorCode::timed_out, "process {} makes room on the GPU all the while",
+                    return make_error(ErrorCode::timed_out, "process {} is already making room on the GPU",
                                       line.holder());
                 std::this_thread::sleep_for(k_between);
             }
@@ -104,7 +104,7 @@ std::vector<peers::Holder> holders_of(Finder& finder, const std::vector<Outcome>
 Error too_little(const Need& need, const GpuRoom& room) {
     auto error = make_error(ErrorCode::out_of_device_memory, "{} of {} are free", format_bytes(room.gpu.free),
                             format_bytes(room.gpu.total));
-    if (need.bytes > room.gpu.total) error.message += ", and more there cannot be";
+    if (need.bytes > room.gpu.total) error.message += ", and the GPU has no more";
     if (!room.against.empty()) error.message += fmt::format("; {}", fmt::join(room.against, "; "));
     return error;
 }

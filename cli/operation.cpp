@@ -50,6 +50,8 @@ model::Operation asked_by(const CommandRun& operation) noexcept {
 
 Outcome outcome_of(const CommandRun& operation, Process process, Answer answer) {
     const auto* const wake = std::get_if<model::WakeRequest>(&operation.request);
+    if (const auto* const error = std::get_if<Error>(&answer))
+        answer = with_last_state(ProcFs(), process, *error);
     return {std::move(process), std::move(answer), asked_by(operation), wake && wake->wait.count() > 0};
 }
 
@@ -139,6 +141,24 @@ std::vector<Outcome> ask(const CommandRun& operation, Targets found, Teller& tel
     return outcomes;
 }
 
+/// The error of tags that none of the processes has, so that somebody may have mistyped one; nothing if there
+/// is none.
+std::optional<Error> error_of_tags(const std::vector<Outcome>& outcomes) {
+    std::optional<Error> found;
+    std::size_t count = 0;
+    for (const auto& outcome : outcomes) {
+        const auto* const error = peers::error_of(outcome.answer);
+        if (error && is_gone(error->code)) continue;
+        if (!error || error->code != ErrorCode::unknown_tag) return std::nullopt;
+        if (++count > 1) continue;
+        found = *error;
+        found->message = fmt::format("{}: {}", title(outcome.process), error->message);
+    }
+    if (count > 1)
+        found->message = fmt::format("none of {} processes has all of these tags; {}", count, found->message);
+    return found;
+}
+
 bool is_withdrawn(const Outcome& outcome) noexcept {
     const auto* const error = peers::error_of(outcome.answer);
     return error && error->code == ErrorCode::cancelled;
@@ -159,19 +179,27 @@ bool wakes_tags(const CommandRun& operation) {
     return wake && (!wake->tags.empty() || !wake->order.empty());
 }
 
+Error has_agent(const Process& process) {
+    return make_error(ErrorCode::invalid_argument,
+                      "process {} has an agent, which puts it to sleep: leave out --engine driver",
+                      title(process));
+}
+
 /// The process that `word` names and the driver is to be asked about, because it has no agent. `found` is
 /// what looking for agents came to, if there was a look. Errors: why the driver is not asked.
 Result<Process> choose_driver(const CommandRun& operation, const std::string& word, Finder& finder,
                               const Result<Targets>& found) {
     auto process = find_process_without_agent(finder, word, operation.user);
+    if (!process && operation.engine == Engine::driver && !model::is_number(word)) {
+        const auto others = find_targets(finder, word, {.user = operation.user, .takes_several = true});
+        if (others && !others->reached.empty()) return has_agent(others->reached.front().process);
+    }
     if (!process) return process;
     if (operation.engine == Engine::driver) {
         auto socket = finder.connect(*process);
         if (!socket && socket.error().code == ErrorCode::no_agent) return process;
         if (!socket && socket.error().code != ErrorCode::agent_unreachable) return std::move(socket).error();
-        return make_error(ErrorCode::invalid_argument,
-                          "process {} has an agent: --engine driver is for those that have none",
-                          title(*process));
+        return has_agent(*process);
     }
     if (operation.engine == Engine::automatic) return process;
     if (!is_sleep(operation)) {
@@ -259,7 +287,7 @@ Result<Targets> plan_moves(CommandRun& operation, Finder& finder, Targets target
     if (const auto* const error = error_of(asked.front())) return *error;
     const auto gpus = driver::look_at_gpus();
     if (!gpus)
-        return make_error(gpus.error().code, "which GPUs there are cannot be asked ({})",
+        return make_error(gpus.error().code, "cannot find out which GPUs there are ({})",
                           gpus.error().message);
     std::vector<GpuNeed> needs;
     for (const auto& device : std::get<model::Report>(asked.front().answer).devices)
@@ -325,7 +353,7 @@ void run_by_driver(const CommandRun& operation, std::vector<Process> processes, 
     bool is_over = false;
     for (auto& process : processes) {
         outcomes.push_back(is_over ? outcome_of(operation, std::move(process),
-                                                make_error(ErrorCode::cancelled, "it was not begun with"))
+                                                make_error(ErrorCode::cancelled, "it was not started"))
                                    : run_by_driver(process, driver_request(operation), interruptions));
         teller.tell(outcomes.back());
         is_over = is_over || is_withdrawn(outcomes.back());
@@ -356,6 +384,9 @@ int run(CommandRun operation) {
     }
     Interruptions interruptions;
     auto outcomes = ask(operation, std::move(selected->targets), teller, interruptions);
+    if (const auto error = error_of_tags(outcomes);
+        error && operation.targets.empty() && !is_joint(operation))
+        return tell_failure(operation.program, operation.output, *error);
     std::erase_if(outcomes, [&](const Outcome& each) { return is_passed_over(operation, each); });
     run_by_driver(operation, std::move(selected->without_agent), teller, interruptions, outcomes);
     if (operation.selection.is_joint()) teller.tell_sum(outcomes);

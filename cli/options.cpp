@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <sstream>
 #include <string_view>
 
@@ -100,7 +101,8 @@ std::string excluded_option(CLI::App& app) {
         for (const auto* option : each->get_options())
             for (const auto* other : option->get_excludes())
                 if (option->count() > 0 && other->count() > 0)
-                    return fmt::format("{} and {} exclude each other", option->get_name(), other->get_name());
+                    return fmt::format("{} and {} cannot be used together", option->get_name(),
+                                       other->get_name());
     return {};
 }
 
@@ -139,14 +141,14 @@ bool wants_json(const CLI::App& app, int argc, const char* const* argv) {
 } // namespace
 
 usage::Row target_row(std::string& target) {
-    return usage::word_row("PID", target, "a process id, or the name that a process has",
+    return usage::word_row("PID", target, "a process id, or the name of a process",
                            "Process id, or name of a process");
 }
 
 usage::Row targets_row(std::vector<std::string>& targets) {
     const auto read = [&targets](const std::string& word) {
         targets.push_back(word);
-        return std::string(word.empty() ? "it is empty, and should be a process id, or a name" : "");
+        return std::string(word.empty() ? "it is empty; it should be a process id, or a name" : "");
     };
     return usage::brief(
         {"PID", {.name = {}, .read = read, .may_repeat = true}, "Process ids, or names of processes"});
@@ -154,7 +156,7 @@ usage::Row targets_row(std::vector<std::string>& targets) {
 
 usage::Row all_row(bool& takes_all) {
     return {"--all", usage::flag(takes_all),
-            "In place of PID: all processes with an agent; beside a name: all that have it"};
+            "Instead of PID: all processes with an agent; with a name: all that have it"};
 }
 
 usage::Row tree_row(Selection& selection) {
@@ -166,14 +168,14 @@ usage::Row group_row(Selection& selection) {
         return selection.group = name, name_problem(name);
     };
     return {"--group", usage::text("GROUP", read),
-            "In place of PID: the processes of this group, all or none"};
+            "Instead of PID: the processes of this group, all or none"};
 }
 
 std::string selection_problem(const Selection& selection, const std::vector<std::string>& targets,
                               bool takes_all) {
-    if (selection.tree && !selection.group.empty()) return "--tree and --group exclude each other";
-    if (selection.is_joint() && takes_all) return "--all goes with neither --tree nor --group";
-    if (!selection.group.empty() && !targets.empty()) return "--group takes the place of PID";
+    if (selection.tree && !selection.group.empty()) return "--tree and --group cannot be used together";
+    if (selection.is_joint() && takes_all) return "--all cannot be used with --tree or --group";
+    if (!selection.group.empty() && !targets.empty()) return "--group is used instead of PID";
     if (selection.tree && targets.size() > 1) return "--tree is for one PID";
     return targets.empty() && selection.group.empty() && !takes_all ? "PID is missing" : "";
 }
@@ -270,7 +272,9 @@ std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
     } catch (const CLI::Success& request) {
         std::ostringstream text;
         app.exit(request, text);
-        return print_result(app.get_name(), text.str());
+        const auto written = write_result(text.str());
+        const bool is_read = !written && written.error().driver_status == EPIPE; // as far as it was wanted
+        return written || is_read ? exit_status::done : print_result(app.get_name(), text.str());
     } catch (const CLI::Error& error) {
         problem = words_for(app, error);
     }

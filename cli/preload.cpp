@@ -33,11 +33,10 @@ Result<std::string> find_library(const std::string& directory, std::string_view 
         if (failure || !fs::exists(file, failure)) continue;
         // The loader splits at spaces and colons, and replaces what begins with a dollar sign.
         if (const auto at = file.native().find_first_of(" :\t\n$"); at != std::string::npos)
-            return make_error(
-                ErrorCode::invalid_argument,
-                "the agent cannot be loaded from {}: there is a '{}' in its path, which the loader "
-                "cannot take; install gpu-sleep elsewhere",
-                file.native(), file.native()[at]);
+            return make_error(ErrorCode::invalid_argument,
+                              "the agent cannot be loaded from {}: there is a '{}' in its path, which the "
+                              "loader does not accept; install gpu-sleep elsewhere",
+                              file.native(), file.native()[at]);
         return file.native();
     }
     return make_error(ErrorCode::io_failed, "{} is missing: it should be in {}", library,
@@ -91,11 +90,10 @@ Result<void> check_open_to_all(const std::string& library) {
         std::error_code failure;
         const auto needed = path == library ? fs::perms::others_read : fs::perms::others_exec;
         if ((fs::status(path, failure).permissions() & needed) == fs::perms::none || failure)
-            return make_error(
-                ErrorCode::invalid_argument,
-                "other users cannot load the agent, for they may not {} {}; install gpu-sleep where "
-                "all can read it, such as /usr/local",
-                path == library ? "read" : "enter", path.native());
+            return make_error(ErrorCode::invalid_argument,
+                              "other users cannot load the agent, because they may not {} {}; install "
+                              "gpu-sleep where all can read it, such as /usr/local",
+                              path == library ? "read" : "enter", path.native());
         if (path == path.parent_path()) return {};
     }
 }

@@ -19,7 +19,7 @@ namespace gpu_sleep::cli {
 /// The same for the library of `gpu-run --audit`; see ld.so(8), LD_AUDIT.
 [[nodiscard]] Result<std::string> find_audit(const std::string& directory);
 
-/// The same for the library that the login environment preloads, `gpu-run --enable-for`. Errors: besides,
+/// The same for the library that the login environment preloads, `gpu-enable`. Errors: besides,
 /// invalid_argument for what a shell cannot be given.
 [[nodiscard]] Result<std::string> find_login(const std::string& directory);
 

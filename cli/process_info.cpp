@@ -230,7 +230,7 @@ bool lacks_descriptors(int error_number) noexcept {
 
 Error lack_of_descriptors(int error_number) {
     return errno_error(ErrorCode::io_failed, error_number, "open",
-                       "cannot look at processes: raise the limit on open files (ulimit -n)");
+                       "cannot list processes: raise the limit on open files (ulimit -n)");
 }
 
 void raise_descriptor_limit() noexcept {

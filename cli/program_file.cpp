@@ -109,11 +109,10 @@ std::optional<Refusal> check_elf(int file, const std::string& name) {
                               fmt::format("it is for another machine (ELF machine {})", header->e_machine));
     const auto loader = loader_of(file, *header);
     if (!loader)
-        return cannot_preload(name,
-                              "it is linked statically, and nothing can be loaded into such a program from "
-                              "outside; link it to the agent, or build it dynamically");
+        return cannot_preload(name, "it is statically linked, and nothing can be loaded into such a program "
+                                    "from outside; link the agent into it, or link it dynamically");
     if (loader->find("/ld-musl-") != std::string::npos)
-        return cannot_preload(name, "it uses the C library musl, and the agent the GNU C library");
+        return cannot_preload(name, "it uses the C library musl, but the agent needs the GNU C library");
     return std::nullopt;
 }
 
@@ -181,7 +180,7 @@ std::optional<Refusal> check_preloadable(const std::string& file) {
                 fmt::format("cannot run {}: its interpreter {}: {}", name, interpreter, std::strerror(why))};
         name = std::move(interpreter);
     }
-    return cannot_execute(file, "its interpreters go round in circles");
+    return cannot_execute(file, "its interpreters form a loop");
 }
 
 } // namespace gpu_sleep::cli

@@ -70,14 +70,14 @@ std::string headline(const Process& process, const Report& report) {
     if (report.dry_run && report.deep && !sleeps)
         return fmt::format("{} would wake; nothing was changed:\n", subject);
     if (only_relocates(report))
-        return fmt::format("{} is {} still, after {}:\n", subject, state_words(report),
+        return fmt::format("{} is still {} after {}:\n", subject, state_words(report),
                            format_seconds(report.times.total));
     if (report.tags.empty() && !report.deep)
         return fmt::format("{} holds no memory that could sleep; nothing to do\n", subject);
     if (!report.changed && sleeps && report.state != State::asleep && !report.notes.empty())
         return fmt::format("{} stays {}; nothing was changed:\n", subject, state_words(report));
     if (!report.changed)
-        return fmt::format("{} is {} already, {}\n", subject, state_words(report),
+        return fmt::format("{} is already {}, {}\n", subject, state_words(report),
                            report.notes.empty() ? "as asked; nothing to do" : "and nothing was changed:");
     return fmt::format("{} is {}{} after {}:\n", subject, state_words(report),
                        report.state == model::State::awake ? "" : level, format_seconds(report.times.total));
@@ -116,7 +116,7 @@ std::string render_driver_operation(const Process& process, const Report& report
     const bool sleeps = report.operation == Operation::sleep;
     const bool is_left = sleeps && report.state == State::awake && released(report) == 0;
     auto text = is_left ? fmt::format("{} stays awake:\n", subject)
-                        : fmt::format("{} is {} already; nothing to do\n", subject, state_words(report));
+                        : fmt::format("{} is already {}; nothing to do\n", subject, state_words(report));
     if (!is_left && report.dry_run && report.state == (sleeps ? State::awake : State::asleep))
         text = fmt::format("{} would be {} by the driver; nothing was changed:\n", subject,
                            sleeps ? "put to sleep" : "woken");
@@ -155,11 +155,11 @@ std::string render_reasons(const Process& process, const Report& report,
     auto text = fmt::format("{} {}: {} {}\n", process.pid, label(process, report), state_words(report),
                             format_seconds(report.state_seconds));
     if (!report.idle_seconds)
-        text += "  when it was at work last is not known\n";
+        text += "  when it last worked is not known\n";
     else if (*report.idle_seconds == 0)
         text += "  it is at work\n";
     else
-        text += fmt::format("  it was at work {} ago\n", format_seconds(*report.idle_seconds));
+        text += fmt::format("  it last worked {} ago\n", format_seconds(*report.idle_seconds));
     Bytes freed = 0;
     Bytes kept = 0;
     for (const auto& tag : report.tags) kept += tag.kept; // of what sleeps
@@ -168,8 +168,8 @@ std::string render_reasons(const Process& process, const Report& report,
         kept += device.kept;
     }
     text += fmt::format("  a sleep would free {}\n", format_bytes(freed));
-    for (const auto& reason : against) text += fmt::format("  against it: {}\n", printable(reason));
-    if (against.empty()) text += "  nothing stands against it\n";
+    for (const auto& reason : against) text += fmt::format("  prevented by: {}\n", printable(reason));
+    if (against.empty()) text += "  nothing prevents it\n";
     for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
     if (report.woken_bytes == 0 || report.woken_seconds <= 0)
         return text + "  how long waking would take is not known: it has not woken yet\n";

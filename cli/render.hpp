@@ -25,7 +25,7 @@ namespace gpu_sleep::cli {
 /// Whether sleeps of a process are refused: a line.
 [[nodiscard]] std::string render_inhibition(const Process& process, const model::Report& report);
 
-/// For gpu-reclaim --why: when the process worked last, what a sleep would free, what stands against it, and
+/// For gpu-reclaim --why: when the process worked last, what a sleep would free, what prevents it, and
 /// how long waking would take. `report` is of a dry run.
 [[nodiscard]] std::string render_reasons(const Process& process, const model::Report& report,
                                          const std::vector<std::string>& against);

@@ -98,7 +98,7 @@ std::string residual_line(const model::Residual& residual) {
 }
 
 std::string retained_line(const Report& report) {
-    return fmt::format("{} of host memory are retained for the next sleep",
+    return fmt::format("{} of host memory is retained for the next sleep",
                        format_bytes(report.retained_bytes));
 }
 
@@ -112,7 +112,7 @@ std::string waiting_line(const model::WaitingWake& wake) {
 }
 
 std::string deep_line(const Report& report) {
-    return fmt::format("the driver has taken the rest from the GPU, too: {}",
+    return fmt::format("the driver has also removed the rest from the GPU: {}",
                        format_bytes(report.deep_bytes));
 }
 

@@ -98,8 +98,8 @@ void add_without_agent(Table& table, const Process& process, const Report& repor
 
 /// "on the GPUs still: 524.0 MiB of contexts, modules and what stays".
 std::string use_line(Bytes bytes) {
-    if (bytes == 0) return "nothing of it is left on the GPUs";
-    return fmt::format("on the GPUs still: {} of contexts, modules and what stays", format_bytes(bytes));
+    if (bytes == 0) return "it has nothing left on the GPUs";
+    return fmt::format("still on the GPUs: {} of contexts, modules and what stays", format_bytes(bytes));
 }
 
 void add_process(Table& table, const Outcome& outcome, const Report& report, Detail detail) {

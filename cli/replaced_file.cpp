@@ -39,7 +39,7 @@ Result<void> fill(UniqueFd fd, std::string_view text, const std::filesystem::pat
 Result<void> replace_file(const std::filesystem::path& path, std::string_view text) {
     struct stat status = {};
     if (::lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
-        return make_error(ErrorCode::invalid_argument, "{} is there and is no regular file", path.string());
+        return make_error(ErrorCode::invalid_argument, "{} exists and is not a regular file", path.string());
     // Collectors read what ends in .prom, and this does not.
     auto name = (path.parent_path() / ('.' + path.filename().string() + ".XXXXXX")).string();
     UniqueFd fd(::mkostemp(name.data(), O_CLOEXEC));

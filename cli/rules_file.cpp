@@ -59,7 +59,7 @@ std::string set_member(AllocationRule& rule, const std::string& member, const Js
         (member == "tag" ? rule.tag : rule.library) = value.get<std::string>();
         return {};
     }
-    if (member != "capture") return fmt::format("there is no such member; there are {}", k_members);
+    if (member != "capture") return fmt::format("there is no such member; the members are {}", k_members);
     if (!value.is_boolean()) return fmt::format("{} is neither true nor false", value.dump());
     rule.intercept = value.get<bool>();
     return {};
@@ -89,7 +89,7 @@ Result<model::AllocationRules> rules_from(const Json& document, std::string_view
     };
     if (!document.is_object() || !document.contains("rules") || !document["rules"].is_array())
         return bad("it should be an object with a list: {\"rules\": [...]}");
-    if (document.size() != 1) return bad("there should be nothing beside \"rules\"");
+    if (document.size() != 1) return bad("there should be nothing besides \"rules\"");
     std::vector<AllocationRule> rules;
     for (const auto& value : document["rules"]) {
         auto rule = rule_from(value, rules.size() + 1, name);
@@ -109,7 +109,7 @@ Result<model::AllocationRules> parse_rules(std::string_view text, std::string_vi
         std::optional<std::string> repeated;
         const auto document = parse_json(text, repeated);
         if (repeated)
-            return make_error(ErrorCode::invalid_argument, "{}: \"{}\" is there twice in one object", name,
+            return make_error(ErrorCode::invalid_argument, "{}: \"{}\" appears twice in one object", name,
                               *repeated);
         return rules_from(document, name);
     } catch (const Json::exception& error) {

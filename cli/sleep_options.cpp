@@ -20,7 +20,7 @@ std::string read_directory(const TypedStores& typed, model::SleepRequest& reques
     const bool needs_directory = model::uses_files(request);
     request.spill = !typed.spill.empty();
     if (request.spill && !typed.directory.empty() && typed.directory != typed.spill)
-        return "--dir and --spill name two directories; one sleep uses one";
+        return "--dir and --spill name different directories; a sleep uses only one";
     const auto& directory = typed.directory.empty() ? typed.spill : typed.directory;
     if (needs_directory && directory.empty()) return "--store file needs --dir";
     if (!needs_directory && !request.spill && !directory.empty()) return "--dir is for --store file";
@@ -29,7 +29,7 @@ std::string read_directory(const TypedStores& typed, model::SleepRequest& reques
     std::error_code failure;
     request.directory = std::filesystem::absolute(directory, failure).lexically_normal();
     if (!failure) return {};
-    return fmt::format("the directory '{}' lies in a working directory that is gone", directory);
+    return fmt::format("the directory '{}' is relative to a working directory that is gone", directory);
 }
 
 } // namespace

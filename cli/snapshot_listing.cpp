@@ -180,7 +180,7 @@ std::string render_good(const SnapshotFacts& snapshot) {
 std::string render_removed(const Removed& removed) {
     std::string text;
     for (const auto& name : removed)
-        text += fmt::format("removed {}: its process has let go of it\n", printable(name));
+        text += fmt::format("removed {}: its process no longer uses it\n", printable(name));
     return text;
 }
 

@@ -59,7 +59,8 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
     if (socket.error().code != ErrorCode::no_agent) return std::move(socket).error();
     if (process->inner_pid == 1) {
         auto error = std::move(socket).error();
-        error.message += "; as the first of its pid namespace it stands for nobody else without --tree";
+        error.message +=
+            "; as the first process of its pid namespace it stands only for itself without --tree";
         return error;
     }
     const auto processes = finder.proc().list();
@@ -73,8 +74,8 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
 
 /// How its last sleep or wake has left a process that does not answer; see k_work_thread. The process may say
 /// what it likes there: nothing is done by it.
-std::string_view last_state(const Finder& finder, const Process& process) {
-    const auto thread = finder.proc().find_thread(process.pid, k_work_thread);
+std::string_view last_state(const ProcFs& proc, const Process& process) {
+    const auto thread = proc.find_thread(process.pid, k_work_thread);
     const auto name = thread ? thread->second : std::string();
     if (name == k_work_thread) return "awake";
     if (name == k_work_thread_partial) return "partly asleep";
@@ -86,12 +87,7 @@ std::string_view last_state(const Finder& finder, const Process& process) {
 Error explain(Finder& finder, const Process& process, const Error& failure) {
     if (!finder.proc().is_running(process))
         return make_error(ErrorCode::no_process, "the process has ended meanwhile");
-    if (failure.code == ErrorCode::stopped) {
-        auto stopped = failure;
-        const auto state = last_state(finder, process);
-        if (!state.empty()) stopped.message += fmt::format("; it was {} before", state);
-        return stopped;
-    }
+    if (failure.code == ErrorCode::stopped) return with_last_state(finder.proc(), process, failure);
     if (failure.code != ErrorCode::connection_lost) return failure;
     auto socket = finder.connect(process);
     return !socket && socket.error().code == ErrorCode::no_agent ? std::move(socket).error() : failure;
@@ -267,6 +263,12 @@ std::vector<Process> trees_of(const std::vector<pid_t>& roots, const std::vector
 
 } // namespace
 
+Error with_last_state(const ProcFs& proc, const Process& process, Error failure) {
+    const auto state = failure.code == ErrorCode::stopped ? last_state(proc, process) : std::string_view();
+    if (!state.empty()) failure.message += fmt::format("; it was {} before", state);
+    return failure;
+}
+
 Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& search) {
     std::vector<pid_t> roots;
     std::optional<Error> why_none;
@@ -347,7 +349,7 @@ Result<void> add_found(Finder& finder, const std::vector<std::string>& words, st
         Process process;
         const auto* const end = word.data() + word.size();
         if (std::from_chars(word.data(), end, process.pid).ec != std::errc{})
-            return make_error(ErrorCode::invalid_argument, "'{}' is no process id", word);
+            return make_error(ErrorCode::invalid_argument, "'{}' is not a process id", word);
         if (auto known = finder.proc().read(process.pid)) process = *std::move(known);
         auto error = std::move(found).error();
         found = Targets{};

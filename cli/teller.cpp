@@ -78,7 +78,7 @@ void Teller::tell_sum(const std::vector<Outcome>& outcomes) {
 void Teller::print(const std::string& text) {
     const auto written = write_result(text);
     if (written || std::exchange(has_complained_, true)) return;
-    cli::print_error(fmt::format("{}: cannot write the result: {}; the exit status holds all the same\n",
+    cli::print_error(fmt::format("{}: cannot write the result: {}; the exit status is valid all the same\n",
                                  operation_.program, written.error().message));
 }
 

@@ -177,6 +177,11 @@ Row brief(Row row) {
     return row;
 }
 
+Row old(Row row) {
+    row.shown = Shown::never;
+    return row;
+}
+
 Value flag(bool& value) {
     return {.name = {}, .flag = &value};
 }
@@ -209,7 +214,7 @@ Value with_default(const std::string& name, const std::string& fallback, std::st
 Row word_row(const std::string& name, std::string& word, const std::string& wanted, const std::string& help) {
     const auto read = [&word, wanted](const std::string& text) {
         word = text;
-        return text.empty() ? "it is empty, and should be " + wanted : std::string();
+        return text.empty() ? "it is empty; it should be " + wanted : std::string();
     };
     return brief({name, {.name = {}, .read = read}, help});
 }

@@ -66,6 +66,8 @@ void add(CLI::App& app, Table table);
 
 /// `row`, in --help too.
 [[nodiscard]] Row brief(Row row);
+/// `row`, which goes on working until 0.2, and is shown nowhere.
+[[nodiscard]] Row old(Row row);
 
 [[nodiscard]] Value flag(bool& value);
 /// One text of the kind `name`.
@@ -85,11 +87,13 @@ template <class Parse, class T>
 /// A duration with its unit, and a size.
 [[nodiscard]] Value duration(auto& value) {
     auto duration = parsed("DURATION", parse_duration, value);
-    duration.warning = unit_warning;
+    duration.warning = [](const std::string& text) { return unit_warning(text); };
     return duration;
 }
 [[nodiscard]] Value size(auto& value) {
-    return parsed("SIZE", parse_bytes, value);
+    auto size = parsed("SIZE", parse_bytes, value);
+    size.warning = [](const std::string& text) { return unit_warning(text, "B"); };
+    return size;
 }
 /// Texts in one word each, or separated by `separator`; the option may be given again.
 [[nodiscard]] Value list(const std::string& name, std::vector<std::string>& texts, char separator = ',');

@@ -72,9 +72,8 @@ private:
                                pid);
         case CheckpointState::checkpointed:
             if (is_recorded_as_lost(process))
-                return "lost: a restore found too little GPU memory, and the driver tries no other; what it "
-                       "had "
-                       "on the GPU cannot be saved; end it";
+                return "lost: a restore found too little GPU memory, and the driver allows no second one; "
+                       "what it had on the GPU cannot be saved; end it";
             return fmt::format(
                 "checkpointed by the driver: all of it is in its host memory; gpu-wake {} restores it", pid);
         case CheckpointState::failed:

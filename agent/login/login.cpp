@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// libgpu-sleep-login.so: what the login environment preloads into every program (gpu-run --enable-for). It
+// libgpu-sleep-login.so: what the login environment preloads into every program (gpu-enable). It
 // loads the agent once the program turns to libcuda, and passes the program's calls and look-ups on to it.
 // Where the agent is not wanted, or cannot be loaded, they go where they would go without it. It needs no
 // library and no version of one: whatever a container has for a C library, no program fails for it. A

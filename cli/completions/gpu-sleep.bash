@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-# Completion for gpu-run, gpu-sleep, gpu-wake, gpu-reclaim, gpu-inhibit, gpu-ps, gpu-doctor and gpu-snapshot in bash. Each
+# Completion for gpu-run, gpu-enable, gpu-sleep, gpu-wake, gpu-reclaim, gpu-inhibit, gpu-ps, gpu-doctor and gpu-snapshot in bash. Each
 # command says by --describe what options it has and what they take; what there is to choose from stands here: processes
 # and tags that gpu-ps lists, files, GPUs.
 # shellcheck shell=bash
@@ -12,12 +12,13 @@ _gpu_sleep_values() {
         LC_ALL=C sed -n "s/^ *\"$1\": \"\{0,1\}\([A-Za-z0-9_.:@%+=][A-Za-z0-9_.:@%+=-]*\)\"\{0,1\},\{0,1\}$/\1/p" | sort -u
 }
 
-# Reads what a command, or a subcommand, says of itself into the caller's arrays: its options, its subcommands, and of what
-# kind the value of an option is, such as DIR or shut|checked. Forks nothing else: this has to be quick.
+# Reads what a command, or a subcommand, says of itself into the caller's variables: its options, its subcommands, the choices
+# that its word has, and of what kind the value of an option is, such as DIR or shut|checked. Forks nothing else: this has to be quick.
 _gpu_sleep_ask() {
     local line name
     while IFS= read -r line; do
         [[ $line =~ ^[a-z]+$ ]] && subcommands+=("$line")
+        [[ $line =~ ^[a-z]+(\|[a-z]+)+$ ]] && choices=${line//|/ }
         [[ $line =~ ^((-.),\ )?(--[a-z-]+)((\ |\[=)(.*))?$ ]] || continue
         name=${BASH_REMATCH[3]}
         options+=("$name")
@@ -36,9 +37,10 @@ _gpu_sleep_target() {
     done
 }
 
-# Offers values of a kind.
+# Offers values of a kind; of a list, such as "a,b" or "weights=file,b", what its last part may be.
 _gpu_sleep_offer() {
-    local kind=$1 current=$2 target words=''
+    local kind=$1 part=${2##*,} current=${2##*=} target words='' before='' # bash replaces what follows the last equals sign
+    [[ $kind == *,* ]] && before=${current%"${current##*,}"} current=${current##*,}
     case $kind in
     FILE*) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     DIR) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
@@ -49,31 +51,44 @@ _gpu_sleep_offer() {
         ;;
     GROUP) words=$(_gpu_sleep_values group) ;;
     GPU | FROM=TO*) words=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null) ;;
-    STORE*) words='host file' ;;
-    *:PLACE*) words='15m 15m:host 4h:file 1d:deep' ;;
+    STORE*)
+        words='host file'
+        [[ $part == *=* ]] || words+=" $(_gpu_sleep_values tag | sed 's/$/=/')"
+        compopt -o nospace 2>/dev/null || : # a store follows the equals sign
+        ;;
     DURATION) words='10s 60s 5m 15m 1h 4h' ;;
     SIZE) words='1GiB 10GiB 20GiB 40GiB 80GiB' ;;
     *'|'*) words=${kind//|/ } ;;
     esac
-    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+    mapfile -t COMPREPLY < <(compgen -P "$before" -W "$words" -- "$current")
 }
 
-# Leaves in `kind` of what kind the value is that stands there. bash takes an equals sign for a word of its own.
+# Leaves in `kind` of what kind the value is that stands there, and all of that value in `current`. bash takes an equals sign
+# for a word of its own.
 _gpu_sleep_join() {
-    if [[ $current == = ]]; then previous+='='; elif [[ $previous == = ]]; then previous=${COMP_WORDS[COMP_CWORD - 2]}=; fi
+    local i=$COMP_CWORD
+    current=${COMP_WORDS[i]}
+    while ((i > 1)) && [[ ${COMP_WORDS[i]} == '=' || ${COMP_WORDS[i - 1]} == '=' ]]; do
+        ((i -= 1))
+        current=${COMP_WORDS[i]}$current
+    done
+    previous=${COMP_WORDS[i - 1]}
+    [[ $current == -*=* ]] && previous=${current%%=*}= current=${current#*=}
     kind=${kinds[$previous]:-${kinds[${previous%=}]:-}}
 }
 
 _gpu_sleep() {
-    local current=$2 previous=$3 kind words options=() subcommands=()
+    local current=$2 previous=$3 kind words choices='' options=() subcommands=()
     local -A kinds=()
     _gpu_sleep_ask "$1"
     _gpu_sleep_join
     if [[ $kind ]]; then
-        _gpu_sleep_offer "$kind" "${current#=}"
+        _gpu_sleep_offer "$kind" "$current"
         return
     elif [[ $current == -* ]]; then
         words=${options[*]}
+    elif [[ $choices ]]; then
+        words=$choices
     else
         words="$(_gpu_sleep_values pid) $(_gpu_sleep_values name)"
     fi
@@ -82,7 +97,7 @@ _gpu_sleep() {
 
 # gpu-run: its own options, then whatever the command that it starts has.
 _gpu_run() {
-    local current=$2 previous=$3 kind i options=() subcommands=()
+    local current=$2 previous=$3 kind i choices='' options=() subcommands=()
     local -A kinds=()
     _gpu_sleep_ask "$1"
     _gpu_sleep_join
@@ -102,7 +117,7 @@ _gpu_run() {
     if ((i < COMP_CWORD)) && declare -F _command_offset >/dev/null; then
         _command_offset "$i"
     elif [[ $kind ]]; then
-        _gpu_sleep_offer "$kind" "${current#=}"
+        _gpu_sleep_offer "$kind" "$current"
     elif [[ $current == -* && $previous != -- ]]; then
         mapfile -t COMPREPLY < <(compgen -W "${options[*]} --" -- "$current")
     else
@@ -112,7 +127,7 @@ _gpu_run() {
 
 # gpu-snapshot: a subcommand, then its options and a file; extents are those of the file.
 _gpu_snapshot() {
-    local current=$2 command='' file='' word words options=() subcommands=()
+    local current=$2 command='' file='' word words choices='' options=() subcommands=()
     local -A kinds=()
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         [[ $word == -* ]] && continue
@@ -134,5 +149,5 @@ _gpu_snapshot() {
 }
 
 complete -F _gpu_run gpu-run
-complete -F _gpu_sleep gpu-sleep gpu-wake gpu-reclaim gpu-inhibit gpu-ps gpu-doctor
+complete -F _gpu_sleep gpu-enable gpu-sleep gpu-wake gpu-reclaim gpu-inhibit gpu-ps gpu-doctor
 complete -o filenames -F _gpu_snapshot gpu-snapshot

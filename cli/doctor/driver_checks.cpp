@@ -19,14 +19,14 @@ struct StartFailure {
 };
 constexpr std::array k_start_failures = {
     StartFailure{34, "libcuda.so.1 is the toolkit's stub: take its directory off LD_LIBRARY_PATH"},
-    StartFailure{46, "another process has the GPU for itself: nvidia-smi -c DEFAULT"},
-    StartFailure{100, "there is no GPU that this process may use: look at CUDA_VISIBLE_DEVICES, and give a "
+    StartFailure{46, "another process has exclusive use of the GPU: nvidia-smi -c DEFAULT"},
+    StartFailure{100, "there is no GPU that this process may use: check CUDA_VISIBLE_DEVICES, and give a "
                       "container its GPUs (--gpus all)"},
     StartFailure{304,
                  "may this user open /dev/nvidia*? is the module nvidia_uvm loaded (nvidia-modprobe -u)?"},
     StartFailure{802, "start the fabric manager (systemctl start nvidia-fabricmanager), and wait for it"},
     StartFailure{803, "the driver was replaced under its kernel module: restart the machine"},
-    StartFailure{804, "a library for forward compatibility does not go with this GPU: take the directory of "
+    StartFailure{804, "a forward-compatibility library does not support this GPU: take the directory of "
                       "cuda-compat off LD_LIBRARY_PATH"},
     StartFailure{999,
                  "look for NVRM and Xid in dmesg; is the module nvidia_uvm loaded (nvidia-modprobe -u)?"},
@@ -99,7 +99,7 @@ Finding judge_link_of(const MachineFacts& machine, const driver::GpuSetup& gpu) 
     if (is_narrow) text += fmt::format(", of which {} lanes are used", gpu.link_width);
     if (speed && !*speed)
         return warn(text + "; its speed could not be measured: " + speed->error().message,
-                    "free half a GiB of the GPU, or leave --measure out");
+                    "free half a GiB on the GPU, or leave out --measure");
     if (speed) text += ", " + speed_words(**speed);
     if (is_narrow)
         return warn(std::move(text), "the slot, a riser or the BIOS gives it fewer lanes: sleeps and wakes "
@@ -107,8 +107,8 @@ Finding judge_link_of(const MachineFacts& machine, const driver::GpuSetup& gpu) 
     const double best = pcie_bytes_per_second(gpu.max_link_generation, gpu.max_link_width);
     if (speed && std::min((*speed)->to_host, (*speed)->to_device) < k_least * best)
         return warn(std::move(text),
-                    fmt::format("the link could do {:.0f} GB/s: is another program copying, the processor of "
-                                "another socket used, or the machine virtual?",
+                    fmt::format("the link could do {:.0f} GB/s: is another program copying, is the GPU on "
+                                "another CPU socket, or is the machine virtual?",
                                 best / 1e9));
     return ok(std::move(text));
 }
@@ -156,21 +156,21 @@ Findings judge_module(const MachineFacts& machine) {
     using Access = KernelFacts::Access;
     const auto& kernel = machine.kernel;
     if (kernel.control_device == Access::denied)
-        return {bad("this user may not open /dev/nvidiactl",
-                    "let the user into the group that it belongs to, or load the module with "
-                    "NVreg_DeviceFileMode=0666",
-                    exit_status::not_permitted)};
+        return {
+            bad("this user may not open /dev/nvidiactl",
+                "add the user to the group that owns it, or load the module with NVreg_DeviceFileMode=0666",
+                exit_status::not_permitted)};
     if (machine.capabilities && !kernel.module_version) return {}; // it works in some other way
     if (!kernel.module_version)
-        return {bad("not loaded", "load it (modprobe nvidia), on the machine itself if this is a container")};
+        return {bad("not loaded", "load it (modprobe nvidia); for a container, on the host")};
     const auto& library = machine.setup ? machine.setup->driver_version : *kernel.module_version;
     if (!library.empty() && library != *kernel.module_version)
-        return {warn(fmt::format("{}, and the libraries are of {}", *kernel.module_version, library),
+        return {warn(fmt::format("{}, but the libraries are of {}", *kernel.module_version, library),
                      "the driver was replaced: restart the machine")};
     if (kernel.control_device == Access::absent && !machine.capabilities)
         return {bad(fmt::format("{}, but there is no /dev/nvidiactl", *kernel.module_version),
-                    "nvidia-modprobe makes it; give a container its GPUs (--gpus all)")};
-    return {ok(*kernel.module_version)};
+                    "nvidia-modprobe creates it; give a container its GPUs (--gpus all)")};
+    return {};
 }
 
 Findings judge_management(const MachineFacts& machine) {
@@ -187,7 +187,7 @@ Findings judge_gpus(const MachineFacts& machine) {
                                       [](const auto& gpu) { return trouble_with(gpu).empty(); });
     if (devices.empty())
         findings.push_back(bad("there is none that this process may use",
-                               "look at CUDA_VISIBLE_DEVICES, and give a container its GPUs (--gpus all)"));
+                               "check CUDA_VISIBLE_DEVICES, and give a container its GPUs (--gpus all)"));
     for (const auto& gpu : devices) {
         const auto trouble = trouble_with(gpu);
         if (trouble.empty())
@@ -196,7 +196,7 @@ Findings judge_gpus(const MachineFacts& machine) {
                                gpu.compute_major, gpu.compute_minor)));
         else if (has_good)
             findings.push_back(warn(fmt::format("{} {}", name_of(gpu), trouble),
-                                    "keep programs that are to sleep on the others"));
+                                    "run programs that should sleep on the other GPUs"));
         else
             findings.push_back(bad(fmt::format("{} {}", name_of(gpu), trouble), "use a newer GPU"));
     }
@@ -208,7 +208,7 @@ Findings judge_checkpoint(const MachineFacts& machine) {
     if (!machine.capabilities) return {};
     const auto& found = *machine.capabilities;
     if (!found.has_checkpoint)
-        return {warn(fmt::format("the driver, up to {}, cannot checkpoint processes",
+        return {warn(fmt::format("this driver (up to {}) cannot checkpoint processes",
                                  version_words(found.cuda_version)),
                      "processes without an agent can sleep with a driver for CUDA 12.8 or later")};
     if (found.cuda_version < k_moves)
@@ -219,9 +219,9 @@ Findings judge_checkpoint(const MachineFacts& machine) {
 Findings judge_persistence(const MachineFacts& machine) {
     if (!machine.setup || machine.setup->gpus.empty()) return {};
     const auto without = list_of(*machine.setup, [](const auto& gpu) { return !gpu.is_persistent; });
-    if (without.empty()) return {ok("on")};
-    return {warn("off for " + without, "the driver starts anew for each first program, which takes seconds: "
-                                       "nvidia-smi -pm 1, or run nvidia-persistenced")};
+    if (without.empty()) return {};
+    return {warn("off for " + without, "a program that finds the GPU unused restarts the driver, which takes "
+                                       "seconds: nvidia-smi -pm 1, or run nvidia-persistenced")};
 }
 
 Findings judge_modes(const MachineFacts& machine) {
@@ -229,39 +229,38 @@ Findings judge_modes(const MachineFacts& machine) {
     if (!machine.setup) return findings;
     for (const auto& gpu : machine.setup->gpus) {
         if (gpu.is_prohibited)
-            findings.push_back(bad(name_of(gpu) + " lets nobody compute", "nvidia-smi -c DEFAULT, as root"));
-        if (gpu.is_exclusive)
             findings.push_back(
-                warn(name_of(gpu) + " is for one process at a time",
-                     "a sleeping process keeps its context, so nobody else gets in: nvidia-smi "
-                     "-c DEFAULT, as root"));
+                bad(name_of(gpu) + " allows no compute work", "nvidia-smi -c DEFAULT, as root"));
+        if (gpu.is_exclusive)
+            findings.push_back(warn(name_of(gpu) + " is for one process at a time",
+                                    "a sleeping process keeps its context, so no other process can use the "
+                                    "GPU: nvidia-smi -c DEFAULT, as root"));
     }
-    if (findings.empty() && !machine.setup->gpus.empty()) findings.push_back(ok("default"));
     return findings;
 }
 
 Findings judge_mig(const MachineFacts& machine) {
     if (!machine.setup || machine.setup->gpus.empty()) return {};
     const auto divided = list_of(*machine.setup, [](const auto& gpu) { return gpu.is_divided; });
-    if (divided.empty()) return {ok("off")};
+    if (divided.empty()) return {};
     return {warn(divided + " divided into instances",
-                 "the driver does not checkpoint processes there, and gpu-sleep was not tried there: try a "
-                 "sleep with --check first")};
+                 "the driver does not checkpoint processes there, and gpu-sleep has not been tested there: "
+                 "try a sleep with --check first")};
 }
 
 Findings judge_mps(const MachineFacts& machine) {
-    constexpr std::string_view k_advice = "the driver does not checkpoint clients of MPS, and gpu-sleep was "
-                                          "not tried with it: stop it (echo quit "
-                                          "| nvidia-cuda-mps-control), or try a sleep with --check first";
+    constexpr std::string_view k_advice =
+        "the driver does not checkpoint clients of MPS, and gpu-sleep has not been tested with it: stop it "
+        "(echo quit | nvidia-cuda-mps-control), or try a sleep with --check first";
     const auto uses = [](const auto& gpu) { return gpu.uses_mps; };
     const bool is_used = machine.capabilities && std::any_of(machine.capabilities->devices.begin(),
                                                              machine.capabilities->devices.end(), uses);
     if (is_used)
-        return {warn("programs share their contexts by the multi-process service", std::string(k_advice))};
+        return {
+            warn("programs share their contexts through the multi-process service", std::string(k_advice))};
     if (machine.kernel.has_mps_daemon)
         return {warn("the daemon of the multi-process service seems to run", std::string(k_advice))};
-    if (!machine.capabilities) return {};
-    return {ok("not used")};
+    return {};
 }
 
 Findings judge_link(const MachineFacts& machine) {

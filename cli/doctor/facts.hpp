@@ -56,7 +56,6 @@ struct ProcessKernelFacts {
     bool is_stopped = false;
     std::optional<std::uint64_t> mappings; ///< missing where they may not be read
     std::vector<model::UnseenUse> unseen;  ///< libraries
-    std::optional<Bytes> max_locked;       ///< RLIMIT_MEMLOCK; missing without a limit
     store::Headroom headroom;              ///< of its control group, too
 };
 

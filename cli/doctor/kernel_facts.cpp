@@ -110,8 +110,6 @@ ProcessKernelFacts read_process(pid_t pid, const fs::path& root) {
         facts.mappings = static_cast<std::uint64_t>(std::count(mappings->begin(), mappings->end(), '\n'));
         facts.unseen = model::unseen_libraries(*mappings);
     }
-    const auto limits = read_small_file(own / "limits").value_or("");
-    if (const auto line = line_after(limits, "Max locked memory")) facts.max_locked = number_in<Bytes>(*line);
     facts.headroom = store::host_headroom({proc, root / "sys/fs/cgroup", std::to_string(pid)});
     return facts;
 }

@@ -17,18 +17,17 @@ Findings judge_ptrace(const MachineFacts& machine) {
     constexpr int k_descendants = 1;
     constexpr int k_privileged = 2;
     const auto& kernel = machine.kernel;
-    if (!kernel.ptrace_scope || *kernel.ptrace_scope == 0)
-        return {ok("the driver may checkpoint processes of the same user")};
+    if (!kernel.ptrace_scope || *kernel.ptrace_scope == 0) return {};
     const auto scope = fmt::format("Yama's ptrace_scope is {}", *kernel.ptrace_scope);
     if (*kernel.ptrace_scope > k_privileged)
-        return {warn(scope + ", so that nobody's checkpoint is allowed",
-                     "without an agent nothing sleeps; it takes a restart with a lower scope")};
-    if (kernel.may_trace) return {ok(scope + ", and this command may trace all the same")};
+        return {warn(scope + ", so no process may be checkpointed",
+                     "processes without an agent cannot sleep; a lower scope needs a reboot")};
+    if (kernel.may_trace) return {};
     if (*kernel.ptrace_scope == k_descendants)
-        return {warn(scope + ": the driver may checkpoint only what lets it",
-                     "processes without an agent sleep for root alone; sysctl kernel.yama.ptrace_scope=0 "
-                     "allows it to their users")};
-    return {warn(scope + ": the driver may checkpoint for root alone",
+        return {warn(scope + ": the driver may checkpoint only processes that allow it",
+                     "only root can put processes without an agent to sleep; sysctl "
+                     "kernel.yama.ptrace_scope=0 lets their users do so")};
+    return {warn(scope + ": the driver may checkpoint only for root",
                  "use gpu-sleep --engine driver as root, or set kernel.yama.ptrace_scope to 0")};
 }
 
@@ -40,8 +39,6 @@ Findings judge_huge_pages(const MachineFacts& machine) {
         findings.push_back(warn("never used for programs' memory",
                                 "first sleeps take longer; echo madvise > "
                                 "/sys/kernel/mm/transparent_hugepage/enabled, as root"));
-    else if (!kernel.huge_pages.empty())
-        findings.push_back(ok("transparent: " + kernel.huge_pages));
     if (kernel.reserved_huge_pages > kernel.host_total / k_large_part)
         findings.push_back(warn(format_bytes(kernel.reserved_huge_pages) +
                                     " of host memory are reserved for hugetlb and unused",
@@ -52,12 +49,9 @@ Findings judge_huge_pages(const MachineFacts& machine) {
 Findings judge_mapping_limit(const MachineFacts& machine) {
     constexpr std::uint64_t k_usual = 65'530;
     const auto& limit = machine.kernel.max_mappings;
-    if (!limit) return {};
-    auto text = fmt::format("a process may have {}", *limit);
-    if (*limit < k_usual)
-        return {warn(std::move(text), "programs with many allocations may run out: sysctl "
-                                      "vm.max_map_count=262144, as root")};
-    return {ok(std::move(text))};
+    if (!limit || *limit >= k_usual) return {};
+    return {warn(fmt::format("a process may have {}", *limit),
+                 "programs with many allocations may run out: sysctl vm.max_map_count=262144, as root")};
 }
 
 Findings judge_memory(const MachineFacts& machine) {
@@ -66,13 +60,14 @@ Findings judge_memory(const MachineFacts& machine) {
     Bytes largest = 0;
     if (machine.capabilities)
         for (const auto& gpu : machine.capabilities->devices) largest = std::max(largest, gpu.total);
-    auto text = fmt::format("{} can still be taken of {}, limited by {}", format_bytes(kernel.headroom.bytes),
+    auto text = fmt::format("{} of {} still available, limited by {}", format_bytes(kernel.headroom.bytes),
                             format_bytes(kernel.host_total), kernel.headroom.limited_by);
     if (kernel.headroom.bytes < largest)
-        return {warn(std::move(text),
-                     fmt::format("less than a GPU has ({}): what does not fit needs --spill, --store file or "
-                                 "--level 2",
-                                 format_bytes(largest)))};
+        return {
+            warn(std::move(text),
+                 fmt::format(
+                     "less than one GPU has ({}): what does not fit needs --spill, --store file or --level 2",
+                     format_bytes(largest)))};
     return {ok(std::move(text))};
 }
 
@@ -80,10 +75,10 @@ Findings judge_directory(const MachineFacts& machine) {
     if (!machine.directory) return {};
     const auto& [path, space] = *machine.directory;
     if (!space)
-        return {bad(space.error().message, "name a directory with --dir that the user alone may enter",
+        return {bad(space.error().message, "with --dir, name a directory that only this user may enter",
                     traits(space.error().code).exit_status)};
     auto text = fmt::format("{} has {} free", path, format_bytes(space->bytes));
-    if (space->in_memory) return {warn(text + ", and lies in host memory", "name a directory on a disk")};
+    if (space->in_memory) return {warn(text + ", but is in host memory", "name a directory on a disk")};
     return {ok(std::move(text))};
 }
 

@@ -49,7 +49,8 @@ bool is_asleep(const Report& status) noexcept {
 Findings judge_agent(const MachineFacts&, const ProcessFacts& process) {
     if (process.kernel.is_stopped)
         return {bad("the process is stopped, by a signal or a debugger, and cannot answer",
-                    fmt::format("let it go on: kill -CONT {}", process.process.pid), exit_status::timed_out)};
+                    fmt::format("let it continue: kill -CONT {}", process.process.pid),
+                    exit_status::timed_out)};
     if (const auto* const error = error_of(process.status)) {
         const auto& row = traits(error->code);
         return {bad(error->message, std::string(row.advice), row.exit_status)};
@@ -74,8 +75,8 @@ Findings judge_without_agent(const MachineFacts&, const ProcessFacts& process) {
         return {ok(fmt::format("asleep by the driver; gpu-wake {} wakes it", pid))};
     case driver::CheckpointState::failed: break;
     }
-    return {bad("the driver could not go on with it, and its calls never return", "end it",
-                exit_status::failed_asleep)};
+    return {
+        bad("the driver failed partway, and its calls never return", "end it", exit_status::failed_asleep)};
 }
 
 Findings judge_reach(const MachineFacts&, const ProcessFacts& process) {
@@ -90,11 +91,11 @@ Findings judge_reach(const MachineFacts&, const ProcessFacts& process) {
         findings.push_back(warn("uses the GPU unseen: " + model::list_of(process.kernel.unseen), advice));
     }
     if (status && !status->intercepts)
-        findings.push_back(warn("the agent sees only the memory that the program gives it, and holds no work "
-                                "back",
-                                "start the program by gpu-run for all of it"));
+        findings.push_back(warn(
+            "the agent sees only the memory that the program allocates through it, and holds back no work",
+            "start the program with gpu-run to cover all of it"));
     if (status && findings.empty())
-        findings.push_back(ok("the agent sees all calls of the driver, and no library that goes past it"));
+        findings.push_back(ok("the agent sees all calls to the driver, and no library bypasses it"));
     return findings;
 }
 
@@ -114,12 +115,11 @@ Findings judge_residual(const MachineFacts&, const ProcessFacts& process) {
     }
     Findings findings;
     if (managed != 0)
-        findings.push_back(warn(format_bytes(managed) + " are managed memory, which stays on the GPU",
+        findings.push_back(warn(format_bytes(managed) + " of managed memory stays on the GPU",
                                 "the driver cannot checkpoint such a process; allocate it in another way"));
     if (others != 0)
         findings.push_back(
-            ok(fmt::format("{} stay on the GPU ({}); gpu-ps says why", format_bytes(others), kinds)));
-    if (findings.empty()) findings.push_back(ok("nothing but contexts and modules stays on the GPU"));
+            ok(fmt::format("{} stays on the GPU ({}); gpu-ps says why", format_bytes(others), kinds)));
     return findings;
 }
 
@@ -127,9 +127,9 @@ Findings judge_deep(const MachineFacts&, const ProcessFacts& process) {
     const auto* const status = status_of(process);
     if (!status) return {};
     if (status->deep) return {ok("it sleeps deeply")};
-    if (status->deep_refusal.empty()) return {ok("nothing is known that would keep it from a deep sleep")};
+    if (status->deep_refusal.empty()) return {ok("nothing known prevents a deep sleep")};
     return {warn("it cannot sleep deeply: " + status->deep_refusal,
-                 "asleep without --deep it keeps its contexts and modules on the GPU")};
+                 "asleep without --deep, it keeps its contexts and modules on the GPU")};
 }
 
 Findings judge_inhibitors(const MachineFacts&, const ProcessFacts& process) {
@@ -163,21 +163,14 @@ Findings judge_sleep(const MachineFacts& machine, const ProcessFacts& process) {
         return {bad("a sleep would fail: " + error->message, std::string(row.advice), row.exit_status)};
     }
     if (status->state == model::State::damaged)
-        return {bad("contents of it are damaged", std::string(traits(ErrorCode::damaged).advice),
+        return {bad("some of its contents are damaged", std::string(traits(ErrorCode::damaged).advice),
                     exit_status::damaged)};
     if (is_asleep(*status)) return {ok(fmt::format("it sleeps; gpu-wake {} wakes it", process.process.pid))};
     const Sums sums(*rehearsal_of(process));
-    if (sums.released == 0) return {ok("there is no memory that could sleep yet")};
+    if (sums.released == 0) return {ok("it has no memory that could sleep yet")};
     auto text = fmt::format("would free {}, keep {} and drop {}", format_bytes(sums.released),
                             format_bytes(sums.kept), format_bytes(sums.dropped));
     return {ok(text + copying_words(machine, sums.kept, status->retained_bytes))};
-}
-
-Findings judge_wake(const MachineFacts&, const ProcessFacts& process) {
-    const auto* const status = status_of(process);
-    if (!status || status->woken_bytes == 0 || status->woken_seconds <= 0) return {};
-    return {ok(fmt::format("the last one brought {} back in {}", format_bytes(status->woken_bytes),
-                           format_seconds(status->woken_seconds)))};
 }
 
 /// Whether what a sleep keeps has room in host memory, and in the directory that was named.
@@ -188,7 +181,7 @@ Findings judge_room(const MachineFacts& machine, const ProcessFacts& process) {
     const auto kept = Sums(*rehearsal).kept;
     const auto needed = kept - std::min(kept, status->retained_bytes); // of which some is there already
     const auto& headroom = process.kernel.headroom;
-    auto text = fmt::format("{} needed, {} can still be taken, limited by {}", format_bytes(needed),
+    auto text = fmt::format("{} needed, {} still available, limited by {}", format_bytes(needed),
                             format_bytes(headroom.bytes), headroom.limited_by);
     Findings findings;
     const bool fits = needed <= headroom.bytes;
@@ -203,7 +196,7 @@ Findings judge_room(const MachineFacts& machine, const ProcessFacts& process) {
                                exit_status::no_host_memory));
     if (machine.directory && machine.directory->space && machine.directory->space->bytes < kept)
         findings.push_back(
-            warn(fmt::format("{} has {} free, less than is kept ({})", machine.directory->path,
+            warn(fmt::format("{} has {} free, less than a sleep keeps ({})", machine.directory->path,
                              format_bytes(machine.directory->space->bytes), format_bytes(kept)),
                  "free disk space, or name another directory"));
     return findings;
@@ -214,17 +207,9 @@ Findings judge_mappings(const MachineFacts& machine, const ProcessFacts& process
     const auto& used = process.kernel.mappings;
     const auto& limit = machine.kernel.max_mappings;
     if (!used || !limit) return {};
-    auto text = fmt::format("{} of {}", *used, *limit);
-    if (*used * 100 >= *limit * k_nearly)
-        return {warn(std::move(text), "a sleep takes some more: sysctl vm.max_map_count=262144, as root")};
-    return {ok(std::move(text))};
-}
-
-Findings judge_locked_limit(const MachineFacts&, const ProcessFacts& process) {
-    if (!status_of(process)) return {};
-    if (!process.kernel.max_locked) return {ok("no limit")};
-    return {ok(fmt::format("{}, which does not limit what the driver pins",
-                           format_bytes(*process.kernel.max_locked)))};
+    if (*used * 100 < *limit * k_nearly) return {};
+    return {warn(fmt::format("{} of {}", *used, *limit),
+                 "a sleep needs some more: sysctl vm.max_map_count=262144, as root")};
 }
 
 constexpr std::array k_process_checks = {
@@ -233,12 +218,10 @@ constexpr std::array k_process_checks = {
     ProcessCheck{"reach", "reach", judge_reach},
     ProcessCheck{"inhibitors", "inhibitors", judge_inhibitors},
     ProcessCheck{"sleep", "sleep", judge_sleep},
-    ProcessCheck{"wake", "wake", judge_wake},
     ProcessCheck{"room", "room", judge_room},
     ProcessCheck{"residual", "what stays", judge_residual},
     ProcessCheck{"deep", "deep sleep", judge_deep},
     ProcessCheck{"mappings", "mappings", judge_mappings},
-    ProcessCheck{"locked_memory", "locked memory", judge_locked_limit},
 };
 
 } // namespace

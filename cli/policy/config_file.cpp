@@ -55,7 +55,7 @@ Value value_of(const toml::node& node) {
         std::vector<std::string> texts;
         for (const auto& each : *list) {
             const auto* const text = each.as_string();
-            if (text == nullptr) return OtherValue{"a list of something else than texts"};
+            if (text == nullptr) return OtherValue{"a list of something other than strings"};
             texts.push_back(text->get());
         }
         return texts;
@@ -106,7 +106,7 @@ std::string_view make_plain(std::string& text, std::size_t begin, std::size_t en
         if ((each < k_blank && each != '\t' && each != '\r') || each == k_delete)
             return "there is a control character";
         if (each > k_delete && !is_comment)
-            return "there is a character beyond ASCII: write it in a text such as \"gr\\u00FC\\u00DF\"";
+            return "there is a non-ASCII character: write it in a string such as \"gr\\u00FC\\u00DF\"";
         if (each > k_delete) text[i] = '?';
     }
     if (is_deep({text.data() + begin, end - begin})) return "there are too many dots in one line";
@@ -207,12 +207,41 @@ Result<std::vector<Entry>> entries_of(std::string_view, std::string_view name) {
 
 #endif
 
-/// The texts of an entry that stand for times.
-std::vector<std::string> times_in(const Entry& entry) {
-    if (entry.path.back() != "idle" && entry.path.back() != "min-awake") return {};
-    if (const auto* const text = std::get_if<std::string>(&entry.value)) return {*text};
-    const auto* const list = std::get_if<std::vector<std::string>>(&entry.value);
-    return list != nullptr ? *list : std::vector<std::string>();
+/// What is to be said of the texts of an entry that stand for times or sizes, and have no unit.
+std::vector<std::string> unit_warnings(const Entry& entry) {
+    const auto& key = entry.path.back();
+    const bool is_time = key == "idle" || key == "min-awake";
+    if (!is_time && key != "budget" && key != "per-user" && key != "host-budget") return {};
+    std::vector<std::string> texts;
+    if (const auto* const text = std::get_if<std::string>(&entry.value)) texts = {*text};
+    if (const auto* const list = std::get_if<std::vector<std::string>>(&entry.value)) texts = *list;
+    for (auto& text : texts) text = unit_warning(text, is_time ? "s" : "B");
+    std::erase(texts, "");
+    return texts;
+}
+
+/// The sections that hold where that of `path` holds, most of all that one.
+std::vector<const Settings*> sections_around(const Configuration& file,
+                                             const std::vector<std::string>& path) {
+    std::vector<const Settings*> sections{&file.reclaim};
+    if (path.front() == "user") sections.push_back(&file.users.at(path[1]));
+    if (path.front() != "command") return sections;
+    for (const auto& [name, settings] : file.users) sections.push_back(&settings);
+    sections.push_back(&file.commands.at(path[1]));
+    return sections;
+}
+
+/// What is wrong with a ladder that leads to files, or nothing.
+std::string ladder_problem(const Configuration& file, const Entry& entry) {
+    if (entry.path.back() != "idle") return {};
+    const auto sections = sections_around(file, entry.path);
+    const auto leads_to_files = [](const Rung& rung) { return rung.depth == Depth::file; };
+    const auto& ladder = entry.path.front() == "reclaim" ? file.reclaim.idle : sections.back()->idle;
+    if (!ladder || std::none_of(ladder->begin(), ladder->end(), leads_to_files)) return {};
+    if (std::any_of(sections.begin(), sections.end(), [](const auto* each) { return each->directory; }))
+        return {};
+    return "it leads to files, and no directory is set for them: write, for example, directory = "
+           "\"/var/tmp/gpu-sleep-{user}\" below it";
 }
 
 Error refusal(const std::filesystem::path& path, std::string_view why) {
@@ -226,11 +255,11 @@ Result<UniqueFd> open_trusted(const std::filesystem::path& path, uid_t owner) {
     struct stat status {};
     if (!place || ::fstat(place.get(), &status) != 0)
         return errno_error(ErrorCode::io_failed, errno, "open", path.string());
-    if (!S_ISREG(status.st_mode)) return refusal(path, "it is no plain file");
+    if (!S_ISREG(status.st_mode)) return refusal(path, "it is not a regular file");
     const bool may_be_roots = status.st_uid == 0 && owner == ::geteuid();
     if (status.st_uid != owner && !may_be_roots) return refusal(path, "it belongs to somebody else");
     if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-        return refusal(path, "others than its owner may write to it (chmod go-w)");
+        return refusal(path, "users other than its owner may write to it (chmod go-w)");
     UniqueFd file(::open(fmt::format("/proc/self/fd/{}", place.get()).c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) return errno_error(ErrorCode::io_failed, errno, "open", path.string());
     return file;
@@ -251,23 +280,29 @@ std::string absolute_variable(const char* name) {
 
 } // namespace
 
-Result<Configuration> parse_configuration(std::string_view text, std::string_view name, Author author) {
+Result<Configuration> parse_configuration(std::string_view text, std::string_view name, Author author,
+                                          bool has_directory) {
     const auto entries = entries_of(text, name);
     if (!entries) return entries.error();
     Configuration file;
+    const auto at = [&](const Entry& entry) {
+        return fmt::format("{}:{}: {}", name, entry.line, fmt::join(entry.path, "."));
+    };
     for (const auto& entry : *entries) {
-        const auto at = fmt::format("{}:{}: {}", name, entry.line, fmt::join(entry.path, "."));
         if (const auto problem = put_entry(file, entry, author); !problem.empty())
-            return make_error(ErrorCode::invalid_argument, "{}: {}", at, problem);
-        for (const auto& time : times_in(entry))
-            if (const auto warning = unit_warning(time); !warning.empty())
-                file.warnings.push_back(fmt::format("{}: {}", at, warning));
+            return make_error(ErrorCode::invalid_argument, "{}: {}", at(entry), problem);
+        for (const auto& warning : unit_warnings(entry))
+            file.warnings.push_back(fmt::format("{}: {}", at(entry), warning));
     }
+    if (has_directory) return file;
+    for (const auto& entry : *entries)
+        if (const auto problem = ladder_problem(file, entry); !problem.empty())
+            return make_error(ErrorCode::invalid_argument, "{}: {}", at(entry), problem);
     return file;
 }
 
 Result<std::optional<Configuration>> read_configuration(const std::filesystem::path& path, Author author,
-                                                        uid_t owner) {
+                                                        uid_t owner, bool has_directory) {
     const auto file = open_trusted(path, owner);
     if (!file && (file.error().driver_status == ENOENT || file.error().driver_status == ENOTDIR))
         return std::optional<Configuration>();
@@ -278,7 +313,7 @@ Result<std::optional<Configuration>> read_configuration(const std::filesystem::p
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return errno_error(ErrorCode::io_failed, errno, "read", path.string());
         if (got == 0) {
-            auto read = parse_configuration(text, path.string(), author);
+            auto read = parse_configuration(text, path.string(), author, has_directory);
             if (!read) return std::move(read).error();
             return std::optional(*std::move(read));
         }

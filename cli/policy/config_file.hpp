@@ -20,16 +20,17 @@ enum class Author { administrator, user };
 
 inline constexpr const char* k_system_file = "/etc/gpu-sleep.toml";
 
-/// Reads the text of a configuration. `name` is what messages call it. Errors: invalid_argument (the file,
-/// the line and the key; so far as it is TOML); unsupported (this build has no parser for TOML).
+/// Reads the text of a configuration. `name` is what messages call it; `has_directory`: another file names
+/// one for its ladders that lead to files. Errors: invalid_argument (the file, the line and the key; so far
+/// as it is TOML); unsupported (this build has no parser for TOML).
 [[nodiscard]] Result<Configuration> parse_configuration(std::string_view text, std::string_view name,
-                                                        Author author);
+                                                        Author author, bool has_directory = false);
 
 /// The same, of a file that belongs to `owner` (this process's user's may be root's, too), and that nobody
 /// else can write to; nothing if it does not exist. Opens nothing but plain files. Errors: not_permitted
 /// (somebody else could have written it), io_failed, those of parse_configuration().
-[[nodiscard]] Result<std::optional<Configuration>> read_configuration(const std::filesystem::path& path,
-                                                                      Author author, uid_t owner);
+[[nodiscard]] Result<std::optional<Configuration>>
+read_configuration(const std::filesystem::path& path, Author author, uid_t owner, bool has_directory = false);
 
 /// Where the user's own file is: of this process's user as its environment says, of others beneath their home
 /// directory. Empty if that is not known. May ask the network.

@@ -25,7 +25,7 @@ struct Key {
 
 std::string kind_of(const Value& value) {
     if (std::holds_alternative<bool>(value)) return "a boolean";
-    if (std::holds_alternative<std::string>(value)) return "a text";
+    if (std::holds_alternative<std::string>(value)) return "a string";
     if (std::holds_alternative<std::vector<std::string>>(value)) return "a list";
     const auto* const other = std::get_if<OtherValue>(&value);
     return other ? other->kind : "an empty section";
@@ -36,7 +36,7 @@ template <class T, class Parse>
 std::string read_text(const Value& value, std::optional<T>& place, Parse&& parse, std::string_view form) {
     const auto* const text = std::get_if<std::string>(&value);
     if (text == nullptr)
-        return fmt::format("{} stands where a text is needed: write it as {}", kind_of(value), form);
+        return fmt::format("this is {}, and must be a string: write it as {}", kind_of(value), form);
     auto read = parse(*text);
     if (!read) return read.error().message;
     place = *std::move(read);
@@ -48,7 +48,7 @@ std::string read_bool(const Value& value, std::optional<bool>& place) {
         place = *is_set;
         return {};
     }
-    return fmt::format("{} stands where true or false is needed", kind_of(value));
+    return fmt::format("this is {}, and must be true or false", kind_of(value));
 }
 
 std::string read_size(const Value& value, std::optional<Bytes>& place) {
@@ -62,9 +62,9 @@ std::string read_idle(const Value& value, Settings& settings) {
     else if (const auto* const list = std::get_if<std::vector<std::string>>(&value))
         texts = *list;
     else
-        return fmt::format(
-            "{} stands where times are needed: write it as \"15m\" or [\"15m:host\", \"4h:file\"]",
-            kind_of(value));
+        return fmt::format("this is {}, and must be a time, or a list of times: write it as \"15m\" or "
+                           "[\"15m:host\", \"4h:file\"]",
+                           kind_of(value));
     std::vector<Rung> rungs;
     for (const auto& text : texts) {
         const auto rung = parse_rung(text);
@@ -79,13 +79,13 @@ std::string read_idle(const Value& value, Settings& settings) {
 
 Result<std::string> parse_directory(const std::string& text) {
     if (!text.starts_with('/') || text.find('\0') != std::string::npos)
-        return make_error(ErrorCode::invalid_argument, "'{}' is no absolute path", text);
+        return make_error(ErrorCode::invalid_argument, "'{}' is not an absolute path", text);
     return text;
 }
 
 Result<model::Store> parse_store_word(const std::string& text) {
     if (const auto store = model::parse_store(text)) return *store;
-    return make_error(ErrorCode::invalid_argument, "'{}' names no store; there are host and file", text);
+    return make_error(ErrorCode::invalid_argument, "'{}' is not a store; the stores are host and file", text);
 }
 
 constexpr Key<Settings> k_process_keys[] = {
@@ -185,7 +185,7 @@ std::string put_entry(Configuration& file, const Entry& entry, Author author) {
     };
     const bool is_key = is_key_of(k_process_keys);
     if (entry.path.size() == 1 && (is_key || is_key_of(k_host_keys)))
-        return fmt::format("it stands in no section: write [{}] above it", is_key ? "reclaim" : "host");
+        return fmt::format("it is in no section: write [{}] above it", is_key ? "reclaim" : "host");
     if (!is_in(plain) && !is_in(named))
         return "there is no such section" +
                suggestion(entry.path.front(), {"reclaim", "host", "user", "command", "tag"});

@@ -22,7 +22,7 @@ Result<model::SleepRequest> request_for(const Rung& rung, const std::string& dir
     request.only_if_idle = rung.idle;
     request.deep = rung.depth == Depth::deep;
     if (rung.depth == Depth::file && directory.empty())
-        return make_error(ErrorCode::invalid_argument, "no directory is named for contents in files");
+        return make_error(ErrorCode::invalid_argument, "no directory is set for contents in files");
     if (rung.depth < Depth::file || directory.empty()) return request;
     request.store = model::Store::file;
     request.store_is_named = true;
@@ -58,7 +58,7 @@ bool heed_tags(const Policy& policy, const std::vector<std::string>& names, mode
 }
 
 std::string words_for(double seconds) {
-    return fmt::format("it has been idle for {} only", format_seconds(seconds));
+    return fmt::format("it has been idle for only {}", format_seconds(seconds));
 }
 
 } // namespace
@@ -82,7 +82,7 @@ std::optional<double> unused_seconds(const model::Report& report) noexcept {
 }
 
 Result<Decision> decide(const Policy& policy, const model::Report& report) {
-    if (policy.ladder.empty()) return Decision{{}, "no policy has it sleep"};
+    if (policy.ladder.empty()) return Decision{{}, "no policy puts it to sleep"};
     const auto idle = unused_seconds(report);
     if (!idle) return Decision{{}, "it is not known whether it is idle"};
     const auto depth = depth_of(report);
@@ -92,7 +92,7 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
     const auto min_awake = seconds_of(policy.min_awake.value_or(Milliseconds(0)));
     if (depth == Depth::awake && report.state_seconds < min_awake)
         return Decision{{},
-                        fmt::format("it has been awake for {} only", format_seconds(report.state_seconds))};
+                        fmt::format("it has been awake for only {}", format_seconds(report.state_seconds))};
     auto request = request_for(*rung, policy.directory);
     if (!request) return std::move(request).error();
     if (!heed_tags(policy, tags_of(report), *request)) return Decision{{}, "all of its tags are exempt"};
@@ -109,7 +109,7 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
     request->spill = policy.spill && request->store == model::Store::host && !policy.directory.empty();
     const bool needs_directory = request->spill || model::uses_files(*request);
     if (needs_directory && policy.directory.empty())
-        return make_error(ErrorCode::invalid_argument, "no directory is named for contents in files");
+        return make_error(ErrorCode::invalid_argument, "no directory is set for contents in files");
     if (needs_directory) request->directory = policy.directory;
     // Also that there is none any more.
     request->host_budget = policy.host_budget.value_or(std::numeric_limits<Bytes>::max());

@@ -62,8 +62,8 @@ Result<Rung> parse_rung(std::string_view text) {
     const auto* const depth =
         std::find_if(k_depths.begin(), k_depths.end(), [=](Depth each) { return to_string(each) == word; });
     if (depth == k_depths.end())
-        return make_error(ErrorCode::invalid_argument, "'{}' is no place: there are host, file and deep",
-                          word);
+        return make_error(ErrorCode::invalid_argument,
+                          "'{}' is not a place: the places are host, file and deep", word);
     return Rung{*time, *depth};
 }
 
@@ -72,9 +72,10 @@ Result<Ladder> make_ladder(std::vector<Rung> rungs) {
     for (std::size_t i = 1; i < rungs.size(); ++i) {
         const auto& [idle, depth] = rungs[i];
         if (idle == rungs[i - 1].idle)
-            return make_error(ErrorCode::invalid_argument, "two are for the same time, {}", words_for(idle));
+            return make_error(ErrorCode::invalid_argument, "two steps have the same time, {}",
+                              words_for(idle));
         if (depth <= rungs[i - 1].depth)
-            return make_error(ErrorCode::invalid_argument, "'{}' after {} leads no further down than '{}'",
+            return make_error(ErrorCode::invalid_argument, "'{}' after {} is no deeper than '{}'",
                               to_string(depth), words_for(idle), to_string(rungs[i - 1].depth));
     }
     return rungs;

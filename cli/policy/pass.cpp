@@ -144,7 +144,7 @@ std::vector<Order> orders_for(const HostPlan& plan, const Look& look) {
 /// What becomes of a process for which the budgets leave no room in host memory.
 Decision without_room(Decision decision, const Policy& policy) {
     if (policy.directory.empty())
-        return {{}, "the budget for host memory has no room for it, and no directory is named for files"};
+        return {{}, "it does not fit into the host memory budget, and no directory is set for files"};
     decision.request->store = model::Store::file;
     decision.request->stores.clear();
     decision.request->spill = false;
@@ -183,11 +183,10 @@ Result<void> pass(const PassOptions& options, Policies& policies, Account& accou
     const bool gives_back = !orders.empty();
     for (auto& outcome : carry_out(options, finder, std::move(orders))) account.add(std::move(outcome));
     for (const auto& excess : plan.left)
-        account.fail(make_error(
-            ErrorCode::out_of_host_memory,
-            "cannot keep the budget of {} for the host memory of {}: {} would stay held, and nothing more is "
-            "retained, or sleeps and has a directory to move to",
-            format_bytes(excess.budget), whose(excess), format_bytes(excess.held)));
+        account.fail(make_error(ErrorCode::out_of_host_memory,
+                                "cannot keep to the budget of {} for the host memory of {}: {} would still "
+                                "be held, and nothing is left to give back or to move to a directory",
+                                format_bytes(excess.budget), whose(excess), format_bytes(excess.held)));
     if (gives_back && !options.dry_run) found = look(finder, policies, whom);
     if (!found) return std::move(found).error();
     orders = orders_for(*found, budgets, account);

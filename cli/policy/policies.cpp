@@ -23,13 +23,20 @@ std::string program_of(const Process& process) {
 }
 
 /// read_configuration(), whose warnings are printed.
-Result<std::optional<Configuration>> read_file(const std::filesystem::path& path, Author author,
-                                               uid_t owner) {
-    auto read = read_configuration(path, author, owner);
+Result<std::optional<Configuration>> read_file(const std::filesystem::path& path, Author author, uid_t owner,
+                                               bool has_directory = false) {
+    auto read = read_configuration(path, author, owner, has_directory);
     if (read && *read)
         for (const auto& warning : (*read)->warnings)
             print_error(fmt::format("gpu-reclaim: {}\n", printable(warning)));
     return read;
+}
+
+/// Whether a section names a directory, which may hold for any user's processes.
+bool names_directory(const Configuration& file) {
+    const auto names = [](const auto& section) { return section.second.directory.has_value(); };
+    return file.reclaim.directory || std::any_of(file.users.begin(), file.users.end(), names) ||
+           std::any_of(file.commands.begin(), file.commands.end(), names);
 }
 
 } // namespace
@@ -56,7 +63,7 @@ Result<Policies> Policies::load(const Sources& sources) {
     }
     const auto mine = user_file(own);
     auto wishes = mine.empty() ? Result<std::optional<Configuration>>(std::nullopt)
-                               : read_file(mine, Author::user, own);
+                               : read_file(mine, Author::user, own, names_directory(policies.limits_));
     if (!wishes) return std::move(wishes).error();
     if (*wishes) policies.files_.push_back(mine.string());
     if (policies.files_.empty() && !sources.otherwise)
@@ -73,7 +80,7 @@ const Configuration& Policies::file_of(uid_t user) {
     auto& file = wishes_[user];
     const auto path = reads_files_ ? user_file(user) : std::filesystem::path();
     if (path.empty()) return file;
-    auto read = read_file(path, Author::user, user);
+    auto read = read_file(path, Author::user, user, names_directory(limits_));
     if (!read)
         complaints_.push_back(read.error().message);
     else if (*read) {

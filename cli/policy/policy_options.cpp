@@ -14,18 +14,15 @@ namespace gpu_sleep::cli::policy {
 
 usage::Group policy_rows(TypedPolicy& typed) {
     return {"When processes sleep",
-            {usage::brief({"--idle", usage::list("DURATION[:PLACE]", typed.idle, '\0'),
-                           "Put to sleep what has had no GPU work for so long. PLACE says where contents "
-                           "go: host, file or deep"}),
+            {usage::brief({"--idle", usage::list("DURATION", typed.idle, '\0'),
+                           "Put to sleep what has had no GPU work for this long"}),
              {"--config", usage::path("FILE", typed.config),
-              "The administrator's configuration, in place of /etc/gpu-sleep.toml"},
+              "The administrator's configuration, instead of /etc/gpu-sleep.toml"},
              {"--default-idle", usage::duration(typed.otherwise),
-              "--idle for processes of which no configuration says when they sleep"},
-             {"--host-budget", usage::size(typed.host_budget),
-              "Host memory that all of them may hold; beyond it, retained memory is given back, then what "
-              "has slept longest moves to files"},
+              "--idle for processes that no configuration covers"},
+             usage::old({"--host-budget", usage::size(typed.host_budget), {}}),
              usage::brief({"--show-config", usage::flag(typed.shows),
-                           "Only say which policy holds for each process"})}};
+                           "Only show which policy applies to each process"})}};
 }
 
 std::string read_policy(const TypedPolicy& typed, Sources& sources) {
@@ -42,8 +39,8 @@ std::string read_policy(const TypedPolicy& typed, Sources& sources) {
     if (!ladder->empty()) sources.ladder = *std::move(ladder);
     sources.host_budget = typed.host_budget;
     const bool is_typed = sources.ladder || sources.host_budget;
-    if (is_typed && !typed.config.empty()) return "--config has no use beside --idle and --host-budget";
-    if (is_typed && typed.otherwise) return "--default-idle has no use beside --idle and --host-budget";
+    if (is_typed && !typed.config.empty()) return "--config has no effect with --idle or --host-budget";
+    if (is_typed && typed.otherwise) return "--default-idle has no effect with --idle or --host-budget";
     if (!typed.config.empty()) sources.config = typed.config;
     if (typed.otherwise) sources.otherwise = {{*typed.otherwise, Depth::host}};
     return {};
@@ -58,7 +55,8 @@ std::string read_rest(const model::SleepRequest& request, const TypedStores& sto
     std::error_code failure;
     sources.directory = std::filesystem::absolute(stores.directory, failure).lexically_normal();
     if (!failure) return {};
-    return fmt::format("the directory '{}' lies in a working directory that is gone", stores.directory);
+    return fmt::format("the directory '{}' is relative to a working directory that is gone",
+                       stores.directory);
 }
 
 } // namespace gpu_sleep::cli::policy

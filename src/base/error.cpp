@@ -55,7 +55,7 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::out_of_disk, "out_of_disk", no_host_memory, failed_asleep,
                 "free disk space, or name another directory"},
     ErrorTraits{ErrorCode::out_of_threads, "out_of_threads", failed_awake, failed_asleep,
-                "its user or its control group has as many threads as it may: ulimit -u, pids.max"},
+                "its user or control group has reached its limit on threads: ulimit -u, pids.max"},
     ErrorTraits{ErrorCode::outcome_unknown, "outcome_unknown", outcome_unknown, outcome_unknown,
                 "gpu-ps PID shows how it is, once it answers"},
     ErrorTraits{ErrorCode::ambiguous_name, "ambiguous_name", usage, usage,
@@ -64,7 +64,7 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::inhibited, "inhibited", failed_awake, failed_asleep,
                 "end that with gpu-inhibit --release PID, or use gpu-sleep --ignore-inhibitors"},
     ErrorTraits{ErrorCode::stopped, "stopped", timed_out, timed_out,
-                "let it go on first, by kill -CONT PID, its debugger or its control group"},
+                "let it continue first, by kill -CONT PID, its debugger or its control group"},
 };
 
 } // namespace

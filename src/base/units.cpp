@@ -56,13 +56,14 @@ Result<Milliseconds> parse_duration(std::string_view text) {
     return Milliseconds(static_cast<Milliseconds::rep>(std::llround(*value)));
 }
 
-std::string unit_warning(std::string_view text) {
+std::string unit_warning(std::string_view text, std::string_view unit) {
     auto number = text.substr(0, text.find(':'));
     while (number.ends_with(' ') || number.ends_with('.')) number.remove_suffix(1);
     const bool has_unit = number.find_first_not_of("0123456789.") != std::string_view::npos;
     const bool is_zero = number.find_first_not_of("0.") == std::string_view::npos;
     if (has_unit || is_zero) return {};
-    return fmt::format("'{}' has no unit; write {}s, for the next release will refuse it", text, number);
+    return fmt::format("'{}' has no unit; write {}{}, for the next release will refuse it", text, number,
+                       unit);
 }
 
 Result<Bytes> parse_bytes(std::string_view text) {

@@ -337,11 +337,12 @@ TEST_CASE("Bad input: a process that is stopped answers nobody, and the command 
     CHECK(Clock::now() - begun < std::chrono::seconds(4)); // of 5 and 30 that others are given
     CHECK(asked.status == 4);
     CHECK_THAT(asked.out, mentions("stopped"));
-    CHECK_THAT(asked.err, mentions(slept.empty()         ? "it was awake before"
-                                   : slept == "kv_cache" ? "it was partly asleep before"
-                                                         : "it was asleep before"));
+    const std::string before = slept.empty()         ? "it was awake before"
+                               : slept == "kv_cache" ? "it was partly asleep before"
+                                                     : "it was asleep before";
+    CHECK_THAT(asked.err, mentions(before));
     CHECK(woken.status == 4);
-    CHECK_THAT(woken.err, mentions("it is stopped") && mentions("kill -CONT"));
+    CHECK_THAT(woken.err, mentions("it is stopped") && mentions("kill -CONT") && mentions(before));
     host.process().signal(SIGCONT);
     if (!slept.empty()) REQUIRE(host.command("gpu-wake").status == 0);
     check_unharmed(host);

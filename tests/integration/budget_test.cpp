@@ -135,7 +135,7 @@ TEST_CASE("Budget: a pass puts no more to sleep into host memory than the budget
     };
     auto output = pass({});
     CHECK(output.status == 0);
-    CHECK_THAT(output.out, mentions("the budget for host memory has no room for it"));
+    CHECK_THAT(output.out, mentions("it does not fit into the host memory budget"));
     CHECK(count_asleep(all) == 2);
     output = pass({"--dir", place.path()});
     INFO(output.err);
@@ -171,8 +171,8 @@ TEST_CASE("Budget: beyond the budget what is retained goes first, then the longe
     output = pass(2 * k_each);
     CHECK(output.status == 8);
     CHECK_THAT(output.err,
-               mentions("cannot keep the budget of 32.0 MiB for the host memory of all processes: "
-                        "48.0 MiB would stay held"));
+               mentions("cannot keep to the budget of 32.0 MiB for the host memory of all processes: "
+                        "48.0 MiB would still be held"));
     CHECK_THAT(pass(2 * k_each, {"--dir", place.path(), "--dry-run"}).out, mentions("would move"));
     CHECK(held_by_all(all) == 3 * k_each);
     output = pass(2 * k_each, {"--dir", place.path()});

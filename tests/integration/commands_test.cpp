@@ -192,11 +192,11 @@ TEST_CASE("Commands: what is done already succeeds and says so", "[commands]") {
     allocate_three_tags(host);
     const auto woken = host.command("gpu-wake");
     CHECK(woken.status == 0);
-    CHECK_THAT(woken.out, mentions("awake already"));
+    CHECK_THAT(woken.out, mentions("already awake"));
     REQUIRE(host.command("gpu-sleep").status == 0);
     const auto again = host.command("gpu-sleep");
     CHECK(again.status == 0);
-    CHECK_THAT(again.out, mentions("asleep already"));
+    CHECK_THAT(again.out, mentions("already asleep"));
     CHECK(host.command("gpu-sleep", {"--json"}).json("/processes/0/report/changed") == "false");
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check_all") == "intact");
@@ -388,8 +388,10 @@ TEST_CASE("Commands: --all is for all that a user has", "[commands]") {
     Host one(stage.launch(as_another));
     Host other(stage.launch(as_another));
     for (auto* each : {&host, &one, &other}) each->tell("alloc weights 4194304 0");
-    const auto ask = [&](const std::string& command) {
-        return run({{command_file(command), "--all", "--user", "65533"}});
+    const auto ask = [&](const std::string& command, const Arguments& options = {}) {
+        Arguments words{command_file(command), "--all", "--user", "65533"};
+        words.insert(words.end(), options.begin(), options.end());
+        return run({words});
     };
     const auto slept = ask("gpu-sleep");
     CHECK(slept.status == 0);
@@ -397,6 +399,12 @@ TEST_CASE("Commands: --all is for all that a user has", "[commands]") {
     CHECK(host.state() == "awake");
     for (auto* each : {&one, &other}) CHECK(each->state() == "asleep");
     CHECK(ask("gpu-sleep").out == "nothing to do\n");
+    REQUIRE(ask("gpu-wake").status == 0);
+    const auto mistyped = ask("gpu-sleep", {"--tags", "wieghts"});
+    CHECK(mistyped.status == 2);
+    CHECK_THAT(mistyped.err, mentions("none of 2 processes") && mentions("there is no tag 'wieghts'"));
+    one.tell("alloc own 4194304 0");
+    CHECK_THAT(ask("gpu-sleep", {"--tags", "own"}).out, mentions("4.00 MiB")); // the other is passed over
     REQUIRE(ask("gpu-wake").status == 0);
     for (auto* each : {&one, &other}) CHECK(each->state() == "awake");
     CHECK(ask("gpu-inhibit").status == 0);

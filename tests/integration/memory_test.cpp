@@ -109,7 +109,7 @@ TEST_CASE("Memory: a process retains what it is allowed to, and copies only what
     CHECK(awake.json("/processes/0/report/retained_bytes") == std::to_string(retained));
     if (retained != 0)
         CHECK_THAT(host.command("gpu-ps").out,
-                   mentions(format_bytes(retained) + " of host memory are retained"));
+                   mentions(format_bytes(retained) + " of host memory is retained"));
     const auto again = host.command("gpu-sleep", {"--json"});
     CHECK(again.json("/processes/0/report/devices/0/kept_bytes") == std::to_string(12 * k_mib));
     CHECK(again.json("/processes/0/report/devices/0/stored_bytes") == std::to_string(12 * k_mib));

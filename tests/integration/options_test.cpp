@@ -104,11 +104,9 @@ const std::map<std::string, Kind>& kinds() {
         {"--keep-gil", flag()},
         {"--no-capture", flag()},
         {"--audit", flag()},
-        // No command goes with these: all are refused here.
-        {"--show-enabled", flag()},
-        {"--enable-for", {{}, with(k_never, {"user", "machine", "x", "user|machine", "USER"})}},
-        {"--disable-for", {{}, with(k_never, {"user", "machine", "x", "user|machine", "USER"})}},
-        {"--root", {{}, {"/nonexistent"}}},
+        {"--show", flag()},
+        {"--off", flag()},                  // which is refused beside --show
+        {"--root", {{}, {"/nonexistent"}}}, // and this for a user
         {"--watch", duration()},
         {"--timeout", duration()},
         {"--wait", duration()},
@@ -206,6 +204,7 @@ std::vector<Command> all_commands(const std::string& place) {
             {{"gpu-inhibit"}, {k_nobody}, 3},
             {{"gpu-doctor"}, {k_nobody}, 3},
             {{"gpu-run"}, {"--", "true"}, 0},
+            {{"gpu-enable"}, {"user", "--show"}, 0},
             {{"gpu-snapshot", "ls"}, {place}, 0},
             {{"gpu-snapshot", "verify"}, {place}, 0},
             {{"gpu-snapshot", "extract"}, {place + "/none"}, 1}};
@@ -327,7 +326,7 @@ TEST_CASE("Options: each takes what it should, and refuses anything else in one 
             const auto needs = needs_of(command, option);
             const auto& kind = kind_of(command, option);
             const std::map<std::string, int> ends{
-                {"--help", 0}, {"--help-all", 0}, {"--version", 0}, {"--await", 2}, {"--show-enabled", 2}};
+                {"--help", 0}, {"--help-all", 0}, {"--version", 0}, {"--await", 2}, {"--off", 2}};
             const int status = ends.contains(option) ? ends.at(option) : command.status;
             if (kind.good.empty() && kind.bad.empty())
                 check_flag(command, option, needs, status);
@@ -391,9 +390,10 @@ TEST_CASE("Options: what is not there, too much or too little is named", "[optio
             if (!taking_several.contains(command.words.front()))
                 check_refused(changed.run_with(needs), command, "'surplus'");
             changed.rest = {""};
-            const auto* const word = command.words.front() != "gpu-snapshot" ? "PID"
-                                     : extracts                              ? "SNAPSHOT"
-                                                                             : "PATH";
+            const auto* const word = command.words.front() == "gpu-enable"     ? "user|machine"
+                                     : command.words.front() != "gpu-snapshot" ? "PID"
+                                     : extracts                                ? "SNAPSHOT"
+                                                                               : "PATH";
             check_refused(changed.run_with(needs), command, word);
         }
         changed.rest.clear();
@@ -401,6 +401,26 @@ TEST_CASE("Options: what is not there, too much or too little is named", "[optio
         const bool may_ask_all = asking_all.contains(command.words.front());
         if (!may_ask_all) check_refused(changed.run_with(needs), command, "is missing");
         if (!needs.empty()) check_refused(command.run_with({}), command, "is missing");
+    }
+}
+
+TEST_CASE("Options: spellings of the release before work, and are shown nowhere", "[options]") {
+    const auto all = all_commands("");
+    const auto named = [&](const std::string& name) {
+        return *std::find_if(all.begin(), all.end(),
+                             [&](const auto& each) { return each.words.front() == name; });
+    };
+    for (const auto& [name, option] : std::vector<std::pair<std::string, Arguments>>{
+             {"gpu-reclaim", {"--idle", "1h", "--tags", "a"}},
+             {"gpu-reclaim", {"--idle", "1h", "--store", "a=host"}},
+             {"gpu-reclaim", {"--host-budget", "1GiB"}},
+             {"gpu-reclaim", {"--idle", "15m:host"}},
+             {"gpu-run", {"--release-gil"}}}) {
+        const auto command = named(name);
+        INFO(name << ' ' << option.back());
+        check_done(command.run_with(option), command.status);
+        if (option.back() != "15m:host")
+            CHECK_FALSE(options_of(command).contains(option[option.size() > 1 ? option.size() - 2 : 0]));
     }
 }
 

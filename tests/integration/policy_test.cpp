@@ -137,7 +137,7 @@ TEST_CASE("Policy: without --idle the files say when, and of whom nothing is sai
     write_file(home.path() / "gpu-sleep.toml", "[command.the-server]\nexempt = true\n");
     output = reclaim_with(home.path(), {pid, "--default-idle", "10ms"});
     CHECK(output.status == 0);
-    CHECK_THAT(output.out, mentions("no policy has it sleep"));
+    CHECK_THAT(output.out, mentions("no policy puts it to sleep"));
     write_file(home.path() / "gpu-sleep.toml", "");
     CHECK(reclaim_with(home.path(), {pid, "--default-idle", "10ms"}).status == 0);
     CHECK(host.state() == "asleep");
@@ -166,7 +166,7 @@ TEST_CASE("Policy: the administrator's file is tried by --config, and a user's o
     REQUIRE(::chmod(config.c_str(), 0666) == 0);
     const auto refused = reclaim_with(home.path(), {pid, "--config", config});
     CHECK(refused.status == 2);
-    CHECK_THAT(refused.err, mentions("others than its owner may write to it"));
+    CHECK_THAT(refused.err, mentions("users other than its owner may write to it"));
     host.tell("spin 1");
 }
 
@@ -234,7 +234,7 @@ TEST_CASE(
         REQUIRE(::chmod(own.c_str(), 0666) == 0);
         output = pass();
         CHECK(output.status == 0);
-        CHECK_THAT(output.err, mentions("others than its owner may write to it"));
+        CHECK_THAT(output.err, mentions("users other than its owner may write to it"));
         CHECK(host.state() == "asleep");
     }
     SECTION("it is a link to what root alone may read: nothing of that is used or shown") {

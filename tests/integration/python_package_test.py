@@ -156,13 +156,13 @@ class Package(unittest.TestCase):
         """
         done = run(["-c", textwrap.dedent(program)], GPU_SLEEP_AGENT="")
         self.check(done)
-        for part in ("gpu_state", "gpu_sleep", "gpu_wake", "cannot move 12,582,912 bytes (12 MiB)", "gpu-run --enable-for user"):
+        for part in ("gpu_state", "gpu_sleep", "gpu_wake", "cannot move 12,582,912 bytes (12 MiB)", "gpu-enable user"):
             self.assertIn(part, done.stdout)
 
     def test_a_notebook_before_it_uses_the_gpu(self):
         program = "import gpu_sleep; print(gpu_sleep._notebook.state())"
         self.assertIn("starts when CUDA is first used", run(["-c", program], UNDER_GPU_RUN).stdout)
-        self.assertIn("gpu-run --enable-for user", run(["-c", program], GPU_SLEEP_AGENT="").stdout)
+        self.assertIn("gpu-enable user", run(["-c", program], GPU_SLEEP_AGENT="").stdout)
 
     def test_with_an_agent_that_is_too_old(self):
         program = """

@@ -246,10 +246,10 @@ TEST_CASE("Reclaim: why a program does not sleep, and what it would be like, is 
     CHECK_THAT(said, mentions("a sleep would free 4.00 MiB"));
     CHECK_THAT(said, mentions("it has not woken yet"));
     wait_until_idle(host);
-    CHECK_THAT(why({"--idle", "1h"}).out, mentions("against it: it has been idle for"));
-    CHECK_THAT(why({}).out, mentions("nothing stands against it"));
+    CHECK_THAT(why({"--idle", "1h"}).out, mentions("prevented by: it has been idle for"));
+    CHECK_THAT(why({}).out, mentions("nothing prevents it"));
     REQUIRE(host.command("gpu-inhibit").status == 0);
-    CHECK_THAT(why({}).out, mentions("against it: sleeps are inhibited"));
+    CHECK_THAT(why({}).out, mentions("prevented by: sleeps are inhibited"));
     REQUIRE(host.command("gpu-sleep", {"--ignore-inhibitors"}).status == 0);
     REQUIRE(host.command("gpu-wake").status == 0);
     said = why({}).out;

@@ -342,8 +342,6 @@ TEST_CASE("Run: wrong usage ends with 2 and says what is wrong", "[run]") {
         {{"--idle", "1h", "--store", "file", "true"}, "--dir"},
         {{"--idle", "1h", "--no-capture", "true"}, "--no-capture"},
         {{"--enable-for", "user", "true"}, "take no COMMAND"},
-        {{"--enable-for", "user", "--disable-for", "user"}, "--disable-for"},
-        {{"--enable-for", "user", "--root", "/nonexistent"}, "the machine's files"},
         {{"--release-gil", "--keep-gil", "true"}, "--keep-gil"},
         {{"--no-capture", "--tag", "a", "true"}, "--no-capture"},
         {{"--rules", scratch.file("rules.json"), "true"}, "rule 1, tag"},

@@ -61,7 +61,7 @@ TEST_CASE("gpu-snapshot: looking at a directory removes what ended processes hav
         const auto looked = run(command + directory);
         CHECK(looked.status == exit_status::done);
         for (const auto& name : left)
-            CHECK(has(looked, "removed " + name + ": its process has let go of it\n"));
+            CHECK(has(looked, "removed " + name + ": its process no longer uses it\n"));
         CHECK_FALSE(has(looked, "removed " + kept));
         CHECK(has(looked, kept));
         CHECK(has(looked, stage.path.filename().string()));

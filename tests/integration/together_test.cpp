@@ -259,7 +259,7 @@ TEST_CASE("Together: one that begins to use the GPU meanwhile has all go back", 
     family[1].tell("resume");
     const auto output = sleeping.finish();
     CHECK(output.status == 1);
-    CHECK_THAT(output.err, mentions("has begun to use the GPU meanwhile; try again"));
+    CHECK_THAT(output.err, mentions("has started to use the GPU in the meantime; try again"));
     family.check_all_awake();
     family.check_completes();
 }

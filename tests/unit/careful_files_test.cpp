@@ -71,7 +71,7 @@ TEST_CASE("Careful files: a link to a file stays, and its file is replaced", "[c
     CHECK_FALSE(write_carefully(scratch.path() / "round", "x", 0644));
 }
 
-TEST_CASE("Careful files: what is no regular file, or is too long, is refused", "[careful_files]") {
+TEST_CASE("Careful files: what is not a regular file, or is too long, is refused", "[careful_files]") {
     const test::Scratch scratch;
     REQUIRE(::mkfifo(scratch.file("pipe").c_str(), 0600) == 0);
     for (const auto& file : {scratch.path() / "pipe", scratch.path()}) {

@@ -89,10 +89,14 @@ exempt = true
 TEST_CASE("Configuration: times without a unit are taken still, with a warning each", "[config_file]") {
     if (!can_read()) return;
     const auto file = parse_configuration("[reclaim]\nidle = [\"900\", \"4h:file\"]\nmin-awake = \"60\"\n",
-                                          "c.toml", Author::user);
+                                          "c.toml", Author::user, true);
     REQUIRE(file);
     CHECK(file->reclaim.min_awake == 1min);
     REQUIRE(file->warnings.size() == 2);
+    const auto sizes = parse_configuration("[host]\nper-user = \"4096\"\n", "c.toml", Author::user);
+    REQUIRE(sizes);
+    REQUIRE(sizes->warnings.size() == 1);
+    CHECK(sizes->warnings.front().starts_with("c.toml:2: host.per-user: '4096' has no unit; write 4096B"));
     CHECK(file->warnings.front().starts_with("c.toml:2: reclaim.idle: '900' has no unit; write 900s"));
 }
 
@@ -108,32 +112,31 @@ TEST_CASE("Configuration: a mistake is named with its file, line and key", "[con
     CHECK(complaint_about_toml("[reclam]\n") ==
           "c.toml:1: reclam: there is no such section; did you mean 'reclaim'?");
     CHECK(complaint_about_toml("[reclaim]\nidle = 900\n") ==
-          "c.toml:2: reclaim.idle: a number stands where times are needed: write it as \"15m\" or "
-          "[\"15m:host\", \"4h:file\"]");
-    CHECK(complaint_about_toml("[reclaim]\nidle = [\"1h\", 5]\n") ==
-          "c.toml:2: reclaim.idle: a list of something else than texts stands where times are needed: write "
-          "it as "
+          "c.toml:2: reclaim.idle: this is a number, and must be a time, or a list of times: write it as "
           "\"15m\" or [\"15m:host\", \"4h:file\"]");
+    CHECK(complaint_about_toml("[reclaim]\nidle = [\"1h\", 5]\n") ==
+          "c.toml:2: reclaim.idle: this is a list of something other than strings, and must be a time, or a "
+          "list of times: write it as \"15m\" or [\"15m:host\", \"4h:file\"]");
     CHECK(complaint_about_toml("[reclaim]\nidle = [\"1h:file\", \"2h:host\"]\n") ==
-          "c.toml:2: reclaim.idle: 'host' after 2h leads no further down than 'file'");
+          "c.toml:2: reclaim.idle: 'host' after 2h is no deeper than 'file'");
     CHECK(complaint_about_toml("[reclaim]\nidle = \"1h:disk\"\n") ==
-          "c.toml:2: reclaim.idle: 'disk' is no place: there are host, file and deep");
+          "c.toml:2: reclaim.idle: 'disk' is not a place: the places are host, file and deep");
     CHECK(complaint_about_toml("[reclaim]\nexempt = \"yes\"\n") ==
-          "c.toml:2: reclaim.exempt: a text stands where true or false is needed");
+          "c.toml:2: reclaim.exempt: this is a string, and must be true or false");
     CHECK(complaint_about_toml("[reclaim]\ndirectory = \"sleep\"\n") ==
-          "c.toml:2: reclaim.directory: 'sleep' is no absolute path");
+          "c.toml:2: reclaim.directory: 'sleep' is not an absolute path");
     CHECK(complaint_about_toml("[reclaim]\nhost-budget = \"1GiB\"\n")
               .starts_with("c.toml:2: reclaim.host-budget: there is no such key"));
     CHECK(complaint_about_toml("[host]\nbudget = 5\n") ==
-          "c.toml:2: host.budget: a number stands where a text is needed: write it as \"64GiB\"");
+          "c.toml:2: host.budget: this is a number, and must be a string: write it as \"64GiB\"");
     CHECK(complaint_about_toml("[tag.\"a b\"]\nexempt = true\n") ==
           "c.toml:2: tag.a b.exempt: 'a b' is not a tag");
     CHECK(complaint_about_toml("[tag.a]\nstore = \"disk\"\n") ==
-          "c.toml:2: tag.a.store: 'disk' names no store; there are host and file");
+          "c.toml:2: tag.a.store: 'disk' is not a store; the stores are host and file");
     CHECK(complaint_about_toml("idle = \"15m\"\n") ==
-          "c.toml:1: idle: it stands in no section: write [reclaim] above it");
+          "c.toml:1: idle: it is in no section: write [reclaim] above it");
     CHECK(complaint_about_toml("budget = \"64GiB\"\n") ==
-          "c.toml:1: budget: it stands in no section: write [host] above it");
+          "c.toml:1: budget: it is in no section: write [host] above it");
     CHECK(complaint_about_toml("reclam = \"15m\"\n").ends_with("did you mean 'reclaim'?"));
     for (const auto* const bare : {"15m:host", "1h", "host"})
         CHECK(complaint_about_toml(fmt::format("[reclaim]\nexempt = true\nidle = {} # each\n", bare))
@@ -150,7 +153,7 @@ TEST_CASE("Configuration: a mistake is named with its file, line and key", "[con
     CHECK(complaint_about_toml("# gr\xC3\xBC\xC3\x9F\n[command.\"gr\\u00FC\\u00DF\"]\nexempt = true\n") ==
           "none");
     CHECK(complaint_about_toml("[command.\"\xEF\xBB\xBF\"]\n")
-              .starts_with("c.toml:1: there is a character beyond ASCII"));
+              .starts_with("c.toml:1: there is a non-ASCII character"));
     CHECK(complaint_about_toml({"[reclaim]\n\n[\0]", 14}) == "c.toml:3: there is a control character");
     CHECK(complaint_about_toml("[reclaim]\n[host]\n[command.x]\n") == "none");
 }
@@ -174,6 +177,23 @@ TEST_CASE("Configuration: keys and values nested deeply are refused, and overflo
     const auto within = "a." + repeated("a.", 60) + "a = {";
     CHECK(complaint_about_toml(repeated(within, 200) + repeated("}", 200)).starts_with("c.toml:1: "));
     CHECK(complaint_about_toml("# " + repeated(".", k_many) + "\n[reclaim]\n") == "none");
+}
+
+TEST_CASE("Configuration: a ladder that leads to files needs a directory that holds for it",
+          "[config_file]") {
+    if (!can_read()) return;
+    const std::string ladder = "idle = [\"15m\", \"4h:file\"]\n";
+    const std::string directory = "directory = \"/data\"\n";
+    const auto complaint = complaint_about_toml("[reclaim]\n" + ladder + "[user.ann]\n" + directory);
+    CHECK(complaint.starts_with("c.toml:2: reclaim.idle: it leads to files, and no directory"));
+    CHECK(complaint.find("write, for example, directory = \"/") != std::string::npos);
+    CHECK(complaint_about_toml("[command.x]\n" + ladder).starts_with("c.toml:2: command.x.idle: it leads"));
+    CHECK(complaint_about_toml("[user.ann]\n" + ladder).starts_with("c.toml:2: user.ann.idle: it leads"));
+    CHECK(complaint_about_toml("[reclaim]\n" + directory + "[command.x]\n" + ladder) == "none");
+    CHECK(complaint_about_toml("[user.ann]\n" + directory + "[command.x]\n" + ladder) == "none");
+    CHECK(complaint_about_toml("[user.ann]\n" + ladder + directory) == "none");
+    CHECK(complaint_about_toml("[reclaim]\nidle = [\"15m\", \"4h:deep\"]\n") == "none");
+    CHECK(parse_configuration("[reclaim]\n" + ladder, "c.toml", Author::user, true));
 }
 
 TEST_CASE("Configuration: what is the administrator's to say is refused in a user's file", "[config_file]") {

@@ -110,9 +110,6 @@ TEST_CASE("Doctor: reads a process", "[doctor]") {
     root.write("proc/7/status", "Name:\tpython3\nState:\tT (stopped)\n");
     root.write("proc/7/maps", "1000-2000 r-xp 00000000 08:01 1   /usr/lib/libnvcuvid.so.1\n"
                               "2000-3000 rw-p 00000000 00:00 0\n");
-    root.write("proc/7/limits",
-               "Limit                     Soft Limit           Hard Limit           Units\n"
-               "Max locked memory         65536                65536                bytes\n");
     root.write("proc/7/cgroup", "0::/y\n");
     root.write("proc/meminfo", "MemAvailable:    600 kB\n");
     root.write("sys/fs/cgroup/y/memory.max", "1024\n");
@@ -122,14 +119,10 @@ TEST_CASE("Doctor: reads a process", "[doctor]") {
     CHECK(facts.mappings == 2);
     REQUIRE(facts.unseen.size() == 1);
     CHECK(facts.unseen[0].name == "libnvcuvid.so.1");
-    CHECK(facts.max_locked == 64 * k_kib);
     CHECK(facts.headroom.bytes == 1024);
     root.write("proc/7/status", "Name:\tpython3\nState:\tS (sleeping)\n");
-    root.write("proc/7/limits",
-               "Max locked memory         unlimited            unlimited            bytes\n");
     facts = read_process(7, root.path());
     CHECK_FALSE(facts.is_stopped);
-    CHECK_FALSE(facts.max_locked);
 }
 
 TEST_CASE("Doctor: a child answers with a text or an error, of any length", "[doctor]") {

@@ -72,6 +72,9 @@ TEST_CASE("Live table: a line for each process, and the sums", "[live]") {
     outcomes[0].answer = make_error(ErrorCode::stopped, "it is stopped");
     CHECK(test::Printed(render_live(outcomes, 80)).rows[0].at("STATE") == "stopped");
     outcomes[2].answer = report_of("a", k_gib, 0, 45);
+    std::get<model::Report>(outcomes[2].answer).inhibited = true;
+    CHECK(test::Printed(render_live(outcomes, 80)).rows[2].at("STATE") == "inhibited");
+    outcomes[2].answer = report_of("a", k_gib, 0, 45);
     outcomes[2].by_driver = true;
     CHECK(test::Printed(render_live(outcomes, 80)).rows[2].at("STATE") == "no agent");
     CHECK(shown.rows[1].at("IDLE") == "2h05m");

@@ -64,9 +64,9 @@ TEST_CASE("Ladder: rungs are read, and stand in the order of their times", "[pol
         CHECK_FALSE(parse_rung(text));
     CHECK(ladder({"4h:file", "15m"}) == Ladder{{15min, Depth::host}, {4h, Depth::file}});
     CHECK(make_ladder({{1min, Depth::host}, {1min, Depth::file}}).error().message ==
-          "two are for the same time, 1m");
+          "two steps have the same time, 1m");
     CHECK(make_ladder({{1min, Depth::file}, {2min, Depth::host}}).error().message ==
-          "'host' after 2m leads no further down than 'file'");
+          "'host' after 2m is no deeper than 'file'");
 }
 
 TEST_CASE("Ladder: what is reached at a time is the lowest rung so far", "[policy]") {
@@ -177,7 +177,7 @@ TEST_CASE("Policy: what is said of a user or a command goes before what is said 
 TEST_CASE("Decision: what is idle sleeps, and what sleeps moves further down", "[policy]") {
     const auto policy = with(ladder({"10s:host", "20s:file"}));
     using model::State;
-    CHECK(decide(policy, report(State::awake, 9))->reason == "it has been idle for 9.00 s only");
+    CHECK(decide(policy, report(State::awake, 9))->reason == "it has been idle for only 9.00 s");
     CHECK(decide(policy, report(State::awake, 0))->reason == "it is at work");
     const auto sleep = decide(policy, report(State::awake, 10))->request;
     REQUIRE(sleep);
@@ -220,15 +220,15 @@ TEST_CASE("Decision: exempt tags stay, and a process that has just woken is left
     CHECK(decide(policy, seen)->reason == "all of its tags are exempt");
     policy.tags.clear();
     policy.min_awake = 6s;
-    CHECK(decide(policy, seen)->reason == "it has been awake for 5.00 s only");
-    CHECK(decide(with({}), seen)->reason == "no policy has it sleep");
+    CHECK(decide(policy, seen)->reason == "it has been awake for only 5.00 s");
+    CHECK(decide(with({}), seen)->reason == "no policy puts it to sleep");
 }
 
 TEST_CASE("Decision: a rung that cannot be carried out is an error", "[policy]") {
     auto policy = with(ladder({"10s:file"}));
     policy.directory.clear();
     CHECK(decide(policy, report(model::State::awake, 10)).error().message ==
-          "no directory is named for contents in files");
+          "no directory is set for contents in files");
 }
 
 TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a process", "[policy]") {

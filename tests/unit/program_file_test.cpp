@@ -129,7 +129,7 @@ TEST_CASE("Program file: what the loader cannot load the agent into is refused, 
     CHECK_THAT(message_after([](Elf64_Ehdr&, Elf64_Phdr& segment) {
                    if (segment.p_type == PT_INTERP) segment.p_type = PT_NULL;
                }),
-               mentions("linked statically"));
+               mentions("statically linked"));
     CHECK_THAT(message_after([](Elf64_Ehdr& header, Elf64_Phdr&) { header.e_ident[EI_CLASS] = ELFCLASS32; }),
                mentions("32-bit"));
     CHECK_THAT(message_after([](Elf64_Ehdr& header, Elf64_Phdr&) { header.e_machine = EM_S390; }),

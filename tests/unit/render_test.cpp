@@ -221,7 +221,7 @@ TEST_CASE("Render: what was so already is said to be so", "[render]") {
           "4242 python3 serve.py holds no memory that could sleep; nothing to do\n");
     report.tags = {test::sample_weights()};
     CHECK(render_operation(listed_process(), report) ==
-          "4242 python3 serve.py is awake already, as asked; nothing to do\n");
+          "4242 python3 serve.py is already awake, as asked; nothing to do\n");
     report.operation = model::Operation::sleep;
     report.notes = {"it is at work"};
     CHECK(render_operation(listed_process(), report) ==

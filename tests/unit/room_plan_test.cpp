@@ -82,7 +82,7 @@ TEST_CASE("Room plan: each GPU has its own needs", "[room_plan]") {
     CHECK(plan_room(all, {{"GPU-3", 1}}).empty());
 }
 
-TEST_CASE("Room plan: a status says what stands against a sleep", "[room_plan]") {
+TEST_CASE("Room plan: a status says what prevents a sleep", "[room_plan]") {
     auto report = status(k_gib);
     const auto free = candidate_of(report, Milliseconds(5'000));
     CHECK(against(free).empty());

@@ -39,8 +39,8 @@ TEST_CASE("Rules file: a mistake is named with its rule and its member", "[rules
     CHECK(complaint_about_file(R"({"rules": [{"max_size": -1}]})") ==
           "r.json: rule 1, max_size: -1 is not a size; write it as \"64MiB\"");
     CHECK(complaint_about_file(R"({"rules": [{"size": 1}]})") ==
-          "r.json: rule 1, size: there is no such member; there "
-          "are min_size, max_size, library, tag and capture");
+          "r.json: rule 1, size: there is no such member; the members are min_size, max_size, library, tag "
+          "and capture");
     CHECK(complaint_about_file(R"({"rules": [{"capture": "no"}]})") ==
           "r.json: rule 1, capture: \"no\" is neither true nor false");
     CHECK(complaint_about_file(R"({"rules": [{"tag": ""}]})") ==
@@ -53,7 +53,7 @@ TEST_CASE("Rules file: a mistake is named with its rule and its member", "[rules
           "r.json: rule 1, min_size: 2.00 GiB is more than max_size, 1.00 GiB");
     CHECK(complaint_about_file(R"({"rules": [7]})") == "r.json: rule 1 is not an object");
     CHECK(complaint_about_file(R"({"rules": [{"tag": "a", "tag": "b"}]})") ==
-          "r.json: \"tag\" is there twice in one object");
+          "r.json: \"tag\" appears twice in one object");
 }
 
 TEST_CASE("Rules file: what is no rules file at all is told so", "[rules_file]") {
@@ -63,7 +63,7 @@ TEST_CASE("Rules file: what is no rules file at all is told so", "[rules_file]")
     for (const auto* other : {"[]", "7", "{}", R"({"rules": {}})", R"({"rule": []})"})
         CHECK(complaint_about_file(other) == form);
     CHECK(complaint_about_file(R"({"rules": [], "version": 1})") ==
-          "r.json: there should be nothing beside \"rules\"");
+          "r.json: there should be nothing besides \"rules\"");
     CHECK(complaint_about_file("") != "none");
     CHECK(complaint_about_file("{\"rules\": [{\"tag\": \"\xFF\"}]}") != "none");
     CHECK(read_rules_file("/nonexistent/r.json").error().code == ErrorCode::io_failed);

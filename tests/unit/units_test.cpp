@@ -32,6 +32,8 @@ TEST_CASE("Units: sizes are read with binary and decimal units", "[units]") {
     CHECK(*parse_bytes("40GiB") == 40 * gpu_sleep::k_gib);
     CHECK(*parse_bytes("40G") == 40 * gpu_sleep::k_gib);
     CHECK(*parse_bytes("1.5 GB") == 1'500'000'000);
+    CHECK(unit_warning("4096", "B").find("write 4096B") != std::string::npos);
+    for (const auto* good : {"0", "4096B", "40GiB"}) CHECK(unit_warning(good, "B").empty());
     for (const auto* bad : {"", "GiB", "-1", "1XiB", "1e40T", "0x10", "99999999999999999999"})
         CHECK_FALSE(parse_bytes(bad));
 }

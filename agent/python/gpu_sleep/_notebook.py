@@ -11,7 +11,7 @@ from ._processes import Status, processes, status
 from .errors import Error, NoAgent
 
 _ADVICE = ("gpu_sleep moves what is allocated inside of `with gpu_sleep.tag(NAME):` from now on. To move all of it, let "
-           "`gpu-run --enable-for user` put the agent into new kernels, and restart this one from a new login; or start "
+           "`gpu-enable user` put the agent into new kernels, and restart this one from a new login; or start "
            "Jupyter by gpu-run.")
 
 

@@ -29,7 +29,7 @@ TEST_CASE("Deep: nothing of the process is left on the GPU, and all comes back",
               std::to_string(k_context_bytes));
         CHECK(machine.is_deep());
         CHECK_THAT(run(machine.launch("gpu-ps")).out,
-                   mentions("asleep, deep") && mentions("the rest") && mentions("nothing of it is left"));
+                   mentions("asleep, deep") && mentions("the rest") && mentions("it has nothing left"));
         CHECK(machine.command("gpu-ps").json("/processes/0/gpu_bytes") == "0");
         machine.expect_held();
         const auto again = machine.command("deep");
@@ -50,7 +50,7 @@ TEST_CASE("Deep: what slept already, in whole or in part, goes deep as a whole",
     REQUIRE(machine.command("gpu-sleep").status == 0);
     CHECK_FALSE(machine.is_deep());
     CHECK(machine.command("gpu-ps").json("/processes/0/gpu_bytes") == std::to_string(k_context_bytes));
-    CHECK_THAT(run(machine.launch("gpu-ps")).out, mentions("on the GPUs still: 8.00 MiB"));
+    CHECK_THAT(run(machine.launch("gpu-ps")).out, mentions("still on the GPUs: 8.00 MiB"));
     machine.fall_asleep();
     CHECK(machine.is_deep());
     // What sleeps deeply stays as it is.

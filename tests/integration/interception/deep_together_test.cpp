@@ -111,7 +111,7 @@ TEST_CASE("Deep together: one that the driver fails with sleeps plainly, and the
     INFO(slept.err);
     CHECK(slept.status == 7);
     CHECK_THAT(slept.err, mentions("it is asleep, but not deeply") &&
-                              mentions("3 processes are asleep, 2 of them deep; the same command again"));
+                              mentions("3 processes are asleep, 2 of them deep; the same command continues"));
     CHECK(family.count("asleep") == 3);
     CHECK(family.count("deep") == 2);
     if (GENERATE(false, true)) CHECK(family.wake().status == 0);

@@ -87,11 +87,15 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
     CHECK(machine.command("sleep", {"--level", "2"}).status == 2);
     CHECK(machine.command("gpu-sleep", {"--engine", "auto", "--tags", "weights"}).status == 2);
 
-    Host with_agent(captured_launch(k_linked));
+    const auto name = fmt::format("gpu-sleep-test-{}", ::getpid());
+    Host with_agent(captured_launch(k_linked, {"GPU_SLEEP_NAME=" + name}));
     const auto piece = make_piece(with_agent, "plain", k_piece_bytes);
     const auto refused = with_agent.command("gpu-sleep", {"--engine", "driver"});
     CHECK(refused.status == 2);
     CHECK_THAT(refused.err, mentions("has an agent"));
+    const auto by_name = run({{command_file("gpu-sleep"), name, "--engine", "driver"}});
+    CHECK(by_name.status == 2);
+    CHECK_THAT(by_name.err, mentions("has an agent") && mentions("leave out --engine driver"));
     const auto automatic = with_agent.command("gpu-sleep", {"--engine", "auto", "--json"});
     CHECK(automatic.status == 0);
     CHECK(automatic.json("/processes/0/engine") == "agent");

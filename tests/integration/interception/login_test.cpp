@@ -65,7 +65,7 @@ struct Home {
         return run(launch(std::move(words), std::move(variables)));
     }
     void enable() const {
-        const auto done = command({"gpu-run", "--enable-for", "user"});
+        const auto done = command({"gpu-enable", "user"});
         INFO(done.err);
         REQUIRE(done.status == 0);
     }
@@ -268,9 +268,9 @@ TEST_CASE("Login: where the library is missing nothing is printed, nor in contai
     const auto prefix = home.scratch.path() / "prefix";
     fs::create_directories(prefix / "bin");
     fs::create_directories(prefix / "lib");
-    fs::copy_file(command_file("gpu-run"), prefix / "bin/gpu-run");
+    fs::copy_file(command_file("gpu-enable"), prefix / "bin/gpu-enable");
     fs::copy_file(login_library(), prefix / "lib/libgpu-sleep-login.so");
-    REQUIRE(run(home.launch({prefix / "bin/gpu-run", "--enable-for", "user"})).status == 0);
+    REQUIRE(run(home.launch({prefix / "bin/gpu-enable", "user"})).status == 0);
     const auto preloaded = [&](const Arguments& command, const Arguments& variables = {}) {
         auto words = command;
         words.insert(words.end(), {"sh", "-c", "printf %s \"${LD_PRELOAD-none}\""});
@@ -308,8 +308,9 @@ TEST_CASE("Login: enabling is idempotent, and disabling restores every byte", "[
     REQUIRE(::chmod((path / "tools/bin/jupyter").c_str(), 0755) == 0);
     const auto search_path = "PATH=" + (path / "tools/bin").native() + ":/usr/bin:/bin"; // the first counts
     const auto before = tree_of(path);
-    const auto told = home.command({"gpu-run", "--enable-for", "user"}, {venv, search_path});
+    const auto told = home.command({"gpu-enable", "user"}, {venv, search_path});
     REQUIRE(told.status == 0);
+    CHECK(told.out.ends_with("\nundo: gpu-enable user --off\n"));
     const auto once = tree_of(path);
     CHECK(once != before);
     home.enable();
@@ -320,13 +321,14 @@ TEST_CASE("Login: enabling is idempotent, and disabling restores every byte", "[
         INFO(file);
         CHECK_THAT(told.out, mentions((path / file).native()));
         CHECK_THAT(content_of(path / file), mentions("gpu-sleep"));
-        CHECK_THAT(home.command({"gpu-run", "--show-enabled"}).out, mentions((path / file).native()));
+        CHECK_THAT(home.command({"gpu-enable", "--show"}).out, mentions((path / file).native()));
     }
-    CHECK(home.command({"gpu-run", "--disable-for", "user"}).status == 0); // without the variable, too
+    const auto undone = home.command({"gpu-enable", "user", "--off"}); // without the variable, too
+    CHECK(undone.out.ends_with("\nundo: gpu-enable user\n"));
     CHECK(tree_of(path) == before);
-    CHECK(home.command({"gpu-run", "--disable-for", "user"}).status == 0);
+    CHECK(home.command({"gpu-enable", "user", "--off"}).status == 0);
     CHECK(tree_of(path) == before);
-    CHECK_THAT(home.command({"gpu-run", "--show-enabled"}).out, mentions("user: not enabled"));
+    CHECK_THAT(home.command({"gpu-enable", "--show"}).out, mentions("user: not enabled"));
 }
 
 TEST_CASE("Login: what was enabled in another environment is shown, and disabled, in any", "[login]") {
@@ -338,14 +340,14 @@ TEST_CASE("Login: what was enabled in another environment is shown, and disabled
     const bool is_made = GENERATE(false, true);
     if (is_made) fs::remove(path / "zsh/.zprofile");
     const auto before = tree_of(path);
-    REQUIRE(home.command({"gpu-run", "--enable-for", "user"}, elsewhere).status == 0);
+    REQUIRE(home.command({"gpu-enable", "user"}, elsewhere).status == 0);
     CHECK_THAT(content_of(path / "zsh/.zprofile"), mentions("gpu-sleep"));
-    const auto shown = home.command({"gpu-run", "--show-enabled"}).out;
+    const auto shown = home.command({"gpu-enable", "--show"}).out;
     for (const auto* file : {"zsh/.zprofile", "config/environment.d/60-gpu-sleep.conf"})
         CHECK_THAT(shown, mentions((path / file).native()));
-    CHECK(home.command({"gpu-run", "--disable-for", "user"}).status == 0);
+    CHECK(home.command({"gpu-enable", "user", "--off"}).status == 0);
     CHECK(tree_of(path) == before);
-    CHECK_THAT(home.command({"gpu-run", "--show-enabled"}).out, mentions("user: not enabled"));
+    CHECK_THAT(home.command({"gpu-enable", "--show"}).out, mentions("user: not enabled"));
 }
 
 TEST_CASE("Login: a profile that was made is removed, unless somebody has written into it", "[login]") {
@@ -355,7 +357,7 @@ TEST_CASE("Login: a profile that was made is removed, unless somebody has writte
     const auto profile = home.scratch.path() / ".profile";
     CHECK(fs::exists(profile));
     if (is_edited) std::ofstream(profile, std::ios::app) << "export MINE=1\n";
-    CHECK(home.command({"gpu-run", "--disable-for", "user"}).status == 0);
+    CHECK(home.command({"gpu-enable", "user", "--off"}).status == 0);
     CHECK(home.scratch.file_count() == (is_edited ? 1 : 0));
     if (is_edited) CHECK(content_of(profile) == "export MINE=1\n");
 }
@@ -364,15 +366,15 @@ TEST_CASE("Login: what is not ours is neither overwritten nor removed", "[login]
     const Home home;
     const auto file = home.scratch.path() / ".config/gpu-sleep/login.sh";
     write(file, "echo mine\n");
-    const auto refused = home.command({"gpu-run", "--enable-for", "user"});
+    const auto refused = home.command({"gpu-enable", "user"});
     CHECK(refused.status == 2);
-    CHECK_THAT(refused.err, mentions("is not of gpu-sleep"));
-    CHECK(home.command({"gpu-run", "--disable-for", "user"}).status == 0);
+    CHECK_THAT(refused.err, mentions("gpu-sleep did not write it"));
+    CHECK(home.command({"gpu-enable", "user", "--off"}).status == 0);
     CHECK(content_of(file) == "echo mine\n");
     if (::geteuid() != 0) return skip_without_right("act as root");
     const Home other;
     REQUIRE(::chown(other.scratch.path().c_str(), k_other_user, k_other_user) == 0);
-    const auto strange = other.command({"gpu-run", "--enable-for", "user"});
+    const auto strange = other.command({"gpu-enable", "user"});
     CHECK(strange.status == 2);
     CHECK_THAT(strange.err, mentions("belongs to another user"));
     CHECK(other.scratch.file_count() == 0);
@@ -385,13 +387,13 @@ TEST_CASE("Login: where a file cannot be changed nothing is left", "[login]") {
     if (what == "directory") fs::create_directory(profile);
     if (what == "pipe") REQUIRE(::mkfifo(profile.c_str(), 0600) == 0);
     if (what == "link") fs::create_symlink("/nonexistent/profile", profile);
-    const auto refused = home.command({"gpu-run", "--enable-for", "user"});
+    const auto refused = home.command({"gpu-enable", "user"});
     INFO(what << ": " << refused.err);
     CHECK(refused.status != 0);
     CHECK_THAT(refused.err, mentions(profile.native()));
     CHECK_FALSE(fs::exists(home.scratch.path() / ".config/gpu-sleep"));
     CHECK_FALSE(fs::exists(home.scratch.path() / ".config/environment.d"));
-    CHECK_THAT(home.command({"gpu-run", "--show-enabled"}).out, mentions("user: not enabled"));
+    CHECK_THAT(home.command({"gpu-enable", "--show"}).out, mentions("user: not enabled"));
 }
 
 TEST_CASE("Login: options that a login would not have are refused", "[login]") {
@@ -407,8 +409,7 @@ TEST_CASE("Login: the machine's files are read by shells and by systemd", "[logi
     const Scratch image;
     write(image.path() / "usr/share/jupyter/kernels/python3/kernel.json", k_kernel);
     const auto before = tree_of(image.path());
-    const auto done =
-        run({{command_file("gpu-run"), "--enable-for", "machine", "--root", image.path().native()}});
+    const auto done = run({{command_file("gpu-enable"), "machine", "--root", image.path().native()}});
     INFO(done.err);
     REQUIRE(done.status == 0);
     CHECK_THAT(content_of(image.path() / "usr/share/jupyter/kernels/python3/kernel.json"),
@@ -435,11 +436,12 @@ TEST_CASE("Login: the machine's files are read by shells and by systemd", "[logi
     const auto copy = copies.path() / "copy";
     fs::copy(image.path(), copy, fs::copy_options::recursive);
     const auto enabled = tree_of(image.path());
-    CHECK(run({{command_file("gpu-run"), "--disable-for", "machine", "--root", copy.native()}}).status == 0);
+    CHECK(run({{command_file("gpu-enable"), "machine", "--off", "--root", copy.native()}}).status == 0);
     CHECK_THAT(content_of(copy / "usr/share/jupyter/kernels/python3/kernel.json"),
                !mentions(login_library()));
     CHECK_FALSE(fs::exists(copy / "etc/profile.d/gpu-sleep.csh"));
     CHECK(tree_of(image.path()) == enabled);
+    // In the spelling before gpu-enable.
     CHECK(run({{command_file("gpu-run"), "--disable-for", "machine", "--root", image.path().native()}})
               .status == 0);
     CHECK(tree_of(image.path()) == before);
