@@ -267,8 +267,6 @@ void Callbacks::serve() {
         lock.unlock();
         const auto result = guarded([&]() -> Result<int> { return call(*job); });
         const int value = result ? *result : -1; // what throws has not done its part
-        if (job->is_owed && value != 0)
-            log::warning("an after-wake callback of the program failed (it returned {})", value);
         lock.lock();
         event_ = nullptr;
         job->why = std::move(why_);
@@ -276,6 +274,10 @@ void Callbacks::serve() {
         job->done = true;
         job_.reset();
         changed_.notify_all();
+        if (!job->is_owed || value == 0) continue;
+        lock.unlock();
+        log::warning("an after-wake callback of the program {}", described("failed", *job));
+        lock.lock();
     }
 }
 

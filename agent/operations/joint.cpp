@@ -21,7 +21,9 @@ bool Joint::wants_one_through() {
     for (;;) {
         const auto said = directives_(Milliseconds(0));
         if (!said || !said->has_value()) return false;
-        if ((*said)->kind == Kind::let_through) return true;
+        if ((*said)->kind != Kind::let_through) continue;
+        ++heard_;
+        return true;
     }
 }
 
@@ -31,11 +33,12 @@ Result<model::Directive> Joint::wait(model::Progress::Phase phase, Milliseconds 
     std::optional<bool> told; // whether anything is held
     for (;;) {
         const auto count = held();
-        if (told != (count > 0) && !progress_({phase, 0, 0, {}, count})) return withdrawn();
+        if (told != (count > 0) && !progress_({phase, heard_, 0, {}, count})) return withdrawn();
         told = count > 0;
         const auto said = directives_(look);
         if (!said) return withdrawn();
         if (said->has_value()) {
+            heard_ += (*said)->kind == Kind::let_through;
             if ((*said)->kind != Kind::hold_on) return **said;
             last_heard = Clock::now();
         } else if (Clock::now() - last_heard >= k_patience) {

@@ -55,6 +55,7 @@ private:
                                                 const std::function<std::uint64_t()>& held);
 
     const bool is_joint_;
+    std::uint64_t heard_ = 0; ///< of `let_through`; it is told, for words cross each other on their ways
     const server::ProgressSink& progress_;
     const server::DirectiveSource& directives_;
 };

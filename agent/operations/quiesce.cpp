@@ -201,19 +201,20 @@ Result<void> Quiesce::let_through(std::uint32_t count) {
     constexpr Milliseconds k_waits_for_others{2};
     constexpr std::chrono::microseconds k_look{50};
     auto& gate = gate::Gate::instance();
-    for (; count > 0; --count) {
+    const auto await_arrival = [&] {
+        const auto end = Clock::now() + k_arrives_within;
+        while (gate.releasable() == 0 && Clock::now() < end) std::this_thread::sleep_for(k_look);
+    };
+    for (bool has_released = true; has_released && count > 0; --count) {
+        if (!keeps_going()) return withdrawn();
+        await_arrival();
         const auto start = Clock::now();
-        bool has_released = gate.release_oldest();
-        while (!has_released && Clock::now() - start < k_arrives_within) {
-            std::this_thread::sleep_for(k_look);
-            has_released = gate.release_oldest();
-        }
-        if (!has_released) return {};
-        const auto released = Clock::now();
+        has_released = gate.release_oldest();
         GPU_SLEEP_TRY(gate.wait_empty(deadline_, keeps_coaxing(has_released)));
         GPU_SLEEP_TRY(drain());
-        if (Clock::now() - released > k_waits_for_others) return {};
+        if (Clock::now() - start > k_waits_for_others || start >= deadline_) break;
     }
+    await_arrival(); // so that it is said at once whether something is held
     return {};
 }
 

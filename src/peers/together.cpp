@@ -10,6 +10,11 @@ namespace gpu_sleep::peers {
 
 using Phase = model::Progress::Phase;
 
+Together::Together(std::size_t members, bool is_sleep, Clock::time_point end)
+    : members_(members), is_sleep_(is_sleep), end_(end) {
+    for (std::size_t i = 0; i < members; ++i) members_[i].group = i;
+}
+
 void Together::Member::enter(State entered) noexcept {
     state = entered;
     holds = drains = false;
@@ -34,9 +39,13 @@ void Together::hear(std::size_t member, const model::Progress& progress, Clock::
     if (each.state == State::done || each.state == State::failed) return;
     switch (progress.phase) {
     case Phase::drained:
+        if (progress.done < each.told) return; // it was said before that was heard
         changed_ = now;
         rounds_of_undrained_ = 0;
-        each.is_freed |= each.state == State::begun && member != turn_;
+        if (each.state == State::begun && turn_ && member != *turn_) {
+            each.is_freed = true;
+            join(members_[*turn_].group, each.group);
+        }
         each.enter(State::drained);
         each.holds = progress.held > 0;
         return;
@@ -48,6 +57,11 @@ void Together::hear(std::size_t member, const model::Progress& progress, Clock::
         if (drains && !each.drains) changed_ = now;
         each.drains = drains;
     }
+}
+
+void Together::join(std::size_t group, std::size_t other) noexcept {
+    for (auto& each : members_)
+        if (each.group == other) each.group = group;
 }
 
 void Together::end(std::size_t member, bool has_failed) noexcept {
@@ -84,7 +98,7 @@ Together::Source Together::source() const noexcept {
         return (each.state == State::begun && each.drains) || each.state == State::drained ||
                each.state == State::ready || each.state == State::done;
     };
-    if (longest_waiting(false)) return Source::drained;
+    if (longest_waiting(Of::all)) return Source::drained;
     const bool is_behind = any(State::begun);
     return is_behind && std::all_of(members_.begin(), members_.end(), is_stuck) ? Source::undrained
                                                                                 : Source::nobody;
@@ -106,22 +120,36 @@ bool Together::can_let_through(std::size_t member) const noexcept {
     return members_[member].state == State::drained && members_[member].holds;
 }
 
-std::optional<std::size_t> Together::longest_waiting(bool freed) const noexcept {
+bool Together::is_settled(std::size_t member) const noexcept {
+    bool has_others = false;
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+        if (i == member || members_[i].group != members_[member].group) continue;
+        has_others = true;
+        if (is_behind(i)) return false;
+    }
+    return has_others;
+}
+
+std::optional<std::size_t> Together::longest_waiting(Of whom) const noexcept {
     std::optional<std::size_t> longest;
-    for (std::size_t i = 0; i < members_.size(); ++i)
-        if (can_let_through(i) && (!freed || members_[i].is_freed) &&
-            (!longest || members_[i].last_turn < members_[*longest].last_turn))
-            longest = i;
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+        if (!can_let_through(i) || (whom == Of::freed && !members_[i].is_freed)) continue;
+        if (whom != Of::all && is_settled(i)) continue;
+        if (!longest || members_[i].last_turn < members_[*longest].last_turn) longest = i;
+    }
     return longest;
 }
 
 Together::Word Together::next_in_turn() noexcept {
     const auto times_all = std::min<std::uint64_t>(turns_ / members_.size(), k_most_doublings);
-    const bool may_go_on = can_let_through(turn_) && let_through_ < k_turn << times_all;
-    auto next = longest_waiting(true);
-    if (!next) next = may_go_on ? turn_ : longest_waiting(false);
-    if (*next != turn_ || !may_go_on) {
-        turn_ = *next;
+    const bool may_go_on = turn_ && can_let_through(*turn_) && let_through_ < k_turn << times_all;
+    auto next = longest_waiting(Of::freed);
+    if (!next) next = may_go_on && !is_settled(*turn_) ? turn_ : longest_waiting(Of::unsettled);
+    const bool is_guess = !next; // somebody who is settled works with more than is known
+    if (is_guess) next = may_go_on && turn_is_guess_ ? turn_ : longest_waiting(Of::all);
+    turn_is_guess_ = is_guess;
+    if (next != turn_ || !may_go_on) {
+        turn_ = next;
         rounds_in_turn_ = 0;
         let_through_ = 0;
         ++turns_;
@@ -130,9 +158,9 @@ Together::Word Together::next_in_turn() noexcept {
     const auto count = std::uint32_t{1} << std::min(doublings, k_most_doublings);
     ++rounds_in_turn_;
     let_through_ += count;
-    members_[turn_].is_freed = false;
-    members_[turn_].last_turn = turns_;
-    return {turn_, {Kind::let_through, count}};
+    members_[*turn_].is_freed = false;
+    members_[*turn_].last_turn = turns_;
+    return {*turn_, {Kind::let_through, count}};
 }
 
 void Together::add_releases(std::vector<Word>& words, Clock::time_point now) {
@@ -143,6 +171,7 @@ void Together::add_releases(std::vector<Word>& words, Clock::time_point now) {
         words.push_back(word);
         members_[word.member].enter(State::begun);
         members_[word.member].drains = true;
+        ++members_[word.member].told;
     };
     if (from == Source::drained) return let_through(next_in_turn());
     ++(any(State::drained) ? rounds_beside_drained_ : rounds_of_undrained_);

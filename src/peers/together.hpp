@@ -23,10 +23,11 @@ namespace gpu_sleep::peers {
 /// hold through, one member at a time, which keeps its turn until its device has to wait, too. Whoever is
 /// drained by that comes next, then who has waited longest for a turn: if members went on that nobody waits
 /// for, such as the stages of a pipeline that have passed theirs on, the members would wait for each other in
-/// a circle for ever. In a long turn more and more go through at a time, for a member may be hundreds of
-/// submissions behind.
-/// Where nobody who is drained holds anything, the work may wait for more of its own process: then the others
-/// let through, more and more rarely.
+/// a circle for ever. Members of which one was drained in another's turn work together; where they have come
+/// to a common point, they stay there while there are others to let something through. In a long turn more
+/// and more go through at a time, for a member may be hundreds of submissions behind. Where nobody who is
+/// drained holds anything, the work may wait for more of its own process: then the others let through, more
+/// and more rarely.
 class Together {
 public:
     using Kind = model::Directive::Kind;
@@ -55,8 +56,7 @@ public:
     static constexpr Milliseconds k_longest_silence{5'000};
 
     /// `end`: when all must be ready. `is_sleep`: members have to be drained.
-    Together(std::size_t members, bool is_sleep, Clock::time_point end)
-        : members_(members), is_sleep_(is_sleep), end_(end) {}
+    Together(std::size_t members, bool is_sleep, Clock::time_point end);
 
     /// Whoever is to be asked now; each member once.
     [[nodiscard]] std::optional<std::size_t> next_to_ask() noexcept;
@@ -103,16 +103,24 @@ private:
         bool holds = false;          ///< submissions that it could let through; of one that is drained
         bool drains = false;         ///< begun, and waits for its device
         bool is_freed = false;       ///< it was drained in another's turn, and has had none since
+        std::uint64_t told = 0;      ///< to let something through, so many times
         std::uint64_t last_turn = 0; ///< when it let something through last; 0: never
+        std::size_t group = 0;       ///< the same number for all that are known to work together
         void enter(State entered) noexcept;
     };
 
     [[nodiscard]] bool any(State state) const noexcept;
     [[nodiscard]] bool anyone_waits() const noexcept { return any(State::drained) || any(State::ready); }
     void add_releases(std::vector<Word>& words, Clock::time_point now);
+    /// All members of the two groups work together.
+    void join(std::size_t group, std::size_t other) noexcept;
     [[nodiscard]] bool can_let_through(std::size_t member) const noexcept;
-    /// The one that has waited longest, of all that hold something, or of those that are freed.
-    [[nodiscard]] std::optional<std::size_t> longest_waiting(bool freed) const noexcept;
+    /// Whether all that are known to work with it are drained.
+    [[nodiscard]] bool is_settled(std::size_t member) const noexcept;
+    /// The one that has waited longest, of all that hold something, of those that somebody may wait for, or
+    /// of those that are freed.
+    enum class Of { all, unsettled, freed };
+    [[nodiscard]] std::optional<std::size_t> longest_waiting(Of whom) const noexcept;
     /// Whose turn it is, of whoever is drained and holds something, and how many it lets through.
     [[nodiscard]] Word next_in_turn() noexcept;
     /// Whose held work is let through next.
@@ -125,7 +133,8 @@ private:
     const bool is_sleep_;
     Clock::time_point end_;
     bool has_committed_ = false;
-    std::size_t turn_ = 0; ///< of this member
+    std::optional<std::size_t> turn_; ///< of this member
+    bool turn_is_guess_ = false;
     unsigned rounds_in_turn_ = 0;
     std::uint32_t let_through_ = 0; ///< in this turn
     std::uint64_t turns_ = 0;

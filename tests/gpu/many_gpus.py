@@ -172,7 +172,7 @@ def exchange(options):
                                       arguments=("--ranks", str(gpus), "--gpus", str(gpus), "--steps", str(2 * cycles)),
                                       **ranks))
         settings = argparse.Namespace(build=options.build, scale=options.scale, seconds=cycles * pause, deep=is_deep,
-                                      limit=cycles * pause * 2 + 90, least_cycles=cycles, most=cycles, least=1 << 20,
+                                      limit=cycles * pause * 2 + 90, least_cycles=cycles * 2 // 3, most=cycles, least=1 << 20,
                                       timeout="10s", gpus=gpus, seed=1, run_option=[])
         with tempfile.TemporaryDirectory() as scratch:
             bench = real_programs.Bench(settings, scratch)
@@ -209,7 +209,7 @@ def server(options):
             check_bytes(running)
             unchanged = command(options, "gpu-sleep", "--group", group)[1]
             command(options, "gpu-wake", "--group", group)
-            listed = command(options, "gpu-ps")[1]
+            listed = command(options, "gpu-ps", running[0].pid)[1]
             deep = command(options, "gpu-sleep", "--group", group, "--deep")[1]
             left_deep = [now - then for now, then in zip(used_mib(), before)][:count]
             restored = command(options, "gpu-wake", "--group", group)[1]
@@ -224,6 +224,8 @@ def server(options):
 
 def move(options):
     rows, gpus = [], options.gpus
+    if gpus < 2:
+        return print("needs two GPUs", flush=True)
     with holders(options, [0], GIB, "move") as (_, running):
         pid = running[0].pid
         for origin in range(gpus):
@@ -287,7 +289,10 @@ def main():
     for part in options.parts.split(","):
         start = time.monotonic()
         print(f"== {part}, {options.gpus} GPUs", flush=True)
-        {"exchange": exchange, "server": server, "move": move, "room": room}[part](options)
+        try:
+            {"exchange": exchange, "server": server, "move": move, "room": room}[part](options)
+        except (LookupError, OSError, RuntimeError, ValueError) as failure: # of what a command that failed has not said
+            expect(False, f"{part} ended with {failure!r}")
         print(f"== {part}: {time.monotonic() - start:.0f} s", flush=True)
     print("all is right" if not problems else f"{len(problems)} things are not right", flush=True)
     return 1 if problems else 0

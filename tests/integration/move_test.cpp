@@ -47,7 +47,7 @@ TEST_CASE("Move: a sleeper goes to files and back by tags, and every command say
 
     const auto all = host.command("gpu-sleep", place.store());
     CHECK(all.status == 0);
-    CHECK_THAT(all.out, mentions("asleep still") && mentions("of kept contents to another store"));
+    CHECK_THAT(all.out, mentions("still asleep") && mentions("of kept contents to another store"));
     CHECK(place.files().size() == 3);
     CHECK_THAT(host.command("gpu-ps").out, mentions(" file ") && !mentions(" host "));
     CHECK_THAT(host.command("gpu-sleep", place.store()).out, mentions("as asked"));

@@ -8,7 +8,7 @@ from typing import Any, List, Optional
 
 from ._calls import sleep, wake
 from ._processes import Status, processes, status
-from .errors import Error, NoAgent
+from .errors import Error
 
 _ADVICE = ("gpu_sleep moves what is allocated inside of `with gpu_sleep.tag(NAME):` from now on. To move all of it, let "
            "`gpu-enable user` put the agent into new kernels, and restart this one from a new login; or start "
@@ -22,7 +22,7 @@ def _mib(size: int) -> str:
 def _own() -> Optional[Status]:
     try:
         return status()
-    except NoAgent:
+    except Error:
         return None
 
 
@@ -70,7 +70,7 @@ def load_ipython_extension(shell: Any) -> None:
     def put_to_sleep(line: str) -> None:
         """%gpu_sleep [LEVEL] [TAG...]: puts the memory of this kernel, or that of tags, to sleep."""
         words = line.split()
-        level = int(words.pop(0)) if words and words[0].isdigit() else 1
+        level = int(words.pop(0)) if words and words[0].isdecimal() else 1
         sleep(level, words or None)
         print(state())
 

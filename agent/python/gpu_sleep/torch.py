@@ -115,6 +115,16 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")
 
 
+def _check_buffers(model: Any, tensors: Dict[str, Any]) -> None:
+    """Buffers that no file ever has, such as a table of rotary embeddings: nothing would fill them again."""
+    read = {_place(tensor) for tensor in tensors.values()}
+    buffers = model.named_buffers() if hasattr(model, "named_buffers") else ()
+    left = [name for name, buffer in buffers if buffer.device.type == "cuda" and _place(buffer) not in read]
+    if left:
+        raise InvalidArgument(f"the model keeps {_some(left)} out of its files: allocate such buffers outside of the tag, or "
+                              "fill them yourself and pass strict=False")
+
+
 def _check_names(tensors: Dict[str, Any], stored: Dict[str, _Stored]) -> None:
     read: Set[Tuple[str, int, int]] = {_place(tensor) for name, tensor in tensors.items() if name in stored}
     missing = [name for name, tensor in tensors.items() if name not in stored and _place(tensor) not in read]
@@ -234,7 +244,8 @@ def reload(model: Any, path: Union[Path, Sequence[Path]], strict: bool = True, t
 
     `model` is a module, or tensors by name, of which the names and shapes are those of `path`: a file, several, or a
     directory (with model.safetensors.index.json, or else all *.safetensors). Of names that stand for the same memory
-    one in the files suffices. With `strict=False` what only one side has is left alone. `tags` are those that this
+    one in the files suffices. With `strict=False` what only one side has is left alone, and so are a module's buffers on a
+    GPU that are never in files (persistent=False). `tags` are those that this
     refills: on success they are marked so, as by mark_refilled().
 
     It reads by several threads, through at most 256 MiB of pinned memory, which PyTorch keeps, and copies on the current
@@ -249,6 +260,7 @@ def reload(model: Any, path: Union[Path, Sequence[Path]], strict: bool = True, t
     tensors, stored = _tensors_of(torch, model), _stored(path)
     if strict:
         _check_names(tensors, stored)
+        _check_buffers(model, tensors)
     wanted = [(stored[name], tensor) for name, tensor in tensors.items() if name in stored]
     for name, tensor in tensors.items():
         if name in stored:
