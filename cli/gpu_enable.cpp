@@ -119,7 +119,11 @@ int main(int argc, char** argv) {
         return cli::usage_error(k_program, "user|machine is missing", false);
     if (options.whose == "user" && !options.root.empty())
         return cli::usage_error(k_program, "--root is for the machine's files", false);
-    const auto root = options.root.empty() ? fs::path("/") : fs::absolute(options.root);
+    std::error_code failure;
+    const auto root =
+        options.root.empty() ? fs::path("/") : (fs::absolute(options.root, failure) / "").lexically_normal();
+    if (failure)
+        return cli::usage_error(k_program, "--root is relative to a working directory that is gone", false);
     if (options.show) {
         std::string text;
         if (options.whose != "machine") text += shown({.is_machine = false});

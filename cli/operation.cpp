@@ -190,7 +190,8 @@ Error has_agent(const Process& process) {
 Result<Process> choose_driver(const CommandRun& operation, const std::string& word, Finder& finder,
                               const Result<Targets>& found) {
     auto process = find_process_without_agent(finder, word, operation.user);
-    if (!process && operation.engine == Engine::driver && !model::is_number(word)) {
+    if (!process && process.error().code == ErrorCode::no_process && operation.engine == Engine::driver &&
+        !model::is_number(word)) {
         const auto others = find_targets(finder, word, {.user = operation.user, .takes_several = true});
         if (others && !others->reached.empty()) return has_agent(others->reached.front().process);
     }
@@ -384,8 +385,10 @@ int run(CommandRun operation) {
     }
     Interruptions interruptions;
     auto outcomes = ask(operation, std::move(selected->targets), teller, interruptions);
+    const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
+    const bool is_scheduled = sleep && sleep->only_if_idle; // it may find nothing each time
     if (const auto error = error_of_tags(outcomes);
-        error && operation.targets.empty() && !is_joint(operation))
+        error && operation.targets.empty() && !is_joint(operation) && !is_scheduled)
         return tell_failure(operation.program, operation.output, *error);
     std::erase_if(outcomes, [&](const Outcome& each) { return is_passed_over(operation, each); });
     run_by_driver(operation, std::move(selected->without_agent), teller, interruptions, outcomes);

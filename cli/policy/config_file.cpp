@@ -233,7 +233,9 @@ std::vector<const Settings*> sections_around(const Configuration& file,
 
 /// What is wrong with a ladder that leads to files, or nothing.
 std::string ladder_problem(const Configuration& file, const Entry& entry) {
-    if (entry.path.back() != "idle") return {};
+    const std::size_t depth =
+        entry.path.front() == "reclaim" ? 2 : 3; // of a key; [command.idle] is a section
+    if (entry.path.back() != "idle" || entry.path.size() != depth) return {};
     const auto sections = sections_around(file, entry.path);
     const auto leads_to_files = [](const Rung& rung) { return rung.depth == Depth::file; };
     const auto& ladder = entry.path.front() == "reclaim" ? file.reclaim.idle : sections.back()->idle;

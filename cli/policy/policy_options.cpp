@@ -19,7 +19,7 @@ usage::Group policy_rows(TypedPolicy& typed) {
              {"--config", usage::path("FILE", typed.config),
               "The administrator's configuration, instead of /etc/gpu-sleep.toml"},
              {"--default-idle", usage::duration(typed.otherwise),
-              "--idle for processes that no configuration covers"},
+              "--idle for processes for which no configuration sets idle or exempt"},
              usage::old({"--host-budget", usage::size(typed.host_budget), {}}),
              usage::brief({"--show-config", usage::flag(typed.shows),
                            "Only show which policy applies to each process"})}};
@@ -48,10 +48,11 @@ std::string read_policy(const TypedPolicy& typed, Sources& sources) {
 
 std::string read_rest(const model::SleepRequest& request, const TypedStores& stores, Sources& sources) {
     if (!request.tags.empty()) return "--tags is for --idle DURATION alone";
-    if (request.level != model::Level::keep) return "--level is for --idle DURATION alone";
+    if (request.level != model::Level::keep) return "--level is for --idle DURATION and --need";
     if (!stores.stores.empty()) return "--store is for --idle DURATION alone";
     if (stores.directory.empty()) return {};
-    if (!sources.ladder && !sources.host_budget) return "--dir is for --idle and --host-budget";
+    if (!sources.ladder && !sources.host_budget)
+        return "--dir is for --idle and --need; the configuration has directory";
     std::error_code failure;
     sources.directory = std::filesystem::absolute(stores.directory, failure).lexically_normal();
     if (!failure) return {};

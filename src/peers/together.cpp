@@ -42,7 +42,7 @@ void Together::hear(std::size_t member, const model::Progress& progress, Clock::
         if (progress.done < each.told) return; // it was said before that was heard
         changed_ = now;
         rounds_of_undrained_ = 0;
-        if (each.state == State::begun && turn_ && member != *turn_) {
+        if (each.state == State::begun && each.told > 0 && turn_ && member != *turn_) {
             each.is_freed = true;
             join(members_[*turn_].group, each.group);
         }
@@ -109,8 +109,12 @@ Milliseconds Together::rest() const noexcept {
         constexpr unsigned k_most = 10;
         return time * (1U << std::min(times, k_most));
     };
-    if (source() == Source::drained)
-        return std::min(doubled(k_rest, static_cast<unsigned>(turns_ / k_turns_at_a_pace)), k_longest_rest);
+    if (source() == Source::drained) {
+        const bool is_out = turn_ && members_[*turn_].state == State::begun;
+        const auto word = is_out ? std::min(last_count_ * k_each_takes, k_longest_word) : Milliseconds(0);
+        return std::min(doubled(k_rest + word, static_cast<unsigned>(turns_ / k_turns_at_a_pace)),
+                        k_longest_rest);
+    }
     if (any(State::drained)) return doubled(k_rest_beside_drained, rounds_beside_drained_);
     if (rounds_of_undrained_ == 0) return k_rest_of_undrained;
     return std::min(doubled(k_rest, rounds_of_undrained_ / k_rounds_at_a_pace), k_longest_rest);
@@ -127,7 +131,7 @@ bool Together::is_settled(std::size_t member) const noexcept {
         has_others = true;
         if (is_behind(i)) return false;
     }
-    return has_others;
+    return has_others || members_[member].last_turn > 0;
 }
 
 std::optional<std::size_t> Together::longest_waiting(Of whom) const noexcept {
@@ -141,7 +145,8 @@ std::optional<std::size_t> Together::longest_waiting(Of whom) const noexcept {
 }
 
 Together::Word Together::next_in_turn() noexcept {
-    const auto times_all = std::min<std::uint64_t>(turns_ / members_.size(), k_most_doublings);
+    const auto times_all =
+        turn_is_guess_ ? 0 : std::min<std::uint64_t>(turns_ / members_.size(), k_most_doublings);
     const bool may_go_on = turn_ && can_let_through(*turn_) && let_through_ < k_turn << times_all;
     auto next = longest_waiting(Of::freed);
     if (!next) next = may_go_on && !is_settled(*turn_) ? turn_ : longest_waiting(Of::unsettled);
@@ -158,6 +163,7 @@ Together::Word Together::next_in_turn() noexcept {
     const auto count = std::uint32_t{1} << std::min(doublings, k_most_doublings);
     ++rounds_in_turn_;
     let_through_ += count;
+    last_count_ = count;
     members_[*turn_].is_freed = false;
     members_[*turn_].last_turn = turns_;
     return {*turn_, {Kind::let_through, count}};
@@ -174,6 +180,7 @@ void Together::add_releases(std::vector<Word>& words, Clock::time_point now) {
         ++members_[word.member].told;
     };
     if (from == Source::drained) return let_through(next_in_turn());
+    turn_.reset(); // who is drained now is so by its own
     ++(any(State::drained) ? rounds_beside_drained_ : rounds_of_undrained_);
     for (std::size_t i = 0; i < members_.size(); ++i)
         if (members_[i].state == State::begun) let_through({i, {Kind::let_through}});

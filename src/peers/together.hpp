@@ -42,6 +42,10 @@ public:
     /// In a turn so many rounds let one through each, and each after them twice as many as the one before.
     static constexpr unsigned k_rounds_of_one = 8;
     static constexpr unsigned k_most_doublings = 6;
+    /// A member that was told to let so many through may take so long for each, and k_longest_word for all,
+    /// before it is taken to wait for others: only then another has its turn, and only who is drained after
+    /// that was drained by another.
+    static constexpr Milliseconds k_each_takes{3}, k_longest_word{40};
     /// What a turn lets through at most; twice as much each time that all may have had one.
     static constexpr std::uint32_t k_turn = 32;
     static constexpr Milliseconds k_longest_rest{80};
@@ -115,7 +119,7 @@ private:
     /// All members of the two groups work together.
     void join(std::size_t group, std::size_t other) noexcept;
     [[nodiscard]] bool can_let_through(std::size_t member) const noexcept;
-    /// Whether all that are known to work with it are drained.
+    /// Whether all that are known to work with it are drained, or it seems to work alone.
     [[nodiscard]] bool is_settled(std::size_t member) const noexcept;
     /// The one that has waited longest, of all that hold something, of those that somebody may wait for, or
     /// of those that are freed.
@@ -137,6 +141,7 @@ private:
     bool turn_is_guess_ = false;
     unsigned rounds_in_turn_ = 0;
     std::uint32_t let_through_ = 0; ///< in this turn
+    std::uint32_t last_count_ = 0;  ///< with the last word
     std::uint64_t turns_ = 0;
     unsigned rounds_of_undrained_ = 0; ///< of letting through what the others hold, since one was drained
     unsigned rounds_beside_drained_ = 0;

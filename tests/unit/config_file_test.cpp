@@ -196,6 +196,12 @@ TEST_CASE("Configuration: a ladder that leads to files needs a directory that ho
     CHECK(parse_configuration("[reclaim]\n" + ladder, "c.toml", Author::user, true));
 }
 
+TEST_CASE("Configuration: a section may have the name of a key", "[config_file]") {
+    if (!can_read()) return;
+    for (const auto* text : {"[command.idle]", "[user.idle]", "[command.idle]\nidle = \"1h\""})
+        CHECK(complaint_about_toml(text) == "none");
+}
+
 TEST_CASE("Configuration: what is the administrator's to say is refused in a user's file", "[config_file]") {
     if (!can_read()) return;
     CHECK(complaint_about_toml("[user.alice]\nidle = \"1d\"\n", Author::user) ==
