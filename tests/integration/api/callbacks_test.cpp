@@ -68,7 +68,7 @@ TEST_CASE("Callbacks: they run in the order of registration", "[api]") {
 TEST_CASE("Callbacks: one that refuses says why, here and outside", "[api]") {
     const TaggedMemory memory("weights", 4 * k_mib);
     std::string why = "the trainer\nis in a step";
-    bool is_enlisted = false;
+    std::atomic<bool> is_enlisted = false; // read in a request from outside, which orders nothing here
     const auto explain = [&](const gpu_sleep_event* event) {
         if (is_enlisted) gpu_sleep_enlist(event);
         gpu_sleep_explain("an earlier reason");
