@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
 """python -m gpu_sleep COMMAND [ARGUMENT...]: runs the command gpu-COMMAND of this installation, where scripts are not
-on the path. COMMAND is run, ps, sleep, wake, reclaim, inhibit, doctor or snapshot; each has --help."""
+on the path."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ def _fail(why: object, status: int) -> NoReturn:
 def main() -> None:
     command = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if command in ("-h", "--help"):
-        print(__doc__)
+        print(f"{__doc__}\nCOMMAND is one of {', '.join(COMMANDS)}; each has --help.")
         return
     if command not in COMMANDS:
         _fail(f"{command!r} is none of {', '.join(COMMANDS)}", 2)

@@ -152,7 +152,8 @@ def _open(opens: str, closes: str) -> Iterator[None]:
 
 def hold() -> "contextlib.AbstractContextManager[None]":
     """For `with`: sleeps wait until its end, and fail (TimedOut) if that takes longer than their time limit. If a sleep
-    is running, entering waits for it. cuda_graph() has it for the capture of a graph. Nests, and holds for the process. Errors, on entering: NoAgent."""
+    is running, entering waits for it. cuda_graph() has it for the capture of a graph. Nests, and holds for
+    the process. Errors, on entering: NoAgent."""
     return _open("gpu_sleep_hold", "gpu_sleep_resume")
 
 

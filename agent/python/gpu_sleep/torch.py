@@ -244,9 +244,9 @@ def reload(model: Any, path: Union[Path, Sequence[Path]], strict: bool = True, t
 
     `model` is a module, or tensors by name, of which the names and shapes are those of `path`: a file, several, or a
     directory (with model.safetensors.index.json, or else all *.safetensors). Of names that stand for the same memory
-    one in the files suffices. With `strict=False` what only one side has is left alone, and so are a module's buffers on a
-    GPU that are never in files (persistent=False). `tags` are those that this
-    refills: on success they are marked so, as by mark_refilled().
+    one in the files suffices. With `strict=False` what only one side has is left alone, and so are a module's
+    buffers on a GPU that are never in files (persistent=False). `tags` are those that this refills: on success they are
+    marked so, as by mark_refilled().
 
     It reads by several threads, through at most 256 MiB of pinned memory, which PyTorch keeps, and copies on the current
     stream of each device; on return all is copied. It may be called in a function of on_wake(). Where an agent is loaded,
