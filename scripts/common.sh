@@ -18,11 +18,12 @@ die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 1; }
 # Prints the comment that opens the running script, without its SPDX lines: the script's --help.
 usage() { sed -n '/^# SPDX/,/^$/{/^# SPDX/d;/^# Copyright/d;s/^# \{0,1\}//p}' "$0"; }
 
-# The directory of nvcc, also where the toolkit is installed but not on the search path.
+# The directory of nvcc, also where the toolkit is installed but not on the search path; without links, for ccache compares
+# the path.
 cuda_bin() {
     local candidate
     for candidate in "$(command -v nvcc)" "${CUDA_HOME:-}/bin/nvcc" /usr/local/cuda/bin/nvcc; do
-        [[ -x $candidate ]] && { dirname "$candidate"; return 0; }
+        [[ -x $candidate ]] && { dirname "$(readlink -f "$candidate")"; return 0; }
     done
     return 1
 }
