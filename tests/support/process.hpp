@@ -130,14 +130,14 @@ void pause_for(Milliseconds time);
 template <class Condition>
 bool becomes_true(Condition&& is_so, Milliseconds limit) {
     constexpr std::chrono::microseconds k_max_rest{10'000};
-    constexpr Clock::duration k_max_rest_from_looking = Milliseconds(100);
+    constexpr Clock::duration k_max_rest_from_looking = Milliseconds(200);
     const auto deadline = Clock::now() + limit;
     std::chrono::microseconds rest{100};
     for (auto begun = Clock::now(); !is_so(); begun = Clock::now()) {
         const auto end = Clock::now();
         if (end >= deadline) return false;
         std::this_thread::sleep_for(
-            std::max<Clock::duration>(rest, std::min(2 * (end - begun), k_max_rest_from_looking)));
+            std::max<Clock::duration>(rest, std::min(4 * (end - begun), k_max_rest_from_looking)));
         rest = std::min(2 * rest, k_max_rest);
     }
     return true;
