@@ -11,16 +11,22 @@
 #include "base/agent_directory.hpp"
 #include "base/process.hpp"
 #include "peers/gpu_line.hpp"
+#include "peers/neighbours.hpp"
+#include "peers/room.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <deque>
 #include <fstream>
+#include <utility>
+#include <variant>
+#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -143,6 +149,29 @@ TEST_CASE("Room: nobody is put to sleep who was woken just now", "[room]") {
     CHECK(waited > k_min_awake - Milliseconds(500));
     CHECK(waited < k_min_awake + Milliseconds(5'000 * k_slowness));
     CHECK(first.host.state() == "asleep");
+}
+
+TEST_CASE("Room: who was woken just now stays awake, though it is asked to sleep", "[room]") {
+    const Machine machine;
+    Model model(machine.model("model"));
+    model.request();
+    const auto neighbours = peers::Neighbours::open();
+    REQUIRE(neighbours);
+    const auto processes = neighbours->list();
+    REQUIRE(processes);
+    const auto process = std::find_if(processes->begin(), processes->end(),
+                                      [&](const auto& each) { return each.pid == model.host.pid(); });
+    REQUIRE(process != processes->end());
+    auto socket = neighbours->connect(*process);
+    REQUIRE(socket);
+    std::vector<peers::Question> questions;
+    questions.push_back({*std::move(socket), peers::room_request(Milliseconds(600'000)), {}});
+    const auto answers = peers::ask_all(std::move(questions));
+    REQUIRE(std::holds_alternative<model::Report>(answers[0]));
+    const auto& report = std::get<model::Report>(answers[0]);
+    REQUIRE_FALSE(report.changed);
+    CHECK_THAT(report.notes.at(0), mentions("it was woken"));
+    CHECK(model.host.state() == "awake");
 }
 
 TEST_CASE("Room: who waits for another's time hears whose, and how to go before it", "[room]") {

@@ -77,7 +77,8 @@ class Watch:
         if child == 0:
             os.setpgid(0, 0)
             os.tcsetpgrp(0, os.getpid())
-            signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+            for number in (signal.SIGTTOU, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL) # nohup and `&` have them ignored
             return
         os.write(tells, str(child).encode())
         os.closerange(0, 1024)

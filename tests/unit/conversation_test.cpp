@@ -77,6 +77,29 @@ TEST_CASE("Conversation: the driver's part of several goes on side by side", "[c
         CHECK(std::holds_alternative<model::Report>(answer));
 }
 
+TEST_CASE("Conversation: of those that go together none takes its next step before all have taken the last",
+          "[conversation]") {
+    SleepyAgent one;
+    SleepyAgent other;
+    std::promise<void> goes_on;
+    const auto gone_on = goes_on.get_future();
+    const auto lock = [] { return Result<void>(); };
+    const auto slow_lock = [&]() -> Result<void> {
+        if (gone_on.wait_for(200ms) == std::future_status::timeout) return {};
+        return make_error(ErrorCode::internal, "the other has gone on");
+    };
+    const auto checkpoint = [] { return Result<void>(); };
+    const auto telling_checkpoint = [&]() -> Result<void> {
+        goes_on.set_value();
+        return {};
+    };
+    std::vector<Question> questions;
+    questions.push_back(one.question({lock, telling_checkpoint}));
+    questions.push_back(other.question({slow_lock, checkpoint}));
+    for (const auto& answer : ask_together(std::move(questions), {}))
+        CHECK(std::holds_alternative<model::Report>(answer));
+}
+
 TEST_CASE("Conversation: the first step that fails is the last, and becomes the answer", "[conversation]") {
     SleepyAgent agent;
     std::string taken;
