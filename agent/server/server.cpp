@@ -259,7 +259,7 @@ void Server::keep_in_place() {
 }
 
 void Server::listen_for_ever() {
-    auto next_look = Clock::now() + k_tick;
+    auto next_look = Clock::now();
     for (;;) {
         const auto listened = guarded([&]() -> Result<void> {
             listen_once(next_look);
