@@ -20,6 +20,7 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
+using namespace gpu_sleep::test;
 
 namespace {
 
@@ -68,7 +69,7 @@ std::string found(const std::string& name, const std::string& path) {
 } // namespace
 
 TEST_CASE("Program file: it is found as a shell finds it", "[program_file]") {
-    const test::Scratch scratch;
+    const Scratch scratch;
     for (const auto* directory : {"a", "b"}) fs::create_directory(scratch.path() / directory);
     write(scratch.file("a/tool"), "x", 0644);
     write(scratch.file("a/other"), "x", 0644);
@@ -93,7 +94,7 @@ TEST_CASE("Program file: an ordinary program takes the agent", "[program_file]")
 }
 
 TEST_CASE("Program file: a script takes the agent if its interpreter does", "[program_file]") {
-    const test::Scratch scratch;
+    const Scratch scratch;
     const auto script = scratch.file("script");
     write(script, "#! /bin/sh -e\nexit 0\n");
     CHECK(message_of(script) == "none");
@@ -103,7 +104,7 @@ TEST_CASE("Program file: a script takes the agent if its interpreter does", "[pr
     CHECK(message_of(scratch.file("outer")) == "none");
     write(script, "#!/nonexistent/sh\n");
     CHECK(status_of(script) == 127);
-    CHECK_THAT(message_of(scratch.file("outer")), test::mentions("/nonexistent/sh"));
+    CHECK_THAT(message_of(scratch.file("outer")), mentions("/nonexistent/sh"));
     write(script, "#!\n");
     CHECK(status_of(script) == 126);
     write(script, "#!" + script + "\n");
@@ -118,14 +119,13 @@ TEST_CASE("Program file: a script takes the agent if its interpreter does", "[pr
 
 TEST_CASE("Program file: what the loader cannot load the agent into is refused, with the reason",
           "[program_file]") {
-    const test::Scratch scratch;
+    const Scratch scratch;
     const auto file = scratch.file("program");
     const auto message_after = [&](const Change& change) {
         write_changed(file, change);
         CHECK(status_of(file) == 2);
         return message_of(file);
     };
-    using test::mentions;
     CHECK_THAT(message_after([](Elf64_Ehdr&, Elf64_Phdr& segment) {
                    if (segment.p_type == PT_INTERP) segment.p_type = PT_NULL;
                }),
@@ -140,9 +140,8 @@ TEST_CASE("Program file: what the loader cannot load the agent into is refused, 
 
 TEST_CASE("Program file: a program with privileges is refused, since the loader would ignore the agent",
           "[program_file]") {
-    const test::Scratch scratch;
+    const Scratch scratch;
     const auto file = scratch.file("program");
-    using test::mentions;
     write(file, content_of(k_some_program), 04755);
     CHECK(status_of(file) == 2);
     CHECK_THAT(message_of(file), mentions("set-user-id"));

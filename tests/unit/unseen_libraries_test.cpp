@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 using namespace gpu_sleep::model;
+using namespace gpu_sleep::test;
 
 namespace {
 

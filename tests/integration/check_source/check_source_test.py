@@ -97,6 +97,16 @@ constexpr int k_columns = 80;
             with self.subTest(names=names):
                 self.assertEqual(findings("cli/x.cpp", OPENING + names, [("cli/table.hpp", header)])[0], 0)
 
+    def test_namespace_of_tests(self):
+        header = ("tests/support/files.hpp", OPENING + "namespace gpu_sleep::test {\nint content_of(int file);\n}\n")
+        include = '#include "support/files.hpp"\n'
+        for body, status in (("int f() { return content_of(3); }", 1), ("int f() { return test::content_of(3); }", 0),
+                             ("using test::content_of;\nint f() { return content_of(3); }", 0),
+                             ("using namespace gpu_sleep::test;\nint f() { return content_of(3); }", 0)):
+            with self.subTest(body=body):
+                result, output = findings("tests/unit/x.cpp", OPENING + include + body, [header])
+                self.assertEqual((result, "5: names content_of without namespace" in output), (status, bool(status)))
+
     def test_system_headers(self):
         self.assert_found("cli/x.cpp", "int x = O_CLOEXEC;\n", "names O_CLOEXEC without <fcntl.h>")
         self.assert_clean("cli/x.cpp", "#include <fcntl.h>\nint x = O_CLOEXEC;\n")
