@@ -21,7 +21,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr int k_interrupted = 128 + SIGINT;
 constexpr int k_not_known = 9;
 /// What a command that is to end in seconds may take on a loaded machine; it could take minutes.
 constexpr Milliseconds k_seconds{25'000};

@@ -7,6 +7,7 @@
 #include "support/catch.hpp"
 #include "support/other_user.hpp"
 #include "support/skip.hpp"
+#include "support/tree.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
