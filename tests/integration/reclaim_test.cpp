@@ -311,6 +311,7 @@ TEST_CASE("Reclaim: the line for cron does its work without an environment and a
     const auto all = among_stubs(
         20, 1, {"env", "-i", "PATH=/usr/bin:/bin", "setsid", "--wait", "/bin/sh", "-c", cron_command()});
     if (!all) return;
+    INFO(all->err);
     CHECK(timed(*all).status == 0);
     CHECK(timed(*all).output.out.empty());
     CHECK(all->err.empty());
